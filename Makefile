@@ -1,0 +1,71 @@
+# A bare machine needs python3 (3.11 or newer) with venv, make and git; everything else lands in .uv and .venv.
+PYTHON ?= python3
+PYTEST_ARGS ?= -n logical --maxprocesses 4
+
+export UV_PYTHON_DOWNLOADS := never
+# An activated environment elsewhere must not receive our packages.
+unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
+
+UV := .uv/bin/uv
+READY := .venv/.ready
+CHECKED := $(wildcard src tests bench)
+
+# uv does not read pip's settings: hand it the same index and certificates, and a cache it can write to.
+define uv_env
+set -e; \
+index="$${PIP_INDEX_URL:-$$(.uv/bin/pip config get global.index-url 2>/dev/null || true)}"; \
+cert="$${PIP_CERT:-$$(.uv/bin/pip config get global.cert 2>/dev/null || true)}"; \
+if [ -n "$$index" ] && [ -z "$$UV_DEFAULT_INDEX$$UV_INDEX_URL" ]; then export UV_DEFAULT_INDEX="$$index"; fi; \
+if [ -n "$$cert" ] && [ -z "$$SSL_CERT_FILE" ]; then export SSL_CERT_FILE="$$cert"; fi; \
+if ! [ -w "$${HOME:-/nonexistent}" ] && [ -z "$$UV_CACHE_DIR" ]; then export UV_CACHE_DIR="$$PWD/.uv/cache"; fi;
+endef
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test check bench format lock clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: $(READY)  ## a minute of many tenants sharing one queue, on this machine
+	@.venv/bin/fairlane demo
+
+test: check  ## everything: the static checks, then the whole suite in random order
+	.venv/bin/python -m pytest $(PYTEST_ARGS)
+
+check: $(READY)  ## lint, format, types, architecture; under two minutes
+	.venv/bin/ruff check $(CHECKED)
+	.venv/bin/ruff format --check $(CHECKED)
+	.venv/bin/mypy $(CHECKED)
+	.venv/bin/python -m pytest -q -p no:randomly tests/test_architecture.py
+
+bench: $(READY)  ## the figures in the README, measured on this machine
+	.venv/bin/python -m bench
+
+format: $(READY)  ## rewrite the code in the house format
+	.venv/bin/ruff check --fix-only $(CHECKED)
+	.venv/bin/ruff format $(CHECKED)
+
+# Names, versions and hashes only: the lock holds whatever index it is installed from.
+lock: $(UV)  ## pin the newest versions that pyproject.toml allows into requirements.lock
+	@$(uv_env) $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+	    --no-header --no-emit-index-url --no-emit-find-links --all-extras --group dev \
+	    --output-file requirements.lock pyproject.toml
+
+clean:  ## remove everything that make created
+	rm -rf .uv .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# A private environment for uv itself: `pip install` into an externally managed Python is refused.
+$(UV):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Fairlane needs Python 3.11 or newer; name one with: make PYTHON=python3.12")'
+	@rm -rf .uv
+	$(PYTHON) -m venv .uv
+	@.uv/bin/pip install -qq 'uv>=0.13,<0.14'
+
+$(READY): pyproject.toml requirements.lock | $(UV)
+	@$(uv_env) \
+	$(UV) venv --quiet --clear --python .uv/bin/python .venv; \
+	$(UV) pip sync --quiet --python .venv/bin/python --require-hashes requirements.lock; \
+	$(UV) pip install --quiet --python .venv/bin/python --no-deps --editable .
+	@touch $@

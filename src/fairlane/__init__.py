@@ -1,0 +1,1 @@
+"""Fairlane: a durable job queue in which every tenant gets its turn."""

@@ -1,0 +1,147 @@
+"""The only place that reads the time.
+
+An instant is a whole number of microseconds since 1970 (UTC). Whole numbers, because a gate that reopens at a rounded
+time may be found a moment too early and then be lost; microseconds, because that is what PostgreSQL keeps.
+`datetime` and `timedelta` are what users give and get.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+from fairlane.errors import ConfigurationError
+
+__all__ = [
+    "Clock",
+    "Instant",
+    "ManualClock",
+    "SystemClock",
+    "as_datetime",
+    "as_instant",
+    "microseconds",
+    "parse_duration",
+]
+
+Instant = int
+SECOND = 1_000_000
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_UNITS = {"us": 1, "ms": 1_000, "s": SECOND, "m": 60 * SECOND, "h": 3_600 * SECOND, "d": 86_400 * SECOND}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|h|d)\s*")
+
+
+class Clock(Protocol):
+    """What tells the time, and waits for it."""
+
+    def now(self) -> Instant:
+        """The wall clock."""
+        ...
+
+    def monotonic(self) -> Instant:
+        """A clock for measuring how long something took: it never steps back."""
+        ...
+
+    async def sleep_until(self, moment: Instant) -> None:
+        """Return once `now()` is at or past `moment`."""
+        ...
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def now(self) -> Instant:
+        return time.time_ns() // 1_000
+
+    def monotonic(self) -> Instant:
+        return time.monotonic_ns() // 1_000
+
+    async def sleep_until(self, moment: Instant) -> None:
+        # In slices of at most a minute: a laptop that slept, or a clock that was set, is noticed.
+        while (left := moment - self.now()) > 0:
+            await asyncio.sleep(min(left / SECOND, 60.0))
+
+
+class ManualClock:
+    """A clock that moves only when told to. Sleepers wake in the order of their times."""
+
+    def __init__(self, start: datetime | None = None) -> None:
+        self._now = as_instant(start) if start is not None else as_instant(datetime(2030, 1, 1, tzinfo=UTC))
+        self._sleepers: list[tuple[Instant, asyncio.Future[None]]] = []
+
+    def now(self) -> Instant:
+        return self._now
+
+    def monotonic(self) -> Instant:
+        return self._now
+
+    def advance(self, by: timedelta | str | float) -> None:
+        """Move time forward, and wake whoever slept until then."""
+        self.set(self._now + microseconds(by))
+
+    def set(self, moment: Instant) -> None:
+        """Put the clock at `moment`, backwards too (a clock that steps back is a case worth testing)."""
+        self._now = moment
+        due = [future for at, future in self._sleepers if at <= moment]
+        self._sleepers = [(at, future) for at, future in self._sleepers if at > moment]
+        for future in due:
+            if not future.done():
+                future.get_loop().call_soon_threadsafe(_wake, future)
+
+    async def sleep_until(self, moment: Instant) -> None:
+        while self._now < moment:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            entry = (moment, future)
+            self._sleepers.append(entry)
+            try:
+                await future
+            finally:
+                if entry in self._sleepers:
+                    self._sleepers.remove(entry)
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def as_instant(moment: datetime) -> Instant:
+    """The instant of an aware `datetime`, exactly."""
+    if moment.tzinfo is None:
+        raise ConfigurationError(f"{moment.isoformat()} has no timezone; give an aware datetime, such as datetime.now(UTC)")
+    return (moment - _EPOCH) // _MICROSECOND
+
+
+def as_datetime(moment: Instant) -> datetime:
+    """The aware `datetime` (UTC) of an instant, exactly."""
+    return _EPOCH + moment * _MICROSECOND
+
+
+def microseconds(duration: timedelta | str | float) -> int:
+    """A duration given as `timedelta`, as text (`"10m"`, `"1h30m"`), or in seconds."""
+    if isinstance(duration, timedelta):
+        return duration // _MICROSECOND
+    if isinstance(duration, str):
+        return parse_duration(duration)
+    try:
+        return round(duration * SECOND)
+    except (OverflowError, ValueError, TypeError):
+        raise ConfigurationError(f"{duration!r} is not a duration; write 90, '1m30s' or timedelta(…)") from None
+
+
+def parse_duration(text: str) -> int:
+    """`"250ms"`, `"10m"`, `"1h30m"`, `"7d"` in microseconds."""
+    total, end = 0.0, 0
+    stripped = text.strip()
+    for part in _DURATION.finditer(stripped):
+        if part.start() != end:
+            break
+        total += float(part[1]) * _UNITS[part[2]]
+        end = part.end()
+    if not stripped or end != len(stripped):
+        raise ConfigurationError(f"{text!r} is not a duration; write a number and a unit, such as 250ms, 10m or 1h30m")
+    return round(total)

@@ -1,0 +1,162 @@
+"""Every error that Fairlane raises, in one tree.
+
+```
+FairlaneError
+├── ConfigurationError      a setting, a URL or a declaration that cannot work
+│   ├── InvalidPolicy       a policy that contradicts itself; named where it is declared
+│   └── SchemaError         the database and this program do not fit each other
+│       ├── SchemaOutOfDate the database is behind: run `fairlane migrate`
+│       └── SchemaTooNew    the program is behind: upgrade it
+├── InvalidJob              a job that cannot be stored as it was given
+│   ├── InvalidKey          a key that has no canonical form, is missing, or is too long
+│   └── PayloadTooLarge     arguments or a result beyond the limit
+├── UnknownTask             a name that no task of this app answers to
+├── UnknownQueue            a name that no queue of this app or store answers to
+├── JobNotFound             no such job, or retention has removed it
+├── JobFailed               `result()` of a job that ended dead
+├── JobCancelled            `result()` of a job that was cancelled
+├── ResultTimeout           `result(timeout=…)` of a job that has not ended yet
+├── ClaimLost               a settlement of a claim that is gone; nothing was applied
+└── StoreUnavailable        the database cannot be reached; what was asked was not done
+```
+
+`Snooze`, `Retry`, `Dead` and `Cancel` are not errors: a handler raises them to say how its job goes on.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+__all__ = [
+    "Cancel",
+    "ClaimLost",
+    "ConfigurationError",
+    "Dead",
+    "FairlaneError",
+    "InvalidJob",
+    "InvalidKey",
+    "InvalidPolicy",
+    "JobCancelled",
+    "JobFailed",
+    "JobNotFound",
+    "PayloadTooLarge",
+    "ResultTimeout",
+    "Retry",
+    "SchemaError",
+    "SchemaOutOfDate",
+    "SchemaTooNew",
+    "Signal",
+    "Snooze",
+    "StoreUnavailable",
+    "UnknownQueue",
+    "UnknownTask",
+]
+
+
+class FairlaneError(Exception):
+    """What Fairlane raises derives from this."""
+
+
+class ConfigurationError(FairlaneError, ValueError):
+    """A setting, a URL or a declaration that cannot work."""
+
+
+class InvalidPolicy(ConfigurationError):
+    """A policy that contradicts itself."""
+
+
+class SchemaError(ConfigurationError):
+    """The database and this program do not fit each other."""
+
+
+class SchemaOutOfDate(SchemaError):
+    """The database is behind this program."""
+
+
+class SchemaTooNew(SchemaError):
+    """This program is behind the database."""
+
+
+class InvalidJob(FairlaneError, ValueError):
+    """A job that cannot be stored as it was given."""
+
+
+class InvalidKey(InvalidJob):
+    """A key that has no canonical form, is missing, or is too long."""
+
+
+class PayloadTooLarge(InvalidJob):
+    """Arguments or a result beyond the limit."""
+
+
+class UnknownTask(FairlaneError, LookupError):
+    """A name that no task of this app answers to."""
+
+
+class UnknownQueue(FairlaneError, LookupError):
+    """A name that no queue of this app or store answers to."""
+
+
+class JobNotFound(FairlaneError, LookupError):
+    """No such job, or retention has removed it."""
+
+
+class JobFailed(FairlaneError):
+    """The job ended dead; the message carries its last error."""
+
+
+class JobCancelled(FairlaneError):
+    """The job was cancelled."""
+
+
+class ResultTimeout(FairlaneError, TimeoutError):
+    """The job has not ended within the time given; it goes on all the same."""
+
+
+class ClaimLost(FairlaneError):
+    """The claim is gone, and nothing of this settlement was applied."""
+
+
+class StoreUnavailable(FairlaneError, ConnectionError):
+    """The database cannot be reached; what was asked was not done."""
+
+
+class Signal(Exception):
+    """Raised by a handler to say how its job goes on; `-> int` stays true."""
+
+
+class Snooze(Signal):
+    """Run this job again later; the attempt does not count."""
+
+    def __init__(self, delay: timedelta | str | float, reason: str = "") -> None:
+        super().__init__(reason or f"snoozed for {delay}")
+        self.delay = delay
+        self.reason = reason
+
+
+class Retry(Signal):
+    """Run this job again: after `delay`, at `at`, or when its backoff says."""
+
+    def __init__(
+        self, delay: timedelta | str | float | None = None, *, at: datetime | None = None, reason: str = ""
+    ) -> None:
+        super().__init__(reason or "retry asked for by the handler")
+        self.delay = delay
+        self.at = at
+        self.reason = reason
+
+
+class Dead(Signal):
+    """Set this job aside for good, with the reason."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason or "declared dead by the handler")
+        self.reason = reason
+
+
+class Cancel(Signal):
+    """End this job as cancelled."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason or "cancelled by the handler")
+        self.reason = reason

@@ -1,0 +1,126 @@
+"""Jobs as values: what a producer hands in, what a worker gets, what an operator sees."""
+
+from __future__ import annotations
+
+import os
+from enum import IntEnum
+from threading import Lock
+from uuid import UUID
+
+import msgspec
+
+from fairlane.clock import Instant
+
+__all__ = ["AttemptRecord", "Claim", "JobRecord", "NewJob", "State", "new_job_ids"]
+
+
+class State(IntEnum):
+    """Where a job is in its life. The numbers are stored."""
+
+    SCHEDULED = 0
+    READY = 1
+    RUNNING = 2
+    DONE = 3
+    DEAD = 4
+    CANCELLED = 5
+
+    @property
+    def is_final(self) -> bool:
+        return self >= State.DONE
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+class NewJob(msgspec.Struct, frozen=True):
+    """A job as its producer hands it to the store."""
+
+    id: UUID
+    queue: str
+    task: str
+    priority: int
+    lane: bytes
+    lane_keys: dict[str, str | None]
+    """The keys that tell lanes apart, in canonical form."""
+    keys: dict[str, str | None]
+    """All keys stamped on the job."""
+    payload: bytes
+    max_attempts: int
+    delay: int | None = None
+    """Microseconds from the store's now until it is due; `None` or less than 1: at once."""
+    run_at: Instant | None = None
+    """Or the instant at which it is due."""
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """A job handed to one worker. `lease` is random, names the batch it was claimed in, and fences it."""
+
+    id: UUID
+    lease: UUID
+    queue: str
+    task: str
+    priority: int
+    keys: dict[str, str | None]
+    payload: bytes
+    attempt: int
+    """Counts from 1; a snooze or a release gives it back."""
+    max_attempts: int
+    enqueued_at: Instant
+    claimed_at: Instant
+    cancel_requested: bool
+
+
+class JobRecord(msgspec.Struct, frozen=True):
+    """A job as it stands. Looking never changes anything: a record cannot be settled."""
+
+    id: UUID
+    queue: str
+    task: str
+    state: State
+    priority: int
+    keys: dict[str, str | None]
+    payload: bytes
+    attempt: int
+    max_attempts: int
+    enqueued_at: Instant
+    due_at: Instant | None
+    claimed_at: Instant | None
+    finished_at: Instant | None
+    worker: str | None
+    error: str | None
+    result: bytes | None
+    progress: float | None
+    progress_message: str | None
+    cancel_requested: bool
+
+
+class AttemptRecord(msgspec.Struct, frozen=True):
+    """One run of a job: when, where, and how it ended."""
+
+    attempt: int
+    claimed_at: Instant
+    ended_at: Instant | None
+    worker: str | None
+    outcome: str
+    error: str | None
+
+
+_lock = Lock()
+_last = 0
+
+
+def new_job_ids(now: Instant, count: int) -> list[UUID]:
+    """Fresh ids (UUID version 7). They rise within a process, so that an index on them is filled at its end."""
+    global _last
+    with _lock:
+        # 48 bits of milliseconds and 12 of a counter; a clock that steps back does not make ids fall.
+        first = max(_last + 1, (now // 1_000) << 12)
+        _last = first + count - 1
+    random = os.urandom(8 * count)
+    ids = []
+    for n in range(count):
+        stamp = first + n
+        tail = int.from_bytes(random[8 * n : 8 * n + 8]) & 0x3FFF_FFFF_FFFF_FFFF
+        high = (stamp >> 12) << 16 | 0x7000 | stamp & 0xFFF
+        ids.append(UUID(int=(high << 64) | 0x8000_0000_0000_0000 | tail))
+    return ids

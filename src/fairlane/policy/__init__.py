@@ -1,0 +1,24 @@
+"""The vocabulary of policies: pure values and their arithmetic, without I/O and without a clock."""
+
+from fairlane.policy.fair import Fair
+from fairlane.policy.keys import Keys, canonical_key, canonical_keys, flow_id, gate_id, lane_id
+from fairlane.policy.limits import Concurrency, Limit, Rate
+from fairlane.policy.policy import BoundLimit, Level, Policy
+from fairlane.policy.retry import Backoff
+
+__all__ = [
+    "Backoff",
+    "BoundLimit",
+    "Concurrency",
+    "Fair",
+    "Keys",
+    "Level",
+    "Limit",
+    "Policy",
+    "Rate",
+    "canonical_key",
+    "canonical_keys",
+    "flow_id",
+    "gate_id",
+    "lane_id",
+]

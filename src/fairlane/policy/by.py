@@ -1,0 +1,24 @@
+"""The scope of a limit or of a fair share: which keys it looks at."""
+
+from __future__ import annotations
+
+import re
+
+from fairlane.errors import InvalidPolicy
+
+__all__ = ["By", "normalize_by"]
+
+By = tuple[str, ...]
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}\Z")
+
+
+def normalize_by(what: str, by: str | tuple[str, ...] | None) -> By:
+    """`"account"`, `("account", "region")` or nothing, as a tuple of names; `what` names the policy in errors."""
+    names = () if by is None else (by,) if isinstance(by, str) else tuple(by)
+    for name in names:
+        if not isinstance(name, str) or not _NAME.match(name):
+            raise InvalidPolicy(f"{what}: by={by!r} is not a key's name; use letters, digits and underscores")
+    if len(set(names)) != len(names):
+        raise InvalidPolicy(f"{what}: by={by!r} names a key twice")
+    return names

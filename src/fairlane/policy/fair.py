@@ -1,0 +1,79 @@
+"""Whose turn it is: start-time fair queueing between the flows of a queue."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from fairlane.errors import InvalidPolicy
+from fairlane.policy.by import By, normalize_by
+from fairlane.policy.keys import canonical_key
+
+__all__ = ["Charge", "Fair"]
+
+Charge = Literal["time", "count"]
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Fair:
+    """Turns go round between the values of a key, charged by run time (or by count), in proportion to weights.
+
+    >>> Fair(by="account", weight={"acme": 3})
+    Fair(by='account', weight={'acme': 3}, charge='time')
+    """
+
+    by: By
+    weight: float
+    weights: Mapping[str, float] = field(hash=False)
+    charge: Charge
+
+    def __init__(
+        self,
+        *,
+        by: str | tuple[str, ...],
+        weight: float | Mapping[str, float] = 1.0,
+        charge: Charge = "time",
+    ) -> None:
+        what = f"Fair(by={by!r})"
+        names = normalize_by(what, by)
+        if not names:
+            raise InvalidPolicy(f"{what}: name the key whose values take turns, such as by='account'")
+        if charge not in ("time", "count"):
+            raise InvalidPolicy(f"{what}: charge={charge!r} is unknown; use 'time' or 'count'")
+        named: dict[str, float] = {}
+        default: float = 1.0
+        if isinstance(weight, Mapping):
+            if len(names) != 1:
+                raise InvalidPolicy(f"{what}: weights by value need a single key in `by`")
+            for value, number in weight.items():
+                named[str(canonical_key(names[0], value))] = _checked(what, number)
+        else:
+            default = _checked(what, weight)
+        object.__setattr__(self, "by", names)
+        object.__setattr__(self, "weight", default)
+        object.__setattr__(self, "weights", named)
+        object.__setattr__(self, "charge", charge)
+
+    def __repr__(self) -> str:
+        by = repr(self.by[0] if len(self.by) == 1 else self.by)
+        weight = f", weight={dict(self.weights)}" if self.weights else ""
+        return f"Fair(by={by}{weight}, charge={self.charge!r})"
+
+    def weight_of(self, values: tuple[str | None, ...]) -> float:
+        """The weight of the flow of these key values."""
+        if self.weights and values[0] is not None:
+            return self.weights.get(values[0], self.weight)
+        return self.weight
+
+    def to_document(self) -> dict[str, Any]:
+        return {"by": list(self.by), "weight": self.weight, "weights": dict(self.weights), "charge": self.charge}
+
+
+def _checked(what: str, weight: object) -> float:
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+        raise InvalidPolicy(f"{what}: a weight is a number above 0, not {weight!r}")
+    if not 1e-6 <= weight <= 1e6:
+        raise InvalidPolicy(f"{what}: a weight lies between 0.000001 and 1,000,000, not {weight!r}; to stop a key, pause it")
+    return weight

@@ -1,0 +1,94 @@
+"""Keys in their one canonical form, and the identities that are derived from them.
+
+What a producer stamps is, byte for byte, what limits see. 42 and "42" are the same key; `None` is one key that all
+jobs without a value share. An identity is the first 16 bytes of SHA-256 over a form that another language can build:
+
+    <domain> LF  then for each part:  <length in bytes> ":" <UTF-8> ","   or  "~"  for None
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from hashlib import sha256
+from uuid import UUID
+
+from fairlane.errors import InvalidKey
+
+__all__ = ["MAX_KEY_BYTES", "Keys", "canonical_key", "canonical_keys", "flow_id", "gate_id", "lane_id", "select"]
+
+MAX_KEY_BYTES = 512
+BUILT_IN = ("priority", "task")
+
+Keys = Mapping[str, str | None]
+"""Canonical keys by name."""
+
+
+def canonical_key(name: str, value: object) -> str | None:
+    """The one form of a key's value, or `InvalidKey` with the reason."""
+    match value:
+        case None:
+            return None
+        case bool():
+            raise InvalidKey(f"key {name!r}: {value!r} is a bool; give a str or an int, such as {str(value).lower()!r}")
+        case str():
+            text = str(value)
+        case int() | UUID():
+            text = str(value)
+        case float():
+            raise InvalidKey(f"key {name!r}: {value!r} is a float, which has no one canonical form; give a str or an int")
+        case _:
+            raise InvalidKey(f"key {name!r}: a {type(value).__name__} cannot be a key; give a str, an int, a UUID or None")
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise InvalidKey(f"key {name!r}: {value!r} is not valid Unicode text") from None
+    if "\x00" in text:
+        raise InvalidKey(f"key {name!r}: {value!r} holds a NUL character, which PostgreSQL cannot store")
+    if size > MAX_KEY_BYTES:
+        raise InvalidKey(f"key {name!r}: {size} bytes is more than {MAX_KEY_BYTES}; hash the value, or use a shorter one")
+    return text
+
+
+def canonical_keys(values: Mapping[str, object]) -> dict[str, str | None]:
+    """All keys in canonical form, ordered by name."""
+    return {name: canonical_key(name, values[name]) for name in sorted(values)}
+
+
+def select(by: tuple[str, ...], keys: Keys, priority: int) -> tuple[str | None, ...]:
+    """The values that `by` names, from a lane's keys and the built-ins."""
+    return tuple(str(priority) if name == "priority" else keys.get(name) for name in by)
+
+
+def lane_id(queue: str, priority: int, keys: Keys) -> bytes:
+    """A producer needs no look-up: this names the lane that a job belongs to."""
+    return _lane_id(queue, priority, tuple(sorted(keys.items())))
+
+
+@lru_cache(maxsize=65_536)
+def _lane_id(queue: str, priority: int, items: tuple[tuple[str, str | None], ...]) -> bytes:
+    return _digest("fairlane/lane/1", (queue, str(priority), *(part for item in items for part in item)))
+
+
+@lru_cache(maxsize=65_536)
+def flow_id(queue: str, by: tuple[str, ...], values: tuple[str | None, ...]) -> bytes:
+    """The flow of a fair key. `by` takes part: a flow by account is not the flow by region of the same value."""
+    return _digest("fairlane/flow/1", (queue, str(len(by)), *by, *values))
+
+
+@lru_cache(maxsize=65_536)
+def gate_id(queue: str, limit: str, values: tuple[str | None, ...]) -> bytes:
+    """The gate of one limit for one key."""
+    return _digest("fairlane/gate/1", (queue, limit, *values))
+
+
+def _digest(domain: str, parts: Iterable[str | None]) -> bytes:
+    body = bytearray(domain.encode())
+    body += b"\n"
+    for part in parts:
+        if part is None:
+            body += b"~"
+        else:
+            raw = part.encode()
+            body += b"%d:%b," % (len(raw), raw)
+    return sha256(body).digest()[:16]

@@ -1,0 +1,158 @@
+"""Limits: what they allow, and the arithmetic of their gates.
+
+A gate keeps two numbers: how many jobs are in flight, and (for rates) the theoretical arrival time of GCRA. Each limit
+says how much room a gate has, what a start costs, and when a shut gate opens. All in whole numbers: what a limit
+admits never depends on rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import timedelta
+from fractions import Fraction
+from typing import Any
+
+from fairlane.clock import SECOND, Instant, microseconds
+from fairlane.errors import ConfigurationError, InvalidPolicy
+from fairlane.policy.by import By, normalize_by
+
+__all__ = ["Concurrency", "Limit", "Rate"]
+
+UNBOUNDED = 1 << 31
+MAX_COUNT = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Concurrency:
+    """Never more than `max` jobs in flight per key, over the whole fleet. Without `by`: in the whole queue.
+
+    >>> Concurrency(5, by="account")
+    Concurrency(5, by='account')
+    """
+
+    max: int
+    by: By
+
+    counts_in_flight = True
+
+    def __init__(self, max: int, *, by: str | tuple[str, ...] | None = None) -> None:
+        what = f"Concurrency({max!r})"
+        if isinstance(max, bool) or not isinstance(max, int):
+            raise InvalidPolicy(f"{what}: the maximum is a whole number of jobs, not a {type(max).__name__}")
+        if not 0 <= max <= MAX_COUNT:
+            raise InvalidPolicy(f"{what}: the maximum is at least 0 (0 stops its keys) and at most {MAX_COUNT:,}")
+        object.__setattr__(self, "max", max)
+        object.__setattr__(self, "by", normalize_by(what, by))
+
+    def __repr__(self) -> str:
+        return f"Concurrency({self.max}{_repr_by(self.by)})"
+
+    @property
+    def identity(self) -> str:
+        """Names the limit's state. The bound itself is left out: changing it keeps what is in flight."""
+        return f"concurrency:{','.join(self.by)}"
+
+    def room(self, in_flight: int, tat: Instant, now: Instant) -> int:
+        """How many jobs may start now."""
+        return self.max - in_flight if in_flight < self.max else 0
+
+    def charged(self, tat: Instant, now: Instant, count: int) -> Instant:
+        return tat
+
+    def refunded(self, tat: Instant, count: int) -> Instant:
+        return tat
+
+    def opens_at(self, tat: Instant) -> Instant | None:
+        """Not by time: a slot must be released."""
+        return None
+
+    def to_document(self) -> dict[str, Any]:
+        return {"kind": "concurrency", "max": self.max, "by": list(self.by)}
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Rate:
+    """At most `burst + limit·t/per` starts in any time t, per key (GCRA). `burst` defaults to `limit`.
+
+    >>> Rate(100, per="1m", by="endpoint")
+    Rate(100, per='60s', burst=100, by='endpoint')
+    >>> Rate(0.5, per="1s").burst  # one job every two seconds
+    1
+    """
+
+    limit: float
+    per: int
+    burst: int
+    by: By
+    interval: int
+
+    counts_in_flight = False
+
+    def __init__(
+        self,
+        limit: float,
+        *,
+        per: timedelta | str | float,
+        burst: int | None = None,
+        by: str | tuple[str, ...] | None = None,
+    ) -> None:
+        what = f"Rate({limit!r}, per={per!r})"
+        if isinstance(limit, bool) or not isinstance(limit, int | float) or not math.isfinite(limit):
+            raise InvalidPolicy(f"{what}: the rate is a number of jobs, such as 100 or 0.5")
+        if limit <= 0:
+            raise InvalidPolicy(f"{what} would never admit a job; pause the key instead, or give a rate above 0")
+        try:
+            window = microseconds(per)
+        except ConfigurationError as error:
+            raise InvalidPolicy(f"{what}: {error}") from None
+        if window <= 0:
+            raise InvalidPolicy(f"{what}: `per` is a time above 0, such as '1s' or '1m'")
+        if limit > window:
+            raise InvalidPolicy(f"{what}: more than one job a microsecond cannot be told apart from no limit; remove it")
+        allowed = max(1, math.floor(limit)) if burst is None else burst
+        if isinstance(allowed, bool) or not isinstance(allowed, int) or not 1 <= allowed <= MAX_COUNT:
+            raise InvalidPolicy(f"{what}: burst={burst!r} is not a whole number of at least 1")
+        # Rounded up: the rate that is kept is never above the one that was asked for.
+        interval = math.ceil(Fraction(window) / Fraction(str(limit)))
+        object.__setattr__(self, "limit", limit)
+        object.__setattr__(self, "per", window)
+        object.__setattr__(self, "burst", allowed)
+        object.__setattr__(self, "by", normalize_by(what, by))
+        object.__setattr__(self, "interval", interval)
+
+    def __repr__(self) -> str:
+        return f"Rate({self.limit:g}, per='{self.per / SECOND:g}s', burst={self.burst}{_repr_by(self.by)})"
+
+    @property
+    def identity(self) -> str:
+        """Names the limit's state. `per` takes part, so that 10 a minute and 600 an hour on one key stay apart."""
+        return f"rate/{self.per / SECOND:g}s:{','.join(self.by)}"
+
+    def room(self, in_flight: int, tat: Instant, now: Instant) -> int:
+        """How many jobs may start now."""
+        base = tat if tat > now else now
+        return max(0, (now + self.burst * self.interval - base) // self.interval)
+
+    def charged(self, tat: Instant, now: Instant, count: int) -> Instant:
+        return (tat if tat > now else now) + count * self.interval
+
+    def refunded(self, tat: Instant, count: int) -> Instant:
+        """What was given back unstarted. A bucket that has filled meanwhile stays full: `room` never looks before now."""
+        return tat - count * self.interval
+
+    def opens_at(self, tat: Instant) -> Instant | None:
+        """The first instant at which one more job may start."""
+        return tat + self.interval - self.burst * self.interval
+
+    def to_document(self) -> dict[str, Any]:
+        return {"kind": "rate", "limit": self.limit, "per": self.per, "burst": self.burst, "by": list(self.by)}
+
+
+Limit = Concurrency | Rate
+
+
+def _repr_by(by: By) -> str:
+    if not by:
+        return ""
+    return f", by={by[0]!r}" if len(by) == 1 else f", by={by!r}"

@@ -1,0 +1,180 @@
+"""A queue's policy as a whole: its fair share, its limits, the keys it declares, and how far priority reaches."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+
+from fairlane.clock import SECOND
+from fairlane.errors import InvalidPolicy
+from fairlane.policy.by import By, normalize_by
+from fairlane.policy.fair import Fair
+from fairlane.policy.keys import Keys, flow_id, gate_id, select
+from fairlane.policy.limits import Concurrency, Limit, Rate
+
+__all__ = ["BoundLimit", "Level", "Policy"]
+
+PRIORITY_STEP = 60 * SECOND
+_QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,119}\Z")
+
+
+class Level(IntEnum):
+    """What a shut gate stops: the queue's whole batch, a flow, or a lane."""
+
+    QUEUE = 0
+    FLOW = 1
+    LANE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class BoundLimit:
+    """A limit in its place in a policy."""
+
+    name: str
+    limit: Limit
+    level: Level
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a queue enforces. Checked whole, where it is declared."""
+
+    queue: str
+    fair: Fair | None = None
+    limits: tuple[Limit, ...] = ()
+    keys: By = ()
+    priority_step: int = PRIORITY_STEP
+
+    def __post_init__(self) -> None:
+        what = f"queue {self.queue!r}"
+        if not isinstance(self.queue, str) or not _QUEUE_NAME.match(self.queue):
+            raise InvalidPolicy(f"{what}: a queue's name has letters, digits, '_', '.', '-' and at most 120 of them")
+        for limit in self.limits:
+            if not isinstance(limit, Concurrency | Rate):
+                raise InvalidPolicy(f"{what}: {limit!r} is not a limit; use Concurrency(…) or Rate(…)")
+        if self.fair is not None and not isinstance(self.fair, Fair):
+            raise InvalidPolicy(f"{what}: fair={self.fair!r} is not a fair share; use Fair(by=…)")
+        if self.priority_step < 0:
+            raise InvalidPolicy(f"{what}: the priority step is a time of at least 0")
+        declared = normalize_by(what, self.keys)
+        missing = sorted(set(self._named()) - set(declared))
+        if declared and missing:
+            raise InvalidPolicy(f"{what}: its policy looks at {', '.join(missing)}, which keys={declared!r} leaves out")
+
+    def _named(self) -> list[str]:
+        scopes = [self.fair.by if self.fair else (), *(limit.by for limit in self.limits)]
+        return sorted({name for by in scopes for name in by} - {"priority"})
+
+    @cached_property
+    def lane_keys(self) -> By:
+        """The keys that tell lanes apart: those declared, else all that the policy looks at."""
+        return tuple(sorted(self.keys)) or tuple(self._named())
+
+    @cached_property
+    def bound(self) -> tuple[BoundLimit, ...]:
+        """The limits with their names and levels. Twins (same kind, same scope) are numbered."""
+        fair_by = set(self.fair.by) if self.fair else set()
+        seen: dict[str, int] = {}
+        bound = []
+        for limit in self.limits:
+            seen[limit.identity] = nth = seen.get(limit.identity, 0) + 1
+            name = limit.identity if nth == 1 else f"{limit.identity}#{nth}"
+            level = Level.QUEUE if not limit.by else Level.FLOW if set(limit.by) <= fair_by else Level.LANE
+            bound.append(BoundLimit(name, limit, level))
+        return tuple(bound)
+
+    @cached_property
+    def queue_gates(self) -> tuple[tuple[bytes, BoundLimit], ...]:
+        """The gates of the whole queue."""
+        return tuple((gate_id(self.queue, b.name, ()), b) for b in self.bound if b.level is Level.QUEUE)
+
+    @cached_property
+    def keyed_limits(self) -> tuple[BoundLimit, ...]:
+        """The limits that look at a key."""
+        return tuple(b for b in self.bound if b.level is not Level.QUEUE)
+
+    def gates_of(self, priority: int, keys: Keys) -> list[tuple[bytes, BoundLimit]]:
+        """The keyed gates that a lane's jobs pass."""
+        return [
+            (gate_id(self.queue, b.name, select(b.limit.by, keys, priority)), b) for b in self.keyed_limits
+        ]
+
+    def flow_key(self, priority: int, keys: Keys) -> tuple[str | None, ...]:
+        """The fair key of a lane; empty where the queue is one flow."""
+        return select(self.fair.by, keys, priority) if self.fair else ()
+
+    def flow_of(self, priority: int, keys: Keys) -> bytes:
+        """The flow that a lane belongs to."""
+        by = self.fair.by if self.fair else ()
+        return flow_id(self.queue, by, self.flow_key(priority, keys))
+
+    def weight_of(self, priority: int, keys: Keys) -> float:
+        return self.fair.weight_of(self.flow_key(priority, keys)) if self.fair else 1.0
+
+    @property
+    def charges_time(self) -> bool:
+        return self.fair is not None and self.fair.charge == "time"
+
+    def rank(self, enqueued_at: int, priority: int) -> int:
+        """Where a job stands among the lanes of its flow: priority is a head start in time."""
+        return enqueued_at - priority * self.priority_step
+
+    def to_document(self) -> dict[str, Any]:
+        """What is stored; `from_document` reads it back."""
+        return {
+            "queue": self.queue,
+            "fair": self.fair.to_document() if self.fair else None,
+            "limits": [limit.to_document() for limit in self.limits],
+            "keys": list(self.keys),
+            "priority_step": self.priority_step,
+        }
+
+    @cached_property
+    def encoded(self) -> str:
+        return msgspec.json.encode(self.to_document(), order="sorted").decode()
+
+    @cached_property
+    def digest(self) -> str:
+        """Names this policy's content: two declarations that say the same have the same digest."""
+        return sha256(self.encoded.encode()).hexdigest()[:16]
+
+    @classmethod
+    def decode(cls, text: str | bytes) -> Policy:
+        return cls.from_document(msgspec.json.decode(text))
+
+    @classmethod
+    def from_document(cls, document: dict[str, Any]) -> Policy:
+        fair = document["fair"]
+        return cls(
+            queue=document["queue"],
+            fair=_fair(fair) if fair else None,
+            limits=tuple(_limit(each) for each in document["limits"]),
+            keys=tuple(document["keys"]),
+            priority_step=document["priority_step"],
+        )
+
+
+def _fair(document: dict[str, Any]) -> Fair:
+    return Fair(
+        by=tuple(document["by"]),
+        weight=document["weights"] or document["weight"],
+        charge=document["charge"],
+    )
+
+
+def _limit(document: dict[str, Any]) -> Limit:
+    by = tuple(document["by"])
+    match document["kind"]:
+        case "concurrency":
+            return Concurrency(document["max"], by=by)
+        case "rate":
+            per = document["per"] / SECOND
+            return Rate(document["limit"], per=per, burst=document["burst"], by=by)
+        case other:
+            raise InvalidPolicy(f"the stored policy holds a limit of kind {other!r}, which this version does not know")

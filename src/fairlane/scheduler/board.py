@@ -1,0 +1,275 @@
+"""The working set of one claim: flows, lanes and gates as they are while the plan is made.
+
+Rows come in frozen and go out frozen; in between they are these small mutable pieces. A row that was not touched is not
+written. A row that comes in twice keeps its first, already worked-on form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from heapq import heapify, heappop, heappush
+
+from fairlane.clock import Instant
+from fairlane.policy.keys import select
+from fairlane.policy.policy import BoundLimit, Policy
+from fairlane.scheduler.snapshot import FlowRow, GateRow, Head, LaneRow, QueueRow, Standing
+
+__all__ = ["Board", "Flow", "Gate", "Lane"]
+
+FIRST_GUESS = 0.1
+"""The run time in seconds that is assumed before any job of a queue has ended."""
+
+LEAST_CHARGE = 1e-6
+"""Jobs that take no time still take turns."""
+
+IDLE, READY, PARKED = int(Standing.IDLE), int(Standing.READY), int(Standing.PARKED)
+
+
+class Gate:
+    """One limit for one key, being worked on."""
+
+    __slots__ = ("awake", "bound", "dirty", "id", "in_flight", "key", "known", "limit", "tat", "waiting", "wake_at")
+
+    def __init__(self, row: GateRow, bound: BoundLimit) -> None:
+        self.id = row.id
+        self.bound = bound
+        self.limit = bound.limit
+        self.key = row.key
+        self.in_flight = row.in_flight
+        self.tat = row.tat
+        self.waiting = row.waiting
+        self.awake = row.awake
+        self.wake_at = row.wake_at
+        self.known = 0
+        self.dirty = False
+
+    def room(self, now: Instant) -> int:
+        return self.limit.room(self.in_flight, self.tat, now)
+
+    def charge(self, now: Instant, count: int = 1) -> None:
+        if self.limit.counts_in_flight:
+            self.in_flight += count
+        else:
+            self.tat = self.limit.charged(self.tat, now, count)
+        self.dirty = True
+
+    def give_back(self, ended: int, unstarted: int) -> None:
+        if self.limit.counts_in_flight:
+            self.in_flight = max(0, self.in_flight - ended - unstarted)
+            self.dirty = True
+        elif unstarted:
+            self.tat = self.limit.refunded(self.tat, unstarted)
+            self.dirty = True
+
+    def row(self) -> GateRow:
+        return GateRow(
+            self.id, self.bound.name, self.key, self.in_flight, self.tat, self.waiting, self.awake, self.wake_at
+        )
+
+
+class Lane:
+    """One lane, being worked on. `heads` are the jobs loaded so far that have not been started."""
+
+    __slots__ = (
+        "dirty",
+        "exhausted",
+        "flow",
+        "floor",
+        "gate",
+        "gates",
+        "heads",
+        "id",
+        "in_flight",
+        "keys",
+        "next_head",
+        "priority",
+        "rank",
+        "ready",
+        "standing",
+        "tag",
+    )
+
+    def __init__(self, row: LaneRow, flow: Flow) -> None:
+        self.id = row.id
+        self.flow = flow
+        flow.known += 1
+        self.priority = row.priority
+        self.keys = row.keys
+        self.ready = row.ready
+        self.in_flight = row.in_flight
+        self.floor = row.floor
+        self.rank = row.rank
+        self.standing = row.standing
+        self.gate = row.gate
+        self.tag = row.tag
+        self.gates: list[Gate] | None = None
+        self.heads: list[Head] = []
+        self.next_head = 0
+        self.exhausted = False
+        self.dirty = False
+
+    def row(self) -> LaneRow:
+        return LaneRow(
+            self.id,
+            self.flow.id,
+            self.priority,
+            self.keys,
+            self.ready,
+            self.in_flight,
+            self.floor,
+            self.rank,
+            self.standing,
+            self.gate,
+            self.tag,
+        )
+
+
+class Flow:
+    """One flow, being worked on. `lanes` are its ready lanes on the board, by rank; `known` counts all its lanes there."""
+
+    __slots__ = (
+        "cost",
+        "debt",
+        "dirty",
+        "gate",
+        "id",
+        "key",
+        "known",
+        "lanes",
+        "loaded",
+        "open",
+        "queued",
+        "shut",
+        "standing",
+        "tie",
+        "vtime",
+        "weight",
+    )
+
+    def __init__(self, row: FlowRow) -> None:
+        self.id = row.id
+        self.key = row.key
+        self.weight = row.weight
+        self.vtime = row.vtime
+        self.tie = row.tie
+        self.cost = row.cost
+        self.debt = row.debt
+        self.open = row.open
+        self.shut = row.shut
+        self.standing = row.standing
+        self.gate = row.gate
+        self.lanes: list[tuple[int, bytes, Lane]] = []
+        self.loaded = 0
+        self.known = 0
+        self.queued = False
+        self.dirty = False
+
+    def row(self) -> FlowRow:
+        return FlowRow(
+            self.id,
+            self.key,
+            self.weight,
+            self.vtime,
+            self.tie,
+            self.cost,
+            self.debt,
+            self.open,
+            self.shut,
+            self.standing,
+            self.gate,
+        )
+
+    def push(self, lane: Lane) -> None:
+        """Let a ready lane take part in this plan."""
+        heappush(self.lanes, (lane.rank, lane.id, lane))
+        self.loaded += 1
+
+    def pop(self) -> Lane:
+        self.loaded -= 1
+        return heappop(self.lanes)[2]
+
+    def lowered(self) -> None:
+        """A lane's rank has changed in place."""
+        self.lanes = [(lane.rank, lane.id, lane) for _, _, lane in self.lanes]
+        heapify(self.lanes)
+
+
+class Board:
+    """All pieces on the table, by id."""
+
+    def __init__(self, policy: Policy, now: Instant, queue: QueueRow) -> None:
+        self.policy = policy
+        self.now = now
+        self.tie = queue.tie
+        self.cost = queue.cost
+        self.flows: dict[bytes, Flow] = {}
+        self.lanes: dict[bytes, Lane] = {}
+        self.gates: dict[bytes, Gate] = {}
+        self._bounds = {bound.name: bound for bound in policy.bound}
+
+    def next_tie(self) -> int:
+        self.tie += 1
+        return self.tie
+
+    def charge(self, flow: Flow) -> float:
+        """What starting one job costs its flow: one, or the best guess at its run time."""
+        if not self.policy.charges_time:
+            return 1.0
+        return max(flow.cost or self.cost or FIRST_GUESS, LEAST_CHARGE)
+
+    def add_flows(self, rows: Iterable[FlowRow]) -> None:
+        for row in rows:
+            if row.id not in self.flows:
+                self.flows[row.id] = Flow(row)
+
+    def add_lanes(self, rows: Iterable[LaneRow]) -> list[Lane]:
+        """Put lanes on the table (their flows are there already); those that are ready take part in the plan."""
+        fresh = []
+        for row in rows:
+            if row.id in self.lanes:
+                continue
+            lane = self.lanes[row.id] = Lane(row, self.flows[row.flow])
+            if lane.standing == READY:
+                lane.flow.push(lane)
+            fresh.append(lane)
+        return fresh
+
+    def new_lane(self, lane_id: bytes, priority: int, keys: dict[str, str | None], floor: int) -> Lane:
+        """A lane seen for the first time; its flow too, if the store knew none."""
+        flow_id = self.policy.flow_of(priority, keys)
+        if flow_id not in self.flows:
+            key = list(self.policy.flow_key(priority, keys))
+            weight = self.policy.weight_of(priority, keys)
+            self.flows[flow_id] = Flow(FlowRow(flow_id, key, weight, 0.0, 0, 0.0, 0.0, 0, 0, IDLE, None))
+        row = LaneRow(lane_id, flow_id, priority, keys, 0, 0, floor, 0, IDLE, None, 0.0)
+        lane = self.lanes[lane_id] = Lane(row, self.flows[flow_id])
+        lane.dirty = True
+        return lane
+
+    def add_gates(self, rows: Iterable[GateRow]) -> None:
+        for row in rows:
+            # A gate of a limit that the policy no longer has is left alone; upkeep removes it.
+            if row.id not in self.gates and (bound := self._bounds.get(row.limit)) is not None:
+                self.gates[row.id] = Gate(row, bound)
+
+    def gate_ids(self, lane: Lane) -> list[bytes]:
+        return [gate_id for gate_id, _ in self.policy.gates_of(lane.priority, lane.keys)]
+
+    def gates_of(self, lane: Lane) -> list[Gate]:
+        """The keyed gates of a lane; those that the store did not know are new and open."""
+        if lane.gates is None:
+            lane.gates = [
+                self.gate(gate_id, bound, select(bound.limit.by, lane.keys, lane.priority))
+                for gate_id, bound in self.policy.gates_of(lane.priority, lane.keys)
+            ]
+        return lane.gates
+
+    def queue_gates(self) -> list[Gate]:
+        """The gates of the whole queue."""
+        return [self.gate(gate_id, bound, ()) for gate_id, bound in self.policy.queue_gates]
+
+    def gate(self, gate_id: bytes, bound: BoundLimit, key: tuple[str | None, ...]) -> Gate:
+        found = self.gates.get(gate_id)
+        if found is None:
+            found = self.gates[gate_id] = Gate(GateRow(gate_id, bound.name, list(key), 0, 0, 0, 0, None), bound)
+        return found

@@ -1,0 +1,141 @@
+"""Folding: what bells report becomes the state of flows, lanes and gates.
+
+Everyone appends facts; only the holder of the claim lock folds them. Releases come first: a flood of arrivals must not
+delay the slots that finished jobs have freed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fairlane.scheduler.board import IDLE, PARKED, READY, Board, Flow, Gate, Lane
+from fairlane.scheduler.snapshot import Arrival, Release
+
+__all__ = ["fold_arrivals", "fold_releases", "settle_debt", "smoothed", "wake"]
+
+SMOOTHING = 0.1
+"""The weight of one run in a moving average."""
+
+MAX_LAG = 1_000
+"""How many of its own jobs a parked flow may fall behind. It keeps its turn; it does not save up a siege."""
+
+
+def smoothed(average: float, observed: float, runs: int) -> float:
+    """A moving average of run time, after `runs` more of the mean length `observed`."""
+    if average <= 0.0:
+        return observed
+    return average + (1.0 - (1.0 - SMOOTHING) ** runs) * (observed - average)
+
+
+def fold_releases(board: Board, releases: Iterable[Release]) -> None:
+    """Free what ended claims held, and correct what their flows were charged."""
+    for release in releases:
+        lane = board.lanes.get(release.lane)
+        if lane is None:
+            continue
+        lane.in_flight = max(0, lane.in_flight - release.ended - release.unstarted)
+        lane.dirty = True
+        for gate in (*board.gates_of(lane), *board.queue_gates()):
+            gate.give_back(release.ended, release.unstarted)
+        correction = -release.refund
+        if release.ended:
+            mean = release.ran / release.ended / 1e6
+            lane.flow.cost = smoothed(lane.flow.cost, mean, release.ended)
+            board.cost = smoothed(board.cost, mean, release.ended)
+            if board.policy.charges_time:
+                correction += release.ran / 1e6 - release.charged
+        _correct(board, lane.flow, correction)
+
+
+def _correct(board: Board, flow: Flow, correction: float) -> None:
+    flow.dirty = True
+    flow.debt += correction / flow.weight
+    # A flow that owes pays at its next turn. One that was overcharged by more than a job moves back at once: left at
+    # its old tag it would miss turns that are its own.
+    if flow.debt < -board.charge(flow) / flow.weight:
+        settle_debt(board, flow)
+
+
+def settle_debt(board: Board, flow: Flow) -> None:
+    """Move a flow's tag by what it owes or is owed."""
+    flow.vtime = max(0.0, flow.vtime + flow.debt)
+    flow.tie = board.next_tie()
+    flow.debt = 0.0
+    flow.dirty = True
+
+
+def fold_arrivals(board: Board, arrivals: Iterable[Arrival], join_at: float) -> None:
+    """Make lanes ready for the jobs that arrived, and let their flows take turns."""
+    for bell in arrivals:
+        lane = board.lanes.get(bell.lane)
+        if lane is None:
+            if bell.count <= 0:
+                continue
+            lane = board.new_lane(bell.lane, bell.priority, bell.keys, bell.floor)
+        lane.ready += bell.count
+        lane.dirty = True
+        if bell.count > 0:
+            lane.floor = min(lane.floor, bell.floor)
+            _enter(board, lane, board.policy.rank(bell.since, bell.priority), join_at)
+
+
+def _enter(board: Board, lane: Lane, rank: int, join_at: float) -> None:
+    flow = lane.flow
+    if lane.standing == IDLE:
+        lane.standing = READY
+        lane.rank = rank
+        flow.open += 1
+        flow.dirty = True
+        flow.push(lane)
+        _rejoin(board, flow, join_at)
+    elif rank < lane.rank:
+        lane.rank = rank
+        if lane.standing == READY:
+            flow.lowered()
+
+
+def _rejoin(board: Board, flow: Flow, join_at: float) -> None:
+    if flow.standing == IDLE:
+        # Idling earns no credit. A flow whose lanes were only parked has not idled: it keeps its tag, and so its turn.
+        _take_turns(board, flow, join_at - (_lag(board, flow) if flow.shut else 0.0))
+
+
+def _lag(board: Board, flow: Flow) -> float:
+    return MAX_LAG * board.charge(flow) / flow.weight
+
+
+def _take_turns(board: Board, flow: Flow, earliest: float) -> None:
+    flow.vtime = max(flow.vtime + flow.debt, earliest, 0.0)
+    flow.debt = 0.0
+    flow.tie = board.next_tie()
+    flow.standing = READY
+    flow.dirty = True
+
+
+def wake(board: Board, gate: Gate, lanes: Iterable[Lane], flows: Iterable[Flow], join_at: float) -> None:
+    """Let parked lanes or flows take turns again, because their gate has room for them."""
+    for lane in lanes:
+        if lane.standing != PARKED or lane.gate != gate.id:
+            continue
+        flow = lane.flow
+        _rejoin(board, flow, join_at)
+        flow.shut -= 1
+        flow.open += 1
+        flow.dirty = True
+        flow.push(lane)
+        lane.standing = READY
+        lane.dirty = True
+        # The room is spoken for until the lane has been visited; inside a parked flow nobody will visit it soon.
+        _count_awake(gate, spoken_for=flow.standing == READY)
+        if flow.standing == PARKED:
+            lane.gate = None
+    for flow in flows:
+        if flow.standing == PARKED and flow.gate == gate.id:
+            _take_turns(board, flow, join_at - _lag(board, flow))
+            _count_awake(gate, spoken_for=True)
+
+
+def _count_awake(gate: Gate, *, spoken_for: bool) -> None:
+    gate.waiting -= 1
+    gate.awake += 1 if spoken_for else 0
+    gate.dirty = True

@@ -1,0 +1,171 @@
+"""A queue's scheduling state in memory: what a store keeps in tables, in dictionaries.
+
+It answers the plan's questions the way a store does, and counts the rows it hands out. Simulations and property tests
+run the same plan on it that the stores run.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Mapping
+
+from fairlane.clock import Instant
+from fairlane.policy.keys import lane_id
+from fairlane.policy.policy import Policy
+from fairlane.scheduler.plan import plan_claims
+from fairlane.scheduler.snapshot import (
+    Arrival,
+    FlowRow,
+    GateRow,
+    Head,
+    LaneRow,
+    Need,
+    Plan,
+    QueueRow,
+    Release,
+    Snapshot,
+    Standing,
+    Start,
+    Supply,
+)
+
+__all__ = ["MemoryQueue"]
+
+
+class MemoryQueue:
+    """One queue: jobs are their positions."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.queue = QueueRow(0.0, 0.0, 0, 0, 0.0)
+        self.flows: dict[bytes, FlowRow] = {}
+        self.lanes: dict[bytes, LaneRow] = {}
+        self.gates: dict[bytes, GateRow] = {}
+        self.jobs: dict[bytes, list[Head]] = {}
+        self.arrivals: list[Arrival] = []
+        self.releases: list[Release] = []
+        self.rows_read = 0
+        self._position = 0
+
+    def enqueue(self, now: Instant, keys: Mapping[str, str | None], count: int = 1, priority: int = 0) -> list[Head]:
+        """Append jobs to their lane, and ring its bell."""
+        lane = lane_id(self.policy.queue, priority, keys)
+        heads = [Head(self._next_position(), self._position, now) for _ in range(count)]
+        self.jobs.setdefault(lane, []).extend(heads)
+        self.arrivals.append(Arrival(lane, priority, dict(keys), count, heads[0].position, now))
+        return heads
+
+    def settle(self, start: Start, ran: int) -> None:
+        """End a claim that ran for so many microseconds."""
+        self.releases.append(Release(start.lane, 1, ran, start.charge, 0, 0.0))
+
+    def give_back(self, start: Start) -> None:
+        """End a claim that never started; its job keeps its place."""
+        self.releases.append(Release(start.lane, 0, 0, 0.0, 1, start.charge))
+        insort(self.jobs[start.lane], start.head, key=lambda head: head.position)
+        row = self.lanes[start.lane]
+        self.arrivals.append(
+            Arrival(start.lane, row.priority, row.keys, 1, start.head.position, start.head.enqueued_at)
+        )
+
+    def claim(self, now: Instant, want: int) -> Plan:
+        """Plan and apply one claim."""
+        planning = plan_claims(self._snapshot(now, want), want)
+        try:
+            need = next(planning)
+            while True:
+                supply = self._supply(need)
+                self.rows_read += len(supply.flows) + len(supply.lanes) + len(supply.gates)
+                self.rows_read += sum(len(heads) for heads in supply.heads.values())
+                need = planning.send(supply)
+        except StopIteration as stop:
+            plan: Plan = stop.value
+        self._apply(plan)
+        return plan
+
+    def in_flight(self) -> int:
+        """How many claims have not ended, bells not yet folded included."""
+        folded = sum(lane.in_flight for lane in self.lanes.values())
+        return folded - sum(bell.ended + bell.unstarted for bell in self.releases)
+
+    def waiting(self) -> int:
+        """How many jobs are ready."""
+        return sum(len(heads) for heads in self.jobs.values())
+
+    def next_alarm(self) -> Instant | None:
+        """When a gate has to be looked at again."""
+        return min((gate.wake_at for gate in self.gates.values() if gate.wake_at is not None), default=None)
+
+    def _next_position(self) -> int:
+        self._position += 1
+        return self._position
+
+    def _snapshot(self, now: Instant, want: int) -> Snapshot:
+        arrivals, self.arrivals = self.arrivals[:1_000], self.arrivals[1_000:]
+        releases, self.releases = self.releases, []
+        touched = {bell.lane: None for bell in (*releases, *arrivals)}
+        lanes = [self.lanes[lane] for lane in touched if lane in self.lanes]
+        count = max(want, 1)
+        scanned = self._scan((self.queue.cursor, self.queue.cursor_tie), count, inclusive=True)
+        flows = {row.flow: self.flows[row.flow] for row in lanes} | {row.id: row for row in scanned}
+        lanes += [lane for flow in scanned for lane in self._ready_lanes(flow.id, 2)]
+        due = [gate for gate in self.gates.values() if gate.wake_at is not None and gate.wake_at <= now]
+        self.rows_read += len(arrivals) + len(releases) + len(lanes) + len(flows) + len(due)
+        return Snapshot(
+            self.policy,
+            now,
+            self.queue,
+            arrivals,
+            releases,
+            lanes,
+            list(flows.values()),
+            [flow.id for flow in scanned],
+            len(scanned) < count,
+            due[:count],
+        )
+
+    def _scan(self, after: tuple[float, int], count: int, *, inclusive: bool = False) -> list[FlowRow]:
+        ready = [flow for flow in self.flows.values() if flow.standing == Standing.READY]
+        ready.sort(key=lambda flow: (flow.vtime, flow.tie))
+        behind = [flow for flow in ready if (flow.vtime, flow.tie) < (self.queue.cursor, self.queue.cursor_tie)]
+        assert not behind, "a ready flow lies behind the cursor"
+        return [f for f in ready if (f.vtime, f.tie) > after or (inclusive and (f.vtime, f.tie) == after)][:count]
+
+    def _ready_lanes(self, flow: bytes, count: int) -> list[LaneRow]:
+        lanes = [lane for lane in self.lanes.values() if lane.flow == flow and lane.standing == Standing.READY]
+        return sorted(lanes, key=lambda lane: lane.rank)[:count]
+
+    def _parked(self, gate: bytes, count: int) -> tuple[list[FlowRow], list[LaneRow]]:
+        lanes = [lane for lane in self.lanes.values() if lane.gate == gate and lane.standing == Standing.PARKED]
+        flows = [flow for flow in self.flows.values() if flow.gate == gate and flow.standing == Standing.PARKED]
+        lanes = sorted(lanes, key=lambda lane: lane.tag)[:count]
+        flows = sorted(flows, key=lambda flow: (flow.vtime, flow.tie))[:count]
+        return flows + [self.flows[lane.flow] for lane in lanes], lanes
+
+    def _supply(self, need: Need) -> Supply:
+        flows = [self.flows[flow] for flow in need.flows if flow in self.flows]
+        lanes = [lane for flow, count in need.lanes for lane in self._ready_lanes(flow, count)]
+        for gate, count in need.parked:
+            parked_flows, parked_lanes = self._parked(gate, count)
+            flows += parked_flows
+            lanes += parked_lanes
+        scanned: list[FlowRow] = []
+        if need.scan is not None:
+            vtime, tie, count = need.scan
+            scanned = self._scan((vtime, tie), count)
+            flows += scanned
+            lanes += [lane for flow in scanned for lane in self._ready_lanes(flow.id, 2)]
+        heads = {
+            lane: [head for head in self.jobs.get(lane, ()) if head.position >= floor][:count]
+            for lane, floor, count in need.heads
+        }
+        gates = [self.gates[gate] for gate in need.gates if gate in self.gates]
+        return Supply(flows, gates, lanes, heads, [flow.id for flow in scanned])
+
+    def _apply(self, plan: Plan) -> None:
+        self.queue = plan.queue
+        self.flows.update((row.id, row) for row in plan.flows)
+        self.lanes.update((row.id, row) for row in plan.lanes)
+        self.gates.update((row.id, row) for row in plan.gates)
+        for start in plan.starts:
+            self.jobs[start.lane].remove(start.head)

@@ -1,0 +1,401 @@
+"""The plan: who starts now. A pure function of a snapshot; it serves every store.
+
+It takes the flow with the lowest virtual time, in it the open lane whose head ranks first, asks all gates of that lane,
+starts one job or parks what a shut gate stops, and goes on. It is a generator: it asks for rows as it needs them and
+returns what is to be written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from heapq import heapify, heappop, heappush
+from math import ceil
+
+from fairlane.policy.policy import Level
+from fairlane.scheduler.board import IDLE, PARKED, READY, Board, Flow, Gate, Lane
+from fairlane.scheduler.fold import fold_arrivals, fold_releases, settle_debt, wake
+from fairlane.scheduler.snapshot import Head, Need, Plan, QueueRow, Snapshot, Start, Supply
+
+__all__ = ["Planning", "plan_claims"]
+
+Planning = Generator[Need, Supply, Plan]
+
+IDLE_VISITS = 4
+"""Visits that start nothing, per job asked for, before the plan stops and leaves the rest to the next claim."""
+
+RECHECK = 1_000_000
+"""Microseconds after which room that a woken lane has not used is offered again."""
+
+
+def plan_claims(snapshot: Snapshot, want: int) -> Planning:
+    """Fold the bells, then start up to `want` jobs: never beyond a limit, always the lowest virtual time first."""
+    plan = _Plan(snapshot, want)
+    yield from plan.fold()
+    yield from plan.wake_due()
+    yield from plan.serve()
+    return plan.result()
+
+
+class _Plan:
+    def __init__(self, snapshot: Snapshot, want: int) -> None:
+        self.snapshot = snapshot
+        self.policy = snapshot.policy
+        self.now = snapshot.now
+        self.want = want
+        self.board = Board(snapshot.policy, snapshot.now, snapshot.queue)
+        self.starts: list[Start] = []
+        self.heap: list[tuple[float, int, bytes, Flow]] = []
+        self.scan_ended = snapshot.scan_ended
+        self.frontier: tuple[float, int] = (snapshot.queue.cursor, snapshot.queue.cursor_tie)
+        self.vtime = snapshot.queue.vtime
+        self.join_at = self.vtime
+        self.asked: set[bytes] = set()
+        self.left_behind = False
+
+    # -- folding and waking -------------------------------------------------------------------------------------
+
+    def fold(self) -> Generator[Need, Supply, None]:
+        board, snapshot = self.board, self.snapshot
+        board.add_flows(snapshot.flows)
+        board.add_lanes(snapshot.lanes)
+        board.add_gates(snapshot.due_gates)
+        self._advance_frontier(snapshot.scanned)
+        ready = [flow.vtime + flow.debt for flow in board.flows.values() if flow.standing == READY]
+        self.join_at = max(0.0, min(ready, default=self.vtime))
+        new_flows = {
+            flow_id
+            for bell in snapshot.arrivals
+            if bell.lane not in board.lanes
+            and (flow_id := self.policy.flow_of(bell.priority, bell.keys)) not in board.flows
+        }
+        gates = self._unasked_gates(board.lanes.values()) + self._unasked(g for g, _ in self.policy.queue_gates)
+        if new_flows or gates:
+            supply = yield Need(flows=tuple(sorted(new_flows)), gates=tuple(gates))
+            board.add_flows(supply.flows)
+            board.add_gates(supply.gates)
+        fold_releases(board, snapshot.releases)
+        fold_arrivals(board, snapshot.arrivals, self.join_at)
+
+    def wake_due(self) -> Generator[Need, Supply, bool]:
+        """Wake as many parked lanes as there is room for; say whether any was woken."""
+        asks = [
+            (gate, min(gate.waiting, room))
+            for gate in self.board.gates.values()
+            if gate.waiting and (room := self._free(gate)) > 0
+        ]
+        if not asks:
+            return False
+        # What this leaves asleep although there is room rings again: see `_set_alarm`.
+        most = ceil(2 * self.want / len(asks)) + 1
+        # The store does not know whom this plan has woken: ask for as many more as it has named before.
+        supply = yield Need(parked=tuple((gate.id, min(count, most) + gate.known) for gate, count in asks))
+        self.board.add_flows(supply.flows)
+        self.board.add_lanes(supply.lanes)
+        sleepers = self._sleepers({gate.id for gate, _ in asks})
+        woken = False
+        for gate, count in asks:
+            lanes, flows = sleepers[gate.id]
+            gate.known += len(lanes) + len(flows)
+            wake(self.board, gate, lanes[: min(count, most)], flows[: min(count, most)], self.join_at)
+            woken = woken or bool(lanes or flows)
+            if not lanes and not flows:
+                # Nobody waits here, whatever the count says; a count that is wrong must not be asked again for ever.
+                gate.waiting, gate.dirty = 0, True
+        return woken
+
+    def _sleepers(self, gates: set[bytes]) -> dict[bytes, tuple[list[Lane], list[Flow]]]:
+        """Who is parked on these gates, the lowest tag first."""
+        sleepers: dict[bytes, tuple[list[Lane], list[Flow]]] = {gate: ([], []) for gate in gates}
+        for lane in self.board.lanes.values():
+            if lane.standing == PARKED and lane.gate in gates:
+                sleepers[lane.gate][0].append(lane)
+        for flow in self.board.flows.values():
+            if flow.standing == PARKED and flow.gate in gates:
+                sleepers[flow.gate][1].append(flow)
+        for lanes, flows in sleepers.values():
+            lanes.sort(key=lambda lane: (lane.tag, lane.id))
+            flows.sort(key=lambda flow: (flow.vtime, flow.tie))
+        return sleepers
+
+    def _free(self, gate: Gate) -> int:
+        """Room that no woken lane will use."""
+        room = gate.room(self.now)
+        if gate.wake_at is not None and gate.wake_at <= self.now:
+            gate.wake_at, gate.dirty = None, True
+            if gate.awake >= room:
+                # Whoever was woken for this room has had its time.
+                gate.awake = 0
+        return room - gate.awake
+
+    # -- serving ------------------------------------------------------------------------------------------------
+
+    def serve(self) -> Generator[Need, Supply, None]:
+        board = self.board
+        self.heap = [(f.vtime, f.tie, f.id, f) for f in board.flows.values() if f.standing == READY]
+        heapify(self.heap)
+        for entry in self.heap:
+            entry[3].queued = True
+        room = min((gate.room(self.now) for gate in board.queue_gates()), default=self.want)
+        budget = min(self.want, room)
+        visits = IDLE_VISITS * self.want + 64
+        if budget > 0:
+            yield from self._prepare(budget)
+        while budget > 0 and visits > 0:
+            if not self.scan_ended and (not self.heap or self.heap[0][:2] > self.frontier):
+                yield from self._scan(budget)
+                continue
+            if not self.heap:
+                if (yield from self.wake_due()):
+                    self._requeue_woken()
+                    yield from self._prepare(budget)
+                    visits -= 1
+                    continue
+                break
+            flow = heappop(self.heap)[3]
+            flow.queued = False
+            started = yield from self._visit(flow, budget)
+            budget -= started
+            visits -= 1 - started
+            if flow.standing == READY:
+                self._push(flow)
+        self.left_behind = bool(self.heap or not self.scan_ended) and (budget > 0 or room > self.want)
+
+    def _visit(self, flow: Flow, budget: int) -> Generator[Need, Supply, int]:
+        """Start one job of this flow, or find out why not. Returns how many it started: 0 or 1."""
+        self._visited(flow)
+        if flow.debt:
+            owed = flow.debt > 0.0
+            settle_debt(self.board, flow)
+            if owed:
+                return 0
+        if flow.loaded == 0:
+            yield from self._load([flow], budget)
+        if flow.loaded == 0:
+            # Every lane that was counted open has turned out to be gone.
+            flow.open, flow.standing, flow.dirty = 0, IDLE, True
+            return 0
+        lane = flow.pop()
+        for gate in self.board.gates_of(lane):
+            if gate.room(self.now) <= 0:
+                self._park(lane, gate)
+                return 0
+        head = yield from self._head(lane, budget)
+        if head is None:
+            self._close(lane)
+            return 0
+        rank = self.policy.rank(head.enqueued_at, lane.priority)
+        if rank > lane.rank and flow.lanes and flow.lanes[0][0] < rank:
+            lane.rank, lane.dirty = rank, True
+            flow.push(lane)
+            return 0
+        self._start(lane, head)
+        return 1
+
+    def _start(self, lane: Lane, head: Head) -> None:
+        flow = lane.flow
+        charge = self.board.charge(flow)
+        for gate in lane.gates or ():
+            gate.charge(self.now)
+        for gate in self.board.queue_gates():
+            gate.charge(self.now)
+        self.vtime = max(self.vtime, flow.vtime)
+        flow.vtime += charge / flow.weight
+        flow.tie = self.board.next_tie()
+        flow.dirty = True
+        lane.next_head += 1
+        lane.ready -= 1
+        lane.in_flight += 1
+        lane.floor = head.position + 1
+        lane.dirty = True
+        self._unwake(lane)
+        self.starts.append(Start(head, lane.id, charge))
+        if lane.next_head >= len(lane.heads) and (lane.exhausted or lane.ready <= 0):
+            self._close(lane)
+            return
+        # A lane that is alone in its flow keeps its old rank: it is a lower bound, and the row need not move.
+        if lane.next_head < len(lane.heads) and flow.open + flow.shut > 1:
+            lane.rank = self.policy.rank(lane.heads[lane.next_head].enqueued_at, lane.priority)
+        flow.push(lane)
+
+    def _head(self, lane: Lane, budget: int) -> Generator[Need, Supply, Head | None]:
+        if lane.next_head >= len(lane.heads) and not lane.exhausted:
+            # Whoever else has run out is asked for in the same breath.
+            empty = [lane] + [
+                other
+                for flow in self.board.flows.values()
+                if flow.queued
+                for _, _, other in flow.lanes[:1]
+                if other.next_head >= len(other.heads) and not other.exhausted
+            ]
+            yield from self._load_heads(empty[:budget], budget)
+        return lane.heads[lane.next_head] if lane.next_head < len(lane.heads) else None
+
+    # -- standing -----------------------------------------------------------------------------------------------
+
+    def _park(self, lane: Lane, gate: Gate) -> None:
+        flow = lane.flow
+        if gate.bound.level is Level.FLOW:
+            flow.push(lane)
+            flow.standing, flow.gate = PARKED, gate.id
+            for _, _, other in flow.lanes:
+                self._unwake(other)
+        else:
+            self._unwake(lane)
+            lane.standing, lane.gate, lane.tag = PARKED, gate.id, flow.vtime
+            lane.dirty = True
+            flow.open -= 1
+            flow.shut += 1
+            if flow.open <= 0:
+                flow.standing = IDLE
+        flow.dirty = True
+        gate.waiting += 1
+        gate.dirty = True
+
+    def _close(self, lane: Lane) -> None:
+        """The lane has no more ready jobs. Whatever makes one ready rings a bell."""
+        flow = lane.flow
+        self._unwake(lane)
+        lane.standing, lane.dirty = IDLE, True
+        flow.open -= 1
+        flow.dirty = True
+        if flow.open <= 0:
+            flow.standing = IDLE
+
+    def _visited(self, flow: Flow) -> None:
+        if flow.gate is not None:
+            self._answered(flow.gate)
+            flow.gate, flow.dirty = None, True
+
+    def _unwake(self, lane: Lane) -> None:
+        if lane.gate is not None:
+            self._answered(lane.gate)
+            lane.gate, lane.dirty = None, True
+
+    def _answered(self, gate_id: bytes) -> None:
+        gate = self.board.gates.get(gate_id)
+        if gate is not None and gate.awake > 0:
+            gate.awake -= 1
+            gate.dirty = True
+
+    def _push(self, flow: Flow) -> None:
+        flow.queued = True
+        heappush(self.heap, (flow.vtime, flow.tie, flow.id, flow))
+
+    def _requeue_woken(self) -> None:
+        for flow in self.board.flows.values():
+            if flow.standing == READY and not flow.queued:
+                self._push(flow)
+
+    # -- asking for rows ----------------------------------------------------------------------------------------
+
+    def _scan(self, budget: int) -> Generator[Need, Supply, None]:
+        count = max(budget, 16)
+        supply = yield Need(scan=(*self.frontier, count))
+        self.scan_ended = len(supply.scanned) < count
+        fresh = [flow_id for flow_id in supply.scanned if flow_id not in self.board.flows]
+        self.board.add_flows(supply.flows)
+        self.board.add_lanes(supply.lanes)
+        self._advance_frontier(supply.scanned, {row.id: (row.vtime, row.tie) for row in supply.flows})
+        for flow_id in fresh:
+            self._push(self.board.flows[flow_id])
+        yield from self._prepare(budget)
+
+    def _advance_frontier(
+        self, scanned: list[bytes], found: dict[bytes, tuple[float, int]] | None = None
+    ) -> None:
+        if scanned:
+            last = self.board.flows[scanned[-1]]
+            self.frontier = (found or {}).get(last.id, (last.vtime, last.tie))
+
+    def _prepare(self, budget: int) -> Generator[Need, Supply, None]:
+        """Load what the next `budget` turns will look at, in as few questions as possible."""
+        first = [entry[3] for entry in sorted(self.heap)[:budget]]
+        yield from self._load(first, budget)
+
+    def _load(self, flows: list[Flow], budget: int) -> Generator[Need, Supply, None]:
+        weights = sum(flow.weight for flow in flows) or 1.0
+        quota = {flow.id: ceil(budget * flow.weight / weights) + 1 for flow in flows}
+        partial = [flow for flow in flows if flow.loaded < flow.open and flow.loaded < quota[flow.id]]
+        if partial:
+            # The store does not know what this plan has parked: ask for as many more as are on the board already.
+            supply = yield Need(lanes=tuple((f.id, quota[f.id] + f.known) for f in partial))
+            self.board.add_lanes(supply.lanes)
+        lanes: list[Lane] = []
+        counts: list[int] = []
+        for flow in flows:
+            front = [entry[2] for entry in sorted(flow.lanes)[: quota[flow.id]]]
+            each = ceil(quota[flow.id] / len(front)) + (len(front) > 1) if front else 0
+            lanes += front
+            counts += [each] * len(front)
+        yield from self._load_heads(lanes, budget, counts)
+
+    def _load_heads(
+        self, lanes: list[Lane], budget: int, counts: list[int] | None = None
+    ) -> Generator[Need, Supply, None]:
+        """The gates and the first jobs of these lanes."""
+        gates = self._unasked_gates(lanes)
+        each = ceil(budget / max(1, len(lanes))) + 1
+        asks = []
+        for lane, count in zip(lanes, counts or [each] * len(lanes), strict=True):
+            if lane.exhausted or lane.next_head < len(lane.heads):
+                continue
+            asks.append((lane, max(1, min(count, lane.ready))))
+        if not asks and not gates:
+            return
+        supply = yield Need(gates=tuple(gates), heads=tuple((lane.id, lane.floor, n) for lane, n in asks))
+        self.board.add_gates(supply.gates)
+        for lane, count in asks:
+            lane.heads = supply.heads.get(lane.id, [])
+            lane.next_head = 0
+            lane.exhausted = len(lane.heads) < count
+
+    def _unasked_gates(self, lanes: Iterable[Lane]) -> list[bytes]:
+        if not self.policy.keyed_limits:
+            return []
+        return self._unasked(gate_id for lane in lanes if lane.gates is None for gate_id in self.board.gate_ids(lane))
+
+    def _unasked(self, gate_ids: Iterable[bytes]) -> list[bytes]:
+        fresh = []
+        for gate_id in gate_ids:
+            if gate_id not in self.asked and gate_id not in self.board.gates:
+                self.asked.add(gate_id)
+                fresh.append(gate_id)
+        return fresh
+
+    # -- what is to be written ----------------------------------------------------------------------------------
+
+    def result(self) -> Plan:
+        board = self.board
+        for gate in board.gates.values():
+            self._set_alarm(gate)
+        queue = QueueRow(self.vtime, *self._cursor(), board.tie, board.cost)
+        return Plan(
+            self.starts,
+            queue,
+            [flow.row() for flow in board.flows.values() if flow.dirty],
+            [lane.row() for lane in board.lanes.values() if lane.dirty],
+            [gate.row() for gate in board.gates.values() if gate.dirty],
+            self.left_behind,
+        )
+
+    def _cursor(self) -> tuple[float, int]:
+        ready = [(flow.vtime, flow.tie) for flow in self.board.flows.values() if flow.standing == READY]
+        if not self.scan_ended:
+            ready.append(self.frontier)
+        return min(ready, default=(self.vtime, self.board.tie))
+
+    def _set_alarm(self, gate: Gate) -> None:
+        """When this gate must be looked at although nothing is released."""
+        room = gate.room(self.now)
+        stops_queue = gate.bound.level is Level.QUEUE and bool(self.heap or not self.scan_ended)
+        alarm = None
+        if room <= 0 and (gate.waiting or stops_queue):
+            alarm = gate.limit.opens_at(gate.tat)
+        elif gate.waiting and room > gate.awake:
+            alarm = self.now
+            self.left_behind = True
+        elif gate.waiting and room > 0:
+            later = gate.wake_at is not None and gate.wake_at > self.now
+            alarm = gate.wake_at if later else self.now + RECHECK
+        if alarm != gate.wake_at:
+            gate.wake_at, gate.dirty = alarm, True

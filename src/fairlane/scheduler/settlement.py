@@ -1,0 +1,131 @@
+"""How a claim ends: the outcome of a run becomes a settlement. One table, no clock, no chance."""
+
+from __future__ import annotations
+
+from typing import assert_never
+from uuid import UUID
+
+import msgspec
+
+from fairlane.job import Claim, State
+
+__all__ = [
+    "Cancelled",
+    "Died",
+    "Done",
+    "Failed",
+    "Lost",
+    "Outcome",
+    "Released",
+    "Retried",
+    "Settlement",
+    "Snoozed",
+    "settle",
+]
+
+
+class Done(msgspec.Struct, frozen=True):
+    """The handler returned."""
+
+    result: bytes | None
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """The handler raised; `backoff` is what its task waits after this attempt, in microseconds."""
+
+    error: str
+    backoff: int
+
+
+class Retried(msgspec.Struct, frozen=True):
+    """The handler asked for another attempt after so many microseconds."""
+
+    reason: str
+    delay: int
+
+
+class Snoozed(msgspec.Struct, frozen=True):
+    """The handler asked to be called later; the attempt does not count."""
+
+    reason: str
+    delay: int
+
+
+class Died(msgspec.Struct, frozen=True):
+    """No further attempt makes sense."""
+
+    reason: str
+
+
+class Cancelled(msgspec.Struct, frozen=True):
+    """The job was cancelled while it ran, or by its handler."""
+
+    reason: str
+
+
+class Released(msgspec.Struct, frozen=True):
+    """Given back before user code ran: at once and in its old place, or after so many microseconds."""
+
+    reason: str
+    delay: int = 0
+
+
+class Lost(msgspec.Struct, frozen=True):
+    """The lease ran out: its worker is gone."""
+
+    reason: str
+
+
+Outcome = Done | Failed | Retried | Snoozed | Died | Cancelled | Released | Lost
+
+
+class Settlement(msgspec.Struct, frozen=True):
+    """What ending one claim writes. Fenced: it applies only where the job still holds this lease."""
+
+    job: UUID
+    lease: UUID
+    to: State
+    outcome: str
+    ran: int
+    """Run time in microseconds: what the flow is charged in the end."""
+    delay: int | None = None
+    """SCHEDULED: microseconds from the store's now until it is due."""
+    result: bytes | None = None
+    error: str | None = None
+    counts_attempt: bool = True
+    unstarted: bool = False
+    """Never ran: its rate tokens and its charge are given back."""
+
+
+def settle(claim: Claim, outcome: Outcome, ran: int) -> Settlement:
+    """What an outcome means for its job."""
+    last = claim.attempt >= claim.max_attempts
+    job, lease = claim.id, claim.lease
+    match outcome:
+        case Done(result=result):
+            return Settlement(job, lease, State.DONE, "done", ran, result=result)
+        case Failed(error=error) if last:
+            return Settlement(job, lease, State.DEAD, "failed", ran, error=error)
+        case Failed(error=error, backoff=delay):
+            return Settlement(job, lease, State.SCHEDULED, "failed", ran, delay, error=error)
+        case Retried(reason=reason) if last:
+            return Settlement(job, lease, State.DEAD, "retry", ran, error=reason)
+        case Retried(reason=reason, delay=delay):
+            return Settlement(job, lease, State.SCHEDULED, "retry", ran, delay, error=reason)
+        case Snoozed(reason=reason, delay=delay):
+            return Settlement(
+                job, lease, State.SCHEDULED, "snoozed", ran, delay, error=reason, counts_attempt=False
+            )
+        case Died(reason=reason):
+            return Settlement(job, lease, State.DEAD, "dead", ran, error=reason)
+        case Cancelled(reason=reason):
+            return Settlement(job, lease, State.CANCELLED, "cancelled", ran, error=reason)
+        case Released(reason=reason, delay=delay):
+            to = State.SCHEDULED if delay > 0 else State.READY
+            return Settlement(
+                job, lease, to, "released", 0, delay or None, error=reason, counts_attempt=False, unstarted=True
+            )
+        case Lost(reason=reason):
+            return Settlement(job, lease, State.DEAD if last else State.READY, "lost", ran, error=reason)
+        case _:
+            assert_never(outcome)

@@ -1,0 +1,214 @@
+"""What the plan is given and what it gives back. Frozen values: a store fills the first and writes the second.
+
+The plan asks for rows as it goes (`Need`), so that a claim reads what it serves and not what waits.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+
+from fairlane.clock import Instant
+from fairlane.policy.policy import Policy
+
+__all__ = [
+    "Arrival",
+    "FlowRow",
+    "GateRow",
+    "Head",
+    "LaneRow",
+    "Need",
+    "Plan",
+    "QueueRow",
+    "Release",
+    "Snapshot",
+    "Standing",
+    "Start",
+    "Supply",
+]
+
+
+class Standing(IntEnum):
+    """Where a lane or a flow stands: nothing to do, taking turns, or waiting on a gate."""
+
+    IDLE = 0
+    READY = 1
+    PARKED = 2
+
+
+class QueueRow(msgspec.Struct, frozen=True, gc=False):
+    """The state of a queue that only the holder of its claim lock writes."""
+
+    vtime: float
+    """The start tag of the job served last: where a flow that was empty rejoins if nobody else is ready."""
+    cursor: float
+    """No ready flow lies before (cursor, cursor_tie): the scan starts here."""
+    cursor_tie: int
+    tie: int
+    """The last tie-breaker given out."""
+    cost: float
+    """Moving average of run time in seconds; the guess for a flow that has no history. 0 until the first job has ended."""
+
+
+class FlowRow(msgspec.Struct, frozen=True):
+    """A flow: the lanes of one fair key."""
+
+    id: bytes
+    key: list[str | None]
+    weight: float
+    vtime: float
+    tie: int
+    cost: float
+    """Moving average of the run time of its jobs, in seconds; 0 until one has ended."""
+    debt: float
+    """Virtual time still to be added: a correction that waits for the flow's next turn, so that its tag need not move."""
+    open: int
+    """How many of its lanes are READY."""
+    shut: int
+    """How many of its lanes are PARKED."""
+    standing: int
+    gate: bytes | None
+    """PARKED: what it waits on. READY: the gate that woke it, until it has been visited."""
+
+
+class LaneRow(msgspec.Struct, frozen=True):
+    """A lane: the ready jobs that no policy can tell apart."""
+
+    id: bytes
+    flow: bytes
+    priority: int
+    keys: dict[str, str | None]
+    ready: int
+    in_flight: int
+    floor: int
+    """No ready job of this lane has a position below it."""
+    rank: int
+    """The rank of its head, or less."""
+    standing: int
+    gate: bytes | None
+    """PARKED: what it waits on. READY: the gate that woke it, until it has been visited."""
+    tag: float
+    """The virtual time of its flow when it was parked: the order in which a gate wakes its lanes."""
+
+
+class GateRow(msgspec.Struct, frozen=True):
+    """A gate: the state of one limit for one key."""
+
+    id: bytes
+    limit: str
+    key: list[str | None]
+    in_flight: int
+    tat: Instant
+    waiting: int
+    """How many lanes and flows are parked on it."""
+    awake: int
+    """How many it has woken that have not been visited yet: room that is spoken for."""
+    wake_at: Instant | None
+    """When it has to be looked at although nothing was released."""
+
+
+class Head(msgspec.Struct, frozen=True, gc=False):
+    """A ready job at the head of its lane; `ref` is whatever its store finds it by."""
+
+    ref: Any
+    position: int
+    enqueued_at: Instant
+
+
+class Arrival(msgspec.Struct, frozen=True):
+    """A bell: jobs became ready in a lane (or, with a count below zero, ceased to be)."""
+
+    lane: bytes
+    priority: int
+    keys: dict[str, str | None]
+    count: int
+    floor: int
+    """The lowest position that became ready."""
+    since: Instant
+    """The enqueue time of the job at that position."""
+
+
+class Release(msgspec.Struct, frozen=True):
+    """A bell: claims of a lane ended."""
+
+    lane: bytes
+    ended: int
+    """Claims that ran, however they ended."""
+    ran: int
+    """Their run time in microseconds, added up."""
+    charged: float
+    """What was charged for them at claim time, added up."""
+    unstarted: int
+    """Claims that were given back before they started."""
+    refund: float
+    """What was charged for those."""
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """What a claim starts from, read under the queue's claim lock."""
+
+    policy: Policy
+    now: Instant
+    queue: QueueRow
+    arrivals: list[Arrival]
+    releases: list[Release]
+    lanes: list[LaneRow]
+    """The lanes that the bells name, and the first ready lanes of the flows below."""
+    flows: list[FlowRow]
+    """The flows of those lanes, and the first ready flows from the cursor on."""
+    scanned: list[bytes]
+    """The ready flows that the scan found, in its order."""
+    scan_ended: bool
+    """The scan found every ready flow there is."""
+    due_gates: list[GateRow]
+    """Gates whose `wake_at` has come."""
+
+
+class Need(msgspec.Struct, frozen=True):
+    """Rows that the plan asks its store for."""
+
+    flows: tuple[bytes, ...] = ()
+    """Flows by id, where they exist."""
+    gates: tuple[bytes, ...] = ()
+    """Gates by id, where they exist."""
+    parked: tuple[tuple[bytes, int], ...] = ()
+    """From each gate, up to so many lanes and flows that are parked on it, the lowest tag first."""
+    lanes: tuple[tuple[bytes, int], ...] = ()
+    """From each flow, up to so many of its ready lanes, the lowest rank first."""
+    heads: tuple[tuple[bytes, int, int], ...] = ()
+    """From each lane, the first ready jobs at or above a position: (lane, position, how many)."""
+    scan: tuple[float, int, int] | None = None
+    """More ready flows: after this (virtual time, tie-breaker), up to so many."""
+
+
+class Supply(msgspec.Struct, frozen=True):
+    """What the store found for a `Need`."""
+
+    flows: list[FlowRow] = []
+    gates: list[GateRow] = []
+    lanes: list[LaneRow] = []
+    heads: dict[bytes, list[Head]] = {}
+    scanned: list[bytes] = []
+    """The flows of a `scan`, in its order; their rows are in `flows`."""
+
+
+class Start(msgspec.Struct, frozen=True, gc=False):
+    """One job to start, and what its flow was charged for it."""
+
+    head: Head
+    lane: bytes
+    charge: float
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What a claim writes: the jobs it starts, in order, and every row that changed."""
+
+    starts: list[Start]
+    queue: QueueRow
+    flows: list[FlowRow]
+    lanes: list[LaneRow]
+    gates: list[GateRow]
+    more: bool
+    """Work that could start now was left behind: the next claimer should come at once."""

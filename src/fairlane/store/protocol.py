@@ -1,0 +1,215 @@
+"""What every store does. The contract suite in `tests/store` is the definition; this is its shape.
+
+Stores load and write. What may run, what a claim costs and how it ends is decided in `policy` and `scheduler`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+from uuid import UUID
+
+import msgspec
+
+from fairlane.clock import Instant
+from fairlane.job import AttemptRecord, Claim, JobRecord, NewJob, State
+from fairlane.policy.policy import Policy
+from fairlane.scheduler.settlement import Settlement
+
+__all__ = [
+    "Claimed",
+    "Declared",
+    "Listener",
+    "Pruned",
+    "QueueCounts",
+    "Reaped",
+    "Renewed",
+    "Retention",
+    "Store",
+    "WorkerIdentity",
+]
+
+FOLD_AT_MOST = 1_000
+"""Arrival bells folded by one claim: activating a lane has a cost, and releases must not wait behind a flood."""
+
+
+class WorkerIdentity(msgspec.Struct, frozen=True):
+    """A worker process: `id` is random, `name` is for people (`host:pid`)."""
+
+    id: UUID
+    name: str
+
+
+class Declared(msgspec.Struct, frozen=True):
+    """The policy in force for a queue once a declaration has been made."""
+
+    policy: Policy
+    version: int
+    is_drift: bool
+    """The stored policy differs from the declared one and wins; `fairlane policy apply` changes that."""
+
+
+class Claimed(msgspec.Struct, frozen=True):
+    """What one claim brought, in the order in which the plan started them."""
+
+    claims: list[Claim]
+    lease: UUID
+    next_due: Instant | None
+    """When something opens by itself: a scheduled job, a rate, a lease's end. `None`: nothing in sight."""
+    more: bool
+    """Work that could start was left behind, or bells were not all folded: claim again at once if slots are free."""
+    look_again: bool
+    """The waiter was registered while a producer's transaction may have been open: claim again shortly."""
+
+
+class Renewed(msgspec.Struct, frozen=True):
+    """What a renewal found."""
+
+    gone: list[UUID]
+    """Leases that no longer exist: whatever ran under them is lost, and must stop."""
+    cancelled: list[UUID]
+    """Jobs of these leases whose cancellation was asked for."""
+
+
+class Reaped(msgspec.Struct, frozen=True):
+    """What the reaper did."""
+
+    settled: list[Settlement]
+    next_due: Instant | None
+    """When the next lease runs out, as far as is known now."""
+
+
+class Pruned(msgspec.Struct, frozen=True):
+    """What upkeep removed."""
+
+    jobs: int
+    lanes: int = 0
+    flows: int = 0
+    gates: int = 0
+    more: bool = False
+
+
+class Retention(msgspec.Struct, frozen=True):
+    """How long finished jobs stay, in microseconds."""
+
+    done: int = 24 * 3_600 * 1_000_000
+    """Done and cancelled jobs, with results and history."""
+    dead: int = 7 * 24 * 3_600 * 1_000_000
+
+
+class QueueCounts(msgspec.Struct, frozen=True):
+    """How many jobs of a queue are where. `ready` and `running` come from folded bells, not from a scan."""
+
+    ready: int
+    running: int
+    parked_lanes: int
+    bells: int
+    """Bells that no claim has folded yet."""
+
+
+class Listener(Protocol):
+    """A worker's ear. One per process; it hears what concerns the queues it waits for and the jobs it runs."""
+
+    async def wait(self, until: Instant | None) -> bool:
+        """Return True at a nudge (work became claimable, or a running job was cancelled), False once `until` has come."""
+        ...
+
+    async def close(self) -> None:
+        """Stop listening and withdraw from every queue it was registered for."""
+        ...
+
+
+class Store(Protocol):
+    """A durable home for jobs. Every method is one transaction, or says otherwise."""
+
+    async def open(self) -> None:
+        """Connect and check the schema (`SchemaOutOfDate`, `SchemaTooNew`)."""
+        ...
+
+    async def close(self) -> None: ...
+
+    async def migrate(self) -> list[str]:
+        """Bring the schema up to date; safe from many processes at once. Returns the names of what was applied."""
+        ...
+
+    async def now(self) -> Instant:
+        """The store's time, from the clock it was given."""
+        ...
+
+    async def declare(self, policy: Policy) -> Declared:
+        """Make a queue known. The first declaration is stored; whether a later, different one wins is the store's rule."""
+        ...
+
+    async def apply(self, policy: Policy) -> Declared:
+        """Put a policy in force. Lanes, flows and gates are rebuilt from what is in flight; every lane is woken."""
+        ...
+
+    async def policy(self, queue: str) -> Declared | None:
+        """The policy in force."""
+        ...
+
+    async def queues(self) -> list[str]: ...
+
+    async def enqueue(self, jobs: Sequence[NewJob], tx: Any = None) -> None:
+        """Store jobs and ring their lanes' bells; durable on return, or with the caller's transaction `tx`."""
+        ...
+
+    async def claim(
+        self,
+        queue: str,
+        want: Callable[[], int],
+        *,
+        worker: WorkerIdentity,
+        lease: timedelta,
+        listener: Listener | None = None,
+    ) -> Claimed:
+        """Start up to `want()` jobs, asked once the lock is held. No two callers ever get the same job, and no limit is
+        ever exceeded. Due jobs are promoted first. With a listener: it is registered when slots stay free."""
+        ...
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[UUID]:
+        """End claims, durably. Returns the jobs whose claim was lost: nothing of their settlement was applied."""
+        ...
+
+    async def renew(self, leases: Sequence[UUID], lease: timedelta) -> Renewed:
+        """Hold these leases for `lease` from now on."""
+        ...
+
+    async def held(self, claims: Sequence[tuple[UUID, UUID]]) -> list[UUID]:
+        """Of these (job, lease) pairs, the jobs whose claim still stands: what a worker asks after a lost connection."""
+        ...
+
+    async def reap(self, limit: int = 1_000) -> Reaped:
+        """End the claims of leases that ran out. Each counts as an attempt; the job keeps its place."""
+        ...
+
+    async def prune(self, retention: Retention, limit: int = 1_000) -> Pruned:
+        """Remove finished jobs past their time, a bounded number."""
+        ...
+
+    async def collect(self, queue: str, limit: int = 1_000) -> Pruned:
+        """Remove idle lanes, flows and gates: nothing in flight or waiting, the bucket full, the tag behind the cursor."""
+        ...
+
+    async def cancel(self, job: UUID) -> State:
+        """Cancel a waiting job at once, ask a running one to stop. Returns the state it is in now, or `JobNotFound`."""
+        ...
+
+    async def report_progress(self, claim: Claim, fraction: float, message: str | None) -> None:
+        """Note how far a running job is; a claim that is gone reports nothing."""
+        ...
+
+    async def job(self, job: UUID) -> JobRecord:
+        """The job as it stands, or `JobNotFound`."""
+        ...
+
+    async def attempts(self, job: UUID) -> list[AttemptRecord]:
+        """Every attempt of a job, the last one included, in order."""
+        ...
+
+    async def counts(self, queue: str) -> QueueCounts: ...
+
+    async def listen(self, worker: WorkerIdentity) -> Listener:
+        """Open this worker's ear."""
+        ...
