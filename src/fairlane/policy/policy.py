@@ -121,9 +121,9 @@ class Policy:
     def charges_time(self) -> bool:
         return self.fair is not None and self.fair.charge == "time"
 
-    def rank(self, enqueued_at: int, priority: int) -> int:
+    def rank(self, ready_at: int, priority: int) -> int:
         """Where a job stands among the lanes of its flow: priority is a head start in time."""
-        return enqueued_at - priority * self.priority_step
+        return ready_at - priority * self.priority_step
 
     def to_document(self) -> dict[str, Any]:
         """What is stored; `from_document` reads it back."""

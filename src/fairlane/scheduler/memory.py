@@ -65,7 +65,7 @@ class MemoryQueue:
         insort(self.jobs[start.lane], start.head, key=lambda head: head.position)
         row = self.lanes[start.lane]
         self.arrivals.append(
-            Arrival(start.lane, row.priority, row.keys, 1, start.head.position, start.head.enqueued_at)
+            Arrival(start.lane, row.priority, row.keys, 1, start.head.position, start.head.ready_at)
         )
 
     def claim(self, now: Instant, want: int) -> Plan:

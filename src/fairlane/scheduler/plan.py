@@ -183,7 +183,7 @@ class _Plan:
         if head is None:
             self._close(lane)
             return 0
-        rank = self.policy.rank(head.enqueued_at, lane.priority)
+        rank = self.policy.rank(head.ready_at, lane.priority)
         if rank > lane.rank and flow.lanes and flow.lanes[0][0] < rank:
             lane.rank, lane.dirty = rank, True
             flow.push(lane)
@@ -214,7 +214,7 @@ class _Plan:
             return
         # A lane that is alone in its flow keeps its old rank: it is a lower bound, and the row need not move.
         if lane.next_head < len(lane.heads) and flow.open + flow.shut > 1:
-            lane.rank = self.policy.rank(lane.heads[lane.next_head].enqueued_at, lane.priority)
+            lane.rank = self.policy.rank(lane.heads[lane.next_head].ready_at, lane.priority)
         flow.push(lane)
 
     def _head(self, lane: Lane, budget: int) -> Generator[Need, Supply, Head | None]:

@@ -114,7 +114,8 @@ class Head(msgspec.Struct, frozen=True, gc=False):
 
     ref: Any
     position: int
-    enqueued_at: Instant
+    ready_at: Instant
+    """When it joined its lane."""
 
 
 class Arrival(msgspec.Struct, frozen=True):
@@ -127,7 +128,7 @@ class Arrival(msgspec.Struct, frozen=True):
     floor: int
     """The lowest position that became ready."""
     since: Instant
-    """The enqueue time of the job at that position."""
+    """When the job at that position joined its lane."""
 
 
 class Release(msgspec.Struct, frozen=True):

@@ -1,0 +1,83 @@
+"""Numbered migrations: which there are, which a database has, which it lacks. Stores apply them; this only decides.
+
+A migration is a file `migrations/0001_first.sql` inside the package of its store. Once released it never changes:
+its checksum is stored with it, and a database that was built from another text is refused, not guessed at.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from hashlib import sha256
+from importlib.resources import files
+
+import msgspec
+
+from fairlane.errors import SchemaError, SchemaOutOfDate, SchemaTooNew
+
+__all__ = ["Migration", "load_migrations", "pending", "require_current"]
+
+_FILE = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql\Z")
+
+
+class Migration(msgspec.Struct, frozen=True):
+    """One numbered step of a schema."""
+
+    number: int
+    name: str
+    """As people see it: `0001_first`."""
+    checksum: str
+    sql: str
+
+
+@cache
+def _load(package: str) -> tuple[Migration, ...]:
+    found: dict[int, Migration] = {}
+    for file in files(package).joinpath("migrations").iterdir():
+        if (match := _FILE.match(file.name)) is None:
+            continue
+        sql = file.read_text(encoding="utf-8")
+        number = int(match[1])
+        if number in found:
+            raise SchemaError(f"{package}: {found[number].name} and {file.name} have the same number; renumber one")
+        found[number] = Migration(number, file.name.removesuffix(".sql"), sha256(sql.encode()).hexdigest(), sql)
+    numbers = sorted(found)
+    if numbers != list(range(1, len(numbers) + 1)):
+        raise SchemaError(f"{package}: its migrations are numbered {numbers}; number them from 1 without a gap")
+    return tuple(found[number] for number in numbers)
+
+
+def load_migrations(package: str) -> list[Migration]:
+    """The migrations in the folder `migrations` of a store's package (`"fairlane.store.sqlite"`), in order."""
+    return list(_load(package))
+
+
+def pending(migrations: Sequence[Migration], applied: Mapping[int, str]) -> list[Migration]:
+    """What is still to be applied, in order; `applied` holds the checksum of each number the database has.
+
+    Raises `SchemaTooNew` for a number this program does not know, `SchemaError` for one applied from another text.
+    """
+    known = {migration.number: migration for migration in migrations}
+    unknown = sorted(set(applied) - set(known))
+    if unknown:
+        newest = max(known, default=0)
+        raise SchemaTooNew(
+            f"the database is at migration {unknown[-1]}, this version knows {newest}; upgrade Fairlane on this machine"
+        )
+    for number, checksum in sorted(applied.items()):
+        if known[number].checksum != checksum:
+            raise SchemaError(
+                f"migration {known[number].name} was applied from another text than this version has; "
+                "install the version that created this database, or restore the file as it was released"
+            )
+    return [migration for migration in migrations if migration.number not in applied]
+
+
+def require_current(migrations: Sequence[Migration], applied: Mapping[int, str]) -> None:
+    """Raise `SchemaOutOfDate` unless the database has every migration; what `pending` raises, too."""
+    if missing := pending(migrations, applied):
+        found = max(applied, default=0)
+        raise SchemaOutOfDate(
+            f"the database is at migration {found}, this version needs {missing[-1].number}; run `fairlane migrate`"
+        )

@@ -1,0 +1,118 @@
+"""Jobs on SQLite: storing them, looking at them, cancelling them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from uuid import UUID
+
+from fairlane.clock import Instant
+from fairlane.errors import JobNotFound, UnknownQueue
+from fairlane.job import AttemptRecord, JobRecord, NewJob, State
+from fairlane.store.sqlite import rows
+from fairlane.store.sqlite.database import Transaction
+
+__all__ = ["attempts", "cancel", "insert", "record"]
+
+
+def insert(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> dict[int, int]:
+    """Store jobs and ring one bell per lane. Returns how many became ready by queue."""
+    numbers = {name: _queue_number(tx, name) for name in {job.queue for job in jobs}}
+    last: int = tx.value("take_positions", len(jobs))
+    position = last - len(jobs)
+    job_rows = []
+    bells: dict[bytes, list[object]] = {}
+    counts: Counter[bytes] = Counter()
+    ready: Counter[int] = Counter()
+    for job in jobs:
+        position += 1
+        queue = numbers[job.queue]
+        lane_keys = rows.encode_keys(job.lane_keys)
+        due_at = _due_at(job, now)
+        state = State.READY if due_at is None else State.SCHEDULED
+        job_rows.append(
+            (
+                position,
+                job.id.bytes,
+                queue,
+                job.task,
+                job.priority,
+                job.lane,
+                lane_keys,
+                rows.encode_keys(job.keys),
+                job.payload,
+                int(state),
+                job.max_attempts,
+                now,
+                now,
+                due_at,
+            )
+        )
+        if state is State.READY:
+            bells.setdefault(job.lane, [queue, job.lane, job.priority, lane_keys, 0, position, now])
+            counts[job.lane] += 1
+            ready[queue] += 1
+    for lane, bell in bells.items():
+        bell[4] = counts[lane]
+    tx.run_many("insert_job", job_rows)
+    tx.run_many("insert_arrival", list(bells.values()))
+    return dict(ready)
+
+
+def _due_at(job: NewJob, now: Instant) -> Instant | None:
+    at = job.run_at if job.run_at is not None else now + job.delay if job.delay is not None else now
+    return at if at > now else None
+
+
+def _queue_number(tx: Transaction, name: str) -> int:
+    row = tx.one("select_queue", name)
+    if row is None:
+        raise UnknownQueue(f"queue {name!r} is not known to this database; declare it with app.queue({name!r}, …)")
+    number: int = row[0]
+    return number
+
+
+def cancel(tx: Transaction, job: UUID, now: Instant) -> tuple[State, UUID | None]:
+    """Returns the state the job is in now, and the worker to tell if it runs."""
+    row = tx.one("select_state", job.bytes)
+    if row is None:
+        raise _not_found(job)
+    position, queue, lane, priority, lane_keys, number, ready_at, lease = row
+    state = State(number)
+    if state.is_final:
+        return state, None
+    if state is State.RUNNING:
+        tx.run("request_cancel", position)
+        tx.run("insert_cancellation", lease, job.bytes)
+        worker = tx.value("select_lease_worker", lease)
+        return state, None if worker is None else UUID(bytes=worker)
+    tx.run("cancel_waiting", now, position)
+    if state is State.READY:
+        tx.run("insert_arrival", queue, lane, priority, lane_keys, -1, position, ready_at)
+    return State.CANCELLED, None
+
+
+def record(tx: Transaction, job: UUID) -> JobRecord:
+    row = tx.one("select_job", job.bytes)
+    if row is None:
+        raise _not_found(job)
+    _, queue, task, state, priority, keys, *rest, cancel_requested = row
+    return JobRecord(job, queue, task, State(state), priority, rows.decode_keys(keys), *rest, bool(cancel_requested))
+
+
+def attempts(tx: Transaction, job: UUID) -> list[AttemptRecord]:
+    """The past ones, and the one that runs or was the last."""
+    row = tx.one("select_last_attempt", job.bytes)
+    if row is None:
+        raise _not_found(job)
+    past = [AttemptRecord(*each) for each in tx.all("select_attempts", job.bytes)]
+    state, attempt, claimed_at, finished_at, worker, outcome, error = row
+    if state == State.RUNNING:
+        past.append(AttemptRecord(attempt, claimed_at, None, worker, "running", None))
+    elif finished_at is not None and claimed_at is not None and not (past and past[-1].claimed_at == claimed_at):
+        past.append(AttemptRecord(attempt, claimed_at, finished_at, worker, outcome, error))
+    return past
+
+
+def _not_found(job: UUID) -> JobNotFound:
+    return JobNotFound(f"there is no job {job}; it was never stored, or its retention has passed")

@@ -1,0 +1,403 @@
+-- Every statement of the SQLite store, by name. Statements that the PostgreSQL store has too bear the same name there.
+
+-- name: insert_queue
+insert into queues (name, policy, digest, version)
+values (?, ?, ?, 1)
+
+-- name: select_queue
+select id, policy, digest, version, vtime, cursor, cursor_tie, tie, cost
+from queues
+where name = ?
+
+-- name: select_queue_names
+select name
+from queues
+order by name
+
+-- name: update_policy
+update queues
+set policy = ?, digest = ?, version = version + 1
+where id = ?
+
+-- name: update_queue
+update queues
+set vtime = ?, cursor = ?, cursor_tie = ?, tie = ?, cost = ?
+where id = ?
+
+-- name: take_positions
+update positions
+set last = last + ?
+returning last
+
+-- name: insert_job
+insert into jobs (
+    position, id, queue, task, priority, lane, lane_keys, keys, payload, state, max_attempts, enqueued_at, ready_at,
+    due_at
+)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: insert_arrival
+insert into arrivals (queue, lane, priority, keys, count, floor, since)
+values (?, ?, ?, ?, ?, ?, ?)
+
+-- name: insert_release
+insert into releases (queue, lane, ended, ran, charged, unstarted, refund)
+values (?, ?, ?, ?, ?, ?, ?)
+
+-- name: select_due_jobs
+-- Scheduled jobs whose time has come, in the order in which they are due.
+select position, lane, priority, lane_keys
+from jobs
+where queue = ? and due_at is not null and due_at <= ?
+order by due_at, position
+limit ?
+
+-- name: promote_job
+-- The job joins its lane at the end: it gets a new position.
+update jobs
+set position = ?, state = 1, ready_at = ?, due_at = null
+where position = ?
+
+-- name: select_arrivals
+select id, lane, priority, keys, count, floor, since
+from arrivals
+where queue = ?
+order by id
+limit ?
+
+-- name: delete_arrivals
+delete from arrivals
+where queue = ? and id <= ?
+
+-- name: select_releases
+select id, lane, ended, ran, charged, unstarted, refund
+from releases
+where queue = ?
+order by id
+limit ?
+
+-- name: delete_releases
+delete from releases
+where queue = ? and id <= ?
+
+-- name: select_lane
+select id, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag
+from lanes
+where id = ?
+
+-- name: select_flow
+select id, key, weight, vtime, tie, cost, debt, open, shut, standing, gate
+from flows
+where id = ?
+
+-- name: select_gate
+select id, "limit", key, in_flight, tat, waiting, awake, wake_at
+from gates
+where id = ?
+
+-- name: scan_flows
+-- Flows that take turns, from the cursor on.
+select id, key, weight, vtime, tie, cost, debt, open, shut, standing, gate
+from flows
+where queue = ? and standing = 1 and (vtime, tie) >= (?, ?)
+order by vtime, tie
+limit ?
+
+-- name: select_ready_lanes
+select id, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag
+from lanes
+where flow = ? and standing = 1
+order by rank
+limit ?
+
+-- name: select_parked_lanes
+select id, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag
+from lanes
+where gate = ? and standing = 2
+order by tag
+limit ?
+
+-- name: select_parked_flows
+select id, key, weight, vtime, tie, cost, debt, open, shut, standing, gate
+from flows
+where gate = ? and standing = 2
+order by vtime, tie
+limit ?
+
+-- name: select_due_gates
+select id, "limit", key, in_flight, tat, waiting, awake, wake_at
+from gates
+where queue = ? and wake_at is not null and wake_at <= ?
+order by wake_at
+limit ?
+
+-- name: select_heads
+-- The first ready jobs of a lane. The floor skips what was served before.
+select position, ready_at
+from jobs
+where lane = ? and position >= ? and state = 1
+order by position
+limit ?
+
+-- name: claim_job
+update jobs
+set state = 2, attempt = attempt + 1, claimed_at = ?, lease = ?, worker = ?, charge = ?
+where position = ? and state = 1
+returning id, task, priority, keys, payload, attempt, max_attempts, enqueued_at, cancel_requested
+
+-- name: upsert_flow
+insert into flows (id, queue, key, weight, vtime, tie, cost, debt, open, shut, standing, gate)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+on conflict (id) do update
+set weight = excluded.weight, vtime = excluded.vtime, tie = excluded.tie, cost = excluded.cost, debt = excluded.debt,
+    open = excluded.open, shut = excluded.shut, standing = excluded.standing, gate = excluded.gate
+
+-- name: upsert_lane
+insert into lanes (id, queue, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+on conflict (id) do update
+set flow = excluded.flow, ready = excluded.ready, in_flight = excluded.in_flight, floor = excluded.floor,
+    rank = excluded.rank, standing = excluded.standing, gate = excluded.gate, tag = excluded.tag
+
+-- name: upsert_gate
+insert into gates (id, queue, "limit", key, in_flight, tat, waiting, awake, wake_at)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?)
+on conflict (id) do update
+set in_flight = excluded.in_flight, tat = excluded.tat, waiting = excluded.waiting, awake = excluded.awake,
+    wake_at = excluded.wake_at
+
+-- name: insert_lease
+insert into leases (id, worker, expires_at, renewed_at, held, jobs)
+values (?, ?, ?, ?, ?, ?)
+
+-- name: next_due_job
+select min(due_at)
+from jobs
+where queue = ? and due_at is not null
+
+-- name: next_alarm
+select min(wake_at)
+from gates
+where queue = ? and wake_at is not null
+
+-- name: next_lease_end
+select min(expires_at)
+from leases
+
+-- name: select_running
+-- The fence: only the claim that holds this lease finds its job.
+select position, id, queue, lane, priority, lane_keys, attempt, max_attempts, ready_at, claimed_at, worker, charge,
+    cancel_requested
+from jobs
+where id = ? and lease = ? and state = 2
+
+-- name: finish_job
+update jobs
+set state = ?, attempt = ?, finished_at = ?, due_at = ?, error = ?, outcome = ?, result = ?, lease = null
+where position = ?
+
+-- name: insert_attempt
+insert into attempts (job, attempt, claimed_at, ended_at, worker, outcome, error)
+values (?, ?, ?, ?, ?, ?, ?)
+
+-- name: drop_claims
+update leases
+set held = held - ?
+where id = ?
+returning held
+
+-- name: delete_lease
+delete from leases
+where id = ?
+
+-- name: delete_cancellations
+delete from cancellations
+where lease = ?
+
+-- name: renew_lease
+update leases
+set expires_at = ?, renewed_at = ?
+where id = ?
+
+-- name: select_cancellations
+select job
+from cancellations
+where lease = ?
+
+-- name: select_expired_leases
+select id, renewed_at, jobs
+from leases
+where expires_at <= ?
+order by expires_at
+limit ?
+
+-- name: select_claim_at
+select id, task, priority, keys, payload, attempt, max_attempts, enqueued_at, cancel_requested, claimed_at
+from jobs
+where position = ? and lease = ? and state = 2
+
+-- name: select_state
+select position, queue, lane, priority, lane_keys, state, ready_at, lease
+from jobs
+where id = ?
+
+-- name: cancel_waiting
+update jobs
+set state = 5, finished_at = ?, due_at = null, outcome = 'cancelled', cancel_requested = 1
+where position = ?
+
+-- name: request_cancel
+update jobs
+set cancel_requested = 1
+where position = ?
+
+-- name: insert_cancellation
+insert or ignore into cancellations (lease, job)
+values (?, ?)
+
+-- name: select_lease_worker
+select worker
+from leases
+where id = ?
+
+-- name: update_progress
+update jobs
+set progress = ?, progress_message = ?
+where id = ? and lease = ? and state = 2
+
+-- name: select_job
+select jobs.id, queues.name, task, state, priority, keys, payload, attempt, max_attempts, enqueued_at, due_at, claimed_at,
+    finished_at, worker, error, result, progress, progress_message, cancel_requested
+from jobs
+join queues on queues.id = jobs.queue
+where jobs.id = ?
+
+-- name: select_last_attempt
+select state, attempt, claimed_at, finished_at, worker, outcome, error
+from jobs
+where id = ?
+
+-- name: select_attempts
+select attempt, claimed_at, ended_at, worker, outcome, error
+from attempts
+where job = ?
+order by claimed_at, rowid
+
+-- name: select_counts
+select coalesce(sum(ready), 0), coalesce(sum(in_flight), 0), coalesce(sum(standing = 2), 0)
+from lanes
+where queue = ?
+
+-- name: count_bells
+select (select count(*) from arrivals where queue = ?1) + (select count(*) from releases where queue = ?1)
+
+-- name: select_finished
+select position, id
+from jobs
+where state = ? and finished_at is not null and finished_at <= ?
+order by finished_at
+limit ?
+
+-- name: delete_job
+delete from jobs
+where position = ?
+
+-- name: delete_attempts
+delete from attempts
+where job = ?
+
+-- name: select_all_lanes
+select id, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag
+from lanes
+where queue = ?
+
+-- name: select_all_flows
+select id, key, weight, vtime, tie, cost, debt, open, shut, standing, gate
+from flows
+where queue = ?
+
+-- name: select_all_gates
+select id, "limit", key, in_flight, tat, waiting, awake, wake_at
+from gates
+where queue = ?
+
+-- name: delete_flows
+delete from flows
+where queue = ?
+
+-- name: delete_lanes
+delete from lanes
+where queue = ?
+
+-- name: delete_gates
+delete from gates
+where queue = ?
+
+-- name: walk_lanes
+-- Collection walks the lanes a stretch at a time: an index of idle ones would have to be written at every claim.
+select id, flow, standing = 0 and ready <= 0 and in_flight = 0
+from lanes
+where id > ?1 and queue = ?2
+order by id
+limit ?3
+
+-- name: delete_lane
+delete from lanes
+where id = ?
+
+-- name: delete_idle_flow
+-- Its tag is behind the queue's virtual time, so that forgetting it gives no credit.
+delete from flows
+where id = ?1
+    and standing = 0
+    and vtime + debt <= (select vtime from queues where queues.id = flows.queue)
+    and not exists (select 1 from lanes where flow = ?1 and (standing != 0 or ready > 0 or in_flight > 0))
+
+-- name: walk_gates
+select id, in_flight = 0 and waiting = 0 and tat <= ?4
+from gates
+where id > ?1 and queue = ?2
+order by id
+limit ?3
+
+-- name: delete_gate
+delete from gates
+where id = ?
+
+-- name: register_waiter
+insert into waiters (queue, worker, since)
+values (?, ?, ?)
+on conflict (queue, worker) do nothing
+
+-- name: withdraw_waiter
+delete from waiters
+where queue = ? and worker = ?
+
+-- name: withdraw_worker
+delete from waiters
+where worker = ?
+
+-- name: take_waiters
+-- Whoever is nudged is no longer waiting: the next job wakes the next one. The oldest registration goes first.
+delete from waiters
+where (queue, worker) in (select queue, worker from waiters where queue = ? order by since limit ?)
+returning worker
+
+-- name: take_all_waiters
+delete from waiters
+returning worker
+
+-- name: create_migrations
+create table if not exists migrations (
+    number integer primary key,
+    name text not null,
+    checksum text not null
+) strict
+
+-- name: select_migrations
+select number, checksum
+from migrations
+
+-- name: insert_migration
+insert into migrations (number, name, checksum)
+values (?, ?, ?)

@@ -1,0 +1,108 @@
+"""Rows of the SQLite tables as the scheduler's values, and back."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from fairlane.scheduler.snapshot import Arrival, FlowRow, GateRow, LaneRow, Release
+
+__all__ = [
+    "arrival",
+    "decode_keys",
+    "encode_keys",
+    "flow",
+    "flow_parameters",
+    "gate",
+    "gate_parameters",
+    "lane",
+    "lane_parameters",
+    "release",
+]
+
+Row = tuple[Any, ...]
+
+
+@lru_cache(maxsize=65_536)
+def decode_keys(text: str) -> dict[str, str | None]:
+    """Keys by name. The same text gives the same mapping: nobody writes to it."""
+    return msgspec.json.decode(text, type=dict[str, str | None])
+
+
+def encode_keys(keys: dict[str, str | None]) -> str:
+    return msgspec.json.encode(keys).decode()
+
+
+@lru_cache(maxsize=65_536)
+def _decode_key(text: str) -> list[str | None]:
+    return msgspec.json.decode(text, type=list[str | None])
+
+
+def flow(row: Row) -> FlowRow:
+    return FlowRow(row[0], _decode_key(row[1]), *row[2:])
+
+
+def flow_parameters(row: FlowRow, queue: int) -> Row:
+    return (
+        row.id,
+        queue,
+        msgspec.json.encode(row.key).decode(),
+        row.weight,
+        row.vtime,
+        row.tie,
+        row.cost,
+        row.debt,
+        row.open,
+        row.shut,
+        row.standing,
+        row.gate,
+    )
+
+
+def lane(row: Row) -> LaneRow:
+    return LaneRow(row[0], row[1], row[2], decode_keys(row[3]), *row[4:])
+
+
+def lane_parameters(row: LaneRow, queue: int) -> Row:
+    return (
+        row.id,
+        queue,
+        row.flow,
+        row.priority,
+        encode_keys(row.keys),
+        row.ready,
+        row.in_flight,
+        row.floor,
+        row.rank,
+        row.standing,
+        row.gate,
+        row.tag,
+    )
+
+
+def gate(row: Row) -> GateRow:
+    return GateRow(row[0], row[1], _decode_key(row[2]), *row[3:])
+
+
+def gate_parameters(row: GateRow, queue: int) -> Row:
+    return (
+        row.id,
+        queue,
+        row.limit,
+        msgspec.json.encode(row.key).decode(),
+        row.in_flight,
+        row.tat,
+        row.waiting,
+        row.awake,
+        row.wake_at,
+    )
+
+
+def arrival(row: Row) -> Arrival:
+    return Arrival(row[1], row[2], decode_keys(row[3]), *row[4:])
+
+
+def release(row: Row) -> Release:
+    return Release(*row[1:])

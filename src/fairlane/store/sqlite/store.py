@@ -1,0 +1,275 @@
+"""The SQLite store: the default, with nothing to install."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from fairlane.clock import Clock, Instant, SystemClock, microseconds
+from fairlane.errors import ConfigurationError, UnknownQueue
+from fairlane.job import AttemptRecord, Claim, JobRecord, NewJob, State
+from fairlane.policy.policy import Policy
+from fairlane.scheduler.settlement import Settlement
+from fairlane.store.migrate import load_migrations, pending
+from fairlane.store.protocol import (
+    Claimed,
+    Declared,
+    Listener,
+    Pruned,
+    QueueCounts,
+    Reaped,
+    Renewed,
+    Retention,
+    WorkerIdentity,
+)
+from fairlane.store.sqlite import claims, jobs, settling, upkeep
+from fairlane.store.sqlite.database import Database, Transaction
+from fairlane.store.sqlite.wakeups import SqliteListener, nudge
+
+__all__ = ["SqliteStore"]
+
+MIGRATIONS = "fairlane.store.sqlite"
+
+
+class SqliteStore:
+    """Jobs in a SQLite file, shared by the processes of one machine; or in memory, for tests."""
+
+    def __init__(self, path: str | None, *, clock: Clock | None = None, durable_claims: bool = False) -> None:
+        self._database = Database(path)
+        self._clock: Clock = clock or SystemClock()
+        self._durable_claims = durable_claims
+        self._walk = upkeep.Walk()
+        self.rows_read = 0
+
+    async def open(self) -> None:
+        await self._database.open()
+        await self.migrate()
+
+    async def close(self) -> None:
+        await self._database.close()
+
+    async def migrate(self) -> list[str]:
+        await self._database.open()
+        return await self._write(_migrate)
+
+    async def now(self) -> Instant:
+        return self._clock.now()
+
+    async def declare(self, policy: Policy) -> Declared:
+        """On SQLite the code's declaration applies."""
+        return await self._write(lambda tx: self._put_in_force(tx, policy))
+
+    async def apply(self, policy: Policy) -> Declared:
+        declared = await self._write(lambda tx: self._put_in_force(tx, policy))
+        await self._wake(lambda tx: {claims.queue_number(tx, policy.queue): 1})
+        return declared
+
+    def _put_in_force(self, tx: Transaction, policy: Policy) -> Declared:
+        queue = claims.load_queue(tx, policy.queue)
+        if queue is None:
+            tx.run("insert_queue", policy.queue, policy.encoded, policy.digest)
+            return Declared(policy, 1, is_drift=False)
+        if queue.policy.digest == policy.digest:
+            return Declared(queue.policy, queue.version, is_drift=False)
+        claims.replace_policy(tx, queue, policy, self._clock.now())
+        return Declared(policy, queue.version + 1, is_drift=False)
+
+    async def policy(self, queue: str) -> Declared | None:
+        found = await self._database.read(lambda tx: claims.load_queue(tx, queue))
+        return None if found is None else Declared(found.policy, found.version, is_drift=False)
+
+    async def queues(self) -> list[str]:
+        return await self._database.read(lambda tx: [name for (name,) in tx.all("select_queue_names")])
+
+    async def enqueue(self, new: Sequence[NewJob], tx: Any = None) -> None:
+        if not new:
+            return
+        if tx is not None:
+            ready = jobs.insert(self._foreign(tx), new, self._clock.now())
+            # Sent before the commit: whoever wakes now waits for the caller's transaction to end, and then looks.
+            for worker in _take_waiters(self._foreign(tx), ready):
+                nudge(worker)
+            return
+
+        def work(inner: Transaction) -> list[UUID]:
+            return _take_waiters(inner, jobs.insert(inner, new, self._clock.now()))
+
+        await self._nudge(await self._write(work))
+
+    def _foreign(self, connection: Any) -> Transaction:
+        if not isinstance(connection, sqlite3.Connection):
+            raise ConfigurationError(
+                f"tx={type(connection).__name__} cannot be used with a SQLite store; give a sqlite3.Connection"
+            )
+        if connection.isolation_level is None and not connection.in_transaction:
+            raise ConfigurationError("tx= is not in a transaction: this connection commits by itself; execute BEGIN first")
+        if connection.row_factory is not None:
+            raise ConfigurationError("tx= has a row_factory; give a connection without one, or reset it for the call")
+        if self._database.path is None:
+            raise ConfigurationError("tx= needs a database file: nobody else can open a database in memory")
+        main = next((row[2] for row in connection.execute("pragma database_list") if row[1] == "main"), "")
+        if not main or Path(main).resolve() != Path(self._database.path).resolve():
+            raise ConfigurationError(f"tx= is a connection to {main or 'memory'!r}, this app uses {self._database.path!r}")
+        return Transaction(connection)
+
+    async def claim(
+        self,
+        queue: str,
+        want: Callable[[], int],
+        *,
+        worker: WorkerIdentity,
+        lease: timedelta,
+        listener: Listener | None = None,
+    ) -> Claimed:
+        duration = microseconds(lease)
+
+        def work(tx: Transaction) -> tuple[Claimed, list[UUID]]:
+            found = _known(tx, queue)
+            now = self._clock.now()
+            count = max(0, want())
+            claimed = claims.claim(tx, found, count, now=now, worker=worker, lease_expires_at=now + duration)
+            self.rows_read += tx.rows_read
+            if listener is not None and len(claimed.claims) < count:
+                tx.run("register_waiter", found.id, worker.id.bytes, now)
+            else:
+                tx.run("withdraw_waiter", found.id, worker.id.bytes)
+            left = {found.id: 1} if claimed.more and len(claimed.claims) >= count else {}
+            return claimed, _take_waiters(tx, left)
+
+        claimed, waiters = await self._database.write(work, durable=self._durable_claims)
+        await self._nudge(waiters)
+        return claimed
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[UUID]:
+        def work(tx: Transaction) -> tuple[list[UUID], list[UUID]]:
+            lost, ready = settling.settle(tx, settlements, self._clock.now())
+            return lost, _take_waiters(tx, ready)
+
+        lost, waiters = await self._write(work)
+        await self._nudge(waiters)
+        return lost
+
+    async def renew(self, leases: Sequence[UUID], lease: timedelta) -> Renewed:
+        duration = microseconds(lease)
+
+        def work(tx: Transaction) -> Renewed:
+            now = self._clock.now()
+            gone = [each for each in leases if tx.run("renew_lease", now + duration, now, each.bytes) == 0]
+            rows = [row for each in leases for row in tx.all("select_cancellations", each.bytes)]
+            return Renewed(gone, [UUID(bytes=job) for (job,) in rows])
+
+        return await self._database.write(work, durable=False)
+
+    async def held(self, pairs: Sequence[tuple[UUID, UUID]]) -> list[UUID]:
+        return await self._database.read(
+            lambda tx: [job for job, lease in pairs if tx.one("select_running", job.bytes, lease.bytes) is not None]
+        )
+
+    async def reap(self, limit: int = 1_000) -> Reaped:
+        def work(tx: Transaction) -> tuple[Reaped, list[UUID]]:
+            reaped, ready = settling.reap(tx, self._clock.now(), limit)
+            return reaped, _take_waiters(tx, ready)
+
+        reaped, waiters = await self._database.write(work, durable=False)
+        await self._nudge(waiters)
+        return reaped
+
+    async def prune(self, retention: Retention, limit: int = 1_000) -> Pruned:
+        return await self._database.write(
+            lambda tx: upkeep.prune(tx, retention, self._clock.now(), limit), durable=False
+        )
+
+    async def collect(self, queue: str, limit: int = 1_000) -> Pruned:
+        return await self._database.write(
+            lambda tx: upkeep.collect(tx, _known(tx, queue).id, self._walk, self._clock.now(), limit), durable=False
+        )
+
+    async def cancel(self, job: UUID) -> State:
+        def work(tx: Transaction) -> tuple[State, UUID | None]:
+            return jobs.cancel(tx, job, self._clock.now())
+
+        state, worker = await self._write(work)
+        if worker is not None:
+            nudge(worker)
+        return state
+
+    async def report_progress(self, claim: Claim, fraction: float, message: str | None) -> None:
+        await self._database.write(
+            lambda tx: tx.run("update_progress", fraction, message, claim.id.bytes, claim.lease.bytes), durable=False
+        )
+
+    async def job(self, job: UUID) -> JobRecord:
+        return await self._database.read(lambda tx: jobs.record(tx, job))
+
+    async def attempts(self, job: UUID) -> list[AttemptRecord]:
+        return await self._database.read(lambda tx: jobs.attempts(tx, job))
+
+    async def counts(self, queue: str) -> QueueCounts:
+        def look(tx: Transaction) -> QueueCounts:
+            number = _known(tx, queue).id
+            ready, running, parked = tx.one("select_counts", number) or (0, 0, 0)
+            return QueueCounts(ready, running, parked, tx.value("count_bells", number))
+
+        return await self._database.read(look)
+
+    async def listen(self, worker: WorkerIdentity) -> Listener:
+        return SqliteListener(worker, self._database, self._clock)
+
+    async def _write(self, work: Callable[[Transaction], Any]) -> Any:
+        return await self._database.write(work, durable=True)
+
+    async def _wake(self, queues: Callable[[Transaction], Mapping[int, int]]) -> None:
+        await self._nudge(await self._database.write(lambda tx: _take_waiters(tx, queues(tx)), durable=False))
+
+    async def _nudge(self, workers: Sequence[UUID]) -> None:
+        """Wake these workers. One that is gone is forgotten, and all who wait are woken in its place: it is rare."""
+        gone = [worker for worker in workers if not nudge(worker)]
+        while gone:
+            others = await self._database.write(lambda tx, gone=gone: _replace(tx, gone), durable=False)  # type: ignore[misc]
+            gone = [worker for worker in others if not nudge(worker)]
+
+
+def _known(tx: Transaction, name: str) -> claims.QueueInForce:
+    queue = claims.load_queue(tx, name)
+    if queue is None:
+        raise UnknownQueue(f"queue {name!r} is not known to this database; declare it with app.queue({name!r}, …)")
+    return queue
+
+
+def _take_waiters(tx: Transaction, queues: Mapping[int, int]) -> list[UUID]:
+    """For each queue, as many waiters as jobs became claimable."""
+    return [
+        UUID(bytes=worker) for queue, count in queues.items() for (worker,) in tx.all("take_waiters", queue, count)
+    ]
+
+
+def _replace(tx: Transaction, gone: Sequence[UUID]) -> list[UUID]:
+    for worker in gone:
+        tx.run("withdraw_worker", worker.bytes)
+    return [UUID(bytes=worker) for (worker,) in tx.all("take_all_waiters")]
+
+
+def _migrate(tx: Transaction) -> list[str]:
+    tx.run("create_migrations")
+    applied = {number: checksum for number, checksum in tx.all("select_migrations")}
+    todo = pending(load_migrations(MIGRATIONS), applied)
+    for migration in todo:
+        for statement in _statements(migration.sql):
+            tx.connection.execute(statement)
+        tx.run("insert_migration", migration.number, migration.name, migration.checksum)
+    return [migration.name for migration in todo]
+
+
+def _statements(script: str) -> list[str]:
+    """`executescript` would commit our transaction, so the script is taken apart."""
+    statements, current = [], ""
+    for line in script.splitlines(keepends=True):
+        current += line
+        if sqlite3.complete_statement(current):
+            statements.append(current)
+            current = ""
+    return statements

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from fairlane.clock import ManualClock
+from fairlane.store.protocol import Store
+from tests.store.harness import Database, Kind
+
+
+@pytest.fixture(params=get_args(Kind))
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
+    return _empty_database(request, tmp_path)
+
+
+@pytest.fixture(params=["sqlite-file", "postgres"])
+def shared_place(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
+    return _empty_database(request, tmp_path)
+
+
+@pytest.fixture
+async def database(place: Database) -> AsyncIterator[Database]:
+    """A database of every kind, without jobs; the stores on it are closed with the test."""
+    yield place
+    await place.close()
+
+
+@pytest.fixture
+async def shared_database(shared_place: Database) -> AsyncIterator[Database]:
+    """The same, of the kinds that several connections and processes can share."""
+    yield shared_place
+    await shared_place.close()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def store(database: Database, clock: ManualClock) -> Store:
+    """An open store whose time moves only when the test says so."""
+    return await database.open(clock)
+
+
+def _empty_database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
+    kind: Kind = request.param
+    match kind:
+        case "sqlite-memory":
+            return Database(kind, "")
+        case "sqlite-file":
+            return Database(kind, str(tmp_path / "jobs.db"))
+        case "postgres":
+            return Database(kind, request.getfixturevalue("postgres_url"))
