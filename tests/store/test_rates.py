@@ -36,12 +36,12 @@ async def test_a_rate_with_seven_tokens_left_admits_seven_however_often_it_is_as
     await store.declare(policy)
     await given_jobs(store, policy, ACME, 60)
     await finish(store, await claim(store, "webhooks", 3))
-    left = []
+    started = 0
     for want in (1, 2, 50, 1, 50, 50):
-        left += await claim(store, "webhooks", want, worker=worker_named(f"asks for {want}"))
-        await finish(store, left[-1:])
-        left = [*left[:-1], *left[-1:]]
-    assert len(left) == 7
+        claims = await claim(store, "webhooks", want, worker=worker_named(f"asks for {want}"))
+        started += len(claims)
+        await finish(store, claims[1:])
+    assert started == 7
     clock.advance("6m")
     assert len(await claim(store, "webhooks", 50)) == 1
 
@@ -209,11 +209,12 @@ async def test_a_refund_after_the_bucket_has_filled_does_not_overfill_it(store: 
 
 
 # A26
-@pytest.mark.parametrize("limit", [3, 7, 11, 0.3, 999.9])
+@pytest.mark.parametrize("by", ["account", None])
+@pytest.mark.parametrize("limit", [3, 7, 0.3, 999.9])
 async def test_a_gate_that_reopens_at_a_rounded_time_opens_at_that_very_time(
-    store: Store, clock: ManualClock, limit: float
+    store: Store, clock: ManualClock, limit: float, by: str | None
 ) -> None:
-    policy = Policy("webhooks", limits=(Rate(limit, per="1s", burst=1, by="account"),))
+    policy = Policy("webhooks", limits=(Rate(limit, per="1s", burst=1, by=by),), keys=("account",))
     await store.declare(policy)
     clock.set(clock.now() + 123_457)
     await given_jobs(store, policy, ACME, 40)

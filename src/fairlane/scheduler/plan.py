@@ -175,6 +175,8 @@ class _Plan:
             flow.open, flow.standing, flow.dirty = 0, IDLE, True
             return 0
         lane = flow.pop()
+        if lane.gates is None:
+            yield from self._learn_gates(lane, budget)
         for gate in self.board.gates_of(lane):
             if gate.room(self.now) <= 0:
                 self._park(lane, gate)
@@ -348,6 +350,16 @@ class _Plan:
             lane.heads = supply.heads.get(lane.id, [])
             lane.next_head = 0
             lane.exhausted = len(lane.heads) < count
+
+    def _learn_gates(self, lane: Lane, budget: int) -> Generator[Need, Supply, None]:
+        """Ask for the gates of a lane before they are passed: one that was not asked for would look new, and open."""
+        if self._has_unasked_gates(lane):
+            siblings = [entry[2] for entry in lane.flow.lanes[:budget]]
+            supply = yield Need(gates=tuple(self._unasked_gates([lane, *siblings])))
+            self.board.add_gates(supply.gates)
+
+    def _has_unasked_gates(self, lane: Lane) -> bool:
+        return any(gate not in self.asked and gate not in self.board.gates for gate in self.board.gate_ids(lane))
 
     def _unasked_gates(self, lanes: Iterable[Lane]) -> list[bytes]:
         if not self.policy.keyed_limits:

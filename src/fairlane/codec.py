@@ -1,0 +1,241 @@
+"""A call of a task as bytes, and back: JSON `[args, kwargs]`, read by the task's own annotations.
+
+What JSON cannot say (dates, UUIDs, decimals, dataclasses, `msgspec` and `pydantic` models …) is written in its usual
+JSON form and becomes itself again through the annotation. A parameter without an annotation gets plain JSON values.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import PurePath
+from typing import Any, get_type_hints
+
+import msgspec
+
+from fairlane.errors import ConfigurationError, FairlaneError, InvalidJob, PayloadTooLarge
+
+__all__ = ["Codec", "UndecodablePayload"]
+
+_AS_IS = (bool, float, int, str)
+"""Types that JSON gives back as they were: a value that already has the type needs no conversion."""
+
+
+class UndecodablePayload(FairlaneError):
+    """Stored bytes that do not fit the task's signature."""
+
+
+def _encode_other(value: Any) -> Any:
+    if isinstance(value, PurePath):
+        return str(value)
+    if callable(dump := getattr(value, "model_dump", None)):
+        return dump(mode="json")
+    raise TypeError(f"a {type(value).__name__} has no JSON form")
+
+
+def _decode_other(kind: type, value: Any) -> Any:
+    if callable(validate := getattr(kind, "model_validate", None)):
+        return validate(value)
+    if isinstance(kind, type) and issubclass(kind, PurePath):
+        return kind(value)
+    if isinstance(kind, type) and isinstance(value, kind):
+        return value
+    raise ValueError(f"JSON cannot be read as {kind!r}")
+
+
+_encode = msgspec.json.Encoder(enc_hook=_encode_other).encode
+_decode = msgspec.json.Decoder().decode
+
+
+def _convert(value: Any, kind: Any) -> Any:
+    # Lenient, because JSON has fewer types than Python: "3" and 3.0 are an int where an int is asked for.
+    return msgspec.convert(value, kind, strict=False, str_keys=True, dec_hook=_decode_other)
+
+
+class Codec:
+    """What one function's calls and results look like in the store."""
+
+    def __init__(self, name: str, function: Callable[..., Any], local_names: Mapping[str, Any] | None = None) -> None:
+        self.name = name
+        self.signature = inspect.signature(function)
+        self._function = function
+        self._local_names = local_names
+        positional, keyword_only, self._var_args, self._var_kwargs = [], [], "", ""
+        for parameter in self.signature.parameters.values():
+            match parameter.kind:
+                case parameter.POSITIONAL_ONLY | parameter.POSITIONAL_OR_KEYWORD:
+                    positional.append(parameter)
+                case parameter.KEYWORD_ONLY:
+                    keyword_only.append(parameter)
+                case parameter.VAR_POSITIONAL:
+                    self._var_args = parameter.name
+                case _:
+                    self._var_kwargs = parameter.name
+        self._positional = tuple(each.name for each in positional)
+        self._by_name = frozenset(
+            each.name for each in (*positional, *keyword_only) if each.kind is not each.POSITIONAL_ONLY
+        )
+        self._defaults = {each.name: each.default for each in (*positional, *keyword_only)}
+        self._required = tuple(name for name, default in self._defaults.items() if default is inspect.Parameter.empty)
+        self._is_plain = not self._var_args and not self._var_kwargs
+        self._places = {name: place for place, name in enumerate(self._positional)}
+
+    @property
+    def parameters(self) -> frozenset[str]:
+        """The names that a key can be taken from."""
+        return frozenset(self._defaults)
+
+    # The producer's side.
+
+    def check_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse a call that the function itself would refuse, while its author is still there to see it."""
+        if self._is_plain and len(args) <= len(self._positional) and kwargs.keys() <= self._by_name:
+            given = self._positional[: len(args)]
+            if all(name in given or name in kwargs for name in self._required) and not any(n in kwargs for n in given):
+                return
+        try:
+            self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise InvalidJob(f"task {self.name!r}: {error}; its parameters are {self.signature}") from None
+
+    def argument(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The value that the parameter `name` has in a call that was checked, its default included."""
+        place = self._places.get(name, len(args))
+        return args[place] if place < len(args) else kwargs.get(name, self._defaults[name])
+
+    def encode_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], max_bytes: int) -> bytes:
+        try:
+            payload = _encode((args, kwargs))
+            # JSON has no NaN and no infinity; they would silently turn into null.
+            if b"null" in payload and _has_unsayable_float((args, kwargs)):
+                raise ValueError("NaN and infinity have no JSON form")
+        except FairlaneError:
+            raise
+        except Exception as error:
+            raise InvalidJob(self._blame(args, kwargs, error)) from None
+        if len(payload) > max_bytes:
+            raise PayloadTooLarge(
+                f"task {self.name!r}: its arguments take {len(payload):,} bytes, more than the {max_bytes:,} allowed; "
+                f"store the data elsewhere and pass its address, or raise App(max_payload=…)"
+            )
+        return payload
+
+    def _blame(self, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> str:
+        named = [(self._positional[n] if n < len(self._positional) else f"#{n + 1}", v) for n, v in enumerate(args)]
+        for name, value in [*named, *kwargs.items()]:
+            try:
+                if not _has_unsayable_float(value) and _encode(value):
+                    continue
+            except Exception as reason:
+                error = reason
+            kind = type(value).__name__
+            return f"task {self.name!r}: argument {name!r} ({kind}) cannot be stored as JSON: {error}"
+        return f"task {self.name!r}: its arguments cannot be stored as JSON: {error}"
+
+    # The worker's side.
+
+    @cached_property
+    def _hints(self) -> dict[str, Any]:
+        try:
+            return get_type_hints(self._function, localns=dict(self._local_names or {}), include_extras=True)
+        except NameError as error:
+            raise ConfigurationError(
+                f"task {self.name!r}: an annotation cannot be resolved: {error}; "
+                f"import the type where the task is defined, not only under TYPE_CHECKING"
+            ) from None
+
+    @cached_property
+    def _kinds(self) -> dict[str, Any]:
+        kinds = {name: self._hints.get(name, Any) for name in self.signature.parameters}
+        return {name: kind for name, kind in kinds.items() if kind is not Any}
+
+    @cached_property
+    def _result_kind(self) -> Any:
+        return self._hints.get("return", Any)
+
+    def check_types(self) -> None:
+        """Refuse annotations that arguments or the result could never be read by."""
+        for name, kind in [*self._kinds.items(), ("return", self._result_kind)]:
+            try:
+                msgspec.json.Decoder(kind, dec_hook=_decode_other)
+            except TypeError as error:
+                what = "its result" if name == "return" else f"parameter {name!r}"
+                raise ConfigurationError(f"task {self.name!r}: {what} cannot be read from JSON: {error}") from None
+
+    def decode_call(self, payload: bytes) -> tuple[Sequence[Any], dict[str, Any]]:
+        """The call as it was made, or `UndecodablePayload` with the reason."""
+        try:
+            args, kwargs = _decode(payload)
+            kinds = self._kinds
+            if kinds:
+                self._read_args(args, kinds)
+                self._read_kwargs(kwargs, kinds)
+            elif not isinstance(args, list) or not isinstance(kwargs, dict):
+                raise TypeError("not a list of arguments and a mapping of them")
+            self.check_call(args, kwargs)
+        except Exception as error:
+            raise UndecodablePayload(f"the arguments do not fit task {self.name!r}: {error}") from error
+        return args, kwargs
+
+    def _read_args(self, args: list[Any], kinds: dict[str, Any]) -> None:
+        names = self._positional
+        for place, value in enumerate(args):
+            name = names[place] if place < len(names) else self._var_args
+            kind = kinds.get(name)
+            if kind is not None and (type(value) is not kind or kind not in _AS_IS):
+                args[place] = self._read(name, value, kind)
+
+    def _read_kwargs(self, kwargs: dict[str, Any], kinds: dict[str, Any]) -> None:
+        for name, value in kwargs.items():
+            kind = kinds.get(name if name in self._by_name else self._var_kwargs)
+            if kind is not None and (type(value) is not kind or kind not in _AS_IS):
+                kwargs[name] = self._read(name, value, kind)
+
+    def _read(self, name: str, value: Any, kind: Any) -> Any:
+        try:
+            return _convert(value, kind)
+        except Exception as error:
+            raise ValueError(f"argument {name!r}: {error}") from error
+
+    def encode_result(self, value: Any, max_bytes: int) -> bytes | None:
+        """`None` takes no space at all."""
+        if value is None:
+            return None
+        try:
+            encoded = _encode(value)
+            if b"null" in encoded and _has_unsayable_float(value):
+                raise ValueError("NaN and infinity have no JSON form")
+        except Exception as error:
+            raise InvalidJob(
+                f"task {self.name!r}: its result ({type(value).__name__}) cannot be stored as JSON: {error}"
+            ) from None
+        if len(encoded) > max_bytes:
+            raise PayloadTooLarge(
+                f"task {self.name!r}: its result takes {len(encoded):,} bytes, more than the {max_bytes:,} allowed; "
+                f"store the data elsewhere and return its address, or raise App(max_payload=…)"
+            )
+        return encoded
+
+    def decode_result(self, encoded: bytes | None) -> Any:
+        if encoded is None:
+            return None
+        value, kind = _decode(encoded), self._result_kind
+        if kind is Any or (type(value) is kind and kind in _AS_IS):
+            return value
+        try:
+            return _convert(value, kind)
+        except Exception as error:
+            raise UndecodablePayload(f"the stored result does not fit task {self.name!r}: {error}") from error
+
+
+def _has_unsayable_float(value: Any) -> bool:
+    match value:
+        case float():
+            return not math.isfinite(value)
+        case list() | tuple() | set() | frozenset():
+            return any(map(_has_unsayable_float, value))
+        case dict():
+            return any(map(_has_unsayable_float, value.values()))
+    return False

@@ -1,0 +1,95 @@
+"""The handle of a job: what a producer holds in its hand after `enqueue`."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any, Generic, Protocol, TypeVar, cast
+from uuid import UUID
+
+from fairlane.clock import SECOND, Clock, Instant, microseconds
+from fairlane.codec import Codec
+from fairlane.errors import JobCancelled, JobFailed, ResultTimeout
+from fairlane.job import AttemptRecord, JobRecord, State
+from fairlane.store.protocol import Store
+
+__all__ = ["Job", "JobSource"]
+
+R = TypeVar("R")
+
+FIRST_LOOK, LONGEST_LOOK = 0.005, 0.5
+"""Seconds between looks at a job whose result is awaited: they grow by half each time."""
+
+
+class JobSource(Protocol):
+    """What a handle asks of the app that made it."""
+
+    @property
+    def clock(self) -> Clock: ...
+
+    async def opened(self) -> Store: ...
+
+    def codec_of(self, task: str) -> Codec | None: ...
+
+
+class Job(Generic[R]):
+    """A stored job. It holds nothing but the id: every question goes to the database."""
+
+    __slots__ = ("_source", "id")
+
+    def __init__(self, job: UUID, source: JobSource) -> None:
+        self.id = job
+        self._source = source
+
+    def __repr__(self) -> str:
+        return f"<job {self.id}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Job) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    async def record(self) -> JobRecord:
+        """Everything that is known about the job, or `JobNotFound`."""
+        return await (await self._source.opened()).job(self.id)
+
+    async def attempts(self) -> list[AttemptRecord]:
+        """Every attempt so far, in order."""
+        return await (await self._source.opened()).attempts(self.id)
+
+    async def status(self) -> State:
+        """Where the job is in its life."""
+        return (await self.record()).state
+
+    async def cancel(self) -> State:
+        """Cancel the job if it waits, ask it to stop if it runs. Returns the state it is in now."""
+        return await (await self._source.opened()).cancel(self.id)
+
+    async def result(self, timeout: timedelta | str | float | None = None) -> R:
+        """What the task returned, once it has. `JobFailed`, `JobCancelled` or `ResultTimeout` say otherwise."""
+        clock = self._source.clock
+        deadline = None if timeout is None else clock.monotonic() + microseconds(timeout)
+        pause = FIRST_LOOK
+        while not (record := await self.record()).state.is_final:
+            left = _seconds_left(clock, deadline)
+            if left <= 0:
+                raise ResultTimeout(f"job {self.id} ({record.task}) is still {record.state} after {timeout}; it goes on")
+            await asyncio.sleep(min(pause, left))
+            pause = min(pause * 1.5, LONGEST_LOOK)
+        return self._read(record)
+
+    def _read(self, record: JobRecord) -> R:
+        what = f"job {self.id} ({record.task})"
+        match record.state:
+            case State.DEAD:
+                raise JobFailed(f"{what} failed after {record.attempt} of {record.max_attempts} attempts: {record.error}")
+            case State.CANCELLED:
+                raise JobCancelled(f"{what} was cancelled: {record.error or 'before it ran'}")
+        codec = self._source.codec_of(record.task)
+        value: Any = codec.decode_result(record.result) if codec else record.result
+        return cast(R, value)
+
+
+def _seconds_left(clock: Clock, deadline: Instant | None) -> float:
+    return float("inf") if deadline is None else (deadline - clock.monotonic()) / SECOND

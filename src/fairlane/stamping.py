@@ -1,0 +1,81 @@
+"""From a call to a job: its keys, its lane, its payload. What is stamped here is, byte for byte, what limits see."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+from fairlane.errors import InvalidKey
+from fairlane.job import NewJob
+from fairlane.policy.keys import BUILT_IN, canonical_keys, lane_id
+from fairlane.policy.policy import Policy
+from fairlane.task import Call, Task
+
+__all__ = ["stamp"]
+
+
+def stamp(call: Call[Any], job: UUID, policy: Policy, max_payload: int) -> NewJob:
+    """The job that a call asks for, under the policy in force for its queue."""
+    task, options = call.task, call.options
+    task.codec.check_call(call.args, call.kwargs)
+    keys = _keys(task, policy, call)
+    lane_keys = {name: keys[name] for name in policy.lane_keys}
+    priority = task.options.priority if options.priority is None else options.priority
+    return NewJob(
+        job,
+        policy.queue,
+        task.name,
+        priority,
+        lane_id(policy.queue, priority, lane_keys),
+        lane_keys,
+        keys,
+        task.codec.encode_call(call.args, call.kwargs, max_payload),
+        task.options.max_attempts if options.max_attempts is None else options.max_attempts,
+        options.delay,
+        options.run_at,
+    )
+
+
+def _keys(task: Task[..., Any], policy: Policy, call: Call[Any]) -> dict[str, str | None]:
+    source, needed, given = task.options.keys, policy.lane_keys, call.options.keys
+    if source is None and not needed and not given:
+        return {}
+    codec, args, kwargs = task.codec, call.args, call.kwargs
+    values: dict[str, object] = {}
+    if source is None:
+        for name in needed:
+            if name in codec.parameters:
+                values[name] = codec.argument(name, args, kwargs)
+    elif isinstance(source, tuple):
+        for name in source:
+            values[name] = codec.argument(name, args, kwargs)
+    else:
+        values.update(_own(task, source(*args, **kwargs)))
+    if given:
+        values.update(_own(task, given))
+    if "task" in needed:
+        values["task"] = task.name
+    for name in needed:
+        if name not in values:
+            raise InvalidKey(_missing(task, policy, name))
+    return canonical_keys(values)
+
+
+def _own(task: Task[..., Any], given: object) -> Mapping[str, object]:
+    """Keys as a user gives them: names, and none of ours."""
+    if not isinstance(given, Mapping):
+        raise InvalidKey(f"task {task.name!r}: keys are a mapping of names to values, not a {type(given).__name__}")
+    for name in given:
+        if not isinstance(name, str) or not name.isidentifier():
+            raise InvalidKey(f"task {task.name!r}: {name!r} is not a key's name; use letters, digits and underscores")
+        if name in BUILT_IN:
+            raise InvalidKey(f"task {task.name!r}: the key {name!r} is built in and cannot be given")
+    return given
+
+
+def _missing(task: Task[..., Any], policy: Policy, name: str) -> str:
+    return (
+        f"queue {policy.queue!r} needs the key {name!r}, which task {task.name!r} does not carry; give the task a "
+        f"parameter {name!r}, name it in keys=, or enqueue with using(keys={{{name!r}: …}})"
+    )

@@ -1,0 +1,236 @@
+-- Fairlane on PostgreSQL. Instants are whole microseconds since 1970, states are the numbers of `job.State`, standings
+-- those of `snapshot.Standing`. Identities of lanes, flows and gates are the first 16 bytes of a SHA-256.
+
+create function fairlane.instant(given bigint) returns bigint
+language sql volatile parallel safe
+as $$ select coalesce(given, (extract(epoch from clock_timestamp()) * 1000000)::bigint) $$;
+comment on function fairlane.instant(bigint) is 'The time of this statement: the one given (tests bring their own clock), else the database''s.';
+
+
+-- Only the holder of a queue's claim lock writes its row here (a declaration inserts it).
+create table fairlane.queues (
+    id integer generated always as identity primary key,
+    name text not null unique,
+    policy text not null,
+    digest text not null,
+    version integer not null default 1,
+    vtime double precision not null default 0,
+    cursor double precision not null default 0,
+    cursor_tie bigint not null default 0,
+    tie bigint not null default 0,
+    cost double precision not null default 0,
+    arrivals_from xid8 not null default '0',
+    releases_from xid8 not null default '0'
+) with (fillfactor = 10, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+comment on column fairlane.queues.arrivals_from is 'No arrival of an earlier transaction is left or will come: the drain starts here and walks over no dead row.';
+
+
+-- One sequence for all lanes: positions only have to rise within each of them.
+create sequence fairlane.positions as bigint;
+
+-- A job is updated in place. The indexes name no column that changes from ready to running to done, so those updates
+-- are HOT, and the pages keep room for them. There is no foreign key to `queues`: every insert would lock the row that
+-- every claim updates.
+create table fairlane.jobs (
+    id uuid primary key,
+    position bigint not null,
+    enqueued_at bigint not null,
+    ready_at bigint not null,
+    queue_id integer not null,
+    attempt integer not null default 0,
+    max_attempts integer not null,
+    priority smallint not null,
+    state smallint not null check (state between 0 and 5),
+    cancel_requested boolean not null default false,
+    lane bytea not null,
+    task text not null,
+    keys jsonb not null,
+    lane_keys jsonb,
+    payload bytea not null,
+    due_at bigint,
+    claimed_at bigint,
+    finished_at bigint,
+    lease uuid,
+    charge double precision,
+    worker text,
+    outcome text,
+    error text,
+    result bytea,
+    progress double precision,
+    progress_message text
+) with (fillfactor = 60);
+comment on column fairlane.jobs.ready_at is 'When it joined its lane: at its enqueue, or when it came due. Age counts from here.';
+comment on column fairlane.jobs.lane_keys is 'The keys that tell lanes apart; null: all of `keys`.';
+comment on column fairlane.jobs.due_at is 'Set while the job is scheduled, and only then.';
+comment on column fairlane.jobs.lease is 'The claim that holds it (running) or held it last; a reaped claim leaves none.';
+comment on column fairlane.jobs.worker is 'Who holds it (running) or held it last.';
+
+create index jobs_in_lane on fairlane.jobs (lane, position);
+create index jobs_due on fairlane.jobs (queue_id, due_at) where due_at is not null;
+
+
+-- Attempts that did not end their job. The last one lives in the job's own row.
+create table fairlane.attempts (
+    id bigint generated always as identity,
+    job uuid not null,
+    lease uuid,
+    attempt integer not null,
+    claimed_at bigint not null,
+    ended_at bigint not null,
+    worker text,
+    outcome text not null,
+    error text,
+    primary key (job, id)
+);
+comment on column fairlane.attempts.lease is 'The claim that was settled so; null where a reaper did it.';
+
+
+-- What retention walks, oldest first: one row for each settlement that finished jobs. It spares `jobs` an index on
+-- `finished_at`, which would make every last update of a job a cold one.
+create table fairlane.finished (
+    is_dead boolean not null,
+    id bigint generated always as identity,
+    at bigint not null,
+    jobs uuid[] not null,
+    primary key (is_dead, id)
+);
+
+
+-- One row for each batch of claims; renewed as one.
+create table fairlane.leases (
+    id uuid primary key,
+    queue_id integer not null,
+    worker_id uuid not null,
+    worker text not null,
+    renewed_at bigint not null,
+    expires_at bigint not null,
+    jobs uuid[] not null
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
+create index leases_by_end on fairlane.leases (expires_at);
+
+-- Running jobs whose cancellation was asked for, by the lease they run under. Appended, not noted in the lease's row:
+-- cancelling locks the job, reaping locks the lease and then its jobs, and the two must not meet crosswise.
+create table fairlane.cancellations (
+    lease uuid not null,
+    job uuid not null,
+    primary key (lease, job)
+);
+
+
+-- Bells: facts that anyone may append and that only the holder of the claim lock folds. They carry their transaction,
+-- so that the drain can start behind the dead rows of what was drained before.
+create table fairlane.arrivals (
+    queue_id integer not null,
+    xid xid8 not null default pg_current_xact_id(),
+    count integer not null,
+    floor bigint not null,
+    since bigint not null,
+    priority smallint not null,
+    lane bytea not null,
+    keys jsonb not null
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
+create index arrivals_in_order on fairlane.arrivals (queue_id, xid);
+
+-- One row for each settlement and queue; the arrays run in step, one element for each lane.
+create table fairlane.releases (
+    queue_id integer not null,
+    xid xid8 not null default pg_current_xact_id(),
+    lanes bytea[] not null,
+    ended integer[] not null,
+    ran bigint[] not null,
+    charged double precision[] not null,
+    unstarted integer[] not null,
+    refund double precision[] not null
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+create index releases_in_order on fairlane.releases (queue_id, xid);
+
+
+-- What the bells are folded into. Only the holder of the queue's claim lock writes these three.
+create table fairlane.flows (
+    queue_id integer not null,
+    id bytea not null,
+    key jsonb not null,
+    weight double precision not null,
+    vtime double precision not null,
+    tie bigint not null,
+    cost double precision not null,
+    debt double precision not null,
+    open integer not null,
+    shut integer not null,
+    standing smallint not null,
+    gate bytea,
+    primary key (queue_id, id)
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 2000);
+create index flows_ready on fairlane.flows (queue_id, vtime, tie) where standing = 1;
+create index flows_parked on fairlane.flows (queue_id, gate, vtime, tie) where standing = 2;
+
+create table fairlane.lanes (
+    queue_id integer not null,
+    id bytea not null,
+    flow bytea not null,
+    priority smallint not null,
+    keys jsonb not null,
+    ready integer not null,
+    in_flight integer not null,
+    floor bigint not null,
+    rank bigint not null,
+    standing smallint not null,
+    gate bytea,
+    tag double precision not null,
+    primary key (queue_id, id)
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 2000);
+create index lanes_ready on fairlane.lanes (queue_id, flow, rank) where standing = 1;
+create index lanes_parked on fairlane.lanes (queue_id, gate, tag) where standing = 2;
+
+create table fairlane.gates (
+    queue_id integer not null,
+    id bytea not null,
+    "limit" text not null,
+    key jsonb not null,
+    in_flight integer not null,
+    tat bigint not null,
+    waiting integer not null,
+    awake integer not null,
+    wake_at bigint,
+    primary key (queue_id, id)
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 2000);
+create index gates_to_wake on fairlane.gates (queue_id, wake_at) where wake_at is not null;
+
+
+-- Workers with free slots, by the queue they would take a job from. Each listens on a channel of its own.
+create table fairlane.waiters (
+    queue_id integer not null,
+    worker uuid not null,
+    primary key (queue_id, worker)
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+
+create function fairlane.channel(worker uuid) returns text
+language sql immutable parallel safe
+as $$ select 'fairlane_' || replace(worker::text, '-', '') $$;
+
+-- The session that listens for a worker holds this worker's advisory lock: whoever can share it speaks to the dead.
+create function fairlane.is_gone(worker uuid) returns boolean
+language sql volatile
+as $$ select pg_try_advisory_xact_lock_shared(1717660019, hashtext(worker::text)) $$;
+
+create function fairlane.nudge(queue integer, most bigint, but_not uuid default null) returns bigint
+language plpgsql volatile
+as $$
+declare
+    told bigint;
+begin
+    select count(pg_notify(fairlane.channel(chosen.worker), queue::text))
+    into told
+    from (
+        select w.worker
+        from fairlane.waiters w
+        where w.queue_id = queue
+          and w.worker is distinct from but_not
+          and not fairlane.is_gone(w.worker)
+        order by random()
+        limit most
+    ) chosen;
+    return told;
+end
+$$;
+comment on function fairlane.nudge is 'Wake up to so many of those who wait for work in a queue, chosen by chance. Returns how many were told.';

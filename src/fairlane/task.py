@@ -1,0 +1,300 @@
+"""Tasks: Python functions with a name, a queue and options, and the calls that producers make of them.
+
+A single job and a bulk of thousands take the same path, from `Call` to the store; so they have the same options,
+defaults and checks. `enqueue` has exactly the task's own parameters, and everything else goes through `using`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+
+from fairlane.clock import Instant, as_instant, microseconds
+from fairlane.codec import Codec
+from fairlane.errors import ConfigurationError, InvalidJob, UnknownTask
+from fairlane.handle import Job
+from fairlane.policy.retry import Backoff
+
+__all__ = ["AsyncTask", "BoundTask", "Call", "EnqueueOptions", "Producer", "Registry", "SyncTask", "Task", "TaskOptions"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Duration = timedelta | str | float
+KeySource = tuple[str, ...] | Callable[..., Mapping[str, object]] | None
+Raised = type[BaseException] | tuple[type[BaseException], ...]
+
+LOWEST_PRIORITY, HIGHEST_PRIORITY = -100, 100
+MOST_ATTEMPTS = 10_000
+
+
+def check_priority(what: str, priority: object) -> int:
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise InvalidJob(f"{what}: priority={priority!r} is not a whole number")
+    if not LOWEST_PRIORITY <= priority <= HIGHEST_PRIORITY:
+        raise InvalidJob(f"{what}: priority={priority} is outside of {LOWEST_PRIORITY} … {HIGHEST_PRIORITY}")
+    return priority
+
+
+def check_attempts(what: str, attempts: object) -> int:
+    if isinstance(attempts, bool) or not isinstance(attempts, int) or not 1 <= attempts <= MOST_ATTEMPTS:
+        raise InvalidJob(f"{what}: max_attempts={attempts!r} is not a whole number from 1 to {MOST_ATTEMPTS:,}")
+    return attempts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskOptions:
+    """How a task's jobs are run."""
+
+    max_attempts: int = 5
+    backoff: Backoff = Backoff()  # noqa: RUF009 - frozen
+    retry_on: Raised = (Exception,)
+    """What counts as a failure worth another attempt; anything else that is raised is the end of the job."""
+    dead_on: Raised = ()
+    """What ends the job at once, although `retry_on` covers it."""
+    timeout: Duration | None = None
+    priority: int = 0
+    keys: KeySource = None
+
+    def checked(self, what: str) -> TaskOptions:
+        try:
+            check_attempts(what, self.max_attempts)
+            check_priority(what, self.priority)
+        except InvalidJob as error:
+            raise ConfigurationError(str(error)) from None
+        if not isinstance(self.backoff, Backoff):
+            raise ConfigurationError(f"{what}: backoff={self.backoff!r} is not a Backoff(…)")
+        for name, kinds in (("retry_on", self.retry_on), ("dead_on", self.dead_on)):
+            for kind in kinds if isinstance(kinds, tuple) else (kinds,):
+                if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+                    raise ConfigurationError(f"{what}: {name}={kinds!r} is not an exception type, or a tuple of them")
+        if self.timeout is not None and microseconds(self.timeout) <= 0:
+            raise ConfigurationError(f"{what}: timeout={self.timeout!r} is not a time above 0; None means no timeout")
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnqueueOptions:
+    """What one job has beyond its arguments; `None` leaves the task's own choice."""
+
+    tx: Any = None
+    queue: str | None = None
+    priority: int | None = None
+    max_attempts: int | None = None
+    keys: Mapping[str, object] | None = None
+    delay: int | None = None
+    run_at: Instant | None = None
+
+
+DEFAULTS = EnqueueOptions()
+
+
+class Call(Generic[R]):
+    """One call of a task that has not been made: what `enqueue_many` takes."""
+
+    __slots__ = ("args", "kwargs", "options", "task")
+
+    def __init__(
+        self, task: Task[..., R], args: tuple[Any, ...], kwargs: dict[str, Any], options: EnqueueOptions = DEFAULTS
+    ) -> None:
+        self.task = task
+        self.args = args
+        self.kwargs = kwargs
+        self.options = options
+
+    def __repr__(self) -> str:
+        given = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.kwargs.items())]
+        return f"Call({self.task.name}({', '.join(given)}))"
+
+
+class Producer(Protocol):
+    """What a task asks of the app that it belongs to."""
+
+    async def enqueue_many(self, calls: Iterable[Call[R]], tx: Any = None) -> list[Job[R]]: ...
+
+    def run_blocking(self, work: Coroutine[Any, Any, R]) -> R: ...
+
+
+class BoundTask(Generic[P, R]):
+    """A task with options for the jobs that are enqueued through it."""
+
+    def __init__(self, task: Task[P, R], options: EnqueueOptions) -> None:
+        self._task = task
+        self._options = options
+
+    def __repr__(self) -> str:
+        return f"{self._task!r}.using({self._options})"
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+        """This call as a value, for `enqueue_many`."""
+        return Call(self._task, args, kwargs, self._options)
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+        """Store one job; durable when this returns, or with the transaction given as `tx`."""
+        jobs = await self._task.producer.enqueue_many([Call(self._task, args, kwargs, self._options)], self._options.tx)
+        return jobs[0]
+
+    async def enqueue_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
+        """Store these calls of this task, all or none."""
+        listed = list(calls)
+        for call in listed:
+            if call.task is not self._task:
+                raise InvalidJob(f"{call!r} is not a call of task {self._task.name!r}; use app.enqueue_many for a mixture")
+        return await self._task.producer.enqueue_many(listed, self._options.tx)
+
+    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+        """`enqueue` for code that is not async: it blocks until the job is stored."""
+        return self._task.producer.run_blocking(self.enqueue(*args, **kwargs))
+
+    def using(
+        self,
+        *,
+        tx: Any = None,
+        priority: int | None = None,
+        delay: Duration | None = None,
+        run_at: datetime | None = None,
+        keys: Mapping[str, object] | None = None,
+        queue: str | None = None,
+        max_attempts: int | None = None,
+    ) -> BoundTask[P, R]:
+        """The same task with these options for its jobs; what is not given stays as it was."""
+        what = f"task {self._task.name!r}"
+        given: dict[str, Any] = {"tx": tx, "queue": queue}
+        if priority is not None:
+            given["priority"] = check_priority(what, priority)
+        if max_attempts is not None:
+            given["max_attempts"] = check_attempts(what, max_attempts)
+        if keys is not None:
+            given["keys"] = {**(self._options.keys or {}), **keys}
+        if delay is not None and run_at is not None:
+            raise InvalidJob(f"{what}: give delay= or run_at=, not both")
+        if delay is not None:
+            given |= {"delay": _delay(what, delay), "run_at": None}
+        if run_at is not None:
+            given |= {"run_at": _run_at(what, run_at), "delay": None}
+        kept = {name: value for name, value in given.items() if value is not None or name in ("delay", "run_at")}
+        return BoundTask(self._task, replace(self._options, **kept))
+
+
+class Task(BoundTask[P, R]):
+    """A registered function. Calling it runs it here and now; enqueueing it stores a job."""
+
+    def __init__(
+        self,
+        producer: Producer,
+        name: str,
+        queue: str,
+        function: Callable[P, Any],
+        options: TaskOptions,
+        local_names: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(self, DEFAULTS)
+        what = f"task {name!r}"
+        self.producer = producer
+        self.name = name
+        self.queue = queue
+        self.function = function
+        self.options = options.checked(what)
+        self.codec = Codec(name, function, local_names)
+        self.timeout = None if options.timeout is None else microseconds(options.timeout)
+        if isinstance(options.keys, tuple):
+            for key in options.keys:
+                if key not in self.codec.parameters:
+                    raise ConfigurationError(
+                        f"{what}: keys={options.keys!r} names {key!r}, which is none of its parameters {self.codec.signature}"
+                    )
+        functools.update_wrapper(self, function)
+
+    is_async = False
+
+    def __repr__(self) -> str:
+        return f"<task {self.name}>"
+
+    def can_provide(self, key: str) -> bool:
+        """Whether this task's jobs may carry a key without being given it at each enqueue."""
+        source = self.options.keys
+        if callable(source):
+            return True
+        return key in (self.codec.parameters if source is None else source)
+
+
+class AsyncTask(Task[P, R]):
+    """A task whose function is `async def`."""
+
+    is_async = True
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        result: Coroutine[Any, Any, R] = self.function(*args, **kwargs)
+        return result
+
+
+class SyncTask(Task[P, R]):
+    """A task whose function blocks; workers run it in a thread."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        result: R = self.function(*args, **kwargs)
+        return result
+
+
+class Registry:
+    """The tasks of an app by name."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, Task[..., Any]] = {}
+        self.find = self._tasks.get
+        """The task of a name, or `None`."""
+
+    def add(self, task: Task[..., Any]) -> None:
+        known = self._tasks.get(task.name)
+        if known is not None:
+            raise ConfigurationError(
+                f"task {task.name!r} is defined twice, in {_place(known.function)} and in {_place(task.function)}; "
+                f"give one of them another name="
+            )
+        self._tasks[task.name] = task
+
+    def __getitem__(self, name: str) -> Task[..., Any]:
+        task = self._tasks.get(name)
+        if task is None:
+            raise UnknownTask(f"no task is named {name!r}; known are: {', '.join(sorted(self._tasks)) or 'none'}")
+        return task
+
+    def __iter__(self) -> Iterable[Task[..., Any]]:  # type: ignore[override]
+        return iter(self._tasks.values())
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def of_queue(self, queue: str) -> Sequence[Task[..., Any]]:
+        return [task for task in self._tasks.values() if task.queue == queue]
+
+
+def _delay(what: str, delay: Duration) -> int:
+    try:
+        amount = microseconds(delay)
+    except ConfigurationError as error:
+        raise InvalidJob(f"{what}: delay: {error}") from None
+    if amount < 0:
+        raise InvalidJob(f"{what}: delay={delay!r} lies in the past; leave it out to run at once")
+    return amount
+
+
+def _run_at(what: str, run_at: datetime) -> Instant:
+    if not isinstance(run_at, datetime):
+        raise InvalidJob(f"{what}: run_at={run_at!r} is not a datetime; for a duration use delay=")
+    try:
+        return as_instant(run_at)
+    except ConfigurationError as error:
+        raise InvalidJob(f"{what}: run_at: {error}") from None
+
+
+def _place(function: Callable[..., Any]) -> str:
+    try:
+        code = inspect.unwrap(function).__code__
+    except AttributeError:
+        return repr(function)
+    return f"{code.co_filename}:{code.co_firstlineno}"

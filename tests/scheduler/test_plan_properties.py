@@ -1,0 +1,77 @@
+"""Whatever the policy and whatever happens, these hold after every claim."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairlane.policy import Policy
+from tests.scheduler.invariants import books_are_right, check_order
+from tests.scheduler.simulation import Bench
+from tests.scheduler.strategies import Step, lives, policies
+
+
+def take(bench: Bench, step: Step) -> None:
+    """One step of a random life; a step that names nothing is skipped."""
+    match step:
+        case ("enqueue", keys, count, priority):
+            bench.enqueue(keys, count, priority)
+        case ("claim", want):
+            checked_claim(bench, want)
+        case ("settle", nth, ran) if bench.claimed:
+            bench.settle(_pick(bench, nth), ran)
+        case ("reap", nth, ran) if bench.claimed:
+            bench.reap(_pick(bench, nth), ran)
+        case ("give back", nth) if bench.claimed:
+            bench.give_back(_pick(bench, nth))
+        case ("withdraw", nth):
+            jobs = [(lane, job[0]) for lane, jobs in bench.ledger.waiting.items() for job in jobs]
+            if jobs:
+                bench.withdraw(*jobs[nth % len(jobs)])
+        case ("wait", moment):
+            bench.now += moment
+
+
+def _pick(bench: Bench, nth: int) -> int:
+    return sorted(bench.claimed)[nth % len(bench.claimed)]
+
+
+def checked_claim(bench: Bench, want: int) -> int:
+    plan = bench.claim(want)
+    books_are_right(bench)
+    if len(plan.starts) < want:
+        assert not (left := bench.ledger.startable(bench.now)), f"{left} could have started"
+    return len(plan.starts)
+
+
+def drain(bench: Bench) -> None:
+    """Let everything run that ever may."""
+    for _ in range(10_000):
+        for position in sorted(bench.claimed):
+            bench.settle(position, 1_000)
+        if checked_claim(bench, 7):
+            continue
+        alarm = bench.queue.next_alarm()
+        if alarm is None:
+            return
+        assert alarm > bench.now, "an alarm that has come was not answered"
+        bench.now = alarm
+    raise AssertionError("the queue never comes to rest")
+
+
+@settings(deadline=None, max_examples=300)
+@given(policies(), lives())
+def test_no_life_of_a_queue_breaks_a_limit_loses_a_job_or_leaves_a_slot_unused(policy: Policy, steps: list[Step]) -> None:
+    bench = Bench(policy)
+    for step in steps:
+        take(bench, step)
+    drain(bench)
+    stopped = {limit for limit in policy.limits if getattr(limit, "max", 1) == 0}
+    waiting = [lane for lane, jobs in bench.ledger.waiting.items() if jobs]
+    assert not waiting or stopped, f"{waiting} never ran"
+    assert not bench.ledger.startable(bench.now)
+    assert not bench.ledger.running
+    assert all(gate.in_flight == 0 for gate in bench.queue.gates.values())
+    assert all(lane.in_flight == 0 for lane in bench.queue.lanes.values())
