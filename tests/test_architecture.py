@@ -19,7 +19,7 @@ LAYERS: list[set[str]] = [
     {"policy"},
     {"scheduler"},
     {"store"},
-    {"task"},
+    {"codec", "handle", "stamping", "task"},
     {"worker"},
     {"operations"},
     {"app"},

@@ -8,9 +8,9 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
@@ -62,7 +62,9 @@ class TaskDecorator(Protocol):
     """What `app.task(…)` returns."""
 
     @overload
-    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...
+    def __call__(  # type: ignore[overload-overlap]  # a coroutine function matches both; the first one wins
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> AsyncTask[P, R]: ...
     @overload
     def __call__(self, function: Callable[P, R], /) -> SyncTask[P, R]: ...
 
@@ -94,7 +96,9 @@ class App:
         self.url = url or os.environ.get("FAIRLANE_URL") or f"sqlite:///{beside / 'fairlane.db'}"
         self.clock: Clock = clock or SystemClock()
         self.max_payload = _checked_size(max_payload)
-        self.retention = Retention(_checked_time("retention", retention), _checked_time("dead_retention", dead_retention))
+        self.retention = Retention(
+            done=_checked_time("retention", retention), dead=_checked_time("dead_retention", dead_retention)
+        )
         self.registry = Registry()
         self.queues: dict[str, Queue] = {}
         self._make_store = _store_factory(self.url, self.clock, durable_claims)
@@ -125,7 +129,9 @@ class App:
         return self.queues[name]
 
     @overload
-    def task(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...
+    def task(  # type: ignore[overload-overlap]  # as above
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> AsyncTask[P, R]: ...
     @overload
     def task(self, function: Callable[P, R], /) -> SyncTask[P, R]: ...
     @overload
@@ -144,7 +150,13 @@ class App:
         keys: KeySource | Iterable[str] = None,
     ) -> TaskDecorator: ...
     def task(
-        self, function: Callable[..., Any] | None = None, /, *, queue: str = DEFAULT_QUEUE, name: str | None = None, **options: Any
+        self,
+        function: Callable[..., Any] | None = None,
+        /,
+        *,
+        queue: str = DEFAULT_QUEUE,
+        name: str | None = None,
+        **options: Any,
     ) -> Any:
         """Register a function, async or not, as a task. It stays callable as before."""
         frame = inspect.currentframe()
@@ -167,12 +179,21 @@ class App:
         """Refuse what cannot work as a whole: a limit by a key that no task provides, a task of an unknown queue."""
         for task in self.registry:
             if task.queue != DEFAULT_QUEUE and task.queue not in self.queues:
-                raise UnknownQueue(f"task {task.name!r} is of queue {task.queue!r}; declare it with app.queue({task.queue!r})")
+                raise UnknownQueue(f"task {task.name!r}: declare its queue with app.queue({task.queue!r}, …)")
             task.codec.check_types()
         for queue in self.queues.values():
             _check_keys(queue.policy, self.registry.of_queue(queue.name))
 
+    @property
+    def queue_names(self) -> list[str]:
+        """The queues of this app: those declared, and `default` where it is used."""
+        return [policy.queue for policy in self._declarations()]
+
     # Opening and closing.
+
+    def make_store(self) -> Store:
+        """A store of this app's database, not opened: for tools that look at it without declaring anything."""
+        return self._make_store()
 
     async def opened(self) -> Store:
         """The open store; the first caller opens it, checks the app and declares its queues."""
@@ -188,8 +209,8 @@ class App:
         if connection.loop is not loop:
             ended = " that has ended" if connection.loop.is_closed() else ""
             raise ConfigurationError(
-                f"this App was opened in another event loop{ended}; use `async with app:` so that it is closed with the "
-                f"loop it was opened in, or make one App per loop"
+                f"this App was opened in another event loop{ended}; use `async with app:`, so that it is closed with "
+                f"the loop it was opened in, or make one App per loop"
             )
         return connection
 
@@ -228,6 +249,7 @@ class App:
         """Close the database. The app opens itself again when it is used again."""
         connection, self._connection = self._connection, None
         background, self._background = self._background, None
+        self._opening = asyncio.Lock()
         if background is not None:
             if connection is not None:
                 await asyncio.wrap_future(background.submit(connection.store.close()))
@@ -259,7 +281,7 @@ class App:
         listed = list(calls)
         for call in listed:
             if call.options.tx is not None and call.options.tx is not tx:
-                raise InvalidJob(f"{call!r} names a transaction of its own; give tx= to enqueue_many, for all of its calls")
+                raise InvalidJob(f"{call!r} names a transaction of its own; give tx= to enqueue_many, for all of them")
         connection = await self._connected()
         if self.clock.monotonic() - connection.looked_at >= POLICIES_LAST:
             await self._look_again(connection)
@@ -285,7 +307,7 @@ class App:
         elif (stored := await connection.store.policy(name)) is not None:
             policy = stored.policy
         else:
-            raise UnknownQueue(f"task {call.task.name!r}: queue {name!r} is unknown; declare it with app.queue({name!r})")
+            raise UnknownQueue(f"task {call.task.name!r}: queue {name!r} is unknown; declare it with app.queue(…)")
         connection.policies[name] = policy
         return policy
 
@@ -327,7 +349,7 @@ class App:
         return Worker(
             connection.store,
             self.registry,
-            options.serving([policy.queue for policy in self._declarations()]),
+            options.serving(self.queue_names),
             self.clock,
             retention=self.retention,
             max_result=self.max_payload,
@@ -342,7 +364,7 @@ class _BackgroundLoop:
         self._thread = threading.Thread(target=self._loop.run_forever, name="fairlane-blocking", daemon=True)
         self._thread.start()
 
-    def submit(self, work: Coroutine[Any, Any, R]) -> Any:
+    def submit(self, work: Coroutine[Any, Any, R]) -> Future[R]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def stop(self) -> None:
@@ -368,14 +390,16 @@ def _check_keys(policy: Policy, tasks: Iterable[Task[..., Any]]) -> None:
                 )
 
 
-def _key_source(keys: Any) -> KeySource:
-    if keys is None or callable(keys):
+def _key_source(keys: KeySource | Iterable[str]) -> KeySource:
+    if keys is None or isinstance(keys, tuple):
         return keys
-    return (keys,) if isinstance(keys, str) else tuple(keys)
+    if isinstance(keys, str):
+        return (keys,)
+    return keys if callable(keys) else tuple(keys)
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def _name_of(function: Callable[..., Any]) -> str:
@@ -416,7 +440,9 @@ def _store_factory(url: str, clock: Clock, durable_claims: bool) -> Callable[[],
     if separator and scheme == "sqlite":
         path = rest.removeprefix("/") or None
         if path is not None and not rest.startswith("/"):
-            raise ConfigurationError(f"{url!r} names a host; a SQLite file is written sqlite:///relative.db or sqlite:////absolute.db")
+            raise ConfigurationError(
+                f"{url!r} names a host; a SQLite file is written sqlite:///relative.db or sqlite:////absolute.db"
+            )
 
         def sqlite() -> Store:
             from fairlane.store.sqlite import SqliteStore
@@ -444,5 +470,3 @@ def _without_password(url: str) -> str:
     head, at, tail = url.rpartition("@")
     scheme, separator, login = head.partition("://")
     return f"{scheme}{separator}{login.partition(':')[0]}{at}{tail}" if at else url
-
-

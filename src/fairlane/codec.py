@@ -35,7 +35,7 @@ def _encode_other(value: Any) -> Any:
     raise TypeError(f"a {type(value).__name__} has no JSON form")
 
 
-def _decode_other(kind: type, value: Any) -> Any:
+def _decode_other(kind: Any, value: Any) -> Any:
     if callable(validate := getattr(kind, "model_validate", None)):
         return validate(value)
     if isinstance(kind, type) and issubclass(kind, PurePath):

@@ -17,7 +17,8 @@ FairlaneError
 ├── JobCancelled            `result()` of a job that was cancelled
 ├── ResultTimeout           `result(timeout=…)` of a job that has not ended yet
 ├── ClaimLost               a settlement of a claim that is gone; nothing was applied
-└── StoreUnavailable        the database cannot be reached; what was asked was not done
+├── StoreUnavailable        the database cannot be reached; what was asked was not done
+└── WorkerDied              a loop of a worker ended by itself; the worker stopped
 ```
 
 `Snooze`, `Retry`, `Dead` and `Cancel` are not errors: a handler raises them to say how its job goes on.
@@ -50,6 +51,7 @@ __all__ = [
     "StoreUnavailable",
     "UnknownQueue",
     "UnknownTask",
+    "WorkerDied",
 ]
 
 
@@ -119,6 +121,10 @@ class ClaimLost(FairlaneError):
 
 class StoreUnavailable(FairlaneError, ConnectionError):
     """The database cannot be reached; what was asked was not done."""
+
+
+class WorkerDied(FairlaneError):
+    """A loop of a worker ended by itself, and the worker stopped because of it."""
 
 
 class Signal(Exception):

@@ -74,7 +74,8 @@ class Job(Generic[R]):
         while not (record := await self.record()).state.is_final:
             left = _seconds_left(clock, deadline)
             if left <= 0:
-                raise ResultTimeout(f"job {self.id} ({record.task}) is still {record.state} after {timeout}; it goes on")
+                what = f"job {self.id} ({record.task})"
+                raise ResultTimeout(f"{what} is still {record.state} after {timeout}; it goes on all the same")
             await asyncio.sleep(min(pause, left))
             pause = min(pause * 1.5, LONGEST_LOOK)
         return self._read(record)
@@ -83,7 +84,8 @@ class Job(Generic[R]):
         what = f"job {self.id} ({record.task})"
         match record.state:
             case State.DEAD:
-                raise JobFailed(f"{what} failed after {record.attempt} of {record.max_attempts} attempts: {record.error}")
+                attempts = f"{record.attempt} of {record.max_attempts} attempts"
+                raise JobFailed(f"{what} failed after {attempts}: {record.error}")
             case State.CANCELLED:
                 raise JobCancelled(f"{what} was cancelled: {record.error or 'before it ran'}")
         codec = self._source.codec_of(record.task)

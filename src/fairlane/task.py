@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
 from fairlane.clock import Instant, as_instant, microseconds
 from fairlane.codec import Codec
@@ -19,7 +19,17 @@ from fairlane.errors import ConfigurationError, InvalidJob, UnknownTask
 from fairlane.handle import Job
 from fairlane.policy.retry import Backoff
 
-__all__ = ["AsyncTask", "BoundTask", "Call", "EnqueueOptions", "Producer", "Registry", "SyncTask", "Task", "TaskOptions"]
+__all__ = [
+    "AsyncTask",
+    "BoundTask",
+    "Call",
+    "EnqueueOptions",
+    "Producer",
+    "Registry",
+    "SyncTask",
+    "Task",
+    "TaskOptions",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -69,9 +79,12 @@ class TaskOptions:
         if not isinstance(self.backoff, Backoff):
             raise ConfigurationError(f"{what}: backoff={self.backoff!r} is not a Backoff(…)")
         for name, kinds in (("retry_on", self.retry_on), ("dead_on", self.dead_on)):
-            for kind in kinds if isinstance(kinds, tuple) else (kinds,):
-                if not (isinstance(kind, type) and issubclass(kind, BaseException)):
-                    raise ConfigurationError(f"{what}: {name}={kinds!r} is not an exception type, or a tuple of them")
+            try:
+                isinstance(None, kinds)
+            except TypeError:
+                raise ConfigurationError(
+                    f"{what}: {name}={kinds!r} is not an exception type, or a tuple of them"
+                ) from None
         if self.timeout is not None and microseconds(self.timeout) <= 0:
             raise ConfigurationError(f"{what}: timeout={self.timeout!r} is not a time above 0; None means no timeout")
         return self
@@ -143,7 +156,7 @@ class BoundTask(Generic[P, R]):
         listed = list(calls)
         for call in listed:
             if call.task is not self._task:
-                raise InvalidJob(f"{call!r} is not a call of task {self._task.name!r}; use app.enqueue_many for a mixture")
+                raise InvalidJob(f"{call!r} is no call of task {self._task.name!r}; use app.enqueue_many for a mixture")
         return await self._task.producer.enqueue_many(listed, self._options.tx)
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
@@ -205,9 +218,10 @@ class Task(BoundTask[P, R]):
             for key in options.keys:
                 if key not in self.codec.parameters:
                     raise ConfigurationError(
-                        f"{what}: keys={options.keys!r} names {key!r}, which is none of its parameters {self.codec.signature}"
+                        f"{what}: keys={options.keys!r} names {key!r}, which is none of its parameters "
+                        f"{self.codec.signature}"
                     )
-        functools.update_wrapper(self, function)
+        functools.update_wrapper(cast(Callable[..., Any], self), function)
 
     is_async = False
 
@@ -263,7 +277,7 @@ class Registry:
             raise UnknownTask(f"no task is named {name!r}; known are: {', '.join(sorted(self._tasks)) or 'none'}")
         return task
 
-    def __iter__(self) -> Iterable[Task[..., Any]]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[Task[..., Any]]:
         return iter(self._tasks.values())
 
     def __len__(self) -> int:

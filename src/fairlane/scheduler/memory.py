@@ -109,7 +109,7 @@ class MemoryQueue:
         scanned = self._scan((self.queue.cursor, self.queue.cursor_tie), count, inclusive=True)
         flows = {row.flow: self.flows[row.flow] for row in lanes} | {row.id: row for row in scanned}
         lanes += [lane for flow in scanned for lane in self._ready_lanes(flow.id, 2)]
-        due = [gate for gate in self.gates.values() if gate.wake_at is not None and gate.wake_at <= now]
+        due = self._due(now, count)
         self.rows_read += len(arrivals) + len(releases) + len(lanes) + len(flows) + len(due)
         return Snapshot(
             self.policy,
@@ -121,8 +121,12 @@ class MemoryQueue:
             list(flows.values()),
             [flow.id for flow in scanned],
             len(scanned) < count,
-            due[:count],
+            due,
         )
+
+    def _due(self, now: Instant, count: int) -> list[GateRow]:
+        due = [gate for gate in self.gates.values() if gate.wake_at is not None and gate.wake_at <= now]
+        return sorted(due, key=lambda gate: (gate.wake_at or 0, gate.id))[:count]
 
     def _scan(self, after: tuple[float, int], count: int, *, inclusive: bool = False) -> list[FlowRow]:
         ready = [flow for flow in self.flows.values() if flow.standing == Standing.READY]

@@ -23,7 +23,7 @@ Planning = Generator[Need, Supply, Plan]
 IDLE_VISITS = 4
 """Visits that start nothing, per job asked for, before the plan stops and leaves the rest to the next claim."""
 
-RECHECK = 1_000_000
+RECHECK = 100_000
 """Microseconds after which room that a woken lane has not used is offered again."""
 
 
@@ -127,6 +127,11 @@ class _Plan:
                 gate.awake = 0
         return room - gate.awake
 
+    def _forget_awake(self) -> None:
+        for gate in self.board.gates.values():
+            if gate.awake:
+                gate.awake, gate.dirty = 0, True
+
     # -- serving ------------------------------------------------------------------------------------------------
 
     def serve(self) -> Generator[Need, Supply, None]:
@@ -145,6 +150,8 @@ class _Plan:
                 yield from self._scan(budget)
                 continue
             if not self.heap:
+                # No flow is ready: whoever was woken and not visited sits in a parked flow, and its room is free.
+                self._forget_awake()
                 if (yield from self.wake_due()):
                     self._requeue_woken()
                     yield from self._prepare(budget)
@@ -378,6 +385,7 @@ class _Plan:
 
     def result(self) -> Plan:
         board = self.board
+        self._unspeak()
         for gate in board.gates.values():
             self._set_alarm(gate)
         queue = QueueRow(self.vtime, *self._cursor(), board.tie, board.cost)
@@ -389,6 +397,13 @@ class _Plan:
             [gate.row() for gate in board.gates.values() if gate.dirty],
             self.left_behind,
         )
+
+    def _unspeak(self) -> None:
+        """A later claim may park the flow of a woken lane without seeing the lane: such a lane reserves no room."""
+        if any(bound.level is Level.FLOW for bound in self.policy.bound):
+            for lane in self.board.lanes.values():
+                if lane.gate is not None and lane.standing == READY and lane.flow.open > 1:
+                    self._unwake(lane)
 
     def _cursor(self) -> tuple[float, int]:
         ready = [(flow.vtime, flow.tie) for flow in self.board.flows.values() if flow.standing == READY]

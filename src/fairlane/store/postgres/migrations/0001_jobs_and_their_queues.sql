@@ -179,7 +179,7 @@ create table fairlane.lanes (
     tag double precision not null,
     primary key (queue_id, id)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 2000);
-create index lanes_ready on fairlane.lanes (queue_id, flow, rank) where standing = 1;
+create index lanes_of_flow on fairlane.lanes (queue_id, flow, standing, rank);
 create index lanes_parked on fairlane.lanes (queue_id, gate, tag) where standing = 2;
 
 create table fairlane.gates (
@@ -197,21 +197,18 @@ create table fairlane.gates (
 create index gates_to_wake on fairlane.gates (queue_id, wake_at) where wake_at is not null;
 
 
--- Workers with free slots, by the queue they would take a job from. Each listens on a channel of its own.
+-- Workers with free slots, by the queue they would take a job from. Each listens on a channel of its own, in a session
+-- that holds the advisory lock `ear` for as long as it lives.
 create table fairlane.waiters (
     queue_id integer not null,
     worker uuid not null,
+    ear bigint not null,
     primary key (queue_id, worker)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 
 create function fairlane.channel(worker uuid) returns text
 language sql immutable parallel safe
 as $$ select 'fairlane_' || replace(worker::text, '-', '') $$;
-
--- The session that listens for a worker holds this worker's advisory lock: whoever can share it speaks to the dead.
-create function fairlane.is_gone(worker uuid) returns boolean
-language sql volatile
-as $$ select pg_try_advisory_xact_lock_shared(1717660019, hashtext(worker::text)) $$;
 
 create function fairlane.nudge(queue integer, most bigint, but_not uuid default null) returns bigint
 language plpgsql volatile
@@ -226,7 +223,8 @@ begin
         from fairlane.waiters w
         where w.queue_id = queue
           and w.worker is distinct from but_not
-          and not fairlane.is_gone(w.worker)
+          -- Whoever can share an ear's lock would speak to the dead.
+          and not pg_try_advisory_xact_lock_shared(w.ear)
         order by random()
         limit most
     ) chosen;

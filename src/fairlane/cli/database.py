@@ -1,0 +1,60 @@
+"""Which database a command is about: the one of an app, or of a URL."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fairlane.cli.loading import load_app
+from fairlane.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from fairlane.app import App
+    from fairlane.store.protocol import Store
+
+__all__ = ["app_of", "declared_queues", "existing_store"]
+
+
+def app_of(place: str | None, url: str | None) -> App:
+    """The app named on the command line, or an app without queues on the URL given there or in FAIRLANE_URL."""
+    from fairlane.app import App
+
+    if place and url:
+        raise ConfigurationError("give an app (module:app) or --url, not both")
+    if place:
+        return load_app(place)
+    url = url or os.environ.get("FAIRLANE_URL")
+    if not url:
+        raise ConfigurationError("which database? Give an app (module:app) or --url, or set FAIRLANE_URL")
+    return App(url)
+
+
+def declared_queues(app: App) -> list[str]:
+    """The queues that an app serves when none are named."""
+    from fairlane.app import DEFAULT_QUEUE
+
+    names = list(app.queues)
+    if DEFAULT_QUEUE not in names and (not names or app.registry.of_queue(DEFAULT_QUEUE)):
+        names.append(DEFAULT_QUEUE)
+    return names
+
+
+@asynccontextmanager
+async def existing_store(app: App) -> AsyncIterator[Store]:
+    """The app's store, open, with nothing declared: looking changes nothing, and creates no SQLite file either."""
+    _require_file(app.url)
+    store = app._make_store()
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def _require_file(url: str) -> None:
+    path = Path(url.removeprefix("sqlite:///"))
+    if url.startswith("sqlite:") and not path.is_file():
+        raise ConfigurationError(f"{url} does not exist yet; it is made when the app or a worker first uses it")

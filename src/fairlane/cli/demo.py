@@ -1,0 +1,91 @@
+"""`fairlane demo`."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import click
+
+from fairlane.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fairlane.demo.show import Report
+    from fairlane.demo.view import SilentView
+
+__all__ = ["demo"]
+
+
+@click.command()
+@click.option("--url", help="Play on this PostgreSQL, in a database of the demo's own that is dropped afterwards.")
+@click.option("--postgres", is_flag=True, help="Play on a throw-away PostgreSQL that the demo starts and stops.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as a JSON object, and nothing else.")
+@click.option("--scale", type=click.FloatRange(0.001, 10), default=1.0, hidden=True, help="For tests: fewer jobs.")
+@click.option("--save-svg", type=click.Path(dir_okay=False), hidden=True, help="Save the last screen as a picture.")
+def demo(url: str | None, postgres: bool, as_json: bool, scale: float, save_svg: str | None) -> None:
+    """See a queue in which every tenant gets its turn, in under a minute.
+
+    One tenant (the whale) enqueues 5,000 jobs, then 100 small tenants enqueue 10 each. Two workers with 10 slots each
+    run them three times: first come, first served; with Fair; with limits too. All figures are counted from what ran.
+    Ends with an error if the demo's own promises do not hold.
+
+    \b
+    Example:
+      fairlane demo
+      fairlane demo --postgres
+      fairlane demo --url postgresql://postgres@localhost/postgres --json
+    """
+    # SIGTERM (a time limit, a closing terminal's supervisor) cleans up like Ctrl-C.
+    signal.signal(signal.SIGTERM, _leave)
+    from rich.console import Console
+
+    from fairlane.demo.promises import verdict
+    from fairlane.demo.view import draw_report
+    from fairlane.demo.view import save_svg as save_picture
+
+    console = Console(highlight=False)
+    report = _play(url, postgres, scale, _view(console, as_json))
+    if save_svg:
+        save_picture(report, save_svg)
+    if as_json:
+        click.echo(_as_json(report))
+    else:
+        console.print(draw_report(report))
+    if failure := verdict(report.promises):
+        raise click.ClickException(failure)
+
+
+def _play(url: str | None, postgres: bool, scale: float, view: SilentView) -> Report:
+    from fairlane.demo.show import play
+    from fairlane.demo.venue import own_database, sqlite_file, throwaway_postgres
+    from fairlane.demo.workload import Workload
+
+    if url and postgres:
+        raise ConfigurationError("give --url or --postgres, not both")
+    venue = own_database(url) if url else throwaway_postgres() if postgres else sqlite_file()
+    workload = Workload() if scale == 1 else Workload().scaled(scale)
+    with venue as place, view:
+        return play(place, workload, view)
+
+
+def _view(console: Console, as_json: bool) -> SilentView:
+    from fairlane.demo.view import LineView, LiveView, SilentView
+
+    if as_json:
+        return SilentView()
+    return LiveView(console) if console.is_terminal else LineView(console)
+
+
+def _as_json(report: Report) -> str:
+    import msgspec
+
+    figures = {"workload": report.workload, "acts": report.figures, "promises": report.promises}
+    return msgspec.json.format(msgspec.json.encode(figures)).decode()
+
+
+def _leave(signum: int, frame: FrameType | None) -> None:
+    signal.signal(signum, signal.SIG_IGN)
+    raise SystemExit(128 + signum)

@@ -1,0 +1,60 @@
+"""`fairlane migrate`."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+__all__ = ["migrate"]
+
+
+@click.command()
+@click.argument("app", required=False, metavar="[MODULE:APP]")
+@click.option("--url", help="The database, instead of an app's.  [default: FAIRLANE_URL]")
+@click.option("--print", "only_print", is_flag=True, help="Print the SQL of all migrations and change nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+def migrate(app: str | None, url: str | None, only_print: bool, as_json: bool) -> None:
+    """Bring a database's schema up to date.
+
+    Safe to run from many machines at once, and again when there is nothing to do. A deploy step on PostgreSQL; SQLite
+    files migrate themselves when they are opened.
+
+    \b
+    Example:
+      fairlane migrate shop:app
+      fairlane migrate --url postgresql://shop@localhost/shop
+      fairlane migrate --print > fairlane.sql
+    """
+    if only_print:
+        _print_migrations(app, url, as_json)
+        return
+    import asyncio
+
+    from fairlane.cli.database import app_of
+
+    applied = asyncio.run(app_of(app, url).migrate())
+    if as_json:
+        click.echo(json.dumps({"applied": applied}))
+        return
+    for name in applied:
+        click.echo(f"applied {name}")
+    if not applied:
+        click.echo("nothing to do: the schema is up to date")
+
+
+def _print_migrations(app: str | None, url: str | None, as_json: bool) -> None:
+    """Needs no database, only its kind: PostgreSQL unless the app or URL says SQLite."""
+    import os
+
+    from fairlane.cli.database import app_of
+    from fairlane.store.migrate import load_migrations
+
+    named = app or url or os.environ.get("FAIRLANE_URL")
+    kind = "sqlite" if named and app_of(app, url).url.startswith("sqlite:") else "postgres"
+    migrations = load_migrations(f"fairlane.store.{kind}")
+    if as_json:
+        click.echo(json.dumps([{"name": each.name, "checksum": each.checksum, "sql": each.sql} for each in migrations]))
+        return
+    for migration in migrations:
+        click.echo(f"-- migration {migration.name}\n{migration.sql.rstrip()}\n")

@@ -1,0 +1,63 @@
+"""The `fairlane` program: its commands, and how their errors look."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from importlib.metadata import version as installed_version
+from typing import Any
+
+import click
+
+from fairlane.cli.demo import demo
+from fairlane.cli.migrate import migrate
+from fairlane.cli.policy import policy
+from fairlane.cli.worker import worker
+from fairlane.errors import FairlaneError
+
+__all__ = ["main", "program"]
+
+
+class Program(click.Group):
+    """Says in one line what went wrong. A traceback is for errors that nobody foresaw."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except FairlaneError as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+def program() -> None:
+    """Fairlane: a durable job queue in which every tenant gets its turn.
+
+    \b
+    Example:
+      fairlane demo
+      fairlane worker shop:app --queues webhooks,email=2 --concurrency 20
+    """
+
+
+@program.command()
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+def version(as_json: bool) -> None:
+    """Print the version of Fairlane and of Python.
+
+    \b
+    Example:
+      fairlane version
+    """
+    import platform
+
+    found = {"fairlane": installed_version("fairlane"), "python": platform.python_version()}
+    click.echo(json.dumps(found) if as_json else f"fairlane {found['fairlane']} (Python {found['python']})")
+
+
+for command in (demo, migrate, policy, worker):
+    program.add_command(command)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command and exit with its status."""
+    program.main(args=arguments, prog_name="fairlane")

@@ -1,0 +1,88 @@
+"""`fairlane worker`."""
+
+from __future__ import annotations
+
+import click
+
+__all__ = ["worker"]
+
+LOG_LEVELS = ["debug", "info", "warning", "error"]
+
+
+@click.command()
+@click.argument("app", metavar="MODULE:APP")
+@click.option("--queues", help="Which queues to serve, with weights.  [default: all of the app]")
+@click.option(
+    "--slots", multiple=True, metavar="QUEUE=MIN:MAX", help="Slots kept for a queue, and the most it may use."
+)
+@click.option(
+    "--order",
+    type=click.Choice(["weighted", "strict"]),
+    default="weighted",
+    show_default=True,
+    help="Between queues: by weight, or strictly in the order given.",
+)
+@click.option("--concurrency", type=int, default=100, show_default=True, help="Jobs at the same time, in each process.")
+@click.option("--processes", type=click.IntRange(1, 256), default=1, show_default=True, help="Worker processes.")
+@click.option("--lease", default="30s", show_default=True, help="How long a claim is held without a sign of life.")
+@click.option("--drain-timeout", default="30s", show_default=True, help="How long jobs may go on after SIGTERM.")
+@click.option("--name", help="How people see this worker.  [default: host:pid]")
+@click.option("--log-level", type=click.Choice(LOG_LEVELS), default="info", show_default=True)
+def worker(
+    app: str,
+    queues: str | None,
+    slots: tuple[str, ...],
+    order: str,
+    concurrency: int,
+    processes: int,
+    lease: str,
+    drain_timeout: str,
+    name: str | None,
+    log_level: str,
+) -> None:
+    """Run the jobs of an app.
+
+    SIGTERM or Ctrl-C: claims nothing more, lets running jobs end, gives back the rest. A second signal stops at once,
+    and loses nothing.
+
+    \b
+    Example:
+      fairlane worker shop:app
+      fairlane worker shop:app --queues webhooks,email=2 --slots email=1:5 --concurrency 20 --processes 4
+    """
+    from fairlane.cli.database import declared_queues
+    from fairlane.cli.loading import load_app
+    from fairlane.cli.queue_slots import queue_shares
+    from fairlane.worker import WorkerOptions, WorkerPool, run_worker
+
+    _log_to_stderr(log_level)
+    # Loaded and checked here even when other processes do the work: a mistake is told once, and not by each of them.
+    loaded = load_app(app)
+    options = WorkerOptions(
+        queues=queue_shares(queues, slots, declared_queues(loaded)),
+        order="strict" if order == "strict" else "weighted",
+        concurrency=concurrency,
+        lease=lease,
+        drain_timeout=drain_timeout,
+        name=name,
+    )
+    if processes == 1:
+        raise SystemExit(run_worker(loaded, options))
+    given = {
+        "--queues": queues,
+        "--order": order,
+        "--concurrency": str(concurrency),
+        "--lease": lease,
+        "--drain-timeout": drain_timeout,
+        "--name": name,
+        "--log-level": log_level,
+    }
+    arguments = [app, *(part for slot in slots for part in ("--slots", slot))]
+    arguments += [part for option, value in given.items() if value is not None for part in (option, value)]
+    raise SystemExit(WorkerPool.of_workers(arguments, processes).run())
+
+
+def _log_to_stderr(level: str) -> None:
+    import logging
+
+    logging.basicConfig(format="%(asctime)s %(levelname)-8s %(name)s: %(message)s", level=level.upper())

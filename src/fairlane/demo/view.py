@@ -1,0 +1,227 @@
+"""How the demo looks: a live view while an act runs, and one picture at the end. It only draws."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from fairlane.demo.acts import ACTS, Act
+from fairlane.demo.figures import Figures
+from fairlane.demo.measures import Run, shares_over_time
+from fairlane.demo.promises import Promise
+from fairlane.demo.show import Performance, Progress, Report
+from fairlane.demo.workload import WHALE, Workload, class_of
+
+__all__ = ["LineView", "LiveView", "SilentView", "draw_report", "save_svg"]
+
+WHALE_STYLE, SMALL_STYLE, IDLE_STYLE = "magenta", "bright_green", "bright_black"
+BAR_WIDTH = 44
+CHART_COLUMNS, CHART_ROWS = 72, 4
+EIGHTHS = " ▁▂▃▄▅▆▇█"
+A_LINE_EVERY = 1.0  # seconds
+PICTURE_WIDTH = 108
+
+
+class SilentView:
+    """Shows nothing: for `--json`."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+    def look(self, progress: Progress) -> None: ...
+
+
+class LineView(SilentView):
+    """One line a second, for a log."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._next = 0.0
+
+    def look(self, progress: Progress) -> None:
+        match progress.stage:
+            case "enqueueing":
+                self._next = 0.0
+                self._console.print(f"\n{_heading(progress.act).plain}")
+            case "running" if progress.elapsed < self._next:
+                return
+            case "running":
+                self._next = progress.elapsed + A_LINE_EVERY
+                self._print(progress)
+            case "done":
+                self._print(progress)
+
+    def _print(self, progress: Progress) -> None:
+        work = progress.workload
+        self._console.print(
+            f"  {progress.elapsed:5.1f} s   whale {progress.whale_done:>5,} of {work.whale_jobs:,} done, "
+            f"{progress.whale_running:2} running   small {progress.small_done:>5,} of {work.small_total:,} done, "
+            f"{progress.small_running:2} running",
+            soft_wrap=True,
+            highlight=False,
+        )
+
+
+class LiveView(SilentView):
+    """Bars that move: who runs, who waits."""
+
+    def __init__(self, console: Console) -> None:
+        # Drawn only when there is something new: a thread that draws would take time from the workers.
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+
+    def __enter__(self) -> Self:
+        self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._live.__exit__(kind, error, traceback)
+
+    def look(self, progress: Progress) -> None:
+        self._live.update(_draw_progress(progress), refresh=True)
+
+
+def _heading(act: Act) -> Text:
+    return Text.assemble(f"Act {ACTS.index(act) + 1} of {len(ACTS)}  ", (act.name, "bold"), f"  {act.title}")
+
+
+def _draw_progress(progress: Progress) -> RenderableType:
+    work = progress.workload
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(justify="right", min_width=18)
+    grid.add_row("whale", _bar(progress.whale_done, progress.whale_running, work.whale_jobs, WHALE_STYLE))
+    grid.add_row(
+        f"{work.small_tenants} small tenants",
+        _bar(progress.small_done, progress.small_running, work.small_total, SMALL_STYLE),
+    )
+    grid.add_row("slots", _slots(progress))
+    grid.add_row("elapsed", f"{progress.elapsed:.1f} s   [dim]{progress.stage}[/]")
+    return Group(Text(), _heading(progress.act), Padding(grid, (1, 0, 1, 0)))
+
+
+def _bar(done: int, running: int, total: int, style: str) -> Text:
+    filled = round(BAR_WIDTH * done / total)
+    waiting = total - done - running
+    bar = Text("━" * filled, style=style)
+    bar.append("━" * (BAR_WIDTH - filled), style=IDLE_STYLE)
+    bar.append(f"  {done:>5,} done  {running:>2} running  {waiting:>5,} waiting", style="default")
+    return bar
+
+
+def _slots(progress: Progress) -> Text:
+    free = max(0, progress.workload.all_slots - progress.running)
+    slots = Text("■" * progress.whale_running, style=WHALE_STYLE)
+    slots.append("■" * progress.small_running, style=SMALL_STYLE)
+    slots.append("□" * free, style=IDLE_STYLE)
+    return slots.append(f"  {progress.running} of {progress.workload.all_slots} in use", style="default")
+
+
+def draw_report(report: Report) -> RenderableType:
+    """The last screen: what each act did with its slots, the figures, and what was promised."""
+    return Group(
+        *(_draw_performance(each, report.workload) for each in report.performances),
+        Text(),
+        _draw_figures(report.figures, report.workload),
+        Text(),
+        *(_draw_promise(promise) for promise in report.promises),
+    )
+
+
+def _draw_performance(performance: Performance, work: Workload) -> RenderableType:
+    figures = performance.figures
+    legend = Text.assemble(
+        "      slots: ", ("█ whale", WHALE_STYLE), "  ", ("█ small tenants", SMALL_STYLE), f"  of {work.all_slots}"
+    )
+    heading = Text.assemble("\n", _heading(performance.act))
+    if performance.act is ACTS[0]:
+        heading.append_text(legend)
+    axis = Text("  0 s", style="dim")
+    axis.append(f"{figures.total:.1f} s".rjust(CHART_COLUMNS - 3))
+    return Group(heading, *_chart(performance.runs, work.all_slots), axis)
+
+
+def _chart(runs: Sequence[Run], slots: int) -> list[Text]:
+    """Time runs to the right; from the bottom up, the slots that small tenants held, then those of the whale."""
+    shares = shares_over_time(
+        runs,
+        lambda run: class_of(run.tenant),
+        since=min(run.started_at for run in runs),
+        until=max(run.ended_at for run in runs),
+        columns=CHART_COLUMNS,
+    )
+    steps = CHART_ROWS * 8
+    columns = []
+    for share in shares:
+        small = round(steps * share.get("small", 0.0) / slots)
+        both = round(steps * (share.get("small", 0.0) + share.get(WHALE, 0.0)) / slots)
+        columns.append((small, both))
+    return [_chart_row(columns, 8 * row) for row in reversed(range(CHART_ROWS))]
+
+
+def _chart_row(columns: Sequence[tuple[int, int]], floor: int) -> Text:
+    text = Text("  ")
+    for small, both in columns:
+        small_part = min(8, max(0, small - floor))
+        both_part = min(8, max(0, both - floor))
+        if small_part == 0 or small_part == both_part:
+            text.append(EIGHTHS[both_part], style=SMALL_STYLE if small_part else WHALE_STYLE)
+        else:
+            # Both share this cell. A cell has two colours, so what little is idle above them is not drawn.
+            text.append(EIGHTHS[small_part], style=f"{SMALL_STYLE} on {WHALE_STYLE}")
+    return text
+
+
+def _draw_figures(figures: Sequence[Figures], work: Workload) -> Table:
+    table = Table(title=None, header_style="bold", pad_edge=False)
+    table.add_column("counted from what ran")
+    for each in figures:
+        table.add_column(each.act, justify="right")
+    rows = {
+        "jobs run, each once": [f"{each.jobs_run - each.ran_twice:,} of {each.jobs:,}" for each in figures],
+        "total time": [f"{each.total:.2f} s" for each in figures],
+        "last small-tenant job": [f"{each.last_small:.2f} s" for each in figures],
+        "last small-tenant job / total": [f"{each.last_small_share:.2f}" for each in figures],
+        "Jain index of worker-seconds, while all have work": [f"{each.jain:.3f}" for each in figures],
+        "highest in flight: the whale": [_against(each.in_flight_whale, each.in_flight_limit) for each in figures],
+        "highest in flight: a small tenant": [_against(each.in_flight_small, each.in_flight_limit) for each in figures],
+        "busiest second at partner.example": [f"{each.rate.busiest_second} starts" for each in figures],
+        "worst window against burst 20 + 100/s": [_excess(each) for each in figures],
+    }
+    for name, cells in rows.items():
+        table.add_row(name, *cells)
+    return table
+
+
+def _against(most: int, limit: int | None) -> str:
+    return f"{most}" if limit is None else f"{most} of {limit}"
+
+
+def _excess(figures: Figures) -> str:
+    excess = figures.rate.worst_excess
+    return "–" if excess is None else f"{excess:+.2f} jobs"
+
+
+def _draw_promise(promise: Promise) -> Text:
+    mark = ("✔ ", "bold green") if promise.kept else ("✘ ", "bold red")
+    return Text.assemble(mark, promise.sentence, (f"  {promise.seen}", "dim"))
+
+
+def save_svg(report: Report, path: str) -> None:
+    """The last screen as a picture."""
+    from io import StringIO
+
+    console = Console(record=True, width=PICTURE_WIDTH, file=StringIO(), force_terminal=True, color_system="truecolor")
+    console.print(draw_report(report))
+    console.save_svg(path, title="fairlane demo")

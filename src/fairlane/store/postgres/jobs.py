@@ -1,0 +1,95 @@
+"""Jobs on PostgreSQL: storing them, looking at them, cancelling them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import asyncpg
+from asyncpg.pool import PoolConnectionProxy
+
+from fairlane.clock import Instant
+from fairlane.errors import ConfigurationError, JobNotFound
+from fairlane.job import AttemptRecord, JobRecord, NewJob, State
+from fairlane.store.postgres import rows
+from fairlane.store.postgres.connections import STATEMENTS
+
+if TYPE_CHECKING:
+    from fairlane.store.postgres.connections import Connection
+
+__all__ = ["attempts", "cancel", "foreign_transaction", "insert", "record"]
+
+
+async def insert(
+    connection: Connection,
+    jobs: Sequence[NewJob],
+    queues: Mapping[str, int],
+    now: Instant | None,
+    *,
+    is_callers: bool,
+) -> None:
+    """Store jobs, ring their lanes' bells and wake whoever waits for them."""
+    await connection.execute(
+        STATEMENTS["enqueue"],
+        now,
+        is_callers,
+        [job.id for job in jobs],
+        [queues[job.queue] for job in jobs],
+        [job.task for job in jobs],
+        [job.priority for job in jobs],
+        [job.lane for job in jobs],
+        [None if job.lane_keys == job.keys else rows.encode(job.lane_keys) for job in jobs],
+        [rows.encode(job.keys) for job in jobs],
+        [job.payload for job in jobs],
+        [job.max_attempts for job in jobs],
+        [job.delay for job in jobs],
+        [job.run_at for job in jobs],
+    )
+
+
+def foreign_transaction(tx: Any) -> Connection:
+    """A caller's connection, if jobs can be stored in its transaction."""
+    if not isinstance(tx, asyncpg.Connection | PoolConnectionProxy):
+        raise ConfigurationError(
+            f"tx={type(tx).__name__} does not fit a PostgreSQL store; give an asyncpg connection in a transaction"
+        )
+    if tx.is_closed():
+        raise ConfigurationError("tx= is a closed connection; give one that is in a transaction")
+    if not tx.is_in_transaction():
+        raise ConfigurationError("tx= is not in a transaction; open one first: async with connection.transaction(): …")
+    return tx
+
+
+async def cancel(connection: Connection, job: UUID, now: Instant | None) -> State:
+    row = await connection.fetchrow(STATEMENTS["cancel"], job, now)
+    if row is None:
+        raise _not_found(job)
+    return State(row["state"])
+
+
+async def record(connection: Connection, job: UUID) -> JobRecord:
+    row = await connection.fetchrow(STATEMENTS["select_job"], job)
+    if row is None:
+        raise _not_found(job)
+    job_id, queue, task, state, priority, keys, *rest = row
+    return JobRecord(job_id, queue, task, State(state), priority, dict(rows.decode_keys(keys)), *rest)
+
+
+async def attempts(connection: Connection, job: UUID) -> list[AttemptRecord]:
+    """The past ones, and the one that runs or was the last."""
+    async with connection.transaction(isolation="repeatable_read", readonly=True):
+        row = await connection.fetchrow(STATEMENTS["select_last_attempt"], job)
+        past = [AttemptRecord(*each) for each in await connection.fetch(STATEMENTS["select_attempts"], job)]
+    if row is None:
+        raise _not_found(job)
+    state, attempt, claimed_at, finished_at, worker, outcome, error = row
+    if state == State.RUNNING:
+        past.append(AttemptRecord(attempt, claimed_at, None, worker, "running", None))
+    elif finished_at is not None and claimed_at is not None and not (past and past[-1].claimed_at == claimed_at):
+        past.append(AttemptRecord(attempt, claimed_at, finished_at, worker, outcome, error))
+    return past
+
+
+def _not_found(job: UUID) -> JobNotFound:
+    return JobNotFound(f"there is no job {job}; it was never stored, or its retention has passed")

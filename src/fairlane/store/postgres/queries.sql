@@ -1,0 +1,428 @@
+-- The statements of everyone who does not claim: producers, settling workers, the reaper, operators. They append facts
+-- and never touch flows, lanes or gates.
+
+-- name: pin_plans
+-- Statements are written for one plan each. A planner that has just seen an emptied or a filled table must not find
+-- another one: a newest-first look-up that flipped to a bitmap scan took 400 ms instead of 9.
+set jit = off;
+set plan_cache_mode = force_generic_plan;
+set enable_seqscan = off;
+set enable_bitmapscan = off;
+set enable_hashjoin = off;
+set enable_mergejoin = off
+
+-- name: guard_claims
+-- Whoever holds a claim lock and goes silent (a stopped process, a lost network) must not stop the queue for good.
+set idle_in_transaction_session_timeout = '15s';
+set lock_timeout = 0;
+set statement_timeout = 0
+
+-- name: do_not_wait_for_the_disk
+-- For what is only done again if a crash loses it.
+set local synchronous_commit = off
+
+-- name: select_now
+select fairlane.instant(null)
+
+-- name: has_migrations
+select to_regclass('fairlane.migrations') is not null
+
+-- name: create_migrations
+create schema if not exists fairlane;
+create table if not exists fairlane.migrations (
+    number integer primary key,
+    name text not null,
+    checksum text not null,
+    applied_at timestamptz not null default now()
+)
+
+-- name: lock_migrations
+select pg_advisory_xact_lock(1717660018, 0)
+
+-- name: select_migrations
+select number, checksum
+from fairlane.migrations
+
+-- name: insert_migration
+insert into fairlane.migrations (number, name, checksum)
+values ($1, $2, $3)
+
+-- name: insert_queue
+insert into fairlane.queues (name, policy, digest)
+values ($1, $2, $3)
+on conflict (name) do nothing
+
+-- name: select_queue_names
+select name
+from fairlane.queues
+order by name
+
+-- name: enqueue
+-- Store jobs, ring one bell for each lane, and wake at most one waiter for each job. A job that is there already is
+-- left as it is and rings nothing: an enqueue that is tried again after a lost connection stores it once.
+-- $1 now or null, $2 whether in the caller's transaction, then a column each
+with
+clock as materialized (
+    select fairlane.instant($1::bigint) as now
+),
+given as (
+    select g.*, clock.now, case when g.due > clock.now then g.due end as due_at
+    from clock
+    cross join lateral (
+        select u.*, coalesce(u.run_at, clock.now + u.delay) as due
+        from unnest($3::uuid[], $4::integer[], $5::text[], $6::smallint[], $7::bytea[], $8::jsonb[], $9::jsonb[],
+            $10::bytea[], $11::integer[], $12::bigint[], $13::bigint[])
+            as u (id, queue_id, task, priority, lane, lane_keys, keys, payload, max_attempts, delay, run_at)
+    ) g
+),
+stored as (
+    insert into fairlane.jobs (id, position, enqueued_at, ready_at, queue_id, max_attempts, priority, state, lane, task,
+        keys, lane_keys, payload, due_at)
+    select id, nextval('fairlane.positions'), now, now, queue_id, max_attempts, priority,
+        case when due_at is null then 1 else 0 end, lane, task, keys, lane_keys, payload, due_at
+    from given
+    on conflict (id) do nothing
+    returning queue_id, lane, priority, position, ready_at, state, coalesce(lane_keys, keys) as keys
+),
+rung as (
+    insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since)
+    select queue_id, lane, priority, (array_agg(keys))[1], count(*), min(position), min(ready_at)
+    from stored
+    where state = 1
+    group by queue_id, lane, priority
+),
+-- One waiter for each job that can start, and one to hold the timer of those that are due later.
+wanted as (
+    select queue_id, count(*) filter (where state = 1) + least(1, count(*) filter (where state = 0)) as most
+    from stored
+    group by queue_id
+)
+select sum(case
+    -- A waiter that registers while the caller's transaction stays open looks again until it has ended; one that this
+    -- snapshot is too old to see must be told by the channel that everybody hears.
+    when $2::boolean and (
+        current_setting('transaction_isolation') <> 'read committed' or fairlane.nudge(queue_id, most) = 0
+    ) then length(pg_notify('fairlane', queue_id::text)::text)
+    when $2 then 0
+    when exists (select from fairlane.waiters w where w.queue_id = wanted.queue_id) then fairlane.nudge(queue_id, most)
+    else 0
+end)
+from wanted
+
+-- name: settle
+-- End claims: fenced by their lease, with their bells, their history and their place in retention.
+-- $1 now or null, then a column each; $12 leases that hold nothing more, $13 whether a reaper settles
+with
+clock as materialized (
+    select fairlane.instant($1::bigint) as now
+),
+given as materialized (
+    select u.*, clock.now
+    from clock
+    cross join unnest($2::uuid[], $3::uuid[], $4::smallint[], $5::text[], $6::bigint[], $7::bigint[], $8::bytea[],
+        $9::text[], $10::boolean[], $11::boolean[])
+        as u (id, lease, state, outcome, ran, delay, result, error, counts_attempt, unstarted)
+),
+ended as (
+    update fairlane.jobs j
+    set
+        -- A cancel that came while the job ran survives retry, release and restart.
+        state = case when j.cancel_requested and g.state < 2 then 5 else g.state end,
+        outcome = case when j.cancel_requested and g.state < 2 then 'cancelled' else g.outcome end,
+        attempt = case when g.counts_attempt then j.attempt else j.attempt - 1 end,
+        finished_at = case when j.cancel_requested or g.state > 2 then g.now end,
+        due_at = case when g.state = 0 and not j.cancel_requested then g.now + coalesce(g.delay, 0) end,
+        -- The lease stays: a settlement that is tried again after a lost connection must recognise its own work.
+        lease = case when $13::boolean then null else j.lease end,
+        result = g.result,
+        error = g.error
+    from given g
+    where j.id = g.id and j.lease = g.lease and j.state = 2
+    returning j.id, j.queue_id, j.lane, j.priority, j.position, j.ready_at, coalesce(j.lane_keys, j.keys) as keys,
+        j.state, j.claimed_at, j.worker, j.charge, j.lease, j.outcome, j.error, g.ran, g.unstarted, g.now,
+        case when g.counts_attempt then j.attempt else j.attempt + 1 end as attempt
+),
+freed as (
+    insert into fairlane.releases (queue_id, lanes, ended, ran, charged, unstarted, refund)
+    select queue_id, array_agg(lane), array_agg(ended), array_agg(ran), array_agg(charged), array_agg(unstarted),
+        array_agg(refund)
+    from (
+        select queue_id, lane,
+            count(*) filter (where not unstarted)::integer as ended,
+            coalesce(sum(ran) filter (where not unstarted), 0)::bigint as ran,
+            coalesce(sum(charge) filter (where not unstarted), 0) as charged,
+            count(*) filter (where unstarted)::integer as unstarted,
+            coalesce(sum(charge) filter (where unstarted), 0) as refund
+        from ended
+        group by queue_id, lane
+    ) by_lane
+    group by queue_id
+),
+rung as (
+    insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since)
+    select queue_id, lane, priority, (array_agg(keys))[1], count(*), min(position), min(ready_at)
+    from ended
+    where state = 1
+    group by queue_id, lane, priority
+),
+remembered as (
+    insert into fairlane.attempts (job, lease, attempt, claimed_at, ended_at, worker, outcome, error)
+    select id, lease, attempt, claimed_at, now, worker, outcome, error
+    from ended
+    where state < 2
+),
+filed as (
+    insert into fairlane.finished (is_dead, at, jobs)
+    select state = 4, now, array_agg(id)
+    from ended
+    where state > 2
+    group by state = 4, now
+),
+-- Skipping what is locked: the reaper locks a lease before its jobs, we come from the jobs.
+dropped as (
+    delete from fairlane.leases
+    where id in (select l.id from fairlane.leases l where l.id = any ($12::uuid[]) for update skip locked)
+),
+forgotten as (
+    delete from fairlane.cancellations
+    where lease = any ($12::uuid[])
+),
+woken as (
+    select sum(fairlane.nudge(queue_id, most)) as told
+    from (
+        -- A dead claim's slots are free for whoever waits; other workers claim again for what they free themselves.
+        select queue_id, count(*) filter (where state = 1 or $13) + least(1, count(*) filter (where state = 0)) as most
+        from ended
+        where state < 2 or $13
+        group by queue_id
+    ) back
+)
+select
+    case when (select count(*) from ended) = cardinality($2::uuid[]) then '{}'
+        else array(select id from given except select id from ended) end as lost,
+    woken.told
+from woken
+
+-- name: settle_done
+-- The same for a batch in which every job is done: nothing goes back, nothing is remembered.
+-- $1 now or null, $2 jobs, $3 leases, $4 run times, $5 results, $6 leases that hold nothing more
+with
+clock as materialized (
+    select fairlane.instant($1::bigint) as now
+),
+ended as (
+    update fairlane.jobs j
+    set state = 3, outcome = 'done', finished_at = g.now, result = g.result, error = null
+    from (
+        select u.*, clock.now
+        from clock
+        cross join unnest($2::uuid[], $3::uuid[], $4::bigint[], $5::bytea[]) as u (id, lease, ran, result)
+    ) g
+    where j.id = g.id and j.lease = g.lease and j.state = 2
+    returning j.id, j.queue_id, j.lane, j.charge, g.ran, g.now
+),
+freed as (
+    insert into fairlane.releases (queue_id, lanes, ended, ran, charged, unstarted, refund)
+    select queue_id, array_agg(lane), array_agg(ended), array_agg(ran), array_agg(charged),
+        array_fill(0, array[count(*)::integer]), array_fill(0::double precision, array[count(*)::integer])
+    from (
+        select queue_id, lane, count(*)::integer as ended, sum(ran)::bigint as ran, sum(charge) as charged
+        from ended
+        group by queue_id, lane
+    ) by_lane
+    group by queue_id
+),
+filed as (
+    insert into fairlane.finished (is_dead, at, jobs)
+    select false, now, array_agg(id)
+    from ended
+    group by now
+),
+dropped as (
+    delete from fairlane.leases
+    where id in (select l.id from fairlane.leases l where l.id = any ($6::uuid[]) for update skip locked)
+),
+forgotten as (
+    delete from fairlane.cancellations
+    where lease = any ($6::uuid[])
+)
+select case when (select count(*) from ended) = cardinality($2::uuid[]) then '{}'
+    else array(select unnest($2::uuid[]) except select id from ended) end as lost
+
+-- name: select_settled
+-- Of these claims, the jobs that a settlement under the same lease has ended.
+select g.id
+from unnest($1::uuid[], $2::uuid[]) as g (id, lease)
+where exists (select from fairlane.jobs j where j.id = g.id and j.lease = g.lease and j.state <> 2)
+   or exists (select from fairlane.attempts a where a.job = g.id and a.lease = g.lease)
+
+-- name: renew
+with renewed as (
+    update fairlane.leases l
+    set renewed_at = clock.now, expires_at = clock.now + $3::bigint
+    from (select fairlane.instant($1::bigint) as now) clock
+    where l.id = any ($2::uuid[])
+    returning l.id
+)
+select
+    array(select id from renewed) as held,
+    array(select c.job from fairlane.cancellations c where c.lease = any ($2::uuid[])) as cancelled
+
+-- name: select_held
+select g.id
+from unnest($1::uuid[], $2::uuid[]) as g (id, lease)
+join fairlane.jobs j on j.id = g.id
+where j.lease = g.lease and j.state = 2
+
+-- name: lock_expired_leases
+-- A renewal that came first has moved the end away, and this finds the lease no more; one that comes later waits for us
+-- and finds it gone.
+select l.id, l.renewed_at, cardinality(l.jobs) as jobs
+from fairlane.leases l
+where l.expires_at <= (select fairlane.instant($1::bigint))
+order by l.expires_at
+limit $2
+for update skip locked
+
+-- name: select_abandoned
+-- The claims that still stand under these leases.
+select j.id, j.lease, j.attempt, j.max_attempts, j.claimed_at
+from fairlane.leases l
+cross join unnest(l.jobs) as held (id)
+join fairlane.jobs j on j.id = held.id
+where l.id = any ($1::uuid[]) and j.lease = l.id and j.state = 2
+
+-- name: next_lease_end
+select min(expires_at)
+from fairlane.leases
+
+-- name: delete_deaf_waiters
+delete from fairlane.waiters
+where pg_try_advisory_xact_lock_shared(ear)
+
+-- name: withdraw_worker
+delete from fairlane.waiters
+where worker = $1
+
+-- name: nudge
+select fairlane.nudge($1::integer, $2::bigint, $3::uuid)
+
+-- name: listen
+-- The lock says that this ear is alive; it goes with the session.
+select pg_advisory_lock($1::bigint), fairlane.channel($2::uuid) as channel
+
+-- name: cancel
+-- Whatever waits is cancelled here and now; what runs is asked to stop, and its worker is told.
+with
+job as materialized (
+    select j.*, fairlane.instant($2::bigint) as now
+    from fairlane.jobs j
+    where j.id = $1::uuid
+    for update
+),
+ended as (
+    update fairlane.jobs j
+    set state = 5, outcome = 'cancelled', cancel_requested = true, finished_at = job.now, due_at = null
+    from job
+    where j.id = job.id and job.state < 2
+    returning j.id
+),
+rung as (
+    insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since)
+    select queue_id, lane, priority, coalesce(lane_keys, keys), -1, position, ready_at
+    from job
+    where state = 1
+),
+filed as (
+    insert into fairlane.finished (is_dead, at, jobs)
+    select false, now, array[id]
+    from job
+    where state < 2
+),
+asked as (
+    update fairlane.jobs j
+    set cancel_requested = true
+    from job
+    where j.id = job.id and job.state = 2
+    returning j.id
+),
+noted as (
+    insert into fairlane.cancellations (lease, job)
+    select lease, id
+    from job
+    where state = 2
+    on conflict do nothing
+)
+select
+    case when job.state < 2 then 5 else job.state end as state,
+    (select pg_notify(fairlane.channel(l.worker_id), 'cancel')
+     from fairlane.leases l
+     where l.id = job.lease and job.state = 2)::text as told
+from job
+
+-- name: update_progress
+update fairlane.jobs
+set progress = $3, progress_message = $4
+where id = $1 and lease = $2 and state = 2
+
+-- name: select_job
+select j.id, q.name, j.task, j.state, j.priority, j.keys, j.payload, j.attempt, j.max_attempts, j.enqueued_at, j.due_at,
+    j.claimed_at, j.finished_at, j.worker, j.error, j.result, j.progress, j.progress_message, j.cancel_requested
+from fairlane.jobs j
+join fairlane.queues q on q.id = j.queue_id
+where j.id = $1
+
+-- name: select_last_attempt
+select state, attempt, claimed_at, finished_at, worker, outcome, error
+from fairlane.jobs
+where id = $1
+
+-- name: select_attempts
+select attempt, claimed_at, ended_at, worker, outcome, error
+from fairlane.attempts
+where job = $1
+order by id
+
+-- name: select_counts
+select coalesce(sum(ready), 0) as ready, coalesce(sum(in_flight), 0) as running,
+    count(*) filter (where standing = 2) as parked,
+    (select count(*) from fairlane.arrivals a where a.queue_id = $1::integer)
+        + (select count(*) from fairlane.releases r where r.queue_id = $1) as bells
+from fairlane.lanes
+where queue_id = $1
+
+-- name: prune
+-- The oldest files of finished jobs whose time has passed, with the jobs that are still as they were filed.
+-- $1 whether dead, $2 how old, $3 how many jobs
+with
+old as materialized (
+    select f.id, f.jobs
+    from fairlane.finished f
+    where f.is_dead = $1::boolean and f.at <= $2::bigint
+    order by f.id
+    limit $3::integer
+    for update skip locked
+),
+-- As many files as hold about that many jobs, and at least one.
+taken as materialized (
+    select counted.id, counted.jobs
+    from (select id, jobs, sum(cardinality(jobs)) over (order by id) - cardinality(jobs) as before from old) counted
+    where counted.before < $3
+),
+removed as (
+    delete from fairlane.jobs j
+    using (select unnest(jobs) as id from taken) t
+    where j.id = t.id and (case when $1 then j.state = 4 else j.state in (3, 5) end) and j.finished_at <= $2
+    returning j.id
+),
+history as (
+    delete from fairlane.attempts a
+    using removed
+    where a.job = removed.id
+),
+files as (
+    delete from fairlane.finished f
+    using taken
+    where f.is_dead = $1 and f.id = taken.id
+)
+select (select count(*) from removed) as jobs, (select coalesce(sum(cardinality(jobs)), 0) from taken) as filed

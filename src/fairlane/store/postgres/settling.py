@@ -1,0 +1,152 @@
+"""Ending claims on PostgreSQL: fenced by their lease, with their bells in the same transaction."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from fairlane.job import Claim, State
+from fairlane.scheduler.settlement import Lost, Settlement
+from fairlane.scheduler.settlement import settle as decide
+from fairlane.store.postgres.connections import STATEMENTS, Connections
+from fairlane.store.postgres.timing import StoreClock
+from fairlane.store.protocol import Reaped
+
+if TYPE_CHECKING:
+    from fairlane.store.postgres.connections import Connection
+
+__all__ = ["Settler"]
+
+LEASES_AT_MOST = 100
+"""Leases that one reaping looks at."""
+
+
+class Settler:
+    """Settles and reaps.
+
+    It remembers which leases of this process still hold jobs, so that a lease goes with its last settlement without
+    asking the database. What it does not know of, the reaper drops once its time has passed.
+    """
+
+    def __init__(self, connections: Connections, clock: StoreClock) -> None:
+        self._connections = connections
+        self._clock = clock
+        self._held: dict[UUID, set[UUID]] = {}
+
+    def claimed(self, lease: UUID, claims: Iterable[Claim]) -> None:
+        """Remember what a lease holds."""
+        if jobs := {claim.id for claim in claims}:
+            self._held[lease] = jobs
+
+    def gone(self, leases: Iterable[UUID]) -> None:
+        """Forget leases that no longer exist."""
+        for lease in leases:
+            self._held.pop(lease, None)
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[UUID]:
+        """Apply what still holds its lease; returns the jobs whose claim was lost."""
+        if not settlements:
+            return []
+        ended = defaultdict(set)
+        for each in settlements:
+            ended[each.lease].add(each.job)
+        emptied = [lease for lease, jobs in ended.items() if lease in self._held and self._held[lease] <= jobs]
+        lost = await self._connections.again(
+            lambda connection, is_repeated: self._try(connection, settlements, emptied, is_repeated)
+        )
+        for lease, jobs in ended.items():
+            if lease in self._held:
+                self._held[lease] -= jobs
+        self.gone(emptied)
+        return lost
+
+    async def _try(
+        self, connection: Connection, settlements: Sequence[Settlement], emptied: list[UUID], is_repeated: bool
+    ) -> list[UUID]:
+        if all(each.to is State.DONE for each in settlements):
+            lost = await _settle_done(connection, self._clock.parameter(), settlements, emptied)
+        else:
+            lost = await _settle(connection, self._clock.parameter(), settlements, emptied, is_reaper=False)
+        if lost and is_repeated:
+            # The connection broke after the server had committed: these are not lost, they are our own work.
+            leases = {each.job: each.lease for each in settlements}
+            rows = await connection.fetch(STATEMENTS["select_settled"], lost, [leases[job] for job in lost])
+            own = {row[0] for row in rows}
+            lost = [job for job in lost if job not in own]
+        return lost
+
+    async def reap(self, limit: int) -> Reaped:
+        """End the claims of leases that ran out."""
+        return await self._connections.again(lambda connection, _: self._reap(connection, limit))
+
+    async def _reap(self, connection: Connection, limit: int) -> Reaped:
+        async with connection.transaction():
+            await connection.execute(STATEMENTS["do_not_wait_for_the_disk"])
+            await connection.execute(STATEMENTS["delete_deaf_waiters"])
+            now = self._clock.parameter()
+            expired = await connection.fetch(STATEMENTS["lock_expired_leases"], now, LEASES_AT_MOST)
+            renewed_at: dict[UUID, int] = {}
+            for row in expired:
+                if limit > 0:
+                    renewed_at[row["id"]] = row["renewed_at"]
+                    limit -= row["jobs"]
+            settlements: list[Settlement] = []
+            if renewed_at:
+                leases = list(renewed_at)
+                for row in await connection.fetch(STATEMENTS["select_abandoned"], leases):
+                    claim = _abandoned(row)
+                    ran = max(0, renewed_at[claim.lease] - claim.claimed_at)
+                    settlements.append(decide(claim, Lost("its worker stopped renewing the lease"), ran))
+                lost = set(await _settle(connection, now, settlements, leases, is_reaper=True))
+                settlements = [each for each in settlements if each.job not in lost]
+            return Reaped(settlements, await connection.fetchval(STATEMENTS["next_lease_end"]))
+
+
+def _abandoned(row: Sequence[object]) -> Claim:
+    job, lease, attempt, most, claimed_at = row
+    # Only what the decision looks at; the payload stays where it is.
+    return Claim(job, lease, "", "", 0, {}, b"", attempt, most, claimed_at, claimed_at, False)  # type: ignore[arg-type]
+
+
+async def _settle_done(
+    connection: Connection, now: int | None, settlements: Sequence[Settlement], emptied: list[UUID]
+) -> list[UUID]:
+    lost: list[UUID] = await connection.fetchval(
+        STATEMENTS["settle_done"],
+        now,
+        [each.job for each in settlements],
+        [each.lease for each in settlements],
+        [each.ran for each in settlements],
+        [each.result for each in settlements],
+        emptied,
+    )
+    return lost
+
+
+async def _settle(
+    connection: Connection,
+    now: int | None,
+    settlements: Sequence[Settlement],
+    emptied: list[UUID],
+    *,
+    is_reaper: bool,
+) -> list[UUID]:
+    lost: list[UUID] = await connection.fetchval(
+        STATEMENTS["settle"],
+        now,
+        [each.job for each in settlements],
+        [each.lease for each in settlements],
+        [each.to for each in settlements],
+        [each.outcome for each in settlements],
+        [each.ran for each in settlements],
+        [each.delay for each in settlements],
+        [each.result for each in settlements],
+        [each.error for each in settlements],
+        [each.counts_attempt for each in settlements],
+        [each.unstarted for each in settlements],
+        emptied,
+        is_reaper,
+    )
+    return lost

@@ -1,0 +1,186 @@
+"""The PostgreSQL store: what every store does, on one database for a whole fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from fairlane.clock import Clock, Instant, microseconds
+from fairlane.errors import ConfigurationError
+from fairlane.job import AttemptRecord, Claim, JobRecord, NewJob, State
+from fairlane.policy.policy import Policy
+from fairlane.scheduler.settlement import Settlement
+from fairlane.store.postgres import jobs, policies, schema, upkeep
+from fairlane.store.postgres.claims import Claimer
+from fairlane.store.postgres.connections import STATEMENTS, Connections
+from fairlane.store.postgres.settling import Settler
+from fairlane.store.postgres.timing import StoreClock
+from fairlane.store.postgres.wakeups import PostgresListener
+from fairlane.store.protocol import (
+    Claimed,
+    Declared,
+    Listener,
+    Pruned,
+    QueueCounts,
+    Reaped,
+    Renewed,
+    Retention,
+    WorkerIdentity,
+)
+
+__all__ = ["PostgresStore"]
+
+
+class PostgresStore:
+    """Jobs in a PostgreSQL database, in a schema of their own. Its time is the database's, unless a clock is given."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        clock: Clock | None = None,
+        durable_claims: bool = False,
+        application_name: str = "fairlane",
+    ) -> None:
+        self._clock = StoreClock(clock)
+        self._connections = Connections(url, application_name)
+        self._claimer = Claimer(self._connections, self._clock, durable=durable_claims)
+        self._settler = Settler(self._connections, self._clock)
+        self._walk = upkeep.Walk()
+
+    async def open(self) -> None:
+        await self._connections.open()
+        try:
+            async with self._connections.session() as connection:
+                await schema.require_current(connection)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        await self._claimer.close()
+        await self._connections.close()
+
+    async def migrate(self) -> list[str]:
+        connection = await self._connections.connect()
+        try:
+            return await schema.migrate(connection)
+        finally:
+            await connection.close()
+
+    async def now(self) -> Instant:
+        given = self._clock.parameter()
+        if given is not None:
+            return given
+        async with self._connections.session() as connection:
+            now: Instant = await connection.fetchval(STATEMENTS["select_now"])
+        self._clock.observe(now)
+        return now
+
+    async def declare(self, policy: Policy) -> Declared:
+        """The first declaration is stored; a different one later is drift, and the stored one wins."""
+        async with self._connections.session() as connection:
+            return await policies.declare(connection, policy)
+
+    async def apply(self, policy: Policy) -> Declared:
+        declared = await self.declare(policy)
+        if not declared.is_drift:
+            return declared
+        async with self._claimer.locked(await self._claimer.queue(policy.queue), durable=True) as scheduling:
+            return await policies.replace_policy(scheduling, policy)
+
+    async def policy(self, queue: str) -> Declared | None:
+        async with self._connections.session() as connection:
+            return await policies.in_force(connection, queue)
+
+    async def queues(self) -> list[str]:
+        async with self._connections.session() as connection:
+            return [name for (name,) in await connection.fetch(STATEMENTS["select_queue_names"])]
+
+    async def enqueue(self, new: Sequence[NewJob], tx: Any = None) -> None:
+        if not new:
+            return
+        queues = {name: (await self._claimer.queue(name)).id for name in {job.queue for job in new}}
+        now = self._clock.parameter()
+        if tx is not None:
+            await jobs.insert(jobs.foreign_transaction(tx), new, queues, now, is_callers=True)
+            return
+        await self._connections.again(lambda connection, _: jobs.insert(connection, new, queues, now, is_callers=False))
+
+    async def claim(
+        self,
+        queue: str,
+        want: Callable[[], int],
+        *,
+        worker: WorkerIdentity,
+        lease: timedelta,
+        listener: Listener | None = None,
+    ) -> Claimed:
+        if listener is not None and not isinstance(listener, PostgresListener):
+            raise ConfigurationError(f"listener={type(listener).__name__} is not of this store; take it from listen()")
+        handle = await self._claimer.queue(queue)
+        claimed = await self._claimer.claim(handle, want, worker, microseconds(lease), listener)
+        self._settler.claimed(claimed.lease, claimed.claims)
+        return claimed
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[UUID]:
+        return await self._settler.settle(settlements)
+
+    async def renew(self, leases: Sequence[UUID], lease: timedelta) -> Renewed:
+        async with self._connections.session() as connection:
+            row = await connection.fetchrow(STATEMENTS["renew"], self._clock.parameter(), leases, microseconds(lease))
+        assert row is not None
+        held = set(row["held"])
+        gone = [each for each in leases if each not in held]
+        self._settler.gone(gone)
+        return Renewed(gone, row["cancelled"])
+
+    async def held(self, claims: Sequence[tuple[UUID, UUID]]) -> list[UUID]:
+        async with self._connections.session() as connection:
+            rows = await connection.fetch(
+                STATEMENTS["select_held"], [job for job, _ in claims], [lease for _, lease in claims]
+            )
+        return [job for (job,) in rows]
+
+    async def reap(self, limit: int = 1_000) -> Reaped:
+        return await self._settler.reap(limit)
+
+    async def prune(self, retention: Retention, limit: int = 1_000) -> Pruned:
+        now = await self.now()
+        async with self._connections.session() as connection:
+            return await upkeep.prune(connection, retention, now, limit)
+
+    async def collect(self, queue: str, limit: int = 1_000) -> Pruned:
+        async with self._claimer.locked(await self._claimer.queue(queue), durable=False) as scheduling:
+            return await upkeep.collect(scheduling, self._walk, self._clock.parameter(), limit)
+
+    async def cancel(self, job: UUID) -> State:
+        return await self._connections.again(
+            lambda connection, _: jobs.cancel(connection, job, self._clock.parameter())
+        )
+
+    async def report_progress(self, claim: Claim, fraction: float, message: str | None) -> None:
+        async with self._connections.session() as connection:
+            await connection.execute(STATEMENTS["update_progress"], claim.id, claim.lease, fraction, message)
+
+    async def job(self, job: UUID) -> JobRecord:
+        async with self._connections.session() as connection:
+            return await jobs.record(connection, job)
+
+    async def attempts(self, job: UUID) -> list[AttemptRecord]:
+        async with self._connections.session() as connection:
+            return await jobs.attempts(connection, job)
+
+    async def counts(self, queue: str) -> QueueCounts:
+        handle = await self._claimer.queue(queue)
+        async with self._connections.session() as connection:
+            row = await connection.fetchrow(STATEMENTS["select_counts"], handle.id)
+        assert row is not None
+        return QueueCounts(row["ready"], row["running"], row["parked"], row["bells"])
+
+    async def listen(self, worker: WorkerIdentity) -> Listener:
+        listener = PostgresListener(worker, self._connections, self._clock)
+        await listener.open()
+        return listener

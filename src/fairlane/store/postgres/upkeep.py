@@ -1,0 +1,55 @@
+"""Removing what is past its time on PostgreSQL, a bounded number at a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fairlane.clock import Instant
+from fairlane.store.postgres.claims import Scheduling
+from fairlane.store.postgres.connections import STATEMENTS
+from fairlane.store.protocol import Pruned, Retention
+
+if TYPE_CHECKING:
+    from fairlane.store.postgres.connections import Connection
+
+__all__ = ["Walk", "collect", "prune"]
+
+
+class Walk:
+    """How far collection has come, by table and queue; it starts over at the end."""
+
+    def __init__(self) -> None:
+        self._reached: dict[tuple[str, int], bytes] = {}
+
+    async def stretch(self, scheduling: Scheduling, table: str, limit: int, *args: object) -> tuple[int, bool]:
+        """Remove what is idle in the next stretch; say how many, and whether there is more to see."""
+        place = (table, scheduling.queue.id)
+        row = await scheduling.connection.fetchrow(
+            STATEMENTS[f"collect_{table}"], scheduling.queue.id, self._reached.get(place, b""), limit, *args
+        )
+        assert row is not None
+        more = row["seen"] >= limit
+        self._reached[place] = row["reached"] if more else b""
+        return row["removed"], more
+
+
+async def prune(connection: Connection, retention: Retention, now: Instant, limit: int) -> Pruned:
+    """Remove finished jobs past their time, with their history."""
+    removed, more = 0, False
+    for is_dead, kept in ((False, retention.done), (True, retention.dead)):
+        left = limit - removed
+        if left <= 0:
+            return Pruned(removed, more=True)
+        row = await connection.fetchrow(STATEMENTS["prune"], is_dead, now - kept, left)
+        assert row is not None
+        removed += row["jobs"]
+        more = more or row["filed"] >= left
+    return Pruned(removed, more=more)
+
+
+async def collect(scheduling: Scheduling, walk: Walk, now: Instant | None, limit: int) -> Pruned:
+    """Walk a stretch of the lanes, the flows and the gates, and remove what is idle."""
+    lanes, more_lanes = await walk.stretch(scheduling, "lanes", limit)
+    flows, more_flows = await walk.stretch(scheduling, "flows", limit)
+    gates, more_gates = await walk.stretch(scheduling, "gates", limit, now)
+    return Pruned(0, lanes=lanes, flows=flows, gates=gates, more=more_lanes or more_flows or more_gates)

@@ -1,0 +1,208 @@
+"""Waking workers: each listens on a channel of its own, and is told only while it waits.
+
+A worker registers as a waiter in the claim that left slots free, and withdraws in the one that filled them. Whoever
+makes work claimable notifies one waiter per job, and nobody where nobody waits: NOTIFY takes a global lock at commit.
+What can go wrong between the two is closed here:
+
+- A producer that did not see the registration commits after the waiter has looked. The waiter looks again until every
+  transaction that was open when it registered has ended (`Registration.producers`).
+- A nudge reaches a worker that has just filled its slots. It passes the nudge on.
+- A worker dies. Its session held the lock that its registration names (`ear`), so nobody speaks to it any more.
+- The connection breaks. The worker is nudged when it is back, as it may have missed something, and registers anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+
+from fairlane.clock import Instant
+from fairlane.errors import StoreUnavailable
+from fairlane.store.postgres.connections import STATEMENTS, Connections, is_lost
+from fairlane.store.postgres.timing import StoreClock
+from fairlane.store.protocol import WorkerIdentity
+
+if TYPE_CHECKING:
+    from fairlane.store.postgres.connections import Connection
+
+__all__ = ["PostgresListener", "Registration"]
+
+log = logging.getLogger("fairlane.store.postgres")
+
+EVERYBODY = "fairlane"
+FIRST_PAUSE = 0.05
+LONGEST_PAUSE = 5.0
+
+
+class Registration:
+    """A listener that waits for work in one queue."""
+
+    __slots__ = ("ear", "producers")
+
+    def __init__(self, ear: int) -> None:
+        self.ear = ear
+        self.producers: set[str] | None = None
+        """Transactions that may not have seen it, still open; `None` until it has been looked at for the first time."""
+
+    def observe(self, open_now: Iterable[str]) -> None:
+        found = set(open_now)
+        self.producers = found if self.producers is None else self.producers & found
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether every producer from now on sees it."""
+        return self.producers is not None and not self.producers
+
+
+class PostgresListener:
+    """The ear of one worker process."""
+
+    def __init__(self, worker: WorkerIdentity, connections: Connections, clock: StoreClock) -> None:
+        self.worker = worker
+        self._connections = connections
+        self._clock = clock
+        self._registrations: dict[int, Registration] = {}
+        self._queues: set[int] = set()
+        self._heard: dict[int, int] = {}
+        self._nudged = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._connection: asyncpg.Connection[Any] | None = None
+        self._ear = 0
+        self._listening: asyncio.Task[None] | None = None
+        self._passing: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        await self._connect()
+        self._listening = asyncio.create_task(self._stay_connected(), name="fairlane listener")
+
+    # -- what the worker asks -----------------------------------------------------------------------------------
+
+    async def wait(self, until: Instant | None) -> bool:
+        """Return True at a nudge, False once `until` has come."""
+        nudge = asyncio.ensure_future(self._nudged.wait())
+        tasks: set[asyncio.Future[Any]] = {nudge}
+        if until is not None:
+            tasks.add(asyncio.ensure_future(self._clock.sleep_until(until)))
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            nudged = self._nudged.is_set()
+            self._nudged.clear()
+            return nudged
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Stop listening, withdraw from every queue, and leave the watch to another."""
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.gather(self._listening, return_exceptions=True)
+        for task in self._passing:
+            task.cancel()
+        self._registrations.clear()
+        with contextlib.suppress(StoreUnavailable):
+            async with self._connections.session() as connection, connection.transaction():
+                await connection.execute(STATEMENTS["withdraw_worker"], self.worker.id)
+                for queue in sorted(self._queues):
+                    await connection.execute(STATEMENTS["nudge"], queue, 1, self.worker.id)
+        if self._connection is not None:
+            self._connection.terminate()
+
+    # -- what a claim asks --------------------------------------------------------------------------------------
+
+    def registration(self, queue: int) -> Registration | None:
+        """How this listener stands in a queue."""
+        self._queues.add(queue)
+        return self._registrations.get(queue)
+
+    def heard(self, queue: int) -> int:
+        """How many nudges for a queue have come so far."""
+        return self._heard.get(queue, 0)
+
+    @property
+    def ear(self) -> int | None:
+        """The lock that says that it listens; nothing while its connection is down."""
+        return self._ear or None
+
+    def registered(self, queue: int, registration: Registration) -> None:
+        """A claim has committed the registration."""
+        # A connection that broke meanwhile has taken the ear with it: the next claim registers again.
+        if registration.ear == self._ear:
+            self._registrations[queue] = registration
+
+    def withdrawn(self, queue: int, heard_before: int) -> None:
+        """A claim has filled the slots. What was heard during it may be about work that it did not see."""
+        self._registrations.pop(queue, None)
+        if self.heard(queue) != heard_before:
+            self._pass_on(queue)
+
+    # -- what the server says -----------------------------------------------------------------------------------
+
+    def _on_own_channel(self, _connection: Connection, _pid: int, _channel: str, payload: object) -> None:
+        if not isinstance(payload, str) or not payload.isdigit():
+            self._nudged.set()
+            return
+        queue = int(payload)
+        self._heard[queue] = self.heard(queue) + 1
+        if queue in self._registrations:
+            self._nudged.set()
+        else:
+            self._pass_on(queue)
+
+    def _on_everybodys_channel(self, _connection: Connection, _pid: int, _channel: str, payload: object) -> None:
+        queue = int(str(payload))
+        self._heard[queue] = self.heard(queue) + 1
+        if queue in self._registrations:
+            self._nudged.set()
+
+    def _pass_on(self, queue: int) -> None:
+        task = asyncio.create_task(self._nudge_another(queue))
+        self._passing.add(task)
+        task.add_done_callback(self._passing.discard)
+
+    async def _nudge_another(self, queue: int) -> None:
+        try:
+            async with self._connections.session() as connection:
+                await connection.execute(STATEMENTS["nudge"], queue, 1, self.worker.id)
+        except StoreUnavailable:
+            # Whoever listens is nudged when it is connected again.
+            log.debug("a nudge for queue %d could not be passed on", queue)
+
+    # -- staying connected --------------------------------------------------------------------------------------
+
+    async def _connect(self) -> None:
+        connection = await self._connections.connect()
+        ear = secrets.randbits(62) + 1
+        row = await connection.fetchrow(STATEMENTS["listen"], ear, self.worker.id)
+        assert row is not None
+        self._ended = ended = asyncio.Event()
+        connection.add_termination_listener(lambda _: ended.set())
+        await connection.add_listener(row["channel"], self._on_own_channel)
+        await connection.add_listener(EVERYBODY, self._on_everybodys_channel)
+        self._connection, self._ear = connection, ear
+
+    async def _stay_connected(self) -> None:
+        while True:
+            await self._ended.wait()
+            self._ear = 0
+            self._registrations.clear()
+            await self._reconnect()
+            self._nudged.set()
+
+    async def _reconnect(self) -> None:
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                return await self._connect()
+            except Exception as error:
+                if not isinstance(error, StoreUnavailable) and not is_lost(error):
+                    log.exception("a listener cannot connect; trying again in %.1f s", pause)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, LONGEST_PAUSE)

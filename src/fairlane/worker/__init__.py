@@ -1,0 +1,10 @@
+"""The runtime: claims jobs, runs them, settles them, and keeps the database tidy while it does."""
+
+from fairlane.worker.context import JobContext, context
+from fairlane.worker.health import Health
+from fairlane.worker.options import QueueShare, WorkerOptions
+from fairlane.worker.processes import WorkerPool
+from fairlane.worker.run import run_worker
+from fairlane.worker.worker import Worker
+
+__all__ = ["Health", "JobContext", "QueueShare", "Worker", "WorkerOptions", "WorkerPool", "context", "run_worker"]

@@ -1,0 +1,178 @@
+"""Claiming: one claimer for all slots of a process. It asks when there is room and reason, else it waits to be woken.
+
+Reasons to ask: a nudge from the store, a time at which something opens, a slot that became free while there was more
+to do, a settlement of ours (it may have opened a limit), and, as the last resort, a slow poll.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from datetime import timedelta
+
+from fairlane.clock import Clock, microseconds
+from fairlane.store.protocol import Claimed, Listener, Store, WorkerIdentity
+from fairlane.worker.execution import SHORTEST_RUN, Execution
+from fairlane.worker.slots import QueueSlots, Slots
+from fairlane.worker.timing import Alarm, Outage, jittered
+
+__all__ = ["Claiming"]
+
+log = logging.getLogger("fairlane.worker")
+
+LONGEST_LOOK = 0.05
+LONGEST_OVERDUE = 1.0
+"""Seconds, at most, until another look at a time that has come and opened nothing."""
+
+
+class Claiming:
+    """Fills free slots."""
+
+    def __init__(
+        self,
+        store: Store,
+        identity: WorkerIdentity,
+        slots: Slots,
+        execution: Execution,
+        outage: Outage,
+        clock: Clock,
+        *,
+        lease: timedelta,
+        poll: timedelta,
+        prefetch: int,
+    ) -> None:
+        self.listener: Listener | None = None
+        self._store = store
+        self._identity = identity
+        self._slots = slots
+        self._execution = execution
+        self._outage = outage
+        self._clock = clock
+        self._lease = lease
+        self._poll = microseconds(poll)
+        self._prefetch = prefetch
+        self._alarm = Alarm(clock, self._on_time)
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        self._is_waiting = False
+        self._mean_claim = 0.0
+        execution.on_slot_freed = self._on_slot_freed
+
+    # What wakes it.
+
+    def nudge(self) -> None:
+        """The store says that there is something, without saying where."""
+        for queue in self._slots.queues.values():
+            if queue.is_registered:
+                queue.is_registered = False
+                queue.owes_wakeup = True
+            self._slots.feed(queue)
+        self._wake.set()
+
+    def look_everywhere(self) -> None:
+        """Nobody will have told us what happened meanwhile: ask every queue."""
+        self.look_at(self._slots.queues.values())
+
+    def look_at(self, queues: Iterable[QueueSlots]) -> None:
+        """Ask these queues: what we settled there may have opened a limit."""
+        for queue in queues:
+            self._slots.feed(queue)
+        self._wake.set()
+
+    def stop(self) -> None:
+        self._slots.is_closed = True
+        self._wake.set()
+
+    def _on_slot_freed(self) -> None:
+        if self._is_waiting:
+            self._wake.set()
+
+    def _on_time(self) -> None:
+        now, later = self._clock.now(), []
+        for queue in self._slots.queues.values():
+            if queue.due_at is None:
+                continue
+            if queue.due_at <= now:
+                queue.due_at = None
+                self._slots.feed(queue)
+            else:
+                later.append(queue.due_at)
+        if later:
+            self._alarm.set(min(later))
+        self._wake.set()
+
+    # What it does.
+
+    async def run(self) -> None:
+        """Claim until told to stop; then pass on the wake-ups that were meant for us."""
+        try:
+            while True:
+                queue = self._slots.next_to_ask()
+                if queue is not None:
+                    await self._claim(queue)
+                elif self._slots.is_closed:
+                    return
+                else:
+                    await self._wait()
+        finally:
+            self._alarm.close()
+
+    async def _wait(self) -> None:
+        self._is_waiting = True
+        await self._wake.wait()
+        self._wake.clear()
+        self._is_waiting = False
+
+    async def _claim(self, queue: QueueSlots) -> None:
+        asked = 0
+
+        def want() -> int:
+            # Asked by the store once it holds the lock, on a thread of its own perhaps.
+            nonlocal asked
+            asked = self._slots.portion(queue)
+            return asked
+
+        async def once() -> Claimed:
+            return await self._store.claim(
+                queue.name, want, worker=self._identity, lease=self._lease, listener=self.listener
+            )
+
+        queue.owes_wakeup = False
+        began = self._loop.time()
+        claimed = await self._outage.ride_out(once, "claiming")
+        self._slots.note_claimed(queue, len(claimed.claims))
+        self._note_time(self._loop.time() - began)
+        self._execution.start(queue, claimed.claims)
+        if self._slots.is_closed:
+            self._execution.give_back_unstarted("its worker was stopped")
+        self._plan_next(queue, claimed, asked)
+
+    def _note_time(self, seconds: float) -> None:
+        self._mean_claim += (seconds * 1e6 - self._mean_claim) * 0.2
+        # As many as will have ended by the time that the next claim is back; for long jobs that is none.
+        turns = self._mean_claim / max(self._execution.mean_run, SHORTEST_RUN)
+        self._slots.ahead = min(self._prefetch, int(self._slots.concurrency * turns))
+
+    def _plan_next(self, queue: QueueSlots, claimed: Claimed, asked: int) -> None:
+        """When to ask this queue again, from what it said."""
+        if len(claimed.claims) >= asked:
+            # All that was asked for: there may be more, and nobody will tell us. Ask when a slot is free.
+            queue.is_registered = False
+            queue.looks = 0
+            return
+        queue.is_registered = self.listener is not None
+        queue.is_hungry = claimed.more
+        now = self._clock.now()
+        due = now + jittered(self._poll)
+        if claimed.next_due is not None:
+            due = min(due, claimed.next_due - self._execution.store_offset)
+        if claimed.look_again or due <= now:
+            longest = LONGEST_LOOK if claimed.look_again else LONGEST_OVERDUE
+            self._loop.call_later(min(0.001 * 2 ** min(queue.looks, 20), longest), self.look_at, (queue,))
+            queue.looks += 1
+        else:
+            queue.looks = 0
+        if due > now:
+            queue.due_at = due
+            self._alarm.set(due)

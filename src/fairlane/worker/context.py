@@ -1,0 +1,84 @@
+"""What a handler can ask about the job it runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from fairlane.errors import Cancel, ConfigurationError, StoreUnavailable
+
+if TYPE_CHECKING:
+    from fairlane.worker.execution import Run
+
+__all__ = ["JobContext", "context", "current_run"]
+
+current_run: ContextVar[Run] = ContextVar("fairlane_run")
+
+
+def context() -> JobContext:
+    """The job that is running here: in its handler, in tasks the handler started, and in a thread's handler."""
+    run = current_run.get(None)
+    if run is None:
+        raise ConfigurationError("no job is running here; context() works inside a task that a worker runs")
+    return JobContext(run)
+
+
+class JobContext:
+    """The running job, seen from its handler."""
+
+    __slots__ = ("_run",)
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    @property
+    def id(self) -> UUID:
+        return self._run.claim.id
+
+    @property
+    def attempt(self) -> int:
+        """Counts from 1."""
+        return self._run.claim.attempt
+
+    @property
+    def max_attempts(self) -> int:
+        return self._run.claim.max_attempts
+
+    @property
+    def keys(self) -> Mapping[str, str | None]:
+        return self._run.claim.keys
+
+    @property
+    def queue(self) -> str:
+        return self._run.claim.queue
+
+    @property
+    def task(self) -> str:
+        return self._run.claim.task
+
+    @property
+    def cancelled(self) -> bool:
+        """The job should stop: it was cancelled, timed out, was lost to another worker, or its worker shuts down."""
+        return self._run.stop is not None
+
+    def raise_if_cancelled(self) -> None:
+        """For handlers in threads, which nobody can interrupt: call this from time to time."""
+        if self._run.stop is not None:
+            raise Cancel(self._run.stop.value)
+
+    async def progress(self, fraction: float, message: str = "") -> None:
+        """Note how far the job is, from 0 to 1. A database that cannot be reached does not fail the job."""
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"progress({fraction!r}) does not lie between 0 and 1")
+        run = self._run
+        try:
+            await run.home.store.report_progress(run.claim, float(fraction), message or None)
+        except StoreUnavailable as error:
+            run.home.log.warning("job %s: its progress was not noted: %s", run.claim.id, error)
+
+    def progress_sync(self, fraction: float, message: str = "") -> None:
+        """`progress` for a handler in a thread."""
+        asyncio.run_coroutine_threadsafe(self.progress(fraction, message), self._run.home.loop).result()

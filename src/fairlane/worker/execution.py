@@ -1,0 +1,301 @@
+"""Running jobs: each in a task of its own, or in a thread, from claim to settlement.
+
+Nothing here waits for the database. A run that ends frees its slot at once and hands its settlement on, so that
+claiming, running and settling overlap. The cost of a job is kept small: no lock, no timer, one task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from uuid import UUID
+
+from fairlane.clock import SECOND, Clock
+from fairlane.codec import UndecodablePayload
+from fairlane.errors import InvalidJob
+from fairlane.job import Claim
+from fairlane.scheduler.settlement import Cancelled, Died, Done, Outcome, Released, Settlement, settle
+from fairlane.store.protocol import Store
+from fairlane.task import Registry, Task
+from fairlane.worker.context import current_run
+from fairlane.worker.outcomes import Stop, describe, outcome_of
+from fairlane.worker.slots import QueueSlots, Slots
+from fairlane.worker.timing import Alarm
+
+__all__ = ["Execution", "Run"]
+
+log = logging.getLogger("fairlane.worker")
+
+SHORTEST_RUN = 5.0
+"""Microseconds: what a run costs us at the least, however short its handler."""
+HELD_AHEAD_AT_MOST = SECOND
+"""A job that was claimed ahead and has not started by then is given back: the slots are busy for longer."""
+FIRST_UNKNOWN_DELAY, LONGEST_UNKNOWN_DELAY = SECOND, 300 * SECOND
+UNKNOWN_REMEMBERED = 10_000
+
+
+class Run:
+    """One claim on its way through this worker."""
+
+    __slots__ = ("args", "claim", "handle", "home", "kwargs", "queue", "started_at", "stop", "task")
+
+    def __init__(
+        self, home: Execution, queue: QueueSlots, claim: Claim, task: Task[..., Any], args: Any, kwargs: Any
+    ) -> None:
+        self.home = home
+        self.queue = queue
+        self.claim = claim
+        self.task = task
+        self.args = args
+        self.kwargs = kwargs
+        self.handle: asyncio.Task[None] | None = None
+        self.started_at = 0
+        """By the monotonic clock; 0 until user code begins."""
+        self.stop: Stop | None = None
+
+
+class Execution:
+    """The runs of one worker."""
+
+    def __init__(
+        self,
+        store: Store,
+        registry: Registry,
+        slots: Slots,
+        clock: Clock,
+        settle_later: Callable[[Settlement, QueueSlots], None],
+        max_result: int,
+    ) -> None:
+        self.store = store
+        self.loop = asyncio.get_running_loop()
+        self.log = log
+        self.running: set[Run] = set()
+        self.waiting: deque[Run] = deque()
+        self.mean_run = float(HELD_AHEAD_AT_MOST)
+        """Microseconds that a job takes, over the last hundred or so. It begins high: nothing is claimed on a guess."""
+        self.on_slot_freed: Callable[[], None] = lambda: None
+        self.store_offset = 0
+        """What to add to our clock to have the store's."""
+        self._find = registry.find
+        self._slots = slots
+        self._clock = clock
+        self._now = clock.monotonic
+        self._settle_later = settle_later
+        self._max_result = max_result
+        self._unknown: OrderedDict[UUID, int] = OrderedDict()
+        self._threads: ThreadPoolExecutor | None = None
+        self._timeouts = Alarm(clock, self._stop_overdue)
+        self._stale = Alarm(clock, self._give_back_stale)
+
+    # From claim to handler.
+
+    def start(self, queue: QueueSlots, claims: Iterable[Claim]) -> None:
+        """Take these claims in: whatever cannot run is settled at once, the others start, or wait for a slot."""
+        for claim in claims:
+            task = self._find(claim.task)
+            if claim.cancel_requested:
+                self._refuse(queue, claim, Cancelled("cancelled before it ran"))
+            elif task is None:
+                self._refuse(queue, claim, self._unknown_task(claim))
+            else:
+                try:
+                    args, kwargs = task.codec.decode_call(claim.payload)
+                except UndecodablePayload as error:
+                    log.error("job %s (%s) is set aside as dead: %s", claim.id, claim.task, error)
+                    self._refuse(queue, claim, Died(str(error)))
+                else:
+                    self.waiting.append(Run(self, queue, claim, task, args, kwargs))
+        self._fill_slots()
+        if self.waiting:
+            self._stale.set(self._clock.now() + HELD_AHEAD_AT_MOST)
+
+    def _refuse(self, queue: QueueSlots, claim: Claim, outcome: Outcome) -> None:
+        queue.used -= 1
+        self._settle_later(settle(claim, outcome, 0), queue)
+
+    def _unknown_task(self, claim: Claim) -> Released:
+        seen = self._unknown.pop(claim.id, 0)
+        self._unknown[claim.id] = seen + 1
+        if len(self._unknown) > UNKNOWN_REMEMBERED:
+            self._unknown.popitem(last=False)
+        delay = min(FIRST_UNKNOWN_DELAY << min(seen, 20), LONGEST_UNKNOWN_DELAY)
+        log.error(
+            "job %s: this worker has no task named %r; given back for %g s; deploy it, or serve the queue elsewhere",
+            claim.id,
+            claim.task,
+            delay / SECOND,
+        )
+        return Released(f"no task named {claim.task!r} on the worker that claimed it", delay)
+
+    def _fill_slots(self) -> None:
+        waiting, running, most = self.waiting, self.running, self._slots.concurrency
+        create_task = self.loop.create_task
+        while waiting and len(running) < most:
+            run = waiting.popleft()
+            running.add(run)
+            run.handle = create_task(self._run_async(run) if run.task.is_async else self._run_in_thread(run))
+            if run.task.timeout is not None:
+                self._timeouts.set(self._clock.now() + run.task.timeout)
+
+    # The run itself.
+
+    async def _run_async(self, run: Run) -> None:
+        current_run.set(run)
+        run.started_at = self._now()
+        try:
+            value = await run.task.function(*run.args, **run.kwargs)
+        except BaseException as error:
+            self._end(run, outcome_of(run, error, self._store_now()), error)
+            if isinstance(error, GeneratorExit):
+                raise
+        else:
+            self._end(run, None if run.stop is Stop.GONE else self._done(run, value))
+
+    async def _run_in_thread(self, run: Run) -> None:
+        current_run.set(run)
+        run.started_at = self._now()
+        context = contextvars.copy_context()
+        value, error = await self.loop.run_in_executor(self._pool(), context.run, _call, run)
+        # A thread cannot be stopped. One that overran its timeout kept its slot and its lease until now.
+        if error is None and run.stop is Stop.TIMEOUT:
+            error = TimeoutError()
+        if error is not None:
+            self._end(run, outcome_of(run, error, self._store_now()), error)
+        else:
+            self._end(run, None if run.stop is Stop.GONE else self._done(run, value))
+
+    def _pool(self) -> ThreadPoolExecutor:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self._slots.concurrency, thread_name_prefix="fairlane-handler")
+        return self._threads
+
+    def _done(self, run: Run, value: Any) -> Outcome:
+        try:
+            return Done(run.task.codec.encode_result(value, self._max_result))
+        except InvalidJob as error:
+            return outcome_of(run, error, self._store_now()) or Died(str(error))
+
+    def _end(self, run: Run, outcome: Outcome | None, error: BaseException | None = None) -> None:
+        ran = self._now() - run.started_at
+        self.mean_run += (ran - self.mean_run) * 0.02
+        self.running.discard(run)
+        run.queue.used -= 1
+        if outcome is not None:
+            if error is not None or type(outcome) is not Done:
+                _log_end(run, outcome, error)
+            self._settle_later(settle(run.claim, outcome, ran), run.queue)
+        if self.waiting:
+            self._fill_slots()
+        self.on_slot_freed()
+
+    def _store_now(self) -> int:
+        return self._clock.now() + self.store_offset
+
+    # Stopping runs.
+
+    def interrupt(self, run: Run, reason: Stop) -> None:
+        """Ask a run to stop: an async handler is cancelled, a thread sees its flag. A lost claim outranks all else."""
+        if run.stop is not None and reason is not Stop.GONE:
+            return
+        if reason is Stop.GONE:
+            claim = run.claim
+            log.error("job %s (%s): ClaimLost: %s; nothing of this run is recorded", claim.id, claim.task, reason.value)
+        if run.started_at == 0:
+            self._withdraw(run, None if reason is Stop.GONE else Cancelled(reason.value))
+            return
+        first, run.stop = run.stop is None, reason
+        if first and run.task.is_async and run.handle is not None:
+            run.handle.cancel()
+
+    def _withdraw(self, run: Run, outcome: Outcome | None) -> None:
+        """Take back a run whose handler has not been called."""
+        if run in self.running:
+            self.running.discard(run)
+            assert run.handle is not None
+            run.handle.cancel()
+        else:
+            self.waiting.remove(run)
+        run.queue.used -= 1
+        if outcome is not None:
+            self._settle_later(settle(run.claim, outcome, 0), run.queue)
+
+    def _stop_overdue(self) -> None:
+        now, soonest = self._now(), None
+        for run in list(self.running):
+            timeout = run.task.timeout
+            if timeout is None or run.stop is not None:
+                continue
+            left = run.started_at + timeout - now if run.started_at else timeout
+            if left <= 0:
+                log.warning("job %s (%s) ran longer than its timeout", run.claim.id, run.claim.task)
+                self.interrupt(run, Stop.TIMEOUT)
+            elif soonest is None or left < soonest:
+                soonest = left
+        if soonest is not None:
+            self._timeouts.set(self._clock.now() + soonest)
+
+    def _give_back_stale(self) -> None:
+        if self.waiting:
+            # What waits was claimed ahead because jobs were short. They are not.
+            self.mean_run = max(self.mean_run, float(HELD_AHEAD_AT_MOST))
+            self.give_back_unstarted("its worker was busy for longer than expected")
+
+    def give_back_unstarted(self, reason: str) -> None:
+        """Release every claim whose handler has not been called: at once, and in its old place."""
+        unstarted = [*self.waiting, *(run for run in self.running if run.started_at == 0)]
+        for run in unstarted:
+            self._withdraw(run, Released(reason))
+        if unstarted:
+            log.info("%d claimed jobs were given back unstarted: %s", len(unstarted), reason)
+
+    # For those who look.
+
+    def held(self) -> list[Run]:
+        """Every claim in hand that is worth keeping, started or not."""
+        return [run for run in (*self.running, *self.waiting) if run.stop is not Stop.GONE]
+
+    def leases(self) -> set[UUID]:
+        return {run.claim.lease for run in self.held()}
+
+    def find(self, jobs: Iterable[UUID]) -> list[Run]:
+        wanted = set(jobs)
+        return [run for run in self.held() if run.claim.id in wanted]
+
+    async def all_ended(self) -> None:
+        """Return once nothing runs."""
+        while self.running:
+            await asyncio.wait([run.handle for run in self.running if run.handle is not None])
+
+    def close(self) -> None:
+        self._timeouts.close()
+        self._stale.close()
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _call(run: Run) -> tuple[Any, BaseException | None]:
+    # An error is returned, not raised: a StopIteration cannot pass through a future.
+    try:
+        return run.task.function(*run.args, **run.kwargs), None
+    except BaseException as error:
+        return None, error
+
+
+def _log_end(run: Run, outcome: Outcome, error: BaseException | None) -> None:
+    claim = run.claim
+    level = logging.INFO if type(outcome).__name__ in ("Snoozed", "Cancelled", "Done") else logging.WARNING
+    log.log(
+        level,
+        "job %s (%s) attempt %d of %d: %s%s",
+        claim.id,
+        claim.task,
+        claim.attempt,
+        claim.max_attempts,
+        type(outcome).__name__.lower(),
+        f": {describe(error).partition(chr(10))[0]}" if error is not None else "",
+    )

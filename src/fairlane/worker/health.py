@@ -1,0 +1,22 @@
+"""Whether a worker is well, and what it is doing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["Health"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """A worker at one moment. `is_well` is False as soon as one of its loops has died."""
+
+    is_well: bool
+    is_connected: bool
+    is_stopping: bool
+    loops: Mapping[str, str]
+    """Each loop by name: `running`, `ended`, or what it died of."""
+    running: int
+    waiting: int
+    unsettled: int

@@ -1,0 +1,99 @@
+"""Leases: renewed together while anything runs under them, and the last thing that a worker lets go of."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import timedelta
+from uuid import UUID
+
+from fairlane.clock import Clock, microseconds
+from fairlane.store.protocol import Store
+from fairlane.worker.execution import Execution
+from fairlane.worker.outcomes import Stop
+from fairlane.worker.settling import Settling
+from fairlane.worker.timing import Outage, pause
+
+__all__ = ["Leases"]
+
+log = logging.getLogger("fairlane.worker")
+
+SHORTEST_LOOK = 0.05
+"""Seconds between two looks for cancellations, however many nudges arrive."""
+
+
+class Leases:
+    """Keeps what this worker holds, and stops what it no longer holds."""
+
+    def __init__(
+        self, store: Store, execution: Execution, settling: Settling, outage: Outage, clock: Clock, lease: timedelta
+    ) -> None:
+        self._store = store
+        self._execution = execution
+        self._settling = settling
+        self._outage = outage
+        self._clock = clock
+        self._lease = lease
+        self._every = microseconds(lease) // 3
+        self._look = asyncio.Event()
+        self._must_check = False
+        self._loop_time = asyncio.get_running_loop().time
+        self._looked_at = 0.0
+
+    def look_soon(self) -> None:
+        """A running job may have been cancelled: do not wait for the next renewal to find out."""
+        if self._execution.running:
+            self._look.set()
+
+    def check_soon(self) -> None:
+        """The database was away: find out what is still ours."""
+        self._must_check = True
+        self._look.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._next()
+            if self._must_check:
+                self._must_check = False
+                await self._check()
+            await self._renew()
+
+    async def _next(self) -> None:
+        """A third of the lease, or less if someone wants a look; but never twice within a moment."""
+        looking = asyncio.ensure_future(self._look.wait())
+        waiting = asyncio.ensure_future(pause(self._clock, self._every))
+        try:
+            await asyncio.wait({looking, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            looking.cancel()
+            waiting.cancel()
+        if self._look.is_set() and (early := self._looked_at + SHORTEST_LOOK - self._loop_time()) > 0:
+            await asyncio.sleep(early)
+        self._look.clear()
+        self._looked_at = self._loop_time()
+
+    async def _renew(self) -> None:
+        leases = sorted(self._execution.leases() | self._settling.leases())
+        if not leases:
+            return
+        renewed = await self._outage.ride_out(lambda: self._store.renew(leases, self._lease), "renewing leases")
+        gone = set(renewed.gone)
+        if gone:
+            self._stop({run.claim.id for run in self._execution.held() if run.claim.lease in gone}, gone)
+        for run in self._execution.find(renewed.cancelled):
+            if run.claim.lease not in gone:
+                log.info("job %s (%s) was cancelled; it is asked to stop", run.claim.id, run.claim.task)
+                self._execution.interrupt(run, Stop.CANCELLED)
+
+    async def _check(self) -> None:
+        """Stop what the database no longer holds for us: another worker may run it already."""
+        pairs = [(run.claim.id, run.claim.lease) for run in self._execution.held()]
+        if not pairs:
+            return
+        held = set(await self._outage.ride_out(lambda: self._store.held(pairs), "checking claims"))
+        self._stop({job for job, _ in pairs if job not in held}, {lease for _, lease in pairs})
+
+    def _stop(self, jobs: set[UUID], leases: set[UUID]) -> None:
+        for run in self._execution.find(jobs):
+            if run.claim.lease in leases:
+                self._execution.interrupt(run, Stop.GONE)

@@ -1,0 +1,155 @@
+"""The settings of a worker, checked where they are given, by the name under which they were given."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Literal
+
+from fairlane.clock import microseconds
+from fairlane.errors import ConfigurationError
+
+__all__ = ["QueueShare", "WorkerOptions"]
+
+Duration = timedelta | str | float
+Order = Literal["weighted", "strict"]
+
+MOST_SLOTS = 10_000
+_SHARE = re.compile(r"(?P<name>[^=:\s]+)(=(?P<weight>[0-9.]+))?(:(?P<min>\d+)?-(?P<max>\d+)?)?\Z")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueShare:
+    """What a worker gives to one queue: its weight beside the others, and how few or many slots it may have."""
+
+    name: str
+    weight: float = 1.0
+    min_slots: int = 0
+    """Slots that no other queue of this worker may use."""
+    max_slots: int | None = None
+
+    def __post_init__(self) -> None:
+        what = f"queues: {self.name!r}"
+        _weight(what, self.weight)
+        _whole(f"{what}: min_slots", self.min_slots, 0, MOST_SLOTS)
+        if self.max_slots is not None:
+            _whole(f"{what}: max_slots", self.max_slots, max(1, self.min_slots), MOST_SLOTS)
+
+    @classmethod
+    def parse(cls, text: str) -> QueueShare:
+        """`email`, `email=2` (weight 2), `email=2:1-10` (at least 1 and at most 10 slots), `email:-10`."""
+        found = _SHARE.match(text.strip())
+        if found is None:
+            raise ConfigurationError(f"queues: {text!r} is not a queue; write name, name=weight or name=weight:min-max")
+        return cls(
+            name=found["name"],
+            weight=_number(text, found["weight"] or "1"),
+            min_slots=int(found["min"] or 0),
+            max_slots=int(found["max"]) if found["max"] else None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """How a worker works. Every time is kept as a `timedelta`, and every queue as a `QueueShare`."""
+
+    queues: tuple[QueueShare, ...] | str | Iterable[str | QueueShare] = ()
+    """Which queues to serve, such as `"webhooks,email=2"`; none: all that the app declares."""
+    order: Order = "weighted"
+    """Between queues: by weight, or strictly in the order given."""
+    concurrency: int = 100
+    """Slots: how many jobs run at the same time."""
+    prefetch: int = 500
+    """The most jobs to claim ahead of free slots: as many as end while a claim takes place; none if jobs are long."""
+    lease: Duration = timedelta(seconds=30)
+    """For how long a claim is held without a sign of life; renewed every third of it."""
+    drain_timeout: Duration = timedelta(seconds=30)
+    """How long jobs may go on running after the worker was asked to stop."""
+    cancel_grace: Duration = timedelta(seconds=5)
+    """How long a cancelled handler may take to clean up before a stopping worker leaves it behind."""
+    poll: Duration = timedelta(seconds=30)
+    """The last resort, should a wake-up ever be lost."""
+    name: str | None = None
+    """For people; `host:pid` unless given."""
+
+    def __post_init__(self) -> None:
+        _whole("concurrency", self.concurrency, 1, MOST_SLOTS)
+        _whole("prefetch", self.prefetch, 0, MOST_SLOTS)
+        if self.order not in ("weighted", "strict"):
+            raise ConfigurationError(f"order={self.order!r} is unknown; use 'weighted' or 'strict'")
+        for setting, least, most in (
+            ("lease", "100ms", "1d"),
+            ("drain_timeout", "0s", "7d"),
+            ("cancel_grace", "0s", "1d"),
+            ("poll", "1s", "1d"),
+        ):
+            object.__setattr__(self, setting, _time(setting, getattr(self, setting), least, most))
+        object.__setattr__(self, "queues", _shares(self.queues))
+        _check_slots(self.shares, self.concurrency)
+
+    @property
+    def shares(self) -> tuple[QueueShare, ...]:
+        return tuple(self.queues)  # type: ignore[arg-type]  # normalized in __post_init__
+
+    def time(self, setting: Literal["lease", "drain_timeout", "cancel_grace", "poll"]) -> timedelta:
+        """A setting that is a time."""
+        value: timedelta = getattr(self, setting)
+        return value
+
+    def serving(self, declared: Sequence[str]) -> WorkerOptions:
+        """These options, with the queues of an app filled in where none were named."""
+        return self if self.shares else replace(self, queues=tuple(QueueShare(name=name) for name in declared))
+
+
+def _shares(queues: object) -> tuple[QueueShare, ...]:
+    if isinstance(queues, str):
+        queues = [part for part in queues.split(",") if part.strip()]
+    if not isinstance(queues, Iterable):
+        raise ConfigurationError(f"queues={queues!r} is not a list of queues, such as 'webhooks,email=2'")
+    shares = tuple(each if isinstance(each, QueueShare) else QueueShare.parse(each) for each in queues)
+    names = [share.name for share in shares]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigurationError(f"queues: {name!r} is named twice")
+    return shares
+
+
+def _check_slots(shares: Sequence[QueueShare], concurrency: int) -> None:
+    reserved = sum(share.min_slots for share in shares)
+    if reserved > concurrency:
+        raise ConfigurationError(f"queues: their min_slots add up to {reserved}, more than concurrency={concurrency}")
+    if len(shares) > 1 and reserved == concurrency:
+        for share in shares:
+            if share.min_slots == 0:
+                raise ConfigurationError(
+                    f"queues: the min_slots of the others leave {share.name!r} no slot of concurrency={concurrency}"
+                )
+
+
+def _whole(setting: str, value: object, least: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ConfigurationError(f"{setting}={value!r} is not a whole number from {least:,} to {most:,}")
+
+
+def _weight(what: str, weight: object) -> None:
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 1e-3 <= weight <= 1e6:
+        raise ConfigurationError(f"{what}: weight={weight!r} is not a number between 0.001 and 1,000,000")
+
+
+def _number(text: str, number: str) -> float:
+    try:
+        return float(number)
+    except ValueError:
+        raise ConfigurationError(f"queues: {text!r}: {number!r} is not a weight") from None
+
+
+def _time(setting: str, value: Duration, least: str, most: str) -> timedelta:
+    try:
+        amount = microseconds(value)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{setting}: {error}") from None
+    if not microseconds(least) <= amount <= microseconds(most):
+        raise ConfigurationError(f"{setting}={value!r} does not lie between {least} and {most}")
+    return timedelta(microseconds=amount)

@@ -1,0 +1,99 @@
+"""Settling: outcomes go to the store in batches, one batch at a time; what piles up meanwhile is the next."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from uuid import UUID
+
+from fairlane.scheduler.settlement import Settlement
+from fairlane.store.protocol import Store
+from fairlane.worker.slots import QueueSlots
+from fairlane.worker.timing import Outage
+
+__all__ = ["Settling"]
+
+log = logging.getLogger("fairlane.worker")
+
+AT_ONCE = 1_000
+
+
+class Settling:
+    """What has ended here and is not yet recorded there."""
+
+    def __init__(self, store: Store, outage: Outage) -> None:
+        self._store = store
+        self._outage = outage
+        self._pending: list[Settlement] = []
+        self._in_flight: Sequence[Settlement] = ()
+        self._arrived = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._queues: set[QueueSlots] = set()
+        self.on_settled: Callable[[Iterable[QueueSlots]], None] = lambda queues: None
+        self.given_up = 0
+
+    @property
+    def unsettled(self) -> int:
+        return len(self._pending) + len(self._in_flight)
+
+    def add(self, settlement: Settlement, queue: QueueSlots) -> None:
+        self._pending.append(settlement)
+        self._queues.add(queue)
+        if len(self._pending) == 1:
+            self._arrived.set()
+            self._empty.clear()
+
+    def leases(self) -> set[UUID]:
+        """Leases that must not run out before their settlement has landed."""
+        return {each.lease for each in self._pending} | {each.lease for each in self._in_flight}
+
+    async def all_settled(self) -> None:
+        await self._empty.wait()
+
+    async def run(self) -> None:
+        self._pending = [*self._in_flight, *self._pending]
+        while True:
+            await self._arrived.wait()
+            self._in_flight, self._pending = self._pending[:AT_ONCE], self._pending[AT_ONCE:]
+            queues = set(self._queues)
+            if not self._pending:
+                self._queues.clear()
+            await self._settle(self._in_flight)
+            self._in_flight = ()
+            if not self._pending:
+                self._arrived.clear()
+                self._empty.set()
+            self.on_settled(queues)
+
+    async def _settle(self, batch: Sequence[Settlement]) -> None:
+        """Record a batch, however long the database is away. What it refuses for good is told, and does not stop us."""
+        tried = 0
+
+        async def once() -> list[UUID]:
+            nonlocal tried
+            tried += 1
+            return await self._store.settle(batch)
+
+        try:
+            lost = await self._outage.ride_out(once, "settling")
+        except Exception as error:
+            if len(batch) == 1:
+                self.given_up += 1
+                log.critical(
+                    "job %s: its outcome (%s) could not be recorded; it runs again when its lease has ended",
+                    batch[0].job,
+                    batch[0].outcome,
+                    exc_info=error,
+                )
+                return
+            # One bad apple: the others must not be lost with it.
+            for each in batch:
+                await self._settle([each])
+            return
+        for job in lost:
+            if tried > 1:
+                log.warning("job %s: recorded just before the connection broke, or its claim is lost", job)
+            else:
+                log.error("job %s: ClaimLost: taken over before it was settled; its outcome is not recorded", job)

@@ -1,0 +1,64 @@
+"""The loops of a worker under one roof: a loop that ends by itself is a fault, and a loud one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from fairlane.errors import WorkerDied
+
+__all__ = ["Supervisor"]
+
+log = logging.getLogger("fairlane.worker")
+
+
+class Supervisor:
+    """Starts loops, notices the first that dies, and stops them in the order it is told."""
+
+    def __init__(self) -> None:
+        self._loops: dict[str, asyncio.Task[None]] = {}
+        self._told_to_stop: set[str] = set()
+        self.causes: dict[str, str] = {}
+        self.died = asyncio.Event()
+
+    def start(self, name: str, loop: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(loop, name=f"fairlane-{name}")
+        self._loops[name] = task
+        task.add_done_callback(lambda ended: self._ended(name, ended))
+
+    def _ended(self, name: str, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if name in self._told_to_stop and error is None:
+            return
+        self.causes[name] = f"{type(error).__name__}: {error}" if error else "it ended without being told to"
+        log.critical("the worker's loop %r died: %s; the worker stops", name, self.causes[name], exc_info=error)
+        self.died.set()
+
+    async def stop(self, *names: str) -> None:
+        """Cancel these loops and wait until they are gone."""
+        tasks = [self._loops[name] for name in names if name in self._loops]
+        self._told_to_stop.update(names)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def let_end(self, name: str) -> None:
+        """This loop has been told to end by itself."""
+        self._told_to_stop.add(name)
+
+    async def finish(self, name: str) -> None:
+        """Wait until it has."""
+        if name in self._loops:
+            await asyncio.wait({self._loops[name]})
+
+    def states(self) -> dict[str, str]:
+        return {
+            name: self.causes.get(name) or ("ended" if task.done() else "running") for name, task in self._loops.items()
+        }
+
+    def raise_if_died(self) -> None:
+        if self.causes:
+            told = "; ".join(f"{name}: {cause}" for name, cause in self.causes.items())
+            raise WorkerDied(f"a loop of this worker died, and the worker with it ({told})")

@@ -1,0 +1,94 @@
+"""Waiting, in the three ways a worker waits: for a moment, for a while, and for a database to come back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from fairlane.clock import SECOND, Clock, Instant, SystemClock
+from fairlane.errors import StoreUnavailable
+
+__all__ = ["Alarm", "Outage", "jittered", "pause"]
+
+log = logging.getLogger("fairlane.worker")
+
+T = TypeVar("T")
+
+FIRST_RETRY, LONGEST_RETRY = 0.05, 5.0
+
+
+async def pause(clock: Clock, duration: int) -> None:
+    """Wait for so many microseconds, also where the wall clock is set back: leases must be renewed in time."""
+    if isinstance(clock, SystemClock):
+        await asyncio.sleep(duration / SECOND)
+    else:
+        await clock.sleep_until(clock.now() + duration)
+
+
+def jittered(duration: int) -> int:
+    """Up to a quarter more or less: workers that started together must not do their upkeep together."""
+    return round(duration * random.uniform(0.75, 1.25))
+
+
+class Alarm:
+    """One timer for many moments: it rings at the earliest. Whoever is rung looks what is due, and sets it again."""
+
+    def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
+        self._clock = clock
+        self._ring = ring
+        self._at: Instant | None = None
+        self._sleeper: asyncio.Task[None] | None = None
+
+    def set(self, moment: Instant) -> None:
+        if self._at is not None and self._at <= moment:
+            return
+        self.close()
+        self._at = moment
+        self._sleeper = asyncio.get_running_loop().create_task(self._sleep(moment), name="fairlane-alarm")
+
+    async def _sleep(self, moment: Instant) -> None:
+        await self._clock.sleep_until(moment)
+        self._at = self._sleeper = None
+        self._ring()
+
+    def close(self) -> None:
+        if self._sleeper is not None:
+            self._sleeper.cancel()
+        self._at = self._sleeper = None
+
+
+class Outage:
+    """Rides out a database that cannot be reached: waits longer each time, and tells once it is back."""
+
+    def __init__(self, on_return: Callable[[], None]) -> None:
+        self._on_return = on_return
+        self.is_lost = False
+
+    async def ride_out(self, call: Callable[[], Awaitable[T]], what: str) -> T:
+        """Call until it succeeds. Errors other than a lost database are the caller's."""
+        tries = 0
+        while True:
+            try:
+                result = await call()
+            except StoreUnavailable as error:
+                tries += 1
+                self._lost(what, error)
+                # Not by the app's clock: an outage takes place in the world.
+                await asyncio.sleep(min(FIRST_RETRY * 2**tries, LONGEST_RETRY) * random.uniform(0.5, 1.0))
+            else:
+                self.returned()
+                return result
+
+    def _lost(self, what: str, error: StoreUnavailable) -> None:
+        level = logging.DEBUG if self.is_lost else logging.WARNING
+        log.log(level, "the database cannot be reached (%s): %s; running jobs go on, trying again", what, error)
+        self.is_lost = True
+
+    def returned(self) -> None:
+        if self.is_lost:
+            self.is_lost = False
+            log.warning("the database is back")
+            self._on_return()

@@ -1,0 +1,65 @@
+"""Upkeep: every worker does a little of it, at its own times, so that it needs no leader and no process of its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from fairlane.clock import SECOND, Clock
+from fairlane.store.protocol import Pruned, Retention, Store
+from fairlane.worker.timing import Outage, jittered, pause
+
+__all__ = ["reap_leases", "remove_idle_state", "remove_old_jobs"]
+
+log = logging.getLogger("fairlane.worker")
+
+AT_ONCE = 1_000
+SHORTEST_REAP = SECOND // 10
+WITH_MORE_TO_DO, BUSY, LONGEST_IDLE = SECOND // 5, 5 * SECOND, 60 * SECOND
+
+
+async def reap_leases(
+    store: Store, outage: Outage, clock: Clock, lease: int, offset: Callable[[], int], on_reaped: Callable[[], None]
+) -> None:
+    """End the claims of workers that are gone, when their leases are."""
+    while True:
+        reaped = await outage.ride_out(lambda: store.reap(AT_ONCE), "reaping")
+        for settlement in reaped.settled:
+            log.warning("job %s: its worker is gone, the lease ran out; it is now %s", settlement.job, settlement.to)
+        if reaped.settled:
+            on_reaped()
+        # A lease taken from now on ends no sooner than a whole lease from now.
+        wait = lease
+        if reaped.next_due is not None:
+            wait = min(wait, reaped.next_due - offset() - clock.now())
+        if len(reaped.settled) < AT_ONCE:
+            await pause(clock, max(wait, SHORTEST_REAP))
+
+
+async def remove_old_jobs(store: Store, outage: Outage, clock: Clock, retention: Retention) -> None:
+    """Remove finished jobs whose time has passed."""
+    await _sweep(clock, lambda: outage.ride_out(lambda: store.prune(retention, AT_ONCE), "pruning"))
+
+
+async def remove_idle_state(store: Store, outage: Outage, clock: Clock, queues: Sequence[str]) -> None:
+    """Forget lanes, flows and gates that nothing needs any more."""
+
+    async def all_queues() -> Pruned:
+        found = [await outage.ride_out(lambda name=name: store.collect(name, AT_ONCE), "collecting") for name in queues]  # type: ignore[misc]
+        removed = sum(each.lanes + each.flows + each.gates for each in found)
+        return Pruned(removed, more=any(each.more for each in found))
+
+    await _sweep(clock, all_queues)
+
+
+async def _sweep(clock: Clock, once: Callable[[], Awaitable[Pruned]]) -> None:
+    wait = BUSY
+    while True:
+        await pause(clock, jittered(wait))
+        removed = await once()
+        if removed.more:
+            wait = WITH_MORE_TO_DO
+        elif removed.jobs:
+            wait = BUSY
+        else:
+            wait = min(max(wait, BUSY) * 2, LONGEST_IDLE)

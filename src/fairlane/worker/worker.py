@@ -1,0 +1,215 @@
+"""A worker: claims, runs and settles jobs until it is stopped, and then leaves nothing behind.
+
+Shutting down. The first `stop()` ends claiming; what has not started is given back at once, in its place; what runs may
+run until `drain_timeout`. Then async handlers are cancelled: their jobs keep their place too, and the attempt counts as
+a lost one (`Lost`), as if the worker had died. A second `stop()` does not wait for that deadline. A handler that will
+not stop (a thread cannot be stopped) keeps its claim until its lease runs out, so that nobody runs it beside us.
+Leases stop last: a job that is still draining must not look abandoned to another worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Coroutine
+from typing import Any
+from uuid import uuid4
+
+from fairlane.clock import Clock, microseconds
+from fairlane.errors import ConfigurationError
+from fairlane.store.protocol import Retention, Store, WorkerIdentity
+from fairlane.task import Registry
+from fairlane.worker.claiming import Claiming
+from fairlane.worker.execution import Execution
+from fairlane.worker.health import Health
+from fairlane.worker.leases import Leases
+from fairlane.worker.listening import Listening
+from fairlane.worker.options import WorkerOptions
+from fairlane.worker.outcomes import Stop
+from fairlane.worker.settling import Settling
+from fairlane.worker.slots import Slots
+from fairlane.worker.supervision import Supervisor
+from fairlane.worker.timing import Outage, pause
+from fairlane.worker.upkeep import reap_leases, remove_idle_state, remove_old_jobs
+
+__all__ = ["Worker"]
+
+log = logging.getLogger("fairlane.worker")
+
+UPKEEP = ("reaping", "pruning", "collecting")
+
+
+class Worker:
+    """Runs the jobs of some queues, in this process."""
+
+    def __init__(
+        self,
+        store: Store,
+        registry: Registry,
+        options: WorkerOptions,
+        clock: Clock,
+        *,
+        retention: Retention | None = None,
+        max_result: int = 256 * 1024,
+    ) -> None:
+        if not options.shares:
+            raise ConfigurationError("queues: this worker has no queue to serve; name at least one")
+        self.identity = WorkerIdentity(uuid4(), options.name or f"{socket.gethostname()}:{os.getpid()}")
+        self.options = options
+        self._store = store
+        self._clock = clock
+        self._retention = retention or Retention()
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._supervisor = Supervisor()
+        self._outage = Outage(self._on_return)
+        self._settling = Settling(store, self._outage)
+        self._slots = Slots(options.shares, options.concurrency, options.order, lambda: self._settling.unsettled)
+        self._execution = Execution(store, registry, self._slots, clock, self._settling.add, max_result)
+        self._leases = Leases(store, self._execution, self._settling, self._outage, clock, options.time("lease"))
+        self._claiming = Claiming(
+            store,
+            self.identity,
+            self._slots,
+            self._execution,
+            self._outage,
+            clock,
+            lease=options.time("lease"),
+            poll=options.time("poll"),
+            prefetch=options.prefetch,
+        )
+        self._listening = Listening(store, self.identity, self._claiming, self._outage, self._leases.look_soon)
+        # What we settled may have opened a limit for what we may claim.
+        self._settling.on_settled = self._claiming.look_at
+        self.left_running = 0
+        """Jobs that would not stop, once the worker has: threads that are still busy."""
+        self.left_unsettled = 0
+        """Outcomes that could not be recorded, once the worker has stopped."""
+
+    def stop(self) -> None:
+        """Drain and end. A second call ends without draining."""
+        if self._stop.is_set():
+            self._hurry.set()
+        self._stop.set()
+
+    def health(self) -> Health:
+        states = self._supervisor.states()
+        return Health(
+            is_well=not self._supervisor.causes,
+            is_connected=not self._outage.is_lost,
+            is_stopping=self._stop.is_set(),
+            loops=states,
+            running=len(self._execution.running),
+            waiting=len(self._execution.waiting),
+            unsettled=self._settling.unsettled,
+        )
+
+    async def run(self) -> None:
+        """Work until stopped. `WorkerDied` if a loop of this worker died: restart the process, it is not well."""
+        log.info("worker %s serves %s", self.identity.name, ", ".join(self._slots.queues))
+        await self._measure_offset()
+        self._start_loops()
+        try:
+            await _first_of(self._stop.wait(), self._supervisor.died.wait())
+        except asyncio.CancelledError:
+            self._hurry.set()
+            raise
+        finally:
+            self._stop.set()
+            await self._shut_down()
+        self._supervisor.raise_if_died()
+
+    def _start_loops(self) -> None:
+        start, store, outage, clock = self._supervisor.start, self._store, self._outage, self._clock
+        lease = microseconds(self.options.lease)
+        start("settling", self._settling.run())
+        start("leases", self._leases.run())
+        start("listening", self._listening.run())
+        start("claiming", self._claiming.run())
+        start("reaping", reap_leases(store, outage, clock, lease, self._offset, self._claiming.look_everywhere))
+        start("pruning", remove_old_jobs(store, outage, clock, self._retention))
+        start("collecting", remove_idle_state(store, outage, clock, list(self._slots.queues)))
+
+    # The database.
+
+    def _offset(self) -> int:
+        return self._execution.store_offset
+
+    async def _measure_offset(self) -> None:
+        """The store's clock beside ours. PostgreSQL tells its own time."""
+        before = self._clock.now()
+        there = await self._outage.ride_out(self._store.now, "asking for the time")
+        self._execution.store_offset = there - (before + self._clock.now()) // 2
+
+    def _on_return(self) -> None:
+        self._leases.check_soon()
+        self._claiming.look_everywhere()
+
+    # The end.
+
+    async def _shut_down(self) -> None:
+        hurrying = asyncio.ensure_future(self._hurry_at_the_deadline())
+        try:
+            await self._stop_claiming()
+            await _first_of(self._execution.all_ended(), self._hurry.wait())
+            await self._interrupt_the_rest()
+            await _first_of(self._settling.all_settled(), self._grace())
+        finally:
+            hurrying.cancel()
+            # Leases stop last: a job that is still draining must not look abandoned to another worker.
+            await self._supervisor.stop("claiming", "listening", "settling", *UPKEEP, "leases")
+            self._execution.close()
+            self._tell_what_is_left()
+
+    async def _hurry_at_the_deadline(self) -> None:
+        await pause(self._clock, microseconds(self.options.drain_timeout))
+        self._hurry.set()
+
+    async def _stop_claiming(self) -> None:
+        self._supervisor.let_end("claiming")
+        self._claiming.stop()
+        self._execution.give_back_unstarted("its worker was stopped")
+        if self._execution.running:
+            log.info("stopping; %d jobs run, for at most %s", len(self._execution.running), self.options.drain_timeout)
+        await self._supervisor.stop(*UPKEEP)
+        # What these two hold must still reach the store, whatever one of them died of.
+        for name, loop in (("settling", self._settling.run), ("leases", self._leases.run)):
+            if name in self._supervisor.causes:
+                self._supervisor.start(name, loop())
+        # A claim in flight is not interrupted: it may be committed, and its jobs would wait for their lease to end.
+        await _first_of(self._supervisor.finish("claiming"), self._hurry.wait())
+        await self._supervisor.stop("claiming", "listening")
+
+    async def _interrupt_the_rest(self) -> None:
+        if not self._execution.running:
+            return
+        for run in list(self._execution.running):
+            log.warning("job %s (%s) still runs; it is interrupted", run.claim.id, run.claim.task)
+            self._execution.interrupt(run, Stop.SHUTDOWN)
+        await _first_of(self._execution.all_ended(), self._grace())
+
+    async def _grace(self) -> None:
+        await self._hurry.wait()
+        await pause(self._clock, microseconds(self.options.cancel_grace))
+
+    def _tell_what_is_left(self) -> None:
+        self.left_running = len(self._execution.running)
+        self.left_unsettled = self._settling.unsettled + self._settling.given_up
+        for run in self._execution.running:
+            log.error("job %s (%s) would not stop; it runs again once its lease ends", run.claim.id, run.claim.task)
+        if self._settling.unsettled:
+            log.error("%d outcomes could not be recorded; these jobs run again", self._settling.unsettled)
+        log.info("worker %s has stopped", self.identity.name)
+
+
+async def _first_of(*waits: Coroutine[Any, Any, Any]) -> None:
+    """Wait for whichever ends first; the others are cancelled."""
+    tasks = [asyncio.ensure_future(each) for each in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

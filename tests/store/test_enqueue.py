@@ -1,0 +1,305 @@
+"""Enqueue: one or many, now or later, in which order; and with the caller's own transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from uuid import uuid4
+
+import msgspec
+import pytest
+
+from fairlane.clock import ManualClock
+from fairlane.errors import FairlaneError, JobNotFound
+from fairlane.job import NewJob, State
+from fairlane.policy import Concurrency, Fair, Policy
+from fairlane.store.protocol import QueueCounts, Store
+from tests.store.harness import (
+    MINUTE,
+    SECOND,
+    Database,
+    claim,
+    claim_once,
+    finish,
+    given_jobs,
+    ids,
+    new_jobs,
+    state_of,
+)
+
+PLAIN = Policy("webhooks")
+
+
+@pytest.fixture
+async def queue(store: Store) -> str:
+    await store.declare(PLAIN)
+    return PLAIN.queue
+
+
+def a_mix(policy: Policy) -> list[NewJob]:
+    """Jobs that differ in everything that a producer can say."""
+    chance = random.Random(7)
+    return [
+        job
+        for n in range(40)
+        for job in new_jobs(
+            policy,
+            {"account": chance.choice(["a", "b", None]), "note": n},
+            priority=chance.choice([-100, 0, 0, 0, 100]),
+            task=chance.choice(["ship", "bill"]),
+            payload=b"%d" % n,
+            max_attempts=chance.choice([1, 25]),
+            delay=chance.choice([None, None, 0, -5, 30 * SECOND]),
+        )
+    ]
+
+
+# E01
+async def test_a_bulk_enqueue_equals_so_many_single_ones(store: Store, clock: ManualClock) -> None:
+    runs = []
+    for name in ("single", "bulk"):
+        policy = Policy(name, fair=Fair(by="account", charge="count"), limits=(Concurrency(30, by="account"),))
+        await store.declare(policy)
+        jobs = a_mix(policy)
+        if name == "bulk":
+            await store.enqueue(jobs)
+        else:
+            for job in jobs:
+                await store.enqueue([job])
+        records = [msgspec.structs.replace(await store.job(job.id), id=uuid4(), queue="") for job in jobs]
+        order = [each.payload for each in await claim(store, name, 25)]
+        clock.advance("30s")
+        order += [each.payload for each in await claim(store, name, 100)]
+        clock.advance(-30)
+        runs.append(([msgspec.structs.replace(each, id=jobs[0].id) for each in records], order))
+    single, bulk = runs
+    assert len(single[1]) == 40
+    assert bulk[1] == single[1]
+    assert [msgspec.structs.replace(each, id=single[0][0].id) for each in bulk[0]] == single[0]
+
+
+async def test_enqueueing_nothing_is_nothing(store: Store, queue: str) -> None:
+    await store.enqueue([])
+    assert await store.counts(queue) == QueueCounts(0, 0, 0, 0)
+
+
+async def test_one_bulk_may_hold_jobs_of_many_queues(store: Store) -> None:
+    policies = [Policy(name) for name in ("a", "b", "c")]
+    for policy in policies:
+        await store.declare(policy)
+    await store.enqueue([job for n in range(9) for job in new_jobs(policies[n % 3], payload=b"%d" % n)])
+    for n, policy in enumerate(policies):
+        assert [int(each.payload) % 3 for each in await claim(store, policy.queue, 9)] == [n] * 3
+
+
+async def test_a_bulk_of_thousands_is_stored_whole_and_in_order(store: Store, queue: str) -> None:
+    jobs = await given_jobs(store, PLAIN, count=5_000)
+    assert ids(await claim(store, queue, 6_000)) == jobs
+
+
+# C07
+async def test_order_within_a_lane_is_the_order_of_enqueue_even_at_one_instant(store: Store, queue: str) -> None:
+    jobs = []
+    for n in range(60):
+        (job,) = new_jobs(PLAIN)
+        # The id says nothing about the order: a producer on another machine makes its own.
+        job = msgspec.structs.replace(job, id=uuid4())
+        await store.enqueue([job])
+        jobs.append(job.id)
+        if n % 7 == 0:
+            jobs += await given_jobs(store, PLAIN, count=3)
+    served = []
+    while claims := await claim(store, queue, 7):
+        served += ids(claims)
+        await finish(store, claims)
+    assert served == jobs
+
+
+# C07
+@pytest.mark.parametrize("policy", [PLAIN, Policy("webhooks", fair=Fair(by="account"))], ids=["fifo", "fair"])
+async def test_order_within_a_lane_is_the_order_of_enqueue_when_the_clock_steps_back(
+    store: Store, clock: ManualClock, policy: Policy
+) -> None:
+    await store.declare(policy)
+    jobs = []
+    for step in (0, -3_600, 1, -60, 7_200, -7_000):
+        clock.advance(step)
+        jobs += await given_jobs(store, policy, {"account": "acme"}, 3)
+    served = []
+    while claims := await claim(store, "webhooks", 4):
+        served += ids(claims)
+        await finish(store, claims)
+        clock.advance(-10)
+    assert served == jobs
+
+
+async def test_a_higher_priority_goes_first(store: Store, queue: str) -> None:
+    order = []
+    for priority in (0, -100, 100, 5, -5):
+        order += [(priority, job) for job in await given_jobs(store, PLAIN, count=2, priority=priority)]
+    expected = [job for _, job in sorted(order, key=lambda pair: -pair[0])]
+    assert ids(await claim(store, queue, 3)) + ids(await claim(store, queue, 10)) == expected
+
+
+# F05
+async def test_priority_is_a_head_start_of_a_minute_a_step(store: Store, clock: ManualClock, queue: str) -> None:
+    (old,) = await given_jobs(store, PLAIN, priority=0)
+    clock.advance("119s")
+    (ahead,) = await given_jobs(store, PLAIN, priority=2)
+    clock.advance("2s")
+    (behind,) = await given_jobs(store, PLAIN, priority=2)
+    (other,) = await given_jobs(store, PLAIN, priority=0)
+    assert ids(await claim(store, queue, 4)) == [ahead, old, behind, other]
+
+
+# F05
+async def test_a_low_priority_behind_an_endless_stream_of_high_runs_when_its_time_has_come(
+    store: Store, clock: ManualClock, queue: str
+) -> None:
+    (low,) = await given_jobs(store, PLAIN, priority=-2)
+    await given_jobs(store, PLAIN, count=3, priority=3)
+    for minute in range(1, 12):
+        clock.advance("1m")
+        await given_jobs(store, PLAIN, count=2, priority=3)
+        (first, _) = claims = await claim(store, queue, 2)
+        await finish(store, claims)
+        if low in ids(claims):
+            assert first.id == low or minute <= 6
+            assert 5 <= minute <= 8  # five steps of a minute, and the two or three that were ahead
+            return
+    pytest.fail("the job of low priority starved")
+
+
+async def test_a_scheduled_job_is_ready_at_its_time_and_not_before(
+    store: Store, clock: ManualClock, queue: str
+) -> None:
+    (job,) = await given_jobs(store, PLAIN, run_at=clock.now() + 90 * SECOND)
+    (relative,) = await given_jobs(store, PLAIN, delay=60 * SECOND)
+    record = await store.job(job)
+    assert (record.state, record.due_at, record.enqueued_at) == (
+        State.SCHEDULED,
+        clock.now() + 90 * SECOND,
+        clock.now(),
+    )
+    assert (await store.job(relative)).due_at == clock.now() + 60 * SECOND
+    clock.set(clock.now() + 60 * SECOND - 1)
+    assert await claim(store, queue, 5) == []
+    clock.set(clock.now() + 1)
+    assert ids(await claim(store, queue, 5)) == [relative]
+    clock.set(clock.now() + 30 * SECOND)
+    assert ids(await claim(store, queue, 5)) == [job]
+
+
+async def test_a_time_that_has_passed_is_now(store: Store, clock: ManualClock, queue: str) -> None:
+    jobs = await given_jobs(store, PLAIN, run_at=clock.now() - MINUTE)
+    jobs += await given_jobs(store, PLAIN, delay=0)
+    jobs += await given_jobs(store, PLAIN, delay=-MINUTE)
+    jobs += await given_jobs(store, PLAIN, run_at=clock.now())
+    assert [await state_of(store, job) for job in jobs] == [State.READY] * 4
+    assert ids(await claim(store, queue, 5)) == jobs
+
+
+async def test_scheduled_jobs_become_ready_in_the_order_of_their_times(
+    store: Store, clock: ManualClock, queue: str
+) -> None:
+    late, early, middle = [
+        (await given_jobs(store, PLAIN, delay=seconds * SECOND))[0] for seconds in (30, 10, 20)
+    ]
+    clock.advance("1h")
+    assert ids(await claim(store, queue, 5)) == [early, middle, late]
+
+
+async def test_counts_say_how_many_jobs_are_where(store: Store, clock: ManualClock, queue: str) -> None:
+    await given_jobs(store, PLAIN, count=5)
+    await given_jobs(store, PLAIN, count=2, delay=SECOND)
+    await claim(store, queue, 2)
+    counts = await store.counts(queue)
+    assert (counts.ready, counts.running, counts.parked_lanes, counts.bells) == (3, 2, 0, 0)
+    clock.advance("1s")
+    await claim(store, queue, 1)
+    counts = await store.counts(queue)
+    assert (counts.ready, counts.running) == (4, 3)
+
+
+async def test_a_claim_asks_how_many_only_once_and_may_be_told_none(store: Store, queue: str) -> None:
+    await given_jobs(store, PLAIN, count=3)
+    assert (await claim_once(store, queue, 0)).claims == []
+    assert len(await claim(store, queue, 5)) == 3
+
+
+# E09
+async def test_bulk_enqueues_over_the_same_keys_in_opposite_order_never_deadlock(
+    database: Database, clock: ManualClock
+) -> None:
+    policy = Policy("webhooks", fair=Fair(by="account"), limits=(Concurrency(5, by="account"),))
+    stores = [await database.open(clock) for _ in range(4)]
+    await stores[0].declare(policy)
+    keys = [{"account": n} for n in range(40)]
+
+    async def produce(store: Store, order: int) -> None:
+        for _ in range(5):
+            await store.enqueue([job for each in keys[::order] for job in new_jobs(policy, each)])
+
+    async def consume(store: Store) -> int:
+        claims = await claim(store, "webhooks", 50)
+        await finish(store, claims)
+        return len(claims)
+
+    produced = asyncio.gather(*(produce(store, 1 - 2 * (n % 2)) for n, store in enumerate(stores)))
+    consumed = 0
+    while not produced.done():
+        consumed += await consume(stores[0])
+    await produced
+    while some := await consume(stores[1]):
+        consumed += some
+    assert consumed == 4 * 5 * 40
+
+
+# E06
+async def test_an_enqueue_commits_with_the_callers_transaction(shared_database: Database, clock: ManualClock) -> None:
+    store = await shared_database.open(clock)
+    await store.declare(PLAIN)
+    jobs = new_jobs(PLAIN, {"account": "acme"}, 3)
+    async with shared_database.transaction() as producer:
+        await store.enqueue(jobs[:1], tx=producer.tx)
+        await store.enqueue(jobs[1:], tx=producer.tx)
+        await producer.commit()
+    assert ids(await claim(store, "webhooks", 5)) == [job.id for job in jobs]
+
+
+# E06, C11
+async def test_an_enqueue_rolls_back_with_the_callers_transaction_and_leaves_no_trace(
+    shared_database: Database, clock: ManualClock
+) -> None:
+    store = await shared_database.open(clock)
+    await store.declare(PLAIN)
+    jobs = new_jobs(PLAIN, {"account": "acme"}, 2) + new_jobs(PLAIN, delay=SECOND)
+    async with shared_database.transaction() as producer:
+        await store.enqueue(jobs, tx=producer.tx)
+        await producer.rollback()
+    clock.advance("1m")
+    brought = await claim_once(store, "webhooks", 5)
+    assert (brought.claims, brought.more, brought.next_due) == ([], False, None)
+    assert await store.counts("webhooks") == QueueCounts(0, 0, 0, 0)
+    for job in jobs:
+        with pytest.raises(JobNotFound):
+            await store.job(job.id)
+    later = await given_jobs(store, PLAIN)
+    assert ids(await claim(store, "webhooks", 5)) == later
+
+
+# E06
+async def test_a_connection_without_a_transaction_is_refused(shared_database: Database) -> None:
+    store = await shared_database.open()
+    await store.declare(PLAIN)
+    async with shared_database.transaction(begin=False) as producer:
+        with pytest.raises(FairlaneError, match="transaction"):
+            await store.enqueue(new_jobs(PLAIN), tx=producer.tx)
+    assert await claim(store, "webhooks") == []
+
+
+# E06
+async def test_something_that_is_no_connection_is_refused_as_a_transaction(store: Store, queue: str) -> None:
+    with pytest.raises(FairlaneError, match=r"str|object"):
+        await store.enqueue(new_jobs(PLAIN), tx="a transaction, honestly")
+    assert await claim(store, queue) == []
