@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from fairlane.store.postgres import PostgresStore
 from fairlane.testing.postgres import ThrowawayPostgres
 
 _database_numbers = itertools.count(1)
@@ -25,15 +26,31 @@ def postgres() -> Iterator[ThrowawayPostgres]:
 
 @pytest.fixture(scope="session")
 def postgres_template(postgres: ThrowawayPostgres) -> str:
-    """The name of the database that every test's own database is a copy of. Leave no connection to it open."""
-    asyncio.run(postgres.create_database("fairlane_template"))
+    """The database that every test's own is a copy of, with Fairlane's schema. Leave no connection to it open."""
+    asyncio.run(_migrate(asyncio.run(postgres.create_database("fairlane_template"))))
     return "fairlane_template"
 
 
 # The database fixtures are blocking, so that blocking and async tests can both use them.
 @pytest.fixture
 def postgres_url(postgres: ThrowawayPostgres, postgres_template: str) -> Iterator[str]:
-    """A fresh database for one test."""
+    """A fresh database for one test, its schema in place."""
+    yield from _database(postgres, postgres_template)
+
+
+@pytest.fixture
+def empty_postgres_url(postgres: ThrowawayPostgres) -> Iterator[str]:
+    """A fresh database for one test, with nothing in it."""
+    yield from _database(postgres, "template1")
+
+
+def _database(postgres: ThrowawayPostgres, template: str) -> Iterator[str]:
     name = f"test_{next(_database_numbers)}"
-    yield asyncio.run(postgres.create_database(name, template=postgres_template))
+    yield asyncio.run(postgres.create_database(name, template=template))
     asyncio.run(postgres.drop_database(name))
+
+
+async def _migrate(url: str) -> None:
+    store = PostgresStore(url)
+    await store.migrate()
+    await store.close()

@@ -7,15 +7,14 @@ import inspect
 import logging
 import os
 import sys
-import threading
 from collections.abc import Callable, Coroutine, Iterable
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 from uuid import UUID
 
+from fairlane.blocking import BackgroundLoop
 from fairlane.clock import SECOND, Clock, Instant, SystemClock, microseconds
 from fairlane.codec import Codec
 from fairlane.errors import ConfigurationError, InvalidJob, InvalidPolicy, UnknownQueue
@@ -104,7 +103,7 @@ class App:
         self._make_store = _store_factory(self.url, self.clock, durable_claims)
         self._connection: _Connection | None = None
         self._opening = asyncio.Lock()
-        self._background: _BackgroundLoop | None = None
+        self._background: BackgroundLoop | None = None
 
     def __repr__(self) -> str:
         return f"<App {_without_password(self.url)}>"
@@ -167,7 +166,11 @@ class App:
             options["keys"] = _key_source(options["keys"])
         checked = TaskOptions(**options)
 
-        def register(function: Callable[..., Any]) -> Task[..., Any]:
+        def register(function: Any) -> Task[..., Any]:
+            if isinstance(function, Task):
+                function = function.function
+            if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+                raise ConfigurationError(f"{function.__qualname__} is a generator; a task returns one value")
             kind: type[Task[..., Any]] = AsyncTask if _is_async(function) else SyncTask
             task = kind(self, name or _name_of(function), queue, function, checked, local_names)
             self.registry.add(task)
@@ -257,6 +260,10 @@ class App:
         elif connection is not None:
             await connection.store.close()
 
+    def close_sync(self) -> None:
+        """`close` for code that is not async."""
+        asyncio.run(self.close())
+
     async def __aenter__(self) -> App:
         await self.opened()
         return self
@@ -288,26 +295,23 @@ class App:
         ids = new_job_ids(self.clock.now(), len(listed))
         jobs: list[NewJob] = []
         for number, (call, job) in enumerate(zip(listed, ids, strict=True), start=1):
-            policy = await self._policy_of(call, connection)
+            name = call.options.queue or call.task.queue
+            policy = connection.policies.get(name) or await self._policy_of(name, call.task, connection)
             jobs.append(stamp(call, job, policy, self.max_payload))
             if number % STAMP_AT_ONCE == 0:
                 await asyncio.sleep(0)
         await connection.store.enqueue(jobs, tx)
         return [Job(job, self) for job in ids]
 
-    async def _policy_of(self, call: Call[Any], connection: _Connection) -> Policy:
-        name = call.options.queue or call.task.queue
-        policy = connection.policies.get(name)
-        if policy is not None:
-            return policy
-        # Declared after the app was opened, or by another program.
+    async def _policy_of(self, name: str, task: Task[..., Any], connection: _Connection) -> Policy:
+        """The policy of a queue that was declared after the app was opened, or by another program."""
         if name == DEFAULT_QUEUE or name in self.queues:
             declared = self.queues[name].policy if name in self.queues else Policy(DEFAULT_QUEUE)
             policy = (await connection.store.declare(declared)).policy
         elif (stored := await connection.store.policy(name)) is not None:
             policy = stored.policy
         else:
-            raise UnknownQueue(f"task {call.task.name!r}: queue {name!r} is unknown; declare it with app.queue(…)")
+            raise UnknownQueue(f"task {task.name!r}: queue {name!r} is unknown; declare it with app.queue(…)")
         connection.policies[name] = policy
         return policy
 
@@ -337,7 +341,7 @@ class App:
             raise ConfigurationError("a blocking call inside an event loop would stop it; await the async form instead")
         if self._connection is not None and self._connection.loop.is_running():
             return asyncio.run_coroutine_threadsafe(work, self._connection.loop).result()
-        self._background = self._background or _BackgroundLoop()
+        self._background = self._background or BackgroundLoop()
         return self._background.submit(work).result()
 
     # Working.
@@ -345,32 +349,19 @@ class App:
     async def worker(self, options: WorkerOptions | None = None) -> Worker:
         """A worker for this app's tasks, in this process: `await (await app.worker()).run()`."""
         connection = await self._connected()
-        options = options or WorkerOptions()
+        options = (options or WorkerOptions()).serving(self.queue_names)
+        for share in options.shares:
+            if share.name not in connection.policies and await connection.store.policy(share.name) is None:
+                known = ", ".join(self.queue_names)
+                raise UnknownQueue(f"queues: {share.name!r} is unknown; this app has {known}")
         return Worker(
             connection.store,
             self.registry,
-            options.serving(self.queue_names),
+            options,
             self.clock,
             retention=self.retention,
             max_result=self.max_payload,
         )
-
-
-class _BackgroundLoop:
-    """An event loop on a thread of its own, for programs that have none."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="fairlane-blocking", daemon=True)
-        self._thread.start()
-
-    def submit(self, work: Coroutine[Any, Any, R]) -> Future[R]:
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-    def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
 
 
 def _check_keys(policy: Policy, tasks: Iterable[Task[..., Any]]) -> None:
@@ -404,6 +395,8 @@ def _is_async(function: Callable[..., Any]) -> bool:
 
 def _name_of(function: Callable[..., Any]) -> str:
     """`module.qualname`. A script that runs as `__main__` goes by the name that importing it would give it."""
+    if not hasattr(function, "__qualname__"):
+        raise ConfigurationError(f"{function!r} has no name of its own; give it one: app.task(name=…)")
     module = function.__module__
     if module == "__main__":
         main = sys.modules["__main__"]

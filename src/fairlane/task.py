@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
-from fairlane.clock import Instant, as_instant, microseconds
+from fairlane.clock import SECOND, Instant, as_instant, microseconds
 from fairlane.codec import Codec
 from fairlane.errors import ConfigurationError, InvalidJob, UnknownTask
 from fairlane.handle import Job
@@ -40,6 +40,7 @@ Raised = type[BaseException] | tuple[type[BaseException], ...]
 
 LOWEST_PRIORITY, HIGHEST_PRIORITY = -100, 100
 MOST_ATTEMPTS = 10_000
+LONGEST_DELAY = 100 * 366 * 24 * 3_600 * SECOND
 
 
 def check_priority(what: str, priority: object) -> int:
@@ -196,6 +197,9 @@ class BoundTask(Generic[P, R]):
 class Task(BoundTask[P, R]):
     """A registered function. Calling it runs it here and now; enqueueing it stores a job."""
 
+    __name__: str
+    is_async = False
+
     def __init__(
         self,
         producer: Producer,
@@ -221,9 +225,7 @@ class Task(BoundTask[P, R]):
                         f"{what}: keys={options.keys!r} names {key!r}, which is none of its parameters "
                         f"{self.codec.signature}"
                     )
-        functools.update_wrapper(cast(Callable[..., Any], self), function)
-
-    is_async = False
+        functools.update_wrapper(cast(Callable[..., Any], self), function, updated=())
 
     def __repr__(self) -> str:
         return f"<task {self.name}>"
@@ -294,6 +296,8 @@ def _delay(what: str, delay: Duration) -> int:
         raise InvalidJob(f"{what}: delay: {error}") from None
     if amount < 0:
         raise InvalidJob(f"{what}: delay={delay!r} lies in the past; leave it out to run at once")
+    if amount > LONGEST_DELAY:
+        raise InvalidJob(f"{what}: delay={delay!r} is longer than a hundred years")
     return amount
 
 

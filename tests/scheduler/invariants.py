@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from fairlane.policy import Concurrency, gate_id
-from fairlane.scheduler.snapshot import Standing
 from tests.scheduler.ledger import LaneKey
 from tests.scheduler.simulation import Bench
+
+from fairlane.policy import Concurrency, gate_id
+from fairlane.scheduler.snapshot import Standing
 
 
 def books_are_right(bench: Bench) -> None:

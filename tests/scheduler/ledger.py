@@ -110,7 +110,9 @@ class Ledger:
                 for run in self.runs:
                     if not run.given_back:
                         times[self.scope(limit, run.lane)].append(run.at)
-                found += [f"{limit!r} for {scope}: {what}" for scope, at in times.items() for what in too_fast(limit, at)]
+                found += [
+                    f"{limit!r} for {scope}: {what}" for scope, at in times.items() for what in too_fast(limit, at)
+                ]
         return found
 
 

@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 from itertools import count
 
+from tests.scheduler.ledger import LaneKey, Ledger, Run
+
 from fairlane.clock import SECOND, Instant
 from fairlane.policy import Policy
 from fairlane.scheduler.memory import MemoryQueue
 from fairlane.scheduler.rebuild import rebuild
 from fairlane.scheduler.snapshot import Arrival, Head, Plan, Release, Start
-from tests.scheduler.ledger import LaneKey, Ledger, Run
 
 EPOCH = 1_900_000_000 * SECOND
 
@@ -78,9 +79,7 @@ class Bench:
     def apply(self, policy: Policy) -> None:
         """Put another policy in force, the way a store does."""
         queue = self.queue
-        built = rebuild(
-            policy, self.now, queue.queue, queue.flows.values(), queue.lanes.values(), queue.gates.values()
-        )
+        built = rebuild(policy, self.now, queue.queue, queue.flows.values(), queue.lanes.values(), queue.gates.values())
         queue.policy, queue.queue = policy, built.queue
         queue.flows = {row.id: row for row in built.flows}
         queue.lanes = {row.id: row for row in built.lanes}

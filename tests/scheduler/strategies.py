@@ -8,7 +8,11 @@ from hypothesis import strategies as st
 
 from fairlane.policy import Concurrency, Fair, Limit, Policy, Rate
 
-KEYS = {"account": ["x", "y", "z"], "endpoint": ["e1", "e2", "e3", "e4"], "region": ["eu", None]}
+KEYS: dict[str, list[str | None]] = {
+    "account": ["x", "y", "z"],
+    "endpoint": ["e1", "e2", "e3", "e4"],
+    "region": ["eu", None],
+}
 
 scopes = st.sampled_from(
     [None, "account", "endpoint", "region", "priority", ("account", "endpoint"), ("account", "priority")]

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from fairlane.policy import Policy
 from tests.scheduler.invariants import books_are_right, check_order
 from tests.scheduler.simulation import Bench
 from tests.scheduler.strategies import Step, lives, policies
+
+from fairlane.policy import Policy
 
 
 def take(bench: Bench, step: Step) -> None:
@@ -38,11 +35,11 @@ def _pick(bench: Bench, nth: int) -> int:
     return sorted(bench.claimed)[nth % len(bench.claimed)]
 
 
-def checked_claim(bench: Bench, want: int) -> int:
+def checked_claim(bench: Bench, want: int, *, in_order: bool = False) -> int:
     """Claim, and claim again while it is asked for, as a worker with free slots does."""
     started = 0
     for _ in range(50):
-        plan = bench.claim(want - started)
+        plan = bench.claim(want - started, (lambda lane: check_order(bench, lane)) if in_order else None)
         started += len(plan.starts)
         books_are_right(bench)
         alarm = bench.queue.next_alarm()
@@ -73,7 +70,9 @@ def drain(bench: Bench) -> None:
 
 @settings(deadline=None, max_examples=300)
 @given(policies(), lives())
-def test_no_life_of_a_queue_breaks_a_limit_loses_a_job_or_leaves_a_slot_unused(policy: Policy, steps: list[Step]) -> None:
+def test_no_life_of_a_queue_breaks_a_limit_loses_a_job_or_leaves_a_slot_unused(
+    policy: Policy, steps: list[Step]
+) -> None:
     bench = Bench(policy)
     for step in steps:
         take(bench, step)

@@ -1,4 +1,4 @@
-"""What the contract suite is written in: a database of each kind, and the few verbs of a worker's and a producer's life.
+"""What the contract suite is written in: a database of each kind, and the few verbs of workers and producers.
 
 Everything goes through the `Store` protocol. Nothing here knows a table.
 """
@@ -21,7 +21,7 @@ from fairlane.clock import Clock, ManualClock
 from fairlane.job import Claim, NewJob, State, new_job_ids
 from fairlane.policy import Policy, canonical_keys, lane_id
 from fairlane.scheduler.settlement import Done, Outcome, settle
-
+from fairlane.store.postgres import PostgresStore
 from fairlane.store.protocol import Claimed, Listener, QueueCounts, Store, WorkerIdentity
 from fairlane.store.sqlite import SqliteStore
 
@@ -55,7 +55,7 @@ MINUTE = 60 * SECOND
 LEASE = timedelta(seconds=30)
 WORKER = WorkerIdentity(UUID(int=1), "worker:1")
 WATCHDOG = 30.0
-"""Seconds after which a test that waits for something that will never come is stopped. Never the measure of anything."""
+"""Seconds after which a test that waits for what will never come is stopped. Never the measure of anything."""
 ASKED_IN_VAIN = 200
 """Claims that bring nothing and promise more, after which a worker would be spinning."""
 
@@ -95,8 +95,6 @@ class Database:
             case "sqlite-file":
                 return SqliteStore(self.url, clock=clock, durable_claims=durable_claims)
             case "postgres":
-                from fairlane.store.postgres import PostgresStore
-
                 return PostgresStore(self.url, clock=clock, durable_claims=durable_claims)
 
     async def open(self, clock: Clock | None = None, *, durable_claims: bool = False) -> Store:
@@ -155,9 +153,7 @@ def new_jobs(
     lane_keys = {name: task if name == "task" else stamped[name] for name in policy.lane_keys}
     lane = lane_id(policy.queue, priority, lane_keys)
     return [
-        NewJob(
-            job, policy.queue, task, priority, lane, lane_keys, stamped, payload, max_attempts, delay, run_at
-        )
+        NewJob(job, policy.queue, task, priority, lane, lane_keys, stamped, payload, max_attempts, delay, run_at)
         for job in new_job_ids(0, count)
     ]
 
@@ -174,9 +170,7 @@ async def given_jobs(
     run_at: int | None = None,
 ) -> list[UUID]:
     """Enqueue so many jobs, all alike, at once; return their ids."""
-    jobs = new_jobs(
-        policy, keys, count, priority=priority, max_attempts=max_attempts, delay=delay, run_at=run_at
-    )
+    jobs = new_jobs(policy, keys, count, priority=priority, max_attempts=max_attempts, delay=delay, run_at=run_at)
     await store.enqueue(jobs)
     return [job.id for job in jobs]
 

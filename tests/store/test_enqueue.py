@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from uuid import uuid4
+from collections import defaultdict
+from uuid import UUID, uuid4
 
 import msgspec
 import pytest
-
-from fairlane.clock import ManualClock
-from fairlane.errors import FairlaneError, JobNotFound
-from fairlane.job import NewJob, State
-from fairlane.policy import Concurrency, Fair, Policy
-from fairlane.store.protocol import QueueCounts, Store
 from tests.store.harness import (
     MINUTE,
     SECOND,
@@ -26,6 +21,12 @@ from tests.store.harness import (
     new_jobs,
     state_of,
 )
+
+from fairlane.clock import ManualClock
+from fairlane.errors import FairlaneError, JobNotFound, UnknownQueue
+from fairlane.job import JobRecord, NewJob, State
+from fairlane.policy import Concurrency, Fair, Policy
+from fairlane.store.protocol import QueueCounts, Store
 
 PLAIN = Policy("webhooks")
 
@@ -56,26 +57,26 @@ def a_mix(policy: Policy) -> list[NewJob]:
 
 # E01
 async def test_a_bulk_enqueue_equals_so_many_single_ones(store: Store, clock: ManualClock) -> None:
-    runs = []
+    records: dict[str, list[JobRecord]] = {}
+    lanes: dict[str, dict[object, list[bytes]]] = {}
     for name in ("single", "bulk"):
         policy = Policy(name, fair=Fair(by="account", charge="count"), limits=(Concurrency(30, by="account"),))
         await store.declare(policy)
         jobs = a_mix(policy)
-        if name == "bulk":
-            await store.enqueue(jobs)
-        else:
-            for job in jobs:
-                await store.enqueue([job])
-        records = [msgspec.structs.replace(await store.job(job.id), id=uuid4(), queue="") for job in jobs]
-        order = [each.payload for each in await claim(store, name, 25)]
+        for some in [jobs] if name == "bulk" else [[job] for job in jobs]:
+            await store.enqueue(some)
+        found = [await store.job(job.id) for job in jobs]
+        records[name] = [msgspec.structs.replace(each, id=UUID(int=0), queue="") for each in found]
+        claims = await claim(store, name, 25)
         clock.advance("30s")
-        order += [each.payload for each in await claim(store, name, 100)]
+        claims += await claim(store, name, 100)
         clock.advance(-30)
-        runs.append(([msgspec.structs.replace(each, id=jobs[0].id) for each in records], order))
-    single, bulk = runs
-    assert len(single[1]) == 40
-    assert bulk[1] == single[1]
-    assert [msgspec.structs.replace(each, id=single[0][0].id) for each in bulk[0]] == single[0]
+        lanes[name] = defaultdict(list)
+        for each in claims:
+            lanes[name][each.keys["account"], each.priority].append(each.payload)
+    assert records["bulk"] == records["single"]
+    assert lanes["bulk"] == lanes["single"]
+    assert sum(map(len, lanes["bulk"].values())) == 40
 
 
 async def test_enqueueing_nothing_is_nothing(store: Store, queue: str) -> None:
@@ -158,14 +159,14 @@ async def test_a_low_priority_behind_an_endless_stream_of_high_runs_when_its_tim
 ) -> None:
     (low,) = await given_jobs(store, PLAIN, priority=-2)
     await given_jobs(store, PLAIN, count=3, priority=3)
-    for minute in range(1, 12):
+    for minute in range(1, 20):
         clock.advance("1m")
         await given_jobs(store, PLAIN, count=2, priority=3)
-        (first, _) = claims = await claim(store, queue, 2)
+        claims = await claim(store, queue, 2)
         await finish(store, claims)
         if low in ids(claims):
-            assert first.id == low or minute <= 6
-            assert 5 <= minute <= 8  # five steps of a minute, and the two or three that were ahead
+            # Five steps are five minutes. Ahead of it: the first three, two of each minute 1 to 4; in minute 5 a tie.
+            assert minute in (6, 7)
             return
     pytest.fail("the job of low priority starved")
 
@@ -202,9 +203,7 @@ async def test_a_time_that_has_passed_is_now(store: Store, clock: ManualClock, q
 async def test_scheduled_jobs_become_ready_in_the_order_of_their_times(
     store: Store, clock: ManualClock, queue: str
 ) -> None:
-    late, early, middle = [
-        (await given_jobs(store, PLAIN, delay=seconds * SECOND))[0] for seconds in (30, 10, 20)
-    ]
+    late, early, middle = [(await given_jobs(store, PLAIN, delay=seconds * SECOND))[0] for seconds in (30, 10, 20)]
     clock.advance("1h")
     assert ids(await claim(store, queue, 5)) == [early, middle, late]
 
@@ -225,6 +224,18 @@ async def test_a_claim_asks_how_many_only_once_and_may_be_told_none(store: Store
     await given_jobs(store, PLAIN, count=3)
     assert (await claim_once(store, queue, 0)).claims == []
     assert len(await claim(store, queue, 5)) == 3
+
+
+async def test_a_queue_that_nobody_declared_is_named_in_the_refusal(store: Store, queue: str) -> None:
+    stranger = Policy("stranger")
+    with pytest.raises(UnknownQueue, match="stranger"):
+        await given_jobs(store, stranger)
+    with pytest.raises(UnknownQueue, match="stranger"):
+        await claim(store, "stranger")
+    jobs = new_jobs(PLAIN) + new_jobs(stranger)
+    with pytest.raises(UnknownQueue, match="stranger"):
+        await store.enqueue(jobs)
+    assert await claim(store, queue) == [], "a bulk is stored whole or not at all"
 
 
 # E09

@@ -6,13 +6,13 @@ from collections import Counter
 from math import ceil
 
 import pytest
+from tests.store.harness import SECOND, by_key, claim, claim_once, finish, given_jobs, ids, new_jobs
 
 from fairlane.clock import ManualClock
 from fairlane.job import Claim
 from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.scheduler.settlement import Released
 from fairlane.store.protocol import FOLD_AT_MOST, Store
-from tests.store.harness import SECOND, by_key, claim, claim_once, finish, given_jobs, ids, new_jobs
 
 BY_COUNT = Policy("webhooks", fair=Fair(by="account", charge="count"))
 
@@ -175,9 +175,7 @@ async def test_one_tenants_high_priority_never_takes_anothers_turn(store: Store)
 
 # F11
 async def test_a_tenant_with_fifty_lanes_gets_the_share_of_a_tenant_with_one(store: Store) -> None:
-    policy = Policy(
-        "webhooks", fair=Fair(by="account", charge="count"), limits=(Rate(1_000, per="1s", by="endpoint"),)
-    )
+    policy = Policy("webhooks", fair=Fair(by="account", charge="count"), limits=(Rate(1_000, per="1s", by="endpoint"),))
     await store.declare(policy)
     for n in range(50):
         await given_jobs(store, policy, {"account": "wide", "endpoint": n}, 4)
@@ -234,9 +232,7 @@ async def test_every_job_of_a_flood_is_started_in_the_end(store: Store) -> None:
 
 # F14
 @pytest.mark.parametrize("fair", [None, Fair(by="region")], ids=["fifo", "fair"])
-async def test_room_that_a_woken_lane_cannot_use_goes_to_the_next_lane_at_once(
-    store: Store, fair: Fair | None
-) -> None:
+async def test_room_that_a_woken_lane_cannot_use_goes_to_the_next_lane_at_once(store: Store, fair: Fair | None) -> None:
     limits = (Concurrency(1, by="account"), Rate(2, per="1h", by="endpoint"))
     policy = Policy("webhooks", fair=fair, limits=limits, keys=("account", "endpoint", "region"))
     await store.declare(policy)

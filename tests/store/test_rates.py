@@ -6,11 +6,6 @@ import asyncio
 from datetime import timedelta
 
 import pytest
-
-from fairlane.clock import ManualClock
-from fairlane.policy import Concurrency, Policy, Rate
-from fairlane.scheduler.settlement import Failed, Released
-from fairlane.store.protocol import Store
 from tests.store.harness import (
     MINUTE,
     SECOND,
@@ -24,6 +19,11 @@ from tests.store.harness import (
     ids,
     worker_named,
 )
+
+from fairlane.clock import ManualClock
+from fairlane.policy import Concurrency, Policy, Rate
+from fairlane.scheduler.settlement import Failed, Released
+from fairlane.store.protocol import Store
 
 ACME = {"account": "acme"}
 
@@ -91,9 +91,10 @@ async def test_a_job_stopped_by_its_rate_holds_no_slot(store: Store) -> None:
     for endpoint in "abcdef":
         await given_jobs(store, policy, {"account": "acme", "endpoint": endpoint}, 5)
     first = await claim(store, "webhooks", 30)
-    assert by_key(first, "endpoint") == {"a": 1, "b": 1, "c": 1, "d": 1}
+    assert len(first) == 4
     await finish(store, first)
-    assert by_key(await claim(store, "webhooks", 30), "endpoint") == {"e": 1, "f": 1}
+    second = await claim(store, "webhooks", 30)
+    assert by_key([*first, *second], "endpoint") == dict.fromkeys("abcdef", 1)
 
 
 # A02
@@ -154,9 +155,7 @@ async def test_two_rates_on_one_key_both_hold_and_nothing_else_does(store: Store
         started = await claim(store, "webhooks", 100)
         assert len(started) == min(rooms)
         if started:
-            tats = [
-                limit.charged(tat, clock.now(), len(started)) for limit, tat in zip(limits, tats, strict=True)
-            ]
+            tats = [limit.charged(tat, clock.now(), len(started)) for limit, tat in zip(limits, tats, strict=True)]
         await finish(store, started)
         clock.advance(0.17)
 
@@ -250,7 +249,7 @@ async def test_rates_leave_nothing_behind(store: Store, clock: ManualClock) -> N
     await given_jobs(store, policy, ACME, 9)
     while (await store.counts("webhooks")).ready or (await store.counts("webhooks")).bells:
         claims = await claim(store, "webhooks", 4)
-        await finish(store, claims[:1], Released("drain"))
-        await finish(store, claims[1:])
+        await finish(store, claims[1:2], Released("drain"))
+        await finish(store, claims[:1] + claims[2:])
         clock.advance("20m")
     await assert_at_rest(store, policy, clock, [ACME, {"account": "other"}])

@@ -5,7 +5,19 @@ from __future__ import annotations
 import asyncio
 from uuid import uuid4
 
+import msgspec
 import pytest
+from tests.store.harness import (
+    SECOND,
+    Database,
+    claim,
+    finish,
+    given_jobs,
+    ids,
+    new_jobs,
+    state_of,
+    worker_named,
+)
 
 from fairlane.clock import ManualClock
 from fairlane.errors import JobNotFound
@@ -23,17 +35,6 @@ from fairlane.scheduler.settlement import (
     settle,
 )
 from fairlane.store.protocol import Store
-from tests.store.harness import (
-    SECOND,
-    Database,
-    claim,
-    finish,
-    given_jobs,
-    ids,
-    new_jobs,
-    state_of,
-    worker_named,
-)
 
 PLAIN = Policy("webhooks")
 ALL_OUTCOMES: list[Outcome] = [
@@ -110,7 +111,7 @@ async def test_a_stale_claim_in_a_batch_does_not_spoil_the_others(store: Store, 
 async def test_a_settlement_with_a_token_that_was_never_given_out_changes_nothing(store: Store, queue: str) -> None:
     (job,) = await given_jobs(store, PLAIN)
     (held,) = await claim(store, queue)
-    forged = type(held)(*(uuid4() if name == "lease" else getattr(held, name) for name in held.__struct_fields__))
+    forged = msgspec.structs.replace(held, lease=uuid4())
     assert await store.settle([settle(forged, Done(None), 5)]) == [job]
     assert await state_of(store, job) is State.RUNNING
 

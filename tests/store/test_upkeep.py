@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from tests.store.harness import SECOND, assert_at_rest, by_key, claim, finish, given_jobs, ids, state_of
 
 from fairlane.clock import ManualClock
 from fairlane.errors import JobNotFound
@@ -12,7 +13,6 @@ from fairlane.job import State
 from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.scheduler.settlement import Cancelled, Died, Done, Outcome, Released
 from fairlane.store.protocol import Pruned, Retention, Store
-from tests.store.harness import SECOND, assert_at_rest, by_key, claim, finish, given_jobs, ids, state_of
 
 PLAIN = Policy("webhooks")
 KEEP = Retention()
@@ -68,7 +68,9 @@ async def test_nothing_that_has_not_ended_is_ever_pruned(store: Store, clock: Ma
 async def test_pruning_takes_a_bounded_number_and_says_that_there_is_more(store: Store, clock: ManualClock) -> None:
     await store.declare(PLAIN)
     await given_jobs(store, PLAIN, count=10)
-    await finish(store, await claim(store, "webhooks", 10))
+    for each in await claim(store, "webhooks", 10):
+        # One by one: a store may file what was settled together as one, and then removes it together.
+        await finish(store, [each])
     clock.advance("25h")
     first = await store.prune(KEEP, limit=4)
     assert (first.jobs, first.more) == (4, True)
@@ -203,6 +205,40 @@ async def test_a_flow_that_has_had_its_service_is_not_collected_into_a_new_turn(
     await given_jobs(store, policy, {"account": "light"}, 5)
     # One job of weight 0.01 is worth a hundred turns of the other; it has had them in advance.
     assert by_key(await claim(store, "webhooks", 80)) == {"steady": 80}
+
+
+@pytest.mark.parametrize("stretches", [1, 2, 3])
+async def test_collecting_some_lanes_of_a_flow_leaves_the_others_usable(store: Store, stretches: int) -> None:
+    policy = Policy("webhooks", fair=Fair(by="account", charge="count"), keys=("account", "endpoint"))
+    await store.declare(policy)
+    lanes = [{"account": "two lanes", "endpoint": endpoint} for endpoint in "xy"]
+    for keys in (*lanes, *[{"account": "ahead", "endpoint": "x"}] * 9):
+        await given_jobs(store, policy, keys)
+    while claims := await claim(store, "webhooks", 3):
+        await finish(store, claims)
+    for _ in range(stretches):
+        await store.collect("webhooks", limit=1)
+    jobs = [job for keys in lanes for job in await given_jobs(store, policy, keys)]
+    assert sorted(ids(await claim(store, "webhooks", 5))) == sorted(jobs)
+
+
+@pytest.mark.parametrize("by", ["account", None])
+async def test_spent_tokens_outlive_a_collection_followed_by_a_change_of_policy(
+    store: Store, clock: ManualClock, by: str | None
+) -> None:
+    rate = Rate(4, per="4h", by=by)
+    policy = Policy("webhooks", limits=(rate,), keys=("account",))
+    await store.declare(policy)
+    await given_jobs(store, policy, {"account": "acme"}, 4)
+    await finish(store, await claim(store, "webhooks", 4))
+    assert await claim(store, "webhooks", 1) == []
+    while (await store.collect("webhooks")).more:
+        pass
+    await store.apply(Policy("webhooks", limits=(rate, Concurrency(100)), keys=("account",)))
+    await given_jobs(store, policy, {"account": "acme"}, 4)
+    assert await claim(store, "webhooks", 4) == []
+    clock.advance("1h")
+    assert len(await claim(store, "webhooks", 4)) == 1
 
 
 async def test_bells_that_no_claim_has_folded_survive_collection(store: Store, clock: ManualClock) -> None:

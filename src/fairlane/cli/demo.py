@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from fairlane.demo.view import SilentView
 
 __all__ = ["demo"]
+
+LOG_WIDTH = 110
 
 
 @click.command()
@@ -47,6 +50,8 @@ def demo(url: str | None, postgres: bool, as_json: bool, scale: float, save_svg:
     from fairlane.demo.view import save_svg as save_picture
 
     console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = LOG_WIDTH
     report = _play(url, postgres, scale, _view(console, as_json))
     if save_svg:
         save_picture(report, save_svg)

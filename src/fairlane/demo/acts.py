@@ -35,7 +35,7 @@ FAIR = Act("Fair", "demo-fair", 'Fair(by="tenant")', Fair(by="tenant"))
 LIMITED = Act(
     "Limits",
     "demo-limits",
-    "Fair, and 5 in flight per tenant, and 100 a second (burst 20) per endpoint",
+    "Fair, 5 in flight per tenant, 100/s (burst 20) per endpoint",
     Fair(by="tenant"),
     LIMITS,
 )

@@ -46,6 +46,6 @@ def make_app(url: str | None = None) -> tuple[App, AsyncTask[[int, str, str], in
     return app, app.task(queue=FIFO.queue, name="deliver", keys=("tenant", "endpoint"))(deliver)
 
 
-app, _ = make_app()
+app = make_app()[0]
 if STAGE_VARIABLE in os.environ:
     wait_for_curtain(Path(os.environ[STAGE_VARIABLE]))

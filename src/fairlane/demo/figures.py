@@ -18,7 +18,7 @@ from fairlane.demo.measures import (
     rate_excess,
     worker_time,
 )
-from fairlane.demo.workload import RATED_ENDPOINT, Workload, class_of
+from fairlane.demo.workload import RATED_ENDPOINT, WHALE, Workload, class_of
 
 __all__ = ["Figures", "RateFigures", "measure"]
 
@@ -31,6 +31,8 @@ class RateFigures(msgspec.Struct, frozen=True):
     starts: int
     busiest_second: int
     """The most starts in any one second."""
+    most_in_a_second: int | None
+    """What the rate allows: `burst` and one second's worth. `None` in an act without a rate."""
     worst_excess: float | None
     """By how many jobs the worst window of any length, over all endpoints, went over `burst + rate·t`, by the moment at
     which the store admitted each job. `None` in an act without a rate."""
@@ -54,6 +56,8 @@ class Figures(msgspec.Struct, frozen=True):
     """Seconds until the last job of a small tenant had ended."""
     last_small_share: float
     """The same as a fraction of the total."""
+    whale_before: int
+    """Jobs of the whale that had ended when the last job of a small tenant had: order, whatever the machine's speed."""
     jain: float
     """Jain index of the worker-seconds that each tenant got while every tenant still had work waiting, which is until
     the first of them starts its last job. 1.0: all had the same. 1/tenants: one had everything."""
@@ -82,8 +86,9 @@ def measure(act: Act, workload: Workload, runs: Sequence[Run]) -> Figures:
         total=(ended - began) / SECOND,
         last_small=(small_ended - began) / SECOND,
         last_small_share=(small_ended - began) / (ended - began),
+        whale_before=sum(run.ended_at <= small_ended for run in runs if class_of(run.tenant) == WHALE),
         jain=jain_index(worker_time(runs, backlogged_until(runs)).values()),
-        in_flight_whale=max((most for tenant, most in by_tenant.items() if class_of(tenant) == "whale"), default=0),
+        in_flight_whale=max((most for tenant, most in by_tenant.items() if class_of(tenant) == WHALE), default=0),
         in_flight_small=max((most for tenant, most in by_tenant.items() if class_of(tenant) == "small"), default=0),
         in_flight_all=highest_in_flight(runs, lambda run: "all")["all"],
         in_flight_limit=limit.max if limit else None,
@@ -94,9 +99,10 @@ def measure(act: Act, workload: Workload, runs: Sequence[Run]) -> Figures:
 def _rate_figures(act: Act, runs: Sequence[Run]) -> RateFigures:
     rated = [run.started_at for run in runs if run.endpoint == RATED_ENDPOINT]
     lags = [run.started_at - run.admitted_at for run in runs]
-    excess = excess_at_start = None
+    allowed = excess = excess_at_start = None
     if act.rate_limit is not None:
         burst, interval = act.rate_limit.burst, act.rate_limit.interval * MICROSECOND
+        allowed = burst + SECOND // interval
         admitted: dict[str, list[int]] = {}
         started: dict[str, list[int]] = {}
         for run in runs:
@@ -104,4 +110,11 @@ def _rate_figures(act: Act, runs: Sequence[Run]) -> RateFigures:
             started.setdefault(run.endpoint, []).append(run.started_at)
         excess = max(rate_excess(times, burst=burst, interval=interval) for times in admitted.values())
         excess_at_start = max(rate_excess(times, burst=burst, interval=interval) for times in started.values())
-    return RateFigures(len(rated), busiest_second(rated), excess, excess_at_start, (max(lags) - min(lags)) / SECOND)
+    return RateFigures(
+        starts=len(rated),
+        busiest_second=busiest_second(rated),
+        most_in_a_second=allowed,
+        worst_excess=excess,
+        worst_excess_at_start=excess_at_start,
+        start_lag=(max(lags) - min(lags)) / SECOND,
+    )

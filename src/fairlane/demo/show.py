@@ -25,7 +25,7 @@ from fairlane.demo.promises import Promise, judge
 from fairlane.demo.troupe import DemoFailed, Troupe
 from fairlane.demo.workload import WHALE, Workload
 
-__all__ = ["Progress", "Report", "Watcher", "play"]
+__all__ = ["Performance", "Progress", "Report", "Watcher", "play"]
 
 LOOK_EVERY = 0.1
 READY_WITHIN = 30.0
@@ -57,11 +57,14 @@ class Watcher(Protocol):
 
     def look(self, progress: Progress) -> None: ...
 
+    def finish(self, performance: Performance) -> None: ...
+
 
 class Performance(msgspec.Struct, frozen=True):
     """An act that was played."""
 
     act: Act
+    workload: Workload
     runs: list[Run]
     figures: Figures
 
@@ -85,7 +88,8 @@ def play(url: str, workload: Workload, watcher: Watcher, acts: Sequence[Act] = A
     for act in acts:
         with tempfile.TemporaryDirectory(prefix="fairlane-demo-") as stage:
             runs = _perform(act, workload, url, Path(stage), watcher)
-        performances.append(Performance(act, runs, measure(act, workload, runs)))
+        performances.append(Performance(act, workload, runs, measure(act, workload, runs)))
+        watcher.finish(performances[-1])
     return Report(workload, performances, judge([each.figures for each in performances], workload.all_slots))
 
 

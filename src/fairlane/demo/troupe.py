@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,6 +20,7 @@ from fairlane.errors import FairlaneError
 __all__ = ["DemoFailed", "Troupe"]
 
 STOP_WITHIN = 10.0  # seconds
+GRACE = 3.0
 
 
 class DemoFailed(FairlaneError):
@@ -45,7 +47,7 @@ class Troupe:
             for nth in range(1, self._workload.processes + 1):
                 self._start(self._stage / f"worker-{nth}.log")
         except BaseException:
-            self._kill()
+            self._stop_at_once()
             raise
         return self
 
@@ -68,7 +70,7 @@ class Troupe:
         if kind is None:
             self._drain()
         else:
-            self._kill()
+            self._stop_at_once()
 
     def check(self) -> None:
         """Raise `DemoFailed` when a worker has ended by itself."""
@@ -91,8 +93,18 @@ class Troupe:
         finally:
             self._kill()
 
+    def _stop_at_once(self) -> None:
+        """Give the workers a moment to remove what they made, such as sockets, and then end whatever is left."""
+        for worker in self._workers.values():
+            worker.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + GRACE
+        for worker in self._workers.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.wait(max(0.0, deadline - time.monotonic()))
+        self._kill()
+
     def _kill(self) -> None:
-        """End what is left at once, with everything it started: each worker leads a process group of its own."""
+        """End what is left, with everything it started: each worker leads a process group of its own."""
         for worker in self._workers.values():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(worker.pid, signal.SIGKILL)

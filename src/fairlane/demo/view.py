@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.padding import Padding
@@ -17,16 +18,16 @@ from fairlane.demo.figures import Figures
 from fairlane.demo.measures import Run, shares_over_time
 from fairlane.demo.promises import Promise
 from fairlane.demo.show import Performance, Progress, Report
-from fairlane.demo.workload import WHALE, Workload, class_of
+from fairlane.demo.workload import RATED_ENDPOINT, WHALE, Workload, class_of
 
 __all__ = ["LineView", "LiveView", "SilentView", "draw_report", "save_svg"]
 
 WHALE_STYLE, SMALL_STYLE, IDLE_STYLE = "magenta", "bright_green", "bright_black"
-BAR_WIDTH = 44
+BAR_WIDTH = 20
 CHART_COLUMNS, CHART_ROWS = 72, 4
 EIGHTHS = " ▁▂▃▄▅▆▇█"
 A_LINE_EVERY = 1.0  # seconds
-PICTURE_WIDTH = 108
+PICTURE_WIDTH = 84
 
 
 class SilentView:
@@ -40,6 +41,8 @@ class SilentView:
     ) -> None: ...
 
     def look(self, progress: Progress) -> None: ...
+
+    def finish(self, performance: Performance) -> None: ...
 
 
 class LineView(SilentView):
@@ -92,6 +95,13 @@ class LiveView(SilentView):
     def look(self, progress: Progress) -> None:
         self._live.update(_draw_progress(progress), refresh=True)
 
+    def finish(self, performance: Performance) -> None:
+        """What the act did with its slots stays on the screen, above whatever comes next."""
+        self._live.update(Text(), refresh=True)
+        if performance.act is ACTS[0]:
+            self._live.console.print(_legend(performance.workload))
+        self._live.console.print(_draw_performance(performance))
+
 
 def _heading(act: Act) -> Text:
     return Text.assemble(f"Act {ACTS.index(act) + 1} of {len(ACTS)}  ", (act.name, "bold"), f"  {act.title}")
@@ -128,10 +138,13 @@ def _slots(progress: Progress) -> Text:
     return slots.append(f"  {progress.running} of {progress.workload.all_slots} in use", style="default")
 
 
-def draw_report(report: Report) -> RenderableType:
+def draw_report(report: Report, *, with_charts: bool = False) -> RenderableType:
     """The last screen: what each act did with its slots, the figures, and what was promised."""
+    charts: list[RenderableType] = []
+    if with_charts:
+        charts = [_legend(report.workload), *(_draw_performance(each) for each in report.performances)]
     return Group(
-        *(_draw_performance(each, report.workload) for each in report.performances),
+        *charts,
         Text(),
         _draw_figures(report.figures, report.workload),
         Text(),
@@ -139,17 +152,20 @@ def draw_report(report: Report) -> RenderableType:
     )
 
 
-def _draw_performance(performance: Performance, work: Workload) -> RenderableType:
-    figures = performance.figures
-    legend = Text.assemble(
-        "      slots: ", ("█ whale", WHALE_STYLE), "  ", ("█ small tenants", SMALL_STYLE), f"  of {work.all_slots}"
+def _legend(work: Workload) -> Text:
+    return Text.assemble(
+        f"\n{work.all_slots} slots over time:  ",
+        ("█ the whale", WHALE_STYLE),
+        f" ({work.whale_jobs:,} jobs, enqueued first)   ",
+        (f"█ {work.small_tenants} small tenants", SMALL_STYLE),
+        f" ({work.small_jobs} each)",
     )
-    heading = Text.assemble("\n", _heading(performance.act))
-    if performance.act is ACTS[0]:
-        heading.append_text(legend)
+
+
+def _draw_performance(performance: Performance) -> RenderableType:
     axis = Text("  0 s", style="dim")
-    axis.append(f"{figures.total:.1f} s".rjust(CHART_COLUMNS - 3))
-    return Group(heading, *_chart(performance.runs, work.all_slots), axis)
+    axis.append(f"{performance.figures.total:.1f} s".rjust(CHART_COLUMNS - 3))
+    return Group(Text(), _heading(performance.act), *_chart(performance.runs, performance.workload.all_slots), axis)
 
 
 def _chart(runs: Sequence[Run], slots: int) -> list[Text]:
@@ -184,20 +200,23 @@ def _chart_row(columns: Sequence[tuple[int, int]], floor: int) -> Text:
 
 
 def _draw_figures(figures: Sequence[Figures], work: Workload) -> Table:
-    table = Table(title=None, header_style="bold", pad_edge=False)
+    table = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("counted from what ran")
     for each in figures:
         table.add_column(each.act, justify="right")
     rows = {
-        "jobs run, each once": [f"{each.jobs_run - each.ran_twice:,} of {each.jobs:,}" for each in figures],
+        f"jobs run exactly once, of {work.total:,}": [f"{each.jobs_run - each.ran_twice:,}" for each in figures],
         "total time": [f"{each.total:.2f} s" for each in figures],
         "last small-tenant job": [f"{each.last_small:.2f} s" for each in figures],
         "last small-tenant job / total": [f"{each.last_small_share:.2f}" for each in figures],
-        "Jain index of worker-seconds, while all have work": [f"{each.jain:.3f}" for each in figures],
-        "highest in flight: the whale": [_against(each.in_flight_whale, each.in_flight_limit) for each in figures],
-        "highest in flight: a small tenant": [_against(each.in_flight_small, each.in_flight_limit) for each in figures],
-        "busiest second at partner.example": [f"{each.rate.busiest_second} starts" for each in figures],
-        "worst window against burst 20 + 100/s": [_excess(each) for each in figures],
+        f"whale jobs before it, of {work.whale_jobs:,}": [f"{each.whale_before:,}" for each in figures],
+        "Jain index of worker-seconds": [f"{each.jain:.3f}" for each in figures],
+        "most in flight, the whale": [_against(each.in_flight_whale, each.in_flight_limit) for each in figures],
+        "most in flight, a small tenant": [_against(each.in_flight_small, each.in_flight_limit) for each in figures],
+        f"busiest second, {RATED_ENDPOINT}": [
+            _against(each.rate.busiest_second, each.rate.most_in_a_second) for each in figures
+        ],
+        "room left in the tightest window": [_room(each) for each in figures],
     }
     for name, cells in rows.items():
         table.add_row(name, *cells)
@@ -208,9 +227,9 @@ def _against(most: int, limit: int | None) -> str:
     return f"{most}" if limit is None else f"{most} of {limit}"
 
 
-def _excess(figures: Figures) -> str:
+def _room(figures: Figures) -> str:
     excess = figures.rate.worst_excess
-    return "–" if excess is None else f"{excess:+.2f} jobs"
+    return "–" if excess is None else f"{0.0 - excess:.2f} jobs"
 
 
 def _draw_promise(promise: Promise) -> Text:
@@ -223,5 +242,5 @@ def save_svg(report: Report, path: str) -> None:
     from io import StringIO
 
     console = Console(record=True, width=PICTURE_WIDTH, file=StringIO(), force_terminal=True, color_system="truecolor")
-    console.print(draw_report(report))
+    console.print(draw_report(report, with_charts=True))
     console.save_svg(path, title="fairlane demo")

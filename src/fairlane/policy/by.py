@@ -17,8 +17,12 @@ def normalize_by(what: str, by: str | tuple[str, ...] | None) -> By:
     """`"account"`, `("account", "region")` or nothing, as a tuple of names; `what` names the policy in errors."""
     names = () if by is None else (by,) if isinstance(by, str) else tuple(by)
     for name in names:
-        if not isinstance(name, str) or not _NAME.match(name):
+        if not _is_name(name):
             raise InvalidPolicy(f"{what}: by={by!r} is not a key's name; use letters, digits and underscores")
     if len(set(names)) != len(names):
         raise InvalidPolicy(f"{what}: by={by!r} names a key twice")
     return names
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and _NAME.match(name) is not None

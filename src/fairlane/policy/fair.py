@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from fairlane.errors import InvalidPolicy
+from fairlane.errors import InvalidKey, InvalidPolicy
 from fairlane.policy.by import By, normalize_by
 from fairlane.policy.keys import canonical_key
 
@@ -48,7 +48,10 @@ class Fair:
             if len(names) != 1:
                 raise InvalidPolicy(f"{what}: weights by value need a single key in `by`")
             for value, number in weight.items():
-                named[str(canonical_key(names[0], value))] = _checked(what, number)
+                key = _named(what, names[0], value)
+                if key in named:
+                    raise InvalidPolicy(f"{what}: the weight of {key!r} is given twice")
+                named[key] = _checked(what, number)
         else:
             default = _checked(what, weight)
         object.__setattr__(self, "by", names)
@@ -58,7 +61,7 @@ class Fair:
 
     def __repr__(self) -> str:
         by = repr(self.by[0] if len(self.by) == 1 else self.by)
-        weight = f", weight={dict(self.weights)}" if self.weights else ""
+        weight = f", weight={dict(self.weights)}" if self.weights else f", weight={self.weight:g}" * (self.weight != 1)
         return f"Fair(by={by}{weight}, charge={self.charge!r})"
 
     def weight_of(self, values: tuple[str | None, ...]) -> float:
@@ -71,9 +74,21 @@ class Fair:
         return {"by": list(self.by), "weight": self.weight, "weights": dict(self.weights), "charge": self.charge}
 
 
+def _named(what: str, name: str, value: object) -> str:
+    try:
+        key = canonical_key(name, value)
+    except InvalidKey as error:
+        raise InvalidPolicy(f"{what}: {error}") from None
+    if key is None:
+        raise InvalidPolicy(f"{what}: None cannot be given a weight; it always has 1")
+    return key
+
+
 def _checked(what: str, weight: object) -> float:
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
         raise InvalidPolicy(f"{what}: a weight is a number above 0, not {weight!r}")
     if not 1e-6 <= weight <= 1e6:
-        raise InvalidPolicy(f"{what}: a weight lies between 0.000001 and 1,000,000, not {weight!r}; to stop a key, pause it")
+        raise InvalidPolicy(
+            f"{what}: a weight lies between 0.000001 and 1,000,000, not {weight!r}; to stop a key, pause it"
+        )
     return weight

@@ -32,13 +32,19 @@ def canonical_key(name: str, value: object) -> str | None:
         case bool():
             raise InvalidKey(f"key {name!r}: {value!r} is a bool; give a str or an int, such as {str(value).lower()!r}")
         case str():
-            text = str(value)
-        case int() | UUID():
+            # What it holds, not what an enum or another subclass prints: equal values are the same key.
+            text = str.__str__(value)
+        case int():
+            text = _digits(name, value)
+        case UUID():
             text = str(value)
         case float():
-            raise InvalidKey(f"key {name!r}: {value!r} is a float, which has no one canonical form; give a str or an int")
+            raise InvalidKey(
+                f"key {name!r}: {value!r} is a float, which has no one canonical form; give a str or an int"
+            )
         case _:
-            raise InvalidKey(f"key {name!r}: a {type(value).__name__} cannot be a key; give a str, an int, a UUID or None")
+            kind = type(value).__name__
+            raise InvalidKey(f"key {name!r}: a {kind} cannot be a key; give a str, an int, a UUID or None")
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
@@ -46,8 +52,19 @@ def canonical_key(name: str, value: object) -> str | None:
     if "\x00" in text:
         raise InvalidKey(f"key {name!r}: {value!r} holds a NUL character, which PostgreSQL cannot store")
     if size > MAX_KEY_BYTES:
-        raise InvalidKey(f"key {name!r}: {size} bytes is more than {MAX_KEY_BYTES}; hash the value, or use a shorter one")
+        raise InvalidKey(
+            f"key {name!r}: {size} bytes is more than {MAX_KEY_BYTES}; hash the value, or use a shorter one"
+        )
     return text
+
+
+def _digits(name: str, value: int) -> str:
+    # Python refuses to print numbers of many thousand digits; none of them would fit anyway.
+    if value.bit_length() > 4 * MAX_KEY_BYTES:
+        raise InvalidKey(
+            f"key {name!r}: a number of more than {MAX_KEY_BYTES} digits; hash the value, or use a shorter one"
+        )
+    return int.__repr__(value)
 
 
 def canonical_keys(values: Mapping[str, object]) -> dict[str, str | None]:

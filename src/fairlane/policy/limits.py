@@ -38,7 +38,7 @@ class Concurrency:
 
     def __init__(self, max: int, *, by: str | tuple[str, ...] | None = None) -> None:
         what = f"Concurrency({max!r})"
-        if isinstance(max, bool) or not isinstance(max, int):
+        if not _is_whole(max):
             raise InvalidPolicy(f"{what}: the maximum is a whole number of jobs, not a {type(max).__name__}")
         if not 0 <= max <= MAX_COUNT:
             raise InvalidPolicy(f"{what}: the maximum is at least 0 (0 stops its keys) and at most {MAX_COUNT:,}")
@@ -60,7 +60,10 @@ class Concurrency:
     def charged(self, tat: Instant, now: Instant, count: int) -> Instant:
         return tat
 
-    def refunded(self, tat: Instant, count: int) -> Instant:
+    def refunded(self, tat: Instant, count: int, held: int = 0) -> Instant:
+        return tat
+
+    def carried_over(self, tat: Instant, now: Instant) -> Instant:
         return tat
 
     def opens_at(self, tat: Instant) -> Instant | None:
@@ -98,7 +101,7 @@ class Rate:
         by: str | tuple[str, ...] | None = None,
     ) -> None:
         what = f"Rate({limit!r}, per={per!r})"
-        if isinstance(limit, bool) or not isinstance(limit, int | float) or not math.isfinite(limit):
+        if not _is_number(limit):
             raise InvalidPolicy(f"{what}: the rate is a number of jobs, such as 100 or 0.5")
         if limit <= 0:
             raise InvalidPolicy(f"{what} would never admit a job; pause the key instead, or give a rate above 0")
@@ -109,9 +112,11 @@ class Rate:
         if window <= 0:
             raise InvalidPolicy(f"{what}: `per` is a time above 0, such as '1s' or '1m'")
         if limit > window:
-            raise InvalidPolicy(f"{what}: more than one job a microsecond cannot be told apart from no limit; remove it")
+            raise InvalidPolicy(
+                f"{what}: more than one job a microsecond cannot be told apart from no limit; remove it"
+            )
         allowed = max(1, math.floor(limit)) if burst is None else burst
-        if isinstance(allowed, bool) or not isinstance(allowed, int) or not 1 <= allowed <= MAX_COUNT:
+        if not _is_whole(allowed) or not 1 <= allowed <= MAX_COUNT:
             raise InvalidPolicy(f"{what}: burst={burst!r} is not a whole number of at least 1")
         # Rounded up: the rate that is kept is never above the one that was asked for.
         interval = math.ceil(Fraction(window) / Fraction(str(limit)))
@@ -137,9 +142,17 @@ class Rate:
     def charged(self, tat: Instant, now: Instant, count: int) -> Instant:
         return (tat if tat > now else now) + count * self.interval
 
-    def refunded(self, tat: Instant, count: int) -> Instant:
-        """What was given back unstarted. A bucket that has filled meanwhile stays full: `room` never looks before now."""
-        return tat - count * self.interval
+    def refunded(self, tat: Instant, count: int, held: int = 0) -> Instant:
+        """Give back what never started, `held` microseconds after it was charged.
+
+        The bucket has refilled for that long; had it been full, as much would have been lost. Given back whole, a
+        token that was held would let one job too many start.
+        """
+        return tat - max(0, count * self.interval - held)
+
+    def carried_over(self, tat: Instant, now: Instant) -> Instant:
+        """The state of this limit when it had another bound: a bucket can be empty, it cannot be emptier than that."""
+        return min(tat, now + self.burst * self.interval)
 
     def opens_at(self, tat: Instant) -> Instant | None:
         """The first instant at which one more job may start."""
@@ -150,6 +163,14 @@ class Rate:
 
 
 Limit = Concurrency | Rate
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return _is_whole(value) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _repr_by(by: By) -> str:

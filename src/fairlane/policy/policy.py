@@ -53,8 +53,11 @@ class Policy:
 
     def __post_init__(self) -> None:
         what = f"queue {self.queue!r}"
-        if not isinstance(self.queue, str) or not _QUEUE_NAME.match(self.queue):
+        if not _is_queue_name(self.queue):
             raise InvalidPolicy(f"{what}: a queue's name has letters, digits, '_', '.', '-' and at most 120 of them")
+        # Lists are welcome; what is kept is the one form that `decode` gives back.
+        object.__setattr__(self, "limits", tuple(self.limits))
+        object.__setattr__(self, "keys", normalize_by(what, self.keys))
         for limit in self.limits:
             if not isinstance(limit, Concurrency | Rate):
                 raise InvalidPolicy(f"{what}: {limit!r} is not a limit; use Concurrency(…) or Rate(…)")
@@ -62,10 +65,13 @@ class Policy:
             raise InvalidPolicy(f"{what}: fair={self.fair!r} is not a fair share; use Fair(by=…)")
         if self.priority_step < 0:
             raise InvalidPolicy(f"{what}: the priority step is a time of at least 0")
-        declared = normalize_by(what, self.keys)
-        missing = sorted(set(self._named()) - set(declared))
-        if declared and missing:
-            raise InvalidPolicy(f"{what}: its policy looks at {', '.join(missing)}, which keys={declared!r} leaves out")
+        if "priority" in self.keys:
+            raise InvalidPolicy(f"{what}: every job has a priority; leave it out of keys={self.keys!r}")
+        missing = sorted(set(self._named()) - set(self.keys))
+        if self.keys and missing:
+            raise InvalidPolicy(
+                f"{what}: its policy looks at {', '.join(missing)}, which keys={self.keys!r} leaves out"
+            )
 
     def _named(self) -> list[str]:
         scopes = [self.fair.by if self.fair else (), *(limit.by for limit in self.limits)]
@@ -101,9 +107,7 @@ class Policy:
 
     def gates_of(self, priority: int, keys: Keys) -> list[tuple[bytes, BoundLimit]]:
         """The keyed gates that a lane's jobs pass."""
-        return [
-            (gate_id(self.queue, b.name, select(b.limit.by, keys, priority)), b) for b in self.keyed_limits
-        ]
+        return [(gate_id(self.queue, b.name, select(b.limit.by, keys, priority)), b) for b in self.keyed_limits]
 
     def flow_key(self, priority: int, keys: Keys) -> tuple[str | None, ...]:
         """The fair key of a lane; empty where the queue is one flow."""
@@ -158,6 +162,10 @@ class Policy:
             keys=tuple(document["keys"]),
             priority_step=document["priority_step"],
         )
+
+
+def _is_queue_name(name: object) -> bool:
+    return isinstance(name, str) and _QUEUE_NAME.match(name) is not None
 
 
 def _fair(document: dict[str, Any]) -> Fair:

@@ -52,4 +52,5 @@ class Backoff:
         return round(delay * (1.0 + self.jitter * chance))
 
     def __repr__(self) -> str:
-        return f"Backoff('{self.first / SECOND:g}s', factor={self.factor:g}, cap='{self.cap / SECOND:g}s', jitter={self.jitter:g})"
+        first, cap = f"{self.first / SECOND:g}s", f"{self.cap / SECOND:g}s"
+        return f"Backoff({first!r}, factor={self.factor:g}, cap={cap!r}, jitter={self.jitter:g})"

@@ -6,6 +6,7 @@ written. A row that comes in twice keeps its first, already worked-on form.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 
@@ -73,8 +74,8 @@ class Lane:
     __slots__ = (
         "dirty",
         "exhausted",
-        "flow",
         "floor",
+        "flow",
         "gate",
         "gates",
         "heads",
@@ -125,7 +126,10 @@ class Lane:
 
 
 class Flow:
-    """One flow, being worked on. `lanes` are its ready lanes on the board, by rank; `known` counts all its lanes there."""
+    """One flow, being worked on. `lanes` are its ready lanes on the board, by rank; `known` counts all its lanes there.
+
+    Below the rank `reach` every ready lane is on the board; beyond it the store may hold one that ranks before these.
+    """
 
     __slots__ = (
         "cost",
@@ -139,6 +143,7 @@ class Flow:
         "loaded",
         "open",
         "queued",
+        "reach",
         "shut",
         "standing",
         "tie",
@@ -161,6 +166,7 @@ class Flow:
         self.lanes: list[tuple[int, bytes, Lane]] = []
         self.loaded = 0
         self.known = 0
+        self.reach = -math.inf
         self.queued = False
         self.dirty = False
 
@@ -187,6 +193,22 @@ class Flow:
     def pop(self) -> Lane:
         self.loaded -= 1
         return heappop(self.lanes)[2]
+
+    def is_blind(self) -> bool:
+        """Whether a lane that is not on the board may rank before all that are."""
+        if self.loaded >= self.open or self.reach == math.inf:
+            return False
+        return not self.lanes or self.lanes[0][0] > self.reach
+
+    def has_before(self, rank: int) -> bool:
+        """Whether, the lane in hand aside, one ranks before this: on the board, or perhaps beyond it."""
+        if self.lanes and self.lanes[0][0] < rank:
+            return True
+        return self.loaded + 1 < self.open and rank > self.reach
+
+    def in_reach(self) -> int:
+        """How many lanes on the board can be served in order without asking for more."""
+        return self.loaded if self.loaded >= self.open else sum(entry[0] <= self.reach for entry in self.lanes)
 
     def lowered(self) -> None:
         """A lane's rank has changed in place."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from fairlane.scheduler.board import IDLE, PARKED, READY, Board, Flow, Gate, Lane
 from fairlane.scheduler.snapshot import Arrival, Release
 
-__all__ = ["fold_arrivals", "fold_releases", "settle_debt", "smoothed", "wake"]
+__all__ = ["fold_arrivals", "fold_releases", "settle_debt", "smoothed", "tag_of", "wake"]
 
 SMOOTHING = 0.1
 """The weight of one run in a moving average."""
@@ -77,6 +77,19 @@ def fold_arrivals(board: Board, arrivals: Iterable[Arrival], join_at: float) -> 
         if bell.count > 0:
             lane.floor = min(lane.floor, bell.floor)
             _enter(board, lane, board.policy.rank(bell.since, bell.priority), join_at)
+        elif lane.ready <= 0 and lane.standing == PARKED:
+            _leave(board, lane)
+
+
+def _leave(board: Board, lane: Lane) -> None:
+    """The last job of a parked lane is gone: it must not be woken in place of one that has jobs."""
+    gate = board.gates.get(lane.gate) if lane.gate else None
+    if gate is not None:
+        gate.waiting, gate.dirty = max(0, gate.waiting - 1), True
+        gate.known += 1  # the store will still name it
+        lane.standing, lane.gate = IDLE, None
+        lane.flow.shut -= 1
+        lane.flow.dirty = True
 
 
 def _enter(board: Board, lane: Lane, rank: int, join_at: float) -> None:
@@ -92,6 +105,13 @@ def _enter(board: Board, lane: Lane, rank: int, join_at: float) -> None:
         lane.rank = rank
         if lane.standing == READY:
             flow.lowered()
+        elif lane.standing == PARKED and board.policy.fair is None:
+            lane.tag = tag_of(board, lane)
+
+
+def tag_of(board: Board, lane: Lane) -> float:
+    """Where a lane stands among those that its gate will wake: by its flow's turn, or by rank if nobody takes turns."""
+    return lane.flow.vtime if board.policy.fair else float(lane.rank)
 
 
 def _rejoin(board: Board, flow: Flow, join_at: float) -> None:

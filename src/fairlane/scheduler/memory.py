@@ -64,24 +64,22 @@ class MemoryQueue:
         self.releases.append(Release(start.lane, 0, 0, 0.0, 1, start.charge))
         insort(self.jobs[start.lane], start.head, key=lambda head: head.position)
         row = self.lanes[start.lane]
-        self.arrivals.append(
-            Arrival(start.lane, row.priority, row.keys, 1, start.head.position, start.head.ready_at)
-        )
+        self.arrivals.append(Arrival(start.lane, row.priority, row.keys, 1, start.head.position, start.head.ready_at))
 
     def claim(self, now: Instant, want: int) -> Plan:
         """Plan and apply one claim."""
         planning = plan_claims(self._snapshot(now, want), want)
-        try:
-            need = next(planning)
-            while True:
-                supply = self._supply(need)
-                self.rows_read += len(supply.flows) + len(supply.lanes) + len(supply.gates)
-                self.rows_read += sum(len(heads) for heads in supply.heads.values())
-                need = planning.send(supply)
-        except StopIteration as stop:
-            plan: Plan = stop.value
-        self._apply(plan)
-        return plan
+        supply: Supply | None = None
+        while True:
+            try:
+                need = next(planning) if supply is None else planning.send(supply)
+            except StopIteration as stop:
+                plan: Plan = stop.value
+                self._apply(plan)
+                return plan
+            supply = self._supply(need)
+            self.rows_read += len(supply.flows) + len(supply.lanes) + len(supply.gates)
+            self.rows_read += sum(len(heads) for heads in supply.heads.values())
 
     def in_flight(self) -> int:
         """How many claims have not ended, bells not yet folded included."""
@@ -103,7 +101,7 @@ class MemoryQueue:
     def _snapshot(self, now: Instant, want: int) -> Snapshot:
         arrivals, self.arrivals = self.arrivals[:1_000], self.arrivals[1_000:]
         releases, self.releases = self.releases, []
-        touched = {bell.lane: None for bell in (*releases, *arrivals)}
+        touched = dict.fromkeys([*(bell.lane for bell in releases), *(bell.lane for bell in arrivals)])
         lanes = [self.lanes[lane] for lane in touched if lane in self.lanes]
         count = max(want, 1)
         scanned = self._scan((self.queue.cursor, self.queue.cursor_tie), count, inclusive=True)

@@ -7,14 +7,15 @@ returns what is to be written.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator, Iterable
 from heapq import heapify, heappop, heappush
-from math import ceil
+from math import ceil, inf
 
 from fairlane.policy.policy import Level
 from fairlane.scheduler.board import IDLE, PARKED, READY, Board, Flow, Gate, Lane
-from fairlane.scheduler.fold import fold_arrivals, fold_releases, settle_debt, wake
-from fairlane.scheduler.snapshot import Head, Need, Plan, QueueRow, Snapshot, Start, Supply
+from fairlane.scheduler.fold import fold_arrivals, fold_releases, settle_debt, tag_of, wake
+from fairlane.scheduler.snapshot import Head, LaneRow, Need, Plan, QueueRow, Snapshot, Start, Supply
 
 __all__ = ["Planning", "plan_claims"]
 
@@ -22,6 +23,9 @@ Planning = Generator[Need, Supply, Plan]
 
 IDLE_VISITS = 4
 """Visits that start nothing, per job asked for, before the plan stops and leaves the rest to the next claim."""
+
+SIBLINGS = 4
+"""Parked lanes looked at beyond those that are woken, for one of the same flow whose head ranks before theirs."""
 
 RECHECK = 100_000
 """Microseconds after which room that a woken lane has not used is offered again."""
@@ -34,6 +38,14 @@ def plan_claims(snapshot: Snapshot, want: int) -> Planning:
     yield from plan.wake_due()
     yield from plan.serve()
     return plan.result()
+
+
+def _by_rank_within_flows(lanes: list[Lane]) -> list[Lane]:
+    """Each flow keeps its places among those that a gate wakes, and fills them by the rank of its lanes' heads."""
+    ranked = iter(sorted(lanes, key=lambda lane: (lane.flow.id, lane.rank, lane.id)))
+    places = sorted(range(len(lanes)), key=lambda n: (lanes[n].flow.id, n))
+    order = dict(zip(places, ranked, strict=True))
+    return [order[n] for n in range(len(lanes))]
 
 
 class _Plan:
@@ -58,6 +70,8 @@ class _Plan:
         board, snapshot = self.board, self.snapshot
         board.add_flows(snapshot.flows)
         board.add_lanes(snapshot.lanes)
+        named = {bell.lane for bell in snapshot.arrivals} | {bell.lane for bell in snapshot.releases}
+        self._reach(row for row in snapshot.lanes if row.id not in named)
         board.add_gates(snapshot.due_gates)
         self._advance_frontier(snapshot.scanned)
         ready = [flow.vtime + flow.debt for flow in board.flows.values() if flow.standing == READY]
@@ -88,13 +102,15 @@ class _Plan:
         # What this leaves asleep although there is room rings again: see `_set_alarm`.
         most = ceil(2 * self.want / len(asks)) + 1
         # The store does not know whom this plan has woken: ask for as many more as it has named before.
-        supply = yield Need(parked=tuple((gate.id, min(count, most) + gate.known) for gate, count in asks))
+        spare = SIBLINGS if self.policy.fair else 0
+        supply = yield Need(parked=tuple((gate.id, min(count, most) + gate.known + spare) for gate, count in asks))
         self.board.add_flows(supply.flows)
         self.board.add_lanes(supply.lanes)
         sleepers = self._sleepers({gate.id for gate, _ in asks})
         woken = False
         for gate, count in asks:
             lanes, flows = sleepers[gate.id]
+            lanes = _by_rank_within_flows(lanes)
             gate.known += len(lanes) + len(flows)
             wake(self.board, gate, lanes[: min(count, most)], flows[: min(count, most)], self.join_at)
             woken = woken or bool(lanes or flows)
@@ -175,13 +191,17 @@ class _Plan:
             settle_debt(self.board, flow)
             if owed:
                 return 0
-        if flow.loaded == 0:
+        if flow.is_blind():
             yield from self._load([flow], budget)
         if flow.loaded == 0:
             # Every lane that was counted open has turned out to be gone.
             flow.open, flow.standing, flow.dirty = 0, IDLE, True
             return 0
         lane = flow.pop()
+        if lane.ready <= 0 and (yield from self._head(lane, budget)) is None:
+            # Cancelled to the last job: parked, it would be woken in place of a lane that has some.
+            self._close(lane)
+            return 0
         if lane.gates is None:
             yield from self._learn_gates(lane, budget)
         for gate in self.board.gates_of(lane):
@@ -193,7 +213,7 @@ class _Plan:
             self._close(lane)
             return 0
         rank = self.policy.rank(head.ready_at, lane.priority)
-        if rank > lane.rank and flow.lanes and flow.lanes[0][0] < rank:
+        if rank > lane.rank and flow.has_before(rank):
             lane.rank, lane.dirty = rank, True
             flow.push(lane)
             return 0
@@ -250,7 +270,7 @@ class _Plan:
                 self._unwake(other)
         else:
             self._unwake(lane)
-            lane.standing, lane.gate, lane.tag = PARKED, gate.id, flow.vtime
+            lane.standing, lane.gate, lane.tag = PARKED, gate.id, tag_of(self.board, lane)
             lane.dirty = True
             flow.open -= 1
             flow.shut += 1
@@ -304,14 +324,13 @@ class _Plan:
         fresh = [flow_id for flow_id in supply.scanned if flow_id not in self.board.flows]
         self.board.add_flows(supply.flows)
         self.board.add_lanes(supply.lanes)
+        self._reach(supply.lanes)
         self._advance_frontier(supply.scanned, {row.id: (row.vtime, row.tie) for row in supply.flows})
         for flow_id in fresh:
             self._push(self.board.flows[flow_id])
         yield from self._prepare(budget)
 
-    def _advance_frontier(
-        self, scanned: list[bytes], found: dict[bytes, tuple[float, int]] | None = None
-    ) -> None:
+    def _advance_frontier(self, scanned: list[bytes], found: dict[bytes, tuple[float, int]] | None = None) -> None:
         if scanned:
             last = self.board.flows[scanned[-1]]
             self.frontier = (found or {}).get(last.id, (last.vtime, last.tie))
@@ -324,11 +343,17 @@ class _Plan:
     def _load(self, flows: list[Flow], budget: int) -> Generator[Need, Supply, None]:
         weights = sum(flow.weight for flow in flows) or 1.0
         quota = {flow.id: ceil(budget * flow.weight / weights) + 1 for flow in flows}
-        partial = [flow for flow in flows if flow.loaded < flow.open and flow.loaded < quota[flow.id]]
+        partial = [flow for flow in flows if flow.reach < inf and flow.in_reach() < min(quota[flow.id], flow.open)]
         if partial:
             # The store does not know what this plan has parked: ask for as many more as are on the board already.
-            supply = yield Need(lanes=tuple((f.id, quota[f.id] + f.known) for f in partial))
+            asks = {flow.id: quota[flow.id] + flow.known for flow in partial}
+            supply = yield Need(lanes=tuple(asks.items()))
             self.board.add_lanes(supply.lanes)
+            self._reach(supply.lanes)
+            found = Counter(row.flow for row in supply.lanes)
+            for flow in partial:
+                if found[flow.id] < asks[flow.id]:
+                    flow.reach = inf
         lanes: list[Lane] = []
         counts: list[int] = []
         for flow in flows:
@@ -337,6 +362,13 @@ class _Plan:
             lanes += front
             counts += [each] * len(front)
         yield from self._load_heads(lanes, budget, counts)
+
+    def _reach(self, rows: Iterable[LaneRow]) -> None:
+        """These are the first ready lanes of their flows: whoever ranks before the last of them is on the board."""
+        for row in rows:
+            flow = self.board.flows[row.flow]
+            if row.standing == READY and row.rank > flow.reach:
+                flow.reach = row.rank
 
     def _load_heads(
         self, lanes: list[Lane], budget: int, counts: list[int] | None = None

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import msgspec
+from msgspec.structs import replace
 
 from fairlane.clock import Instant
+from fairlane.policy.keys import select
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.board import IDLE, READY, Board
 from fairlane.scheduler.snapshot import FlowRow, GateRow, LaneRow, QueueRow
@@ -35,22 +37,28 @@ def rebuild(
     lanes: Iterable[LaneRow],
     gates: Iterable[GateRow],
 ) -> Rebuilt:
-    """State under the new policy. Flows keep their virtual time and gates their tokens where both policies know them."""
+    """State under the new policy. Flows keep their virtual time and gates their tokens if both policies know them."""
     board = Board(policy, now, queue)
     known_flows = {row.id: row for row in flows}
-    known_gates = {row.id: row for row in gates}
+    bounds = {bound.name: bound.limit for bound in policy.bound}
+    for gate_row in gates:
+        # Tokens stay spent, also of a key that has no lane any more.
+        if (limit := bounds.get(gate_row.limit)) is not None:
+            tat = limit.carried_over(gate_row.tat, now)
+            board.add_gates([replace(gate_row, in_flight=0, tat=tat, waiting=0, awake=0, wake_at=None)])
     for row in sorted(lanes, key=lambda row: row.id):
         flow_id = policy.flow_of(row.priority, row.keys)
         if flow_id not in board.flows and (old := known_flows.get(flow_id)) is not None:
             weight = policy.weight_of(row.priority, row.keys)
-            board.add_flows([msgspec.structs.replace(old, weight=weight, open=0, shut=0, standing=IDLE, gate=None)])
+            board.add_flows([replace(old, weight=weight, open=0, shut=0, standing=IDLE, gate=None)])
+        is_new_flow = flow_id not in board.flows
         lane = board.new_lane(row.id, row.priority, dict(row.keys), row.floor)
+        if is_new_flow:
+            # At zero it would be owed all the service that the queue has ever given.
+            lane.flow.vtime = queue.vtime
         lane.ready, lane.in_flight, lane.rank = row.ready, row.in_flight, row.rank
         for gate_id, bound in (*policy.gates_of(row.priority, row.keys), *policy.queue_gates):
-            if gate_id not in board.gates and (kept := known_gates.get(gate_id)) is not None:
-                board.add_gates([msgspec.structs.replace(kept, in_flight=0, waiting=0, awake=0, wake_at=None)])
-            key = tuple(row.keys.get(name) if name != "priority" else str(row.priority) for name in bound.limit.by)
-            gate = board.gate(gate_id, bound, key)
+            gate = board.gate(gate_id, bound, select(bound.limit.by, row.keys, row.priority))
             if bound.limit.counts_in_flight:
                 gate.in_flight += row.in_flight
         if row.ready > 0 or row.standing != IDLE:
@@ -58,7 +66,6 @@ def rebuild(
             lane.flow.open += 1
             if lane.flow.standing != READY:
                 lane.flow.standing = READY
-                lane.flow.vtime = max(lane.flow.vtime, 0.0)
                 lane.flow.tie = board.next_tie()
     ready = [(flow.vtime, flow.tie) for flow in board.flows.values() if flow.standing == READY]
     cursor = min(ready, default=(queue.vtime, board.tie))

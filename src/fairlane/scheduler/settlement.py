@@ -113,9 +113,7 @@ def settle(claim: Claim, outcome: Outcome, ran: int) -> Settlement:
         case Retried(reason=reason, delay=delay):
             return Settlement(job, lease, State.SCHEDULED, "retry", ran, delay, error=reason)
         case Snoozed(reason=reason, delay=delay):
-            return Settlement(
-                job, lease, State.SCHEDULED, "snoozed", ran, delay, error=reason, counts_attempt=False
-            )
+            return Settlement(job, lease, State.SCHEDULED, "snoozed", ran, delay, error=reason, counts_attempt=False)
         case Died(reason=reason):
             return Settlement(job, lease, State.DEAD, "dead", ran, error=reason)
         case Cancelled(reason=reason):

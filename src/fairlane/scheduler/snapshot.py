@@ -49,7 +49,7 @@ class QueueRow(msgspec.Struct, frozen=True, gc=False):
     tie: int
     """The last tie-breaker given out."""
     cost: float
-    """Moving average of run time in seconds; the guess for a flow that has no history. 0 until the first job has ended."""
+    """Moving average of run time in seconds: the guess for a flow without history. 0 until the first job has ended."""
 
 
 class FlowRow(msgspec.Struct, frozen=True):
@@ -63,7 +63,7 @@ class FlowRow(msgspec.Struct, frozen=True):
     cost: float
     """Moving average of the run time of its jobs, in seconds; 0 until one has ended."""
     debt: float
-    """Virtual time still to be added: a correction that waits for the flow's next turn, so that its tag need not move."""
+    """Virtual time still to be added: a correction that waits for the flow's next turn, so that its tag stays put."""
     open: int
     """How many of its lanes are READY."""
     shut: int

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 
 from fairlane.clock import Clock, microseconds
+from fairlane.errors import StoreUnavailable
 from fairlane.store.protocol import Claimed, Listener, Store, WorkerIdentity
 from fairlane.worker.execution import SHORTEST_RUN, Execution
 from fairlane.worker.slots import QueueSlots, Slots
@@ -55,8 +56,11 @@ class Claiming:
         self._alarm = Alarm(clock, self._on_time)
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
+        self._stopping = asyncio.Event()
         self._is_waiting = False
         self._mean_claim = 0.0
+        self._is_nudged = False
+        self.on_unexplained_nudge: Callable[[], None] = lambda: None
         execution.on_slot_freed = self._on_slot_freed
 
     # What wakes it.
@@ -68,6 +72,7 @@ class Claiming:
                 queue.is_registered = False
                 queue.owes_wakeup = True
             self._slots.feed(queue)
+        self._is_nudged = True
         self._wake.set()
 
     def look_everywhere(self) -> None:
@@ -82,6 +87,7 @@ class Claiming:
 
     def stop(self) -> None:
         self._slots.is_closed = True
+        self._stopping.set()
         self._wake.set()
 
     def _on_slot_freed(self) -> None:
@@ -119,6 +125,10 @@ class Claiming:
             self._alarm.close()
 
     async def _wait(self) -> None:
+        if self._is_nudged:
+            # Nobody had work for us, so it was about something else: a job of ours was cancelled.
+            self._is_nudged = False
+            self.on_unexplained_nudge()
         self._is_waiting = True
         await self._wake.wait()
         self._wake.clear()
@@ -140,9 +150,14 @@ class Claiming:
 
         queue.owes_wakeup = False
         began = self._loop.time()
-        claimed = await self._outage.ride_out(once, "claiming")
+        try:
+            claimed = await self._outage.ride_out(once, "claiming", unless=self._stopping)
+        except StoreUnavailable:
+            return  # told to stop, and nobody there to claim from
         self._slots.note_claimed(queue, len(claimed.claims))
         self._note_time(self._loop.time() - began)
+        if claimed.claims:
+            self._is_nudged = False
         self._execution.start(queue, claimed.claims)
         if self._slots.is_closed:
             self._execution.give_back_unstarted("its worker was stopped")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from fairlane.errors import Cancel, ConfigurationError, StoreUnavailable
+from fairlane.worker.outcomes import storable
 
 if TYPE_CHECKING:
     from fairlane.worker.execution import Run
@@ -75,7 +76,7 @@ class JobContext:
             raise ValueError(f"progress({fraction!r}) does not lie between 0 and 1")
         run = self._run
         try:
-            await run.home.store.report_progress(run.claim, float(fraction), message or None)
+            await run.home.store.report_progress(run.claim, float(fraction), storable(message) or None)
         except StoreUnavailable as error:
             run.home.log.warning("job %s: its progress was not noted: %s", run.claim.id, error)
 

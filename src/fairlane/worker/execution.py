@@ -23,7 +23,7 @@ from fairlane.scheduler.settlement import Cancelled, Died, Done, Outcome, Releas
 from fairlane.store.protocol import Store
 from fairlane.task import Registry, Task
 from fairlane.worker.context import current_run
-from fairlane.worker.outcomes import Stop, describe, outcome_of
+from fairlane.worker.outcomes import Stop, outcome_of, summary
 from fairlane.worker.slots import QueueSlots, Slots
 from fairlane.worker.timing import Alarm
 
@@ -243,6 +243,7 @@ class Execution:
         if self.waiting:
             # What waits was claimed ahead because jobs were short. They are not.
             self.mean_run = max(self.mean_run, float(HELD_AHEAD_AT_MOST))
+            self._slots.ahead = 0
             self.give_back_unstarted("its worker was busy for longer than expected")
 
     def give_back_unstarted(self, reason: str) -> None:
@@ -297,5 +298,5 @@ def _log_end(run: Run, outcome: Outcome, error: BaseException | None) -> None:
         claim.attempt,
         claim.max_attempts,
         type(outcome).__name__.lower(),
-        f": {describe(error).partition(chr(10))[0]}" if error is not None else "",
+        f": {summary(error)}" if error is not None else "",
     )

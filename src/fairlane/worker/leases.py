@@ -18,8 +18,8 @@ __all__ = ["Leases"]
 
 log = logging.getLogger("fairlane.worker")
 
-SHORTEST_LOOK = 0.05
-"""Seconds between two looks for cancellations, however many nudges arrive."""
+SHORTEST_LOOK, LIKELY_LOOK = 0.05, 1.0
+"""Seconds between two looks for cancellations: after a nudge that brought no work, and after one that did."""
 
 
 class Leases:
@@ -39,11 +39,17 @@ class Leases:
         self._must_check = False
         self._loop_time = asyncio.get_running_loop().time
         self._looked_at = 0.0
+        self._later: asyncio.TimerHandle | None = None
 
-    def look_soon(self) -> None:
-        """A running job may have been cancelled: do not wait for the next renewal to find out."""
+    def look_now(self) -> None:
+        """A running job was probably cancelled: do not wait for the next renewal to find out."""
         if self._execution.running:
             self._look.set()
+
+    def look_soon(self) -> None:
+        """A running job may have been cancelled, though it is more likely that there is work to claim."""
+        if self._execution.running and self._later is None:
+            self._later = asyncio.get_running_loop().call_later(LIKELY_LOOK, self._look.set)
 
     def check_soon(self) -> None:
         """The database was away: find out what is still ours."""
@@ -70,6 +76,9 @@ class Leases:
         if self._look.is_set() and (early := self._looked_at + SHORTEST_LOOK - self._loop_time()) > 0:
             await asyncio.sleep(early)
         self._look.clear()
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
         self._looked_at = self._loop_time()
 
     async def _renew(self) -> None:

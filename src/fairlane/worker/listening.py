@@ -44,8 +44,8 @@ class Listening:
             except StoreUnavailable:
                 return
             if nudged:
-                self._claiming.nudge()
                 self._on_nudge()
+                self._claiming.nudge()
 
     async def _close(self, listener: Listener) -> None:
         # If that fails, its registrations go with the first nudge that finds nobody.

@@ -9,13 +9,14 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from fairlane.clock import SECOND, Instant, as_instant, microseconds
-from fairlane.errors import Cancel, Dead, FairlaneError, Retry, Signal, Snooze
+from fairlane.errors import Cancel, Dead, FairlaneError, InvalidJob, Retry, Signal, Snooze
 from fairlane.scheduler.settlement import Cancelled, Died, Failed, Lost, Outcome, Retried, Snoozed
+from fairlane.task import LONGEST_DELAY
 
 if TYPE_CHECKING:
     from fairlane.worker.execution import Run
 
-__all__ = ["LONGEST_ERROR", "Stop", "describe", "outcome_of"]
+__all__ = ["LONGEST_ERROR", "Stop", "describe", "outcome_of", "storable", "summary"]
 
 LONGEST_ERROR = 8_000
 """Characters of an error that are kept; the end of a traceback says more than its beginning."""
@@ -42,27 +43,36 @@ def outcome_of(run: Run, error: BaseException, now: Instant) -> Outcome | None:
         case Stop.SHUTDOWN if not isinstance(error, Signal) or isinstance(error, Cancel):
             # Interrupted by us, not by a fault of its own: it keeps its place, and the attempt counts as a lost one.
             return Lost(Stop.SHUTDOWN.value)
+    if not isinstance(error, Signal):
+        return _failed(run, error, describe(error))
     try:
-        return _signalled(run, error, now) if isinstance(error, Signal) else _failed(run, error, describe(error))
+        return _signalled(run, error, now)
     except FairlaneError as nonsense:
-        return _failed(run, nonsense, f"the handler raised {error!r}: {nonsense}")
+        return _failed(run, nonsense, storable(f"the handler raised {error!r}: {nonsense}"))
 
 
 def _signalled(run: Run, signal: Signal, now: Instant) -> Outcome:
+    reason = storable(str(signal))
     match signal:
         case Snooze(delay=delay):
-            return Snoozed(str(signal), max(0, microseconds(delay)))
+            return Snoozed(reason, _bounded(microseconds(delay)))
         case Retry(at=at) if at is not None:
-            return Retried(str(signal), max(0, as_instant(at) - now))
+            return Retried(reason, _bounded(as_instant(at) - now))
         case Retry(delay=delay) if delay is not None:
-            return Retried(str(signal), max(0, microseconds(delay)))
+            return Retried(reason, _bounded(microseconds(delay)))
         case Retry():
-            return Retried(str(signal), _backoff(run))
+            return Retried(reason, _backoff(run))
         case Cancel():
-            return Cancelled(str(signal))
+            return Cancelled(reason)
         case Dead():
-            return Died(str(signal))
+            return Died(reason)
     return _failed(run, signal, describe(signal))
+
+
+def _bounded(delay: int) -> int:
+    if delay > LONGEST_DELAY:
+        raise InvalidJob("a delay of more than a hundred years")
+    return max(0, delay)
 
 
 def _failed(run: Run, error: BaseException, text: str) -> Outcome:
@@ -84,18 +94,30 @@ def _backoff(run: Run) -> int:
     return run.task.options.backoff.delay(run.claim.attempt, random.random())
 
 
+def storable(text: str) -> str:
+    """Text that every database takes: neither NUL nor half a surrogate pair."""
+    return text.replace("\x00", "\N{SYMBOL FOR NULL}").encode(errors="replace").decode()
+
+
+def summary(error: BaseException) -> str:
+    """What was raised, in a line."""
+    if isinstance(error, Signal):
+        return storable(str(error))
+    if isinstance(error, asyncio.CancelledError):
+        return "CancelledError: the handler was cancelled by itself or by something it awaited"
+    try:
+        return storable("".join(traceback.format_exception_only(error)).strip())
+    except Exception:  # an error whose own text raises
+        return type(error).__name__
+
+
 def describe(error: BaseException) -> str:
     """The error in one line, then where it came from."""
-    try:
-        summary = "".join(traceback.format_exception_only(error)).strip()
-    except Exception:  # an error whose own text raises
-        summary = type(error).__name__
-    if isinstance(error, asyncio.CancelledError):
-        summary = "CancelledError: the handler was cancelled by itself or by something it awaited"
+    first = summary(error)
     # The first frame is ours.
     trace = error.__traceback__.tb_next if error.__traceback__ else None
     frames = "".join(traceback.format_tb(trace))
-    text = f"{summary}\n\n{frames}".rstrip()
+    text = storable(f"{first}\n\n{frames}".rstrip())
     if len(text) <= LONGEST_ERROR:
         return text
-    return f"{summary[: LONGEST_ERROR // 2]}\n…\n{text[-LONGEST_ERROR // 2 :]}"
+    return f"{first[: LONGEST_ERROR // 2]}\n…\n{text[-LONGEST_ERROR // 2 :]}"

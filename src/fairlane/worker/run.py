@@ -44,7 +44,11 @@ def run_worker(app: Host, options: WorkerOptions | None = None) -> int:
 
 
 async def _run(app: Host, options: WorkerOptions | None) -> tuple[Worker | None, int]:
-    worker = await app.worker(options)
+    try:
+        worker = await app.worker(options)
+    except BaseException:
+        await app.close()
+        raise
     loop = asyncio.get_running_loop()
     signals = 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Awaitable, Callable
@@ -67,8 +68,8 @@ class Outage:
         self._on_return = on_return
         self.is_lost = False
 
-    async def ride_out(self, call: Callable[[], Awaitable[T]], what: str) -> T:
-        """Call until it succeeds. Errors other than a lost database are the caller's."""
+    async def ride_out(self, call: Callable[[], Awaitable[T]], what: str, unless: asyncio.Event | None = None) -> T:
+        """Call until it succeeds, or until `unless` is set. Errors other than a lost database are the caller's."""
         tries = 0
         while True:
             try:
@@ -77,7 +78,11 @@ class Outage:
                 tries += 1
                 self._lost(what, error)
                 # Not by the app's clock: an outage takes place in the world.
-                await asyncio.sleep(min(FIRST_RETRY * 2**tries, LONGEST_RETRY) * random.uniform(0.5, 1.0))
+                wait = min(FIRST_RETRY * 2 ** min(tries, 20), LONGEST_RETRY) * random.uniform(0.5, 1.0)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for((unless or asyncio.Event()).wait(), wait)
+                if unless is not None and unless.is_set():
+                    raise
             else:
                 self.returned()
                 return result

@@ -81,6 +81,7 @@ class Worker:
             prefetch=options.prefetch,
         )
         self._listening = Listening(store, self.identity, self._claiming, self._outage, self._leases.look_soon)
+        self._claiming.on_unexplained_nudge = self._leases.look_now
         # What we settled may have opened a limit for what we may claim.
         self._settling.on_settled = self._claiming.look_at
         self.left_running = 0

@@ -20,7 +20,19 @@ from fairlane.errors import StoreUnavailable, UnknownQueue
 from fairlane.job import Claim
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.plan import plan_claims
-from fairlane.scheduler.snapshot import Arrival, FlowRow, GateRow, Head, LaneRow, Need, Plan, QueueRow, Snapshot, Supply
+from fairlane.scheduler.snapshot import (
+    Arrival,
+    FlowRow,
+    GateRow,
+    Head,
+    LaneRow,
+    Need,
+    Plan,
+    QueueRow,
+    Snapshot,
+    Standing,
+    Supply,
+)
 from fairlane.store.postgres import rows
 from fairlane.store.postgres.connections import STATEMENTS, Connections, translating
 from fairlane.store.postgres.timing import StoreClock
@@ -64,6 +76,19 @@ class Raced(Exception):
     """A job was cancelled between the plan and the write."""
 
 
+class Totals(msgspec.Struct):
+    """How far a plan moves what the queue's row counts."""
+
+    ready: int = 0
+    running: int = 0
+    parked: int = 0
+
+    def add(self, lane: LaneRow, sign: int = 1) -> None:
+        self.ready += sign * lane.ready
+        self.running += sign * lane.in_flight
+        self.parked += sign * (lane.standing == Standing.PARKED)
+
+
 class Scheduling:
     """One transaction that holds a queue's claim lock."""
 
@@ -71,37 +96,28 @@ class Scheduling:
         self.connection = connection
         self.queue = queue
         self._now = now
-        self._stored_flows: set[bytes] = set()
-        self._stored_lanes: set[bytes] = set()
-        self._stored_gates: set[bytes] = set()
+        self._flows: dict[bytes, rows.Place] = {}
+        self._lanes: dict[bytes, rows.Place] = {}
+        self._gates: dict[bytes, rows.Place] = {}
+        self._lanes_before: dict[bytes, LaneRow] = {}
 
     async def load(self, want: int, *, me: UUID | None = None) -> Loaded:
         """Drain the bells, promote what is due, and read what the plan starts from."""
+        self._forget()
         count = max(want, 1)
-        row = await self.connection.fetchrow(
-            STATEMENTS["load"],
-            self.queue.id,
-            self._now,
-            count,
-            RELEASES_AT_MOST,
-            FOLD_AT_MOST,
-            LANES_PER_SCANNED_FLOW,
-            me,
+        row = await self._row(
+            "load", self.queue.id, self._now, count, RELEASES_AT_MOST, FOLD_AT_MOST, LANES_PER_SCANNED_FLOW, me
         )
-        assert row is not None
         arrivals = [rows.arrival(bell) for bell in row["arrivals"]]
-        lanes, flows, scanned = self._lanes(row["lanes"]), self._flows(row["flows"]), self._flows(row["scanned"])
+        flows, lanes, gates = self._read_flows(row), self._read_lanes(row), self._read_gates(row)
         all_folded = len(arrivals) < FOLD_AT_MOST and row["release_rows"] < RELEASES_AT_MOST
         if row["has_due"]:
             promoted = await self._promote(row["now"])
             all_folded = all_folded and sum(bell.count for bell in promoted) < PROMOTE_AT_MOST
             arrivals += promoted
-            more = await self.connection.fetchrow(
-                STATEMENTS["select_lanes"], self.queue.id, [bell.lane for bell in promoted]
-            )
-            assert more is not None
-            lanes += self._lanes(more["lanes"])
-            flows += self._flows(more["flows"])
+            named = await self._row("select_lanes", [bell.lane for bell in promoted])
+            lanes += self._read_lanes(named)
+            flows += self._read_flows(named)
         snapshot = Snapshot(
             await self._policy(row["digest"]),
             row["now"],
@@ -109,10 +125,10 @@ class Scheduling:
             arrivals,
             rows.releases(row),
             lanes,
-            flows + scanned,
-            [flow.id for flow in scanned],
-            len(scanned) < count,
-            self._gates(row["due_gates"]),
+            flows,
+            row["scanned"],
+            len(row["scanned"]) < count,
+            gates,
         )
         return Loaded(snapshot, row["arrivals_from"], row["releases_from"], all_folded, row["others_wait"])
 
@@ -127,25 +143,6 @@ class Scheduling:
             plan: Plan = stop.value
             return plan
 
-    async def fold_all(self) -> tuple[Loaded, Plan]:
-        """Fold every bell, start nothing."""
-        while True:
-            loaded = await self.load(0)
-            plan = await self.plan(loaded.snapshot, 0)
-            await self.write(loaded, plan)
-            if loaded.all_folded:
-                return loaded, plan
-
-    async def take_all(self) -> tuple[list[FlowRow], list[LaneRow], list[GateRow]]:
-        """Everything that bells were folded into, removed from the tables."""
-        row = await self.connection.fetchrow(STATEMENTS["select_state"], self.queue.id)
-        assert row is not None
-        taken = self._flows(row["flows"]), self._lanes(row["lanes"]), self._gates(row["gates"])
-        await self.connection.execute(STATEMENTS["delete_state"], self.queue.id)
-        for stored in (self._stored_flows, self._stored_lanes, self._stored_gates):
-            stored.clear()
-        return taken
-
     async def write(
         self,
         loaded: Loaded,
@@ -157,9 +154,8 @@ class Scheduling:
         """Start the jobs of a plan and store what it changed; `Raced` if a job is not ready any more."""
         now, state = loaded.snapshot.now, plan.queue
         lease = lease or uuid4()
-        flows, lanes, gates = self._stored(plan)
-        await self._insert(plan)
-        ids = [start.head.ref for start in plan.starts]
+        totals = self._totals(plan)
+        await self._insert_new(plan)
         started = await self.connection.fetch(
             STATEMENTS["write"],
             self.queue.id,
@@ -168,12 +164,16 @@ class Scheduling:
             state.cursor_tie,
             state.tie,
             state.cost,
+            totals.ready,
+            totals.running,
+            totals.parked,
             loaded.arrivals_from,
             loaded.releases_from,
-            *rows.touched_flows(flows),
-            *rows.touched_lanes(lanes),
-            *rows.touched_gates(gates),
-            ids,
+            *rows.touched_flows([row for row in plan.flows if row.id in self._flows], self._flows),
+            *rows.touched_lanes([row for row in plan.lanes if row.id in self._lanes], self._lanes),
+            *rows.touched_gates([row for row in plan.gates if row.id in self._gates], self._gates),
+            [start.head.ref for start in plan.starts],
+            [start.head.position for start in plan.starts],
             [start.charge for start in plan.starts],
             now,
             lease,
@@ -181,13 +181,32 @@ class Scheduling:
             worker.name if worker else None,
             now + duration,
         )
-        if len(started) < len(ids):
+        if len(started) < len(plan.starts):
             raise Raced
-        by_id = {row[0]: row for row in started}
-        return [self._claim(by_id[each], lease, now) for each in ids]
+        by_position = {row[0]: row for row in started}
+        return [self._claim(by_position[start.head.position], lease, now) for start in plan.starts]
+
+    async def fold_all(self) -> tuple[Loaded, Plan]:
+        """Fold every bell, start nothing."""
+        while True:
+            loaded = await self.load(0)
+            plan = await self.plan(loaded.snapshot, 0)
+            await self.write(loaded, plan)
+            if loaded.all_folded:
+                return loaded, plan
+
+    async def take_all(self) -> tuple[list[FlowRow], list[LaneRow], list[GateRow]]:
+        """Everything that bells were folded into, removed from the tables."""
+        row = await self._row("take_state", self.queue.id)
+        self._forget()
+        return (
+            [rows.flow(each) for each in row["flows"]],
+            [rows.lane(each) for each in row["lanes"]],
+            [rows.gate(each) for each in row["gates"]],
+        )
 
     def _claim(self, row: Any, lease: UUID, now: Instant) -> Claim:
-        job, task, priority, keys, payload, attempt, most, enqueued_at, cancel = row
+        _, job, task, priority, keys, payload, attempt, most, enqueued_at, cancel = row
         return Claim(
             job,
             lease,
@@ -203,25 +222,21 @@ class Scheduling:
             cancel,
         )
 
-    def _stored(self, plan: Plan) -> tuple[list[FlowRow], list[LaneRow], list[GateRow]]:
-        return (
-            [row for row in plan.flows if row.id in self._stored_flows],
-            [row for row in plan.lanes if row.id in self._stored_lanes],
-            [row for row in plan.gates if row.id in self._stored_gates],
-        )
+    def _totals(self, plan: Plan) -> Totals:
+        totals = Totals()
+        for lane in plan.lanes:
+            totals.add(lane)
+            if (before := self._lanes_before.get(lane.id)) is not None:
+                totals.add(before, -1)
+        return totals
 
-    async def _insert(self, plan: Plan) -> None:
-        flows = [row for row in plan.flows if row.id not in self._stored_flows]
-        lanes = [row for row in plan.lanes if row.id not in self._stored_lanes]
-        gates = [row for row in plan.gates if row.id not in self._stored_gates]
+    async def _insert_new(self, plan: Plan) -> None:
+        flows = [row for row in plan.flows if row.id not in self._flows]
+        lanes = [row for row in plan.lanes if row.id not in self._lanes]
+        gates = [row for row in plan.gates if row.id not in self._gates]
         if flows or lanes or gates:
-            await self.connection.execute(
-                STATEMENTS["insert_state"],
-                self.queue.id,
-                *rows.new_flows(flows),
-                *rows.new_lanes(lanes),
-                *rows.new_gates(gates),
-            )
+            columns = (*rows.new_flows(flows), *rows.new_lanes(lanes), *rows.new_gates(gates))
+            await self.connection.execute(STATEMENTS["insert_state"], self.queue.id, *columns)
 
     async def _promote(self, now: Instant) -> list[Arrival]:
         found = await self.connection.fetch(STATEMENTS["promote"], self.queue.id, now, PROMOTE_AT_MOST)
@@ -229,15 +244,13 @@ class Scheduling:
 
     async def _policy(self, digest: str) -> Policy:
         if digest not in _policies:
-            row = await self.connection.fetchrow(STATEMENTS["select_policy"], self.queue.name)
-            assert row is not None
+            row = await self._row("select_policy", self.queue.name)
             _policies[digest] = Policy.decode(row["policy"])
         return _policies[digest]
 
     async def _supply(self, need: Need) -> Supply:
-        scan = need.scan or (0.0, 0, 0)
-        row = await self.connection.fetchrow(
-            STATEMENTS["supply"],
+        row = await self._row(
+            "supply",
             self.queue.id,
             need.flows,
             need.gates,
@@ -248,39 +261,38 @@ class Scheduling:
             [lane for lane, _, _ in need.heads],
             [floor for _, floor, _ in need.heads],
             [count for _, _, count in need.heads],
-            *scan,
+            *(need.scan or (0.0, 0, 0)),
             LANES_PER_SCANNED_FLOW,
         )
-        assert row is not None
         heads: dict[bytes, list[Head]] = {lane: [] for lane, _, _ in need.heads}
-        if row["head_nth"] is not None:
-            found = [heads[lane] for lane, _, _ in need.heads]
-            columns = (row["head_nth"], row["head_id"], row["head_position"], row["head_ready_at"])
-            for nth, *head in zip(*columns, strict=True):
-                found[nth - 1].append(Head(*head))
-        scanned = self._flows(row["scanned"])
-        return Supply(
-            self._flows(row["flows"]) + scanned,
-            self._gates(row["gates"]),
-            self._lanes(row["lanes"]),
-            heads,
-            [flow.id for flow in scanned],
-        )
+        found = [heads[lane] for lane, _, _ in need.heads]
+        columns = (row["head_nth"], row["head_places"], row["head_positions"], row["head_ready_at"])
+        for nth, place, position, ready_at in zip(*columns, strict=True):
+            found[nth - 1].append(Head(place, position, ready_at))
+        return Supply(self._read_flows(row), self._read_gates(row), self._read_lanes(row), heads, row["scanned"])
 
-    def _flows(self, records: list[Any]) -> list[FlowRow]:
-        found = [rows.flow(record) for record in records]
-        self._stored_flows.update([row.id for row in found])
+    async def _row(self, statement: str, *args: Any) -> Any:
+        return await self.connection.fetchrow(STATEMENTS[statement], *args)
+
+    def _read_flows(self, row: Any) -> list[FlowRow]:
+        found = [rows.flow(record) for record in row["flows"]]
+        self._flows.update(zip([each.id for each in found], row["flow_places"], strict=True))
         return found
 
-    def _lanes(self, records: list[Any]) -> list[LaneRow]:
-        found = [rows.lane(record) for record in records]
-        self._stored_lanes.update([row.id for row in found])
+    def _read_lanes(self, row: Any) -> list[LaneRow]:
+        found = [rows.lane(record) for record in row["lanes"]]
+        self._lanes.update(zip([each.id for each in found], row["lane_places"], strict=True))
+        self._lanes_before.update([(each.id, each) for each in found])
         return found
 
-    def _gates(self, records: list[Any]) -> list[GateRow]:
-        found = [rows.gate(record) for record in records]
-        self._stored_gates.update([row.id for row in found])
+    def _read_gates(self, row: Any) -> list[GateRow]:
+        found = [rows.gate(record) for record in row["gates"]]
+        self._gates.update(zip([each.id for each in found], row["gate_places"], strict=True))
         return found
+
+    def _forget(self) -> None:
+        for known in (self._flows, self._lanes, self._gates, self._lanes_before):
+            known.clear()
 
 
 class Claimer:

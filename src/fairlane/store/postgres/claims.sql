@@ -43,10 +43,10 @@ arrived as (
         select a.ctid
         from fairlane.arrivals a
         where a.queue_id = $1 and a.xid >= (select arrivals_from from queue)
-        order by a.xid
+        order by a.xid, a.floor
         limit $5::integer
     ))
-    returning arrivals as bell, xid, lane
+    returning arrivals as bell, xid, floor, lane
 ),
 freed as (
     select array_agg(u.lane) as lanes, array_agg(u.ended) as ended, array_agg(u.ran) as ran,
@@ -56,22 +56,45 @@ freed as (
         as u (lane, ended, ran, charged, unstarted, refund)
 ),
 named as materialized (
-    select l
+    select l, l.ctid as place
     from (
         select unnest(lanes) as lane from released
         union
         select lane from arrived
     ) bells
-    join fairlane.lanes l on l.queue_id = $1 and l.id = bells.lane
+    join fairlane.lanes l on l.id = bells.lane
 ),
 scanned as materialized (
-    select f, f.id
+    select f, f.ctid as place, f.id
     from fairlane.flows f
     where f.queue_id = $1
       and f.standing = 1
       and (f.vtime, f.tie) >= ((select cursor from queue), (select cursor_tie from queue))
     order by f.vtime, f.tie
     limit $3::integer
+),
+first_lanes as materialized (
+    select first.l, first.place
+    from scanned
+    cross join lateral (
+        select l, l.ctid as place
+        from fairlane.lanes l
+        where l.flow = scanned.id and l.standing = 1
+        order by l.rank
+        limit $6::integer
+    ) first
+),
+flows_of_named as materialized (
+    select f, f.ctid as place
+    from (select distinct (l).flow as id from named) n
+    join fairlane.flows f on f.id = n.id
+),
+due_gates as materialized (
+    select g, g.ctid as place
+    from fairlane.gates g
+    where g.queue_id = $1 and g.wake_at is not null and g.wake_at <= (select now from queue)
+    order by g.wake_at
+    limit $3
 )
 select
     queue.now,
@@ -93,31 +116,14 @@ select
     freed.charged,
     freed.unstarted,
     freed.refund,
-    array(select bell from arrived order by xid) as arrivals,
-    array(select l from named) || array(
-        select l
-        from scanned
-        cross join lateral (
-            select l, l.rank
-            from fairlane.lanes l
-            where l.queue_id = $1 and l.flow = scanned.id and l.standing = 1
-            order by l.rank
-            limit $6::integer
-        ) first
-    ) as lanes,
-    array(
-        select f
-        from (select distinct (l).flow as id from named) n
-        join fairlane.flows f on f.queue_id = $1 and f.id = n.id
-    ) as flows,
-    array(select f from scanned) as scanned,
-    array(
-        select g
-        from fairlane.gates g
-        where g.queue_id = $1 and g.wake_at is not null and g.wake_at <= queue.now
-        order by g.wake_at
-        limit $3
-    ) as due_gates,
+    array(select bell from arrived order by xid, floor) as arrivals,
+    array(select l from named) || array(select l from first_lanes) as lanes,
+    array(select place from named) || array(select place from first_lanes) as lane_places,
+    array(select f from flows_of_named) || array(select f from scanned) as flows,
+    array(select place from flows_of_named) || array(select place from scanned) as flow_places,
+    array(select id from scanned) as scanned,
+    array(select g from due_gates) as gates,
+    array(select place from due_gates) as gate_places,
     exists (
         select
         from fairlane.jobs j
@@ -152,164 +158,173 @@ joined as (
 select lane, priority, (array_agg(keys))[1] as keys, count(*)::integer as count, min(position) as floor, $2 as since
 from joined
 group by lane, priority
+order by min(position)
 
 -- name: select_lanes
 -- Lanes by id, with their flows.
+with
+named as materialized (
+    select l, l.ctid as place
+    from unnest($1::bytea[]) as n (id)
+    join fairlane.lanes l on l.id = n.id
+),
+flows_of_named as materialized (
+    select f, f.ctid as place
+    from (select distinct (l).flow as id from named) n
+    join fairlane.flows f on f.id = n.id
+)
 select
-    array(
-        select l
-        from unnest($2::bytea[]) as n (id)
-        join fairlane.lanes l on l.queue_id = $1::integer and l.id = n.id
-    ) as lanes,
-    array(
-        select f
-        from (
-            select distinct l.flow as id
-            from unnest($2::bytea[]) as n (id)
-            join fairlane.lanes l on l.queue_id = $1 and l.id = n.id
-        ) of
-        join fairlane.flows f on f.queue_id = $1 and f.id = of.id
-    ) as flows
+    array(select l from named) as lanes,
+    array(select place from named) as lane_places,
+    array(select f from flows_of_named) as flows,
+    array(select place from flows_of_named) as flow_places
 
 -- name: supply
 -- Whatever the plan asks for, in one round trip; what it does not ask for is an empty array.
 -- $1 queue, $2 flows, $3 gates, $4 and $5 parked (gate, count), $6 and $7 lanes (flow, count),
 -- $8 to $10 heads (lane, floor, count), $11 to $13 scan (virtual time, tie-breaker, count), $14 lanes a flow
 with
-sleeping as materialized (
-    select l
+parked_lanes as materialized (
+    select first.l, first.place
     from unnest($4::bytea[], $5::integer[]) as p (gate, count)
     cross join lateral (
-        select l
+        select l, l.ctid as place
         from fairlane.lanes l
-        where l.queue_id = $1::integer and l.standing = 2 and l.gate = p.gate
+        where l.standing = 2 and l.gate = p.gate
         order by l.tag
         limit p.count
     ) first
 ),
+parked_flows as materialized (
+    select first.f, first.place
+    from unnest($4::bytea[], $5::integer[]) as p (gate, count)
+    cross join lateral (
+        select f, f.ctid as place
+        from fairlane.flows f
+        where f.standing = 2 and f.gate = p.gate
+        order by f.vtime, f.tie
+        limit p.count
+    ) first
+),
+named_flows as materialized (
+    select f, f.ctid as place
+    from (
+        select unnest($2::bytea[]) as id
+        union
+        select (l).flow from parked_lanes
+    ) n
+    join fairlane.flows f on f.id = n.id
+),
 scanned as materialized (
-    select f, f.id
+    select f, f.ctid as place, f.id
     from fairlane.flows f
-    where f.queue_id = $1
+    where f.queue_id = $1::integer
       and f.standing = 1
       and (f.vtime, f.tie) > ($11::double precision, $12::bigint)
     order by f.vtime, f.tie
     limit $13::integer
 ),
-heads as (
-    select array_agg(j.nth) as nth, array_agg(j.id) as id, array_agg(j.position) as position, array_agg(j.ready_at) as ready_at
+ready_lanes as materialized (
+    select first.l, first.place
     from (
-        select h.nth, j.id, j.position, j.ready_at
-        from unnest($8::bytea[], $9::bigint[], $10::integer[]) with ordinality as h (lane, floor, count, nth)
-        cross join lateral (
-            select j.id, j.position, j.ready_at
-            from fairlane.jobs j
-            where j.lane = h.lane and j.position >= h.floor and j.state = 1
-            order by j.position
-            limit h.count
-        ) j
+        select * from unnest($6::bytea[], $7::integer[])
+        union all
+        select id, $14::integer from scanned
+    ) n (flow, count)
+    cross join lateral (
+        select l, l.ctid as place
+        from fairlane.lanes l
+        where l.flow = n.flow and l.standing = 1
+        order by l.rank
+        limit n.count
+    ) first
+),
+named_gates as materialized (
+    select g, g.ctid as place
+    from unnest($3::bytea[]) as n (id)
+    join fairlane.gates g on g.id = n.id
+),
+heads as materialized (
+    select h.nth, j.place, j.position, j.ready_at
+    from unnest($8::bytea[], $9::bigint[], $10::integer[]) with ordinality as h (lane, floor, count, nth)
+    cross join lateral (
+        select j.ctid as place, j.position, j.ready_at
+        from fairlane.jobs j
+        where j.lane = h.lane and j.position >= h.floor and j.state = 1
+        order by j.position
+        limit h.count
     ) j
 )
 select
-    array(
-        select f
-        from unnest($2::bytea[]) as n (id)
-        join fairlane.flows f on f.queue_id = $1 and f.id = n.id
-    ) || array(
-        select f
-        from (select distinct (l).flow as id from sleeping) n
-        join fairlane.flows f on f.queue_id = $1 and f.id = n.id
-    ) || array(
-        select first.f
-        from unnest($4::bytea[], $5::integer[]) as p (gate, count)
-        cross join lateral (
-            select f
-            from fairlane.flows f
-            where f.queue_id = $1 and f.standing = 2 and f.gate = p.gate
-            order by f.vtime, f.tie
-            limit p.count
-        ) first
-    ) as flows,
-    array(
-        select g
-        from unnest($3::bytea[]) as n (id)
-        join fairlane.gates g on g.queue_id = $1 and g.id = n.id
-    ) as gates,
-    array(select l from sleeping) || array(
-        select first.l
-        from unnest($6::bytea[], $7::integer[]) as n (flow, count)
-        cross join lateral (
-            select l
-            from fairlane.lanes l
-            where l.queue_id = $1 and l.flow = n.flow and l.standing = 1
-            order by l.rank
-            limit n.count
-        ) first
-    ) || array(
-        select first.l
-        from scanned
-        cross join lateral (
-            select l
-            from fairlane.lanes l
-            where l.queue_id = $1 and l.flow = scanned.id and l.standing = 1
-            order by l.rank
-            limit $14::integer
-        ) first
-    ) as lanes,
-    array(select f from scanned) as scanned,
-    heads.nth as head_nth,
-    heads.id as head_id,
-    heads.position as head_position,
-    heads.ready_at as head_ready_at
-from heads
+    array(select f from named_flows) || array(select f from parked_flows) || array(select f from scanned) as flows,
+    array(select place from named_flows) || array(select place from parked_flows)
+        || array(select place from scanned) as flow_places,
+    array(select l from parked_lanes) || array(select l from ready_lanes) as lanes,
+    array(select place from parked_lanes) || array(select place from ready_lanes) as lane_places,
+    array(select g from named_gates) as gates,
+    array(select place from named_gates) as gate_places,
+    array(select id from scanned) as scanned,
+    array(select nth from heads) as head_nth,
+    array(select place from heads) as head_places,
+    array(select position from heads) as head_positions,
+    array(select ready_at from heads) as head_ready_at
 
 -- name: write
 -- What the plan decided: jobs start, and the flows, lanes and gates that it touched are as it left them.
--- $1 queue, $2 to $8 its row, $9 to $17 flows, $18 to $25 lanes, $26 to $31 gates, $32 and $33 jobs and their charges,
--- $34 now, $35 lease, $36 and $37 worker, $38 the lease's end
+-- Rows are found by their place, from the load in the same transaction. A job's position is checked as well: jobs can be
+-- cancelled meanwhile, and a place that was given up can be taken by another row.
+-- $1 queue, $2 to $11 its row, $12 to $20 flows, $21 to $28 lanes, $29 to $34 gates, $35 to $37 jobs, $38 now, $39 lease,
+-- $40 and $41 worker, $42 the lease's end
 with
 queue as (
     update fairlane.queues
     set vtime = $2::double precision, cursor = $3::double precision, cursor_tie = $4::bigint, tie = $5::bigint,
-        cost = $6::double precision, arrivals_from = $7::text::xid8, releases_from = $8::text::xid8
+        cost = $6::double precision, ready = ready + $7::bigint, running = running + $8::bigint,
+        parked = parked + $9::bigint, arrivals_from = $10::text::xid8, releases_from = $11::text::xid8
     where id = $1::integer
 ),
 flows as (
     update fairlane.flows f
     set vtime = u.vtime, tie = u.tie, cost = u.cost, debt = u.debt, open = u.open, shut = u.shut,
         standing = u.standing, gate = u.gate
-    from unnest($9::bytea[], $10::double precision[], $11::bigint[], $12::double precision[], $13::double precision[],
-        $14::integer[], $15::integer[], $16::smallint[], $17::bytea[])
-        as u (id, vtime, tie, cost, debt, open, shut, standing, gate)
-    where f.queue_id = $1 and f.id = u.id
+    from unnest($12::tid[], $13::double precision[], $14::bigint[], $15::double precision[], $16::double precision[],
+        $17::integer[], $18::integer[], $19::smallint[], $20::bytea[])
+        as u (place, vtime, tie, cost, debt, open, shut, standing, gate)
+    where f.ctid = u.place
 ),
 lanes as (
     update fairlane.lanes l
     set ready = u.ready, in_flight = u.in_flight, floor = u.floor, rank = u.rank, standing = u.standing, gate = u.gate,
         tag = u.tag
-    from unnest($18::bytea[], $19::integer[], $20::integer[], $21::bigint[], $22::bigint[], $23::smallint[],
-        $24::bytea[], $25::double precision[])
-        as u (id, ready, in_flight, floor, rank, standing, gate, tag)
-    where l.queue_id = $1 and l.id = u.id
+    from unnest($21::tid[], $22::integer[], $23::integer[], $24::bigint[], $25::bigint[], $26::smallint[],
+        $27::bytea[], $28::double precision[])
+        as u (place, ready, in_flight, floor, rank, standing, gate, tag)
+    where l.ctid = u.place
 ),
 gates as (
     update fairlane.gates g
     set in_flight = u.in_flight, tat = u.tat, waiting = u.waiting, awake = u.awake, wake_at = u.wake_at
-    from unnest($26::bytea[], $27::integer[], $28::bigint[], $29::integer[], $30::integer[], $31::bigint[])
-        as u (id, in_flight, tat, waiting, awake, wake_at)
-    where g.queue_id = $1 and g.id = u.id
+    from unnest($29::tid[], $30::integer[], $31::bigint[], $32::integer[], $33::integer[], $34::bigint[])
+        as u (place, in_flight, tat, waiting, awake, wake_at)
+    where g.ctid = u.place
+),
+started as (
+    update fairlane.jobs j
+    set state = 2, attempt = j.attempt + 1, claimed_at = $38::bigint, lease = $39::uuid, worker = $41::text,
+        charge = s.charge, outcome = null, progress = null, progress_message = null
+    from unnest($35::tid[], $36::bigint[], $37::double precision[]) as s (place, position, charge)
+    where j.ctid = s.place and j.position = s.position and j.state = 1
+    returning j.position, j.id, j.task, j.priority, j.keys, j.payload, j.attempt, j.max_attempts, j.enqueued_at,
+        j.cancel_requested
 ),
 lease as (
     insert into fairlane.leases (id, queue_id, worker_id, worker, renewed_at, expires_at, jobs)
-    select $35::uuid, $1, $36::uuid, $37::text, $34::bigint, $38::bigint, $32::uuid[]
-    where cardinality($32::uuid[]) > 0
+    select $39, $1, $40::uuid, $41, $38, $42::bigint, array_agg(id)
+    from started
+    having count(*) > 0
 )
-update fairlane.jobs j
-set state = 2, attempt = j.attempt + 1, claimed_at = $34, lease = $35, worker = $37, charge = s.charge,
-    outcome = null, progress = null, progress_message = null
-from unnest($32::uuid[], $33::double precision[]) as s (id, charge)
-where j.id = s.id and j.state = 1
-returning j.id, j.task, j.priority, j.keys, j.payload, j.attempt, j.max_attempts, j.enqueued_at, j.cancel_requested
+select *
+from started
 
 -- name: insert_state
 -- Flows, lanes and gates that are seen for the first time.
@@ -339,19 +354,17 @@ select least(
     (select min(l.expires_at) from fairlane.leases l where l.expires_at > $2::bigint)
 )
 
--- name: select_state
--- Everything a queue's bells were folded into.
-select
-    array(select f from fairlane.flows f where f.queue_id = $1::integer) as flows,
-    array(select l from fairlane.lanes l where l.queue_id = $1) as lanes,
-    array(select g from fairlane.gates g where g.queue_id = $1) as gates
-
--- name: delete_state
+-- name: take_state
+-- Everything a queue's bells were folded into, removed from the tables.
 with
-flows as (delete from fairlane.flows where queue_id = $1::integer),
-lanes as (delete from fairlane.lanes where queue_id = $1)
-delete from fairlane.gates
-where queue_id = $1
+flows as (delete from fairlane.flows f where f.queue_id = $1::integer returning f),
+lanes as (delete from fairlane.lanes l where l.queue_id = $1 returning l),
+gates as (delete from fairlane.gates g where g.queue_id = $1 returning g),
+queue as (update fairlane.queues set ready = 0, running = 0, parked = 0 where id = $1)
+select
+    array(select f from flows) as flows,
+    array(select l from lanes) as lanes,
+    array(select g from gates) as gates
 
 -- name: update_policy
 update fairlane.queues
@@ -386,15 +399,21 @@ with
 stretch as materialized (
     select l.id, l.standing = 0 and l.ready <= 0 and l.in_flight <= 0 as is_idle
     from fairlane.lanes l
-    where l.queue_id = $1::integer and l.id > $2::bytea
+    where l.id > $2::bytea and l.queue_id = $1::integer
     order by l.id
     limit $3::integer
 ),
 removed as (
     delete from fairlane.lanes l
     using stretch s
-    where l.queue_id = $1 and l.id = s.id and s.is_idle
-    returning l.id
+    where l.id = s.id and s.is_idle
+    returning l.ready, l.in_flight
+),
+counted as (
+    update fairlane.queues
+    set ready = ready - removed.ready, running = running - removed.running
+    from (select coalesce(sum(ready), 0) as ready, coalesce(sum(in_flight), 0) as running from removed) removed
+    where id = $1
 )
 select
     (select id from stretch order by id desc limit 1) as reached,
@@ -408,16 +427,16 @@ stretch as materialized (
     select f.id,
         f.standing = 0
         and f.vtime + f.debt <= (select q.vtime from fairlane.queues q where q.id = $1::integer)
-        and not exists (select from fairlane.lanes l where l.queue_id = $1 and l.flow = f.id) as is_idle
+        and not exists (select from fairlane.lanes l where l.flow = f.id) as is_idle
     from fairlane.flows f
-    where f.queue_id = $1 and f.id > $2::bytea
+    where f.id > $2::bytea and f.queue_id = $1
     order by f.id
     limit $3::integer
 ),
 removed as (
     delete from fairlane.flows f
     using stretch s
-    where f.queue_id = $1 and f.id = s.id and s.is_idle
+    where f.id = s.id and s.is_idle
     returning f.id
 )
 select
@@ -432,14 +451,14 @@ with
 stretch as materialized (
     select g.id, g.in_flight <= 0 and g.waiting <= 0 and g.awake <= 0 and g.tat <= fairlane.instant($4::bigint) as is_idle
     from fairlane.gates g
-    where g.queue_id = $1::integer and g.id > $2::bytea
+    where g.id > $2::bytea and g.queue_id = $1::integer
     order by g.id
     limit $3::integer
 ),
 removed as (
     delete from fairlane.gates g
     using stretch s
-    where g.queue_id = $1 and g.id = s.id and s.is_idle
+    where g.id = s.id and s.is_idle
     returning g.id
 )
 select

@@ -9,7 +9,9 @@ set plan_cache_mode = force_generic_plan;
 set enable_seqscan = off;
 set enable_bitmapscan = off;
 set enable_hashjoin = off;
-set enable_mergejoin = off
+set enable_mergejoin = off;
+set enable_material = off;
+set enable_memoize = off
 
 -- name: guard_claims
 -- Whoever holds a claim lock and goes silent (a stopped process, a lost network) must not stop the queue for good.
@@ -90,6 +92,7 @@ rung as (
     from stored
     where state = 1
     group by queue_id, lane, priority
+    order by min(position)
 ),
 -- One waiter for each job that can start, and one to hold the timer of those that are due later.
 wanted as (
@@ -384,12 +387,11 @@ where job = $1
 order by id
 
 -- name: select_counts
-select coalesce(sum(ready), 0) as ready, coalesce(sum(in_flight), 0) as running,
-    count(*) filter (where standing = 2) as parked,
-    (select count(*) from fairlane.arrivals a where a.queue_id = $1::integer)
-        + (select count(*) from fairlane.releases r where r.queue_id = $1) as bells
-from fairlane.lanes
-where queue_id = $1
+select q.ready, q.running, q.parked,
+    (select count(*) from fairlane.arrivals a where a.queue_id = q.id)
+        + (select count(*) from fairlane.releases r where r.queue_id = q.id) as bells
+from fairlane.queues q
+where q.id = $1
 
 -- name: prune
 -- The oldest files of finished jobs whose time has passed, with the jobs that are still as they were filed.
@@ -403,10 +405,12 @@ old as materialized (
     limit $3::integer
     for update skip locked
 ),
--- As many files as hold about that many jobs, and at least one.
 taken as materialized (
-    select counted.id, counted.jobs
-    from (select id, jobs, sum(cardinality(jobs)) over (order by id) - cardinality(jobs) as before from old) counted
+    select counted.id, counted.jobs[1 : $3 - before] as jobs, counted.jobs[$3 - before + 1 :] as rest
+    from (
+        select id, jobs, (sum(cardinality(jobs)) over (order by id) - cardinality(jobs))::integer as before
+        from old
+    ) counted
     where counted.before < $3
 ),
 removed as (
@@ -420,9 +424,15 @@ history as (
     using removed
     where a.job = removed.id
 ),
-files as (
+emptied as (
     delete from fairlane.finished f
-    using taken
-    where f.is_dead = $1 and f.id = taken.id
+    using taken t
+    where f.is_dead = $1 and f.id = t.id and cardinality(t.rest) = 0
+),
+shortened as (
+    update fairlane.finished f
+    set jobs = t.rest
+    from taken t
+    where f.is_dead = $1 and f.id = t.id and cardinality(t.rest) > 0
 )
 select (select count(*) from removed) as jobs, (select coalesce(sum(cardinality(jobs)), 0) from taken) as filed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -11,6 +11,7 @@ import msgspec
 from fairlane.scheduler.snapshot import Arrival, FlowRow, GateRow, LaneRow, Release
 
 __all__ = [
+    "Place",
     "arrival",
     "decode_keys",
     "encode",
@@ -28,6 +29,8 @@ __all__ = [
 
 Row = Sequence[Any]
 Columns = tuple[list[Any], ...]
+Place = tuple[int, int]
+"""A row's `ctid`: block and line. It holds for as long as nobody else may write the row."""
 
 
 @lru_cache(maxsize=65_536)
@@ -73,19 +76,19 @@ def releases(row: Any) -> list[Release]:
     return [Release(*values) for values in zip(*columns, strict=True)]
 
 
-def touched_flows(rows: Iterable[FlowRow]) -> Columns:
+def touched_flows(rows: Iterable[FlowRow], places: Mapping[bytes, Place]) -> Columns:
     """What changes in a flow that is stored already."""
-    values = [(f.id, f.vtime, f.tie, f.cost, f.debt, f.open, f.shut, f.standing, f.gate) for f in rows]
+    values = [(places[f.id], f.vtime, f.tie, f.cost, f.debt, f.open, f.shut, f.standing, f.gate) for f in rows]
     return _columns(values, 9)
 
 
-def touched_lanes(rows: Iterable[LaneRow]) -> Columns:
-    values = [(r.id, r.ready, r.in_flight, r.floor, r.rank, r.standing, r.gate, r.tag) for r in rows]
+def touched_lanes(rows: Iterable[LaneRow], places: Mapping[bytes, Place]) -> Columns:
+    values = [(places[r.id], r.ready, r.in_flight, r.floor, r.rank, r.standing, r.gate, r.tag) for r in rows]
     return _columns(values, 8)
 
 
-def touched_gates(rows: Iterable[GateRow]) -> Columns:
-    return _columns([(g.id, g.in_flight, g.tat, g.waiting, g.awake, g.wake_at) for g in rows], 6)
+def touched_gates(rows: Iterable[GateRow], places: Mapping[bytes, Place]) -> Columns:
+    return _columns([(places[g.id], g.in_flight, g.tat, g.waiting, g.awake, g.wake_at) for g in rows], 6)
 
 
 def new_flows(rows: Iterable[FlowRow]) -> Columns:

@@ -394,6 +394,11 @@ create table if not exists migrations (
     checksum text not null
 ) strict
 
+-- name: has_migrations
+select count(*)
+from sqlite_schema
+where type = 'table' and name = 'migrations'
+
 -- name: select_migrations
 select number, checksum
 from migrations

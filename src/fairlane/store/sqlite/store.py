@@ -54,6 +54,9 @@ class SqliteStore:
 
     async def migrate(self) -> list[str]:
         await self._database.open()
+        # Looked at first: a database that is up to date is opened without waiting for whoever writes.
+        if await self._database.read(_is_current):
+            return []
         return await self._write(_migrate)
 
     async def now(self) -> Instant:
@@ -61,6 +64,9 @@ class SqliteStore:
 
     async def declare(self, policy: Policy) -> Declared:
         """On SQLite the code's declaration applies."""
+        known = await self.policy(policy.queue)
+        if known is not None and known.policy.digest == policy.digest:
+            return known
         return await self._write(lambda tx: self._put_in_force(tx, policy))
 
     async def apply(self, policy: Policy) -> Declared:
@@ -111,7 +117,11 @@ class SqliteStore:
             raise ConfigurationError("tx= has a row_factory; give a connection without one, or reset it for the call")
         if self._database.path is None:
             raise ConfigurationError("tx= needs a database file: nobody else can open a database in memory")
-        main = next((row[2] for row in connection.execute("pragma database_list") if row[1] == "main"), "")
+        try:
+            databases = connection.execute("pragma database_list").fetchall()
+        except sqlite3.ProgrammingError as error:
+            raise ConfigurationError(f"tx= cannot be used here: {error}") from None
+        main = next((row[2] for row in databases if row[1] == "main"), "")
         if not main or Path(main).resolve() != Path(self._database.path).resolve():
             raise ConfigurationError(f"tx= is a connection to {main or 'memory'!r}, this app uses {self._database.path!r}")
         return Transaction(connection)
@@ -253,10 +263,15 @@ def _replace(tx: Transaction, gone: Sequence[UUID]) -> list[UUID]:
     return [UUID(bytes=worker) for (worker,) in tx.all("take_all_waiters")]
 
 
+def _is_current(tx: Transaction) -> bool:
+    if not tx.value("has_migrations"):
+        return False
+    return not pending(load_migrations(MIGRATIONS), dict(tx.all("select_migrations")))
+
+
 def _migrate(tx: Transaction) -> list[str]:
     tx.run("create_migrations")
-    applied = {number: checksum for number, checksum in tx.all("select_migrations")}
-    todo = pending(load_migrations(MIGRATIONS), applied)
+    todo = pending(load_migrations(MIGRATIONS), dict(tx.all("select_migrations")))
     for migration in todo:
         for statement in _statements(migration.sql):
             tx.connection.execute(statement)

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import sys
 import tempfile
 from pathlib import Path
 from uuid import UUID
@@ -26,7 +27,9 @@ LOOK_EVERY = 1_000_000
 
 
 def _address(worker: UUID) -> str:
-    return str(Path(tempfile.gettempdir()) / f"fairlane-{worker.hex}.sock")
+    name = f"fairlane-{worker.hex}"
+    # Linux has names without a file: nothing to clean up after a kill, and no folder whose path is too long.
+    return f"\0{name}" if sys.platform == "linux" else str(Path(tempfile.gettempdir()) / f"{name}.sock")
 
 
 def nudge(worker: UUID) -> bool:
@@ -104,5 +107,6 @@ class SqliteListener:
         """Stop listening. Registrations go with the first nudge that finds nobody."""
         self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._path)
+        if not self._path.startswith("\0"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path)

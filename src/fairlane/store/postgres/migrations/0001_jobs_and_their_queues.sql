@@ -19,9 +19,13 @@ create table fairlane.queues (
     cursor_tie bigint not null default 0,
     tie bigint not null default 0,
     cost double precision not null default 0,
+    ready bigint not null default 0,
+    running bigint not null default 0,
+    parked bigint not null default 0,
     arrivals_from xid8 not null default '0',
     releases_from xid8 not null default '0'
 ) with (fillfactor = 10, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+comment on column fairlane.queues.ready is 'Ready jobs, running jobs and parked lanes, as far as bells have been folded.';
 comment on column fairlane.queues.arrivals_from is 'No arrival of an earlier transaction is left or will come: the drain starts here and walks over no dead row.';
 
 
@@ -129,7 +133,7 @@ create table fairlane.arrivals (
     lane bytea not null,
     keys jsonb not null
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
-create index arrivals_in_order on fairlane.arrivals (queue_id, xid);
+create index arrivals_in_order on fairlane.arrivals (queue_id, xid, floor);
 
 -- One row for each settlement and queue; the arrays run in step, one element for each lane.
 create table fairlane.releases (
@@ -145,10 +149,11 @@ create table fairlane.releases (
 create index releases_in_order on fairlane.releases (queue_id, xid);
 
 
--- What the bells are folded into. Only the holder of the queue's claim lock writes these three.
+-- What the bells are folded into. Only the holder of the queue's claim lock writes these three, and it writes them by
+-- `ctid`: nobody moves them between its load and its write.
 create table fairlane.flows (
     queue_id integer not null,
-    id bytea not null,
+    id bytea primary key,
     key jsonb not null,
     weight double precision not null,
     vtime double precision not null,
@@ -158,15 +163,14 @@ create table fairlane.flows (
     open integer not null,
     shut integer not null,
     standing smallint not null,
-    gate bytea,
-    primary key (queue_id, id)
+    gate bytea
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 2000);
 create index flows_ready on fairlane.flows (queue_id, vtime, tie) where standing = 1;
-create index flows_parked on fairlane.flows (queue_id, gate, vtime, tie) where standing = 2;
+create index flows_parked on fairlane.flows (gate, vtime, tie) where standing = 2;
 
 create table fairlane.lanes (
     queue_id integer not null,
-    id bytea not null,
+    id bytea primary key,
     flow bytea not null,
     priority smallint not null,
     keys jsonb not null,
@@ -176,23 +180,21 @@ create table fairlane.lanes (
     rank bigint not null,
     standing smallint not null,
     gate bytea,
-    tag double precision not null,
-    primary key (queue_id, id)
+    tag double precision not null
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 2000);
-create index lanes_of_flow on fairlane.lanes (queue_id, flow, standing, rank);
-create index lanes_parked on fairlane.lanes (queue_id, gate, tag) where standing = 2;
+create index lanes_of_flow on fairlane.lanes (flow, standing, rank);
+create index lanes_parked on fairlane.lanes (gate, tag) where standing = 2;
 
 create table fairlane.gates (
     queue_id integer not null,
-    id bytea not null,
+    id bytea primary key,
     "limit" text not null,
     key jsonb not null,
     in_flight integer not null,
     tat bigint not null,
     waiting integer not null,
     awake integer not null,
-    wake_at bigint,
-    primary key (queue_id, id)
+    wake_at bigint
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 2000);
 create index gates_to_wake on fairlane.gates (queue_id, wake_at) where wake_at is not null;
 

@@ -1,0 +1,89 @@
+"""L18, A09, C01, E06 with real processes: nothing lost, nothing settled twice, no limit exceeded, whatever is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from fairlane import App, State
+from tests.chaos.chaos_app import LIMIT
+from tests.chaos.fleet import WATCHDOG, Fleet
+
+KILL_EVERY = 1_000
+"""Ended runs between two kills."""
+
+
+def run_chaos(
+    url: str, folder: Path, *, workers: int, producers: int, jobs: int
+) -> tuple[Fleet, set[str], set[str]]:
+    fleet = Fleet(url, workers, concurrency=20, lease="5s", seed=7)
+    sources = fleet.produce(producers, jobs, folder)
+    committed: set[str] = set()
+    rolled_back: set[str] = set()
+    next_kill = KILL_EVERY
+    deadline = time.monotonic() + WATCHDOG
+    try:
+        while sources or not committed <= fleet.ledger.ended_jobs:
+            assert time.monotonic() < deadline, f"{len(committed - fleet.ledger.ended_jobs)} jobs have never ended"
+            fleet.listen(0.05)
+            if len(fleet.ledger.ended_jobs) >= next_kill:
+                fleet.kill_one()
+                next_kill += KILL_EVERY
+            for source in [each for each in sources if each.process.poll() is not None]:
+                assert source.process.returncode == 0, "a producer failed"
+                kept, dropped = source.ids()
+                committed |= kept
+                rolled_back |= dropped
+                sources.remove(source)
+    finally:
+        for source in sources:
+            source.process.kill()
+            source.process.wait()
+        codes = fleet.stop()
+    assert codes == [0] * workers, f"workers that were asked to stop ended with {codes}"
+    return fleet, committed, rolled_back
+
+
+async def states(url: str, jobs: set[str]) -> dict[str, tuple[State, int]]:
+    app = App(url)
+    async with app:
+        store = await app.opened()
+        records = [await store.job(UUID(job)) for job in sorted(jobs)]
+    return {str(record.id): (record.state, record.attempt) for record in records}
+
+
+def judge(url: str, fleet: Fleet, committed: set[str], rolled_back: set[str]) -> None:
+    runs = fleet.ledger.by_job()
+    assert not rolled_back & runs.keys(), "a job that was rolled back has run"
+    assert runs.keys() == committed, "a job was lost, or one ran that nobody committed"
+    for job, attempts in runs.items():
+        last = max(attempts, key=lambda run: run.started)
+        for run in attempts:
+            assert run is last or run.pid in fleet.deaths, f"job {job} ran twice although nobody was killed"
+        assert last.ended is not None, f"the last run of job {job} never ended"
+    found = asyncio.run(states(url, committed))
+    for job, (state, attempt) in found.items():
+        assert state is State.DONE, f"job {job} is {state}"
+        assert attempt >= len(runs[job]), f"job {job} ran {len(runs[job])} times in {attempt} attempts"
+    most = fleet.ledger.most_at_once(fleet.deaths)
+    assert max(most.values()) <= LIMIT, f"more than {LIMIT} runs of a key at one instant: {most}"
+    assert max(most.values()) == LIMIT, "the limit was never reached: this test proves nothing"
+    assert len(fleet.deaths) > len(fleet.crew), "nobody was killed: this test proves nothing"
+
+
+@pytest.mark.slow
+def test_kills_on_postgresql_lose_nothing_and_exceed_no_limit(postgres_url: str, tmp_path: Path) -> None:
+    fleet, committed, rolled_back = run_chaos(postgres_url, tmp_path, workers=4, producers=6, jobs=20_000)
+    assert len(committed) >= 20_000 * 0.99
+    judge(postgres_url, fleet, committed, rolled_back)
+
+
+@pytest.mark.slow
+def test_kills_on_a_shared_sqlite_file_lose_nothing_and_exceed_no_limit(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'chaos.db'}"
+    fleet, committed, rolled_back = run_chaos(url, tmp_path, workers=2, producers=2, jobs=20_000)
+    judge(url, fleet, committed, rolled_back)

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+Fairlane = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """An empty folder for temporary files. Its name is short: a socket's whole path may take 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="fl-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def fairlane(tmp_path: Path, scratch: Path) -> Fairlane:
+    """Runs the program as a user would, in a folder of the test's own, and returns what it said."""
+
+    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "fairlane.cli", *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "TMPDIR": str(scratch), "COLUMNS": "100", **environment},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    return run

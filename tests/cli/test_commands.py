@@ -1,0 +1,169 @@
+"""The commands, run as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+from tests.cli.conftest import Fairlane
+
+from fairlane.cli.program import program
+
+SHOP = """
+import os, signal
+from fairlane import App, Concurrency, Fair
+
+app = App("sqlite:///shop.db")
+app.queue("webhooks", fair=Fair(by="account"), limits=[Concurrency(5, by="account")])
+app.queue("email")
+
+@app.task(queue="webhooks")
+async def deliver(account: str) -> int:
+    return 1
+
+@app.task(queue="email")
+async def stop_worker(of: str) -> None:
+    # Whoever runs this is told to stop by the job itself: no test has to wait for a moment to do it.
+    os.kill(os.getppid() if of == "parent" else os.getpid(), signal.SIGTERM)
+"""
+
+
+def commands(group: click.Group, *path: str) -> Iterator[tuple[str, ...]]:
+    yield path
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands(command, *path, name)
+        else:
+            yield (*path, name)
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    """A folder with an app."""
+    (tmp_path / "shop.py").write_text(textwrap.dedent(SHOP))
+    return tmp_path
+
+
+def python(folder: Path, code: str, fairlane: Fairlane) -> None:
+    import subprocess
+
+    subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, timeout=60)
+
+
+@pytest.mark.parametrize("path", list(commands(program)), ids=" ".join)
+def test_the_help_of_every_command_has_an_example(path: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(program, [*path, "--help"])
+    assert result.exit_code == 0
+    assert "Example" in result.output
+    assert f"fairlane {' '.join(path)}".strip() in result.output.partition("Example")[2]
+
+
+def test_help_imports_neither_a_store_nor_a_driver(fairlane: Fairlane, tmp_path: Path) -> None:
+    slow = {"asyncpg", "rich", "sqlite3"}
+    watch = f"import atexit, sys; atexit.register(lambda: print({slow} & set(sys.modules)))"
+    (tmp_path / "sitecustomize.py").write_text(watch)
+    result = fairlane("--help", PYTHONPATH=str(tmp_path))
+    assert result.stdout.strip().endswith("set()")
+
+
+def test_the_version_is_that_of_the_package(fairlane: Fairlane) -> None:
+    from importlib.metadata import version
+
+    assert json.loads(fairlane("version", "--json").stdout)["fairlane"] == version("fairlane")
+    assert fairlane("version").stdout.startswith(f"fairlane {version('fairlane')} ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["worker", "shopp:app"], "did you mean 'shop'?"),
+        (["worker", "shop:app", "--queues", "webhook"], "did you mean 'webhooks'?"),
+        (["worker", "shop:app", "--slots", "email"], "such as email=1:5"),
+        (["worker", "shop:app", "--lease", "soon"], "'soon' is not a duration"),
+        (["worker", "shop:app", "--concurrency", "0"], "concurrency=0"),
+        (["migrate"], "Give an app (module:app) or --url"),
+        (["migrate", "shop:app", "--url", "sqlite:///x.db"], "not both"),
+        (["migrate", "--url", "mysql://here"], "not a database URL"),
+        (["policy", "show", "shop:app"], "does not exist yet"),
+        (["policy", "apply", "shop:app", "--queue", "nothing"], "declares no queue 'nothing'"),
+        (["demo", "--url", "sqlite:///x.db"], "takes a PostgreSQL"),
+        (["demo", "--url", "postgresql://nobody@127.0.0.1:1/none"], "cannot be used"),
+        (["demo", "--url", "postgresql://x/y", "--postgres"], "not both"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_one_line_and_a_status(arguments: list[str], said: str, shop: Path, fairlane: Fairlane) -> None:
+    result = fairlane(*arguments, FAIRLANE_URL="")
+    assert result.returncode != 0
+    assert said in result.stderr
+    assert result.stderr.startswith("Error: ")
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+def test_a_sqlite_file_is_migrated_once(shop: Path, fairlane: Fairlane) -> None:
+    first = fairlane("migrate", "shop:app")
+    assert (first.returncode, first.stdout.startswith("applied 0001_")) == (0, True)
+    assert json.loads(fairlane("migrate", "--url", "sqlite:///shop.db", "--json").stdout) == {"applied": []}
+    assert "up to date" in fairlane("migrate", FAIRLANE_URL="sqlite:///shop.db").stdout
+
+
+def test_printing_the_migrations_needs_no_database(fairlane: Fairlane, tmp_path: Path) -> None:
+    result = fairlane("migrate", "--print", FAIRLANE_URL="")
+    assert result.returncode == 0
+    assert "-- migration 0001_" in result.stdout
+    assert "create table fairlane.jobs" in result.stdout
+    assert "create table" in fairlane("migrate", "--print", "--url", "sqlite:///x.db").stdout
+    assert not (tmp_path / "x.db").exists()
+
+
+def test_policies_are_applied_and_shown(shop: Path, fairlane: Fairlane) -> None:
+    fairlane("migrate", "shop:app")
+    applied = fairlane("policy", "apply", "shop:app")
+    assert applied.stdout.splitlines() == [
+        "webhooks: Fair(by='account', charge='time'), Concurrency(5, by='account') is now in force (version 1)",
+        "email: no policy (first come, first served) is now in force (version 1)",
+    ]
+    again = json.loads(fairlane("policy", "apply", "shop:app", "--queue", "email", "--json").stdout)
+    assert [(each["queue"], each["changed"]) for each in again] == [("email", False)]
+    shown = json.loads(fairlane("policy", "show", "shop:app", "--json").stdout)
+    assert [(each["queue"], each["version"], each["declared"]) for each in shown] == [
+        ("email", 1, None),
+        ("webhooks", 1, None),
+    ]
+
+
+def test_showing_policies_changes_nothing_and_tells_of_drift(shop: Path, fairlane: Fairlane) -> None:
+    fairlane("migrate", "shop:app")
+    fairlane("policy", "apply", "shop:app")
+    source = shop / "shop.py"
+    source.write_text(source.read_text().replace("Concurrency(5", "Concurrency(9"))
+    for _ in range(2):
+        shown = fairlane("policy", "show", "shop:app").stdout
+        assert "webhooks: Fair(by='account', charge='time'), Concurrency(5, by='account') (version 1)" in shown
+        assert "drift: the app declares Fair(by='account', charge='time'), Concurrency(9, by='account')" in shown
+    assert "Concurrency(9, by='account') is now in force (version 2)" in fairlane("policy", "apply", "shop:app").stdout
+    assert "drift" not in fairlane("policy", "show", "shop:app").stdout
+
+
+@pytest.mark.parametrize(("of", "options"), [("worker", []), ("parent", ["--processes", "2"])])
+def test_a_worker_runs_jobs_until_it_is_told_to_stop(
+    of: str, options: list[str], shop: Path, fairlane: Fairlane
+) -> None:
+    python(shop, f"import shop; shop.deliver.enqueue_sync('acme'); shop.stop_worker.enqueue_sync('{of}')", fairlane)
+    result = fairlane("worker", "shop:app", "--queues", "email,webhooks=2", "--slots", "email=1:1", *options)
+    # A second process that had not begun yet is ended by the signal itself.
+    assert result.returncode in ([0] if of == "worker" else [0, signal.SIGTERM]), result.stderr
+    assert "Traceback" not in result.stderr
+    look = (
+        "import sqlite3; states = sqlite3.connect('shop.db').execute('select task, state from jobs').fetchall();"
+        "assert ('shop.stop_worker', 3) in states, states"
+    )
+    python(shop, look, fairlane)

@@ -1,0 +1,136 @@
+"""A queue that is too simple to be wrong: jobs in a dictionary, limits counted from what runs.
+
+It does not schedule. It says what a store may have started, what it must have started, and when it has to look again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from fairlane.clock import Instant
+from fairlane.job import Claim, JobRecord, NewJob, State
+from fairlane.policy import Policy
+from fairlane.policy.policy import BoundLimit
+from fairlane.scheduler.settlement import Settlement
+
+__all__ = ["ModelJob", "ModelQueue"]
+
+
+@dataclass
+class ModelJob:
+    new: NewJob
+    state: State
+    due: Instant = 0
+    attempt: int = 0
+    lease: UUID | None = None
+    order: int = 0
+    """Its place in its lane, as long as it has never been put off."""
+    was_put_off: bool = False
+
+
+@dataclass
+class ModelQueue:
+    policy: Policy
+    jobs: dict[UUID, ModelJob] = field(default_factory=dict)
+    tokens: dict[bytes, Instant] = field(default_factory=dict)
+    """The theoretical arrival time of each rate's gate."""
+    leases: dict[UUID, Instant] = field(default_factory=dict)
+
+    def enqueue(self, new: NewJob, now: Instant) -> None:
+        put_off = new.delay is not None and new.delay > 0
+        job = ModelJob(new, State.SCHEDULED if put_off else State.READY, order=len(self.jobs), was_put_off=put_off)
+        job.due = now + (new.delay or 0)
+        self.jobs[new.id] = job
+
+    def in_state(self, state: State) -> list[ModelJob]:
+        return [job for job in self.jobs.values() if job.state is state]
+
+    def promote(self, now: Instant) -> None:
+        for job in self.in_state(State.SCHEDULED):
+            if job.due <= now:
+                job.state = State.READY
+
+    def started(self, claims: Iterable[Claim], expires_at: Instant, now: Instant) -> None:
+        """Check one claim of a store, job by job, in its order."""
+        for claim in claims:
+            job = self.jobs[claim.id]
+            assert job.state is State.READY, f"{claim.id} was {job.state} and was started"
+            assert claim.attempt == job.attempt + 1
+            self._check_order(job)
+            for gate, bound in self._gates(job):
+                assert self._room(gate, bound, now) > 0, f"{bound.limit!r} was exceeded by {claim.id} {claim.keys}"
+            for gate, bound in self._gates(job):
+                self.tokens[gate] = bound.limit.charged(self.tokens.get(gate, 0), now, 1)
+            job.state, job.attempt, job.lease = State.RUNNING, claim.attempt, claim.lease
+            self.leases[claim.lease] = expires_at
+
+    def _check_order(self, job: ModelJob) -> None:
+        if job.was_put_off:
+            return
+        ahead = [
+            other
+            for other in self.in_state(State.READY)
+            if other.new.lane == job.new.lane and not other.was_put_off and other.order < job.order
+        ]
+        assert not ahead, f"{job.new.id} was started before {ahead[0].new.id}, which is ahead of it in its lane"
+
+    def left_behind(self, now: Instant) -> list[ModelJob]:
+        """Jobs that are ready and that no limit stops."""
+        return [
+            job
+            for job in self.in_state(State.READY)
+            if all(self._room(gate, bound, now) > 0 for gate, bound in self._gates(job))
+        ]
+
+    def opens_at(self, now: Instant) -> Instant | None:
+        """The first instant at which a job can start although nothing is enqueued or released."""
+        times = [job.due for job in self.in_state(State.SCHEDULED)]
+        for job in self.in_state(State.READY):
+            shut = [(gate, bound) for gate, bound in self._gates(job) if self._room(gate, bound, now) <= 0]
+            if not any(bound.limit.counts_in_flight for _, bound in shut):
+                times += [max(bound.limit.opens_at(self.tokens.get(gate, 0)) or now for gate, bound in shut)]
+        return min(times, default=None)
+
+    def settled(self, settlement: Settlement, now: Instant) -> None:
+        job = self.jobs[settlement.job]
+        assert job.state is State.RUNNING
+        if settlement.unstarted:
+            for gate, bound in self._gates(job):
+                self.tokens[gate] = bound.limit.refunded(self.tokens.get(gate, 0), 1)
+        job.state, job.lease = settlement.to, None
+        job.attempt -= 0 if settlement.counts_attempt else 1
+        if settlement.to is State.SCHEDULED:
+            job.due = now + (settlement.delay or 0)
+            job.was_put_off = True
+
+    def adopt(self, record: JobRecord) -> None:
+        """Take over what the store decided where it is free to decide: a cancelled job may be ended at once."""
+        assert record.state in (self.jobs[record.id].state, State.CANCELLED)
+        self.jobs[record.id].state = record.state
+
+    def expired(self, now: Instant) -> set[UUID]:
+        """The jobs that a reaper must take back."""
+        return {
+            job.new.id for job in self.in_state(State.RUNNING) if job.lease is not None and self.leases[job.lease] < now
+        }
+
+    def apply(self, policy: Policy) -> None:
+        """A limit that goes takes its tokens with it; what runs is counted again by looking."""
+        kept: dict[bytes, Instant] = {}
+        old = {bound.name for bound in self.policy.bound}
+        self.policy = policy
+        for job in self.jobs.values():
+            kept |= {gate: self.tokens[gate] for gate, b in self._gates(job) if b.name in old and gate in self.tokens}
+        self.tokens = kept
+
+    def _room(self, gate: bytes, bound: BoundLimit, now: Instant) -> int:
+        return bound.limit.room(self._in_flight(gate), self.tokens.get(gate, 0), now)
+
+    def _in_flight(self, gate: bytes) -> int:
+        return sum(gate in (own for own, _ in self._gates(job)) for job in self.in_state(State.RUNNING))
+
+    def _gates(self, job: ModelJob) -> Iterator[tuple[bytes, BoundLimit]]:
+        yield from self.policy.gates_of(job.new.priority, job.new.lane_keys)
+        yield from self.policy.queue_gates

@@ -1,0 +1,50 @@
+"""Real processes on one database."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+import msgspec
+import pytest
+from tests.store.harness import Database, claim, given_jobs
+from tests.store.processes import Run, run_together
+
+from fairlane.policy import Concurrency, Fair, Policy
+
+
+def most_at_once(runs: list[Run]) -> int:
+    """The highest number of runs that overlap."""
+    # An end at the very instant of a start does not overlap with it.
+    events = sorted([(run.start, 1) for run in runs] + [(run.end, -1) for run in runs])
+    running = highest = 0
+    for _, change in events:
+        running += change
+        highest = max(highest, running)
+    return highest
+
+
+# A09
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Policy("webhooks", limits=(Concurrency(3, by="account"),)),
+        Policy("webhooks", fair=Fair(by="account"), limits=(Concurrency(3, by="account"), Concurrency(12))),
+    ],
+    ids=["fifo", "fair"],
+)
+async def test_no_key_ever_has_more_in_flight_than_its_limit_among_processes(
+    shared_database: Database, policy: Policy
+) -> None:
+    store = await shared_database.open()
+    await store.declare(policy)
+    jobs = [job for n in range(8) for job in await given_jobs(store, policy, {"account": n}, 60)]
+    told = await run_together("work", shared_database, 4)
+    runs = [run for each in told for run in msgspec.json.decode(each, type=list[Run])]
+    assert Counter(run.job for run in runs) == Counter(map(str, jobs))
+    by_account: defaultdict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        by_account[run.account].append(run)
+    assert {account: most_at_once(own) for account, own in by_account.items() if most_at_once(own) > 3} == {}
+    assert await claim(store, "webhooks", 10) == []
+    assert (await store.counts("webhooks")).running == 0

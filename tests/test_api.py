@@ -1,0 +1,444 @@
+"""What a program writes: apps, queues, tasks, jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import fairlane
+from fairlane import (
+    App,
+    ConfigurationError,
+    Fair,
+    InvalidJob,
+    JobCancelled,
+    JobNotFound,
+    ManualClock,
+    Policy,
+    ResultTimeout,
+    State,
+    UnknownQueue,
+)
+from fairlane.clock import as_instant
+from fairlane.store.protocol import Declared
+from tests.worker.harness import watched_app, working
+
+if TYPE_CHECKING:
+    pass
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def app(clock: ManualClock) -> AsyncIterator[App]:
+    app = App("sqlite://", clock=clock)
+    yield app
+    await app.close()
+
+
+# Enqueueing and the handle.
+
+
+async def test_a_handle_follows_its_job(app: App) -> None:
+    @app.task
+    async def double(number: int) -> int:
+        return 2 * number
+
+    job = await double.enqueue(21)
+    assert await job.status() is State.READY
+    with pytest.raises(ResultTimeout, match=f"job {job.id} .* is still ready after 0"):
+        await job.result(timeout=0)
+    async with working(app):
+        assert await job.result() == 42
+    assert await job.status() is State.DONE
+    assert await app.job(str(job.id)).result() == 42
+
+
+async def test_a_waiting_job_is_cancelled_at_once(app: App) -> None:
+    @app.task
+    async def work() -> None: ...
+
+    job = await work.enqueue()
+    assert await job.cancel() is State.CANCELLED
+    with pytest.raises(JobCancelled):
+        await job.result()
+
+
+async def test_a_handle_of_a_job_that_never_was_says_so(app: App) -> None:
+    with pytest.raises(JobNotFound):
+        await app.job(uuid.uuid4()).status()
+
+
+async def test_a_task_stays_directly_callable(app: App) -> None:
+    @app.task
+    async def later(number: int) -> int:
+        return number + 1
+
+    @app.task
+    def now(number: int) -> int:
+        """Adds one."""
+        return number + 1
+
+    assert (await later(1), now(1)) == (2, 2)
+    assert (now.__name__, now.__doc__) == ("now", "Adds one.")
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "reason"),
+    [
+        ((), {}, "missing a required argument: 'event'"),
+        ((1, "acme", 3), {}, "too many positional arguments"),
+        ((1,), {"account": "acme", "color": "red"}, "unexpected keyword argument 'color'"),
+        ((1, "acme"), {"account": "acme"}, "multiple values for argument 'account'"),
+    ],
+)
+async def test_a_call_that_the_function_would_refuse_is_refused_at_enqueue(
+    app: App, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str
+) -> None:
+    @app.task(name="deliver")
+    async def deliver(event: int, account: str = "acme") -> None: ...
+
+    call: Callable[..., Any] = deliver.enqueue
+    with pytest.raises(InvalidJob, match=f"task 'deliver': .*{reason}"):
+        await call(*args, **kwargs)
+
+
+async def test_delay_and_run_at_say_when_a_job_is_due(app: App, clock: ManualClock) -> None:
+    @app.task
+    async def work() -> None: ...
+
+    moment = datetime(2031, 5, 1, tzinfo=UTC)
+    delayed = await work.using(delay="10m").enqueue()
+    dated = await work.using(run_at=moment).enqueue()
+    assert (await delayed.record()).due_at == clock.now() + 600_000_000
+    assert (await dated.record()).due_at == as_instant(moment)
+    assert await delayed.status() is State.SCHEDULED
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"priority": 101}, "priority=101 is outside of -100 … 100"),
+        ({"priority": -101}, "priority=-101"),
+        ({"priority": 1.5}, "priority=1.5 is not a whole number"),
+        ({"priority": True}, "priority=True"),
+        ({"delay": -1}, "delay=-1 lies in the past"),
+        ({"delay": "soon"}, "delay: 'soon' is not a duration"),
+        ({"delay": "99999999d"}, "a hundred years"),
+        ({"run_at": datetime(2031, 1, 1)}, "run_at: .* has no timezone"),  # noqa: DTZ001
+        ({"run_at": 5}, "run_at=5 is not a datetime"),
+        ({"delay": 1, "run_at": datetime(2031, 1, 1, tzinfo=UTC)}, "delay= or run_at=, not both"),
+        ({"max_attempts": 0}, "max_attempts=0"),
+    ],
+)
+async def test_an_option_that_makes_no_sense_is_refused_where_it_is_given(
+    app: App, options: dict[str, Any], reason: str
+) -> None:
+    @app.task(name="work")
+    async def work() -> None: ...
+
+    with pytest.raises(InvalidJob, match=f"task 'work': .*{reason}"):
+        work.using(**options)
+
+
+async def test_using_keeps_what_was_chosen_before(app: App, clock: ManualClock) -> None:
+    app.queue("slow", keys=["account", "region"])
+
+    @app.task(max_attempts=3)
+    async def work() -> None: ...
+
+    bound = work.using(queue="slow", priority=7, delay="1h", keys={"account": "acme"})
+    job = await bound.using(keys={"region": "eu"}, max_attempts=9, run_at=datetime(2031, 1, 1, tzinfo=UTC)).enqueue()
+    record = await job.record()
+    assert (record.queue, record.priority, record.max_attempts) == ("slow", 7, 9)
+    assert record.keys == {"account": "acme", "region": "eu"}
+    assert record.due_at == as_instant(datetime(2031, 1, 1, tzinfo=UTC))
+    assert (await (await work.enqueue()).record()).max_attempts == 3
+
+
+# Bulk.
+
+
+async def test_a_bulk_has_the_options_defaults_and_keys_of_single_jobs(app: App, clock: ManualClock) -> None:
+    # E01.
+    app.queue("mail", fair=Fair(by="account"))
+
+    @app.task(queue="mail", max_attempts=4, priority=2)
+    async def send(account: str, text: str = "") -> str:
+        return account + text
+
+    bound = send.using(priority=9, delay="5s", max_attempts=2, keys={"label": "x"})
+    single = [await send.enqueue("a", text="1"), await bound.enqueue("b")]
+    bulk = await app.enqueue_many([send.call("a", text="1"), bound.call("b")])
+    for one, other in zip(single, bulk, strict=True):
+        left, right = await one.record(), await other.record()
+        for name in ("queue", "task", "state", "priority", "keys", "payload", "max_attempts", "due_at", "enqueued_at"):
+            assert getattr(left, name) == getattr(right, name), name
+    assert len(await bound.enqueue_many([send.call("c")])) == 1
+
+
+async def test_one_bad_call_in_a_bulk_stores_none_of_it(app: App) -> None:
+    @app.task
+    async def work(value: object) -> None: ...
+
+    calls = [work.call(n) for n in range(2_500)]
+    with pytest.raises(InvalidJob):
+        await app.enqueue_many([*calls, work.call(object())])
+    assert (await (await app.opened()).counts("default")).bells == 0
+    jobs = await app.enqueue_many(calls)
+    assert len({job.id for job in jobs}) == 2_500
+
+
+async def test_a_bulk_of_another_task_is_refused(app: App) -> None:
+    @app.task(name="mine")
+    async def mine() -> None: ...
+
+    @app.task(name="yours")
+    async def yours() -> None: ...
+
+    with pytest.raises(InvalidJob, match=r"Call\(yours\(\)\) is no call of task 'mine'"):
+        await mine.enqueue_many([yours.call()])
+
+
+# Transactions.
+
+
+async def test_a_job_commits_and_rolls_back_with_the_callers_transaction(tmp_path: Path) -> None:
+    # E06, on SQLite.
+    file = tmp_path / "jobs.db"
+    async with App(f"sqlite:///{file}") as app:
+
+        @app.task
+        async def work() -> None: ...
+
+        connection = sqlite3.connect(file)
+        connection.execute("create table orders (id integer)")
+        connection.execute("insert into orders values (1)")
+        gone = await work.using(tx=connection).enqueue()
+        connection.rollback()
+        with pytest.raises(JobNotFound):
+            await gone.status()
+        connection.execute("insert into orders values (2)")
+        kept = await app.enqueue_many([work.call(), work.call()], tx=connection)
+        connection.commit()
+        assert [await job.status() for job in kept] == [State.READY, State.READY]
+        with pytest.raises(InvalidJob, match="names a transaction of its own"):
+            await app.enqueue_many([work.using(tx=connection).call()])
+        connection.close()
+
+
+# The app itself.
+
+
+def test_the_database_is_the_one_given_then_the_environments_then_a_file_beside_the_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FAIRLANE_URL", "postgresql://host/base")
+    assert App("sqlite://").url == "sqlite://"
+    assert App().url == "postgresql://host/base"
+    monkeypatch.delenv("FAIRLANE_URL")
+    assert App().url == f"sqlite:///{Path(__file__).resolve().parent / 'fairlane.db'}"
+
+
+@pytest.mark.parametrize("url", ["redis://host", "mysql://root:secret@host/x", "jobs.db", "sqlite:jobs.db"])
+def test_an_unknown_url_is_refused_with_what_is_possible(url: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"possible are sqlite:///file.db, .* and postgresql://") as refused:
+        App(url)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_sqlite_url_with_a_host_says_how_to_write_it() -> None:
+    with pytest.raises(ConfigurationError, match=r"sqlite:////absolute\.db"):
+        App("sqlite://jobs.db")
+
+
+@pytest.mark.parametrize(
+    "settings", [{"max_payload": 0}, {"max_payload": 1.5}, {"retention": "-1s"}, {"dead_retention": -1}]
+)
+def test_a_setting_of_the_app_that_makes_no_sense_is_refused_by_name(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(settings))):
+        App("sqlite://", **settings)
+
+
+def test_an_app_does_not_show_its_password() -> None:
+    assert "secret" not in repr(App("postgresql://user:secret@host/base"))
+
+
+def test_queues_and_tasks_are_declared_once() -> None:
+    app = App("sqlite://")
+    app.queue("mail")
+    with pytest.raises(ConfigurationError, match="queue 'mail' is declared twice"):
+        app.queue("mail")
+    app.task(name="send")(lambda: None)
+    with pytest.raises(ConfigurationError, match=r"task 'send' is defined twice, in .*test_api.py:\d+ and in"):
+        app.task(name="send")(lambda: None)
+
+
+async def test_a_task_of_a_queue_that_was_not_declared_is_refused(app: App) -> None:
+    @app.task(queue="mial", name="send")
+    async def send() -> None: ...
+
+    with pytest.raises(UnknownQueue, match=r"task 'send': declare its queue with app.queue\('mial'"):
+        await send.enqueue()
+
+
+async def test_a_job_for_an_unknown_queue_is_refused(app: App) -> None:
+    @app.task(name="send")
+    async def send() -> None: ...
+
+    with pytest.raises(UnknownQueue, match="task 'send': queue 'mial' is unknown"):
+        await send.using(queue="mial").enqueue()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"max_attempts": 0}, "max_attempts=0"),
+        ({"priority": 1000}, "priority=1000"),
+        ({"timeout": 0}, "timeout=0"),
+        ({"retry_on": "Exception"}, "retry_on='Exception'"),
+        ({"dead_on": (ValueError, 5)}, "dead_on="),
+        ({"backoff": 5}, "backoff=5"),
+        ({"keys": ["nobody"]}, "names 'nobody'"),
+    ],
+)
+def test_a_task_option_that_makes_no_sense_is_refused_at_once(options: dict[str, Any], reason: str) -> None:
+    app = App("sqlite://")
+
+    def work() -> None: ...
+
+    with pytest.raises(ConfigurationError, match=f"task 'work': .*{reason}"):
+        app.task(name="work", **options)(work)
+
+
+def test_a_generator_is_no_task() -> None:
+    with pytest.raises(ConfigurationError, match="is a generator"):
+
+        @App("sqlite://").task
+        def numbers() -> Any:
+            yield 1
+
+
+async def test_the_policy_in_force_decides_about_keys_and_drift_is_told(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    app, store = watched_app(clock)
+    app.queue("mail", fair=Fair(by="account"))
+
+    @app.task(queue="mail")
+    async def send(account: str, region: str) -> None: ...
+
+    in_force = Policy("mail", fair=Fair(by="region"))
+    await store.real.open()
+    await store.real.declare(in_force)
+
+    async def declare(policy: Policy) -> Declared:
+        return Declared(in_force, 1, is_drift=True)  # as PostgreSQL does
+
+    store.__dict__["declare"] = declare
+    job = await send.enqueue("acme", "eu")
+    assert (await job.record()).keys == {"region": "eu"}
+    assert "queue 'mail': the policy in force (version 1) differs from the one declared here" in caplog.text
+    await app.close()
+
+
+async def test_a_policy_that_was_applied_later_is_followed(app: App, clock: ManualClock) -> None:
+    app.queue("mail", fair=Fair(by="account"))
+
+    @app.task(queue="mail")
+    async def send(account: str, region: str) -> None: ...
+
+    await send.enqueue("acme", "eu")
+    await (await app.opened()).apply(Policy("mail", fair=Fair(by="region")))
+    clock.advance("30s")
+    job = await send.enqueue("acme", "eu")
+    assert (await job.record()).keys == {"region": "eu"}
+
+
+def test_an_app_that_was_opened_in_another_loop_says_so() -> None:
+    app = App("sqlite://")
+    asyncio.run(app.opened())
+    with pytest.raises(ConfigurationError, match="opened in another event loop that has ended; use `async with app:`"):
+        asyncio.run(app.opened())
+    asyncio.run(app.close())
+
+
+def test_an_app_that_was_closed_can_be_opened_in_another_loop(tmp_path: Path) -> None:
+    app = App(f"sqlite:///{tmp_path / 'jobs.db'}")
+
+    @app.task
+    async def work() -> str:
+        return "done"
+
+    async def produce() -> uuid.UUID:
+        async with app:
+            return (await work.enqueue()).id
+
+    async def consume(job: uuid.UUID) -> str:
+        async with app, working(app):
+            result: str = await app.job(job).result()
+            return result
+
+    assert asyncio.run(consume(asyncio.run(produce()))) == "done"
+
+
+def test_code_that_is_not_async_enqueues_by_blocking(tmp_path: Path) -> None:
+    app = App(f"sqlite:///{tmp_path / 'jobs.db'}")
+
+    @app.task
+    async def work(number: int) -> None: ...
+
+    jobs = [work.enqueue_sync(1), work.using(priority=3).enqueue_sync(2)]
+    records = [app.run_blocking(job.record()) for job in jobs]
+    assert [record.priority for record in records] == [0, 3]
+    app.close_sync()
+
+
+async def test_a_blocking_enqueue_inside_the_loop_is_refused_and_inside_a_thread_works(app: App) -> None:
+    @app.task
+    async def work() -> None: ...
+
+    with pytest.raises(ConfigurationError, match="a blocking call inside an event loop would stop it"):
+        work.enqueue_sync()
+
+    @app.task
+    def fan_out() -> str:
+        return str(work.enqueue_sync().id)
+
+    async with working(app):
+        made = await (await fan_out.enqueue()).result()
+        assert await app.job(made).result() is None
+
+
+def test_a_script_and_the_worker_that_imports_it_agree_on_the_names_of_tasks(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(
+        "from fairlane import App\napp = App('sqlite://')\n"
+        "@app.task\nasync def deliver() -> None: ...\nprint(deliver.name)\n"
+    )
+
+    def printed(*command: str) -> str:
+        ran = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, check=True)
+        return ran.stdout.strip()
+
+    for command in (["shop.py"], ["-m", "shop"], ["-c", "import shop"]):
+        assert printed(*command) == "shop.deliver"
+
+
+def test_the_public_names_are_those_of_the_design() -> None:
+    for name in ("App", "Concurrency", "Fair", "Rate", "Snooze", "Retry", "Dead", "Cancel", "context"):
+        assert name in fairlane.__all__
+    assert all(hasattr(fairlane, name) for name in fairlane.__all__)
+    assert os.path.exists(Path(fairlane.__file__).parent / "py.typed")

@@ -1,0 +1,489 @@
+"""The documentation is run, not believed.
+
+- Every ```python block of README.md and docs/ runs: those of a page in order, in one namespace, in an empty folder.
+  `await` may stand at the top level. A block that begins with `# name.py` is a file, which the page must then use.
+- On a page with files, `$ python …` and `$ fairlane …` run as well, a worker in the background, and must print what the
+  page shows (`…` stands for anything). On other pages the command and its options must exist.
+- `<!-- docs: worker -->` on a page: a worker serves its `app` meanwhile. `<!-- docs: postgres -->`: DATABASE_URL and
+  FAIRLANE_URL name an empty PostgreSQL database.
+- A block that cannot run says so above itself, for every reader to see: `*(Not run by the tests: the reason.)*`
+
+`python -m tests.test_docs` writes the help of every command into docs/reference/commands.md.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import dataclasses
+import inspect
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, get_args
+from urllib.parse import urlsplit, urlunsplit
+from uuid import UUID
+
+import asyncpg
+import click
+import pytest
+from click.testing import CliRunner
+
+import fairlane
+from fairlane import App, FairlaneError, WorkerOptions
+from fairlane.cli.program import program
+from fairlane.clock import microseconds
+from fairlane.errors import __doc__ as errors_text
+from fairlane.job import Claim
+from fairlane.scheduler import settlement
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+COMMANDS = DOCS / "reference" / "commands.md"
+
+LANGUAGES = {"console", "ini", "python", "sql", "text"}
+FOREIGN = {".", ".venv/bin/pip", "export", "make", "python3"}
+"""Programs that a page may call and that are not ours to run."""
+NOT_RUN = re.compile(r"\*\(Not run by the tests: (\S.{9,})\)\*\Z")
+WATCHDOG = 60.0
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    text: str
+    line: int
+    """Of its first line, counted from 1."""
+    left_out: bool
+
+    @property
+    def file(self) -> str | None:
+        found = re.match(r"# (\w+\.py)\n", self.text) if self.language == "python" else None
+        return found[1] if found else None
+
+
+def blocks(text: str) -> Iterator[Block]:
+    lines, last = text.split("\n"), ""
+    number = 0
+    while number < len(lines):
+        if (fence := re.match(r"```(\w*)", lines[number])) is None:
+            last, number = lines[number].strip() or last, number + 1
+            continue
+        end = lines.index("```", number + 1)
+        body = "\n".join(lines[number + 1 : end]) + "\n"
+        assert fence[1] in LANGUAGES, f"line {number + 1}: nobody looks at a block of {fence[1] or 'no language'}"
+        yield Block(fence[1], body, number + 2, left_out=NOT_RUN.match(last) is not None)
+        last, number = "", end + 1
+
+
+def commands(block: Block) -> Iterator[tuple[list[str], list[str]]]:
+    """The commands of a console block, each with the lines that it is said to print."""
+    words: list[str] = []
+    said: list[str] = []
+    for line in block.text.splitlines():
+        if line.startswith("$ "):
+            if words:
+                yield words, said
+            words, said = shlex.split(line[2:], comments=True), []
+        else:
+            said.append(line)
+    if words:
+        yield words, said
+
+
+def check_command(words: list[str]) -> None:
+    """Fail unless this is a command of ours with options that it has, or of a program that a page may call."""
+    match words:
+        case ["fairlane", *rest]:
+            command: click.Command = program
+            context: click.Context | None = None
+            while isinstance(command, click.Group):
+                context = click.Context(command, context, command.name, **command.context_settings)
+                found = command.get_command(context, rest[0]) if rest else None
+                assert found is not None, f"there is no command {shlex.join(words)!r}"
+                command, rest = found, rest[1:]
+            try:
+                command.make_context(command.name, list(rest), context)
+            except click.UsageError as error:
+                raise AssertionError(f"{shlex.join(words)}: {error.format_message()}") from None
+        case ["make", target]:
+            assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), f"make {target}"
+        case [name, *_]:
+            assert name in FOREIGN | {"python"}, f"{shlex.join(words)!r} is checked by nobody"
+
+
+@dataclass
+class Stage:
+    """Runs one page."""
+
+    page: Path
+    has_files: bool
+    serves: bool
+    names: dict[str, Any] = field(default_factory=lambda: {"__name__": "__page__"})
+    unused: set[str] = field(default_factory=set)
+    worker: subprocess.Popen[str] | None = None
+
+    async def run(self, all_blocks: list[Block]) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(self._leave)
+            for block in all_blocks:
+                await self._play(block)
+                if self.serves and isinstance(app := self.names.get("app"), App):
+                    await stack.enter_async_context(working(app))
+                    self.serves = False
+            self._stop_worker()
+            assert not self.unused, f"nothing on {self.page.name} uses {self.unused}"
+
+    async def _play(self, block: Block) -> None:
+        if block.left_out:
+            return
+        self.unused = {name for name in self.unused if Path(name).stem not in block.text}
+        if block.file:
+            Path(block.file).write_text(block.text)
+            assert block.file not in self.unused
+            self.unused.add(block.file)
+        elif block.language == "python":
+            await self._execute(block)
+        elif block.language == "ini":
+            for command in re.findall(r"^ExecStart=\S*/(fairlane .+)$", block.text, re.MULTILINE):
+                check_command(shlex.split(command))
+        elif block.language == "console":
+            for words, said in commands(block):
+                check_command(words)
+                if self.has_files and words[0] in ("python", "fairlane"):
+                    self._call(words, said)
+
+    async def _execute(self, block: Block) -> None:
+        # Moved down to its own line, so that a traceback points into the page.
+        text = "\n" * (block.line - 1) + block.text
+        code = compile(text, str(self.page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+        made = eval(code, self.names)
+        if inspect.iscoroutine(made):
+            await asyncio.wait_for(made, WATCHDOG)
+
+    def _call(self, words: list[str], said: list[str]) -> None:
+        ours = [sys.executable, "-m", "fairlane.cli"] if words[0] == "fairlane" else [sys.executable]
+        command = [*ours, *words[1:]]
+        if words[:2] == ["fairlane", "worker"]:
+            self._stop_worker()
+            self.worker = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            return
+        done = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG, check=False)
+        assert done.returncode == 0, f"{shlex.join(words)}:\n{done.stdout}{done.stderr}"
+        expected = ".*".join(re.escape(part) for part in "\n".join(said).strip().split("…"))
+        assert re.fullmatch(expected, done.stdout.strip()), f"{shlex.join(words)} printed:\n{done.stdout}"
+
+    def _stop_worker(self) -> None:
+        """As a reader does: Ctrl-C. A worker that does not end well is a fault of the page, or of the worker."""
+        worker, self.worker = self.worker, None
+        if worker is None:
+            return
+        worker.send_signal(signal.SIGINT)
+        try:
+            log, _ = worker.communicate(timeout=WATCHDOG)
+        finally:
+            worker.kill()
+        assert worker.returncode == 0, f"the worker ended with status {worker.returncode}:\n{log}"
+
+    async def _leave(self) -> None:
+        if self.worker is not None:
+            self.worker.kill()
+            self.worker.communicate()
+        for value in self.names.values():
+            if isinstance(value, App):
+                await value.close()
+
+
+@contextlib.asynccontextmanager
+async def working(app: App) -> AsyncIterator[None]:
+    """A worker in this process."""
+    worker = await app.worker()
+    running = asyncio.create_task(worker.run())
+    try:
+        yield
+    finally:
+        worker.stop()
+        await running
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty current folder, from which modules can be imported, in an environment that names no database."""
+    known = set(sys.modules)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    for name in ("FAIRLANE_URL", "DATABASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    yield tmp_path
+    for name in set(sys.modules) - known:
+        if Path(getattr(sys.modules[name], "__file__", None) or "/").parent == tmp_path:
+            del sys.modules[name]
+
+
+def named(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "README.md" or page.parent == DOCS], ids=named)
+def test_what_a_page_shows_runs(
+    page: Path, folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = page.read_text()
+    if "<!-- docs: postgres -->" in text:
+        for name in ("FAIRLANE_URL", "DATABASE_URL"):
+            monkeypatch.setenv(name, request.getfixturevalue("empty_postgres_url"))
+    found = list(blocks(text))
+    stage = Stage(page, any(block.file for block in found), serves="<!-- docs: worker -->" in text)
+    asyncio.run(stage.run(found))
+
+
+def test_the_example_of_the_readme_prints_what_it_says(folder: Path) -> None:
+    text = (ROOT / "README.md").read_text()
+    said = re.search(r"`(fairlane worker \S+)`, and the program with\s+`(python \S+)`: it prints (\S+)\.", text)
+    assert said, "README.md does not say how to run its example any more"
+    page = "".join(f"```{block.language}\n{block.text}```\n" for block in blocks(text))
+    page += f"```console\n$ {said[1]}\n$ {said[2]}\n{said[3]}\n```\n"
+    asyncio.run(Stage(ROOT / "README.md", has_files=True, serves=False).run(list(blocks(page))))
+
+
+def test_a_broken_page_is_noticed(folder: Path) -> None:
+    def play(text: str) -> None:
+        asyncio.run(Stage(Path("page.md"), "# a.py" in text, serves=False).run(list(blocks(text))))
+
+    play("```python\nimport asyncio\nawait asyncio.sleep(0)\n```\n")
+    play("```python\n# a.py\nprint(42)\n```\n```console\n$ python a.py\n4…\n```\n")
+    play("*(Not run by the tests: it needs a printer.)*\n\n```python\nprinter.print()\n```\n")
+    for broken in (
+        "```python\nassert 1 == 2\n```\n",
+        "```python\n# a.py\nprint(42)\n```\n",
+        "```python\n# a.py\nprint(42)\n```\n```console\n$ python a.py\n43\n```\n",
+        "```console\n$ fairlane wrk shop:app\n```\n",
+        "```console\n$ fairlane worker shop:app --workers 3\n```\n",
+        "```py\nassert 1 == 1\n```\n",
+        "```ini\nExecStart=/srv/fairlane worker shop:app --slow\n```\n",
+        "```console\n$ make coffee\n```\n",
+        "```console\n$ curl example.com\n```\n",
+        "*(Not run by the tests: no.)*\n```python\nassert False\n```\n",
+    ):
+        with pytest.raises(AssertionError):
+            play(broken)
+
+
+# Links.
+
+
+def targets(text: str) -> set[str]:
+    """The anchors of a page, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_internal_link_leads_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    dead = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in targets(target.read_text())):
+            dead.append(link)
+    assert dead == []
+
+
+def test_the_index_names_every_page() -> None:
+    index = (DOCS / "README.md").read_text()
+    pages = [str(page.relative_to(DOCS)) for page in PAGES if page.is_relative_to(DOCS) and page.name != "README.md"]
+    assert [page for page in pages if f"({page})" not in index] == []
+
+
+# The reference against the code.
+
+
+def section(text: str, heading: str) -> str:
+    found = re.search(rf"^(#+) {re.escape(heading)}$(.*?)(?=^#{{1,3}} |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert found, f"there is no section {heading!r}"
+    return found[2]
+
+
+# Their constructors are the app's business, or the store's.
+NOT_BUILT_BY_USERS = {"BoundTask", "Call", "Clock", "Job", "JobContext", "Policy", "Queue", "State", "Task", "Worker"}
+
+
+def members(kind: Any) -> set[str]:
+    """What a reader of the reference must find about a name: its parameters, and the public things in it."""
+    found: set[str] = set()
+    callables = [kind]
+    if inspect.isclass(kind):
+        found |= set(getattr(kind, "__annotations__", {})) | set(vars(kind))
+        callables = [value for name, value in vars(kind).items() if not name.startswith("_")]
+        if kind.__name__ not in NOT_BUILT_BY_USERS:
+            callables.append(kind.__init__)
+    for each in callables:
+        inner = getattr(each, "__func__", each)
+        if inspect.isfunction(inner):
+            found |= {name for name in inspect.signature(inner).parameters if name not in ("self", "cls")}
+    return {name for name in found if not name.startswith("_")}
+
+
+def is_error(name: str) -> bool:
+    kind = getattr(fairlane, name)
+    return inspect.isclass(kind) and issubclass(kind, FairlaneError)
+
+
+def test_the_reference_has_every_public_name() -> None:
+    text = (DOCS / "reference" / "api.md").read_text()
+    headings = set(re.findall(r"^### `(\w+)`$", text, re.MULTILINE))
+    assert headings == {name for name in fairlane.__all__ if not is_error(name)}
+    listed = set(re.findall(r"`(\w+)`", section(text, "Errors")))
+    assert listed == {name for name in fairlane.__all__ if is_error(name)}
+
+
+@pytest.mark.parametrize("name", [name for name in fairlane.__all__ if not is_error(name)])
+def test_the_reference_has_every_parameter_and_member(name: str) -> None:
+    told = section((DOCS / "reference" / "api.md").read_text(), f"`{name}`")
+    lacking = {each for each in members(getattr(fairlane, name)) if not re.search(rf"\b{each}\b", told)}
+    assert lacking == set(), f"docs/reference/api.md says nothing of {name}'s {sorted(lacking)}"
+
+
+def table(text: str) -> dict[str, list[str]]:
+    """The rows of a section's tables by their first cell."""
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")
+    ]
+    return {name: row[1:] for row in rows for name in re.findall(r"`(\w+)`", row[0]) or [""]}
+
+
+def agrees(cell: str, default: object) -> bool:
+    said: str = (re.findall(r"`\"?([^`\"]+)\"?`", cell) or [""])[0]
+    match default:
+        case timedelta():
+            return microseconds(said) == microseconds(default)
+        case None | () | inspect.Parameter.empty:
+            return True
+    return said == str(default)
+
+
+def test_the_settings_of_an_app_are_those_of_its_constructor() -> None:
+    rows = table(section((DOCS / "reference" / "settings.md").read_text(), "The app: `App(url, …)`"))
+    parameters = inspect.signature(App).parameters
+    assert set(rows) - {""} == set(parameters)
+    assert {name for name, each in parameters.items() if not agrees(rows[name][0], each.default)} == set()
+
+
+def test_the_settings_of_a_worker_are_those_of_its_options_and_of_its_command() -> None:
+    text = section(
+        (DOCS / "reference" / "settings.md").read_text(), "A worker: `WorkerOptions(…)` and `fairlane worker`"
+    )
+    rows = table(text)
+    fields = {each.name: each.default for each in dataclasses.fields(WorkerOptions)}
+    assert set(rows) - {""} == set(fields)
+    assert {name for name, default in fields.items() if not agrees(rows[name][1], default)} == set()
+    options = {option for each in program.commands["worker"].params for option in each.opts if option.startswith("--")}
+    assert options == set(re.findall(r"`(--[\w-]+)`", text))
+
+
+def test_the_tree_of_errors_is_the_one_in_the_code() -> None:
+    tree = (errors_text or "").split("```")[1]
+    assert f"```text{tree}```" in (DOCS / "reference" / "errors.md").read_text()
+
+
+def test_the_outcomes_of_an_attempt_are_those_of_a_settlement() -> None:
+    text = section((DOCS / "reference" / "job-states.md").read_text(), "How an attempt ends")
+    told = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
+    claim = Claim(UUID(int=1), UUID(int=2), "q", "t", 0, {}, b"", 1, 5, 0, 0, False)
+    values: Mapping[str, Any] = {"result": None, "error": "", "reason": "", "backoff": 1, "delay": 1}
+    outcomes = [
+        kind(**{name: values[name] for name in kind.__struct_fields__}) for kind in get_args(settlement.Outcome)
+    ]
+    assert told == {settlement.settle(claim, outcome, 0).outcome for outcome in outcomes} | {"running"}
+
+
+# Commands.
+
+
+def every_command(command: click.Command = program, path: tuple[str, ...] = ("fairlane",)) -> Iterator[tuple[str, ...]]:
+    yield path
+    if isinstance(command, click.Group):
+        for name, inner in command.commands.items():
+            yield from every_command(inner, (*path, name))
+
+
+def help_of(path: tuple[str, ...]) -> str:
+    shown = CliRunner().invoke(program, [*path[1:], "--help"], prog_name="fairlane", terminal_width=100)
+    assert shown.exit_code == 0
+    return shown.output
+
+
+def with_help(text: str) -> str:
+    """The page of commands, with the help of each as it is now."""
+
+    def fill(found: re.Match[str]) -> str:
+        return f"{found[1]}```text\n{help_of(tuple(found[2].split()))}```"
+
+    return re.sub(r"(^## `([^`]+)`$(?:(?!^## ).)*?)```text\n.*?```", fill, text, flags=re.MULTILINE | re.DOTALL)
+
+
+def test_the_page_of_commands_has_the_help_of_each() -> None:
+    text = COMMANDS.read_text()
+    assert set(re.findall(r"^## `(.+)`$", text, re.MULTILINE)) == {" ".join(path) for path in every_command()}
+    assert text == with_help(text), "a command has changed; run: python -m tests.test_docs"
+
+
+# PostgreSQL.
+
+
+def test_the_documented_role_is_enough_to_produce_and_to_work(empty_postgres_url: str) -> None:
+    [sql] = [
+        block.text for block in blocks((DOCS / "how-to" / "use-postgresql.md").read_text()) if block.language == "sql"
+    ]
+    asyncio.run(_work_with_roles(sql, empty_postgres_url))
+
+
+async def _work_with_roles(sql: str, url: str) -> None:
+    place = urlsplit(url)
+    by_superuser, by_deploy = sql.replace("on database shop ", f"on database {place.path[1:]} ").split(
+        "-- As shop_deploy"
+    )
+
+    def as_role(role: str) -> str:
+        return urlunsplit(place._replace(netloc=f"{role}@{place.hostname}:{place.port}"))
+
+    try:
+        await _execute(url, by_superuser)
+        await App(as_role("shop_deploy")).migrate()
+        await _execute(as_role("shop_deploy"), by_deploy.partition("\n")[2])
+        app = App(as_role("shop"))
+
+        async def double(number: int) -> int:
+            return 2 * number
+
+        task = app.task(double)
+        async with app, working(app):
+            assert await (await task.enqueue(21)).result(timeout=WATCHDOG) == 42
+    finally:
+        await _execute(url, "drop owned by shop, shop_deploy cascade; drop role shop, shop_deploy")
+
+
+async def _execute(url: str, sql: str) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(sql)
+    finally:
+        await connection.close()
+
+
+if __name__ == "__main__":
+    COMMANDS.write_text(with_help(COMMANDS.read_text()))
+    print(f"wrote {os.path.relpath(COMMANDS)}")

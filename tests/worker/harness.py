@@ -1,0 +1,122 @@
+"""A worker on a real store in memory, whose calls can be watched, held up and made to fail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fairlane import App, Job, ManualClock, State, StoreUnavailable, Worker, WorkerOptions
+from fairlane.store.sqlite import SqliteStore
+
+PATIENCE = 20.0
+"""Seconds of real time after which a test that hangs has failed."""
+
+
+class WatchedStore:
+    """The SQLite store, seen through a window: what was called, and what shall happen then."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.real = SqliteStore(None, clock=clock)
+        self.calls: Counter[str] = Counter()
+        self.ended: Counter[str] = Counter()
+        self.arguments: dict[str, list[tuple[Any, ...]]] = {}
+        self.before: dict[str, Callable[[], Awaitable[None]]] = {}
+        """What happens before a call reaches the store; it may wait, and it may raise."""
+        self.after: dict[str, Callable[[], Awaitable[None]]] = {}
+        self._changed = asyncio.Condition()
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.real, name)
+
+        async def watched(*args: Any, **kwargs: Any) -> Any:
+            await self._note(self.calls, name)
+            self.arguments.setdefault(name, []).append(args)
+            try:
+                if name in self.before:
+                    await self.before[name]()
+                result = await method(*args, **kwargs)
+                if name in self.after:
+                    await self.after[name]()
+                return result
+            finally:
+                await self._note(self.ended, name)
+
+        return watched
+
+    async def _note(self, counter: Counter[str], name: str) -> None:
+        counter[name] += 1
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def called(self, name: str, times: int = 1) -> None:
+        """Return once `name` has been called so many times."""
+        await self._until(lambda: self.calls[name] >= times)
+
+    async def finished(self, name: str, times: int = 1) -> None:
+        """Return once so many calls of `name` have ended."""
+        await self._until(lambda: self.ended[name] >= times)
+
+    async def _until(self, is_so: Callable[[], bool]) -> None:
+        async with self._changed, asyncio.timeout(PATIENCE):
+            await self._changed.wait_for(is_so)
+
+    def lose(self, *names: str) -> None:
+        """From now on these calls do not reach the database."""
+
+        async def lost() -> None:
+            raise StoreUnavailable("the test has cut the line")
+
+        for name in names:
+            self.before[name] = lost
+
+    def restore(self) -> None:
+        self.before.clear()
+
+
+def watched_app(clock: ManualClock) -> tuple[App, WatchedStore]:
+    app, store = App("sqlite://", clock=clock), WatchedStore(clock)
+    app._make_store = lambda: store
+    return app, store
+
+
+@asynccontextmanager
+async def working(app: App, **options: Any) -> AsyncIterator[Worker]:
+    """A worker that runs during the block, and is stopped and waited for after it."""
+    worker = await app.worker(WorkerOptions(**options))
+    task = asyncio.create_task(worker.run())
+    try:
+        async with asyncio.timeout(PATIENCE):
+            yield worker
+            worker.stop()
+            await task
+    finally:
+        # A test that failed does not wait for its jobs.
+        task.cancel()
+        await asyncio.wait({task}, timeout=1)
+
+
+async def reaches(job: Job[Any], state: State) -> None:
+    """Return once the job is in this state."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            if await job.status() is state:
+                return
+            await asyncio.sleep(0)
+
+
+async def until(is_so: Callable[[], object]) -> None:
+    """Return once something in this process is so."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            if is_so():
+                return
+            await asyncio.sleep(0)
+
+
+async def turns(count: int = 20) -> None:
+    """Let everything that is ready go on."""
+    for _ in range(count):
+        await asyncio.sleep(0)

@@ -1,0 +1,221 @@
+"""Real processes: signals, exit codes, restarts. They report over a socket, so that nobody has to sleep."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from fairlane import App, ManualClock, State
+from fairlane.worker.processes import WorkerPool
+from tests.worker.harness import PATIENCE, until
+
+REPORT = """
+import socket, os
+def report(what):
+    with socket.socket(socket.AF_UNIX) as line:
+        line.connect(os.environ["REPORTS"])
+        line.sendall(f"{what} {os.getpid()}".encode())
+"""
+
+SHOP = (
+    REPORT
+    + """
+import asyncio, time
+from fairlane import App
+app = App()
+
+@app.task
+async def hang():
+    report("started")
+    try:
+        await asyncio.sleep(60)
+    except asyncio.CancelledError:
+        report("interrupted")
+        raise
+
+@app.task
+async def wait_for(path: str) -> str:
+    report("started")
+    while not os.path.exists(path):
+        await asyncio.sleep(0.005)
+    return "in peace"
+
+@app.task
+def stuck():
+    report("started")
+    time.sleep(60)
+"""
+)
+
+
+class Reports:
+    """What the processes say."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._said: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
+
+    async def hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        what, pid = (await reader.read()).decode().split()
+        self._said.put_nowait((what, int(pid)))
+        writer.close()
+
+    async def next(self) -> tuple[str, int]:
+        return await asyncio.wait_for(self._said.get(), PATIENCE)
+
+
+@pytest.fixture
+async def reports(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Reports]:
+    with tempfile.TemporaryDirectory() as folder:  # a socket's path must be short
+        reports = Reports(Path(folder) / "reports")
+        monkeypatch.setenv("REPORTS", str(reports.path))
+        server = await asyncio.start_unix_server(reports.hear, reports.path)
+        yield reports
+        server.close()
+        await server.wait_closed()
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> App:
+    """The producer's side of a program whose workers are other processes."""
+    (tmp_path / "shop.py").write_text(SHOP)
+    monkeypatch.setenv("FAIRLANE_URL", f"sqlite:///{tmp_path / 'jobs.db'}")
+    app = App()
+
+    async def hang() -> None: ...
+    async def wait_for(path: str) -> str: ...  # type: ignore[empty-body]
+    def stuck() -> None: ...
+
+    for function in (hang, wait_for, stuck):
+        app.task(name=f"shop.{function.__name__}")(function)
+    return app
+
+
+async def start_worker(folder: Path, *options: str) -> asyncio.subprocess.Process:
+    command = [sys.executable, "-m", "fairlane.cli", "worker", "shop:app", *options]
+    return await asyncio.create_subprocess_exec(*command, cwd=folder, stderr=asyncio.subprocess.PIPE)
+
+
+async def ended(process: asyncio.subprocess.Process) -> tuple[int, str]:
+    _, said = await asyncio.wait_for(process.communicate(), PATIENCE)
+    assert process.returncode is not None
+    return process.returncode, said.decode()
+
+
+async def test_sigterm_lets_the_running_job_end_and_exits_with_0(shop: App, reports: Reports, tmp_path: Path) -> None:
+    # L15.
+    async with shop:
+        job = await shop.registry["shop.wait_for"].enqueue(str(tmp_path / "go"))
+        worker = await start_worker(tmp_path)
+        await reports.next()
+        worker.send_signal(signal.SIGTERM)
+        (tmp_path / "go").touch()
+        code, said = await ended(worker)
+        assert (code, await job.result()) == (0, "in peace"), said
+
+
+async def test_a_second_signal_stops_at_once_and_loses_nothing(shop: App, reports: Reports, tmp_path: Path) -> None:
+    async with shop:
+        job = await shop.registry["shop.hang"].enqueue()
+        worker = await start_worker(tmp_path)
+        assert (await reports.next())[0] == "started"
+        worker.send_signal(signal.SIGINT)
+        worker.send_signal(signal.SIGTERM)
+        assert (await reports.next())[0] == "interrupted"
+        code, said = await ended(worker)
+        assert (code, await job.status()) == (0, State.READY), said
+
+
+async def test_a_thread_that_will_not_stop_does_not_keep_the_process_from_ending(
+    shop: App, reports: Reports, tmp_path: Path
+) -> None:
+    (tmp_path / "brief.py").write_text(
+        "import sys\nfrom fairlane import WorkerOptions, run_worker\nfrom shop import app\n"
+        "sys.exit(run_worker(app, WorkerOptions(drain_timeout=0, cancel_grace=0)))\n"
+    )
+    async with shop:
+        job = await shop.registry["shop.stuck"].enqueue()
+        worker = await asyncio.create_subprocess_exec(
+            sys.executable, "brief.py", cwd=tmp_path, stderr=asyncio.subprocess.PIPE
+        )
+        await reports.next()
+        worker.send_signal(signal.SIGTERM)
+        code, said = await ended(worker)
+        assert (code, await job.status()) == (0, State.RUNNING), said
+        assert f"job {job.id} (shop.stuck) would not stop" in said
+
+
+async def test_a_worker_that_cannot_start_exits_non_zero_with_the_reason(shop: App, tmp_path: Path) -> None:
+    worker = await start_worker(tmp_path, "--queues", "nowhere")
+    code, said = await ended(worker)
+    assert code != 0
+    assert "'nowhere'" in said
+
+
+CHILD = (
+    REPORT
+    + """
+import signal, sys
+signal.signal(signal.SIGTERM, lambda *_: (report("stopped"), sys.exit(0)))
+report("started")
+while True:
+    signal.pause()
+"""
+)
+
+
+@pytest.fixture
+def child(tmp_path: Path) -> list[str]:
+    (tmp_path / "child.py").write_text(CHILD)
+    return [sys.executable, str(tmp_path / "child.py")]
+
+
+async def test_a_pool_restarts_a_child_that_was_killed(
+    child: list[str], reports: Reports, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool = WorkerPool(child, 2, clock=clock)
+    running = asyncio.create_task(pool.supervise())
+    pids = {(await reports.next())[1] for _ in range(2)}
+    victim = min(pids)
+    os.kill(victim, signal.SIGKILL)
+    await until(lambda: "died with exit code -9; restarting it" in caplog.text)
+    clock.advance("10s")
+    what, heir = await reports.next()
+    assert what == "started"
+    assert heir not in pids
+    pool.signal(signal.SIGTERM)
+    assert {(await reports.next()) for _ in range(2)} == {("stopped", heir), ("stopped", max(pids))}
+    assert await running == 0
+
+
+async def test_a_pool_whose_children_keep_dying_gives_up_loudly(
+    tmp_path: Path, reports: Reports, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "child.py").write_text(REPORT + "report('started')\nraise SystemExit(7)\n")
+    running = asyncio.create_task(WorkerPool([sys.executable, str(tmp_path / "child.py")], 1, clock=clock).supervise())
+    for deaths in range(1, 5):
+        await reports.next()
+        await until(lambda deaths=deaths: caplog.text.count("restarting it") == deaths)  # type: ignore[misc]
+        clock.advance("40s")
+    await reports.next()
+    assert await asyncio.wait_for(running, PATIENCE) == 1
+    assert "died 5 times in a row (exit code 7); giving up" in caplog.text
+
+
+async def test_a_pool_that_is_signalled_while_a_child_waits_to_be_restarted_ends(
+    tmp_path: Path, reports: Reports, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "child.py").write_text(REPORT + "report('started')\nraise SystemExit(7)\n")
+    pool = WorkerPool([sys.executable, str(tmp_path / "child.py")], 1, clock=clock)
+    running = asyncio.create_task(pool.supervise())
+    await reports.next()
+    await until(lambda: "restarting it" in caplog.text)
+    pool.signal(signal.SIGTERM)
+    assert await asyncio.wait_for(running, PATIENCE) == 0

@@ -1,0 +1,148 @@
+"""How outcomes reach the store, whatever happens on the way."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from fairlane import App, ManualClock, State, StoreUnavailable
+from tests.worker.harness import WatchedStore, until, working
+
+
+async def test_what_ends_while_a_settlement_is_in_flight_goes_with_the_next_one(app: App, store: WatchedStore) -> None:
+    gate, started = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def work() -> None: ...
+
+    async def wait_here() -> None:
+        started.set()
+        await gate.wait()
+
+    async with working(app) as worker:
+        store.before["settle"] = wait_here
+        jobs = [await work.enqueue()]
+        await started.wait()
+        jobs += [await work.enqueue() for _ in range(9)]
+        await until(lambda: worker.health().unsettled == 10)
+        assert store.calls["settle"] == 1
+        store.before.clear()
+        gate.set()
+        for job in jobs:
+            await job.result()
+    assert [len(batch[0]) for batch in store.arguments["settle"]] == [1, 9]
+
+
+async def test_a_slot_is_free_as_soon_as_its_handler_has_ended(app: App, store: WatchedStore) -> None:
+    gate = asyncio.Event()
+    ran = 0
+
+    @app.task
+    async def work() -> None:
+        nonlocal ran
+        ran += 1
+
+    async with working(app, concurrency=1, prefetch=0):
+        store.before["settle"] = gate.wait  # type: ignore[assignment]
+        jobs = await work.enqueue_many([work.call() for _ in range(5)])
+        await until(lambda: ran == 5)
+        assert store.ended["settle"] == 0
+        store.before.clear()
+        gate.set()
+        for job in jobs:
+            await job.result()
+
+
+async def test_a_settlement_that_meets_a_dropped_connection_is_tried_again(app: App, store: WatchedStore) -> None:
+    # L08.
+    tries, runs = 0, 0
+
+    @app.task
+    async def work() -> str:
+        nonlocal runs
+        runs += 1
+        return "recorded"
+
+    async def drop_twice() -> None:
+        nonlocal tries
+        tries += 1
+        if tries <= 2:
+            raise StoreUnavailable("the connection was dropped")
+
+    async with working(app):
+        store.before["settle"] = drop_twice
+        assert await (await work.enqueue()).result() == "recorded"
+    assert (tries, runs) == (3, 1)
+
+
+async def test_a_settlement_that_was_recorded_before_the_connection_broke_is_no_error(
+    app: App, store: WatchedStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.task
+    async def work() -> str:
+        return "recorded"
+
+    async def break_after() -> None:
+        store.after.clear()
+        raise StoreUnavailable("the connection broke in the commit")
+
+    async with working(app):
+        store.after["settle"] = break_after
+        assert await (await work.enqueue()).result() == "recorded"
+        await store.finished("settle", 2)
+    assert "recorded just before the connection broke" in caplog.text
+    assert "ClaimLost" not in caplog.text
+
+
+async def test_a_settlement_that_fails_for_good_does_not_end_the_loop_and_takes_no_other_with_it(
+    app: App, store: WatchedStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    # L09.
+    bad: list[object] = []
+    both = asyncio.Event()
+
+    @app.task
+    async def work(name: str) -> str:
+        await both.wait()
+        return name
+
+    async def refuse() -> None:
+        [batch] = store.arguments["settle"][-1]
+        if any(each.job in bad for each in batch):
+            raise RuntimeError("this row cannot be written")
+
+    async with working(app, lease="1h") as worker:
+        store.before["settle"] = refuse
+        first, second = await work.enqueue_many([work.call("first"), work.call("second")])
+        bad.append(first.id)
+        both.set()
+        assert await second.result() == "second"
+        assert await (await work.enqueue("third")).result() == "third"
+        assert await first.status() is State.RUNNING  # until its lease ends
+        assert worker.health().is_well
+    assert f"job {first.id}: its outcome (done) could not be recorded" in caplog.text
+    assert worker.left_unsettled == 1
+
+
+async def test_running_jobs_go_on_while_the_database_is_away(app: App, store: WatchedStore, clock: ManualClock) -> None:
+    started, release, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def work() -> str:
+        started.set()
+        await release.wait()
+        ended.set()
+        return "done meanwhile"
+
+    async with working(app, lease="1h") as worker:
+        job = await work.enqueue()
+        await started.wait()
+        store.lose("claim", "settle", "renew", "held", "reap", "prune", "collect", "listen")
+        release.set()
+        await ended.wait()
+        await store.called("settle", 2)
+        health = worker.health()
+        assert (health.is_well, health.is_connected, health.unsettled) == (True, False, 1)
+        store.restore()
+        assert await job.result() == "done meanwhile"

@@ -1,0 +1,223 @@
+"""How a worker ends: nothing lost, nothing run twice, nothing held for longer than needed."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from fairlane import App, ManualClock, Rate, Snooze, State, WorkerOptions
+from tests.worker.harness import WatchedStore, turns, until, working
+
+
+async def test_a_clean_shutdown_lets_running_jobs_end_and_releases_what_had_not_started(
+    app: App, clock: ManualClock
+) -> None:
+    # L15, A17.
+    app.queue("default", limits=[Rate(4, per="1h")])
+    started, release = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def work(number: int) -> int:
+        started.set()
+        await release.wait()
+        return number
+
+    async with working(app, concurrency=1, lease="1h") as worker:
+        worker._slots.ahead = 3
+        jobs = await work.enqueue_many([work.call(n) for n in range(4)])
+        await started.wait()
+        await until(lambda: worker.health().waiting == 3)
+        worker.stop()
+        await until(lambda: worker.health().unsettled == worker.health().waiting == 0)
+        assert [await job.status() for job in jobs] == [State.RUNNING, State.READY, State.READY, State.READY]
+        assert [(await job.record()).attempt for job in jobs] == [1, 0, 0, 0]
+        release.set()
+        assert await jobs[0].result() == 0
+    async with working(app, lease="1h"):  # the tokens were given back: all of them may run within the same hour
+        assert [await job.result() for job in jobs] == [0, 1, 2, 3]
+
+
+async def test_a_stopped_worker_starts_nothing_new(app: App, store: WatchedStore) -> None:
+    @app.task
+    async def work() -> None: ...
+
+    async with working(app) as worker:
+        await store.finished("claim")
+        worker.stop()
+        job = await work.enqueue()
+    assert await job.status() is State.READY
+
+
+async def test_what_a_claim_in_flight_brings_after_the_stop_is_released_at_once(app: App, store: WatchedStore) -> None:
+    held, gate, ran = asyncio.Event(), asyncio.Event(), []
+
+    @app.task
+    async def work() -> None:
+        ran.append(1)
+
+    async def wait_here() -> None:
+        held.set()
+        await gate.wait()
+
+    async with app:
+        job = await work.enqueue()
+        store.after["claim"] = wait_here
+        async with working(app) as worker:
+            await held.wait()
+            assert await job.status() is State.RUNNING
+            worker.stop()
+            await turns()
+            gate.set()
+        assert await job.status() is State.READY
+        assert (await job.record()).attempt == 0
+        assert (await store.real.counts("default")).running in (0, 1)  # not folded yet, perhaps
+    assert ran == []
+
+
+async def test_at_the_deadline_async_jobs_are_interrupted_and_keep_their_place(
+    app: App, store: WatchedStore, clock: ManualClock
+) -> None:
+    started = asyncio.Event()
+
+    @app.task(max_attempts=5)
+    async def hang() -> None:
+        started.set()
+        await asyncio.get_running_loop().create_future()
+
+    async with working(app, drain_timeout="30s", lease="10m") as worker:
+        job = await hang.enqueue()
+        await started.wait()
+        worker.stop()
+        await turns(50)
+        clock.advance("29s")
+        await turns(50)
+        assert await job.status() is State.RUNNING
+        clock.advance("1s")
+    record = await job.record()
+    assert (record.state, record.attempt, record.error) == (State.READY, 1, "worker shut down")
+
+
+async def test_an_interrupted_job_that_had_its_last_attempt_is_dead(app: App) -> None:
+    # Promise 6: a lost claim counts as an attempt.
+    started = asyncio.Event()
+
+    @app.task(max_attempts=1)
+    async def hang() -> None:
+        started.set()
+        await asyncio.get_running_loop().create_future()
+
+    async with working(app, drain_timeout=0) as worker:
+        job = await hang.enqueue()
+        await started.wait()
+        worker.stop()
+    assert await job.status() is State.DEAD
+
+
+async def test_a_second_stop_does_not_wait_for_the_deadline_and_loses_nothing(app: App) -> None:
+    started = asyncio.Event()
+
+    @app.task
+    async def hang() -> None:
+        started.set()
+        await asyncio.get_running_loop().create_future()
+
+    async with working(app, drain_timeout="1h") as worker:
+        job = await hang.enqueue()
+        await started.wait()
+        worker.stop()
+        worker.stop()  # the clock stands still
+    assert await job.status() is State.READY
+
+
+async def test_a_handler_that_finishes_its_cleanup_during_the_grace_is_settled(app: App, clock: ManualClock) -> None:
+    started, cleaned = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def tidy() -> None:
+        started.set()
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            await cleaned.wait()
+
+    async with working(app, drain_timeout=0, cancel_grace="5s") as worker:
+        job = await tidy.enqueue()
+        await started.wait()
+        worker.stop()
+        await turns(50)
+        assert await job.status() is State.RUNNING
+        cleaned.set()
+    assert await job.status() is State.READY
+
+
+async def test_a_thread_that_will_not_stop_keeps_its_claim_until_its_lease_ends(app: App, clock: ManualClock) -> None:
+    started, release = threading.Event(), threading.Event()
+
+    @app.task
+    def hang() -> None:
+        started.set()
+        release.wait(20)
+
+    async with working(app, drain_timeout=0, cancel_grace="5s", lease="10m") as worker:
+        job = await hang.enqueue()
+        await asyncio.to_thread(started.wait, 20)
+        worker.stop()
+        await turns(100)
+        clock.advance("5s")
+    try:
+        assert worker.left_running == 1
+        assert await job.status() is State.RUNNING
+        clock.advance("10m")
+        assert [each.to for each in (await (await app.opened()).reap()).settled] == [State.READY]
+    finally:
+        release.set()
+
+
+async def test_a_worker_whose_task_is_cancelled_leaves_its_jobs_in_order(app: App) -> None:
+    started = asyncio.Event()
+
+    @app.task
+    async def hang() -> None:
+        started.set()
+        await asyncio.get_running_loop().create_future()
+
+    async with app:
+        job = await hang.enqueue()
+        worker = await app.worker(WorkerOptions(drain_timeout="1h"))
+        running = asyncio.create_task(worker.run())
+        await started.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert await job.status() is State.READY
+
+
+async def test_a_worker_can_be_stopped_while_the_database_is_away(app: App, store: WatchedStore) -> None:
+    async with working(app) as worker:
+        await store.finished("claim")
+        store.lose("claim", "settle", "renew", "listen", "reap")
+        worker._claiming.look_everywhere()
+        await store.called("claim", 2)
+        assert not worker.health().is_connected
+    assert worker.left_unsettled == 0
+
+
+async def test_a_job_snoozed_in_its_last_moment_is_snoozed(app: App) -> None:
+    started = asyncio.Event()
+
+    @app.task
+    async def polite() -> None:
+        started.set()
+        try:
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            raise Snooze("5m") from None
+
+    async with working(app, drain_timeout=0) as worker:
+        job = await polite.enqueue()
+        await started.wait()
+        worker.stop()
+    record = await job.record()
+    assert (record.state, record.attempt) == (State.SCHEDULED, 0)
