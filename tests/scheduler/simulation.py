@@ -105,8 +105,8 @@ class Fleet(Bench):
         self.ends: list[tuple[Instant, int, int, int]] = []
         self.order = count()
         self.claims = 0
-        self.on_end: Callable[[Run], None] = lambda run: None
-        self.on_start: Callable[[LaneKey], None] = lambda lane: None
+        self.refill = False
+        """Whether every start is followed by another job of its lane: all lanes stay busy."""
 
     def run(self, until: Instant | None = None) -> None:
         """Go on until nothing can happen any more, or until a time."""
@@ -135,7 +135,8 @@ class Fleet(Bench):
                 lane = self.names[start.lane]
                 took = self.run_time(lane)
                 heappush(self.ends, (self.now + took, next(self.order), start.head.position, took))
-                self.on_start(lane)
+                if self.refill:
+                    self.enqueue(dict(lane[1]), priority=lane[0])
             alarm = self.queue.next_alarm()
             if not (plan.more or self.queue.arrivals or (alarm is not None and alarm <= self.now)):
                 return
@@ -144,7 +145,7 @@ class Fleet(Bench):
     def _end_due(self) -> None:
         while self.ends and self.ends[0][0] <= self.now:
             _, _, position, took = heappop(self.ends)
-            self.on_end(self.settle(position, took))
+            self.settle(position, took)
 
     def service(self, key: str, since: Instant, until: Instant) -> dict[str | None, int]:
         """Worker-microseconds that each value of a key has had between two instants."""

@@ -61,3 +61,33 @@ def lives(*, at_most: int = 40) -> st.SearchStrategy[list[Step]]:
     """What happens to a queue, step by step."""
     step = enqueues | claims | claims | endings | endings | gifts | cancels | waits
     return st.lists(step, min_size=3, max_size=at_most)
+
+
+endpoints = [f"e{n}" for n in range(16)]
+wide_keys = st.fixed_dictionaries(
+    {"account": st.sampled_from(["x", "x", "y"]), "endpoint": st.sampled_from(endpoints), "region": st.just("eu")}
+)
+wide_scopes = st.sampled_from(["endpoint", "account", "priority", ("account", "endpoint"), "region"])
+
+
+def wide_policies() -> st.SearchStrategy[Policy]:
+    """Many lanes behind few or many gates: the first ready lanes of a flow are not all of them."""
+    some = st.builds(Concurrency, st.integers(1, 3), by=wide_scopes) | st.builds(
+        Rate, st.sampled_from([1, 2]), per=st.sampled_from(["1s", "1m"]), burst=st.sampled_from([1, 2]), by=wide_scopes
+    )
+    return st.builds(
+        Policy,
+        queue=st.just("q"),
+        fair=st.sampled_from([None, Fair(by="account", charge="count"), Fair(by="account"), Fair(by="endpoint")]),
+        limits=st.lists(some, min_size=1, max_size=3).map(tuple),
+        keys=st.just(("account", "endpoint", "region")),
+    )
+
+
+def busy_lives() -> st.SearchStrategy[list[Step]]:
+    """Many arrivals, small claims."""
+    arrival = st.tuples(st.just("enqueue"), wide_keys, st.integers(1, 2), priorities)
+    first = st.lists(arrival, min_size=10, max_size=40)
+    claim = st.tuples(st.just("claim"), st.sampled_from([1, 1, 2, 3, 7]))
+    later = st.lists(arrival | claim | claim | endings | gifts | cancels | waits, min_size=10, max_size=60)
+    return st.builds(lambda before, after: before + after, first, later)

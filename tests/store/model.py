@@ -35,7 +35,11 @@ class ModelQueue:
     policy: Policy
     jobs: dict[UUID, ModelJob] = field(default_factory=dict)
     tokens: dict[bytes, Instant] = field(default_factory=dict)
-    """The theoretical arrival time of each rate's gate."""
+    """The theoretical arrival time of each rate's gate if nothing given back were refunded: the latest it can be."""
+    starts: dict[bytes, list[tuple[Instant, UUID, UUID]]] = field(default_factory=dict)
+    """When, and by which claim, a job passed each rate's gate; what was given back unstarted is taken out again."""
+    bases: dict[bytes, Instant] = field(default_factory=dict)
+    """What a gate brought along from an earlier policy."""
     leases: dict[UUID, Instant] = field(default_factory=dict)
 
     def enqueue(self, new: NewJob, now: Instant) -> None:
@@ -60,9 +64,11 @@ class ModelQueue:
             assert claim.attempt == job.attempt + 1
             self._check_order(job)
             for gate, bound in self._gates(job):
-                assert self._room(gate, bound, now) > 0, f"{bound.limit!r} was exceeded by {claim.id} {claim.keys}"
+                room = bound.limit.room(self._in_flight(gate), self._replayed(gate, bound), now)
+                assert room > 0, f"{bound.limit!r} was exceeded by {claim.id} {claim.keys}"
             for gate, bound in self._gates(job):
                 self.tokens[gate] = bound.limit.charged(self.tokens.get(gate, 0), now, 1)
+                self.starts.setdefault(gate, []).append((now, claim.id, claim.lease))
             job.state, job.attempt, job.lease = State.RUNNING, claim.attempt, claim.lease
             self.leases[claim.lease] = expires_at
 
@@ -98,7 +104,11 @@ class ModelQueue:
         assert job.state is State.RUNNING
         if settlement.unstarted:
             for gate, bound in self._gates(job):
-                self.tokens[gate] = bound.limit.refunded(self.tokens.get(gate, 0), 1)
+                known = self.starts.setdefault(gate, [])
+                self.starts[gate] = [each for each in known if each[1:] != (settlement.job, settlement.lease)]
+                if len(self.starts[gate]) == len(known):
+                    # It started under another policy; at most, all that it took comes back.
+                    self.bases[gate] = bound.limit.refunded(self.bases.get(gate, 0), 1)
         job.state, job.lease = settlement.to, None
         job.attempt -= 0 if settlement.counts_attempt else 1
         if settlement.to is State.SCHEDULED:
@@ -116,17 +126,25 @@ class ModelQueue:
             job.new.id for job in self.in_state(State.RUNNING) if job.lease is not None and self.leases[job.lease] < now
         }
 
-    def apply(self, policy: Policy) -> None:
+    def apply(self, policy: Policy, now: Instant) -> None:
         """A limit that goes takes its tokens with it; what runs is counted again by looking."""
-        kept: dict[bytes, Instant] = {}
-        old = {bound.name for bound in self.policy.bound}
-        self.policy = policy
-        for job in self.jobs.values():
-            kept |= {gate: self.tokens[gate] for gate, b in self._gates(job) if b.name in old and gate in self.tokens}
-        self.tokens = kept
+        bases = {gate: self._replayed(gate, bound) for job in self.jobs.values() for gate, bound in self._gates(job)}
+        tokens, self.policy = self.tokens, policy
+        # A gate's name holds its limit's: one that both policies know is found again, with what it has spent.
+        now_known = {gate: bound.limit for job in self.jobs.values() for gate, bound in self._gates(job)}
+        self.bases = {gate: limit.carried_over(bases.get(gate, 0), now) for gate, limit in now_known.items()}
+        self.tokens = {gate: limit.carried_over(tokens.get(gate, 0), now) for gate, limit in now_known.items()}
+        self.starts = {}
 
     def _room(self, gate: bytes, bound: BoundLimit, now: Instant) -> int:
         return bound.limit.room(self._in_flight(gate), self.tokens.get(gate, 0), now)
+
+    def _replayed(self, gate: bytes, bound: BoundLimit) -> Instant:
+        """The theoretical arrival time, counted again from what was really started."""
+        tat = self.bases.get(gate, 0)
+        for at, _, _ in self.starts.get(gate, ()):
+            tat = bound.limit.charged(tat, at, 1)
+        return tat
 
     def _in_flight(self, gate: bytes) -> int:
         return sum(gate in (own for own, _ in self._gates(job)) for job in self.in_state(State.RUNNING))

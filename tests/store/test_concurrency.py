@@ -243,7 +243,7 @@ async def test_keys_that_look_alike_are_never_taken_for_each_other(store: Store,
     # fmt: off
     values = [
         None, "None", "", " ", "null", "~", "0", "00", "acme", "ACME", " acme", "acme ", "a:b", "a,b", "a\nb", "a\\nb",
-        "'", '"', "%", "\u00e9", "e\u0301", "ß", "ss", "🦊", "x" * 512, "x" * 511, "webhooks:acme", "{\"a\":1}", 
+        "'", '"', "%", "\u00e9", "e\u0301", "ß", "ss", "🦊", "x" * 512, "x" * 511, "webhooks:acme", "{\"a\":1}",
         "\u200b",
     ]
     # fmt: on

@@ -144,7 +144,7 @@ class Walk:
     async def apply(self) -> None:
         policy = self.chance.choice(self.policies)
         await self.store.apply(policy)
-        self.model.apply(policy)
+        self.model.apply(policy, self.clock.now())
 
     async def collect(self) -> None:
         await self.store.collect("walk", limit=self.chance.choice([2, 1_000]))

@@ -207,6 +207,18 @@ async def test_a_refund_after_the_bucket_has_filled_does_not_overfill_it(store: 
     assert len(await claim(store, "webhooks", 20)) == 3
 
 
+# A17
+async def test_a_token_given_back_late_does_not_let_one_job_too_many_start(store: Store, clock: ManualClock) -> None:
+    policy = Policy("webhooks", limits=(Rate(3, per="30s", by="account"),))
+    await store.declare(policy)
+    await given_jobs(store, policy, ACME, 20)
+    held = await claim(store, "webhooks", 1)
+    clock.advance("10s")
+    assert len(await claim(store, "webhooks", 20)) == 3  # the bucket had filled again
+    await finish(store, held, Released("shutdown"))
+    assert await claim(store, "webhooks", 20) == [], "four jobs started at one instant, with a burst of three"
+
+
 # A26
 @pytest.mark.parametrize("by", ["account", None])
 @pytest.mark.parametrize("limit", [3, 7, 0.3, 999.9])

@@ -99,13 +99,38 @@ async def test_an_idle_worker_is_woken_by_a_job_and_not_by_a_poll(app: App, stor
         assert await (await work.enqueue()).result() == "woken"  # the clock stands still: no poll is due
 
 
+async def test_a_nudge_that_arrives_while_a_claim_is_on_its_way_back_is_not_lost(app: App, store: WatchedStore) -> None:
+    # C01 from the worker's side: the answer in flight does not hold the job that the nudge is about.
+    answered, let_go = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def work() -> str:
+        return "seen"
+
+    async def hold_up() -> None:
+        answered.set()
+        await let_go.wait()
+
+    async with working(app, poll="1d", lease="1h") as worker:
+        await until(lambda: worker._slots.queues["default"].is_registered)
+        store.after["claim"] = hold_up
+        worker._claiming.look_everywhere()
+        await answered.wait()
+        job = await work.enqueue()
+        await until(lambda: worker._claiming._is_nudged)
+        store.after.clear()
+        let_go.set()
+        assert await job.result() == "seen"
+
+
 async def test_a_due_job_is_picked_up_at_its_time_although_nothing_else_happens(app: App, clock: ManualClock) -> None:
     # C10.
     @app.task
     async def work() -> str:
         return "on time"
 
-    async with working(app, poll="1d", lease="1h"):
+    async with working(app, poll="1d", lease="1h") as worker:
+        await until(lambda: worker._slots.queues["default"].is_registered)
         job = await work.using(delay="10m").enqueue()
         assert await job.status() is State.SCHEDULED
         clock.advance("9m59s")

@@ -211,3 +211,27 @@ async def test_a_draining_worker_keeps_its_leases_until_the_last_job_stops(
         release.set()
         assert await job.result() == "done"
         await reaches(job, State.DONE)
+
+
+async def test_a_worker_that_stood_still_does_not_reap_its_own_jobs(
+    app: App, store: WatchedStore, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    started, release, runs = asyncio.Event(), asyncio.Event(), []
+
+    @app.task
+    async def long() -> str:
+        runs.append(1)
+        started.set()
+        await release.wait()
+        return "once"
+
+    async with working(app, lease="30s"):
+        job = await long.enqueue()
+        await started.wait()
+        for n in range(5):
+            clock.advance("1h")  # the machine was suspended: lease and all timers are overdue at once
+            await store.finished("reap", n + 2)
+        release.set()
+        assert await job.result() == "once"
+    assert runs == [1]
+    assert "leases were renewed" in caplog.text

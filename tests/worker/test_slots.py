@@ -62,11 +62,26 @@ def test_a_minimum_is_kept_free_from_the_other_queues() -> None:
 
 def test_a_queue_that_was_idle_earns_no_credit() -> None:
     slots = slots_of("a,b", 10)
-    slots.queues["b"].is_hungry = False
+    slots.queues["b"].is_hungry, slots.queues["b"].is_idle = False, True
     fill(slots, 1_000)
     slots.feed(slots.queues["b"])
     got = fill(slots, 100)
     assert abs(got["a"] - got["b"]) <= 10
+
+
+def test_news_of_a_busy_queue_does_not_cost_it_its_weight() -> None:
+    slots = slots_of("a,b=3", 10)
+    got = dict.fromkeys(slots.queues, 0)
+    for _ in range(4_000):
+        queue = slots.next_to_ask()
+        assert queue is not None
+        queue.is_hungry = False  # as while a claim is in flight
+        slots.feed(queue)
+        count = slots.portion(queue)
+        slots.note_claimed(queue, count)
+        got[queue.name] += count
+        queue.used -= count
+    assert abs(got["b"] / got["a"] - 3) < 0.05
 
 
 def test_a_queue_that_waits_is_not_counted_as_a_rival() -> None:

@@ -6,12 +6,14 @@ delay the slots that finished jobs have freed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from heapq import nsmallest
 
 from fairlane.scheduler.board import IDLE, PARKED, READY, Board, Flow, Gate, Lane
 from fairlane.scheduler.snapshot import Arrival, Release
 
-__all__ = ["fold_arrivals", "fold_releases", "settle_debt", "smoothed", "tag_of", "wake"]
+__all__ = ["fold_arrivals", "fold_releases", "lag", "settle_debt", "smoothed", "tag_of", "wake"]
 
 SMOOTHING = 0.1
 """The weight of one run in a moving average."""
@@ -29,6 +31,7 @@ def smoothed(average: float, observed: float, runs: int) -> float:
 
 def fold_releases(board: Board, releases: Iterable[Release]) -> None:
     """Free what ended claims held, and correct what their flows were charged."""
+    ready = nsmallest(2, ((flow.vtime + flow.debt, flow.id) for flow in board.flows.values() if flow.standing == READY))
     for release in releases:
         lane = board.lanes.get(release.lane)
         if lane is None:
@@ -44,16 +47,20 @@ def fold_releases(board: Board, releases: Iterable[Release]) -> None:
             board.cost = smoothed(board.cost, mean, release.ended)
             if board.policy.charges_time:
                 correction += release.ran / 1e6 - release.charged
-        _correct(board, lane.flow, correction)
+        others = next((tag for tag, flow_id in ready if flow_id != lane.flow.id), -math.inf)
+        _correct(board, lane.flow, correction, others)
 
 
-def _correct(board: Board, flow: Flow, correction: float) -> None:
+def _correct(board: Board, flow: Flow, correction: float, others: float) -> None:
     flow.dirty = True
     flow.debt += correction / flow.weight
     # A flow that owes pays at its next turn. One that was overcharged by more than a job moves back at once: left at
     # its old tag it would miss turns that are its own.
     if flow.debt < -board.charge(flow) / flow.weight:
+        # Alone, it may have carried the cursor along on a guess that was far too high, and others have joined there.
+        earliest = min(flow.vtime, others - lag(board, flow))
         settle_debt(board, flow)
+        flow.vtime = max(flow.vtime, earliest)
 
 
 def settle_debt(board: Board, flow: Flow) -> None:
@@ -117,10 +124,11 @@ def tag_of(board: Board, lane: Lane) -> float:
 def _rejoin(board: Board, flow: Flow, join_at: float) -> None:
     if flow.standing == IDLE:
         # Idling earns no credit. A flow whose lanes were only parked has not idled: it keeps its tag, and so its turn.
-        _take_turns(board, flow, join_at - (_lag(board, flow) if flow.shut else 0.0))
+        _take_turns(board, flow, join_at - (lag(board, flow) if flow.shut else 0.0))
 
 
-def _lag(board: Board, flow: Flow) -> float:
+def lag(board: Board, flow: Flow) -> float:
+    """The most virtual time that a flow may stand behind the others."""
     return MAX_LAG * board.charge(flow) / flow.weight
 
 
@@ -151,7 +159,7 @@ def wake(board: Board, gate: Gate, lanes: Iterable[Lane], flows: Iterable[Flow],
             lane.gate = None
     for flow in flows:
         if flow.standing == PARKED and flow.gate == gate.id:
-            _take_turns(board, flow, join_at - _lag(board, flow))
+            _take_turns(board, flow, join_at - lag(board, flow))
             _count_awake(gate, spoken_for=True)
 
 

@@ -6,7 +6,7 @@ run the same plan on it that the stores run.
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Mapping
 
 from fairlane.clock import Instant
@@ -62,7 +62,7 @@ class MemoryQueue:
     def give_back(self, start: Start) -> None:
         """End a claim that never started; its job keeps its place."""
         self.releases.append(Release(start.lane, 0, 0, 0.0, 1, start.charge))
-        insort(self.jobs[start.lane], start.head, key=lambda head: head.position)
+        insort(self.jobs[start.lane], start.head, key=_position)
         row = self.lanes[start.lane]
         self.arrivals.append(Arrival(start.lane, row.priority, row.keys, 1, start.head.position, start.head.ready_at))
 
@@ -157,10 +157,7 @@ class MemoryQueue:
             scanned = self._scan((vtime, tie), count)
             flows += scanned
             lanes += [lane for flow in scanned for lane in self._ready_lanes(flow.id, 2)]
-        heads = {
-            lane: [head for head in self.jobs.get(lane, ()) if head.position >= floor][:count]
-            for lane, floor, count in need.heads
-        }
+        heads = {lane: _from(self.jobs.get(lane, []), floor, count) for lane, floor, count in need.heads}
         gates = [self.gates[gate] for gate in need.gates if gate in self.gates]
         return Supply(flows, gates, lanes, heads, [flow.id for flow in scanned])
 
@@ -170,4 +167,14 @@ class MemoryQueue:
         self.lanes.update((row.id, row) for row in plan.lanes)
         self.gates.update((row.id, row) for row in plan.gates)
         for start in plan.starts:
-            self.jobs[start.lane].remove(start.head)
+            jobs = self.jobs[start.lane]
+            del jobs[bisect_left(jobs, start.head.position, key=_position)]
+
+
+def _position(head: Head) -> int:
+    return head.position
+
+
+def _from(jobs: list[Head], position: int, count: int) -> list[Head]:
+    first = bisect_left(jobs, position, key=_position)
+    return jobs[first : first + count]

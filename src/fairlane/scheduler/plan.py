@@ -74,8 +74,6 @@ class _Plan:
         self._reach(row for row in snapshot.lanes if row.id not in named)
         board.add_gates(snapshot.due_gates)
         self._advance_frontier(snapshot.scanned)
-        ready = [flow.vtime + flow.debt for flow in board.flows.values() if flow.standing == READY]
-        self.join_at = max(0.0, min(ready, default=self.vtime))
         new_flows = {
             flow_id
             for bell in snapshot.arrivals
@@ -88,6 +86,9 @@ class _Plan:
             board.add_flows(supply.flows)
             board.add_gates(supply.gates)
         fold_releases(board, snapshot.releases)
+        # Once the corrections are in: a tag that a wrong guess has carried away is no place to join.
+        ready = [flow.vtime + flow.debt for flow in board.flows.values() if flow.standing == READY]
+        self.join_at = max(0.0, min(ready, default=self.vtime))
         fold_arrivals(board, snapshot.arrivals, self.join_at)
 
     def wake_due(self) -> Generator[Need, Supply, bool]:

@@ -15,6 +15,7 @@ from fairlane.clock import Instant
 from fairlane.policy.keys import select
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.board import IDLE, READY, Board
+from fairlane.scheduler.fold import lag
 from fairlane.scheduler.snapshot import FlowRow, GateRow, LaneRow, QueueRow
 
 __all__ = ["Rebuilt", "rebuild"]
@@ -66,6 +67,7 @@ def rebuild(
             lane.flow.open += 1
             if lane.flow.standing != READY:
                 lane.flow.standing = READY
+                lane.flow.vtime = max(lane.flow.vtime, queue.vtime - lag(board, lane.flow))
                 lane.flow.tie = board.next_tie()
     ready = [(flow.vtime, flow.tie) for flow in board.flows.values() if flow.standing == READY]
     cursor = min(ready, default=(queue.vtime, board.tie))

@@ -148,7 +148,8 @@ class Claiming:
                 queue.name, want, worker=self._identity, lease=self._lease, listener=self.listener
             )
 
-        queue.owes_wakeup = False
+        # Cleared before the question: what we hear while it is asked may be about work that the answer does not hold.
+        queue.owes_wakeup = queue.is_hungry = False
         began = self._loop.time()
         try:
             claimed = await self._outage.ride_out(once, "claiming", unless=self._stopping)
@@ -173,11 +174,13 @@ class Claiming:
         """When to ask this queue again, from what it said."""
         if len(claimed.claims) >= asked:
             # All that was asked for: there may be more, and nobody will tell us. Ask when a slot is free.
+            queue.is_hungry = True
             queue.is_registered = False
             queue.looks = 0
             return
         queue.is_registered = self.listener is not None
-        queue.is_hungry = claimed.more
+        queue.is_hungry = queue.is_hungry or claimed.more
+        queue.is_idle = not queue.is_hungry
         now = self._clock.now()
         due = now + jittered(self._poll)
         if claimed.next_due is not None:

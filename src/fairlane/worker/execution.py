@@ -149,10 +149,10 @@ class Execution:
         run.started_at = self._now()
         try:
             value = await run.task.function(*run.args, **run.kwargs)
+        except GeneratorExit:
+            raise  # the loop itself has ended: there is nothing left to settle with
         except BaseException as error:
             self._end(run, outcome_of(run, error, self._store_now()), error)
-            if isinstance(error, GeneratorExit):
-                raise
         else:
             self._end(run, None if run.stop is Stop.GONE else self._done(run, value))
 

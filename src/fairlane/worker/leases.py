@@ -7,7 +7,7 @@ import logging
 from datetime import timedelta
 from uuid import UUID
 
-from fairlane.clock import Clock, microseconds
+from fairlane.clock import SECOND, Clock, microseconds
 from fairlane.store.protocol import Store
 from fairlane.worker.execution import Execution
 from fairlane.worker.outcomes import Stop
@@ -37,6 +37,7 @@ class Leases:
         self._every = microseconds(lease) // 3
         self._look = asyncio.Event()
         self._must_check = False
+        self._kept_at = clock.monotonic()
         self._loop_time = asyncio.get_running_loop().time
         self._looked_at = 0.0
         self._later: asyncio.TimerHandle | None = None
@@ -64,6 +65,17 @@ class Leases:
                 await self._check()
             await self._renew()
 
+    async def keep_if_late(self) -> None:
+        """A process that stood still (a suspended machine, a handler that blocks the loop) must not reap itself."""
+        late = self._clock.monotonic() - self._kept_at - self._every
+        if late > self._every // 2 and self._execution.running:
+            log.warning(
+                "leases were renewed %.1f s late: this process stood still, or an async handler blocks its event loop; "
+                "blocking code belongs in a task that is not async",
+                late / SECOND,
+            )
+            await self._renew()
+
     async def _next(self) -> None:
         """A third of the lease, or less if someone wants a look; but never twice within a moment."""
         looking = asyncio.ensure_future(self._look.wait())
@@ -82,6 +94,8 @@ class Leases:
         self._looked_at = self._loop_time()
 
     async def _renew(self) -> None:
+        # Noted before the call: time that passes during it is not covered by it.
+        self._kept_at = self._clock.monotonic()
         leases = sorted(self._execution.leases() | self._settling.leases())
         if not leases:
             return

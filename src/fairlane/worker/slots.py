@@ -16,7 +16,18 @@ MOST_UNSETTLED = 2_000
 class QueueSlots:
     """One queue as this worker sees it."""
 
-    __slots__ = ("due_at", "is_hungry", "is_registered", "looks", "name", "owes_wakeup", "served", "share", "used")
+    __slots__ = (
+        "due_at",
+        "is_hungry",
+        "is_idle",
+        "is_registered",
+        "looks",
+        "name",
+        "owes_wakeup",
+        "served",
+        "share",
+        "used",
+    )
 
     def __init__(self, share: QueueShare) -> None:
         self.share = share
@@ -26,6 +37,8 @@ class QueueSlots:
         """Jobs claimed so far, divided by the weight: the lowest is asked next."""
         self.is_hungry = True
         """There may be work: ask as soon as there is room."""
+        self.is_idle = False
+        """It had nothing for us when we last asked."""
         self.is_registered = False
         """The store will nudge us."""
         self.owes_wakeup = False
@@ -90,7 +103,8 @@ class Slots:
 
     def feed(self, queue: QueueSlots) -> None:
         """There may be work again. A queue that was idle earns no credit by it."""
-        if not queue.is_hungry:
-            queue.is_hungry = True
+        queue.is_hungry = True
+        if queue.is_idle:
+            queue.is_idle = False
             lowest = min((other.served for other in self._all if other.is_hungry and other is not queue), default=0.0)
             queue.served = max(queue.served, lowest)

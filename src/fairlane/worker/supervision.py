@@ -33,7 +33,9 @@ class Supervisor:
         if name in self._told_to_stop and error is None:
             return
         self.causes[name] = f"{type(error).__name__}: {error}" if error else "it ended without being told to"
-        log.critical("the worker's loop %r died: %s; the worker stops", name, self.causes[name], exc_info=error)
+        # A cancellation that did not come from us is the end of the whole event loop, not a fault of this one.
+        if not task.cancelled():
+            log.critical("the worker's loop %r died: %s; the worker stops", name, self.causes[name], exc_info=error)
         self.died.set()
 
     async def stop(self, *names: str) -> None:

@@ -19,10 +19,16 @@ WITH_MORE_TO_DO, BUSY, LONGEST_IDLE = SECOND // 5, 5 * SECOND, 60 * SECOND
 
 
 async def reap_leases(
-    store: Store, outage: Outage, clock: Clock, lease: int, offset: Callable[[], int], on_reaped: Callable[[], None]
+    store: Store,
+    outage: Outage,
+    clock: Clock,
+    lease: int,
+    before: Callable[[], Awaitable[int]],
+    on_reaped: Callable[[], None],
 ) -> None:
-    """End the claims of workers that are gone, when their leases are."""
+    """End the claims of workers that are gone, when their leases are. `before` tells how far the store's clock is off."""
     while True:
+        offset = await before()
         reaped = await outage.ride_out(lambda: store.reap(AT_ONCE), "reaping")
         for settlement in reaped.settled:
             log.warning("job %s: its worker is gone, the lease ran out; it is now %s", settlement.job, settlement.to)
@@ -31,7 +37,7 @@ async def reap_leases(
         # A lease taken from now on ends no sooner than a whole lease from now.
         wait = lease
         if reaped.next_due is not None:
-            wait = min(wait, reaped.next_due - offset() - clock.now())
+            wait = min(wait, reaped.next_due - offset - clock.now())
         if len(reaped.settled) < AT_ONCE:
             await pause(clock, max(wait, SHORTEST_REAP))
 

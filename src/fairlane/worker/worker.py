@@ -129,20 +129,22 @@ class Worker:
         start("leases", self._leases.run())
         start("listening", self._listening.run())
         start("claiming", self._claiming.run())
-        start("reaping", reap_leases(store, outage, clock, lease, self._offset, self._claiming.look_everywhere))
+        start("reaping", reap_leases(store, outage, clock, lease, self._before_reaping, self._claiming.look_everywhere))
         start("pruning", remove_old_jobs(store, outage, clock, self._retention))
         start("collecting", remove_idle_state(store, outage, clock, list(self._slots.queues)))
 
     # The database.
 
-    def _offset(self) -> int:
-        return self._execution.store_offset
+    async def _before_reaping(self) -> int:
+        await self._leases.keep_if_late()
+        return await self._measure_offset()
 
-    async def _measure_offset(self) -> None:
+    async def _measure_offset(self) -> int:
         """The store's clock beside ours. PostgreSQL tells its own time."""
         before = self._clock.now()
         there = await self._outage.ride_out(self._store.now, "asking for the time")
         self._execution.store_offset = there - (before + self._clock.now()) // 2
+        return self._execution.store_offset
 
     def _on_return(self) -> None:
         self._leases.check_soon()

@@ -169,12 +169,10 @@ class Scheduling:
             totals.parked,
             loaded.arrivals_from,
             loaded.releases_from,
-            *rows.touched_flows([row for row in plan.flows if row.id in self._flows], self._flows),
-            *rows.touched_lanes([row for row in plan.lanes if row.id in self._lanes], self._lanes),
-            *rows.touched_gates([row for row in plan.gates if row.id in self._gates], self._gates),
-            [start.head.ref for start in plan.starts],
-            [start.head.position for start in plan.starts],
-            [start.charge for start in plan.starts],
+            [rows.touched_flow(row, place) for row in plan.flows if (place := self._flows.get(row.id)) is not None],
+            [rows.touched_lane(row, place) for row in plan.lanes if (place := self._lanes.get(row.id)) is not None],
+            [rows.touched_gate(row, place) for row in plan.gates if (place := self._gates.get(row.id)) is not None],
+            [(start.head.ref, start.head.position, start.charge) for start in plan.starts],
             now,
             lease,
             worker.id if worker else None,
@@ -231,12 +229,12 @@ class Scheduling:
         return totals
 
     async def _insert_new(self, plan: Plan) -> None:
-        flows = [row for row in plan.flows if row.id not in self._flows]
-        lanes = [row for row in plan.lanes if row.id not in self._lanes]
-        gates = [row for row in plan.gates if row.id not in self._gates]
+        queue = self.queue.id
+        flows = [rows.new_flow(row, queue) for row in plan.flows if row.id not in self._flows]
+        lanes = [rows.new_lane(row, queue) for row in plan.lanes if row.id not in self._lanes]
+        gates = [rows.new_gate(row, queue) for row in plan.gates if row.id not in self._gates]
         if flows or lanes or gates:
-            columns = (*rows.new_flows(flows), *rows.new_lanes(lanes), *rows.new_gates(gates))
-            await self.connection.execute(STATEMENTS["insert_state"], self.queue.id, *columns)
+            await self.connection.execute(STATEMENTS["insert_state"], flows, lanes, gates)
 
     async def _promote(self, now: Instant) -> list[Arrival]:
         found = await self.connection.fetch(STATEMENTS["promote"], self.queue.id, now, PROMOTE_AT_MOST)

@@ -273,8 +273,8 @@ select
 -- What the plan decided: jobs start, and the flows, lanes and gates that it touched are as it left them.
 -- Rows are found by their place, from the load in the same transaction. A job's position is checked as well: jobs can be
 -- cancelled meanwhile, and a place that was given up can be taken by another row.
--- $1 queue, $2 to $11 its row, $12 to $20 flows, $21 to $28 lanes, $29 to $34 gates, $35 to $37 jobs, $38 now, $39 lease,
--- $40 and $41 worker, $42 the lease's end
+-- $1 queue, $2 to $11 its row, $12 flows, $13 lanes, $14 gates, $15 jobs, $16 now, $17 lease, $18 and $19 worker,
+-- $20 the lease's end
 with
 queue as (
     update fairlane.queues
@@ -287,39 +287,34 @@ flows as (
     update fairlane.flows f
     set vtime = u.vtime, tie = u.tie, cost = u.cost, debt = u.debt, open = u.open, shut = u.shut,
         standing = u.standing, gate = u.gate
-    from unnest($12::tid[], $13::double precision[], $14::bigint[], $15::double precision[], $16::double precision[],
-        $17::integer[], $18::integer[], $19::smallint[], $20::bytea[])
-        as u (place, vtime, tie, cost, debt, open, shut, standing, gate)
+    from unnest($12::fairlane.touched_flow[]) u
     where f.ctid = u.place
 ),
 lanes as (
     update fairlane.lanes l
     set ready = u.ready, in_flight = u.in_flight, floor = u.floor, rank = u.rank, standing = u.standing, gate = u.gate,
         tag = u.tag
-    from unnest($21::tid[], $22::integer[], $23::integer[], $24::bigint[], $25::bigint[], $26::smallint[],
-        $27::bytea[], $28::double precision[])
-        as u (place, ready, in_flight, floor, rank, standing, gate, tag)
+    from unnest($13::fairlane.touched_lane[]) u
     where l.ctid = u.place
 ),
 gates as (
     update fairlane.gates g
     set in_flight = u.in_flight, tat = u.tat, waiting = u.waiting, awake = u.awake, wake_at = u.wake_at
-    from unnest($29::tid[], $30::integer[], $31::bigint[], $32::integer[], $33::integer[], $34::bigint[])
-        as u (place, in_flight, tat, waiting, awake, wake_at)
+    from unnest($14::fairlane.touched_gate[]) u
     where g.ctid = u.place
 ),
 started as (
     update fairlane.jobs j
-    set state = 2, attempt = j.attempt + 1, claimed_at = $38::bigint, lease = $39::uuid, worker = $41::text,
+    set state = 2, attempt = j.attempt + 1, claimed_at = $16::bigint, lease = $17::uuid, worker = $19::text,
         charge = s.charge, outcome = null, progress = null, progress_message = null
-    from unnest($35::tid[], $36::bigint[], $37::double precision[]) as s (place, position, charge)
+    from unnest($15::fairlane.start[]) s
     where j.ctid = s.place and j.position = s.position and j.state = 1
     returning j.position, j.id, j.task, j.priority, j.keys, j.payload, j.attempt, j.max_attempts, j.enqueued_at,
         j.cancel_requested
 ),
 lease as (
     insert into fairlane.leases (id, queue_id, worker_id, worker, renewed_at, expires_at, jobs)
-    select $39, $1, $40::uuid, $41, $38, $42::bigint, array_agg(id)
+    select $17, $1, $18::uuid, $19, $16, $20::bigint, array_agg(id)
     from started
     having count(*) > 0
 )
@@ -330,21 +325,18 @@ from started
 -- Flows, lanes and gates that are seen for the first time.
 with
 flows as (
-    insert into fairlane.flows (queue_id, id, key, weight, vtime, tie, cost, debt, open, shut, standing, gate)
-    select $1::integer, *
-    from unnest($2::bytea[], $3::jsonb[], $4::double precision[], $5::double precision[], $6::bigint[],
-        $7::double precision[], $8::double precision[], $9::integer[], $10::integer[], $11::smallint[], $12::bytea[])
+    insert into fairlane.flows
+    select *
+    from unnest($1::fairlane.flows[])
 ),
 lanes as (
-    insert into fairlane.lanes (queue_id, id, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag)
-    select $1, *
-    from unnest($13::bytea[], $14::bytea[], $15::smallint[], $16::jsonb[], $17::integer[], $18::integer[],
-        $19::bigint[], $20::bigint[], $21::smallint[], $22::bytea[], $23::double precision[])
+    insert into fairlane.lanes
+    select *
+    from unnest($2::fairlane.lanes[])
 )
-insert into fairlane.gates (queue_id, id, "limit", key, in_flight, tat, waiting, awake, wake_at)
-select $1, *
-from unnest($24::bytea[], $25::text[], $26::jsonb[], $27::integer[], $28::bigint[], $29::integer[], $30::integer[],
-    $31::bigint[])
+insert into fairlane.gates
+select *
+from unnest($3::fairlane.gates[])
 
 -- name: next_due
 -- When something opens by itself. A lease that has ended already is the reaper's, not ours.
@@ -388,7 +380,7 @@ select l.virtualtransaction
 from pg_locks l
 where l.locktype = 'relation'
   and l.database = (select d.oid from pg_database d where d.datname = current_database())
-  and l.relation = 'fairlane.arrivals'::regclass
+  and l.relation in ('fairlane.arrivals'::regclass, 'fairlane.releases'::regclass)
   and l.mode = 'RowExclusiveLock'
   and l.pid <> pg_backend_pid()
 
@@ -410,10 +402,10 @@ removed as (
     returning l.ready, l.in_flight
 ),
 counted as (
-    update fairlane.queues
-    set ready = ready - removed.ready, running = running - removed.running
-    from (select coalesce(sum(ready), 0) as ready, coalesce(sum(in_flight), 0) as running from removed) removed
-    where id = $1
+    update fairlane.queues q
+    set ready = q.ready - gone.ready, running = q.running - gone.running
+    from (select coalesce(sum(ready), 0) as ready, coalesce(sum(in_flight), 0) as running from removed) gone
+    where q.id = $1
 )
 select
     (select id from stretch order by id desc limit 1) as reached,

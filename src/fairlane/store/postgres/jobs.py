@@ -34,17 +34,22 @@ async def insert(
         STATEMENTS["enqueue"],
         now,
         is_callers,
-        [job.id for job in jobs],
-        [queues[job.queue] for job in jobs],
-        [job.task for job in jobs],
-        [job.priority for job in jobs],
-        [job.lane for job in jobs],
-        [None if job.lane_keys == job.keys else rows.encode(job.lane_keys) for job in jobs],
-        [rows.encode(job.keys) for job in jobs],
-        [job.payload for job in jobs],
-        [job.max_attempts for job in jobs],
-        [job.delay for job in jobs],
-        [job.run_at for job in jobs],
+        [
+            (
+                job.id,
+                queues[job.queue],
+                job.task,
+                job.priority,
+                job.lane,
+                None if job.lane_keys == job.keys else rows.encode(job.lane_keys),
+                rows.encode(job.keys),
+                job.payload,
+                job.max_attempts,
+                job.delay,
+                job.run_at,
+            )
+            for job in jobs
+        ],
     )
 
 

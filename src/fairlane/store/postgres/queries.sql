@@ -62,7 +62,7 @@ order by name
 -- name: enqueue
 -- Store jobs, ring one bell for each lane, and wake at most one waiter for each job. A job that is there already is
 -- left as it is and rings nothing: an enqueue that is tried again after a lost connection stores it once.
--- $1 now or null, $2 whether in the caller's transaction, then a column each
+-- $1 now or null, $2 whether in the caller's transaction, $3 jobs
 with
 clock as materialized (
     select fairlane.instant($1::bigint) as now
@@ -72,9 +72,7 @@ given as (
     from clock
     cross join lateral (
         select u.*, coalesce(u.run_at, clock.now + u.delay) as due
-        from unnest($3::uuid[], $4::integer[], $5::text[], $6::smallint[], $7::bytea[], $8::jsonb[], $9::jsonb[],
-            $10::bytea[], $11::integer[], $12::bigint[], $13::bigint[])
-            as u (id, queue_id, task, priority, lane, lane_keys, keys, payload, max_attempts, delay, run_at)
+        from unnest($3::fairlane.new_job[]) u
     ) g
 ),
 stored as (
@@ -114,7 +112,7 @@ from wanted
 
 -- name: settle
 -- End claims: fenced by their lease, with their bells, their history and their place in retention.
--- $1 now or null, then a column each; $12 leases that hold nothing more, $13 whether a reaper settles
+-- $1 now or null, $2 settlements, $3 leases that hold nothing more, $4 whether a reaper settles
 with
 clock as materialized (
     select fairlane.instant($1::bigint) as now
@@ -122,9 +120,7 @@ clock as materialized (
 given as materialized (
     select u.*, clock.now
     from clock
-    cross join unnest($2::uuid[], $3::uuid[], $4::smallint[], $5::text[], $6::bigint[], $7::bigint[], $8::bytea[],
-        $9::text[], $10::boolean[], $11::boolean[])
-        as u (id, lease, state, outcome, ran, delay, result, error, counts_attempt, unstarted)
+    cross join unnest($2::fairlane.settlement[]) u
 ),
 ended as (
     update fairlane.jobs j
@@ -136,7 +132,7 @@ ended as (
         finished_at = case when j.cancel_requested or g.state > 2 then g.now end,
         due_at = case when g.state = 0 and not j.cancel_requested then g.now + coalesce(g.delay, 0) end,
         -- The lease stays: a settlement that is tried again after a lost connection must recognise its own work.
-        lease = case when $13::boolean then null else j.lease end,
+        lease = case when $4::boolean then null else j.lease end,
         result = g.result,
         error = g.error
     from given g
@@ -184,31 +180,36 @@ filed as (
 -- Skipping what is locked: the reaper locks a lease before its jobs, we come from the jobs.
 dropped as (
     delete from fairlane.leases
-    where id in (select l.id from fairlane.leases l where l.id = any ($12::uuid[]) for update skip locked)
+    where id in (select l.id from fairlane.leases l where l.id = any ($3::uuid[]) for update skip locked)
 ),
 forgotten as (
     delete from fairlane.cancellations
-    where lease = any ($12::uuid[])
+    where lease = any ($3::uuid[])
 ),
 woken as (
-    select sum(fairlane.nudge(queue_id, most)) as told
+    select sum(fairlane.nudge(back.queue_id, back.most)) as told
     from (
-        -- A dead claim's slots are free for whoever waits; other workers claim again for what they free themselves.
-        select queue_id, count(*) filter (where state = 1 or $13) + least(1, count(*) filter (where state = 0)) as most
-        from ended
-        where state < 2 or $13
-        group by queue_id
+        select e.queue_id,
+            -- One for each job that is ready again, one to hold the timer of those that are due later, and one for the
+            -- slots that are free now, if jobs wait for slots. (A worker that lives claims for its own slots.)
+            count(*) filter (where e.state = 1)
+            + least(1, count(*) filter (where e.state = 0))
+            + (case when $4 or q.ready > 0 then 1 else 0 end) as most
+        from ended e
+        join fairlane.queues q on q.id = e.queue_id
+        group by e.queue_id, q.ready
     ) back
+    where back.most > 0 and exists (select from fairlane.waiters w where w.queue_id = back.queue_id)
 )
 select
-    case when (select count(*) from ended) = cardinality($2::uuid[]) then '{}'
+    case when (select count(*) from ended) = cardinality($2) then '{}'
         else array(select id from given except select id from ended) end as lost,
     woken.told
 from woken
 
 -- name: settle_done
 -- The same for a batch in which every job is done: nothing goes back, nothing is remembered.
--- $1 now or null, $2 jobs, $3 leases, $4 run times, $5 results, $6 leases that hold nothing more
+-- $1 now or null, $2 settlements, $3 leases that hold nothing more
 with
 clock as materialized (
     select fairlane.instant($1::bigint) as now
@@ -219,7 +220,7 @@ ended as (
     from (
         select u.*, clock.now
         from clock
-        cross join unnest($2::uuid[], $3::uuid[], $4::bigint[], $5::bytea[]) as u (id, lease, ran, result)
+        cross join unnest($2::fairlane.done[]) u
     ) g
     where j.id = g.id and j.lease = g.lease and j.state = 2
     returning j.id, j.queue_id, j.lane, j.charge, g.ran, g.now
@@ -234,6 +235,7 @@ freed as (
         group by queue_id, lane
     ) by_lane
     group by queue_id
+    returning queue_id
 ),
 filed as (
     insert into fairlane.finished (is_dead, at, jobs)
@@ -243,14 +245,24 @@ filed as (
 ),
 dropped as (
     delete from fairlane.leases
-    where id in (select l.id from fairlane.leases l where l.id = any ($6::uuid[]) for update skip locked)
+    where id in (select l.id from fairlane.leases l where l.id = any ($3::uuid[]) for update skip locked)
 ),
 forgotten as (
     delete from fairlane.cancellations
-    where lease = any ($6::uuid[])
+    where lease = any ($3::uuid[])
+),
+-- Where jobs wait for slots, one waiter is told, although the settling worker claims for its own slots as a rule.
+woken as (
+    select sum(fairlane.nudge(f.queue_id, 1)) as told
+    from freed f
+    where exists (select from fairlane.waiters w where w.queue_id = f.queue_id)
+      and (select q.ready > 0 from fairlane.queues q where q.id = f.queue_id)
 )
-select case when (select count(*) from ended) = cardinality($2::uuid[]) then '{}'
-    else array(select unnest($2::uuid[]) except select id from ended) end as lost
+select
+    case when (select count(*) from ended) = cardinality($2) then '{}'
+        else array(select u.id from unnest($2) u except select id from ended) end as lost,
+    woken.told
+from woken
 
 -- name: select_settled
 -- Of these claims, the jobs that a settlement under the same lease has ended.

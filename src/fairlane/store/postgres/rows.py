@@ -1,8 +1,8 @@
-"""Rows of the PostgreSQL tables as the scheduler's values, and back as columns for `unnest`."""
+"""Rows of the PostgreSQL tables as the scheduler's values, and back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -18,17 +18,16 @@ __all__ = [
     "flow",
     "gate",
     "lane",
-    "new_flows",
-    "new_gates",
-    "new_lanes",
+    "new_flow",
+    "new_gate",
+    "new_lane",
     "releases",
-    "touched_flows",
-    "touched_gates",
-    "touched_lanes",
+    "touched_flow",
+    "touched_gate",
+    "touched_lane",
 ]
 
 Row = Sequence[Any]
-Columns = tuple[list[Any], ...]
 Place = tuple[int, int]
 """A row's `ctid`: block and line. It holds for as long as nobody else may write the row."""
 
@@ -76,43 +75,62 @@ def releases(row: Any) -> list[Release]:
     return [Release(*values) for values in zip(*columns, strict=True)]
 
 
-def touched_flows(rows: Iterable[FlowRow], places: Mapping[bytes, Place]) -> Columns:
+def touched_flow(row: FlowRow, place: Place) -> Row:
     """What changes in a flow that is stored already."""
-    values = [(places[f.id], f.vtime, f.tie, f.cost, f.debt, f.open, f.shut, f.standing, f.gate) for f in rows]
-    return _columns(values, 9)
+    return (place, row.vtime, row.tie, row.cost, row.debt, row.open, row.shut, row.standing, row.gate)
 
 
-def touched_lanes(rows: Iterable[LaneRow], places: Mapping[bytes, Place]) -> Columns:
-    values = [(places[r.id], r.ready, r.in_flight, r.floor, r.rank, r.standing, r.gate, r.tag) for r in rows]
-    return _columns(values, 8)
+def touched_lane(row: LaneRow, place: Place) -> Row:
+    return (place, row.ready, row.in_flight, row.floor, row.rank, row.standing, row.gate, row.tag)
 
 
-def touched_gates(rows: Iterable[GateRow], places: Mapping[bytes, Place]) -> Columns:
-    return _columns([(places[g.id], g.in_flight, g.tat, g.waiting, g.awake, g.wake_at) for g in rows], 6)
+def touched_gate(row: GateRow, place: Place) -> Row:
+    return (place, row.in_flight, row.tat, row.waiting, row.awake, row.wake_at)
 
 
-def new_flows(rows: Iterable[FlowRow]) -> Columns:
-    values = [
-        (f.id, encode(f.key), f.weight, f.vtime, f.tie, f.cost, f.debt, f.open, f.shut, f.standing, f.gate)
-        for f in rows
-    ]
-    return _columns(values, 11)
+def new_flow(row: FlowRow, queue: int) -> Row:
+    return (
+        queue,
+        row.id,
+        encode(row.key),
+        row.weight,
+        row.vtime,
+        row.tie,
+        row.cost,
+        row.debt,
+        row.open,
+        row.shut,
+        row.standing,
+        row.gate,
+    )
 
 
-def new_lanes(rows: Iterable[LaneRow]) -> Columns:
-    values = [
-        (r.id, r.flow, r.priority, encode(r.keys), r.ready, r.in_flight, r.floor, r.rank, r.standing, r.gate, r.tag)
-        for r in rows
-    ]
-    return _columns(values, 11)
+def new_lane(row: LaneRow, queue: int) -> Row:
+    return (
+        queue,
+        row.id,
+        row.flow,
+        row.priority,
+        encode(row.keys),
+        row.ready,
+        row.in_flight,
+        row.floor,
+        row.rank,
+        row.standing,
+        row.gate,
+        row.tag,
+    )
 
 
-def new_gates(rows: Iterable[GateRow]) -> Columns:
-    values = [(g.id, g.limit, encode(g.key), g.in_flight, g.tat, g.waiting, g.awake, g.wake_at) for g in rows]
-    return _columns(values, 8)
-
-
-def _columns(rows: list[tuple[Any, ...]], width: int) -> Columns:
-    if not rows:
-        return tuple([] for _ in range(width))
-    return tuple(map(list, zip(*rows, strict=True)))
+def new_gate(row: GateRow, queue: int) -> Row:
+    return (
+        queue,
+        row.id,
+        row.limit,
+        encode(row.key),
+        row.in_flight,
+        row.tat,
+        row.waiting,
+        row.awake,
+        row.wake_at,
+    )

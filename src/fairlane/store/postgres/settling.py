@@ -113,15 +113,8 @@ def _abandoned(row: Sequence[object]) -> Claim:
 async def _settle_done(
     connection: Connection, now: int | None, settlements: Sequence[Settlement], emptied: list[UUID]
 ) -> list[UUID]:
-    lost: list[UUID] = await connection.fetchval(
-        STATEMENTS["settle_done"],
-        now,
-        [each.job for each in settlements],
-        [each.lease for each in settlements],
-        [each.ran for each in settlements],
-        [each.result for each in settlements],
-        emptied,
-    )
+    given = [(each.job, each.lease, each.ran, each.result) for each in settlements]
+    lost: list[UUID] = await connection.fetchval(STATEMENTS["settle_done"], now, given, emptied)
     return lost
 
 
@@ -133,20 +126,20 @@ async def _settle(
     *,
     is_reaper: bool,
 ) -> list[UUID]:
-    lost: list[UUID] = await connection.fetchval(
-        STATEMENTS["settle"],
-        now,
-        [each.job for each in settlements],
-        [each.lease for each in settlements],
-        [each.to for each in settlements],
-        [each.outcome for each in settlements],
-        [each.ran for each in settlements],
-        [each.delay for each in settlements],
-        [each.result for each in settlements],
-        [each.error for each in settlements],
-        [each.counts_attempt for each in settlements],
-        [each.unstarted for each in settlements],
-        emptied,
-        is_reaper,
-    )
+    given = [
+        (
+            each.job,
+            each.lease,
+            each.to,
+            each.outcome,
+            each.ran,
+            each.delay,
+            each.result,
+            each.error,
+            each.counts_attempt,
+            each.unstarted,
+        )
+        for each in settlements
+    ]
+    lost: list[UUID] = await connection.fetchval(STATEMENTS["settle"], now, given, emptied, is_reaper)
     return lost

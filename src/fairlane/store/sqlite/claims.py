@@ -81,8 +81,8 @@ def claim(
 ) -> Claimed:
     """Start up to `want` jobs."""
     _promote(tx, queue.id, now)
-    arrivals, releases, all_folded = _drain(tx, queue.id)
-    plan = _plan(tx, queue, want, now, arrivals, releases)
+    bells = _drain(tx, queue.id)
+    plan = _plan(tx, queue, want, now, bells)
     lease = uuid4()
     claims = _start(tx, queue.policy.queue, plan.starts, lease, worker, now)
     if claims:
@@ -90,7 +90,7 @@ def claim(
         tx.run("insert_lease", lease.bytes, worker.id.bytes, lease_expires_at, now, len(claims), held)
     _write(tx, queue.id, plan)
     due = next_due(tx, queue.id) if len(claims) < want else None
-    return Claimed(claims, lease, due, plan.more or not all_folded, look_again=False)
+    return Claimed(claims, lease, due, plan.more or not bells.are_all, look_again=False)
 
 
 def next_due(tx: Transaction, queue: int) -> Instant | None:
@@ -102,11 +102,11 @@ def next_due(tx: Transaction, queue: int) -> Instant | None:
 def fold_all(tx: Transaction, queue: QueueInForce, now: Instant) -> QueueInForce:
     """Fold every bell, start nothing."""
     while True:
-        arrivals, releases, all_folded = _drain(tx, queue.id)
-        if arrivals or releases:
-            _write(tx, queue.id, _plan(tx, queue, 0, now, arrivals, releases))
+        bells = _drain(tx, queue.id)
+        if bells.arrivals or bells.releases:
+            _write(tx, queue.id, _plan(tx, queue, 0, now, bells))
             queue = load_queue(tx, queue.policy.queue) or queue
-        if all_folded:
+        if bells.are_all:
             return queue
 
 
@@ -136,71 +136,78 @@ def _promote(tx: Transaction, queue: int, now: Instant) -> None:
     first = last - len(due) + 1
     tx.run_many("promote_job", [(first + n, now, row[0]) for n, row in enumerate(due)])
     counts = Counter(lane for _, lane, _, _ in due)
-    heads = {lane: (queue, lane, priority, keys, counts[lane], first + n, now)
-             for n, (_, lane, priority, keys) in reversed(list(enumerate(due)))}
+    heads = {
+        lane: (queue, lane, priority, keys, counts[lane], first + n, now)
+        for n, (_, lane, priority, keys) in reversed(list(enumerate(due)))
+    }
     tx.run_many("insert_arrival", list(heads.values()))
 
 
-def _drain(tx: Transaction, queue: int) -> tuple[list[Arrival], list[Release], bool]:
+class _Bells(msgspec.Struct, frozen=True):
+    """What a claim folds: the bells, and the lanes and flows that they name."""
+
+    arrivals: list[Arrival]
+    releases: list[Release]
+    lanes: list[LaneRow]
+    flows: list[FlowRow]
+    are_all: bool
+
+
+def _drain(tx: Transaction, queue: int) -> _Bells:
     releases = tx.all("select_releases", queue, RELEASES_AT_MOST)
-    if releases:
-        tx.run("delete_releases", queue, releases[-1][0])
     arrivals = tx.all("select_arrivals", queue, FOLD_AT_MOST)
-    if arrivals:
-        tx.run("delete_arrivals", queue, arrivals[-1][0])
-    all_folded = len(arrivals) < FOLD_AT_MOST and len(releases) < RELEASES_AT_MOST
-    return [rows.arrival(row) for row in arrivals], [rows.release(row) for row in releases], all_folded
+    if not releases and not arrivals:
+        return _Bells([], [], [], [], are_all=True)
+    last = (releases[-1][0] if releases else 0, arrivals[-1][0] if arrivals else 0)
+    lanes = [rows.lane(row) for row in tx.all("select_rung_lanes", queue, *last)]
+    flows = [rows.flow(row) for row in tx.all("select_rung_flows", queue, *last)]
+    tx.run("delete_releases", queue, last[0])
+    tx.run("delete_arrivals", queue, last[1])
+    return _Bells(
+        [rows.arrival(row) for row in arrivals],
+        [rows.release(row) for row in releases],
+        lanes,
+        flows,
+        are_all=len(arrivals) < FOLD_AT_MOST and len(releases) < RELEASES_AT_MOST,
+    )
 
 
-def _plan(
-    tx: Transaction,
-    queue: QueueInForce,
-    want: int,
-    now: Instant,
-    arrivals: list[Arrival],
-    releases: list[Release],
-) -> Plan:
-    planning = plan_claims(_snapshot(tx, queue, want, now, arrivals, releases), want)
-    try:
-        need = next(planning)
-        while True:
-            need = planning.send(_supply(tx, queue.id, need))
-    except StopIteration as stop:
-        plan: Plan = stop.value
-        return plan
+def _plan(tx: Transaction, queue: QueueInForce, want: int, now: Instant, bells: _Bells) -> Plan:
+    planning = plan_claims(_snapshot(tx, queue, want, now, bells), want)
+    supply: Supply | None = None
+    while True:
+        try:
+            need = next(planning) if supply is None else planning.send(supply)
+        except StopIteration as stop:
+            plan: Plan = stop.value
+            return plan
+        supply = _supply(tx, queue.id, need)
 
 
-def _snapshot(
-    tx: Transaction,
-    queue: QueueInForce,
-    want: int,
-    now: Instant,
-    arrivals: list[Arrival],
-    releases: list[Release],
-) -> Snapshot:
-    lanes = _by_id(tx, "select_lane", {bell.lane for bell in (*releases, *arrivals)}, rows.lane)
+def _snapshot(tx: Transaction, queue: QueueInForce, want: int, now: Instant, bells: _Bells) -> Snapshot:
     count = max(want, 1)
-    scanned = [
-        rows.flow(row) for row in tx.all("scan_flows", queue.id, queue.state.cursor, queue.state.cursor_tie, count)
-    ]
-    flows = {flow.id: flow for flow in scanned}
-    for flow in _by_id(tx, "select_flow", {lane.flow for lane in lanes} - set(flows), rows.flow):
-        flows[flow.id] = flow
-    for found in scanned:
-        lanes += [rows.lane(row) for row in tx.all("select_ready_lanes", found.id, LANES_PER_SCANNED_FLOW)]
+    scanned, lanes = _scan(tx, queue.id, queue.state.cursor, queue.state.cursor_tie, count)
     due = [rows.gate(row) for row in tx.all("select_due_gates", queue.id, now, count)]
     return Snapshot(
         queue.policy,
         now,
         queue.state,
-        arrivals,
-        releases,
-        lanes,
-        list(flows.values()),
+        bells.arrivals,
+        bells.releases,
+        bells.lanes + lanes,
+        bells.flows + scanned,
         [flow.id for flow in scanned],
         len(scanned) < count,
         due,
     )
+
+
+def _scan(tx: Transaction, queue: int, vtime: float, tie: int, count: int) -> tuple[list[FlowRow], list[LaneRow]]:
+    flows = [rows.flow(row) for row in tx.all("scan_flows", queue, vtime, tie, count)]
+    if not flows:
+        return [], []
+    found = tx.all("scan_lanes", queue, vtime, tie, count, LANES_PER_SCANNED_FLOW)
+    return flows, [rows.lane(row) for row in found]
 
 
 def _by_id(tx: Transaction, statement: str, ids: Iterable[bytes], read: Callable[[rows.Row], T]) -> list[T]:
@@ -222,9 +229,8 @@ def _supply(tx: Transaction, queue: int, need: Need) -> Supply:
     if need.scan is not None:
         vtime, tie, count = need.scan
         # Strictly after: tie-breakers are whole numbers.
-        scanned = [rows.flow(row) for row in tx.all("scan_flows", queue, vtime, tie + 1, count)]
-        for found in scanned:
-            lanes += [rows.lane(row) for row in tx.all("select_ready_lanes", found.id, LANES_PER_SCANNED_FLOW)]
+        scanned, first = _scan(tx, queue, vtime, tie + 1, count)
+        lanes += first
     heads = {
         lane: [Head(position, position, at) for position, at in tx.all("select_heads", lane, floor, count)]
         for lane, floor, count in need.heads
@@ -235,29 +241,29 @@ def _supply(tx: Transaction, queue: int, need: Need) -> Supply:
 def _start(
     tx: Transaction, queue: str, starts: list[Start], lease: UUID, worker: WorkerIdentity, now: Instant
 ) -> list[Claim]:
-    claims = []
-    for start in starts:
-        row = tx.one("claim_job", now, lease.bytes, worker.name, start.charge, start.head.ref)
-        if row is None:
-            raise AssertionError(f"job at position {start.head.ref} was ready when it was planned and is not any more")
-        job, task, priority, keys, payload, attempt, most, enqueued_at, cancel = row
-        claims.append(
-            Claim(
-                UUID(bytes=job),
-                lease,
-                queue,
-                task,
-                priority,
-                rows.decode_keys(keys),
-                payload,
-                attempt,
-                most,
-                enqueued_at,
-                now,
-                bool(cancel),
-            )
-        )
-    return claims
+    if not starts:
+        return []
+    planned = msgspec.json.encode([(start.head.ref, start.charge) for start in starts]).decode()
+    found = {row[0]: row[1:] for row in tx.all("claim_jobs", now, lease.bytes, worker.name, planned)}
+    return [_claim(queue, found[start.head.ref], lease, now) for start in starts]
+
+
+def _claim(queue: str, row: rows.Row, lease: UUID, now: Instant) -> Claim:
+    job, task, priority, keys, payload, attempt, most, enqueued_at, cancel = row
+    return Claim(
+        UUID(bytes=job),
+        lease,
+        queue,
+        task,
+        priority,
+        rows.decode_keys(keys),
+        payload,
+        attempt,
+        most,
+        enqueued_at,
+        now,
+        bool(cancel),
+    )
 
 
 def _write(tx: Transaction, queue: int, plan: Plan) -> None:

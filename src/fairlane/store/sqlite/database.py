@@ -99,7 +99,7 @@ class Database:
             self._connection = self._connect()
         except (sqlite3.OperationalError, OSError) as error:
             raise StoreUnavailable(
-                f"the SQLite database {self.path!r} cannot be opened: {error}; check that the folder exists and is writable"
+                f"the SQLite database {self.path!r} cannot be opened: {error}; is its folder there and writable?"
             ) from error
         except sqlite3.DatabaseError as error:
             raise ConfigurationError(f"{self.path!r} is not a SQLite database: {error}") from error
@@ -108,7 +108,9 @@ class Database:
         if self.path is not None:
             folder = Path(self.path).resolve().parent
             if not folder.is_dir():
-                raise StoreUnavailable(f"the folder of the SQLite database {self.path!r} does not exist; create it first")
+                raise StoreUnavailable(
+                    f"the folder of the SQLite database {self.path!r} does not exist; create it first"
+                )
         connection = sqlite3.connect(
             self.path or ":memory:",
             timeout=BUSY_TIMEOUT,

@@ -96,8 +96,9 @@ def record(tx: Transaction, job: UUID) -> JobRecord:
     row = tx.one("select_job", job.bytes)
     if row is None:
         raise _not_found(job)
-    _, queue, task, state, priority, keys, *rest, cancel_requested = row
-    return JobRecord(job, queue, task, State(state), priority, rows.decode_keys(keys), *rest, bool(cancel_requested))
+    values = list(row)
+    values[0], values[3], values[5], values[-1] = job, State(row[3]), rows.decode_keys(row[5]), bool(row[-1])
+    return JobRecord(*values)
 
 
 def attempts(tx: Transaction, job: UUID) -> list[AttemptRecord]:

@@ -65,10 +65,6 @@ where queue = ?
 order by id
 limit ?
 
--- name: delete_arrivals
-delete from arrivals
-where queue = ? and id <= ?
-
 -- name: select_releases
 select id, lane, ended, ran, charged, unstarted, refund
 from releases
@@ -76,8 +72,36 @@ where queue = ?
 order by id
 limit ?
 
+-- name: select_rung_lanes
+-- The lanes that the bells up to these ids name.
+select id, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag
+from lanes
+where id in (
+    select lane from releases where queue = ?1 and releases.id <= ?2
+    union
+    select lane from arrivals where queue = ?1 and arrivals.id <= ?3
+)
+
+-- name: select_rung_flows
+-- The flows of those lanes.
+select id, key, weight, vtime, tie, cost, debt, open, shut, standing, gate
+from flows
+where id in (
+    select flow
+    from lanes
+    where lanes.id in (
+        select lane from releases where queue = ?1 and releases.id <= ?2
+        union
+        select lane from arrivals where queue = ?1 and arrivals.id <= ?3
+    )
+)
+
 -- name: delete_releases
 delete from releases
+where queue = ? and id <= ?
+
+-- name: delete_arrivals
+delete from arrivals
 where queue = ? and id <= ?
 
 -- name: select_lane
@@ -102,6 +126,24 @@ from flows
 where queue = ? and standing = 1 and (vtime, tie) >= (?, ?)
 order by vtime, tie
 limit ?
+
+-- name: scan_lanes
+-- The first ready lanes of each of those flows.
+select lanes.id, flow, priority, lanes.keys, ready, in_flight, floor, rank, lanes.standing, lanes.gate, tag
+from (
+    select id
+    from flows
+    where queue = ?1 and standing = 1 and (vtime, tie) >= (?2, ?3)
+    order by vtime, tie
+    limit ?4
+) as scanned
+join lanes on lanes.id in (
+    select first.id
+    from lanes as first
+    where first.flow = scanned.id and first.standing = 1
+    order by first.rank
+    limit ?5
+)
 
 -- name: select_ready_lanes
 select id, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag
@@ -139,11 +181,16 @@ where lane = ? and position >= ? and state = 1
 order by position
 limit ?
 
--- name: claim_job
+-- name: claim_jobs
+-- ?1 now, ?2 lease, ?3 worker, ?4 [[position, charge], …]
 update jobs
-set state = 2, attempt = attempt + 1, claimed_at = ?, lease = ?, worker = ?, charge = ?
-where position = ? and state = 1
-returning id, task, priority, keys, payload, attempt, max_attempts, enqueued_at, cancel_requested
+set state = 2, attempt = attempt + 1, claimed_at = ?1, lease = ?2, worker = ?3, charge = starts.charge
+from (
+    select value ->> 0 as position, value ->> 1 as charge
+    from json_each(?4)
+) as starts
+where jobs.position = starts.position and state = 1
+returning jobs.position, id, task, priority, keys, payload, attempt, max_attempts, enqueued_at, cancel_requested
 
 -- name: upsert_flow
 insert into flows (id, queue, key, weight, vtime, tie, cost, debt, open, shut, standing, gate)
@@ -335,7 +382,7 @@ where queue = ?
 
 -- name: walk_lanes
 -- Collection walks the lanes a stretch at a time: an index of idle ones would have to be written at every claim.
-select id, flow, standing = 0 and ready <= 0 and in_flight = 0
+select id, standing = 0 and ready <= 0 and in_flight = 0
 from lanes
 where id > ?1 and queue = ?2
 order by id
@@ -345,13 +392,20 @@ limit ?3
 delete from lanes
 where id = ?
 
--- name: delete_idle_flow
--- Its tag is behind the queue's virtual time, so that forgetting it gives no credit.
+-- name: walk_flows
+-- Without lanes, and its tag behind the queue's virtual time: forgetting it gives no credit.
+select id,
+    standing = 0
+    and vtime + debt <= (select queues.vtime from queues where queues.id = ?2)
+    and not exists (select 1 from lanes where lanes.flow = flows.id)
+from flows
+where id > ?1 and queue = ?2
+order by id
+limit ?3
+
+-- name: delete_flow
 delete from flows
-where id = ?1
-    and standing = 0
-    and vtime + debt <= (select vtime from queues where queues.id = flows.queue)
-    and not exists (select 1 from lanes where flow = ?1 and (standing != 0 or ready > 0 or in_flight > 0))
+where id = ?
 
 -- name: walk_gates
 select id, in_flight = 0 and waiting = 0 and tat <= ?4
@@ -363,6 +417,12 @@ limit ?3
 -- name: delete_gate
 delete from gates
 where id = ?
+
+-- name: has_waiting_work
+-- Flows in turn (a limit of the whole queue stops them), parked flows, parked lanes.
+select exists (select 1 from flows where queue = ?1 and standing = 1)
+    or exists (select 1 from flows where queue = ?1 and standing = 2)
+    or exists (select 1 from lanes where queue = ?1 and standing = 2)
 
 -- name: register_waiter
 insert into waiters (queue, worker, since)

@@ -29,7 +29,7 @@ class _Tally:
 
 
 def settle(tx: Transaction, settlements: Iterable[Settlement], now: Instant) -> tuple[list[UUID], dict[int, int]]:
-    """Apply what still holds its lease. Returns the jobs whose claim was lost, and how many became ready by queue."""
+    """Apply what still holds its lease. Returns the jobs whose claim was lost, and how many may start now by queue."""
     tally = _Tally()
     lost = [each.job for each in settlements if not _settle_one(tx, each, now, tally)]
     tx.run_many(
@@ -44,6 +44,10 @@ def settle(tx: Transaction, settlements: Iterable[Settlement], now: Instant) -> 
         if tx.value("drop_claims", count, lease.bytes) == 0:
             tx.run("delete_lease", lease.bytes)
             tx.run("delete_cancellations", lease.bytes)
+    for queue in {queue for queue, _ in tally.releases}:
+        # A freed slot makes a waiting job claimable, and whoever settles may not be there to claim it.
+        if queue not in tally.woken and tx.value("has_waiting_work", queue):
+            tally.woken[queue] = 1
     return lost, tally.woken
 
 

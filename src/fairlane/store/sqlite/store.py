@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from fairlane.clock import Clock, Instant, SystemClock, microseconds
@@ -31,6 +31,8 @@ from fairlane.store.sqlite.database import Database, Transaction
 from fairlane.store.sqlite.wakeups import SqliteListener, nudge
 
 __all__ = ["SqliteStore"]
+
+T = TypeVar("T")
 
 MIGRATIONS = "fairlane.store.sqlite"
 
@@ -112,7 +114,9 @@ class SqliteStore:
                 f"tx={type(connection).__name__} cannot be used with a SQLite store; give a sqlite3.Connection"
             )
         if connection.isolation_level is None and not connection.in_transaction:
-            raise ConfigurationError("tx= is not in a transaction: this connection commits by itself; execute BEGIN first")
+            raise ConfigurationError(
+                "tx= is not in a transaction: this connection commits by itself; execute BEGIN first"
+            )
         if connection.row_factory is not None:
             raise ConfigurationError("tx= has a row_factory; give a connection without one, or reset it for the call")
         if self._database.path is None:
@@ -123,7 +127,9 @@ class SqliteStore:
             raise ConfigurationError(f"tx= cannot be used here: {error}") from None
         main = next((row[2] for row in databases if row[1] == "main"), "")
         if not main or Path(main).resolve() != Path(self._database.path).resolve():
-            raise ConfigurationError(f"tx= is a connection to {main or 'memory'!r}, this app uses {self._database.path!r}")
+            raise ConfigurationError(
+                f"tx= is a connection to {main or 'memory'!r}, this app uses {self._database.path!r}"
+            )
         return Transaction(connection)
 
     async def claim(
@@ -229,7 +235,7 @@ class SqliteStore:
     async def listen(self, worker: WorkerIdentity) -> Listener:
         return SqliteListener(worker, self._database, self._clock)
 
-    async def _write(self, work: Callable[[Transaction], Any]) -> Any:
+    async def _write(self, work: Callable[[Transaction], T]) -> T:
         return await self._database.write(work, durable=True)
 
     async def _wake(self, queues: Callable[[Transaction], Mapping[int, int]]) -> None:
@@ -252,9 +258,7 @@ def _known(tx: Transaction, name: str) -> claims.QueueInForce:
 
 def _take_waiters(tx: Transaction, queues: Mapping[int, int]) -> list[UUID]:
     """For each queue, as many waiters as jobs became claimable."""
-    return [
-        UUID(bytes=worker) for queue, count in queues.items() for (worker,) in tx.all("take_waiters", queue, count)
-    ]
+    return [UUID(bytes=worker) for queue, count in queues.items() for (worker,) in tx.all("take_waiters", queue, count)]
 
 
 def _replace(tx: Transaction, gone: Sequence[UUID]) -> list[UUID]:

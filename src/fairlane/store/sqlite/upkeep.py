@@ -11,11 +11,27 @@ __all__ = ["Walk", "collect", "prune"]
 
 
 class Walk:
-    """How far collection has come, by queue; it starts over at the end."""
+    """How far collection has come, by queue and table; it starts over at the end."""
 
     def __init__(self) -> None:
-        self.lanes: dict[int, bytes] = {}
-        self.gates: dict[int, bytes] = {}
+        self._reached: dict[tuple[int, str], bytes] = {}
+
+    def stretch(self, tx: Transaction, queue: int, table: str, limit: int, *parameters: object) -> tuple[int, bool]:
+        """Look at the next rows of a table, remove the idle ones. Returns how many, and whether more follow."""
+        walk, delete = _STATEMENTS[table]
+        seen = tx.all(walk, self._reached.get((queue, table), b""), queue, limit, *parameters)
+        more = len(seen) == limit
+        self._reached[queue, table] = seen[-1][0] if more else b""
+        idle = [(row[0],) for row in seen if row[-1]]
+        tx.run_many(delete, idle)
+        return len(idle), more
+
+
+_STATEMENTS = {
+    "lanes": ("walk_lanes", "delete_lane"),
+    "flows": ("walk_flows", "delete_flow"),
+    "gates": ("walk_gates", "delete_gate"),
+}
 
 
 def prune(tx: Transaction, retention: Retention, now: Instant, limit: int) -> Pruned:
@@ -34,15 +50,8 @@ def prune(tx: Transaction, retention: Retention, now: Instant, limit: int) -> Pr
 
 
 def collect(tx: Transaction, queue: int, walk: Walk, now: Instant, limit: int) -> Pruned:
-    """Walk a stretch of the lanes and gates, and remove what is idle."""
-    stretch = tx.all("walk_lanes", walk.lanes.get(queue, b""), queue, limit)
-    walk.lanes[queue] = stretch[-1][0] if len(stretch) == limit else b""
-    idle = [(lane, flow) for lane, flow, is_idle in stretch if is_idle]
-    tx.run_many("delete_lane", [(lane,) for lane, _ in idle])
-    flows = sum(tx.run("delete_idle_flow", flow) for flow in {flow for _, flow in idle})
-    gates_seen = tx.all("walk_gates", walk.gates.get(queue, b""), queue, limit, now)
-    walk.gates[queue] = gates_seen[-1][0] if len(gates_seen) == limit else b""
-    gates = [(gate,) for gate, is_idle in gates_seen if is_idle]
-    tx.run_many("delete_gate", gates)
-    more = len(stretch) == limit or len(gates_seen) == limit
-    return Pruned(0, lanes=len(idle), flows=flows, gates=len(gates), more=more)
+    """Walk a stretch of the lanes, flows and gates, and remove what is idle."""
+    lanes, more_lanes = walk.stretch(tx, queue, "lanes", limit)
+    flows, more_flows = walk.stretch(tx, queue, "flows", limit)
+    gates, more_gates = walk.stretch(tx, queue, "gates", limit, now)
+    return Pruned(0, lanes=lanes, flows=flows, gates=gates, more=more_lanes or more_flows or more_gates)

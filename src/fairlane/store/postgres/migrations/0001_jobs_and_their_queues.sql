@@ -199,6 +199,81 @@ create table fairlane.gates (
 create index gates_to_wake on fairlane.gates (queue_id, wake_at) where wake_at is not null;
 
 
+-- What statements are given, one value a row: an array of these costs client and server half of what an array for each
+-- column does.
+create type fairlane.new_job as (
+    id uuid,
+    queue_id integer,
+    task text,
+    priority smallint,
+    lane bytea,
+    lane_keys jsonb,
+    keys jsonb,
+    payload bytea,
+    max_attempts integer,
+    delay bigint,
+    run_at bigint
+);
+
+create type fairlane.start as (
+    place tid,
+    position bigint,
+    charge double precision
+);
+
+create type fairlane.settlement as (
+    id uuid,
+    lease uuid,
+    state smallint,
+    outcome text,
+    ran bigint,
+    delay bigint,
+    result bytea,
+    error text,
+    counts_attempt boolean,
+    unstarted boolean
+);
+
+create type fairlane.done as (
+    id uuid,
+    lease uuid,
+    ran bigint,
+    result bytea
+);
+
+create type fairlane.touched_flow as (
+    place tid,
+    vtime double precision,
+    tie bigint,
+    cost double precision,
+    debt double precision,
+    open integer,
+    shut integer,
+    standing smallint,
+    gate bytea
+);
+
+create type fairlane.touched_lane as (
+    place tid,
+    ready integer,
+    in_flight integer,
+    floor bigint,
+    rank bigint,
+    standing smallint,
+    gate bytea,
+    tag double precision
+);
+
+create type fairlane.touched_gate as (
+    place tid,
+    in_flight integer,
+    tat bigint,
+    waiting integer,
+    awake integer,
+    wake_at bigint
+);
+
+
 -- Workers with free slots, by the queue they would take a job from. Each listens on a channel of its own, in a session
 -- that holds the advisory lock `ear` for as long as it lives.
 create table fairlane.waiters (

@@ -80,6 +80,7 @@ create table flows (
 ) strict, without rowid;
 create index flows_in_turn on flows (queue, vtime, tie) where standing = 1;
 create index flows_parked on flows (gate, vtime, tie) where standing = 2;
+create index flows_waiting on flows (queue) where standing = 2;
 
 create table lanes (
     id blob primary key,
@@ -96,7 +97,9 @@ create table lanes (
     tag real not null
 ) strict, without rowid;
 create index lanes_in_turn on lanes (flow, rank) where standing = 1;
+create index lanes_of_flow on lanes (flow);
 create index lanes_parked on lanes (gate, tag) where standing = 2;
+create index lanes_waiting on lanes (queue) where standing = 2;
 
 create table gates (
     id blob primary key,

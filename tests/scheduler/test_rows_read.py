@@ -1,0 +1,94 @@
+"""What a claim reads is bounded by what it serves, whatever waits."""
+
+from __future__ import annotations
+
+import pytest
+from tests.scheduler.simulation import Bench
+
+from fairlane.clock import SECOND
+from fairlane.policy import Concurrency, Fair, Limit, Policy, Rate
+
+FAIR = Fair(by="account", charge="count")
+POLICIES = {
+    "one flow": Policy("q", None, keys=("account", "endpoint")),
+    "a flow each": Policy("q", Fair(by=("account", "endpoint"), charge="count")),
+    "many-laned flows": Policy("q", FAIR, keys=("account", "endpoint")),
+    "gated lanes": Policy("q", FAIR, (Concurrency(2, by="endpoint"), Rate(1_000, per="1s", by="endpoint"))),
+    "gated flows": Policy("q", FAIR, (Concurrency(50, by="account"),), ("account", "endpoint")),
+    "gated queue": Policy("q", FAIR, (Concurrency(10_000), Rate(10_000, per="1s")), ("account", "endpoint")),
+}
+
+
+def most_rows_per_claim(policy: Policy, lanes: int, want: int, *, deep: int = 2) -> int:
+    bench = Bench(policy)
+    for nth in range(lanes):
+        bench.enqueue({"account": str(nth % 20), "endpoint": str(nth)}, count=deep)
+    while bench.queue.arrivals:
+        bench.claim(0)
+    most = 0
+    for _ in range(4):
+        bench.now += SECOND
+        before = bench.queue.rows_read
+        started = bench.claim(want).starts
+        most = max(most, bench.queue.rows_read - before)
+        assert len(started) == want
+        for start in started:
+            bench.settle(start.head.position, 1_000)
+    return most
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+@pytest.mark.parametrize("want", [1, 20])
+def test_a_claim_reads_as_many_rows_with_a_hundred_lanes_as_with_thousands(policy: Policy, want: int) -> None:
+    few, many = most_rows_per_claim(policy, 100, want), most_rows_per_claim(policy, 5_000, want)
+    assert max(few, many) <= 16 * want + 80
+    assert many <= 1.2 * few + 20
+
+
+@pytest.mark.parametrize("policy", [POLICIES["one flow"], POLICIES["many-laned flows"]], ids=["one flow", "fair"])
+def test_a_claim_reads_as_many_rows_with_a_thousand_jobs_waiting_as_with_a_hundred_thousand(policy: Policy) -> None:
+    many, few = (most_rows_per_claim(policy, 100, 20, deep=deep) for deep in (1_000, 10))
+    assert abs(many - few) <= 2
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [Concurrency(1, by="account"), Concurrency(0, by="endpoint"), Rate(1, per="1d", by="region")],
+    ids=["flows on one gate each", "lanes on a gate each", "all on one gate"],
+)
+def test_parked_lanes_cost_a_claim_nothing(limit: Limit) -> None:
+    def rows(parked: int) -> int:
+        bench = Bench(Policy("q", FAIR, (limit,), ("account", "endpoint", "region")))
+        for nth in range(parked):
+            bench.enqueue({"account": f"p{nth % 50}", "endpoint": f"e{nth}", "region": "eu"}, count=2)
+        for _ in range(60):
+            bench.claim(100)
+        open_keys = {"account": "open", "endpoint": "open", "region": "us"}
+        if isinstance(limit, Concurrency) and limit.max == 0:
+            return _rows_of_an_empty_claim(bench)
+        bench.enqueue(open_keys)
+        before = bench.queue.rows_read
+        assert len(bench.claim(5).starts) == 1
+        return bench.queue.rows_read - before
+
+    assert rows(2_000) <= rows(100) + 2
+
+
+def _rows_of_an_empty_claim(bench: Bench) -> int:
+    before = bench.queue.rows_read
+    assert bench.claim(5).starts == []
+    return bench.queue.rows_read - before
+
+
+def test_one_flow_whose_lanes_all_turn_out_shut_is_left_after_a_bounded_number_of_rows() -> None:
+    bench = Bench(Policy("q", None, (Concurrency(1, by="endpoint"),)))
+    for nth in range(1_500):
+        bench.enqueue({"endpoint": str(nth)}, count=2)
+    while bench.queue.arrivals:
+        bench.claim(0)
+    for _ in range(150):
+        bench.claim(10)
+    before = bench.queue.rows_read
+    plan = bench.claim(10)
+    assert plan.starts == []
+    assert bench.queue.rows_read - before <= 40 * 10 + 400
