@@ -21,6 +21,7 @@ from fairlane import (
     ConfigurationError,
     Fair,
     InvalidJob,
+    InvalidKey,
     JobCancelled,
     JobNotFound,
     ManualClock,
@@ -190,6 +191,28 @@ async def test_a_bulk_has_the_options_defaults_and_keys_of_single_jobs(app: App,
     assert len(await bound.enqueue_many([send.call("c")])) == 1
 
 
+# E01
+async def test_the_options_of_a_bound_task_reach_the_calls_of_its_bulk(app: App) -> None:
+    @app.task
+    async def work(number: int) -> None: ...
+
+    jobs = await work.using(priority=7, max_attempts=2).enqueue_many([work.call(1), work.using(priority=3).call(2)])
+    records = [await job.record() for job in jobs]
+    assert [(record.priority, record.max_attempts) for record in records] == [(7, 2), (3, 2)]
+
+
+async def test_a_key_that_is_no_parameter_is_given_at_enqueue(app: App) -> None:
+    app.queue("webhooks", fair=Fair(by="account"))
+
+    @app.task(queue="webhooks", keys=["account"])
+    async def deliver(event: int) -> None: ...
+
+    with pytest.raises(InvalidKey, match=r"using\(keys=\{'account'"):
+        await deliver.enqueue(1)
+    job = await deliver.using(keys={"account": "acme"}).enqueue(1)
+    assert (await job.record()).keys == {"account": "acme"}
+
+
 async def test_one_bad_call_in_a_bulk_stores_none_of_it(app: App) -> None:
     @app.task
     async def work(value: object) -> None: ...
@@ -312,7 +335,6 @@ async def test_a_job_for_an_unknown_queue_is_refused(app: App) -> None:
         ({"retry_on": "Exception"}, "retry_on='Exception'"),
         ({"dead_on": (ValueError, 5)}, "dead_on="),
         ({"backoff": 5}, "backoff=5"),
-        ({"keys": ["nobody"]}, "names 'nobody'"),
     ],
 )
 def test_a_task_option_that_makes_no_sense_is_refused_at_once(options: dict[str, Any], reason: str) -> None:

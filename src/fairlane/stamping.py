@@ -49,7 +49,13 @@ def _keys(task: Task[..., Any], policy: Policy, call: Call[Any]) -> dict[str, st
                 values[name] = codec.argument(name, args, kwargs)
     elif isinstance(source, tuple):
         for name in source:
-            values[name] = codec.argument(name, args, kwargs)
+            if name in codec.parameters:
+                values[name] = codec.argument(name, args, kwargs)
+            elif name not in (given or ()):
+                raise InvalidKey(
+                    f"task {task.name!r}: keys= names {name!r}, which is none of its parameters; "
+                    f"enqueue with using(keys={{{name!r}: …}})"
+                )
     else:
         values.update(_own(task, source(*args, **kwargs)))
     if given:

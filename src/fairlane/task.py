@@ -104,6 +104,20 @@ class EnqueueOptions:
     run_at: Instant | None = None
 
 
+    def over(self, base: EnqueueOptions) -> EnqueueOptions:
+        """These options, and those of `base` where these leave a choice."""
+        timed = self if self.delay is not None or self.run_at is not None else base
+        return EnqueueOptions(
+            tx=base.tx if self.tx is None else self.tx,
+            queue=base.queue if self.queue is None else self.queue,
+            priority=base.priority if self.priority is None else self.priority,
+            max_attempts=base.max_attempts if self.max_attempts is None else self.max_attempts,
+            keys={**(base.keys or {}), **(self.keys or {})} or None,
+            delay=timed.delay,
+            run_at=timed.run_at,
+        )
+
+
 DEFAULTS = EnqueueOptions()
 
 
@@ -153,11 +167,13 @@ class BoundTask(Generic[P, R]):
         return jobs[0]
 
     async def enqueue_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
-        """Store these calls of this task, all or none."""
+        """Store these calls of this task, all or none. What a call does not choose is as chosen with `using`."""
         listed = list(calls)
         for call in listed:
             if call.task is not self._task:
                 raise InvalidJob(f"{call!r} is no call of task {self._task.name!r}; use app.enqueue_many for a mixture")
+        if self._options is not DEFAULTS:
+            listed = [Call(call.task, call.args, call.kwargs, call.options.over(self._options)) for call in listed]
         return await self._task.producer.enqueue_many(listed, self._options.tx)
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
@@ -218,13 +234,6 @@ class Task(BoundTask[P, R]):
         self.options = options.checked(what)
         self.codec = Codec(name, function, local_names)
         self.timeout = None if options.timeout is None else microseconds(options.timeout)
-        if isinstance(options.keys, tuple):
-            for key in options.keys:
-                if key not in self.codec.parameters:
-                    raise ConfigurationError(
-                        f"{what}: keys={options.keys!r} names {key!r}, which is none of its parameters "
-                        f"{self.codec.signature}"
-                    )
         functools.update_wrapper(cast(Callable[..., Any], self), function, updated=())
 
     def __repr__(self) -> str:

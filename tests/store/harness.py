@@ -54,7 +54,7 @@ SECOND = 1_000_000
 MINUTE = 60 * SECOND
 LEASE = timedelta(seconds=30)
 WORKER = WorkerIdentity(UUID(int=1), "worker:1")
-WATCHDOG = 30.0
+WATCHDOG = 20.0
 """Seconds after which a test that waits for what will never come is stopped. Never the measure of anything."""
 ASKED_IN_VAIN = 200
 """Claims that bring nothing and promise more, after which a worker would be spinning."""

@@ -106,10 +106,10 @@ async def test_charged_by_time_a_tenant_with_long_jobs_gets_its_share_of_the_sec
     policy = Policy("webhooks", fair=Fair(by="account"))
     await store.declare(policy)
     length = {"long": 30 * SECOND, "short": SECOND}
-    await given_jobs(store, policy, {"account": "long"}, 200)
-    await given_jobs(store, policy, {"account": "short"}, 1_500)
+    await given_jobs(store, policy, {"account": "long"}, 100)
+    await given_jobs(store, policy, {"account": "short"}, 800)
     seconds: Counter[str] = Counter()
-    for _ in range(600):
+    for _ in range(300):
         for each in await claim(store, "webhooks", 2):
             account = str(each.keys["account"])
             seconds[account] += length[account]

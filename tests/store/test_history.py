@@ -132,6 +132,19 @@ async def test_progress_is_noted_with_its_message(store: Store, queue: str) -> N
     await finish(store, [held])
 
 
+async def test_a_new_attempt_does_not_show_the_progress_of_the_last_one(
+    store: Store, clock: ManualClock, queue: str
+) -> None:
+    (job,) = await given_jobs(store, PLAIN)
+    (held,) = await claim(store, queue)
+    await store.report_progress(held, 0.9, "almost")
+    await finish(store, [held], Failed("boom", SECOND))
+    clock.advance("1s")
+    await claim(store, queue)
+    record = await store.job(job)
+    assert (record.state, record.progress, record.progress_message) == (State.RUNNING, None, None)
+
+
 async def test_a_claim_that_is_gone_reports_no_progress(store: Store, clock: ManualClock, queue: str) -> None:
     (job,) = await given_jobs(store, PLAIN)
     (stale,) = await claim(store, queue)

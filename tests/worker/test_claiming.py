@@ -113,6 +113,7 @@ async def test_a_nudge_that_arrives_while_a_claim_is_on_its_way_back_is_not_lost
 
     async with working(app, poll="1d", lease="1h") as worker:
         await until(lambda: worker._slots.queues["default"].is_registered)
+        worker._slots.queues["default"].is_registered = False  # as before the first claim
         store.after["claim"] = hold_up
         worker._claiming.look_everywhere()
         await answered.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from datetime import timedelta
 
 import pytest
@@ -116,9 +117,10 @@ async def test_workers_remove_old_jobs_themselves(app: App, store: WatchedStore,
     async with working(app, lease="1h"):
         job = await work.enqueue()
         await job.result()
-        for _ in range(30):
-            clock.advance("1h")
-            await turns(50)
-        await store.finished("prune", 2)
-        with pytest.raises(JobNotFound):
-            await job.status()
+        clock.advance("23h")
+        await store.finished("prune")
+        assert await job.status() is State.DONE
+        clock.advance("1h")
+        with contextlib.suppress(JobNotFound):
+            while await job.status() is State.DONE:  # until the harness loses its patience
+                clock.advance("1m")

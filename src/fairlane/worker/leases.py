@@ -38,6 +38,7 @@ class Leases:
         self._look = asyncio.Event()
         self._must_check = False
         self._kept_at = clock.monotonic()
+        self._renewing = asyncio.Lock()
         self._loop_time = asyncio.get_running_loop().time
         self._looked_at = 0.0
         self._later: asyncio.TimerHandle | None = None
@@ -67,6 +68,8 @@ class Leases:
 
     async def keep_if_late(self) -> None:
         """A process that stood still (a suspended machine, a handler that blocks the loop) must not reap itself."""
+        async with self._renewing:
+            pass  # one that is under way counts once it has landed
         late = self._clock.monotonic() - self._kept_at - self._every
         if late > self._every // 2 and self._execution.running:
             log.warning(
@@ -94,8 +97,12 @@ class Leases:
         self._looked_at = self._loop_time()
 
     async def _renew(self) -> None:
-        # Noted before the call: time that passes during it is not covered by it.
-        self._kept_at = self._clock.monotonic()
+        async with self._renewing:
+            # Noted before the call: time that passes during it is not covered by it.
+            self._kept_at = self._clock.monotonic()
+            await self._renew_all()
+
+    async def _renew_all(self) -> None:
         leases = sorted(self._execution.leases() | self._settling.leases())
         if not leases:
             return

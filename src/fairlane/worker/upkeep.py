@@ -26,7 +26,7 @@ async def reap_leases(
     before: Callable[[], Awaitable[int]],
     on_reaped: Callable[[], None],
 ) -> None:
-    """End the claims of workers that are gone, when their leases are. `before` tells how far the store's clock is off."""
+    """End the claims of workers that are gone, once their leases are. `before` tells how the store's clock differs."""
     while True:
         offset = await before()
         reaped = await outage.ride_out(lambda: store.reap(AT_ONCE), "reaping")

@@ -1,5 +1,9 @@
 -- The statements of a claim. They run on a connection of their own, under the queue's claim lock, at READ COMMITTED: the
 -- lock is a statement by itself, so that every snapshot is taken after the wait for it.
+--
+-- `x.id = any (array[y.id])` is `x.id = y.id` for a planner that must not turn the join round. A plan is made once and
+-- kept, perhaps while a table is all but empty: it would then be walked from end to end, and still be when it is full.
+-- An equality can be merged, so that even a whole index is worth a path; this one can only be looked up.
 
 -- name: select_queue_id
 -- The opening of a claim cannot have parameters (three statements, one round trip), so the server writes it once.
@@ -62,7 +66,7 @@ named as materialized (
         union
         select lane from arrived
     ) bells
-    join fairlane.lanes l on l.id = bells.lane
+    join fairlane.lanes l on l.id = any (array[bells.lane])
 ),
 scanned as materialized (
     select f, f.ctid as place, f.id
@@ -87,7 +91,7 @@ first_lanes as materialized (
 flows_of_named as materialized (
     select f, f.ctid as place
     from (select distinct (l).flow as id from named) n
-    join fairlane.flows f on f.id = n.id
+    join fairlane.flows f on f.id = any (array[n.id])
 ),
 due_gates as materialized (
     select g, g.ctid as place
@@ -152,7 +156,7 @@ joined as (
     update fairlane.jobs j
     set state = 1, due_at = null, position = p.position, ready_at = $2
     from placed p
-    where j.id = p.id
+    where j.id = any (array[p.id])
     returning j.lane, j.priority, j.position, coalesce(j.lane_keys, j.keys) as keys
 )
 select lane, priority, (array_agg(keys))[1] as keys, count(*)::integer as count, min(position) as floor, $2 as since
@@ -166,12 +170,12 @@ with
 named as materialized (
     select l, l.ctid as place
     from unnest($1::bytea[]) as n (id)
-    join fairlane.lanes l on l.id = n.id
+    join fairlane.lanes l on l.id = any (array[n.id])
 ),
 flows_of_named as materialized (
     select f, f.ctid as place
     from (select distinct (l).flow as id from named) n
-    join fairlane.flows f on f.id = n.id
+    join fairlane.flows f on f.id = any (array[n.id])
 )
 select
     array(select l from named) as lanes,
@@ -213,7 +217,7 @@ named_flows as materialized (
         union
         select (l).flow from parked_lanes
     ) n
-    join fairlane.flows f on f.id = n.id
+    join fairlane.flows f on f.id = any (array[n.id])
 ),
 scanned as materialized (
     select f, f.ctid as place, f.id
@@ -242,7 +246,7 @@ ready_lanes as materialized (
 named_gates as materialized (
     select g, g.ctid as place
     from unnest($3::bytea[]) as n (id)
-    join fairlane.gates g on g.id = n.id
+    join fairlane.gates g on g.id = any (array[n.id])
 ),
 heads as materialized (
     select h.nth, j.place, j.position, j.ready_at
@@ -398,7 +402,7 @@ stretch as materialized (
 removed as (
     delete from fairlane.lanes l
     using stretch s
-    where l.id = s.id and s.is_idle
+    where l.id = any (array[s.id]) and s.is_idle
     returning l.ready, l.in_flight
 ),
 counted as (
@@ -428,7 +432,7 @@ stretch as materialized (
 removed as (
     delete from fairlane.flows f
     using stretch s
-    where f.id = s.id and s.is_idle
+    where f.id = any (array[s.id]) and s.is_idle
     returning f.id
 )
 select
@@ -450,7 +454,7 @@ stretch as materialized (
 removed as (
     delete from fairlane.gates g
     using stretch s
-    where g.id = s.id and s.is_idle
+    where g.id = any (array[s.id]) and s.is_idle
     returning g.id
 )
 select

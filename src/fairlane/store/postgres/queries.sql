@@ -1,5 +1,5 @@
 -- The statements of everyone who does not claim: producers, settling workers, the reaper, operators. They append facts
--- and never touch flows, lanes or gates.
+-- and never touch flows, lanes or gates. (Why `= any (array[…])` stands where `=` would do: see `claims.sql`.)
 
 -- name: pin_plans
 -- Statements are written for one plan each. A planner that has just seen an emptied or a filled table must not find
@@ -136,7 +136,7 @@ ended as (
         result = g.result,
         error = g.error
     from given g
-    where j.id = g.id and j.lease = g.lease and j.state = 2
+    where j.id = any (array[g.id]) and j.lease = g.lease and j.state = 2
     returning j.id, j.queue_id, j.lane, j.priority, j.position, j.ready_at, coalesce(j.lane_keys, j.keys) as keys,
         j.state, j.claimed_at, j.worker, j.charge, j.lease, j.outcome, j.error, g.ran, g.unstarted, g.now,
         case when g.counts_attempt then j.attempt else j.attempt + 1 end as attempt
@@ -180,7 +180,7 @@ filed as (
 -- Skipping what is locked: the reaper locks a lease before its jobs, we come from the jobs.
 dropped as (
     delete from fairlane.leases
-    where id in (select l.id from fairlane.leases l where l.id = any ($3::uuid[]) for update skip locked)
+    where id = any (array(select l.id from fairlane.leases l where l.id = any ($3::uuid[]) for update skip locked))
 ),
 forgotten as (
     delete from fairlane.cancellations
@@ -196,10 +196,10 @@ woken as (
             + least(1, count(*) filter (where e.state = 0))
             + (case when $4 or q.ready > 0 then 1 else 0 end) as most
         from ended e
-        join fairlane.queues q on q.id = e.queue_id
+        join fairlane.queues q on q.id = any (array[e.queue_id])
         group by e.queue_id, q.ready
     ) back
-    where back.most > 0 and exists (select from fairlane.waiters w where w.queue_id = back.queue_id)
+    where back.most > 0 and (select true from fairlane.waiters w where w.queue_id = back.queue_id limit 1)
 )
 select
     case when (select count(*) from ended) = cardinality($2) then '{}'
@@ -222,7 +222,7 @@ ended as (
         from clock
         cross join unnest($2::fairlane.done[]) u
     ) g
-    where j.id = g.id and j.lease = g.lease and j.state = 2
+    where j.id = any (array[g.id]) and j.lease = g.lease and j.state = 2
     returning j.id, j.queue_id, j.lane, j.charge, g.ran, g.now
 ),
 freed as (
@@ -245,7 +245,7 @@ filed as (
 ),
 dropped as (
     delete from fairlane.leases
-    where id in (select l.id from fairlane.leases l where l.id = any ($3::uuid[]) for update skip locked)
+    where id = any (array(select l.id from fairlane.leases l where l.id = any ($3::uuid[]) for update skip locked))
 ),
 forgotten as (
     delete from fairlane.cancellations
@@ -255,7 +255,7 @@ forgotten as (
 woken as (
     select sum(fairlane.nudge(f.queue_id, 1)) as told
     from freed f
-    where exists (select from fairlane.waiters w where w.queue_id = f.queue_id)
+    where (select true from fairlane.waiters w where w.queue_id = f.queue_id limit 1)
       and (select q.ready > 0 from fairlane.queues q where q.id = f.queue_id)
 )
 select
@@ -268,8 +268,8 @@ from woken
 -- Of these claims, the jobs that a settlement under the same lease has ended.
 select g.id
 from unnest($1::uuid[], $2::uuid[]) as g (id, lease)
-where exists (select from fairlane.jobs j where j.id = g.id and j.lease = g.lease and j.state <> 2)
-   or exists (select from fairlane.attempts a where a.job = g.id and a.lease = g.lease)
+where (select j.lease = g.lease and j.state <> 2 from fairlane.jobs j where j.id = g.id)
+   or (select true from fairlane.attempts a where a.job = g.id and a.lease = g.lease limit 1)
 
 -- name: renew
 with renewed as (
@@ -286,7 +286,7 @@ select
 -- name: select_held
 select g.id
 from unnest($1::uuid[], $2::uuid[]) as g (id, lease)
-join fairlane.jobs j on j.id = g.id
+join fairlane.jobs j on j.id = any (array[g.id])
 where j.lease = g.lease and j.state = 2
 
 -- name: lock_expired_leases
@@ -304,7 +304,7 @@ for update skip locked
 select j.id, j.lease, j.attempt, j.max_attempts, j.claimed_at
 from fairlane.leases l
 cross join unnest(l.jobs) as held (id)
-join fairlane.jobs j on j.id = held.id
+join fairlane.jobs j on j.id = any (array[held.id])
 where l.id = any ($1::uuid[]) and j.lease = l.id and j.state = 2
 
 -- name: next_lease_end
@@ -339,7 +339,7 @@ ended as (
     update fairlane.jobs j
     set state = 5, outcome = 'cancelled', cancel_requested = true, finished_at = job.now, due_at = null
     from job
-    where j.id = job.id and job.state < 2
+    where j.id = any (array[job.id]) and job.state < 2
     returning j.id
 ),
 rung as (
@@ -358,7 +358,7 @@ asked as (
     update fairlane.jobs j
     set cancel_requested = true
     from job
-    where j.id = job.id and job.state = 2
+    where j.id = any (array[job.id]) and job.state = 2
     returning j.id
 ),
 noted as (
@@ -428,23 +428,23 @@ taken as materialized (
 removed as (
     delete from fairlane.jobs j
     using (select unnest(jobs) as id from taken) t
-    where j.id = t.id and (case when $1 then j.state = 4 else j.state in (3, 5) end) and j.finished_at <= $2
+    where j.id = any (array[t.id]) and (case when $1 then j.state = 4 else j.state in (3, 5) end) and j.finished_at <= $2
     returning j.id
 ),
 history as (
     delete from fairlane.attempts a
     using removed
-    where a.job = removed.id
+    where a.job = any (array[removed.id])
 ),
 emptied as (
     delete from fairlane.finished f
     using taken t
-    where f.is_dead = $1 and f.id = t.id and cardinality(t.rest) = 0
+    where f.is_dead = $1 and f.id = any (array[t.id]) and cardinality(t.rest) = 0
 ),
 shortened as (
     update fairlane.finished f
     set jobs = t.rest
     from taken t
-    where f.is_dead = $1 and f.id = t.id and cardinality(t.rest) > 0
+    where f.is_dead = $1 and f.id = any (array[t.id]) and cardinality(t.rest) > 0
 )
 select (select count(*) from removed) as jobs, (select coalesce(sum(cardinality(jobs)), 0) from taken) as filed

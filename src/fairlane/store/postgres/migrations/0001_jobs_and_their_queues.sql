@@ -33,7 +33,7 @@ comment on column fairlane.queues.arrivals_from is 'No arrival of an earlier tra
 create sequence fairlane.positions as bigint;
 
 -- A job is updated in place. The indexes name no column that changes from ready to running to done, so those updates
--- are HOT, and the pages keep room for them. There is no foreign key to `queues`: every insert would lock the row that
+-- are HOT, and pages are filled by half: a claim writes a second version of every row beside the first. There is no foreign key to `queues`: every insert would lock the row that
 -- every claim updates.
 create table fairlane.jobs (
     id uuid primary key,
@@ -62,7 +62,7 @@ create table fairlane.jobs (
     result bytea,
     progress double precision,
     progress_message text
-) with (fillfactor = 60);
+) with (fillfactor = 50);
 comment on column fairlane.jobs.ready_at is 'When it joined its lane: at its enqueue, or when it came due. Age counts from here.';
 comment on column fairlane.jobs.lane_keys is 'The keys that tell lanes apart; null: all of `keys`.';
 comment on column fairlane.jobs.due_at is 'Set while the job is scheduled, and only then.';
@@ -182,7 +182,8 @@ create table fairlane.lanes (
     gate bytea,
     tag double precision not null
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 2000);
-create index lanes_of_flow on fairlane.lanes (flow, standing, rank);
+create index lanes_of_flow on fairlane.lanes (flow);
+create index lanes_ready on fairlane.lanes (flow, rank) where standing = 1;
 create index lanes_parked on fairlane.lanes (gate, tag) where standing = 2;
 
 create table fairlane.gates (

@@ -1,0 +1,218 @@
+"""Hot statements on PostgreSQL keep to the indexes they were written for, whatever the tables hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+import asyncpg
+import pytest
+from tests.store.harness import claim, claim_once, finish, given_jobs, new_jobs, soon
+
+from fairlane.clock import ManualClock
+from fairlane.job import NewJob
+from fairlane.policy import Concurrency, Fair, Policy, Rate
+from fairlane.scheduler.snapshot import Plan
+from fairlane.store.postgres import PostgresStore
+from fairlane.store.postgres.claims import Loaded, Scheduling
+from fairlane.store.postgres.connections import STATEMENTS, Connections
+from fairlane.store.protocol import FOLD_AT_MOST
+
+POLICY = Policy(
+    "webhooks",
+    fair=Fair(by="account"),
+    limits=(Concurrency(5, by="account"), Rate(100, per="1m", by="endpoint")),
+)
+
+INDEXES = {
+    "load": {
+        "arrivals_in_order",
+        "flows_pkey",
+        "flows_ready",
+        "gates_to_wake",
+        "jobs_due",
+        "lanes_pkey",
+        "lanes_ready",
+        "queues_pkey",
+        "releases_in_order",
+        "waiters_pkey",
+    },
+    "supply": {
+        "flows_parked",
+        "flows_pkey",
+        "flows_ready",
+        "gates_pkey",
+        "jobs_in_lane",
+        "lanes_parked",
+        "lanes_ready",
+    },
+    "write": {"queues_pkey"},
+    "promote": {"jobs_due", "jobs_pkey"},
+    "select_lanes": {"flows_pkey", "lanes_pkey"},
+    "next_due": {"gates_to_wake", "jobs_due", "leases_by_end"},
+    "enqueue": {"waiters_pkey"},
+    "settle_done": {"cancellations_pkey", "jobs_pkey", "leases_pkey", "queues_pkey", "waiters_pkey"},
+    "settle": {"cancellations_pkey", "jobs_pkey", "leases_pkey", "queues_pkey", "waiters_pkey"},
+    "select_settled": {"attempts_pkey", "jobs_pkey"},
+    "renew": {"cancellations_pkey", "leases_pkey"},
+    "select_held": {"jobs_pkey"},
+    "lock_expired_leases": {"leases_by_end"},
+    "select_abandoned": {"jobs_pkey", "leases_pkey"},
+    "cancel": {"jobs_pkey", "leases_pkey"},
+    "prune": {"attempts_pkey", "finished_pkey", "jobs_pkey"},
+}
+
+
+@pytest.fixture
+async def store(postgres_url: str) -> AsyncIterator[PostgresStore]:
+    store = PostgresStore(postgres_url, clock=ManualClock())
+    await store.open()
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def pinned(store: PostgresStore, postgres_url: str) -> AsyncIterator[asyncpg.Connection[Any]]:
+    """A connection as the store makes them."""
+    connection = await Connections(postgres_url, "a test").connect()
+    yield connection
+    await connection.close()
+
+
+async def plan_of(connection: asyncpg.Connection[Any], statement: str) -> dict[str, Any]:
+    """The generic plan: the one that is made once and used for every set of parameters."""
+    prepared = await connection.prepare(STATEMENTS[statement])
+    nothing = ", ".join(["null"] * len(prepared.get_parameters()))
+    await connection.execute(f"prepare asked as {STATEMENTS[statement]}")
+    try:
+        found = await connection.fetchval(f"explain (format json, costs off) execute asked ({nothing})")
+    finally:
+        await connection.execute("deallocate asked")
+    plan: dict[str, Any] = json.loads(found)[0]["Plan"]
+    return plan
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from nodes(child)
+
+
+def indexes_of(plan: dict[str, Any]) -> set[str]:
+    return {node["Index Name"] for node in nodes(plan) if "Index Name" in node}
+
+
+def walks(plan: dict[str, Any]) -> list[str]:
+    """Nodes that read a table from end to end, or an index of it without knowing where to start."""
+    return [
+        f"{node['Node Type']} on {node.get('Relation Name')}"
+        for node in nodes(plan)
+        if node["Node Type"] in {"Seq Scan", "Bitmap Heap Scan", "Bitmap Index Scan", "Hash Join", "Merge Join"}
+        or (node["Node Type"] in {"Index Scan", "Index Only Scan"} and "Index Cond" not in node)
+    ]
+
+
+def a_mix(count: int, accounts: int) -> list[NewJob]:
+    return [
+        job
+        for n in range(count // 10)
+        for job in new_jobs(POLICY, {"account": n % accounts, "endpoint": n % (2 * accounts)}, 10)
+    ]
+
+
+async def fill(store: PostgresStore, accounts: int) -> None:
+    """Jobs waiting, running, done and due later; lanes and flows that are ready and parked."""
+    await store.declare(POLICY)
+    await store.enqueue(a_mix(4_000, accounts))
+    await given_jobs(store, POLICY, {"account": 0, "endpoint": 0}, 200, delay=60_000_000)
+    for _ in range(4):
+        await finish(store, await claim(store, "webhooks", 100))
+    await claim(store, "webhooks", 100)
+
+
+@pytest.mark.parametrize("statement", sorted(INDEXES))
+@pytest.mark.parametrize("accounts", [0, 1, 400], ids=["never used", "one account", "400 accounts"])
+async def test_a_hot_statement_keeps_to_its_indexes(
+    store: PostgresStore, pinned: asyncpg.Connection[Any], statement: str, accounts: int
+) -> None:
+    if accounts:
+        await fill(store, accounts)
+        await pinned.execute("analyze")
+    plan = await plan_of(pinned, statement)
+    assert walks(plan) == []
+    assert indexes_of(plan) == INDEXES[statement]
+
+
+async def test_claiming_and_finishing_a_job_leaves_its_indexes_alone(
+    store: PostgresStore, pinned: asyncpg.Connection[Any]
+) -> None:
+    await store.declare(POLICY)
+    for account in range(20):
+        await given_jobs(store, POLICY, {"account": account, "endpoint": 0}, 5)
+    while claims := await claim(store, "webhooks", 50):
+        await finish(store, claims)
+    await store.close()  # sessions report what they did when they end
+    updated, hot = await soon(_updates(pinned, "jobs", 200))
+    assert updated == 200
+    assert hot == updated
+
+
+async def _updates(connection: asyncpg.Connection[Any], table: str, least: int) -> tuple[int, int]:
+    while True:
+        row = await connection.fetchrow(
+            "select n_tup_upd, n_tup_hot_upd from pg_stat_user_tables where schemaname = 'fairlane' and relname = $1",
+            table,
+        )
+        if row is not None and row[0] >= least:
+            return row[0], row[1]
+
+
+class Meter:
+    """Counts the rows that claims read, from inside their transactions."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rows = 0
+        write = Scheduling.write
+
+        async def metered(scheduling: Scheduling, loaded: Loaded, plan: Plan, *rest: Any) -> Any:
+            claims = await write(scheduling, loaded, plan, *rest)
+            self.rows = await scheduling.connection.fetchval(
+                "select sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::integer from pg_stat_xact_user_tables"
+            )
+            # What is not flushed would be counted again by the next claim.
+            await scheduling.connection.execute("select pg_stat_force_next_flush()")
+            return claims
+
+        monkeypatch.setattr(Scheduling, "write", metered)
+
+
+async def rows_per_claim(store: PostgresStore, meter: Meter, lanes: int, batch: int) -> Sequence[int]:
+    """Fold the arrival of so many lanes, then let claims and settlements alternate; what each claim read."""
+    policy = Policy(f"lanes-{lanes}", fair=Fair(by="account", charge="count"), limits=(Concurrency(5, by="account"),))
+    await store.declare(policy)
+    for first in range(0, lanes, 10_000):
+        accounts = range(first, min(lanes, first + 10_000))
+        await store.enqueue([job for account in accounts for job in new_jobs(policy, {"account": account}, 2)])
+    for _ in range(0, lanes, FOLD_AT_MOST):
+        await claim_once(store, policy.queue, 1)
+    assert (await store.counts(policy.queue)).bells == 0
+    read = []
+    for _ in range(6):
+        claims = (await claim_once(store, policy.queue, batch)).claims
+        assert len(claims) == batch
+        read.append(meter.rows)
+        await finish(store, claims)
+    return read[1:]
+
+
+@pytest.mark.slow
+async def test_a_claim_reads_as_many_rows_at_a_hundred_thousand_lanes_as_at_a_hundred(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter = Meter(monkeypatch)
+    batch = 20
+    few = await rows_per_claim(store, meter, 100, batch)
+    many = await rows_per_claim(store, meter, 100_000, batch)
+    assert max(few) <= 12 * batch
+    assert max(many) <= max(few)
