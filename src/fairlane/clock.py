@@ -28,6 +28,8 @@ __all__ = [
 
 Instant = int
 SECOND = 1_000_000
+MAX_DURATION = 1_000_000 * 86_400 * SECOND
+"""Longer than any program waits, and small enough to be added to any instant."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -86,7 +88,7 @@ class ManualClock:
     def set(self, moment: Instant) -> None:
         """Put the clock at `moment`, backwards too (a clock that steps back is a case worth testing)."""
         self._now = moment
-        due = [future for at, future in self._sleepers if at <= moment]
+        due = [future for at, future in sorted(self._sleepers, key=lambda sleeper: sleeper[0]) if at <= moment]
         self._sleepers = [(at, future) for at, future in self._sleepers if at > moment]
         for future in due:
             if not future.done():
@@ -142,6 +144,6 @@ def parse_duration(text: str) -> int:
             break
         total += float(part[1]) * _UNITS[part[2]]
         end = part.end()
-    if not stripped or end != len(stripped):
+    if not stripped or end != len(stripped) or total > MAX_DURATION:
         raise ConfigurationError(f"{text!r} is not a duration; write a number and a unit, such as 250ms, 10m or 1h30m")
     return round(total)

@@ -103,7 +103,6 @@ class EnqueueOptions:
     delay: int | None = None
     run_at: Instant | None = None
 
-
     def over(self, base: EnqueueOptions) -> EnqueueOptions:
         """These options, and those of `base` where these leave a choice."""
         timed = self if self.delay is not None or self.run_at is not None else base

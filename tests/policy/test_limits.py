@@ -85,13 +85,13 @@ def test_a_shut_rate_opens_at_its_time_and_not_a_microsecond_before(rate: Rate, 
 def test_a_refund_gives_back_exactly_what_was_charged(rate: Rate, used: int, asked: int) -> None:
     tat = NOW + used % (rate.burst * rate.interval)
     count = min(asked, rate.room(0, tat, NOW))
-    assert rate.refunded(rate.charged(tat, NOW, count), count) == tat
+    assert rate.refunded(rate.charged(tat, NOW, count), count, held=0) == tat
 
 
 def test_a17_a_refund_never_lifts_a_full_bucket_above_its_burst() -> None:
     rate = Rate(10, per="1m")
     tat = rate.charged(0, NOW, 1)
-    assert rate.room(0, rate.refunded(tat, 1), NOW + 3_600_000_000) == 10
+    assert rate.room(0, rate.refunded(tat, 1, held=0), NOW + 3_600_000_000) == 10
 
 
 def test_a_token_held_until_the_bucket_has_refilled_is_worth_nothing() -> None:
@@ -152,7 +152,7 @@ def test_concurrency_has_room_for_the_rest_and_never_less_than_none(in_flight: i
 
 def test_concurrency_neither_charges_tokens_nor_opens_by_time() -> None:
     limit = Concurrency(1)
-    assert (limit.charged(7, NOW, 3), limit.refunded(7, 3), limit.carried_over(7, NOW)) == (7, 7, 7)
+    assert (limit.charged(7, NOW, 3), limit.refunded(7, 3, held=0), limit.carried_over(7, NOW)) == (7, 7, 7)
     assert limit.opens_at(7) is None
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.scheduler.ledger import LaneKey
-from tests.scheduler.simulation import Bench
-
 from fairlane.policy import Concurrency, gate_id
 from fairlane.scheduler.snapshot import Standing
+from tests.scheduler.ledger import LaneKey
+from tests.scheduler.simulation import Bench
 
 
 def books_are_right(bench: Bench) -> None:

@@ -37,8 +37,10 @@ class Ledger:
     waiting: dict[LaneKey, list[tuple[int, Instant]]] = field(default_factory=lambda: defaultdict(list))
     runs: list[Run] = field(default_factory=list)
     running: dict[int, Run] = field(default_factory=dict)
-    tokens: list[tuple[Instant, LaneKey, bool]] = field(default_factory=list)
-    """What rates were charged (True) and refunded (False), in the order of events."""
+    tokens: list[tuple[Instant, LaneKey, Instant | None]] = field(default_factory=list)
+    """What rates were charged (None) and refunded (when it was charged), in the order of events."""
+    returned: list[Run] = field(default_factory=list)
+    """Given back, and not folded by a claim yet."""
     crowded: list[str] = field(default_factory=list)
     """Starts that found their limit of concurrency used up."""
 
@@ -54,7 +56,7 @@ class Ledger:
         run = Run(position, head[1], lane, now)
         self.runs.append(run)
         self.running[position] = run
-        self.tokens.append((now, lane, True))
+        self.tokens.append((now, lane, None))
         for limit in self.policy.limits:
             if isinstance(limit, Concurrency) and (level := self.in_flight(limit, self.scope(limit, lane))) > limit.max:
                 self.crowded.append(f"{limit!r} for {self.scope(limit, lane)}: {level} in flight at {now}")
@@ -64,8 +66,13 @@ class Ledger:
         run = self.running.pop(position)
         run.ended_at, run.given_back = now, given_back
         if given_back:
-            self.tokens.append((now, run.lane, False))
+            self.returned.append(run)
         return run
+
+    def fold(self, now: Instant) -> None:
+        """A claim folds what was given back before it. Bells of one claim are folded lane by lane."""
+        self.tokens += [(now, run.lane, run.at) for run in self.returned]
+        self.returned.clear()
 
     def scope(self, limit: Limit, lane: LaneKey) -> tuple[str | None, ...]:
         return scope_of(limit.by, lane)
@@ -84,9 +91,9 @@ class Ledger:
     def arrival_time(self, limit: Rate, scope: tuple[str | None, ...]) -> Instant:
         """GCRA played again over what was started and what was given back."""
         tat = 0
-        for at, lane, is_start in self.tokens:
+        for at, lane, charged_at in self.tokens:
             if self.scope(limit, lane) == scope:
-                tat = limit.charged(tat, at, 1) if is_start else limit.refunded(tat, 1)
+                tat = limit.charged(tat, at, 1) if charged_at is None else limit.refunded(tat, 1, at - charged_at)
         return tat
 
     def startable(self, now: Instant) -> list[LaneKey]:

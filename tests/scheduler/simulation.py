@@ -10,13 +10,12 @@ from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 from itertools import count
 
-from tests.scheduler.ledger import LaneKey, Ledger, Run
-
 from fairlane.clock import SECOND, Instant
 from fairlane.policy import Policy
 from fairlane.scheduler.memory import MemoryQueue
 from fairlane.scheduler.rebuild import rebuild
 from fairlane.scheduler.snapshot import Arrival, Head, Plan, Release, Start
+from tests.scheduler.ledger import LaneKey, Ledger, Run
 
 EPOCH = 1_900_000_000 * SECOND
 
@@ -43,6 +42,7 @@ class Bench:
 
     def claim(self, want: int, check: Callable[[LaneKey], None] | None = None) -> Plan:
         plan = self.queue.claim(self.now, want)
+        self.ledger.fold(self.now)
         assert len(plan.starts) <= want
         for start in plan.starts:
             lane = self.names[start.lane]

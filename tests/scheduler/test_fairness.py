@@ -8,13 +8,13 @@ from math import ceil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.scheduler.ledger import LaneKey
-from tests.scheduler.simulation import EPOCH, Bench, Fleet
 
 from fairlane.clock import SECOND
 from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.scheduler.fold import MAX_LAG
 from fairlane.scheduler.snapshot import Standing
+from tests.scheduler.ledger import LaneKey
+from tests.scheduler.simulation import EPOCH, Bench, Fleet
 
 BY_COUNT = Policy("q", Fair(by="account", charge="count"))
 BY_TIME = Policy("q", Fair(by="account"))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from tests.scheduler.simulation import EPOCH, Bench, Fleet
 
 from fairlane.clock import SECOND
 from fairlane.policy import Concurrency, Fair, Level, Policy, Rate, gate_id
 from fairlane.scheduler.snapshot import Standing
+from tests.scheduler.simulation import EPOCH, Bench, Fleet
 
 FAIR = Fair(by="account", charge="count")
 
@@ -97,9 +97,6 @@ def test_a17_a_claim_given_back_gets_its_tokens_and_its_turn_back(by: str | None
     assert [flow.vtime for flow in bench.queue.flows.values()] == [3.0]
 
 
-@pytest.mark.xfail(
-    reason="a Release does not say how long its claims were held, so Rate.refunded(held=…) cannot be told", strict=True
-)
 def test_a_token_that_was_held_for_long_does_not_let_one_job_too_many_start() -> None:
     rate = Rate(100, per="1s", by="account")
     bench = Bench(Policy("q", FAIR, (rate,)))
@@ -151,9 +148,7 @@ def test_lanes_of_one_flow_are_served_by_rank_although_newer_ones_have_just_rung
     for nth in range(40):
         bench.enqueue({"account": f"new{nth}"})
     assert len(positions(bench, 30)) == 30
-    assert {run.enqueued_at for run in bench.ledger.runs} == {EPOCH}, (
-        "a later job went first"
-    )
+    assert {run.enqueued_at for run in bench.ledger.runs} == {EPOCH}, "a later job went first"
 
 
 def test_a_lane_whose_gate_nobody_asked_for_is_not_taken_to_be_open() -> None:

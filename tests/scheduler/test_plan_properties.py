@@ -12,13 +12,13 @@ from collections import Counter
 from dataclasses import replace
 
 from hypothesis import given, settings
-from tests.scheduler.lives import checked_claim, drain, finish, take
-from tests.scheduler.simulation import Bench
-from tests.scheduler.strategies import Step, busy_lives, lives, policies, wide_policies
 
 from fairlane.policy import Policy
 from fairlane.scheduler.plan import plan_claims
 from fairlane.scheduler.snapshot import Plan
+from tests.scheduler.lives import checked_claim, drain, finish, take
+from tests.scheduler.simulation import Bench
+from tests.scheduler.strategies import Step, busy_lives, lives, policies, wide_policies
 
 
 @settings(deadline=None, max_examples=200)

@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
-from tests.scheduler.invariants import books_are_right
-from tests.scheduler.lives import finish, take
-from tests.scheduler.simulation import EPOCH, Bench
-from tests.scheduler.strategies import Step, lives, policies
 
 from fairlane.clock import SECOND
 from fairlane.policy import Concurrency, Fair, Policy, Rate, gate_id
 from fairlane.scheduler.fold import MAX_LAG
 from fairlane.scheduler.snapshot import Standing
+from tests.scheduler.invariants import books_are_right
+from tests.scheduler.lives import finish, take
+from tests.scheduler.simulation import EPOCH, Bench
+from tests.scheduler.strategies import Step, lives, policies
 
 KEYS = ("account", "endpoint", "region")
 FAIR = Fair(by="account", charge="count")

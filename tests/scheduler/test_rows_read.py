@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.scheduler.simulation import Bench
 
 from fairlane.clock import SECOND
 from fairlane.policy import Concurrency, Fair, Limit, Policy, Rate
+from tests.scheduler.simulation import Bench
 
 FAIR = Fair(by="account", charge="count")
 POLICIES = {

@@ -6,12 +6,12 @@ from random import Random
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.scheduler.ledger import LaneKey
-from tests.scheduler.simulation import Fleet
 
 from fairlane.clock import SECOND
 from fairlane.policy import Fair, Policy, flow_id
 from fairlane.scheduler.snapshot import FlowRow
+from tests.scheduler.ledger import LaneKey
+from tests.scheduler.simulation import Fleet
 
 GUESSED_FACTOR = 2.0
 """With guessed costs, and `c` the longest run of a flow: D claims in flight may each be charged too little by up to c.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 import pytest
-from tests.scheduler.ledger import LaneKey
-from tests.scheduler.simulation import EPOCH, Fleet
 
 from fairlane.clock import SECOND
 from fairlane.policy import Fair, Policy
+from tests.scheduler.ledger import LaneKey
+from tests.scheduler.simulation import EPOCH, Fleet
 
 LONG, SHORT = 34 * SECOND, 1 * SECOND
 

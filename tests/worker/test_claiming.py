@@ -10,9 +10,21 @@ from uuid import UUID
 import pytest
 from msgspec import structs
 
-from fairlane import App, Concurrency, JobCancelled, JobFailed, ManualClock, State, UnknownQueue, WorkerOptions, context
+from fairlane import (
+    App,
+    Concurrency,
+    JobCancelled,
+    JobFailed,
+    ManualClock,
+    State,
+    StoreUnavailable,
+    UnknownQueue,
+    WorkerOptions,
+    context,
+)
 from fairlane.job import NewJob, new_job_ids
 from fairlane.policy import lane_id
+from fairlane.store.sqlite.wakeups import SqliteListener
 from tests.worker.harness import WatchedStore, reaches, turns, until, working
 
 
@@ -122,6 +134,26 @@ async def test_a_nudge_that_arrives_while_a_claim_is_on_its_way_back_is_not_lost
         store.after.clear()
         let_go.set()
         assert await job.result() == "seen"
+
+
+async def test_a_worker_whose_ear_was_cut_off_hears_again(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    hear, cuts = SqliteListener.wait, 0
+
+    async def cut_twice(self: SqliteListener, until: int | None) -> bool:
+        nonlocal cuts
+        cuts += 1
+        if cuts <= 2:
+            raise StoreUnavailable("the connection broke")
+        return await hear(self, until)
+
+    @app.task
+    async def work() -> str:
+        return "heard"
+
+    monkeypatch.setattr(SqliteListener, "wait", cut_twice)
+    async with working(app, poll="1d", lease="1h") as worker:
+        await until(lambda: cuts == 3 and worker._slots.queues["default"].is_registered)
+        assert await (await work.enqueue()).result() == "heard"
 
 
 async def test_a_due_job_is_picked_up_at_its_time_although_nothing_else_happens(app: App, clock: ManualClock) -> None:

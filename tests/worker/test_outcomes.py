@@ -244,7 +244,7 @@ async def test_a_timeout_can_be_in_dead_on(app: App, clock: ManualClock) -> None
 
 
 async def test_only_the_job_that_overran_its_timeout_is_stopped(app: App, clock: ManualClock) -> None:
-    started = [asyncio.Event(), asyncio.Event()]
+    started = [asyncio.Event(), asyncio.Event(), asyncio.Event()]
     release = asyncio.Event()
 
     @app.task(max_attempts=1, timeout="30s")
@@ -262,8 +262,14 @@ async def test_only_the_job_that_overran_its_timeout_is_stopped(app: App, clock:
         clock.advance("10s")
         with pytest.raises(JobFailed):
             await first.result()
+        assert await second.status() is State.RUNNING
+        third = await hold.enqueue(2)
+        await started[2].wait()
+        clock.advance("20s")  # the timer goes on to the next one
+        with pytest.raises(JobFailed):
+            await second.result()
         release.set()
-        assert await second.result() == "in time"
+        assert await third.result() == "in time"
 
 
 async def test_a_thread_that_overruns_its_timeout_keeps_its_slot_until_it_returns(app: App, clock: ManualClock) -> None:

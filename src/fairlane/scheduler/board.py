@@ -54,12 +54,12 @@ class Gate:
             self.tat = self.limit.charged(self.tat, now, count)
         self.dirty = True
 
-    def give_back(self, ended: int, unstarted: int) -> None:
+    def give_back(self, ended: int, unstarted: int, held: int) -> None:
         if self.limit.counts_in_flight:
             self.in_flight = max(0, self.in_flight - ended - unstarted)
             self.dirty = True
         elif unstarted:
-            self.tat = self.limit.refunded(self.tat, unstarted)
+            self.tat = self.limit.refunded(self.tat, unstarted, held)
             self.dirty = True
 
     def row(self) -> GateRow:
@@ -228,6 +228,7 @@ class Board:
         self.lanes: dict[bytes, Lane] = {}
         self.gates: dict[bytes, Gate] = {}
         self._bounds = {bound.name: bound for bound in policy.bound}
+        self._queue_gates: list[Gate] | None = None
 
     def next_tie(self) -> int:
         self.tie += 1
@@ -280,6 +281,9 @@ class Board:
     def gates_of(self, lane: Lane) -> list[Gate]:
         """The keyed gates of a lane; those that the store did not know are new and open."""
         if lane.gates is None:
+            if not self.policy.keyed_limits:
+                lane.gates = []
+                return lane.gates
             lane.gates = [
                 self.gate(gate_id, bound, select(bound.limit.by, lane.keys, lane.priority))
                 for gate_id, bound in self.policy.gates_of(lane.priority, lane.keys)
@@ -287,8 +291,10 @@ class Board:
         return lane.gates
 
     def queue_gates(self) -> list[Gate]:
-        """The gates of the whole queue."""
-        return [self.gate(gate_id, bound, ()) for gate_id, bound in self.policy.queue_gates]
+        """The gates of the whole queue. Asked for once the store has told of them."""
+        if self._queue_gates is None:
+            self._queue_gates = [self.gate(gate_id, bound, ()) for gate_id, bound in self.policy.queue_gates]
+        return self._queue_gates
 
     def gate(self, gate_id: bytes, bound: BoundLimit, key: tuple[str | None, ...]) -> Gate:
         found = self.gates.get(gate_id)

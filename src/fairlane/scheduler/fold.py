@@ -38,8 +38,9 @@ def fold_releases(board: Board, releases: Iterable[Release]) -> None:
             continue
         lane.in_flight = max(0, lane.in_flight - release.ended - release.unstarted)
         lane.dirty = True
+        held = max(0, board.now - release.since)
         for gate in (*board.gates_of(lane), *board.queue_gates()):
-            gate.give_back(release.ended, release.unstarted)
+            gate.give_back(release.ended, release.unstarted, held)
         correction = -release.refund
         if release.ended:
             mean = release.ran / release.ended / 1e6

@@ -46,6 +46,7 @@ class MemoryQueue:
         self.releases: list[Release] = []
         self.rows_read = 0
         self._position = 0
+        self._claimed_at: dict[int, Instant] = {}
 
     def enqueue(self, now: Instant, keys: Mapping[str, str | None], count: int = 1, priority: int = 0) -> list[Head]:
         """Append jobs to their lane, and ring its bell."""
@@ -61,7 +62,7 @@ class MemoryQueue:
 
     def give_back(self, start: Start) -> None:
         """End a claim that never started; its job keeps its place."""
-        self.releases.append(Release(start.lane, 0, 0, 0.0, 1, start.charge))
+        self.releases.append(Release(start.lane, 0, 0, 0.0, 1, start.charge, self._claimed_at[start.head.position]))
         insort(self.jobs[start.lane], start.head, key=_position)
         row = self.lanes[start.lane]
         self.arrivals.append(Arrival(start.lane, row.priority, row.keys, 1, start.head.position, start.head.ready_at))
@@ -76,6 +77,7 @@ class MemoryQueue:
             except StopIteration as stop:
                 plan: Plan = stop.value
                 self._apply(plan)
+                self._claimed_at.update((start.head.position, now) for start in plan.starts)
                 return plan
             supply = self._supply(need)
             self.rows_read += len(supply.flows) + len(supply.lanes) + len(supply.gates)

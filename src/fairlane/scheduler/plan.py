@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterable
 from heapq import heapify, heappop, heappush
 from math import ceil, inf
 
+from fairlane.policy.limits import UNBOUNDED
 from fairlane.policy.policy import Level
 from fairlane.scheduler.board import IDLE, PARKED, READY, Board, Flow, Gate, Lane
 from fairlane.scheduler.fold import fold_arrivals, fold_releases, settle_debt, tag_of, wake
@@ -157,7 +158,7 @@ class _Plan:
         heapify(self.heap)
         for entry in self.heap:
             entry[3].queued = True
-        room = min((gate.room(self.now) for gate in board.queue_gates()), default=self.want)
+        room = min((gate.room(self.now) for gate in board.queue_gates()), default=UNBOUNDED)
         budget = min(self.want, room)
         visits = IDLE_VISITS * self.want + 64
         if budget > 0:

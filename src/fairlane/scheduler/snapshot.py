@@ -145,6 +145,8 @@ class Release(msgspec.Struct, frozen=True):
     """Claims that were given back before they started."""
     refund: float
     """What was charged for those."""
+    since: Instant = 0
+    """When the oldest of those was claimed: tokens that time has given back are not given back twice."""
 
 
 class Snapshot(msgspec.Struct, frozen=True):

@@ -61,7 +61,7 @@ class WorkerOptions:
     """Between queues: by weight, or strictly in the order given."""
     concurrency: int = 100
     """Slots: how many jobs run at the same time."""
-    prefetch: int = 500
+    prefetch: int = 0
     """The most jobs to claim ahead of free slots: as many as end while a claim takes place; none if jobs are long."""
     lease: Duration = timedelta(seconds=30)
     """For how long a claim is held without a sign of life; renewed every third of it."""

@@ -16,7 +16,7 @@ __all__ = ["attempts", "cancel", "insert", "record"]
 
 
 def insert(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> dict[int, int]:
-    """Store jobs and ring one bell per lane. Returns how many became ready by queue."""
+    """Store jobs and ring one bell per lane. Returns how many waiters to wake by queue."""
     numbers = {name: _queue_number(tx, name) for name in {job.queue for job in jobs}}
     last: int = tx.value("take_positions", len(jobs))
     position = last - len(jobs)
@@ -24,6 +24,7 @@ def insert(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> dict[int, i
     bells: dict[bytes, list[object]] = {}
     counts: Counter[bytes] = Counter()
     ready: Counter[int] = Counter()
+    scheduled: set[int] = set()
     for job in jobs:
         position += 1
         queue = numbers[job.queue]
@@ -52,11 +53,14 @@ def insert(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> dict[int, i
             bells.setdefault(job.lane, [queue, job.lane, job.priority, lane_keys, 0, position, now])
             counts[job.lane] += 1
             ready[queue] += 1
+        else:
+            scheduled.add(queue)
     for lane, bell in bells.items():
         bell[4] = counts[lane]
     tx.run_many("insert_job", job_rows)
     tx.run_many("insert_arrival", list(bells.values()))
-    return dict(ready)
+    # A scheduled job wakes one waiter too: it has to learn until when to sleep.
+    return {queue: ready[queue] or 1 for queue in {*ready, *scheduled}}
 
 
 def _due_at(job: NewJob, now: Instant) -> Instant | None:
@@ -110,7 +114,7 @@ def attempts(tx: Transaction, job: UUID) -> list[AttemptRecord]:
     state, attempt, claimed_at, finished_at, worker, outcome, error = row
     if state == State.RUNNING:
         past.append(AttemptRecord(attempt, claimed_at, None, worker, "running", None))
-    elif finished_at is not None and claimed_at is not None and not (past and past[-1].claimed_at == claimed_at):
+    elif finished_at is not None and claimed_at is not None:
         past.append(AttemptRecord(attempt, claimed_at, finished_at, worker, outcome, error))
     return past
 

@@ -41,8 +41,8 @@ insert into arrivals (queue, lane, priority, keys, count, floor, since)
 values (?, ?, ?, ?, ?, ?, ?)
 
 -- name: insert_release
-insert into releases (queue, lane, ended, ran, charged, unstarted, refund)
-values (?, ?, ?, ?, ?, ?, ?)
+insert into releases (queue, lane, ended, ran, charged, unstarted, refund, since)
+values (?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: select_due_jobs
 -- Scheduled jobs whose time has come, in the order in which they are due.
@@ -66,7 +66,7 @@ order by id
 limit ?
 
 -- name: select_releases
-select id, lane, ended, ran, charged, unstarted, refund
+select id, lane, ended, ran, charged, unstarted, refund, since
 from releases
 where queue = ?
 order by id
@@ -290,7 +290,8 @@ where id = ?
 
 -- name: cancel_waiting
 update jobs
-set state = 5, finished_at = ?, due_at = null, outcome = 'cancelled', cancel_requested = 1
+set state = 5, finished_at = ?, due_at = null, claimed_at = null, worker = null, outcome = 'cancelled',
+    cancel_requested = 1
 where position = ?
 
 -- name: request_cancel

@@ -35,8 +35,8 @@ def settle(tx: Transaction, settlements: Iterable[Settlement], now: Instant) -> 
     tx.run_many(
         "insert_release",
         [
-            (queue, lane, int(ended), int(ran), charged, int(unstarted), refund)
-            for (queue, lane), (ended, ran, charged, unstarted, refund) in tally.releases.items()
+            (queue, lane, int(ended), int(ran), charged, int(unstarted), refund, int(since))
+            for (queue, lane), (ended, ran, charged, unstarted, refund, since) in tally.releases.items()
         ],
     )
     tx.run_many("insert_arrival", tally.arrivals)
@@ -66,10 +66,11 @@ def _settle_one(tx: Transaction, settlement: Settlement, now: Instant, tally: _T
     if not to.is_final:
         tx.run("insert_attempt", job, attempt, claimed_at, now, worker, outcome, settlement.error)
     tx.run("finish_job", to, counted, finished_at, due_at, settlement.error, outcome, settlement.result, position)
-    release = tally.releases.setdefault((queue, lane), [0, 0, 0.0, 0, 0.0])
+    release = tally.releases.setdefault((queue, lane), [0, 0, 0.0, 0, 0.0, now])
     if settlement.unstarted:
         release[3] += 1
         release[4] += charge
+        release[5] = min(release[5], claimed_at)
     else:
         release[0] += 1
         release[1] += settlement.ran

@@ -134,7 +134,8 @@ create table releases (
     ran integer not null,
     charged real not null,
     unstarted integer not null,
-    refund real not null
+    refund real not null,
+    since integer not null
 ) strict;
 create index releases_by_queue on releases (queue);
 

@@ -1,0 +1,219 @@
+"""Lost connections on PostgreSQL: what was committed is recognised, what was not is done again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from urllib.parse import urlsplit, urlunsplit
+
+import pytest
+from tests.store.harness import LEASE, WORKER, claim, claim_once, finish, given_jobs, new_jobs, soon, worker_named
+
+from fairlane.errors import StoreUnavailable
+from fairlane.job import Claim, State
+from fairlane.policy import Policy
+from fairlane.scheduler.settlement import Done, Failed, Released, settle
+from fairlane.store.postgres import PostgresStore
+from fairlane.store.protocol import Listener
+
+PLAIN = Policy("webhooks")
+
+
+class Proxy:
+    """A network between a store and its server that can be cut at the worst moment."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        assert parts.hostname
+        assert parts.port
+        self._server = (parts.hostname, parts.port)
+        self._parts = parts
+        self._listening: asyncio.Server | None = None
+        self._links: set[asyncio.StreamWriter] = set()
+        self._cut_after_answer_to = b""
+        self.cuts = 0
+        self.is_down = False
+
+    async def start(self) -> str:
+        self._listening = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        port = self._listening.sockets[0].getsockname()[1]
+        return urlunsplit(self._parts._replace(netloc=f"{self._parts.username}@127.0.0.1:{port}"))
+
+    def swallow_the_answer_to(self, statement: bytes) -> None:
+        """The next request that holds these bytes reaches the server; its answer does not come back."""
+        self._cut_after_answer_to = statement
+
+    def cut(self) -> None:
+        for link in list(self._links):
+            link.transport.abort()
+
+    async def close(self) -> None:
+        self.cut()
+        if self._listening is not None:
+            self._listening.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.is_down:
+            writer.transport.abort()
+            return
+        server_reader, server_writer = await asyncio.open_connection(*self._server)
+        self._links |= {writer, server_writer}
+        swallowing = asyncio.Event()
+        await asyncio.gather(
+            self._pump(reader, server_writer, watch=swallowing),
+            self._pump(server_reader, writer, swallow=swallowing),
+            return_exceptions=True,
+        )
+        self._links -= {writer, server_writer}
+
+    async def _pump(
+        self,
+        source: asyncio.StreamReader,
+        target: asyncio.StreamWriter,
+        *,
+        watch: asyncio.Event | None = None,
+        swallow: asyncio.Event | None = None,
+    ) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await source.read(65_536):
+                if watch is not None and self._cut_after_answer_to and self._cut_after_answer_to in data:
+                    self._cut_after_answer_to = b""
+                    watch.set()
+                if swallow is not None and swallow.is_set():
+                    # The server has answered, so it has done what it was asked; nobody will hear of it.
+                    self.cuts += 1
+                    break
+                target.write(data)
+                await target.drain()
+        target.transport.abort()
+
+
+@pytest.fixture
+async def proxy(postgres_url: str) -> AsyncIterator[Proxy]:
+    proxy = Proxy(postgres_url)
+    yield proxy
+    await proxy.close()
+
+
+@pytest.fixture
+async def store(proxy: Proxy) -> AsyncIterator[PostgresStore]:
+    """A store whose connections go through the proxy."""
+    store = PostgresStore(await proxy.start())
+    await store.open()
+    await store.declare(PLAIN)
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def other(postgres_url: str) -> AsyncIterator[PostgresStore]:
+    store = PostgresStore(postgres_url)
+    await store.open()
+    yield store
+    await store.close()
+
+
+# L08
+@pytest.mark.parametrize("outcome", [Done(b"1"), Failed("boom", 3_600_000_000), Released("drain")])
+async def test_a_settlement_whose_commit_was_not_heard_of_is_not_reported_lost(
+    store: PostgresStore, proxy: Proxy, outcome: Done | Failed | Released
+) -> None:
+    await given_jobs(store, PLAIN, count=3)
+    await finish(
+        store, await claim(store, "webhooks", 1), outcome
+    )  # the statement is prepared now, and its bytes known
+    held = await claim(store, "webhooks", 2)
+    settlements = [settle(each, outcome, 1_000) for each in held]
+    proxy.swallow_the_answer_to(held[0].lease.bytes)
+    assert await store.settle(settlements) == []
+    assert proxy.cuts == 1
+    for each in held:
+        record = await store.job(each.id)
+        assert record.state is settlements[0].to
+        assert [past.claimed_at for past in await store.attempts(each.id)].count(each.claimed_at) == 1
+
+
+# L01
+async def test_a_settlement_that_was_reaped_while_its_connection_was_lost_is_reported_lost(
+    store: PostgresStore, other: PostgresStore, proxy: Proxy
+) -> None:
+    await given_jobs(store, PLAIN)
+    (held,) = (await store.claim("webhooks", lambda: 1, worker=WORKER, lease=LEASE * 0)).claims
+    proxy.is_down = True
+    proxy.cut()
+    settling = asyncio.ensure_future(store.settle([settle(held, Done(None), 1_000)]))
+    assert [each.job for each in (await other.reap()).settled] == [held.id]
+    proxy.is_down = False
+    assert await soon(settling) == [held.id]
+    assert (await other.job(held.id)).state is State.READY
+
+
+async def test_an_enqueue_whose_commit_was_not_heard_of_stores_its_jobs_once(
+    store: PostgresStore, proxy: Proxy
+) -> None:
+    await given_jobs(store, PLAIN)
+    jobs = new_jobs(PLAIN, count=5)
+    proxy.swallow_the_answer_to(jobs[0].id.bytes)
+    await store.enqueue(jobs)
+    assert proxy.cuts == 1
+    assert len(await claim(store, "webhooks", 10)) == 6
+    assert (await store.counts("webhooks")).ready == 0
+
+
+async def test_a_claim_says_that_the_database_is_gone_and_the_next_one_connects_again(
+    store: PostgresStore, proxy: Proxy
+) -> None:
+    await given_jobs(store, PLAIN, count=2)
+    assert len(await claim(store, "webhooks", 1)) == 1
+    proxy.is_down = True
+    proxy.cut()
+    with pytest.raises(StoreUnavailable):
+        await claim(store, "webhooks", 1)
+    with pytest.raises(StoreUnavailable):
+        await store.job(new_jobs(PLAIN)[0].id)
+    proxy.is_down = False
+    assert len(await claim(store, "webhooks", 1)) == 1
+
+
+async def test_a_claimer_that_is_cancelled_holds_no_lock(store: PostgresStore, other: PostgresStore) -> None:
+    await given_jobs(store, PLAIN, count=2)
+    started = asyncio.Event()
+
+    def want() -> int:
+        started.set()
+        return 1
+
+    claiming = asyncio.ensure_future(store.claim("webhooks", want, worker=WORKER, lease=LEASE))
+    await started.wait()
+    claiming.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await claiming
+    found = await soon(claim(other, "webhooks", 2, worker=worker_named("other")))
+    assert len(found) >= 1
+
+
+async def test_a_listener_that_lost_its_connection_listens_again_and_is_nudged(
+    store: PostgresStore, other: PostgresStore, proxy: Proxy
+) -> None:
+    listener = await store.listen(WORKER)
+    while (await claim_once(store, "webhooks", 1, listener=listener)).look_again:
+        pass
+    proxy.cut()
+    (missed,) = await given_jobs(other, PLAIN)
+    assert await soon(listener.wait(None)) is True
+    brought = await soon(_claim_with_patience(store, listener))
+    assert [each.id for each in brought] == [missed]
+    while (await claim_once(store, "webhooks", 1, listener=listener)).look_again:
+        pass
+    await given_jobs(other, PLAIN)
+    assert await soon(listener.wait(None)) is True
+    await listener.close()
+
+
+async def _claim_with_patience(store: PostgresStore, listener: Listener) -> list[Claim]:
+    """The claims' own connection may have been cut as well: the first use finds out."""
+    try:
+        return (await claim_once(store, "webhooks", 1, listener=listener)).claims
+    except StoreUnavailable:
+        return (await claim_once(store, "webhooks", 1, listener=listener)).claims
