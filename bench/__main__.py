@@ -62,9 +62,7 @@ class Bench:
         }
 
     def _fairlane(self, calls: str, jobs: int, processes: int, concurrency: int) -> float:
-        run: Drain = drain(
-            self._database(), calls, jobs, processes=processes, concurrency=concurrency, queue=calls
-        )
+        run: Drain = drain(self._database(), calls, jobs, processes=processes, concurrency=concurrency, queue=calls)
         if run.counted_by_handlers != jobs:
             raise RuntimeError(f"{jobs} jobs were enqueued, but handlers counted {run.counted_by_handlers} runs")
         return run.jobs_per_second
@@ -116,7 +114,9 @@ def _judge(medians: dict[str, float], figures: dict[str, list[float]]) -> tuple[
 
 
 def _save(medians: dict[str, float], figures: dict[str, list[float]], missed: list[Bar]) -> None:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT, check=False)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT, check=False
+    )
     lines = [
         f"\n## {commit.stdout.strip() or 'unknown commit'}: {platform.machine()}, Python {platform.python_version()}\n",
         "| work | jobs/s (median) | spread | ratio |",
@@ -131,7 +131,9 @@ def _save(medians: dict[str, float], figures: dict[str, list[float]], missed: li
             ratio = f"{value / medians[bar.against]:.2f} (bar {bar.least}: {verdict})"
         lines.append(f"| {name} | {value:,.0f} | {min(figures[name]):,.0f} – {max(figures[name]):,.0f} | {ratio} |")
     if not RESULTS.exists():
-        RESULTS.write_text("# Results\n\nAppended by `make bench`; absolute figures mean little, ratios are what counts.\n")
+        RESULTS.write_text(
+            "# Results\n\nAppended by `make bench`; absolute figures mean little, ratios are what counts.\n"
+        )
     with RESULTS.open("a") as file:
         file.write("\n".join(lines) + "\n")
 

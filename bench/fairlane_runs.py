@@ -50,7 +50,9 @@ def drain(url: str, calls: str, jobs: int, *, processes: int, concurrency: int, 
     with tempfile.TemporaryDirectory(prefix="fairlane-bench-") as ledger:
         environment["BENCH_LEDGER"] = ledger
         worker = [*command, "worker", "bench.workload:app", "--queues", queue, "--concurrency", str(concurrency)]
-        crew = [subprocess.Popen([*worker, "--log-level", "warning"], env=environment, cwd=ROOT) for _ in range(processes)]
+        crew = [
+            subprocess.Popen([*worker, "--log-level", "warning"], env=environment, cwd=ROOT) for _ in range(processes)
+        ]
         try:
             asyncio.run(_until_drained(url, crew))
             seconds = asyncio.run(_drain_seconds(url))

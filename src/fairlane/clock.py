@@ -64,7 +64,7 @@ class SystemClock:
 
     async def sleep_until(self, moment: Instant) -> None:
         # In slices of at most a minute: a laptop that slept, or a clock that was set, is noticed.
-        while (left := moment - self.now()) > 0:
+        while (left := moment - self.now()) > 0:  # noqa: ASYNC110 - time is what is waited for
             await asyncio.sleep(min(left / SECOND, 60.0))
 
 
@@ -114,7 +114,9 @@ def _wake(future: asyncio.Future[None]) -> None:
 def as_instant(moment: datetime) -> Instant:
     """The instant of an aware `datetime`, exactly."""
     if moment.tzinfo is None:
-        raise ConfigurationError(f"{moment.isoformat()} has no timezone; give an aware datetime, such as datetime.now(UTC)")
+        raise ConfigurationError(
+            f"{moment.isoformat()} has no timezone; give an aware datetime, such as datetime.now(UTC)"
+        )
     return (moment - _EPOCH) // _MICROSECOND
 
 

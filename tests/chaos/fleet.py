@@ -105,7 +105,9 @@ class Fleet:
     def produce(self, producers: int, jobs: int, folder: Path) -> list[Source]:
         command = [sys.executable, "-m", "tests.chaos.producer"]
         each = str(jobs // producers)
-        return [Source(folder / f"{seed}.ids", [*command, str(seed), each], self._environment) for seed in range(producers)]
+        return [
+            Source(folder / f"{seed}.ids", [*command, str(seed), each], self._environment) for seed in range(producers)
+        ]
 
     def kill_one(self) -> None:
         """SIGKILL a worker, note when it was certainly dead, and start another."""

@@ -1,4 +1,4 @@
-"""L18, A09, C01, E06 with real processes: nothing lost, nothing settled twice, no limit exceeded, whatever is killed."""
+"""L18, A09, C01, E06 with real processes and real kills: nothing lost, nothing settled twice, no limit exceeded."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ KILL_EVERY = 1_000
 """Ended runs between two kills."""
 
 
-def run_chaos(
-    url: str, folder: Path, *, workers: int, producers: int, jobs: int
-) -> tuple[Fleet, set[str], set[str]]:
+def run_chaos(url: str, folder: Path, *, workers: int, producers: int, jobs: int) -> tuple[Fleet, set[str], set[str]]:
     fleet = Fleet(url, workers, concurrency=20, lease="5s", seed=7)
     sources = fleet.produce(producers, jobs, folder)
     committed: set[str] = set()

@@ -12,9 +12,9 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
-from tests.cli.conftest import Fairlane
 
 from fairlane.cli.program import program
+from tests.cli.conftest import Fairlane
 
 SHOP = """
 import os, signal

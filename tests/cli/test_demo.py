@@ -13,9 +13,9 @@ from typing import Any
 
 import asyncpg
 import pytest
-from tests.cli.conftest import Fairlane
 
 from fairlane.testing.postgres import ThrowawayPostgres
+from tests.cli.conftest import Fairlane
 
 SMALL = ["demo", "--scale", "0.1", "--json"]
 

@@ -9,10 +9,10 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.scheduler.ledger import too_fast
 
 from fairlane.errors import InvalidPolicy
 from fairlane.policy import Concurrency, Rate
+from tests.scheduler.ledger import too_fast
 
 NOW = 1_900_000_000_000_000
 rates = st.builds(

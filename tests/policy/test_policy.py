@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.scheduler.strategies import policies
 
 from fairlane.errors import InvalidPolicy
 from fairlane.policy import Concurrency, Fair, Level, Policy, Rate
+from tests.scheduler.strategies import policies
 
 
 @settings(deadline=None, max_examples=200)

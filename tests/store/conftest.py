@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from tests.store.harness import Database, Kind
 
 from fairlane.clock import ManualClock
 from fairlane.store.protocol import Store
+from tests.store.harness import Database, Kind
 
 
 @pytest.fixture(params=get_args(Kind))

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import get_args
 
 import msgspec
-from tests.store.harness import Database, Kind, claim, finish, worker_named
 
 from fairlane.job import Claim
+from tests.store.harness import Database, Kind, claim, finish, worker_named
 
 __all__ = ["Run", "run_together"]
 

@@ -6,6 +6,13 @@ import asyncio
 from uuid import uuid4
 
 import pytest
+
+from fairlane.clock import ManualClock
+from fairlane.errors import JobNotFound
+from fairlane.job import State
+from fairlane.policy import Concurrency, Fair, Policy
+from fairlane.scheduler.settlement import Cancelled, Died, Done, Failed, Outcome, Released, Retried, Snoozed
+from fairlane.store.protocol import Store
 from tests.store.harness import (
     LEASE,
     SECOND,
@@ -19,13 +26,6 @@ from tests.store.harness import (
     soon,
     worker_named,
 )
-
-from fairlane.clock import ManualClock
-from fairlane.errors import JobNotFound
-from fairlane.job import State
-from fairlane.policy import Concurrency, Fair, Policy
-from fairlane.scheduler.settlement import Cancelled, Died, Done, Failed, Outcome, Released, Retried, Snoozed
-from fairlane.store.protocol import Store
 
 PLAIN = Policy("webhooks")
 

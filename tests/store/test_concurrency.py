@@ -7,18 +7,6 @@ from collections import Counter
 from datetime import timedelta
 
 import pytest
-from tests.store.harness import (
-    SECOND,
-    Database,
-    assert_at_rest,
-    by_key,
-    claim,
-    claim_once,
-    finish,
-    given_jobs,
-    ids,
-    worker_named,
-)
 
 from fairlane.clock import ManualClock
 from fairlane.job import Claim
@@ -35,6 +23,18 @@ from fairlane.scheduler.settlement import (
     settle,
 )
 from fairlane.store.protocol import Store
+from tests.store.harness import (
+    SECOND,
+    Database,
+    assert_at_rest,
+    by_key,
+    claim,
+    claim_once,
+    finish,
+    given_jobs,
+    ids,
+    worker_named,
+)
 
 ACME = {"account": "acme"}
 BY_ACCOUNT = Policy("webhooks", limits=(Concurrency(2, by="account"),))

@@ -9,6 +9,12 @@ from uuid import UUID, uuid4
 
 import msgspec
 import pytest
+
+from fairlane.clock import ManualClock
+from fairlane.errors import FairlaneError, JobNotFound, UnknownQueue
+from fairlane.job import JobRecord, NewJob, State
+from fairlane.policy import Concurrency, Fair, Policy
+from fairlane.store.protocol import QueueCounts, Store
 from tests.store.harness import (
     MINUTE,
     SECOND,
@@ -21,12 +27,6 @@ from tests.store.harness import (
     new_jobs,
     state_of,
 )
-
-from fairlane.clock import ManualClock
-from fairlane.errors import FairlaneError, JobNotFound, UnknownQueue
-from fairlane.job import JobRecord, NewJob, State
-from fairlane.policy import Concurrency, Fair, Policy
-from fairlane.store.protocol import QueueCounts, Store
 
 PLAIN = Policy("webhooks")
 

@@ -6,13 +6,13 @@ from collections import Counter
 from math import ceil
 
 import pytest
-from tests.store.harness import SECOND, by_key, claim, claim_once, finish, given_jobs, ids, new_jobs
 
 from fairlane.clock import ManualClock
 from fairlane.job import Claim
 from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.scheduler.settlement import Released
 from fairlane.store.protocol import FOLD_AT_MOST, Store
+from tests.store.harness import SECOND, by_key, claim, claim_once, finish, given_jobs, ids, new_jobs
 
 BY_COUNT = Policy("webhooks", fair=Fair(by="account", charge="count"))
 

@@ -8,12 +8,12 @@ from contextlib import AsyncExitStack
 from uuid import UUID
 
 import pytest
-from tests.store.harness import Database, claim, finish, given_jobs, ids, new_jobs
 
 from fairlane.clock import ManualClock
 from fairlane.policy import Concurrency, Fair, Policy
 from fairlane.scheduler.settlement import Released
 from fairlane.store.protocol import Store
+from tests.store.harness import Database, claim, finish, given_jobs, ids, new_jobs
 
 PLAIN = Policy("webhooks")
 POLICIES = [

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from tests.store.harness import SECOND, claim, finish, given_jobs, worker_named
 
 from fairlane.clock import ManualClock
 from fairlane.job import State
 from fairlane.policy import Policy
 from fairlane.scheduler.settlement import Done, Failed, Outcome, Released, Retried, Snoozed
 from fairlane.store.protocol import Store
+from tests.store.harness import SECOND, claim, finish, given_jobs, worker_named
 
 PLAIN = Policy("webhooks")
 

@@ -7,6 +7,12 @@ from datetime import timedelta
 from uuid import UUID, uuid4
 
 import pytest
+
+from fairlane.clock import ManualClock, microseconds
+from fairlane.job import State
+from fairlane.policy import Concurrency, Fair, Policy
+from fairlane.scheduler.settlement import Done, Released, settle
+from fairlane.store.protocol import Store
 from tests.store.harness import (
     LEASE,
     SECOND,
@@ -20,12 +26,6 @@ from tests.store.harness import (
     state_of,
     worker_named,
 )
-
-from fairlane.clock import ManualClock, microseconds
-from fairlane.job import State
-from fairlane.policy import Concurrency, Fair, Policy
-from fairlane.scheduler.settlement import Done, Released, settle
-from fairlane.store.protocol import Store
 
 PLAIN = Policy("webhooks")
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.store.harness import Database, Kind, claim, finish, given_jobs
-from tests.store.processes import run_together
 
 from fairlane.clock import ManualClock
 from fairlane.errors import SchemaError, SchemaOutOfDate, SchemaTooNew
 from fairlane.policy import Policy
 from fairlane.store.migrate import load_migrations
+from tests.store.harness import Database, Kind, claim, finish, given_jobs
+from tests.store.processes import run_together
 
 PLAIN = Policy("webhooks")
 

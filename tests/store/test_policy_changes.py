@@ -5,6 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+
+from fairlane.clock import ManualClock
+from fairlane.policy import Concurrency, Fair, Policy, Rate
+from fairlane.scheduler.settlement import Released
+from fairlane.store.protocol import Store
 from tests.store.harness import (
     Database,
     assert_at_rest,
@@ -17,11 +22,6 @@ from tests.store.harness import (
     soon,
     worker_named,
 )
-
-from fairlane.clock import ManualClock
-from fairlane.policy import Concurrency, Fair, Policy, Rate
-from fairlane.scheduler.settlement import Released
-from fairlane.store.protocol import Store
 
 KEYS = ("account", "endpoint")
 ACME = {"account": "acme", "endpoint": "api"}

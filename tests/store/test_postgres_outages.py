@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from urllib.parse import urlsplit, urlunsplit
 
 import pytest
-from tests.store.harness import LEASE, WORKER, claim, claim_once, finish, given_jobs, new_jobs, soon, worker_named
 
 from fairlane.errors import StoreUnavailable
 from fairlane.job import Claim, State
@@ -16,6 +15,7 @@ from fairlane.policy import Policy
 from fairlane.scheduler.settlement import Done, Failed, Released, settle
 from fairlane.store.postgres import PostgresStore
 from fairlane.store.protocol import Listener
+from tests.store.harness import LEASE, WORKER, claim, claim_once, finish, given_jobs, new_jobs, soon, worker_named
 
 PLAIN = Policy("webhooks")
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import asyncpg
 import pytest
-from tests.store.harness import claim, claim_once, finish, given_jobs, new_jobs, soon
 
 from fairlane.clock import ManualClock
 from fairlane.job import NewJob
@@ -18,6 +17,7 @@ from fairlane.store.postgres import PostgresStore
 from fairlane.store.postgres.claims import Loaded, Scheduling
 from fairlane.store.postgres.connections import STATEMENTS, Connections
 from fairlane.store.protocol import FOLD_AT_MOST
+from tests.store.harness import claim, claim_once, finish, given_jobs, new_jobs, soon
 
 POLICY = Policy(
     "webhooks",

@@ -8,12 +8,12 @@ from typing import Any
 
 import asyncpg
 import pytest
-from tests.store.harness import claim, claim_once, given_jobs, hear, ids, new_jobs, soon, worker_named
 
 from fairlane.errors import ConfigurationError
 from fairlane.policy import Policy
 from fairlane.store.postgres import PostgresStore
 from fairlane.store.protocol import Listener, WorkerIdentity
+from tests.store.harness import claim, claim_once, given_jobs, hear, ids, new_jobs, soon, worker_named
 
 PLAIN = Policy("webhooks")
 

@@ -6,10 +6,10 @@ from collections import Counter, defaultdict
 
 import msgspec
 import pytest
-from tests.store.harness import Database, claim, given_jobs
-from tests.store.processes import Run, run_together
 
 from fairlane.policy import Concurrency, Fair, Policy
+from tests.store.harness import Database, claim, given_jobs
+from tests.store.processes import Run, run_together
 
 
 def most_at_once(runs: list[Run]) -> int:

@@ -11,14 +11,14 @@ import random
 from datetime import timedelta
 
 import pytest
-from tests.store.harness import ASKED_IN_VAIN, SECOND, assert_at_rest, claim_once, given_jobs, new_jobs, worker_named
-from tests.store.model import ModelQueue
 
 from fairlane.clock import ManualClock
 from fairlane.job import Claim, State
 from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.scheduler.settlement import Cancelled, Died, Done, Failed, Outcome, Released, Snoozed, settle
 from fairlane.store.protocol import Store
+from tests.store.harness import ASKED_IN_VAIN, SECOND, assert_at_rest, claim_once, given_jobs, new_jobs, worker_named
+from tests.store.model import ModelQueue
 
 KEYS = ("account", "endpoint")
 RATE = Rate(3, per="5s", by="endpoint")

@@ -6,6 +6,11 @@ import asyncio
 from datetime import timedelta
 
 import pytest
+
+from fairlane.clock import ManualClock
+from fairlane.policy import Concurrency, Policy, Rate
+from fairlane.scheduler.settlement import Failed, Released
+from fairlane.store.protocol import Store
 from tests.store.harness import (
     MINUTE,
     SECOND,
@@ -19,11 +24,6 @@ from tests.store.harness import (
     ids,
     worker_named,
 )
-
-from fairlane.clock import ManualClock
-from fairlane.policy import Concurrency, Policy, Rate
-from fairlane.scheduler.settlement import Failed, Released
-from fairlane.store.protocol import Store
 
 ACME = {"account": "acme"}
 

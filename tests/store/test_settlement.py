@@ -7,17 +7,6 @@ from uuid import uuid4
 
 import msgspec
 import pytest
-from tests.store.harness import (
-    SECOND,
-    Database,
-    claim,
-    finish,
-    given_jobs,
-    ids,
-    new_jobs,
-    state_of,
-    worker_named,
-)
 
 from fairlane.clock import ManualClock
 from fairlane.errors import JobNotFound
@@ -35,6 +24,17 @@ from fairlane.scheduler.settlement import (
     settle,
 )
 from fairlane.store.protocol import Store
+from tests.store.harness import (
+    SECOND,
+    Database,
+    claim,
+    finish,
+    given_jobs,
+    ids,
+    new_jobs,
+    state_of,
+    worker_named,
+)
 
 PLAIN = Policy("webhooks")
 ALL_OUTCOMES: list[Outcome] = [

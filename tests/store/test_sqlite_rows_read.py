@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
-from tests.store.harness import claim_once, finish, new_jobs
 
 from fairlane.clock import ManualClock
 from fairlane.policy import Concurrency, Fair, Policy
 from fairlane.store.sqlite import SqliteStore
+from tests.store.harness import claim_once, finish, new_jobs
 
 BATCH = 50
 STEP = 10

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from tests.store.harness import SECOND, assert_at_rest, by_key, claim, finish, given_jobs, ids, state_of
 
 from fairlane.clock import ManualClock
 from fairlane.errors import JobNotFound
@@ -13,6 +12,7 @@ from fairlane.job import State
 from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.scheduler.settlement import Cancelled, Died, Done, Outcome, Released
 from fairlane.store.protocol import Pruned, Retention, Store
+from tests.store.harness import SECOND, assert_at_rest, by_key, claim, finish, given_jobs, ids, state_of
 
 PLAIN = Policy("webhooks")
 KEEP = Retention()

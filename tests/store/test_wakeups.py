@@ -11,6 +11,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import pytest
+
+from fairlane.clock import ManualClock
+from fairlane.job import Claim
+from fairlane.policy import Concurrency, Policy, Rate
+from fairlane.scheduler.settlement import Failed, Released
+from fairlane.store.protocol import Listener, Store, WorkerIdentity
 from tests.store.harness import (
     LEASE,
     SECOND,
@@ -25,12 +31,6 @@ from tests.store.harness import (
     soon,
     worker_named,
 )
-
-from fairlane.clock import ManualClock
-from fairlane.job import Claim
-from fairlane.policy import Concurrency, Policy, Rate
-from fairlane.scheduler.settlement import Failed, Released
-from fairlane.store.protocol import Listener, Store, WorkerIdentity
 
 PLAIN = Policy("webhooks")
 

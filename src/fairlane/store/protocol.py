@@ -112,7 +112,7 @@ class Listener(Protocol):
     """A worker's ear. One per process; it hears what concerns the queues it waits for and the jobs it runs."""
 
     async def wait(self, until: Instant | None) -> bool:
-        """Return True at a nudge (work became claimable, or a running job was cancelled), False once `until` has come."""
+        """Return True at a nudge (work to claim, a running job to cancel), False once `until` has come."""
         ...
 
     async def close(self) -> None:
@@ -138,7 +138,7 @@ class Store(Protocol):
         ...
 
     async def declare(self, policy: Policy) -> Declared:
-        """Make a queue known. The first declaration is stored; whether a later, different one wins is the store's rule."""
+        """Make a queue known. The first declaration is stored; whether a later one wins is the store's rule."""
         ...
 
     async def apply(self, policy: Policy) -> Declared:
@@ -177,7 +177,7 @@ class Store(Protocol):
         ...
 
     async def held(self, claims: Sequence[tuple[UUID, UUID]]) -> list[UUID]:
-        """Of these (job, lease) pairs, the jobs whose claim still stands: what a worker asks after a lost connection."""
+        """Of these (job, lease) pairs, the jobs whose claim still stands: asked after a lost connection."""
         ...
 
     async def reap(self, limit: int = 1_000) -> Reaped:
@@ -189,7 +189,7 @@ class Store(Protocol):
         ...
 
     async def collect(self, queue: str, limit: int = 1_000) -> Pruned:
-        """Remove idle lanes, flows and gates: nothing in flight or waiting, the bucket full, the tag behind the cursor."""
+        """Remove idle lanes, flows and gates: nothing in flight or waiting, tokens full, the tag behind the cursor."""
         ...
 
     async def cancel(self, job: UUID) -> State:
