@@ -253,6 +253,22 @@ def test_an_alone_flow_whose_guess_was_far_too_high_neither_locks_out_nor_favour
     assert abs(served["newcomer"] - served["alone"]) <= MAX_LAG + 2 * fleet.slots
 
 
+def test_a_newcomer_that_joined_on_a_guess_far_too_high_is_not_locked_out_by_its_correction() -> None:
+    bench = Bench(BY_TIME)
+    bench.queue.queue = bench.queue.queue.__class__(0.0, 0.0, 0, 0, 34.0)
+    bench.enqueue({"account": "alone"}, count=5_000)
+    bench.claim(50)
+    bench.enqueue({"account": "newcomer"}, count=10)
+    bench.claim(0)  # it joins at 50 guesses of 34 seconds
+    before = len(bench.ledger.runs)
+    for _ in range(60):
+        for position in sorted(bench.claimed):
+            bench.settle(position, 1_000)
+        bench.claim(50)
+    order = accounts(bench, before)
+    assert order.index("newcomer") <= MAX_LAG + 50
+
+
 def test_an_empty_flow_is_idle_and_costs_no_claim_a_row() -> None:
     bench = Bench(BY_COUNT)
     bench.enqueue({"account": "a"})

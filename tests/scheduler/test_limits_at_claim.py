@@ -197,6 +197,72 @@ def test_cancelled_lanes_wait_on_no_gate_and_take_no_wakeup_from_others() -> Non
     assert positions(bench, 1) == [4]
 
 
+def test_a_lane_that_was_cancelled_in_the_same_breath_takes_no_wakeup_from_another() -> None:
+    bench = Bench(Policy("q", None, (Concurrency(1, by="region"),), ("region", "endpoint")))
+    (holder,) = bench.enqueue({"region": "eu", "endpoint": "0"})
+    bench.claim(1)
+    bench.enqueue({"region": "eu", "endpoint": "1"})
+    bench.now += SECOND
+    bench.enqueue({"region": "eu", "endpoint": "2"})
+    bench.claim(3)
+    bench.withdraw(next(lane for lane, jobs in bench.ledger.waiting.items() if jobs), 2)
+    bench.settle(holder.position, 5)
+    assert positions(bench, 1) == [3]
+
+
+def test_a_ready_lane_that_was_cancelled_to_the_last_job_is_not_parked() -> None:
+    bench = Bench(Policy("q", None, (Concurrency(1, by="region"),), ("region", "endpoint")))
+    bench.enqueue({"region": "eu", "endpoint": "0"})
+    bench.claim(1)
+    bench.enqueue({"region": "eu", "endpoint": "1"})
+    bench.claim(0)
+    bench.withdraw(next(lane for lane, jobs in bench.ledger.waiting.items() if jobs), 2)
+    bench.claim(1)
+    assert [gate.waiting for gate in bench.queue.gates.values()] == [0]
+
+
+def test_of_many_lanes_on_one_gate_the_one_with_the_highest_priority_is_woken_first() -> None:
+    bench = Bench(Policy("q", None, (Concurrency(1, by="region"),), ("region", "endpoint")))
+    (holder,) = bench.enqueue({"region": "eu", "endpoint": "holder"})
+    bench.claim(1)
+    for nth in range(30):
+        bench.enqueue({"region": "eu", "endpoint": str(nth)})
+    bench.claim(30)
+    (urgent,) = bench.enqueue({"region": "eu", "endpoint": "urgent"}, priority=5)
+    bench.claim(30)
+    bench.settle(holder.position, 5)
+    assert positions(bench, 1) == [urgent.position]
+
+
+def test_of_a_tenants_few_lanes_on_one_gate_the_one_with_the_highest_priority_is_woken_first() -> None:
+    bench = Bench(Policy("q", FAIR, (Concurrency(1, by="endpoint"),)))
+    keys = {"account": "a", "endpoint": "e"}
+    (holder,) = bench.enqueue(keys)
+    bench.claim(1)
+    for priority in (-2, -1, 0):  # each parks at a later virtual time than the one before
+        bench.enqueue(keys, priority=priority)
+        bench.claim(1)
+        bench.enqueue({"account": "a", "endpoint": f"other{priority}"})
+        bench.claim(1)
+    bench.settle(holder.position, 5)
+    (started,) = positions(bench, 1)
+    assert bench.ledger.running[started].lane[0] == 0
+
+
+def test_a_flow_that_gets_more_than_its_quota_still_serves_its_lanes_by_rank() -> None:
+    bench = Bench(Policy("q", FAIR, keys=("account", "endpoint")))
+    for nth in range(30):
+        bench.enqueue({"account": "a", "endpoint": f"old{nth}"})
+    bench.claim(0)
+    bench.now += SECOND
+    bench.enqueue({"account": "b", "endpoint": "e"})
+    for nth in range(20):
+        bench.enqueue({"account": "a", "endpoint": f"new{nth}"})
+    assert len(positions(bench, 20)) == 20
+    late = [run for run in bench.ledger.runs if run.enqueued_at > EPOCH]
+    assert [dict(run.lane[1])["account"] for run in late] == ["b"], "a later job went first"
+
+
 def test_each_level_parks_what_it_stops() -> None:
     for by, level in ((None, Level.QUEUE), ("account", Level.FLOW), ("endpoint", Level.LANE)):
         bench = Bench(Policy("q", FAIR, (Concurrency(1, by=by),), ("account", "endpoint")))

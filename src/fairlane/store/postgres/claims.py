@@ -360,7 +360,7 @@ class Claimer:
         more = plan.more or not loaded.all_folded
         due = None if is_filled else await connection.fetchval(STATEMENTS["next_due"], queue.id, now)
         look_again = await watch.update(connection, worker, is_filled=is_filled)
-        if loaded.others_wait and is_filled and (more or watch.is_leaving):
+        if loaded.others_wait and is_filled and (more or await watch.hands_over(connection)):
             await connection.execute(STATEMENTS["nudge"], queue.id, 1, worker.id)
         return Claimed(claims, lease, due, more, look_again)
 
@@ -400,11 +400,6 @@ class _Watch:
         self._after = self._before
         self._heard = listener.heard(queue) if listener else 0
 
-    @property
-    def is_leaving(self) -> bool:
-        """It waited and does not any more: whatever it was to wait for needs another waiter."""
-        return self._before is not None and self._after is None
-
     async def look(self, connection: Connection) -> None:
         """Before the bells are drained: which producers may not have seen the registration?"""
         if self._before is not None and not self._before.is_certain:
@@ -429,6 +424,13 @@ class _Watch:
         await connection.execute(STATEMENTS["register_waiter"], self._queue, worker.id, ear)
         self._after = Registration(ear)
         return True
+
+    async def hands_over(self, connection: Connection) -> bool:
+        """Whether it waited, does not any more, and leaves something to watch that opens by itself."""
+        if self._before is None or self._after is not None:
+            return False
+        has_alarms: bool = await connection.fetchval(STATEMENTS["has_alarms"], self._queue)
+        return has_alarms
 
     def committed(self) -> None:
         if self._listener is None:

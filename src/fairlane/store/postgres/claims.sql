@@ -26,6 +26,7 @@ where name = $1
 -- $1 queue, $2 now or null, $3 how many flows, $4 how many releases, $5 how many arrivals, $6 lanes a flow, $7 who asks
 with
 queue as materialized (
+    -- A bound above `oldest` comes from another cluster, by way of a dump: its transaction ids mean nothing here.
     select q.*, fairlane.instant($2::bigint) as now, pg_snapshot_xmin(pg_current_snapshot()) as oldest
     from fairlane.queues q
     where q.id = $1::integer
@@ -35,18 +36,18 @@ released as (
     where ctid = any (array(
         select r.ctid
         from fairlane.releases r
-        where r.queue_id = $1 and r.xid >= (select releases_from from queue)
+        where r.queue_id = $1 and r.xid >= (select least(releases_from, oldest) from queue)
         order by r.xid
         limit $4::integer
     ))
-    returning xid, lanes, ended, ran, charged, unstarted, refund
+    returning xid, lanes, ended, ran, charged, unstarted, refund, since
 ),
 arrived as (
     delete from fairlane.arrivals
     where ctid = any (array(
         select a.ctid
         from fairlane.arrivals a
-        where a.queue_id = $1 and a.xid >= (select arrivals_from from queue)
+        where a.queue_id = $1 and a.xid >= (select least(arrivals_from, oldest) from queue)
         order by a.xid, a.floor
         limit $5::integer
     ))
@@ -54,10 +55,11 @@ arrived as (
 ),
 freed as (
     select array_agg(u.lane) as lanes, array_agg(u.ended) as ended, array_agg(u.ran) as ran,
-        array_agg(u.charged) as charged, array_agg(u.unstarted) as unstarted, array_agg(u.refund) as refund
+        array_agg(u.charged) as charged, array_agg(u.unstarted) as unstarted, array_agg(u.refund) as refund,
+        array_agg(u.since) as since
     from released r
-    cross join unnest(r.lanes, r.ended, r.ran, r.charged, r.unstarted, r.refund)
-        as u (lane, ended, ran, charged, unstarted, refund)
+    cross join unnest(r.lanes, r.ended, r.ran, r.charged, r.unstarted, r.refund, r.since)
+        as u (lane, ended, ran, charged, unstarted, refund, since)
 ),
 named as materialized (
     select l, l.ctid as place
@@ -120,6 +122,7 @@ select
     freed.charged,
     freed.unstarted,
     freed.refund,
+    freed.since,
     array(select bell from arrived order by xid, floor) as arrivals,
     array(select l from named) || array(select l from first_lanes) as lanes,
     array(select place from named) || array(select place from first_lanes) as lane_places,
@@ -367,6 +370,12 @@ update fairlane.queues
 set policy = $2, digest = $3, version = version + 1
 where id = $1
 returning version
+
+-- name: has_alarms
+-- Whether something opens by itself: a scheduled job, a gate.
+select
+    exists (select from fairlane.jobs j where j.queue_id = $1::integer and j.due_at is not null)
+    or exists (select from fairlane.gates g where g.queue_id = $1 and g.wake_at is not null)
 
 -- name: register_waiter
 insert into fairlane.waiters (queue_id, worker, ear)

@@ -26,7 +26,7 @@ STATEMENTS = load_statements("fairlane.store.postgres", "queries.sql", "claims.s
 
 T = TypeVar("T")
 
-POOL_SIZE = 4
+POOL_SIZE = 8
 TRIES = 6
 FIRST_PAUSE = 0.02
 """Seconds before a transaction is tried again; doubled each time."""
@@ -40,7 +40,9 @@ GONE = (
     asyncpg.CannotConnectNowError,
     asyncpg.IdleInTransactionSessionTimeoutError,
     asyncpg.IdleSessionTimeoutError,
-    asyncpg.TooManyConnectionsError,
+    asyncpg.InsufficientResourcesError,  # too many connections, a full disk
+    asyncpg.QueryCanceledError,  # a timeout that the server's owner has set
+    asyncpg.ReadOnlySQLTransactionError,  # what was the primary is a standby now
     OSError,
     TimeoutError,
 )
@@ -53,9 +55,9 @@ REFUSED = (
 
 
 def is_lost(error: BaseException, connection: Connection | None = None) -> bool:
-    """Whether the server, or the way to it, is gone."""
+    """Whether the server, or the way to it, is gone or cannot serve us."""
     if isinstance(error, asyncpg.InterfaceError):
-        return connection is not None and connection.is_closed()
+        return connection is None or connection.is_closed()
     return isinstance(error, GONE)
 
 
@@ -115,15 +117,20 @@ class Connections:
     @contextlib.asynccontextmanager
     async def session(self) -> AsyncIterator[Connection]:
         """A connection from the pool, for one transaction."""
-        if self._pool is None:
+        pool = self._pool
+        if pool is None:
             raise StoreUnavailable("the store is closed; open it first")
         with translating():
-            connection = await self._pool.acquire()
+            connection = await pool.acquire()
         try:
             with translating(connection):
                 yield connection
+        except StoreUnavailable:
+            # It may still be open, to a server that cannot serve us any more. The next use finds a better one.
+            connection.terminate()
+            raise
         finally:
-            await self._pool.release(connection)
+            await pool.release(connection)
 
     async def again(self, work: Callable[[Connection, bool], Awaitable[T]]) -> T:
         """Run one transaction, and run it again after a conflict or a lost connection.

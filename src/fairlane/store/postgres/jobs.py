@@ -10,7 +10,7 @@ import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
 from fairlane.clock import Instant
-from fairlane.errors import ConfigurationError, JobNotFound
+from fairlane.errors import ConfigurationError, InvalidJob, JobNotFound
 from fairlane.job import AttemptRecord, JobRecord, NewJob, State
 from fairlane.store.postgres import rows
 from fairlane.store.postgres.connections import STATEMENTS
@@ -30,26 +30,25 @@ async def insert(
     is_callers: bool,
 ) -> None:
     """Store jobs, ring their lanes' bells and wake whoever waits for them."""
-    await connection.execute(
-        STATEMENTS["enqueue"],
-        now,
-        is_callers,
-        [
-            (
-                job.id,
-                queues[job.queue],
-                job.task,
-                job.priority,
-                job.lane,
-                None if job.lane_keys == job.keys else rows.encode(job.lane_keys),
-                rows.encode(job.keys),
-                job.payload,
-                job.max_attempts,
-                job.delay,
-                job.run_at,
-            )
-            for job in jobs
-        ],
+    try:
+        await connection.execute(STATEMENTS["enqueue"], now, is_callers, [_columns(job, queues) for job in jobs])
+    except asyncpg.DataError as error:
+        raise InvalidJob(f"a job cannot be stored as it was given: {error}") from error
+
+
+def _columns(job: NewJob, queues: Mapping[str, int]) -> tuple[object, ...]:
+    return (
+        job.id,
+        queues[job.queue],
+        job.task,
+        job.priority,
+        job.lane,
+        None if job.lane_keys == job.keys else rows.encode(job.lane_keys),
+        rows.encode(job.keys),
+        job.payload,
+        job.max_attempts,
+        job.delay,
+        job.run_at,
     )
 
 

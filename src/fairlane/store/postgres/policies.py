@@ -14,7 +14,7 @@ from fairlane.store.protocol import Declared
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
 
-__all__ = ["declare", "in_force", "replace_policy"]
+__all__ = ["declare", "in_force", "replace"]
 
 EVERYONE = 1 << 20
 
@@ -32,8 +32,11 @@ async def in_force(connection: Connection, queue: str) -> Declared | None:
     return None if row is None else Declared(Policy.decode(row["policy"]), row["version"], is_drift=False)
 
 
-async def replace_policy(scheduling: Scheduling, policy: Policy) -> Declared:
+async def replace(scheduling: Scheduling, policy: Policy) -> Declared:
     """Put another policy in force: flows and gates are made anew from the lanes."""
+    found = await in_force(scheduling.connection, policy.queue)
+    if found is not None and found.policy.digest == policy.digest:
+        return found  # somebody else was faster
     loaded, folded = await scheduling.fold_all()
     flows, lanes, gates = await scheduling.take_all()
     rebuilt = rebuild(policy, loaded.snapshot.now, folded.queue, flows, lanes, gates)

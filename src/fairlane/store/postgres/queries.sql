@@ -142,16 +142,17 @@ ended as (
         case when g.counts_attempt then j.attempt else j.attempt + 1 end as attempt
 ),
 freed as (
-    insert into fairlane.releases (queue_id, lanes, ended, ran, charged, unstarted, refund)
+    insert into fairlane.releases (queue_id, lanes, ended, ran, charged, unstarted, refund, since)
     select queue_id, array_agg(lane), array_agg(ended), array_agg(ran), array_agg(charged), array_agg(unstarted),
-        array_agg(refund)
+        array_agg(refund), array_agg(since)
     from (
         select queue_id, lane,
             count(*) filter (where not unstarted)::integer as ended,
             coalesce(sum(ran) filter (where not unstarted), 0)::bigint as ran,
             coalesce(sum(charge) filter (where not unstarted), 0) as charged,
             count(*) filter (where unstarted)::integer as unstarted,
-            coalesce(sum(charge) filter (where unstarted), 0) as refund
+            coalesce(sum(charge) filter (where unstarted), 0) as refund,
+            coalesce(min(claimed_at) filter (where unstarted), 0) as since
         from ended
         group by queue_id, lane
     ) by_lane
@@ -226,9 +227,10 @@ ended as (
     returning j.id, j.queue_id, j.lane, j.charge, g.ran, g.now
 ),
 freed as (
-    insert into fairlane.releases (queue_id, lanes, ended, ran, charged, unstarted, refund)
+    insert into fairlane.releases (queue_id, lanes, ended, ran, charged, unstarted, refund, since)
     select queue_id, array_agg(lane), array_agg(ended), array_agg(ran), array_agg(charged),
-        array_fill(0, array[count(*)::integer]), array_fill(0::double precision, array[count(*)::integer])
+        array_fill(0, array[count(*)::integer]), array_fill(0::double precision, array[count(*)::integer]),
+        array_fill(0::bigint, array[count(*)::integer])
     from (
         select queue_id, lane, count(*)::integer as ended, sum(ran)::bigint as ran, sum(charge) as charged
         from ended
@@ -314,6 +316,11 @@ from fairlane.leases
 -- name: delete_deaf_waiters
 delete from fairlane.waiters
 where pg_try_advisory_xact_lock_shared(ear)
+
+-- name: delete_orphaned_cancellations
+-- A cancel that committed while its job was being settled leaves a note under a lease that is gone.
+delete from fairlane.cancellations c
+where not exists (select from fairlane.leases l where l.id = c.lease)
 
 -- name: withdraw_worker
 delete from fairlane.waiters

@@ -22,6 +22,7 @@ __all__ = [
     "new_gate",
     "new_lane",
     "releases",
+    "storable",
     "touched_flow",
     "touched_gate",
     "touched_lane",
@@ -45,6 +46,13 @@ def _decode_key(text: str) -> list[str | None]:
 
 def encode(value: object) -> str:
     return msgspec.json.encode(value).decode()
+
+
+def storable(text: str | None) -> str | None:
+    """A text as PostgreSQL can keep it: whatever a handler raised, its job must be settled."""
+    if text is None:
+        return None
+    return text.replace("\x00", "\ufffd").encode(errors="replace").decode()
 
 
 # Columns are taken by number, up to the last one that this version knows: a later migration may append some.
@@ -71,7 +79,7 @@ def releases(row: Any) -> list[Release]:
     """From columns that run in step."""
     if row["released"] is None:
         return []
-    columns = (row[name] for name in ("released", "ended", "ran", "charged", "unstarted", "refund"))
+    columns = (row[name] for name in ("released", "ended", "ran", "charged", "unstarted", "refund", "since"))
     return [Release(*values) for values in zip(*columns, strict=True)]
 
 

@@ -11,6 +11,7 @@ from fairlane.job import Claim, State
 from fairlane.scheduler.settlement import Lost, Settlement
 from fairlane.scheduler.settlement import settle as decide
 from fairlane.store.postgres.connections import STATEMENTS, Connections
+from fairlane.store.postgres.rows import storable
 from fairlane.store.postgres.timing import StoreClock
 from fairlane.store.protocol import Reaped
 
@@ -85,6 +86,7 @@ class Settler:
         async with connection.transaction():
             await connection.execute(STATEMENTS["do_not_wait_for_the_disk"])
             await connection.execute(STATEMENTS["delete_deaf_waiters"])
+            await connection.execute(STATEMENTS["delete_orphaned_cancellations"])
             now = self._clock.parameter()
             expired = await connection.fetch(STATEMENTS["lock_expired_leases"], now, LEASES_AT_MOST)
             renewed_at: dict[UUID, int] = {}
@@ -135,7 +137,7 @@ async def _settle(
             each.ran,
             each.delay,
             each.result,
-            each.error,
+            storable(each.error),
             each.counts_attempt,
             each.unstarted,
         )

@@ -15,6 +15,7 @@ from fairlane.scheduler.settlement import Settlement
 from fairlane.store.postgres import jobs, policies, schema, upkeep
 from fairlane.store.postgres.claims import Claimer
 from fairlane.store.postgres.connections import STATEMENTS, Connections
+from fairlane.store.postgres.rows import storable
 from fairlane.store.postgres.settling import Settler
 from fairlane.store.postgres.timing import StoreClock
 from fairlane.store.postgres.wakeups import PostgresListener
@@ -89,7 +90,7 @@ class PostgresStore:
         if not declared.is_drift:
             return declared
         async with self._claimer.locked(await self._claimer.queue(policy.queue), durable=True) as scheduling:
-            return await policies.replace_policy(scheduling, policy)
+            return await policies.replace(scheduling, policy)
 
     async def policy(self, queue: str) -> Declared | None:
         async with self._connections.session() as connection:
@@ -149,7 +150,8 @@ class PostgresStore:
 
     async def prune(self, retention: Retention, limit: int = 1_000) -> Pruned:
         now = await self.now()
-        async with self._connections.session() as connection:
+        async with self._connections.session() as connection, connection.transaction():
+            await connection.execute(STATEMENTS["do_not_wait_for_the_disk"])
             return await upkeep.prune(connection, retention, now, limit)
 
     async def collect(self, queue: str, limit: int = 1_000) -> Pruned:
@@ -163,7 +165,7 @@ class PostgresStore:
 
     async def report_progress(self, claim: Claim, fraction: float, message: str | None) -> None:
         async with self._connections.session() as connection:
-            await connection.execute(STATEMENTS["update_progress"], claim.id, claim.lease, fraction, message)
+            await connection.execute(STATEMENTS["update_progress"], claim.id, claim.lease, fraction, storable(message))
 
     async def job(self, job: UUID) -> JobRecord:
         async with self._connections.session() as connection:

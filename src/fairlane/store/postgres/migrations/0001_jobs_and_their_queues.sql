@@ -144,7 +144,8 @@ create table fairlane.releases (
     ran bigint[] not null,
     charged double precision[] not null,
     unstarted integer[] not null,
-    refund double precision[] not null
+    refund double precision[] not null,
+    since bigint[] not null
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 create index releases_in_order on fairlane.releases (queue_id, xid);
 
