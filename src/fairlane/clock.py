@@ -28,8 +28,8 @@ __all__ = [
 
 Instant = int
 SECOND = 1_000_000
-MAX_DURATION = 1_000_000 * 86_400 * SECOND
-"""Longer than any program waits, and small enough to be added to any instant."""
+MAX_DURATION = 9 * 10**18
+"""What a database can hold; no program waits for that long."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)

@@ -195,6 +195,18 @@ async def test_the_lanes_of_one_flow_are_served_in_the_order_of_their_heads(stor
     assert ids(await serve(store, "webhooks", 7, 60)) == order
 
 
+# F12
+@pytest.mark.parametrize("slots", [1, 2])
+async def test_tenants_that_wait_at_one_gate_take_turns_there(store: Store, slots: int) -> None:
+    fair = Fair(by="account", charge="count")
+    policy = Policy("webhooks", fair=fair, limits=(Concurrency(slots, by="endpoint"),))
+    await store.declare(policy)
+    for account in "abcd":
+        await given_jobs(store, policy, {"account": account, "endpoint": "shared"}, 20)
+    served = await serve(store, "webhooks", 3, 60)
+    assert widest_gap(served, set("abcd")) <= 2
+
+
 # F13
 async def test_a_flood_of_arrivals_never_delays_a_slot_of_the_whole_queue(store: Store) -> None:
     policy = Policy("webhooks", fair=Fair(by="account"), limits=(Concurrency(1),))

@@ -236,7 +236,7 @@ async def test_short_jobs_are_claimed_ahead_and_long_ones_are_not(
     async def long() -> None:
         await release.wait()
 
-    async with working(app, concurrency=2) as worker:
+    async with working(app, concurrency=2, prefetch=500) as worker:
         await long.enqueue_many([long.call() for _ in range(10)])
         await until(lambda: worker.health().running == 2)
         assert worker.health().waiting == 0

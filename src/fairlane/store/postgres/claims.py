@@ -34,7 +34,7 @@ from fairlane.scheduler.snapshot import (
     Supply,
 )
 from fairlane.store.postgres import rows
-from fairlane.store.postgres.connections import STATEMENTS, Connections, translating
+from fairlane.store.postgres.connections import STATEMENTS, Connections, hang_up, translating
 from fairlane.store.postgres.timing import StoreClock
 from fairlane.store.postgres.wakeups import PostgresListener, Registration
 from fairlane.store.protocol import FOLD_AT_MOST, Claimed, WorkerIdentity
@@ -307,7 +307,7 @@ class Claimer:
     async def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.terminate()
+            await hang_up(connection)
 
     async def queue(self, name: str) -> QueueHandle:
         """A queue by its name, or `UnknownQueue`. Numbers never change, so they are asked for once."""

@@ -315,7 +315,7 @@ started as (
     set state = 2, attempt = j.attempt + 1, claimed_at = $16::bigint, lease = $17::uuid, worker = $19::text,
         charge = s.charge, outcome = null, progress = null, progress_message = null
     from unnest($15::fairlane.start[]) s
-    where j.ctid = s.place and j.position = s.position and j.state = 1
+    where j.ctid = s.place and j.position is not distinct from s.position and j.state = 1
     returning j.position, j.id, j.task, j.priority, j.keys, j.payload, j.attempt, j.max_attempts, j.enqueued_at,
         j.cancel_requested
 ),

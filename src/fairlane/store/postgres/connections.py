@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 
     Connection = asyncpg.Connection[Any] | PoolConnectionProxy[Any]
 
-__all__ = ["CONFLICTS", "STATEMENTS", "Connections", "is_lost", "translating"]
+__all__ = ["CONFLICTS", "STATEMENTS", "Connections", "hang_up", "is_lost", "translating"]
 
 STATEMENTS = load_statements("fairlane.store.postgres", "queries.sql", "claims.sql")
 
 T = TypeVar("T")
 
 POOL_SIZE = 8
+HANG_UP_WITHIN = 2.0
 TRIES = 6
 FIRST_PAUSE = 0.02
 """Seconds before a transaction is tried again; doubled each time."""
@@ -57,8 +58,26 @@ REFUSED = (
 def is_lost(error: BaseException, connection: Connection | None = None) -> bool:
     """Whether the server, or the way to it, is gone or cannot serve us."""
     if isinstance(error, asyncpg.InterfaceError):
-        return connection is None or connection.is_closed()
+        return connection is None or _is_closed(connection)
     return isinstance(error, GONE)
+
+
+def _is_closed(connection: Connection) -> bool:
+    try:
+        return connection.is_closed()
+    except asyncpg.InterfaceError:
+        return True  # a pool has taken it back, because it is
+
+
+async def hang_up(connection: asyncpg.Connection[Any]) -> None:
+    """End a session, whatever it is doing: the server forgets it and lets its locks go."""
+    try:
+        await connection.close(timeout=HANG_UP_WITHIN)
+    except Exception:
+        connection.terminate()
+    except BaseException:
+        connection.terminate()
+        raise
 
 
 @contextlib.contextmanager
@@ -127,7 +146,8 @@ class Connections:
                 yield connection
         except StoreUnavailable:
             # It may still be open, to a server that cannot serve us any more. The next use finds a better one.
-            connection.terminate()
+            with contextlib.suppress(asyncpg.InterfaceError):
+                connection.terminate()
             raise
         finally:
             await pool.release(connection)

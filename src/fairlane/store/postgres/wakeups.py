@@ -24,7 +24,7 @@ import asyncpg
 
 from fairlane.clock import Instant
 from fairlane.errors import StoreUnavailable
-from fairlane.store.postgres.connections import STATEMENTS, Connections, is_lost
+from fairlane.store.postgres.connections import STATEMENTS, Connections, hang_up, is_lost
 from fairlane.store.postgres.timing import StoreClock
 from fairlane.store.protocol import WorkerIdentity
 
@@ -113,7 +113,7 @@ class PostgresListener:
                 for queue in sorted(self._queues):
                     await connection.execute(STATEMENTS["nudge"], queue, 1, self.worker.id)
         if self._connection is not None:
-            self._connection.terminate()
+            await hang_up(self._connection)
 
     # -- what a claim asks --------------------------------------------------------------------------------------
 
@@ -179,14 +179,18 @@ class PostgresListener:
 
     async def _connect(self) -> None:
         connection = await self._connections.connect()
-        ear = secrets.randbits(62) + 1
-        row = await connection.fetchrow(STATEMENTS["listen"], ear, self.worker.id)
-        assert row is not None
-        self._ended = ended = asyncio.Event()
-        connection.add_termination_listener(lambda _: ended.set())
-        await connection.add_listener(row["channel"], self._on_own_channel)
-        await connection.add_listener(EVERYBODY, self._on_everybodys_channel)
-        self._connection, self._ear = connection, ear
+        try:
+            ear = secrets.randbits(62) + 1
+            row = await connection.fetchrow(STATEMENTS["listen"], ear, self.worker.id)
+            assert row is not None
+            ended = asyncio.Event()
+            connection.add_termination_listener(lambda _: ended.set())
+            await connection.add_listener(row["channel"], self._on_own_channel)
+            await connection.add_listener(EVERYBODY, self._on_everybodys_channel)
+        except BaseException:
+            await hang_up(connection)
+            raise
+        self._connection, self._ended, self._ear = connection, ended, ear
 
     async def _stay_connected(self) -> None:
         while True:
