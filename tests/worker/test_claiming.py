@@ -257,7 +257,7 @@ async def test_what_was_claimed_ahead_and_has_to_wait_is_given_back(app: App, cl
         started.set()
         await release.wait()
 
-    async with working(app, concurrency=1, lease="1h") as worker:
+    async with working(app, concurrency=1, lease="1h", prefetch=500) as worker:
         worker._execution.mean_run = 1.0  # as after many short jobs
         worker._slots.ahead = 5
         jobs = await work.enqueue_many([work.call() for _ in range(4)])

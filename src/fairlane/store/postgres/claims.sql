@@ -27,8 +27,16 @@ where name = $1
 with
 queue as materialized (
     -- A bound above `oldest` comes from another cluster, by way of a dump: its transaction ids mean nothing here.
-    select q.*, fairlane.instant($2::bigint) as now, pg_snapshot_xmin(pg_current_snapshot()) as oldest
+    select q.digest, s.*, s.place, fairlane.instant($2::bigint) as now,
+        pg_snapshot_xmin(pg_current_snapshot()) as oldest
     from fairlane.queues q
+    cross join lateral (
+        select s.*, s.ctid as place
+        from fairlane.queue_states s
+        where s.queue_id = q.id
+        order by s.version desc
+        limit 1
+    ) s
     where q.id = $1::integer
 ),
 released as (
@@ -62,16 +70,22 @@ freed as (
         as u (lane, ended, ran, charged, unstarted, refund, since)
 ),
 named as materialized (
-    select l, l.ctid as place
+    select newest.l, newest.place
     from (
         select unnest(lanes) as lane from released
         union
         select lane from arrived
     ) bells
-    join fairlane.lanes l on l.id = any (array[bells.lane])
+    cross join lateral (
+        select l, l.ctid as place
+        from fairlane.lanes l
+        where l.id = bells.lane
+        order by l.version desc
+        limit 1
+    ) newest
 ),
 scanned as materialized (
-    select f, f.ctid as place, f.id
+    select f, f.ctid as place, f.id, f.open
     from fairlane.flows f
     where f.queue_id = $1
       and f.standing = 1
@@ -86,14 +100,20 @@ first_lanes as materialized (
         select l, l.ctid as place
         from fairlane.lanes l
         where l.flow = scanned.id and l.standing = 1
-        order by l.rank
-        limit $6::integer
+        order by l.rank, l.version desc
+        limit least($6::integer, scanned.open)
     ) first
 ),
 flows_of_named as materialized (
-    select f, f.ctid as place
+    select newest.f, newest.place
     from (select distinct (l).flow as id from named) n
-    join fairlane.flows f on f.id = any (array[n.id])
+    cross join lateral (
+        select f, f.ctid as place
+        from fairlane.flows f
+        where f.id = n.id
+        order by f.version desc
+        limit 1
+    ) newest
 ),
 due_gates as materialized (
     select g, g.ctid as place
@@ -104,6 +124,7 @@ due_gates as materialized (
 )
 select
     queue.now,
+    queue.place,
     queue.digest,
     queue.vtime,
     queue.cursor,
@@ -171,14 +192,26 @@ order by min(position)
 -- Lanes by id, with their flows.
 with
 named as materialized (
-    select l, l.ctid as place
+    select newest.l, newest.place
     from unnest($1::bytea[]) as n (id)
-    join fairlane.lanes l on l.id = any (array[n.id])
+    cross join lateral (
+        select l, l.ctid as place
+        from fairlane.lanes l
+        where l.id = n.id
+        order by l.version desc
+        limit 1
+    ) newest
 ),
 flows_of_named as materialized (
-    select f, f.ctid as place
+    select newest.f, newest.place
     from (select distinct (l).flow as id from named) n
-    join fairlane.flows f on f.id = any (array[n.id])
+    cross join lateral (
+        select f, f.ctid as place
+        from fairlane.flows f
+        where f.id = n.id
+        order by f.version desc
+        limit 1
+    ) newest
 )
 select
     array(select l from named) as lanes,
@@ -214,16 +247,22 @@ parked_flows as materialized (
     ) first
 ),
 named_flows as materialized (
-    select f, f.ctid as place
+    select newest.f, newest.place
     from (
         select unnest($2::bytea[]) as id
         union
         select (l).flow from parked_lanes
     ) n
-    join fairlane.flows f on f.id = any (array[n.id])
+    cross join lateral (
+        select f, f.ctid as place
+        from fairlane.flows f
+        where f.id = n.id
+        order by f.version desc
+        limit 1
+    ) newest
 ),
 scanned as materialized (
-    select f, f.ctid as place, f.id
+    select f, f.ctid as place, f.id, f.open
     from fairlane.flows f
     where f.queue_id = $1::integer
       and f.standing = 1
@@ -236,20 +275,26 @@ ready_lanes as materialized (
     from (
         select * from unnest($6::bytea[], $7::integer[])
         union all
-        select id, $14::integer from scanned
+        select id, least($14::integer, open) from scanned
     ) n (flow, count)
     cross join lateral (
         select l, l.ctid as place
         from fairlane.lanes l
         where l.flow = n.flow and l.standing = 1
-        order by l.rank
+        order by l.rank, l.version desc
         limit n.count
     ) first
 ),
 named_gates as materialized (
-    select g, g.ctid as place
+    select newest.g, newest.place
     from unnest($3::bytea[]) as n (id)
-    join fairlane.gates g on g.id = any (array[n.id])
+    cross join lateral (
+        select g, g.ctid as place
+        from fairlane.gates g
+        where g.id = n.id
+        order by g.version desc
+        limit 1
+    ) newest
 ),
 heads as materialized (
     select h.nth, j.place, j.position, j.ready_at
@@ -280,20 +325,22 @@ select
 -- What the plan decided: jobs start, and the flows, lanes and gates that it touched are as it left them.
 -- Rows are found by their place, from the load in the same transaction. A job's position is checked as well: jobs can be
 -- cancelled meanwhile, and a place that was given up can be taken by another row.
--- $1 queue, $2 to $11 its row, $12 flows, $13 lanes, $14 gates, $15 jobs, $16 now, $17 lease, $18 and $19 worker,
--- $20 the lease's end
+-- $1 queue, $2 to $11 its state, $12 flows, $13 lanes, $14 gates, $15 jobs, $16 now, $17 lease, $18 and $19 worker,
+-- $20 the lease's end, $21 the place of the queue's state
 with
 queue as (
-    update fairlane.queues
+    update fairlane.queue_states
     set vtime = $2::double precision, cursor = $3::double precision, cursor_tie = $4::bigint, tie = $5::bigint,
         cost = $6::double precision, ready = ready + $7::bigint, running = running + $8::bigint,
-        parked = parked + $9::bigint, arrivals_from = $10::text::xid8, releases_from = $11::text::xid8
-    where id = $1::integer
+        parked = parked + $9::bigint, arrivals_from = $10::text::xid8, releases_from = $11::text::xid8,
+        version = version + writes / 15, writes = (writes + 1) % 16
+    where ctid = $21::tid
 ),
 flows as (
     update fairlane.flows f
     set vtime = u.vtime, tie = u.tie, cost = u.cost, debt = u.debt, open = u.open, shut = u.shut,
-        standing = u.standing, gate = u.gate
+        standing = u.standing, gate = u.gate,
+        version = f.version + fairlane.is_due(moved, f.writes), writes = f.writes
     from unnest($12::fairlane.touched_flow[]) u
     where f.ctid = u.place
 ),

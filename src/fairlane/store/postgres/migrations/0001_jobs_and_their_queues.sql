@@ -7,13 +7,25 @@ as $$ select coalesce(given, (extract(epoch from clock_timestamp()) * 1000000)::
 comment on function fairlane.instant(bigint) is 'The time of this statement: the one given (tests bring their own clock), else the database''s.';
 
 
--- Only the holder of a queue's claim lock writes its row here (a declaration inserts it).
 create table fairlane.queues (
     id integer generated always as identity primary key,
     name text not null unique,
     policy text not null,
     digest text not null,
-    version integer not null default 1,
+    version integer not null default 1
+);
+
+
+-- Rows that every claim writes: the state of queues, flows, lanes and gates. Only the holder of the queue's claim lock
+-- writes them, and it writes them by `ctid`, where its load has found them.
+--
+-- A snapshot that somebody holds open (a dump, a report) keeps every version of such a row. They are looked up newest
+-- first, so that nobody walks over the old ones: `version` rises whenever an indexed column changes, and after sixteen
+-- writes at the latest, which are HOT and make no entry in any index. There is no unique index: every new version would
+-- have to be compared with all old ones. That an id is stored once, the claim lock sees to.
+
+create table fairlane.queue_states (
+    queue_id integer not null,
     vtime double precision not null default 0,
     cursor double precision not null default 0,
     cursor_tie bigint not null default 0,
@@ -23,10 +35,70 @@ create table fairlane.queues (
     running bigint not null default 0,
     parked bigint not null default 0,
     arrivals_from xid8 not null default '0',
-    releases_from xid8 not null default '0'
+    releases_from xid8 not null default '0',
+    version integer not null default 0,
+    writes smallint not null default 0
 ) with (fillfactor = 10, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
-comment on column fairlane.queues.ready is 'Ready jobs, running jobs and parked lanes, as far as bells have been folded.';
-comment on column fairlane.queues.arrivals_from is 'No arrival of an earlier transaction is left or will come: the drain starts here and walks over no dead row.';
+comment on column fairlane.queue_states.ready is 'Ready jobs, running jobs and parked lanes, as far as bells have been folded.';
+comment on column fairlane.queue_states.arrivals_from is 'No arrival of an earlier transaction is left or will come: the drain starts here and walks over no dead row.';
+create index queue_states_newest on fairlane.queue_states (queue_id, version);
+
+create table fairlane.flows (
+    queue_id integer not null,
+    id bytea not null,
+    key jsonb not null,
+    weight double precision not null,
+    vtime double precision not null,
+    tie bigint not null,
+    cost double precision not null,
+    debt double precision not null,
+    open integer not null,
+    shut integer not null,
+    standing smallint not null,
+    gate bytea,
+    version integer not null default 0,
+    writes smallint not null default 0
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 2000);
+create index flows_newest on fairlane.flows (id, version);
+create index flows_ready on fairlane.flows (queue_id, vtime, tie) where standing = 1;
+create index flows_parked on fairlane.flows (gate, vtime, tie) where standing = 2;
+
+create table fairlane.lanes (
+    queue_id integer not null,
+    id bytea not null,
+    flow bytea not null,
+    priority smallint not null,
+    keys jsonb not null,
+    ready integer not null,
+    in_flight integer not null,
+    floor bigint not null,
+    rank bigint not null,
+    standing smallint not null,
+    gate bytea,
+    tag double precision not null,
+    version integer not null default 0,
+    writes smallint not null default 0
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 2000);
+create index lanes_newest on fairlane.lanes (id, version);
+create index lanes_of_flow on fairlane.lanes (flow);
+create index lanes_ready on fairlane.lanes (flow, rank, version desc) where standing = 1;
+create index lanes_parked on fairlane.lanes (gate, tag) where standing = 2;
+
+create table fairlane.gates (
+    queue_id integer not null,
+    id bytea not null,
+    "limit" text not null,
+    key jsonb not null,
+    in_flight integer not null,
+    tat bigint not null,
+    waiting integer not null,
+    awake integer not null,
+    wake_at bigint,
+    version integer not null default 0,
+    writes smallint not null default 0
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 2000);
+create index gates_newest on fairlane.gates (id, version);
+create index gates_to_wake on fairlane.gates (queue_id, wake_at) where wake_at is not null;
 
 
 -- One sequence for all lanes: positions only have to rise within each of them.
@@ -148,57 +220,6 @@ create table fairlane.releases (
     since bigint[] not null
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 create index releases_in_order on fairlane.releases (queue_id, xid);
-
-
--- What the bells are folded into. Only the holder of the queue's claim lock writes these three, and it writes them by
--- `ctid`: nobody moves them between its load and its write.
-create table fairlane.flows (
-    queue_id integer not null,
-    id bytea primary key,
-    key jsonb not null,
-    weight double precision not null,
-    vtime double precision not null,
-    tie bigint not null,
-    cost double precision not null,
-    debt double precision not null,
-    open integer not null,
-    shut integer not null,
-    standing smallint not null,
-    gate bytea
-) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 2000);
-create index flows_ready on fairlane.flows (queue_id, vtime, tie) where standing = 1;
-create index flows_parked on fairlane.flows (gate, vtime, tie) where standing = 2;
-
-create table fairlane.lanes (
-    queue_id integer not null,
-    id bytea primary key,
-    flow bytea not null,
-    priority smallint not null,
-    keys jsonb not null,
-    ready integer not null,
-    in_flight integer not null,
-    floor bigint not null,
-    rank bigint not null,
-    standing smallint not null,
-    gate bytea,
-    tag double precision not null
-) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 2000);
-create index lanes_of_flow on fairlane.lanes (flow);
-create index lanes_ready on fairlane.lanes (flow, rank) where standing = 1;
-create index lanes_parked on fairlane.lanes (gate, tag) where standing = 2;
-
-create table fairlane.gates (
-    queue_id integer not null,
-    id bytea primary key,
-    "limit" text not null,
-    key jsonb not null,
-    in_flight integer not null,
-    tat bigint not null,
-    waiting integer not null,
-    awake integer not null,
-    wake_at bigint
-) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 2000);
-create index gates_to_wake on fairlane.gates (queue_id, wake_at) where wake_at is not null;
 
 
 -- What statements are given, one value a row: an array of these costs client and server half of what an array for each
