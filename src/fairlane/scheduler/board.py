@@ -229,6 +229,7 @@ class Board:
         self.gates: dict[bytes, Gate] = {}
         self._bounds = {bound.name: bound for bound in policy.bound}
         self._queue_gates: list[Gate] | None = None
+        self.charges_time = policy.charges_time
 
     def next_tie(self) -> int:
         self.tie += 1
@@ -236,9 +237,10 @@ class Board:
 
     def charge(self, flow: Flow) -> float:
         """What starting one job costs its flow: one, or the best guess at its run time."""
-        if not self.policy.charges_time:
+        if not self.charges_time:
             return 1.0
-        return max(flow.cost or self.cost or FIRST_GUESS, LEAST_CHARGE)
+        guess = flow.cost or self.cost or FIRST_GUESS
+        return guess if guess > LEAST_CHARGE else LEAST_CHARGE
 
     def add_flows(self, rows: Iterable[FlowRow]) -> None:
         for row in rows:

@@ -26,42 +26,49 @@ def smoothed(average: float, observed: float, runs: int) -> float:
     """A moving average of run time, after `runs` more of the mean length `observed`."""
     if average <= 0.0:
         return observed
+    if runs == 1:
+        return average + SMOOTHING * (observed - average)
     return average + (1.0 - (1.0 - SMOOTHING) ** runs) * (observed - average)
 
 
 def fold_releases(board: Board, releases: Iterable[Release]) -> None:
     """Free what ended claims held, and correct what their flows were charged."""
     ready = nsmallest(2, ((flow.vtime + flow.debt, flow.id) for flow in board.flows.values() if flow.standing == READY))
+    lanes, charges_time, has_limits = board.lanes, board.charges_time, bool(board.policy.limits)
     for release in releases:
-        lane = board.lanes.get(release.lane)
+        lane = lanes.get(release.lane)
         if lane is None:
             continue
-        lane.in_flight = max(0, lane.in_flight - release.ended - release.unstarted)
-        lane.dirty = True
-        held = max(0, board.now - release.since)
-        for gate in (*board.gates_of(lane), *board.queue_gates()):
-            gate.give_back(release.ended, release.unstarted, held)
+        flow, ended = lane.flow, release.ended
+        lane.in_flight = max(0, lane.in_flight - ended - release.unstarted)
+        lane.dirty = flow.dirty = True
+        if has_limits:
+            _free_gates(board, lane, release)
         correction = -release.refund
-        if release.ended:
-            mean = release.ran / release.ended / 1e6
-            lane.flow.cost = smoothed(lane.flow.cost, mean, release.ended)
-            board.cost = smoothed(board.cost, mean, release.ended)
-            if board.policy.charges_time:
-                correction += release.ran / 1e6 - release.charged
-        others = next((tag for tag, flow_id in ready if flow_id != lane.flow.id), -math.inf)
-        _correct(board, lane.flow, correction, others)
+        if ended:
+            ran = release.ran / 1e6
+            flow.cost = smoothed(flow.cost, ran / ended, ended)
+            board.cost = smoothed(board.cost, ran / ended, ended)
+            if charges_time:
+                correction += ran - release.charged
+        flow.debt += correction / flow.weight
+        # A flow that owes pays at its next turn. One that was overcharged by more than a job moves back at once: left
+        # at its old tag it would miss turns that are its own.
+        if flow.debt < 0.0 and flow.debt < -board.charge(flow) / flow.weight:
+            _move_back(board, flow, next((tag for tag, flow_id in ready if flow_id != flow.id), -math.inf))
 
 
-def _correct(board: Board, flow: Flow, correction: float, others: float) -> None:
-    flow.dirty = True
-    flow.debt += correction / flow.weight
-    # A flow that owes pays at its next turn. One that was overcharged by more than a job moves back at once: left at
-    # its old tag it would miss turns that are its own.
-    if flow.debt < -board.charge(flow) / flow.weight:
-        # Alone, it may have carried the cursor along on a guess that was far too high, and others have joined there.
-        earliest = min(flow.vtime, others - lag(board, flow))
-        settle_debt(board, flow)
-        flow.vtime = max(flow.vtime, earliest)
+def _free_gates(board: Board, lane: Lane, release: Release) -> None:
+    held = max(0, board.now - release.since)
+    for gate in (*board.gates_of(lane), *board.queue_gates()):
+        gate.give_back(release.ended, release.unstarted, held)
+
+
+def _move_back(board: Board, flow: Flow, others: float) -> None:
+    # Alone, it may have carried the cursor along on a guess that was far too high, and others have joined there.
+    earliest = min(flow.vtime, others - lag(board, flow))
+    settle_debt(board, flow)
+    flow.vtime = max(flow.vtime, earliest)
 
 
 def settle_debt(board: Board, flow: Flow) -> None:
