@@ -9,11 +9,13 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+import asyncpg
 import click
 import pytest
 from click.testing import CliRunner
 
 from fairlane.cli.program import program
+from fairlane.store.postgres import PostgresStore
 from tests.cli.conftest import Fairlane
 
 SHOP = """
@@ -113,6 +115,19 @@ def test_a_sqlite_file_is_migrated_once(shop: Path, fairlane: Fairlane) -> None:
     assert (first.returncode, first.stdout.startswith("applied 0001_")) == (0, True)
     assert json.loads(fairlane("migrate", "--url", "sqlite:///shop.db", "--json").stdout) == {"applied": []}
     assert "up to date" in fairlane("migrate", FAIRLANE_URL="sqlite:///shop.db").stdout
+
+
+async def test_the_printed_script_builds_a_database_that_the_store_accepts(
+    fairlane: Fairlane, empty_postgres_url: str
+) -> None:
+    script = fairlane("migrate", "--print", FAIRLANE_URL="").stdout
+    connection = await asyncpg.connect(empty_postgres_url)
+    await connection.execute(script)
+    await connection.close()
+    store = PostgresStore(empty_postgres_url)
+    await store.open()
+    assert await store.migrate() == []
+    await store.close()
 
 
 def test_printing_the_migrations_needs_no_database(fairlane: Fairlane, tmp_path: Path) -> None:

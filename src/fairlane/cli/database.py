@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fairlane.app import App
     from fairlane.store.protocol import Store
 
-__all__ = ["app_of", "declared_queues", "existing_store"]
+__all__ = ["app_of", "existing_store"]
 
 
 def app_of(place: str | None, url: str | None) -> App:
@@ -32,21 +32,11 @@ def app_of(place: str | None, url: str | None) -> App:
     return App(url)
 
 
-def declared_queues(app: App) -> list[str]:
-    """The queues that an app serves when none are named."""
-    from fairlane.app import DEFAULT_QUEUE
-
-    names = list(app.queues)
-    if DEFAULT_QUEUE not in names and (not names or app.registry.of_queue(DEFAULT_QUEUE)):
-        names.append(DEFAULT_QUEUE)
-    return names
-
-
 @asynccontextmanager
 async def existing_store(app: App) -> AsyncIterator[Store]:
     """The app's store, open, with nothing declared: looking changes nothing, and creates no SQLite file either."""
     _require_file(app.url)
-    store = app._make_store()
+    store = app.make_store()
     await store.open()
     try:
         yield store

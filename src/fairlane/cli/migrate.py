@@ -12,7 +12,7 @@ __all__ = ["migrate"]
 @click.command()
 @click.argument("app", required=False, metavar="[MODULE:APP]")
 @click.option("--url", help="The database, instead of an app's.  [default: FAIRLANE_URL]")
-@click.option("--print", "only_print", is_flag=True, help="Print the SQL of all migrations and change nothing.")
+@click.option("--print", "only_print", is_flag=True, help="Print the SQL that builds the schema and change nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def migrate(app: str | None, url: str | None, only_print: bool, as_json: bool) -> None:
     """Bring a database's schema up to date.
@@ -48,13 +48,14 @@ def _print_migrations(app: str | None, url: str | None, as_json: bool) -> None:
     import os
 
     from fairlane.cli.database import app_of
-    from fairlane.store.migrate import load_migrations
+    from fairlane.store.migrate import as_script, load_migrations
+    from fairlane.store.statements import load_statements
 
     named = app or url or os.environ.get("FAIRLANE_URL")
     kind = "sqlite" if named and app_of(app, url).url.startswith("sqlite:") else "postgres"
-    migrations = load_migrations(f"fairlane.store.{kind}")
+    package = f"fairlane.store.{kind}"
+    migrations = load_migrations(package)
     if as_json:
         click.echo(json.dumps([{"name": each.name, "checksum": each.checksum, "sql": each.sql} for each in migrations]))
         return
-    for migration in migrations:
-        click.echo(f"-- migration {migration.name}\n{migration.sql.rstrip()}\n")
+    click.echo(as_script(migrations, load_statements(package, "queries.sql")["create_migrations"]), nl=False)

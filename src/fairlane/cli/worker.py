@@ -50,7 +50,6 @@ def worker(
       fairlane worker shop:app
       fairlane worker shop:app --queues webhooks,email=2 --slots email=1:5 --concurrency 20 --processes 4
     """
-    from fairlane.cli.database import declared_queues
     from fairlane.cli.loading import load_app
     from fairlane.cli.queue_slots import queue_shares
     from fairlane.worker import WorkerOptions, WorkerPool, run_worker
@@ -59,7 +58,7 @@ def worker(
     # Loaded and checked here even when other processes do the work: a mistake is told once, and not by each of them.
     loaded = load_app(app)
     options = WorkerOptions(
-        queues=queue_shares(queues, slots, declared_queues(loaded)),
+        queues=queue_shares(queues, slots, loaded.queue_names),
         order="strict" if order == "strict" else "weighted",
         concurrency=concurrency,
         lease=lease,
