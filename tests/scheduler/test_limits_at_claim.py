@@ -8,6 +8,7 @@ import pytest
 
 from fairlane.clock import SECOND
 from fairlane.policy import Concurrency, Fair, Level, Policy, Rate, gate_id
+from fairlane.scheduler.plan import RECHECK
 from fairlane.scheduler.snapshot import Standing
 from tests.scheduler.simulation import EPOCH, Bench, Fleet
 
@@ -239,14 +240,14 @@ def test_of_a_tenants_few_lanes_on_one_gate_the_one_with_the_highest_priority_is
     keys = {"account": "a", "endpoint": "e"}
     (holder,) = bench.enqueue(keys)
     bench.claim(1)
-    for priority in (-2, -1, 0):  # each parks at a later virtual time than the one before
+    for priority in (-3, -2, -1):  # each parks at a later virtual time than the one before
         bench.enqueue(keys, priority=priority)
         bench.claim(1)
         bench.enqueue({"account": "a", "endpoint": f"other{priority}"})
         bench.claim(1)
     bench.settle(holder.position, 5)
     (started,) = positions(bench, 1)
-    assert bench.ledger.running[started].lane[0] == 0
+    assert bench.ledger.running[started].lane[0] == -1
 
 
 def test_a_flow_that_gets_more_than_its_quota_still_serves_its_lanes_by_rank() -> None:
@@ -255,12 +256,61 @@ def test_a_flow_that_gets_more_than_its_quota_still_serves_its_lanes_by_rank() -
         bench.enqueue({"account": "a", "endpoint": f"old{nth}"})
     bench.claim(0)
     bench.now += SECOND
-    bench.enqueue({"account": "b", "endpoint": "e"})
-    for nth in range(20):
+    for nth in range(10):
+        bench.enqueue({"account": f"b{nth}", "endpoint": "e"})
+    for nth in range(3):
         bench.enqueue({"account": "a", "endpoint": f"new{nth}"})
     assert len(positions(bench, 20)) == 20
     late = [run for run in bench.ledger.runs if run.enqueued_at > EPOCH]
-    assert [dict(run.lane[1])["account"] for run in late] == ["b"], "a later job went first"
+    assert "a" not in {dict(run.lane[1])["account"] for run in late}, "a later job went first"
+
+
+def _woken_in_a_flow_that_parks() -> tuple[Bench, int]:
+    """A lane of `a` is woken for the room in "eu", then its flow parks on its account before the lane is visited."""
+    bench = Bench(Policy("q", FAIR, (Concurrency(2, by="region"), Concurrency(1, by="account"))))
+    for account in "bc":  # they have had a turn: `a` is woken before them
+        (ran,) = bench.enqueue({"account": account, "region": "us"})
+        bench.claim(1)
+        bench.settle(ran.position, 5)
+    (first, second) = (bench.enqueue({"account": name, "region": "eu"})[0] for name in ("h1", "h2"))
+    bench.claim(2)
+    for account in "abc":
+        bench.enqueue({"account": account, "region": "eu"})
+        bench.claim(5)
+    bench.settle(first.position, 5)
+    bench.claim(0)
+    for region in ("us1", "us2", "us3", "us4"):
+        bench.enqueue({"account": "a", "region": region}, priority=5)
+    assert len(bench.claim(1).starts) == 1
+    woken = next(row for row in bench.queue.lanes.values() if row.keys == {"account": "a", "region": "eu"})
+    assert woken.standing == Standing.READY
+    assert bench.queue.gates[gate_id("q", "concurrency:region", ("eu",))].waiting == 2
+    return bench, second.position
+
+
+def test_f14_room_that_a_lane_in_a_parked_flow_was_woken_for_goes_to_the_next_lanes() -> None:
+    bench, second = _woken_in_a_flow_that_parks()
+    bench.settle(second, 5)
+    bench.claim(5)
+    running = {dict(run.lane[1])["account"] for run in bench.ledger.running.values()}
+    assert running == {"a", "b", "c"}
+
+
+def test_f14_room_that_nobody_comes_for_is_offered_again_within_its_time() -> None:
+    bench, _ = _woken_in_a_flow_that_parks()
+    bench.claim(5)
+    if not _runs_in_eu(bench) & {"b", "c"}:
+        alarm = bench.queue.next_alarm()
+        assert alarm is not None
+        assert alarm <= bench.now + RECHECK
+        bench.now = alarm
+        bench.claim(5)
+    assert _runs_in_eu(bench) & {"b", "c"}
+
+
+def _runs_in_eu(bench: Bench) -> set[str | None]:
+    keys = [dict(run.lane[1]) for run in bench.ledger.running.values()]
+    return {each["account"] for each in keys if each["region"] == "eu"}
 
 
 def test_each_level_parks_what_it_stops() -> None:

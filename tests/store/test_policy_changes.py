@@ -180,6 +180,20 @@ async def test_a_rate_keeps_its_tokens_when_another_limit_changes(store: Store) 
     assert len(await claim(store, "webhooks", 20)) == 2
 
 
+# A21, A17
+@pytest.mark.parametrize("by", ["account", None])
+async def test_a_claim_given_back_is_refunded_nothing_by_a_rate_that_never_charged_it(
+    store: Store, by: str | None
+) -> None:
+    await store.declare(policy_of())
+    await given_jobs(store, policy_of(), ACME, 10)
+    held = await claim(store, "webhooks", 1)
+    await store.apply(policy_of(Rate(3, per="1h", by=by)))
+    assert len(await claim(store, "webhooks", 10)) == 3
+    await finish(store, held, Released("drain"))
+    assert await claim(store, "webhooks", 10) == [], "a token came back that was never taken"
+
+
 # A21
 async def test_jobs_enqueued_under_a_policy_with_fewer_keys_are_still_served(store: Store, clock: ManualClock) -> None:
     narrow = Policy("webhooks", limits=(Concurrency(2, by="account"),))

@@ -49,7 +49,7 @@ class Waiter:
     def start_waiting(self, until: int | None = None) -> asyncio.Future[bool]:
         return asyncio.ensure_future(self.listener.wait(until))
 
-    async def next_claim(self) -> Claim:
+    async def next_claim(self, *, keeps_time: bool = True) -> Claim:
         """What a worker does: claim; if there is nothing, wait until something may have changed; claim again."""
         while True:
             brought = await claim_once(self.store, "webhooks", 1, worker=self.worker, listener=self.listener)
@@ -58,7 +58,7 @@ class Waiter:
             if brought.more or brought.look_again:
                 await asyncio.sleep(0)
                 continue
-            await self.listener.wait(brought.next_due)
+            await self.listener.wait(brought.next_due if keeps_time else None)
 
 
 @asynccontextmanager
@@ -338,6 +338,21 @@ async def test_a_lane_that_opens_by_time_is_picked_up_then_although_nobody_enque
         assert not picked_up.done()
         clock.advance("40s")
         assert (await soon(picked_up)).id == job
+
+
+# C10, C09
+async def test_a_claimer_that_leaves_work_behind_wakes_another_to_do_it(
+    stores: list[Store], clock: ManualClock
+) -> None:
+    jobs = await given_jobs(stores[0], PLAIN, count=3, delay=40 * SECOND)
+    async with waiters(stores[1:]) as (timekeeper, *others):
+        # One holds the timer and has one free slot; the others hear of the rest only if it tells them.
+        waiting = [timekeeper.next_claim(), *(each.next_claim(keeps_time=False) for each in others)]
+        picked_up = asyncio.gather(*waiting)
+        for store in stores:
+            await all_quiet(store)
+        clock.advance("40s")
+        assert sorted(ids(await soon(picked_up))) == sorted(jobs)
 
 
 # C10

@@ -63,7 +63,7 @@ class QueueHandle(msgspec.Struct, frozen=True):
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """What a claim starts from, and what it owes the queue's row."""
+    """What a claim starts from, and what it owes the queue's state."""
 
     snapshot: Snapshot
     arrivals_from: str
@@ -96,6 +96,7 @@ class Scheduling:
         self.connection = connection
         self.queue = queue
         self._now = now
+        self._place: rows.Place = (0, 0)
         self._flows: dict[bytes, rows.Place] = {}
         self._lanes: dict[bytes, rows.Place] = {}
         self._gates: dict[bytes, rows.Place] = {}
@@ -108,6 +109,7 @@ class Scheduling:
         row = await self._row(
             "load", self.queue.id, self._now, count, RELEASES_AT_MOST, FOLD_AT_MOST, LANES_PER_SCANNED_FLOW, me
         )
+        self._place = row["place"]
         arrivals = [rows.arrival(bell) for bell in row["arrivals"]]
         flows, lanes, gates = self._read_flows(row), self._read_lanes(row), self._read_gates(row)
         all_folded = len(arrivals) < FOLD_AT_MOST and row["release_rows"] < RELEASES_AT_MOST
@@ -178,6 +180,7 @@ class Scheduling:
             worker.id if worker else None,
             worker.name if worker else None,
             now + duration,
+            self._place,
         )
         if len(started) < len(plan.starts):
             raise Raced
@@ -197,6 +200,7 @@ class Scheduling:
         """Everything that bells were folded into, removed from the tables."""
         row = await self._row("take_state", self.queue.id)
         self._forget()
+        self._place = row["place"]
         return (
             [rows.flow(each) for each in row["flows"]],
             [rows.lane(each) for each in row["lanes"]],

@@ -50,9 +50,15 @@ insert into fairlane.migrations (number, name, checksum)
 values ($1, $2, $3)
 
 -- name: insert_queue
-insert into fairlane.queues (name, policy, digest)
-values ($1, $2, $3)
-on conflict (name) do nothing
+with declared as (
+    insert into fairlane.queues (name, policy, digest)
+    values ($1, $2, $3)
+    on conflict (name) do nothing
+    returning id
+)
+insert into fairlane.queue_states (queue_id)
+select id
+from declared
 
 -- name: select_queue_names
 select name
@@ -187,20 +193,25 @@ forgotten as (
     delete from fairlane.cancellations
     where lease = any ($3::uuid[])
 ),
+-- One waiter for each job that is ready again, one to hold the timer of those that are due later, and one for the slots
+-- that are free now, if jobs wait for slots. (A worker that lives claims for its own slots as a rule.)
 woken as (
-    select sum(fairlane.nudge(back.queue_id, back.most)) as told
+    select sum(fairlane.nudge(back.queue_id, back.ready + back.due + case when $4 or stopped.ready > 0 then 1 else 0 end))
+        as told
     from (
-        select e.queue_id,
-            -- One for each job that is ready again, one to hold the timer of those that are due later, and one for the
-            -- slots that are free now, if jobs wait for slots. (A worker that lives claims for its own slots.)
-            count(*) filter (where e.state = 1)
-            + least(1, count(*) filter (where e.state = 0))
-            + (case when $4 or q.ready > 0 then 1 else 0 end) as most
-        from ended e
-        join fairlane.queues q on q.id = any (array[e.queue_id])
-        group by e.queue_id, q.ready
+        select queue_id, count(*) filter (where state = 1) as ready,
+            least(1, count(*) filter (where state = 0)) as due
+        from ended
+        group by queue_id
     ) back
-    where back.most > 0 and (select true from fairlane.waiters w where w.queue_id = back.queue_id limit 1)
+    cross join lateral (
+        select s.ready
+        from fairlane.queue_states s
+        where s.queue_id = back.queue_id
+        order by s.version desc
+        limit 1
+    ) stopped
+    where (select true from fairlane.waiters w where w.queue_id = back.queue_id limit 1)
 )
 select
     case when (select count(*) from ended) = cardinality($2) then '{}'
@@ -258,7 +269,13 @@ woken as (
     select sum(fairlane.nudge(f.queue_id, 1)) as told
     from freed f
     where (select true from fairlane.waiters w where w.queue_id = f.queue_id limit 1)
-      and (select q.ready > 0 from fairlane.queues q where q.id = f.queue_id)
+      and (
+        select s.ready > 0
+        from fairlane.queue_states s
+        where s.queue_id = f.queue_id
+        order by s.version desc
+        limit 1
+      )
 )
 select
     case when (select count(*) from ended) = cardinality($2) then '{}'
@@ -406,11 +423,13 @@ where job = $1
 order by id
 
 -- name: select_counts
-select q.ready, q.running, q.parked,
-    (select count(*) from fairlane.arrivals a where a.queue_id = q.id)
-        + (select count(*) from fairlane.releases r where r.queue_id = q.id) as bells
-from fairlane.queues q
-where q.id = $1
+select s.ready, s.running, s.parked,
+    (select count(*) from fairlane.arrivals a where a.queue_id = s.queue_id)
+        + (select count(*) from fairlane.releases r where r.queue_id = s.queue_id) as bells
+from fairlane.queue_states s
+where s.queue_id = $1
+order by s.version desc
+limit 1
 
 -- name: prune
 -- The oldest files of finished jobs whose time has passed, with the jobs that are still as they were filed.

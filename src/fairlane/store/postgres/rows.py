@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 
-from fairlane.scheduler.snapshot import Arrival, FlowRow, GateRow, LaneRow, Release
+from fairlane.scheduler.snapshot import Arrival, FlowRow, GateRow, Head, LaneRow, Release
 
 __all__ = [
+    "Found",
     "Place",
-    "arrival",
     "decode_keys",
     "encode",
-    "flow",
-    "gate",
-    "lane",
     "new_flow",
     "new_gate",
     "new_lane",
-    "releases",
     "storable",
     "touched_flow",
     "touched_gate",
@@ -55,32 +51,46 @@ def storable(text: str | None) -> str | None:
     return text.replace("\x00", "\ufffd").encode(errors="replace").decode()
 
 
-# Columns are taken by number, up to the last one that this version knows: a later migration may append some.
+class Found:
+    """What `load` or `supply` has found, sorted by kind. (The shape of its rows is drawn in `claims.sql`.)"""
 
+    def __init__(self, records: Iterable[Row]) -> None:
+        self.queue: Row = ()
+        self.flows: list[FlowRow] = []
+        self.lanes: list[LaneRow] = []
+        self.gates: list[GateRow] = []
+        self.arrivals: list[Arrival] = []
+        self.releases: list[Release] = []
+        self.scanned: list[bytes] = []
+        self.heads: list[tuple[int, Head]] = []
+        self.places: dict[bytes, Place] = {}
+        for record in records:
+            self._sort(*record)
 
-def flow(row: Row) -> FlowRow:
-    return FlowRow(row[1], _decode_key(row[2]), *row[3:12])
-
-
-def lane(row: Row) -> LaneRow:
-    return LaneRow(row[1], row[2], row[3], decode_keys(row[4]), *row[5:12])
-
-
-def gate(row: Row) -> GateRow:
-    return GateRow(row[1], row[2], _decode_key(row[3]), *row[4:9])
-
-
-def arrival(row: Row) -> Arrival:
-    _, _, count, floor, since, priority, lane, keys = row[:8]
-    return Arrival(lane, priority, decode_keys(keys), count, floor, since)
-
-
-def releases(row: Any) -> list[Release]:
-    """From columns that run in step."""
-    if row["released"] is None:
-        return []
-    columns = (row[name] for name in ("released", "ended", "ran", "charged", "unstarted", "refund", "since"))
-    return [Release(*values) for values in zip(*columns, strict=True)]
+    def _sort(
+        self, kind: str, place: Any, id: Any, flow: Any, gate: Any, name: Any, keys: Any, w: Any, x: Any, y: Any, z: Any,
+        i: Any, j: Any, k: Any, l: Any, m: Any, n: Any,  # noqa: E741
+    ) -> None:  # fmt: skip
+        match kind:
+            case "l":
+                self.places[id] = place
+                self.lanes.append(LaneRow(id, flow, i, decode_keys(keys), j, k, l, m, n, gate, w))
+            case "f" | "s":
+                self.places[id] = place
+                self.flows.append(FlowRow(id, _decode_key(keys), w, x, i, y, z, j, k, l, gate))
+                if kind == "s":
+                    self.scanned.append(id)
+            case "h":
+                self.heads.append((i, Head(place, j, k)))
+            case "r":
+                self.releases.append(Release(id, i, j, w, k, x))
+            case "g":
+                self.places[id] = place
+                self.gates.append(GateRow(id, name, _decode_key(keys), i, j, k, l, m))
+            case "a":
+                self.arrivals.append(Arrival(id, i, decode_keys(keys), j, k, l))
+            case _:
+                self.queue = (place, name, keys, w, x, y, i, j, k, l, m, n)
 
 
 def touched_flow(row: FlowRow, place: Place) -> Row:
@@ -94,6 +104,9 @@ def touched_lane(row: LaneRow, place: Place) -> Row:
 
 def touched_gate(row: GateRow, place: Place) -> Row:
     return (place, row.in_flight, row.tat, row.waiting, row.awake, row.wake_at)
+
+
+FIRST_VERSION = (0, 0)
 
 
 def new_flow(row: FlowRow, queue: int) -> Row:
@@ -110,6 +123,7 @@ def new_flow(row: FlowRow, queue: int) -> Row:
         row.shut,
         row.standing,
         row.gate,
+        *FIRST_VERSION,
     )
 
 
@@ -127,6 +141,7 @@ def new_lane(row: LaneRow, queue: int) -> Row:
         row.standing,
         row.gate,
         row.tag,
+        *FIRST_VERSION,
     )
 
 
@@ -141,4 +156,5 @@ def new_gate(row: GateRow, queue: int) -> Row:
         row.waiting,
         row.awake,
         row.wake_at,
+        *FIRST_VERSION,
     )

@@ -184,7 +184,8 @@ limit ?
 -- name: claim_jobs
 -- ?1 now, ?2 lease, ?3 worker, ?4 [[position, charge], …]
 update jobs
-set state = 2, attempt = attempt + 1, claimed_at = ?1, lease = ?2, worker = ?3, charge = starts.charge
+set state = 2, attempt = attempt + 1, claimed_at = ?1, lease = ?2, worker = ?3, charge = starts.charge,
+    progress = null, progress_message = null
 from (
     select value ->> 0 as position, value ->> 1 as charge
     from json_each(?4)
