@@ -32,9 +32,9 @@ async def ask(url: str, question: str) -> object:
         await connection.close()
 
 
-async def test_a_test_gets_an_empty_database_of_its_own(postgres_url: str) -> None:
-    assert await ask(postgres_url, "select count(*) from pg_stat_user_tables") == 0
-    assert await ask(postgres_url, "select current_database() like 'test_%'") is True
+async def test_a_test_gets_an_empty_database_of_its_own(empty_postgres_url: str) -> None:
+    assert await ask(empty_postgres_url, "select count(*) from pg_stat_user_tables") == 0
+    assert await ask(empty_postgres_url, "select current_database() like 'test_%'") is True
 
 
 async def test_a_database_is_a_copy_of_its_template(postgres: ThrowawayPostgres) -> None:

@@ -54,11 +54,12 @@ class Gate:
             self.tat = self.limit.charged(self.tat, now, count)
         self.dirty = True
 
-    def give_back(self, ended: int, unstarted: int, held: int) -> None:
+    def give_back(self, ended: int, unstarted: int, held: int | None) -> None:
+        """Free what claims held. Tokens come back for what never started, unless they were never taken here."""
         if self.limit.counts_in_flight:
             self.in_flight = max(0, self.in_flight - ended - unstarted)
             self.dirty = True
-        elif unstarted:
+        elif unstarted and held is not None:
             self.tat = self.limit.refunded(self.tat, unstarted, held)
             self.dirty = True
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 from heapq import nsmallest
 
+from fairlane.clock import Instant
 from fairlane.scheduler.board import IDLE, PARKED, READY, Board, Flow, Gate, Lane
 from fairlane.scheduler.snapshot import Arrival, Release
 
@@ -31,7 +32,7 @@ def smoothed(average: float, observed: float, runs: int) -> float:
     return average + (1.0 - (1.0 - SMOOTHING) ** runs) * (observed - average)
 
 
-def fold_releases(board: Board, releases: Iterable[Release]) -> None:
+def fold_releases(board: Board, releases: Iterable[Release], policy_since: Instant) -> None:
     """Free what ended claims held, and correct what their flows were charged."""
     ready = nsmallest(2, ((flow.vtime + flow.debt, flow.id) for flow in board.flows.values() if flow.standing == READY))
     lanes, charges_time, has_limits = board.lanes, board.charges_time, bool(board.policy.limits)
@@ -43,7 +44,7 @@ def fold_releases(board: Board, releases: Iterable[Release]) -> None:
         lane.in_flight = max(0, lane.in_flight - ended - release.unstarted)
         lane.dirty = flow.dirty = True
         if has_limits:
-            _free_gates(board, lane, release)
+            _free_gates(board, lane, release, policy_since)
         correction = -release.refund
         if ended:
             ran = release.ran / 1e6
@@ -58,8 +59,9 @@ def fold_releases(board: Board, releases: Iterable[Release]) -> None:
             _move_back(board, flow, next((tag for tag, flow_id in ready if flow_id != flow.id), -math.inf))
 
 
-def _free_gates(board: Board, lane: Lane, release: Release) -> None:
-    held = max(0, board.now - release.since)
+def _free_gates(board: Board, lane: Lane, release: Release, policy_since: Instant) -> None:
+    # A claim from before the policy came into force was charged by other limits than these.
+    held = max(0, board.now - release.since) if release.since > policy_since else None
     for gate in (*board.gates_of(lane), *board.queue_gates()):
         gate.give_back(release.ended, release.unstarted, held)
 

@@ -86,7 +86,7 @@ class _Plan:
             supply = yield Need(flows=tuple(sorted(new_flows)), gates=tuple(gates))
             board.add_flows(supply.flows)
             board.add_gates(supply.gates)
-        fold_releases(board, snapshot.releases)
+        fold_releases(board, snapshot.releases, snapshot.policy_since)
         # Once the corrections are in: a tag that a wrong guess has carried away is no place to join.
         ready = [flow.vtime + flow.debt for flow in board.flows.values() if flow.standing == READY]
         self.join_at = max(0.0, min(ready, default=self.vtime))

@@ -167,6 +167,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     """The scan found every ready flow there is."""
     due_gates: list[GateRow]
     """Gates whose `wake_at` has come."""
+    policy_since: Instant = 0
+    """When this policy came into force: what was claimed before was charged by another one."""
 
 
 class Need(msgspec.Struct, frozen=True):

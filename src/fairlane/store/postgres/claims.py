@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
@@ -50,6 +50,8 @@ LANES_PER_SCANNED_FLOW = 2
 PLANS_AT_MOST = 50
 """How often a claim is planned anew because a job it had planned was cancelled meanwhile."""
 
+PARKED = int(Standing.PARKED)
+
 _policies: dict[str, Policy] = {}
 
 
@@ -76,19 +78,6 @@ class Raced(Exception):
     """A job was cancelled between the plan and the write."""
 
 
-class Totals(msgspec.Struct):
-    """How far a plan moves what the queue's row counts."""
-
-    ready: int = 0
-    running: int = 0
-    parked: int = 0
-
-    def add(self, lane: LaneRow, sign: int = 1) -> None:
-        self.ready += sign * lane.ready
-        self.running += sign * lane.in_flight
-        self.parked += sign * (lane.standing == Standing.PARKED)
-
-
 class Scheduling:
     """One transaction that holds a queue's claim lock."""
 
@@ -97,42 +86,43 @@ class Scheduling:
         self.queue = queue
         self._now = now
         self._place: rows.Place = (0, 0)
-        self._flows: dict[bytes, rows.Place] = {}
-        self._lanes: dict[bytes, rows.Place] = {}
-        self._gates: dict[bytes, rows.Place] = {}
+        self._places: dict[bytes, rows.Place] = {}
+        """Where the flows, lanes and gates are that have been read; what is not here is not stored yet."""
         self._lanes_before: dict[bytes, LaneRow] = {}
 
     async def load(self, want: int, *, me: UUID | None = None) -> Loaded:
         """Drain the bells, promote what is due, and read what the plan starts from."""
         self._forget()
         count = max(want, 1)
-        row = await self._row(
+        found = await self._find(
             "load", self.queue.id, self._now, count, RELEASES_AT_MOST, FOLD_AT_MOST, LANES_PER_SCANNED_FLOW, me
         )
-        self._place = row["place"]
-        arrivals = [rows.arrival(bell) for bell in row["arrivals"]]
-        flows, lanes, gates = self._read_flows(row), self._read_lanes(row), self._read_gates(row)
-        all_folded = len(arrivals) < FOLD_AT_MOST and row["release_rows"] < RELEASES_AT_MOST
-        if row["has_due"]:
-            promoted = await self._promote(row["now"])
-            all_folded = all_folded and sum(bell.count for bell in promoted) < PROMOTE_AT_MOST
-            arrivals += promoted
-            named = await self._row("select_lanes", [bell.lane for bell in promoted])
-            lanes += self._read_lanes(named)
-            flows += self._read_flows(named)
-        snapshot = Snapshot(
-            await self._policy(row["digest"]),
-            row["now"],
-            QueueRow(row["vtime"], row["cursor"], row["cursor_tie"], row["tie"], row["cost"]),
-            arrivals,
-            rows.releases(row),
-            lanes,
-            flows,
-            row["scanned"],
-            len(row["scanned"]) < count,
-            gates,
+        place, digest, bounds, vtime, cursor, cost, now, cursor_tie, tie, release_rows, has_due, others_wait = (
+            found.queue
         )
-        return Loaded(snapshot, row["arrivals_from"], row["releases_from"], all_folded, row["others_wait"])
+        self._place = place
+        all_folded = len(found.arrivals) < FOLD_AT_MOST and release_rows < RELEASES_AT_MOST
+        if has_due:
+            promoted = await self._promote(now)
+            all_folded = all_folded and sum(bell.count for bell in promoted) < PROMOTE_AT_MOST
+            found.arrivals += promoted
+            named = await self._ask(Need(), [bell.lane for bell in promoted])
+            found.lanes += named.lanes
+            found.flows += named.flows
+        snapshot = Snapshot(
+            await self._policy(digest),
+            now,
+            QueueRow(vtime, cursor, cursor_tie, tie, cost),
+            found.arrivals,
+            found.releases,
+            found.lanes,
+            found.flows,
+            found.scanned,
+            len(found.scanned) < count,
+            found.gates,
+        )
+        arrivals_from, releases_from = bounds.split()
+        return Loaded(snapshot, arrivals_from, releases_from, all_folded, bool(others_wait))
 
     async def plan(self, snapshot: Snapshot, want: int) -> Plan:
         """Ask the plan, and answer what it asks."""
@@ -156,7 +146,7 @@ class Scheduling:
         """Start the jobs of a plan and store what it changed; `Raced` if a job is not ready any more."""
         now, state = loaded.snapshot.now, plan.queue
         lease = lease or uuid4()
-        totals = self._totals(plan)
+        places = self._places
         await self._insert_new(plan)
         started = await self.connection.fetch(
             STATEMENTS["write"],
@@ -166,14 +156,12 @@ class Scheduling:
             state.cursor_tie,
             state.tie,
             state.cost,
-            totals.ready,
-            totals.running,
-            totals.parked,
+            *self._totals(plan),
             loaded.arrivals_from,
             loaded.releases_from,
-            [rows.touched_flow(row, place) for row in plan.flows if (place := self._flows.get(row.id)) is not None],
-            [rows.touched_lane(row, place) for row in plan.lanes if (place := self._lanes.get(row.id)) is not None],
-            [rows.touched_gate(row, place) for row in plan.gates if (place := self._gates.get(row.id)) is not None],
+            [rows.touched_flow(row, places[row.id]) for row in plan.flows if row.id in places],
+            [rows.touched_lane(row, places[row.id]) for row in plan.lanes if row.id in places],
+            [rows.touched_gate(row, places[row.id]) for row in plan.gates if row.id in places],
             [(start.head.ref, start.head.position, start.charge) for start in plan.starts],
             now,
             lease,
@@ -198,14 +186,10 @@ class Scheduling:
 
     async def take_all(self) -> tuple[list[FlowRow], list[LaneRow], list[GateRow]]:
         """Everything that bells were folded into, removed from the tables."""
-        row = await self._row("take_state", self.queue.id)
+        found = await self._find("take_state", self.queue.id)
         self._forget()
-        self._place = row["place"]
-        return (
-            [rows.flow(each) for each in row["flows"]],
-            [rows.lane(each) for each in row["lanes"]],
-            [rows.gate(each) for each in row["gates"]],
-        )
+        self._place = found.queue[0]
+        return found.flows, found.lanes, found.gates
 
     def _claim(self, row: Any, lease: UUID, now: Instant) -> Claim:
         _, job, task, priority, keys, payload, attempt, most, enqueued_at, cancel = row
@@ -224,19 +208,21 @@ class Scheduling:
             cancel,
         )
 
-    def _totals(self, plan: Plan) -> Totals:
-        totals = Totals()
-        for lane in plan.lanes:
-            totals.add(lane)
-            if (before := self._lanes_before.get(lane.id)) is not None:
-                totals.add(before, -1)
-        return totals
+    def _totals(self, plan: Plan) -> tuple[int, int, int]:
+        """How far the plan moves what the queue's state counts: ready jobs, running jobs, parked lanes."""
+        after = plan.lanes
+        before = [self._lanes_before[lane.id] for lane in after if lane.id in self._lanes_before]
+        return (
+            sum([lane.ready for lane in after]) - sum([lane.ready for lane in before]),
+            sum([lane.in_flight for lane in after]) - sum([lane.in_flight for lane in before]),
+            [lane.standing for lane in after].count(PARKED) - [lane.standing for lane in before].count(PARKED),
+        )
 
     async def _insert_new(self, plan: Plan) -> None:
-        queue = self.queue.id
-        flows = [rows.new_flow(row, queue) for row in plan.flows if row.id not in self._flows]
-        lanes = [rows.new_lane(row, queue) for row in plan.lanes if row.id not in self._lanes]
-        gates = [rows.new_gate(row, queue) for row in plan.gates if row.id not in self._gates]
+        queue, places = self.queue.id, self._places
+        flows = [rows.new_flow(row, queue) for row in plan.flows if row.id not in places]
+        lanes = [rows.new_lane(row, queue) for row in plan.lanes if row.id not in places]
+        gates = [rows.new_gate(row, queue) for row in plan.gates if row.id not in places]
         if flows or lanes or gates:
             await self.connection.execute(STATEMENTS["insert_state"], flows, lanes, gates)
 
@@ -246,12 +232,22 @@ class Scheduling:
 
     async def _policy(self, digest: str) -> Policy:
         if digest not in _policies:
-            row = await self._row("select_policy", self.queue.name)
+            row = await self.connection.fetchrow(STATEMENTS["select_policy"], self.queue.name)
+            assert row is not None
             _policies[digest] = Policy.decode(row["policy"])
         return _policies[digest]
 
     async def _supply(self, need: Need) -> Supply:
-        row = await self._row(
+        found = await self._ask(need)
+        heads: dict[bytes, list[Head]] = {lane: [] for lane, _, _ in need.heads}
+        asked = [heads[lane] for lane, _, _ in need.heads]
+        for nth, head in found.heads:
+            asked[nth - 1].append(head)
+        return Supply(found.flows, found.gates, found.lanes, heads, found.scanned)
+
+    async def _ask(self, need: Need, lanes: Sequence[bytes] = ()) -> rows.Found:
+        """What the plan needs, and lanes by id with their flows."""
+        return await self._find(
             "supply",
             self.queue.id,
             need.flows,
@@ -265,36 +261,18 @@ class Scheduling:
             [count for _, _, count in need.heads],
             *(need.scan or (0.0, 0, 0)),
             LANES_PER_SCANNED_FLOW,
+            lanes,
         )
-        heads: dict[bytes, list[Head]] = {lane: [] for lane, _, _ in need.heads}
-        found = [heads[lane] for lane, _, _ in need.heads]
-        columns = (row["head_nth"], row["head_places"], row["head_positions"], row["head_ready_at"])
-        for nth, place, position, ready_at in zip(*columns, strict=True):
-            found[nth - 1].append(Head(place, position, ready_at))
-        return Supply(self._read_flows(row), self._read_gates(row), self._read_lanes(row), heads, row["scanned"])
 
-    async def _row(self, statement: str, *args: Any) -> Any:
-        return await self.connection.fetchrow(STATEMENTS[statement], *args)
-
-    def _read_flows(self, row: Any) -> list[FlowRow]:
-        found = [rows.flow(record) for record in row["flows"]]
-        self._flows.update(zip([each.id for each in found], row["flow_places"], strict=True))
-        return found
-
-    def _read_lanes(self, row: Any) -> list[LaneRow]:
-        found = [rows.lane(record) for record in row["lanes"]]
-        self._lanes.update(zip([each.id for each in found], row["lane_places"], strict=True))
-        self._lanes_before.update([(each.id, each) for each in found])
-        return found
-
-    def _read_gates(self, row: Any) -> list[GateRow]:
-        found = [rows.gate(record) for record in row["gates"]]
-        self._gates.update(zip([each.id for each in found], row["gate_places"], strict=True))
+    async def _find(self, statement: str, *args: Any) -> rows.Found:
+        found = rows.Found(await self.connection.fetch(STATEMENTS[statement], *args))
+        self._places.update(found.places)
+        self._lanes_before.update([(lane.id, lane) for lane in found.lanes])
         return found
 
     def _forget(self) -> None:
-        for known in (self._flows, self._lanes, self._gates, self._lanes_before):
-            known.clear()
+        self._places.clear()
+        self._lanes_before.clear()
 
 
 class Claimer:

@@ -8,14 +8,16 @@
 --
 -- `load` and `supply` answer with rows of one shape. (Arrays of composites would be easier on the eye, but the server
 -- takes a kilobyte for every column of every element, all at once: 11 MB and 3,700 page faults for a claim of 200.)
---   kind             place id flow gate name keys     w       x       y     z     i         j         k          l        m     n
---   q the queue        ×                digest bounds vtime   cursor  cost        now       cursor_tie tie       releases due?  waiters?
---   r a release             ×                          charged refund              ended     ran       unstarted
---   a an arrival            ×                 ×                                    priority  count     floor      since
---   f a flow, s scanned ×   ×        ×        ×        weight  vtime   cost  debt  tie       open      shut       standing
---   l a lane           ×    ×   ×    ×        ×        tag                         priority  ready     in_flight  floor    rank  standing
---   g a gate           ×    ×            ×    ×                                    in_flight tat       waiting    awake    wake_at
---   h a head           ×                                                           nth       position  ready_at
+--
+--   kind          place id flow gate name   keys   f1      f2     f3   f4   i1        i2         i3        i4       i5      i6
+--   q the queue     ×                digest bounds vtime   cursor cost      now       cursor_tie tie       releases due?    waiters?
+--   r a release          ×                         charged refund           ended     ran        unstarted
+--   a an arrival         ×                  ×                               priority  count      floor     since
+--   f a flow        ×    ×      ×           ×      weight  vtime  cost debt tie       open       shut      standing
+--   s one scanned   ×    ×      ×           ×      weight  vtime  cost debt tie       open       shut      standing
+--   l a lane        ×    ×  ×   ×           ×      tag                      priority  ready      in_flight floor    rank    standing
+--   g a gate        ×    ×           limit  ×                               in_flight tat        waiting   awake    wake_at
+--   h a head        ×                                                       nth       position   ready_at
 
 -- name: select_queue_id
 -- The opening of a claim cannot have parameters (three statements, one round trip), so the server writes it once.
@@ -103,17 +105,17 @@ select 'q' as kind, place, null::bytea as id, null::bytea as flow, null::bytea a
     || ' ' ||
     case when (select count(*) from released) < $4 then oldest
         else least(oldest, (select max(xid) from released)) end::text as keys,
-    vtime as w, cursor as x, cost as y, null::double precision as z,
-    now as i, cursor_tie as j, tie as k,
-    (select count(*) from released) as l,
+    vtime as f1, cursor as f2, cost as f3, null::double precision as f4,
+    now as i1, cursor_tie as i2, tie as i3,
+    (select count(*) from released) as i4,
     exists (
         select
         from fairlane.jobs j
         where j.queue_id = $1 and j.due_at is not null and j.due_at <= queue.now
-    )::integer as m,
+    )::integer as i5,
     exists (
         select from fairlane.waiters w where w.queue_id = $1 and w.worker is distinct from $7::uuid
-    )::integer as n
+    )::integer as i6
 from queue
 union all
 select 'r', null, u.lane, null, null, null, null, u.charged, u.refund, null, null, u.ended, u.ran, u.unstarted, null, null, null
@@ -230,9 +232,9 @@ scanned as materialized (
     limit $13::integer
 )
 select 'h' as kind, j.place, null::bytea as id, null::bytea as flow, null::bytea as gate, null::text as name,
-    null::text as keys, null::double precision as w, null::double precision as x, null::double precision as y,
-    null::double precision as z, h.nth as i, j.position as j, j.ready_at as k, null::bigint as l, null::bigint as m,
-    null::integer as n
+    null::text as keys, null::double precision as f1, null::double precision as f2, null::double precision as f3,
+    null::double precision as f4, h.nth as i1, j.position as i2, j.ready_at as i3, null::bigint as i4, null::bigint as i5,
+    null::integer as i6
 from unnest($8::bytea[], $9::bigint[], $10::integer[]) with ordinality as h (lane, floor, count, nth)
 cross join lateral (
     select j.ctid as place, j.position, j.ready_at
@@ -399,20 +401,29 @@ select least(
 -- name: take_state
 -- Everything a queue's bells were folded into, removed from the tables.
 with
-flows as (delete from fairlane.flows f where f.queue_id = $1::integer returning f),
-lanes as (delete from fairlane.lanes l where l.queue_id = $1 returning l),
-gates as (delete from fairlane.gates g where g.queue_id = $1 returning g),
+flows as (delete from fairlane.flows where queue_id = $1::integer returning *),
+lanes as (delete from fairlane.lanes where queue_id = $1 returning *),
+gates as (delete from fairlane.gates where queue_id = $1 returning *),
 queue as (
     update fairlane.queue_states
     set ready = 0, running = 0, parked = 0
     where queue_id = $1
     returning ctid as place
 )
-select
-    (select place from queue) as place,
-    array(select f from flows) as flows,
-    array(select l from lanes) as lanes,
-    array(select g from gates) as gates
+select 'q' as kind, place, null::bytea as id, null::bytea as flow, null::bytea as gate, null::text as name,
+    null::text as keys, null::double precision as f1, null::double precision as f2, null::double precision as f3,
+    null::double precision as f4, null::bigint as i1, null::bigint as i2, null::bigint as i3, null::bigint as i4,
+    null::bigint as i5, null::integer as i6
+from queue
+union all
+select 'f', null, id, null, gate, null, key::text, weight, vtime, cost, debt, tie, open, shut, standing, null, null
+from flows
+union all
+select 'l', null, id, flow, gate, null, keys::text, tag, null, null, null, priority, ready, in_flight, floor, rank, standing
+from lanes
+union all
+select 'g', null, id, null, null, "limit", key::text, null, null, null, null, in_flight, tat, waiting, awake, wake_at, null
+from gates
 
 -- name: update_policy
 update fairlane.queues

@@ -52,9 +52,9 @@ def storable(text: str | None) -> str | None:
 
 
 class Found:
-    """What `load` or `supply` has found, sorted by kind. (The shape of its rows is drawn in `claims.sql`.)"""
+    """What `load` or `supply` has found, sorted by kind. The shape of its rows is drawn in `claims.sql`."""
 
-    def __init__(self, records: Iterable[Row]) -> None:
+    def __init__(self, records: Iterable[Any]) -> None:
         self.queue: Row = ()
         self.flows: list[FlowRow] = []
         self.lanes: list[LaneRow] = []
@@ -64,33 +64,27 @@ class Found:
         self.scanned: list[bytes] = []
         self.heads: list[tuple[int, Head]] = []
         self.places: dict[bytes, Place] = {}
-        for record in records:
-            self._sort(*record)
-
-    def _sort(
-        self, kind: str, place: Any, id: Any, flow: Any, gate: Any, name: Any, keys: Any, w: Any, x: Any, y: Any, z: Any,
-        i: Any, j: Any, k: Any, l: Any, m: Any, n: Any,  # noqa: E741
-    ) -> None:  # fmt: skip
-        match kind:
-            case "l":
-                self.places[id] = place
-                self.lanes.append(LaneRow(id, flow, i, decode_keys(keys), j, k, l, m, n, gate, w))
-            case "f" | "s":
-                self.places[id] = place
-                self.flows.append(FlowRow(id, _decode_key(keys), w, x, i, y, z, j, k, l, gate))
-                if kind == "s":
-                    self.scanned.append(id)
-            case "h":
-                self.heads.append((i, Head(place, j, k)))
-            case "r":
-                self.releases.append(Release(id, i, j, w, k, x))
-            case "g":
-                self.places[id] = place
-                self.gates.append(GateRow(id, name, _decode_key(keys), i, j, k, l, m))
-            case "a":
-                self.arrivals.append(Arrival(id, i, decode_keys(keys), j, k, l))
-            case _:
-                self.queue = (place, name, keys, w, x, y, i, j, k, l, m, n)
+        for kind, place, id_, flow, gate, name, keys, f1, f2, f3, f4, i1, i2, i3, i4, i5, i6 in records:
+            match kind:
+                case "l":
+                    self.places[id_] = place
+                    self.lanes.append(LaneRow(id_, flow, i1, decode_keys(keys), i2, i3, i4, i5, i6, gate, f1))
+                case "f" | "s":
+                    self.places[id_] = place
+                    self.flows.append(FlowRow(id_, _decode_key(keys), f1, f2, i1, f3, f4, i2, i3, i4, gate))
+                    if kind == "s":
+                        self.scanned.append(id_)
+                case "h":
+                    self.heads.append((i1, Head(place, i2, i3)))
+                case "r":
+                    self.releases.append(Release(id_, i1, i2, f1, i3, f2))
+                case "g":
+                    self.places[id_] = place
+                    self.gates.append(GateRow(id_, name, _decode_key(keys), i1, i2, i3, i4, i5))
+                case "a":
+                    self.arrivals.append(Arrival(id_, i1, decode_keys(keys), i2, i3, i4))
+                case _:
+                    self.queue = (place, name, keys, f1, f2, f3, i1, i2, i3, i4, i5, i6)
 
 
 def touched_flow(row: FlowRow, place: Place) -> Row:

@@ -46,6 +46,7 @@ class QueueInForce(msgspec.Struct, frozen=True):
     id: int
     policy: Policy
     version: int
+    applied_at: Instant
     state: QueueRow
 
 
@@ -56,12 +57,12 @@ def load_queue(tx: Transaction, name: str) -> QueueInForce | None:
     row = tx.one("select_queue", name)
     if row is None:
         return None
-    number, text, digest, version, *state = row
+    number, text, digest, version, applied_at, *state = row
     key = f"{name}/{digest}"
     policy = _policies.get(key)
     if policy is None:
         policy = _policies[key] = Policy.decode(text)
-    return QueueInForce(number, policy, version, QueueRow(*state))
+    return QueueInForce(number, policy, version, applied_at, QueueRow(*state))
 
 
 def queue_number(tx: Transaction, name: str) -> int:
@@ -123,7 +124,7 @@ def replace_policy(tx: Transaction, queue: QueueInForce, policy: Policy, now: In
     )
     for statement in ("delete_flows", "delete_lanes", "delete_gates"):
         tx.run(statement, queue.id)
-    tx.run("update_policy", policy.encoded, policy.digest, queue.id)
+    tx.run("update_policy", policy.encoded, policy.digest, now, queue.id)
     _write(tx, queue.id, Plan([], rebuilt.queue, rebuilt.flows, rebuilt.lanes, rebuilt.gates, False))
 
 
@@ -199,6 +200,7 @@ def _snapshot(tx: Transaction, queue: QueueInForce, want: int, now: Instant, bel
         [flow.id for flow in scanned],
         len(scanned) < count,
         due,
+        queue.applied_at,
     )
 
 

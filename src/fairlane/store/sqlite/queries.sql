@@ -5,7 +5,7 @@ insert into queues (name, policy, digest, version)
 values (?, ?, ?, 1)
 
 -- name: select_queue
-select id, policy, digest, version, vtime, cursor, cursor_tie, tie, cost
+select id, policy, digest, version, applied_at, vtime, cursor, cursor_tie, tie, cost
 from queues
 where name = ?
 
@@ -16,7 +16,7 @@ order by name
 
 -- name: update_policy
 update queues
-set policy = ?, digest = ?, version = version + 1
+set policy = ?, digest = ?, version = version + 1, applied_at = ?
 where id = ?
 
 -- name: update_queue

@@ -6,6 +6,7 @@ create table queues (
     policy text not null,
     digest text not null,
     version integer not null,
+    applied_at integer not null default 0,
     vtime real not null default 0,
     cursor real not null default 0,
     cursor_tie integer not null default 0,
