@@ -109,6 +109,7 @@ class Scheduling:
             named = await self._ask(Need(), [bell.lane for bell in promoted])
             found.lanes += named.lanes
             found.flows += named.flows
+        arrivals_from, releases_from, policy_since = bounds.split()
         snapshot = Snapshot(
             await self._policy(digest),
             now,
@@ -120,8 +121,8 @@ class Scheduling:
             found.scanned,
             len(found.scanned) < count,
             found.gates,
+            int(policy_since),
         )
-        arrivals_from, releases_from = bounds.split()
         return Loaded(snapshot, arrivals_from, releases_from, all_folded, bool(others_wait))
 
     async def plan(self, snapshot: Snapshot, want: int) -> Plan:

@@ -11,7 +11,7 @@
 --
 --   kind          place id flow gate name   keys   f1      f2     f3   f4   i1        i2         i3        i4       i5      i6
 --   q the queue     ×                digest bounds vtime   cursor cost      now       cursor_tie tie       releases due?    waiters?
---   r a release          ×                         charged refund           ended     ran        unstarted
+--   r a release          ×                         charged refund           ended     ran        unstarted since
 --   a an arrival         ×                  ×                               priority  count      floor     since
 --   f a flow        ×    ×      ×           ×      weight  vtime  cost debt tie       open       shut      standing
 --   s one scanned   ×    ×      ×           ×      weight  vtime  cost debt tie       open       shut      standing
@@ -41,7 +41,7 @@ where name = $1
 with
 queue as materialized (
     -- A bound above `oldest` comes from another cluster, by way of a dump: its transaction ids mean nothing here.
-    select q.digest, s.*, fairlane.instant($2::bigint) as now, pg_snapshot_xmin(pg_current_snapshot()) as oldest
+    select q.digest, q.applied_at, s.*, fairlane.instant($2::bigint) as now, pg_snapshot_xmin(pg_current_snapshot()) as oldest
     from fairlane.queues q
     cross join lateral (
         select s.*, s.ctid as place
@@ -61,7 +61,7 @@ released as (
         order by r.xid
         limit $4::integer
     ))
-    returning xid, lanes, ended, ran, charged, unstarted, refund
+    returning xid, lanes, ended, ran, charged, unstarted, refund, since
 ),
 arrived as (
     delete from fairlane.arrivals
@@ -104,7 +104,8 @@ select 'q' as kind, place, null::bytea as id, null::bytea as flow, null::bytea a
         else least(oldest, (select max(xid) from arrived)) end::text
     || ' ' ||
     case when (select count(*) from released) < $4 then oldest
-        else least(oldest, (select max(xid) from released)) end::text as keys,
+        else least(oldest, (select max(xid) from released)) end::text
+    || ' ' || applied_at as keys,
     vtime as f1, cursor as f2, cost as f3, null::double precision as f4,
     now as i1, cursor_tie as i2, tie as i3,
     (select count(*) from released) as i4,
@@ -118,10 +119,10 @@ select 'q' as kind, place, null::bytea as id, null::bytea as flow, null::bytea a
     )::integer as i6
 from queue
 union all
-select 'r', null, u.lane, null, null, null, null, u.charged, u.refund, null, null, u.ended, u.ran, u.unstarted, null, null, null
+select 'r', null, u.lane, null, null, null, null, u.charged, u.refund, null, null, u.ended, u.ran, u.unstarted, u.since, null, null
 from released r
-cross join unnest(r.lanes, r.ended, r.ran, r.charged, r.unstarted, r.refund)
-    as u (lane, ended, ran, charged, unstarted, refund)
+cross join unnest(r.lanes, r.ended, r.ran, r.charged, r.unstarted, r.refund, r.since)
+    as u (lane, ended, ran, charged, unstarted, refund, since)
 union all
 (
     select 'a', null, lane, null, null, null, keys::text, null, null, null, null, priority, count, floor, since, null, null
@@ -427,7 +428,7 @@ from gates
 
 -- name: update_policy
 update fairlane.queues
-set policy = $2, digest = $3, version = version + 1
+set policy = $2, digest = $3, version = version + 1, applied_at = $4
 where id = $1
 returning version
 

@@ -90,7 +90,7 @@ async def attempts(connection: Connection, job: UUID) -> list[AttemptRecord]:
     state, attempt, claimed_at, finished_at, worker, outcome, error = row
     if state == State.RUNNING:
         past.append(AttemptRecord(attempt, claimed_at, None, worker, "running", None))
-    elif finished_at is not None and claimed_at is not None and not (past and past[-1].claimed_at == claimed_at):
+    elif finished_at is not None and claimed_at is not None:
         past.append(AttemptRecord(attempt, claimed_at, finished_at, worker, outcome, error))
     return past
 

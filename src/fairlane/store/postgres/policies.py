@@ -42,6 +42,8 @@ async def replace(scheduling: Scheduling, policy: Policy) -> Declared:
     rebuilt = rebuild(policy, loaded.snapshot.now, folded.queue, flows, lanes, gates)
     await scheduling.write(loaded, Plan([], rebuilt.queue, rebuilt.flows, rebuilt.lanes, rebuilt.gates, more=False))
     connection, queue = scheduling.connection, scheduling.queue.id
-    version = await connection.fetchval(STATEMENTS["update_policy"], queue, policy.encoded, policy.digest)
+    version = await connection.fetchval(
+        STATEMENTS["update_policy"], queue, policy.encoded, policy.digest, loaded.snapshot.now
+    )
     await connection.execute(STATEMENTS["nudge"], queue, EVERYONE, None)
     return Declared(policy, version, is_drift=False)

@@ -361,7 +361,8 @@ job as materialized (
 ),
 ended as (
     update fairlane.jobs j
-    set state = 5, outcome = 'cancelled', cancel_requested = true, finished_at = job.now, due_at = null
+    set state = 5, outcome = 'cancelled', cancel_requested = true, finished_at = job.now, due_at = null,
+        claimed_at = null, worker = null
     from job
     where j.id = any (array[job.id]) and job.state < 2
     returning j.id

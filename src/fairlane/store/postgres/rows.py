@@ -77,7 +77,7 @@ class Found:
                 case "h":
                     self.heads.append((i1, Head(place, i2, i3)))
                 case "r":
-                    self.releases.append(Release(id_, i1, i2, f1, i3, f2))
+                    self.releases.append(Release(id_, i1, i2, f1, i3, f2, i4))
                 case "g":
                     self.places[id_] = place
                     self.gates.append(GateRow(id_, name, _decode_key(keys), i1, i2, i3, i4, i5))

@@ -12,7 +12,8 @@ create table fairlane.queues (
     name text not null unique,
     policy text not null,
     digest text not null,
-    version integer not null default 1
+    version integer not null default 1,
+    applied_at bigint not null default 0
 );
 
 

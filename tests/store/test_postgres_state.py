@@ -1,0 +1,113 @@
+"""What no unique index and no foreign key sees to on PostgreSQL: the claim lock does, and it is looked at here."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import pytest
+from tests.store.harness import given_jobs, worker_named
+
+from fairlane.job import Claim
+from fairlane.policy import Concurrency, Fair, Policy, Rate
+from fairlane.scheduler.settlement import Done, Failed, Released, settle
+from fairlane.store.postgres import PostgresStore
+
+POLICY = Policy(
+    "webhooks",
+    fair=Fair(by="account"),
+    limits=(Concurrency(3, by="account"), Rate(1_000, per="1s", by="endpoint"), Concurrency(20)),
+)
+
+
+@pytest.fixture
+async def stores(postgres_url: str) -> AsyncIterator[list[PostgresStore]]:
+    opened = [PostgresStore(postgres_url) for _ in range(4)]
+    for store in opened:
+        await store.open()
+    await opened[0].declare(POLICY)
+    yield opened
+    for store in opened:
+        await store.close()
+
+
+@pytest.fixture
+async def connection(postgres_url: str) -> AsyncIterator[asyncpg.Connection[Any]]:
+    connection = await asyncpg.connect(postgres_url)
+    yield connection
+    await connection.close()
+
+
+async def live_a_little(store: PostgresStore, seed: int) -> None:
+    """Enqueue, claim, settle in every way, cancel, reap, collect: whatever comes."""
+    chance = random.Random(seed)
+    worker = worker_named(f"worker {seed}")
+    held: list[Claim] = []
+    known: list[UUID] = []
+    for _ in range(60):
+        match chance.randrange(8):
+            case 0 | 1:
+                keys = {"account": chance.randrange(12), "endpoint": chance.randrange(4)}
+                delay = chance.choice([None, None, 1_000])
+                known += await given_jobs(store, POLICY, keys, chance.randrange(1, 6), delay=delay)
+            case 2 | 3 | 4:
+                want = chance.randrange(1, 8)
+                lease = timedelta(seconds=chance.choice([30, 30, 0]))
+                held += (await store.claim("webhooks", lambda want=want: want, worker=worker, lease=lease)).claims  # type: ignore[misc]
+            case 5:
+                outcome = chance.choice([Done(None), Done(b"1"), Failed("boom", 1_000), Released("drain")])
+                await store.settle([settle(each, outcome, chance.randrange(5_000)) for each in held])
+                held.clear()
+            case 6 if known:
+                await store.cancel(chance.choice(known))
+            case _:
+                await store.reap()
+                await store.collect("webhooks")
+    await store.settle([settle(each, Done(None), 1_000) for each in held])
+
+
+async def test_after_any_life_each_row_is_stored_once_and_the_counts_are_right(
+    stores: list[PostgresStore], connection: asyncpg.Connection[Any]
+) -> None:
+    await asyncio.gather(*(live_a_little(store, seed) for seed, store in enumerate(stores)))
+    duplicates = await connection.fetch(
+        "select 'flow', id from fairlane.flows group by id having count(*) > 1 union all "
+        "select 'lane', id from fairlane.lanes group by id having count(*) > 1 union all "
+        "select 'gate', id from fairlane.gates group by id having count(*) > 1 union all "
+        "select 'queue', null from fairlane.queue_states group by queue_id having count(*) > 1"
+    )
+    assert duplicates == []
+    orphans = await connection.fetchval(
+        "select count(*) from fairlane.lanes l where not exists (select from fairlane.flows f where f.id = l.flow)"
+    )
+    assert orphans == 0
+    counted = await connection.fetchrow("select ready, running, parked from fairlane.queue_states")
+    summed = await connection.fetchrow(
+        "select sum(ready)::bigint, sum(in_flight)::bigint, count(*) filter (where standing = 2) from fairlane.lanes"
+    )
+    assert counted is not None
+    assert summed is not None
+    assert tuple(counted) == tuple(summed)
+
+
+async def test_once_every_bell_is_folded_the_state_agrees_with_the_jobs(
+    stores: list[PostgresStore], connection: asyncpg.Connection[Any]
+) -> None:
+    await asyncio.gather(*(live_a_little(store, seed) for seed, store in enumerate(stores, 10)))
+    await stores[0].apply(Policy("webhooks", fair=Fair(by="account")))  # folds all there is
+    jobs = await connection.fetchrow(
+        "select count(*) filter (where state = 1), count(*) filter (where state = 2) from fairlane.jobs"
+    )
+    counts = await stores[0].counts("webhooks")
+    assert jobs is not None
+    assert (counts.ready, counts.running, counts.bells) == (jobs[0], jobs[1], 0)
+    leases = await connection.fetchval(
+        "select count(*) from fairlane.jobs j where j.state = 2 "
+        "and not exists (select from fairlane.leases l where l.id = j.lease and j.id = any (l.jobs))"
+    )
+    assert leases == 0, "a job runs under a lease that is not there: nobody would ever reap it"
