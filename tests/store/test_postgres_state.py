@@ -11,18 +11,19 @@ from uuid import UUID
 
 import asyncpg
 import pytest
-from tests.store.harness import given_jobs, worker_named
 
 from fairlane.job import Claim
 from fairlane.policy import Concurrency, Fair, Policy, Rate
-from fairlane.scheduler.settlement import Done, Failed, Released, settle
+from fairlane.scheduler.settlement import Done, Failed, Outcome, Released, settle
 from fairlane.store.postgres import PostgresStore
+from tests.store.harness import given_jobs, worker_named
 
 POLICY = Policy(
     "webhooks",
     fair=Fair(by="account"),
     limits=(Concurrency(3, by="account"), Rate(1_000, per="1s", by="endpoint"), Concurrency(20)),
 )
+OUTCOMES: list[Outcome] = [Done(None), Done(b"1"), Failed("boom", 1_000), Released("drain")]
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ async def live_a_little(store: PostgresStore, seed: int) -> None:
                 lease = timedelta(seconds=chance.choice([30, 30, 0]))
                 held += (await store.claim("webhooks", lambda want=want: want, worker=worker, lease=lease)).claims  # type: ignore[misc]
             case 5:
-                outcome = chance.choice([Done(None), Done(b"1"), Failed("boom", 1_000), Released("drain")])
+                outcome = chance.choice(OUTCOMES)
                 await store.settle([settle(each, outcome, chance.randrange(5_000)) for each in held])
                 held.clear()
             case 6 if known:
