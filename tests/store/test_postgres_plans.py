@@ -54,6 +54,7 @@ INDEXES = {
     "next_due": {"gates_to_wake", "jobs_due", "leases_by_end"},
     "has_alarms": {"gates_to_wake", "jobs_due"},
     "enqueue": {"waiters_pkey"},
+    "enqueue_one": {"waiters_pkey"},
     "settle_done": {"cancellations_pkey", "jobs_pkey", "leases_pkey", "queue_states_newest", "waiters_pkey"},
     "settle": {"cancellations_pkey", "jobs_pkey", "leases_pkey", "queue_states_newest", "waiters_pkey"},
     "select_settled": {"attempts_pkey", "jobs_pkey"},

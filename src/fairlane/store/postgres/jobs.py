@@ -31,7 +31,10 @@ async def insert(
 ) -> None:
     """Store jobs, ring their lanes' bells and wake whoever waits for them."""
     try:
-        await connection.execute(STATEMENTS["enqueue"], now, is_callers, [_columns(job, queues) for job in jobs])
+        if len(jobs) == 1:
+            await connection.execute(STATEMENTS["enqueue_one"], now, is_callers, *_columns(jobs[0], queues))
+        else:
+            await connection.execute(STATEMENTS["enqueue"], now, is_callers, [_columns(job, queues) for job in jobs])
     except asyncpg.DataError as error:
         raise InvalidJob(f"a job cannot be stored as it was given: {error}") from error
 

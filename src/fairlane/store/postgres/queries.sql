@@ -116,6 +116,40 @@ select sum(case
 end)
 from wanted
 
+-- name: enqueue_one
+-- The same for a single job, at half the price: nothing to take apart and nothing to add up.
+-- $1 now or null, $2 whether in the caller's transaction, then the columns of `fairlane.new_job`
+with
+clock as materialized (
+    select fairlane.instant($1::bigint) as now
+),
+stored as (
+    insert into fairlane.jobs (id, queue_id, task, priority, lane, lane_keys, keys, payload, max_attempts, position,
+        enqueued_at, ready_at, state, due_at)
+    select $3::uuid, $4::integer, $5::text, $6::smallint, $7::bytea, $8::jsonb, $9::jsonb, $10::bytea, $11::integer,
+        nextval('fairlane.positions'), now, now,
+        case when coalesce($13::bigint, now + $12::bigint) > now then 0 else 1 end,
+        case when coalesce($13, now + $12) > now then coalesce($13, now + $12) end
+    from clock
+    on conflict (id) do nothing
+    returning position, ready_at, state
+),
+rung as (
+    insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since)
+    select $4, $7, $6, coalesce($8, $9), 1, position, ready_at
+    from stored
+    where state = 1
+)
+select case
+    when $2::boolean and (
+        current_setting('transaction_isolation') <> 'read committed' or fairlane.nudge($4, 1) = 0
+    ) then length(pg_notify('fairlane', $4::text)::text)
+    when $2 then 0
+    when exists (select from fairlane.waiters w where w.queue_id = $4) then fairlane.nudge($4, 1)
+    else 0
+end
+from stored
+
 -- name: settle
 -- End claims: fenced by their lease, with their bells, their history and their place in retention.
 -- $1 now or null, $2 settlements, $3 leases that hold nothing more, $4 whether a reaper settles
