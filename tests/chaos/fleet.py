@@ -36,6 +36,8 @@ class Ledger:
 
     runs: dict[tuple[str, int, int], Run] = field(default_factory=dict)
     ended_jobs: set[str] = field(default_factory=set)
+    ended_in: dict[str, int] = field(default_factory=dict)
+    """The process in which each job ended last."""
 
     def take(self, line: str) -> None:
         what, job, attempt, tenant, pid, moment = line.split()
@@ -46,6 +48,7 @@ class Ledger:
         else:
             self.runs[key].ended = int(moment)
             self.ended_jobs.add(job)
+            self.ended_in[job] = int(pid)
 
     def by_job(self) -> dict[str, list[Run]]:
         jobs: dict[str, list[Run]] = defaultdict(list)
@@ -96,6 +99,7 @@ class Fleet:
         self._pending = b""
         self.ledger = Ledger()
         self.deaths: dict[int, int] = {}
+        self.killed: set[int] = set()
         self.crew = [self._start() for _ in range(workers)]
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -116,6 +120,7 @@ class Fleet:
         victim.send_signal(signal.SIGKILL)
         victim.wait()
         self.deaths[victim.pid] = time.monotonic_ns()
+        self.killed.add(victim.pid)
         self.crew[index] = self._start()
 
     def listen(self, timeout: float) -> None:
@@ -128,8 +133,12 @@ class Fleet:
         for line in lines:
             self.ledger.take(line.decode())
 
+    def unsure(self) -> set[str]:
+        """Jobs that ended in a process that was killed: they were settled before the kill, or they will run again."""
+        return {job for job, pid in self.ledger.ended_in.items() if pid in self.killed}
+
     def stop(self) -> list[int]:
-        """SIGTERM to all; their exit codes. What they still tell is taken."""
+        """SIGTERM to all; the exit codes of those that ran something. What they still tell is taken."""
         for process in self.crew:
             process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + 60
@@ -139,7 +148,10 @@ class Fleet:
         for process in self.crew:
             if process.poll() is None:
                 process.kill()
-            codes.append(process.wait())
+            code = process.wait()
+            # One that is only just starting has no handler for the signal yet, and nothing to give back.
+            if code != -signal.SIGTERM or any(run.pid == process.pid for run in self.ledger.runs.values()):
+                codes.append(code)
             self.deaths.setdefault(process.pid, time.monotonic_ns())
         while select.select([self._read], [], [], 0)[0]:
             self.listen(0)

@@ -25,7 +25,7 @@ def run_chaos(url: str, folder: Path, *, workers: int, producers: int, jobs: int
     next_kill = KILL_EVERY
     deadline = time.monotonic() + WATCHDOG
     try:
-        while sources or not committed <= fleet.ledger.ended_jobs:
+        while sources or not committed <= fleet.ledger.ended_jobs or not asyncio.run(all_done(url, fleet.unsure())):
             assert time.monotonic() < deadline, f"{len(committed - fleet.ledger.ended_jobs)} jobs have never ended"
             fleet.listen(0.05)
             if len(fleet.ledger.ended_jobs) >= next_kill:
@@ -42,8 +42,12 @@ def run_chaos(url: str, folder: Path, *, workers: int, producers: int, jobs: int
             source.process.kill()
             source.process.wait()
         codes = fleet.stop()
-    assert codes == [0] * workers, f"workers that were asked to stop ended with {codes}"
+    assert set(codes) == {0}, f"workers that were asked to stop ended with {codes}"
     return fleet, committed, rolled_back
+
+
+async def all_done(url: str, jobs: set[str]) -> bool:
+    return all(state is State.DONE for state, _ in (await states(url, jobs)).values())
 
 
 async def states(url: str, jobs: set[str]) -> dict[str, tuple[State, int]]:
@@ -61,7 +65,7 @@ def judge(url: str, fleet: Fleet, committed: set[str], rolled_back: set[str]) ->
     for job, attempts in runs.items():
         last = max(attempts, key=lambda run: run.started)
         for run in attempts:
-            assert run is last or run.pid in fleet.deaths, f"job {job} ran twice although nobody was killed"
+            assert run is last or run.pid in fleet.killed, f"job {job} ran twice although nobody was killed"
         assert last.ended is not None, f"the last run of job {job} never ended"
     found = asyncio.run(states(url, committed))
     for job, (state, attempt) in found.items():
@@ -70,7 +74,7 @@ def judge(url: str, fleet: Fleet, committed: set[str], rolled_back: set[str]) ->
     most = fleet.ledger.most_at_once(fleet.deaths)
     assert max(most.values()) <= LIMIT, f"more than {LIMIT} runs of a key at one instant: {most}"
     assert max(most.values()) == LIMIT, "the limit was never reached: this test proves nothing"
-    assert len(fleet.deaths) > len(fleet.crew), "nobody was killed: this test proves nothing"
+    assert len(fleet.killed) >= 5, "hardly anybody was killed: this test proves nothing"
 
 
 @pytest.mark.slow
