@@ -98,14 +98,14 @@ def test_a_rate_that_was_exceeded_by_part_of_a_job_breaks_the_promise() -> None:
     acts = all_acts()
     rate = msgspec.structs.replace(acts["Limits"].rate, worst_excess=0.01)
     acts["Limits"] = msgspec.structs.replace(acts["Limits"], rate=rate)
-    assert "starts per endpoint in any time t" in str(judged(acts))
+    assert "admitted per endpoint in any time t" in str(judged(acts))
 
 
 def test_handlers_that_bunch_up_more_than_they_lag_break_the_promise() -> None:
     acts = all_acts()
     rate = msgspec.structs.replace(acts["Limits"].rate, worst_excess_at_start=2.0, start_lag=0.01)
     acts["Limits"] = msgspec.structs.replace(acts["Limits"], rate=rate)
-    assert "starts per endpoint in any time t" in str(judged(acts))
+    assert "admitted per endpoint in any time t" in str(judged(acts))
 
 
 def test_a_slow_machine_is_told_apart_from_a_broken_promise() -> None:

@@ -86,9 +86,9 @@ def _limits(limited: Figures, rate: Rate) -> list[Promise]:
             f"{most}",
         ),
         Promise(
-            "Limits: at most burst + rate·t starts per endpoint in any time t",
+            "Limits: at most burst + rate·t jobs admitted per endpoint in any time t",
             excess <= 0 and excess_at_start <= bunching,
-            f"room for {0.0 - excess:.2f} left",
+            f"room for {0.0 - excess:.2f} left; by the handlers' own starts {0.0 - excess_at_start:.2f}",
         ),
     ]
 

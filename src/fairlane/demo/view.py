@@ -220,7 +220,8 @@ def _draw_figures(figures: Sequence[Figures], work: Workload) -> Table:
         f"busiest second, {RATED_ENDPOINT}": [
             _against(each.rate.busiest_second, each.rate.most_in_a_second) for each in figures
         ],
-        "room left in the tightest window": [_room(each) for each in figures],
+        "room in the tightest window, at admission": [_room(each.rate.worst_excess) for each in figures],
+        "the same, by the handlers' own starts": [_room(each.rate.worst_excess_at_start) for each in figures],
     }
     for name, cells in rows.items():
         table.add_row(name, *cells)
@@ -231,8 +232,7 @@ def _against(most: int, limit: int | None) -> str:
     return f"{most}" if limit is None else f"{most} of {limit}"
 
 
-def _room(figures: Figures) -> str:
-    excess = figures.rate.worst_excess
+def _room(excess: float | None) -> str:
     return "–" if excess is None else f"{0.0 - excess:.2f} jobs"
 
 
