@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
@@ -36,6 +37,7 @@ from fairlane.scheduler.snapshot import (
 from fairlane.store.postgres import rows
 from fairlane.store.postgres.connections import STATEMENTS, Connections, hang_up, translating
 from fairlane.store.postgres.timing import StoreClock
+from fairlane.store.postgres.together import SLOTS_AT_MOST, Crowding, Holder, Seat, deal
 from fairlane.store.postgres.wakeups import PostgresListener, Registration
 from fairlane.store.protocol import FOLD_AT_MOST, Claimed, WorkerIdentity
 
@@ -62,6 +64,8 @@ class QueueHandle(msgspec.Struct, frozen=True):
     id: int
     take_lock: str
     take_lock_unflushed: str
+    take_over: str
+    take_over_unflushed: str
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -136,17 +140,12 @@ class Scheduling:
             plan: Plan = stop.value
             return plan
 
-    async def write(
-        self,
-        loaded: Loaded,
-        plan: Plan,
-        lease: UUID | None = None,
-        worker: WorkerIdentity | None = None,
-        duration: int = 0,
-    ) -> list[Claim]:
-        """Start the jobs of a plan and store what it changed; `Raced` if a job is not ready any more."""
+    async def write(self, loaded: Loaded, plan: Plan, holders: Sequence[Holder] = ()) -> list[Claim]:
+        """Start the jobs of a plan and store what it changed; `Raced` if a job is not ready any more.
+
+        The jobs are dealt to the holders. Returned is what the first of them gets.
+        """
         now, state = loaded.snapshot.now, plan.queue
-        lease = lease or uuid4()
         places = self._places
         await self._insert_new(plan)
         started = await self.connection.fetch(
@@ -163,18 +162,22 @@ class Scheduling:
             [rows.touched_flow(row, places[row.id]) for row in plan.flows if row.id in places],
             [rows.touched_lane(row, places[row.id]) for row in plan.lanes if row.id in places],
             [rows.touched_gate(row, places[row.id]) for row in plan.gates if row.id in places],
-            [(start.head.ref, start.head.position, start.charge) for start in plan.starts],
+            [
+                (start.head.ref, start.head.position, start.charge, holder)
+                for start, holder in zip(plan.starts, deal(len(plan.starts), holders), strict=True)
+            ],
             now,
-            lease,
-            worker.id if worker else None,
-            worker.name if worker else None,
-            now + duration,
             self._place,
+            [holder.lease for holder in holders],
+            [holder.worker for holder in holders],
+            [holder.name for holder in holders],
+            [now + holder.duration for holder in holders],
         )
-        if len(started) < len(plan.starts):
+        if plan.starts and (not started or started[0]["total"] < len(plan.starts)):
             raise Raced
         by_position = {row[0]: row for row in started}
-        return [self._claim(by_position[start.head.position], lease, now) for start in plan.starts]
+        own = plan.starts[: len(started)]
+        return [self._claim(by_position[start.head.position], holders[0].lease, now) for start in own]
 
     async def fold_all(self) -> tuple[Loaded, Plan]:
         """Fold every bell, start nothing."""
@@ -193,7 +196,7 @@ class Scheduling:
         return found.flows, found.lanes, found.gates
 
     def _claim(self, row: Any, lease: UUID, now: Instant) -> Claim:
-        _, job, task, priority, keys, payload, attempt, most, enqueued_at, cancel = row
+        _, job, task, priority, keys, payload, attempt, most, enqueued_at, cancel, _ = row
         return Claim(
             job,
             lease,
@@ -286,6 +289,8 @@ class Claimer:
         self._mutex = asyncio.Lock()
         self._connection: asyncpg.Connection[Any] | None = None
         self._queues: dict[str, QueueHandle] = {}
+        self._crowding: defaultdict[int, Crowding] = defaultdict(Crowding)
+        self._seat = Seat()
 
     async def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -314,11 +319,16 @@ class Claimer:
     ) -> Claimed:
         """Start up to `want()` jobs."""
         watch = _Watch(queue.id, listener)
+        # Whoever is registered as a waiter withdraws in the claim that fills its slots: its own.
+        is_together = self._crowding[queue.id].is_dense and not watch.is_registered
         for _ in range(PLANS_AT_MOST):
             try:
-                async with self.locked(queue, durable=self._durable) as scheduling:
-                    claimed = await self._claim(scheduling, want(), worker, duration, watch)
+                if is_together:
+                    claimed = await self._claim_together(queue, want, worker, duration, watch)
+                else:
+                    claimed = await self._claim_alone(queue, want, worker, duration, watch)
             except Raced:
+                is_together = False
                 continue
             watch.committed()
             return claimed
@@ -326,44 +336,84 @@ class Claimer:
             f"queue {queue.name!r}: jobs were cancelled faster than they could be claimed; try again"
         )
 
-    async def _claim(
-        self, scheduling: Scheduling, want: int, worker: WorkerIdentity, duration: int, watch: _Watch
+    async def _claim_alone(
+        self, queue: QueueHandle, want: Callable[[], int], worker: WorkerIdentity, duration: int, watch: _Watch
     ) -> Claimed:
-        lease = uuid4()
-        if want <= 0:
-            return Claimed([], lease, None, more=False, look_again=False)
-        connection, queue = scheduling.connection, scheduling.queue
+        clock = asyncio.get_running_loop().time
+        async with self._mutex, self._session() as connection:
+            asked_at = clock()
+            await connection.execute(queue.take_lock if self._durable else queue.take_lock_unflushed)
+            locked_at = clock()
+            me = Holder(uuid4(), want(), worker.id, worker.name, duration)
+            claimed = await self._claim(connection, queue, [me], watch)
+            await connection.execute("commit")
+            self._crowding[queue.id].alone(locked_at - asked_at, clock() - locked_at)
+        return claimed
+
+    async def _claim_together(
+        self, queue: QueueHandle, want: Callable[[], int], worker: WorkerIdentity, duration: int, watch: _Watch
+    ) -> Claimed:
+        """Ask in public, and get what somebody else has claimed for us, or the lock and everybody's requests."""
+        async with self._mutex, self._session() as connection:
+            asked = want()
+            if asked <= 0:
+                return Claimed([], uuid4(), None, more=False, look_again=False)
+            entry = await self._seat.enter(connection, queue.id, queue.name, asked, worker, duration)
+            if entry.claims:
+                self._clock.observe(entry.claims[0].claimed_at)
+                # Left short, we look for ourselves: only who claims alone can register as a waiter.
+                is_short = len(entry.claims) < asked
+                self._crowding[queue.id].is_dense = not is_short
+                return Claimed(entry.claims, entry.lease, None, more=is_short, look_again=False)
+            self._crowding[queue.id].led(len(entry.requests))
+            await connection.execute(queue.take_over if self._durable else queue.take_over_unflushed)
+            me = Holder(uuid4(), want(), worker.id, worker.name, duration)
+            claimed = await self._claim(connection, queue, [me, *entry.requests], watch)
+            await connection.execute("commit")
+        return claimed
+
+    async def _claim(self, connection: Connection, queue: QueueHandle, holders: list[Holder], watch: _Watch) -> Claimed:
+        """Claim for everybody; what the first holder gets is returned."""
+        me, scheduling = holders[0], Scheduling(connection, queue, self._clock.parameter())
+        if me.asked <= 0:
+            return Claimed([], me.lease, None, more=False, look_again=False)
+        want = max(me.asked, min(SLOTS_AT_MOST, sum(holder.asked for holder in holders)))
         await watch.look(connection)
-        loaded = await scheduling.load(want, me=worker.id)
+        loaded = await scheduling.load(want, me=me.worker)
         now = loaded.snapshot.now
         self._clock.observe(now)
         plan = await scheduling.plan(loaded.snapshot, want)
-        claims = await scheduling.write(loaded, plan, lease, worker, duration)
-        is_filled = len(claims) >= want
+        claims = await scheduling.write(loaded, plan, holders)
+        is_filled = len(claims) >= me.asked
         more = plan.more or not loaded.all_folded
         due = None if is_filled else await connection.fetchval(STATEMENTS["next_due"], queue.id, now)
-        look_again = await watch.update(connection, worker, is_filled=is_filled)
+        look_again = await watch.update(connection, me.worker, is_filled=is_filled)
         if loaded.others_wait and is_filled and (more or await watch.hands_over(connection)):
-            await connection.execute(STATEMENTS["nudge"], queue.id, 1, worker.id)
-        return Claimed(claims, lease, due, more, look_again)
+            await connection.execute(STATEMENTS["nudge"], queue.id, 1, me.worker)
+        return Claimed(claims, me.lease, due, more, look_again)
 
     @contextlib.asynccontextmanager
     async def locked(self, queue: QueueHandle, *, durable: bool) -> AsyncIterator[Scheduling]:
         """A transaction that holds the queue's claim lock, committed at the end of the block."""
-        async with self._mutex:
-            connection = await self._connected()
-            try:
-                with translating(connection):
-                    await connection.execute(queue.take_lock if durable else queue.take_lock_unflushed)
-                    yield Scheduling(connection, queue, self._clock.parameter())
-                    await connection.execute("commit")
-            except Raced:
-                await connection.execute("rollback")
-                raise
-            except BaseException:
-                # Whatever it was doing, the server forgets it with the session; the next claim connects again.
-                await self.close()
-                raise
+        async with self._mutex, self._session() as connection:
+            await connection.execute(queue.take_lock if durable else queue.take_lock_unflushed)
+            yield Scheduling(connection, queue, self._clock.parameter())
+            await connection.execute("commit")
+
+    @contextlib.asynccontextmanager
+    async def _session(self) -> AsyncIterator[Connection]:
+        """The connection that claims, whose transaction and locks are gone if the block is left by an error."""
+        connection = await self._connected()
+        try:
+            with translating(connection):
+                yield connection
+        except Raced:
+            await connection.execute("rollback")
+            raise
+        except BaseException:
+            # Whatever it was doing, the server forgets it with the session; the next claim connects again.
+            await self.close()
+            raise
 
     async def _connected(self) -> asyncpg.Connection[Any]:
         if self._connection is None or self._connection.is_closed():
@@ -383,20 +433,24 @@ class _Watch:
         self._after = self._before
         self._heard = listener.heard(queue) if listener else 0
 
+    @property
+    def is_registered(self) -> bool:
+        return self._before is not None
+
     async def look(self, connection: Connection) -> None:
         """Before the bells are drained: which producers may not have seen the registration?"""
         if self._before is not None and not self._before.is_certain:
             found = await connection.fetch(STATEMENTS["select_producers"])
             self._before.observe(row[0] for row in found)
 
-    async def update(self, connection: Connection, worker: WorkerIdentity, *, is_filled: bool) -> bool:
+    async def update(self, connection: Connection, worker: UUID, *, is_filled: bool) -> bool:
         """Register or withdraw; say whether to look again."""
         if self._listener is None:
             return False
         self._after = None
         if is_filled:
             if self._before is not None:
-                await connection.execute(STATEMENTS["withdraw_waiter"], self._queue, worker.id)
+                await connection.execute(STATEMENTS["withdraw_waiter"], self._queue, worker)
             return False
         if self._before is not None:
             self._after = self._before
@@ -404,7 +458,7 @@ class _Watch:
         ear = self._listener.ear
         if ear is None:
             return False
-        await connection.execute(STATEMENTS["register_waiter"], self._queue, worker.id, ear)
+        await connection.execute(STATEMENTS["register_waiter"], self._queue, worker, ear)
         self._after = Registration(ear)
         return True
 

@@ -21,11 +21,16 @@
 
 -- name: select_queue_id
 -- The opening of a claim cannot have parameters (three statements, one round trip), so the server writes it once.
+-- `take_over` is for whoever holds the lock already, by `enter`: from then on it goes with the transaction.
 select
     id,
     format('begin; select pg_advisory_xact_lock(1717660018, %s)', id) as take_lock,
     format('begin; set local synchronous_commit = off; select pg_advisory_xact_lock(1717660018, %s)', id)
-        as take_lock_unflushed
+        as take_lock_unflushed,
+    format('set idle_session_timeout = 0; begin; select pg_advisory_xact_lock(1717660018, %1$s), '
+        'pg_advisory_unlock(1717660018, %1$s)', id) as take_over,
+    format('set idle_session_timeout = 0; begin; set local synchronous_commit = off; '
+        'select pg_advisory_xact_lock(1717660018, %1$s), pg_advisory_unlock(1717660018, %1$s)', id) as take_over_unflushed
 from fairlane.queues
 where name = $1
 
@@ -312,8 +317,9 @@ cross join lateral (
 -- What the plan decided: jobs start, and the flows, lanes and gates that it touched are as it left them.
 -- Rows are found by their place, from the load in the same transaction. A job's position is checked as well: jobs can be
 -- cancelled meanwhile, and a place that was given up can be taken by another row.
--- $1 queue, $2 to $11 its state, $12 flows, $13 lanes, $14 gates, $15 jobs, $16 now, $17 lease, $18 and $19 worker,
--- $20 the lease's end, $21 the place of the queue's state
+-- $1 queue, $2 to $11 its state, $12 flows, $13 lanes, $14 gates, $15 jobs, $16 now, $17 the place of the queue's state,
+-- $18 to $21 who gets the jobs (lease, worker, its name, the lease's end). What the first of them gets is returned, and how
+-- many have started in all.
 with
 queue as (
     update fairlane.queue_states
@@ -321,7 +327,7 @@ queue as (
         cost = $6::double precision, ready = ready + $7::bigint, running = running + $8::bigint,
         parked = parked + $9::bigint, arrivals_from = $10::text::xid8, releases_from = $11::text::xid8,
         version = version + writes / 15, writes = (writes + 1) % 16
-    where ctid = $21::tid
+    where ctid = $17::tid
 ),
 flows as (
     update fairlane.flows f
@@ -358,21 +364,34 @@ gates as (
 ),
 started as (
     update fairlane.jobs j
-    set state = 2, attempt = j.attempt + 1, claimed_at = $16::bigint, lease = $17::uuid, worker = $19::text,
-        charge = s.charge, outcome = null, progress = null, progress_message = null
-    from unnest($15::fairlane.start[]) s
+    set state = 2, attempt = j.attempt + 1, claimed_at = $16::bigint, lease = ($18::uuid[])[s.holder],
+        worker = ($20::text[])[s.holder], charge = s.charge, outcome = null, progress = null, progress_message = null
+    from unnest($15::fairlane.start[]) with ordinality s
     where j.ctid = s.place and j.position is not distinct from s.position and j.state = 1
     returning j.position, j.id, j.task, j.priority, j.keys, j.payload, j.attempt, j.max_attempts, j.enqueued_at,
-        j.cancel_requested
+        j.cancel_requested, s.holder, s.ordinality
 ),
-lease as (
+leased as (
     insert into fairlane.leases (id, queue_id, worker_id, worker, renewed_at, expires_at, jobs)
-    select $17, $1, $18::uuid, $19, $16, $20::bigint, array_agg(id)
+    select ($18)[holder], $1, ($19::uuid[])[holder], ($20)[holder], $16, ($21::bigint[])[holder],
+        array_agg(id order by ordinality)
     from started
-    having count(*) > 0
+    group by holder
 )
-select *
+select position, id, task, priority, keys, payload, attempt, max_attempts, enqueued_at, cancel_requested,
+    (select count(*) from started) as total
 from started
+where holder = 1
+
+-- name: register_claimer
+insert into fairlane.claimers (pid, base, worker, name, duration)
+values (pg_backend_pid(), $1, $2, $3, $4)
+on conflict (pid) do update set base = excluded.base, worker = excluded.worker, name = excluded.name,
+    duration = excluded.duration
+
+-- name: enter
+select *
+from fairlane.enter($1, $2, $3)
 
 -- name: insert_state
 -- Flows, lanes and gates that are seen for the first time.

@@ -368,6 +368,10 @@ from fairlane.leases
 delete from fairlane.waiters
 where pg_try_advisory_xact_lock_shared(ear)
 
+-- name: delete_gone_claimers
+delete from fairlane.claimers c
+where not exists (select from pg_stat_activity a where a.pid = c.pid)
+
 -- name: delete_orphaned_cancellations
 -- A cancel that committed while its job was being settled leaves a note under a lease that is gone.
 delete from fairlane.cancellations c

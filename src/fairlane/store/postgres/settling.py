@@ -86,6 +86,7 @@ class Settler:
         async with connection.transaction():
             await connection.execute(STATEMENTS["do_not_wait_for_the_disk"])
             await connection.execute(STATEMENTS["delete_deaf_waiters"])
+            await connection.execute(STATEMENTS["delete_gone_claimers"])
             await connection.execute(STATEMENTS["delete_orphaned_cancellations"])
             now = self._clock.parameter()
             expired = await connection.fetch(STATEMENTS["lock_expired_leases"], now, LEASES_AT_MOST)

@@ -242,7 +242,8 @@ create type fairlane.new_job as (
 create type fairlane.start as (
     place tid,
     position bigint,
-    charge double precision
+    charge double precision,
+    holder smallint
 );
 
 create type fairlane.settlement as (
@@ -333,3 +334,90 @@ begin
 end
 $$;
 comment on function fairlane.nudge is 'Wake up to so many of those who wait for work in a queue, chosen by chance. Returns how many were told.';
+
+
+-- Claiming together. Where many workers want the queue's claim lock at once, each would hold it for a job or two, one
+-- after the other. Instead whoever waits asks in public, and the one that holds the lock claims for all who have asked.
+--
+-- A request is a shared advisory lock that its session holds while it waits: no row, nothing to clean up after a crash.
+-- Its bits say for which queue it is (32), the how-manieth of its session (22), and for how many slots (10). To whom the
+-- session belongs is written here. The lease of a request is known to both sides beforehand: a random base that belongs to
+-- the session, and the number of the request in the last of its digits.
+
+create unlogged table fairlane.claimers (
+    pid integer primary key,
+    base uuid not null,
+    worker uuid not null,
+    name text not null,
+    duration bigint not null
+) with (fillfactor = 50);
+comment on column fairlane.claimers.duration is 'How long its leases last, in microseconds.';
+
+create function fairlane.enter(queue integer, request bigint, own_lease uuid)
+returns table (
+    base uuid,
+    asked bigint,
+    worker_id uuid,
+    worker text,
+    duration bigint,
+    id uuid,
+    task text,
+    priority smallint,
+    keys jsonb,
+    payload bytea,
+    attempt integer,
+    max_attempts integer,
+    enqueued_at bigint,
+    cancel_requested boolean,
+    claimed_at bigint
+)
+language plpgsql volatile
+as $$
+#variable_conflict use_column
+declare
+    is_granted boolean := false;
+begin
+    if not pg_try_advisory_lock(1717660018, queue) then
+        perform pg_advisory_lock_shared(request);
+        -- Whoever leads lets everyone in at once. Nobody leads while we look, and take our request back.
+        perform pg_advisory_lock_shared(1717660018, queue);
+        is_granted := exists (select from fairlane.leases l where l.id = own_lease);
+        if is_granted then
+            perform pg_advisory_unlock_shared(request);
+        end if;
+        perform pg_advisory_unlock_shared(1717660018, queue);
+        if not is_granted then
+            -- We came too late for the one who led. The next one may see us, else it is our turn.
+            perform pg_advisory_lock(1717660018, queue);
+            perform pg_advisory_unlock_shared(request);
+            is_granted := exists (select from fairlane.leases l where l.id = own_lease);
+            if is_granted then
+                perform pg_advisory_unlock(1717660018, queue);
+            end if;
+        end if;
+    end if;
+    if is_granted then
+        return query
+        select null::uuid, null::bigint, null::uuid, null::text, null::bigint, j.id, j.task, j.priority, j.keys, j.payload,
+            j.attempt, j.max_attempts, j.enqueued_at, j.cancel_requested, j.claimed_at
+        from unnest((select l.jobs from fairlane.leases l where l.id = own_lease)) with ordinality as g (id, nth)
+        cross join lateral (select j.* from fairlane.jobs j where j.id = g.id and j.lease = own_lease limit 1) j
+        order by g.nth;
+    else
+        -- We lead, and hold the lock outside of any transaction: not for long, should we fall silent.
+        perform set_config('idle_session_timeout', '15s', false);
+        return query
+        select c.base, l.objid::bigint, c.worker, c.name, c.duration, null::uuid, null::text, null::smallint, null::jsonb,
+            null::bytea, null::integer, null::integer, null::bigint, null::boolean, null::bigint
+        from pg_locks l
+        cross join lateral (select c.* from fairlane.claimers c where c.pid = l.pid limit 1) c
+        where l.locktype = 'advisory'
+          and l.classid = queue::oid
+          and l.objsubid = 1
+          and l.mode = 'ShareLock'
+          and l.granted
+          and l.database = (select d.oid from pg_database d where d.datname = current_database());
+    end if;
+end
+$$;
+comment on function fairlane.enter is 'Wait for the claim lock of a queue. Returns the jobs that whoever held it has claimed for us; else we hold it, as a lock of this session, and what is returned are the requests of those who wait.';

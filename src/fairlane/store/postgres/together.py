@@ -1,0 +1,130 @@
+"""Claiming together: where many workers want one queue's lock, whoever holds it claims for all who wait.
+
+Sixty-four workers with four slots each would take the lock one after the other, for four jobs a time, and each would
+hold it over four round trips while the others keep the processors busy. Asking in public (see `fairlane.enter`) costs
+whoever is alone one round trip more, so it is done only once the wait for the lock was longer than the work under it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+from uuid import UUID, uuid4
+
+import msgspec
+
+from fairlane.job import Claim
+from fairlane.store.postgres import rows
+from fairlane.store.postgres.connections import STATEMENTS
+from fairlane.store.protocol import WorkerIdentity
+
+if TYPE_CHECKING:
+    from fairlane.store.postgres.connections import Connection
+
+__all__ = ["Crowding", "Entry", "Holder", "Seat", "deal"]
+
+SLOTS_AT_MOST = 1_000
+"""How many jobs one claim starts for all its holders, and the most that a request can name."""
+NUMBERS = 1 << 22
+SMOOTHING = 0.2
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """Somebody for whom jobs are claimed: its lease, and how many it asked for."""
+
+    lease: UUID
+    asked: int
+    worker: UUID
+    name: str
+    duration: int
+    """How long its lease lasts, in microseconds."""
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """What came of entering: claims that somebody made for us, or the lock and the requests of those who wait."""
+
+    lease: UUID
+    claims: list[Claim]
+    requests: list[Holder]
+
+
+def deal(starts: int, holders: Sequence[Holder]) -> list[int]:
+    """Who gets which start, counted from 1. Each is filled before the next: as few as possible are left short."""
+    dealt: list[int] = []
+    for nth, holder in enumerate(holders, 1):
+        dealt += [nth] * min(holder.asked, starts - len(dealt))
+    return dealt
+
+
+class Crowding:
+    """Whether a queue's lock is sought after, by what our own claims have seen."""
+
+    def __init__(self) -> None:
+        self.is_dense = False
+        self._held = 0.0
+
+    def alone(self, waited: float, held: float) -> None:
+        """A claim waited so long for the lock, then held it for so long; both in seconds."""
+        self._held += (held - self._held) * SMOOTHING
+        self.is_dense = waited > self._held
+
+    def led(self, requests: int) -> None:
+        """A claim that asked in public came to lead, and found so many who waited."""
+        self.is_dense = requests > 0
+
+
+class Seat:
+    """The claim session's place among those who ask in public."""
+
+    def __init__(self) -> None:
+        self._registered: tuple[object, ...] | None = None
+        self._base = uuid4()
+        self._number = 0
+
+    async def enter(
+        self, connection: Connection, queue: int, name: str, asked: int, worker: WorkerIdentity, duration: int
+    ) -> Entry:
+        """Ask for jobs; come back with them, or with the queue's lock."""
+        await self._register(connection, worker, duration)
+        self._number += 1
+        lease = _lease(self._base, self._number)
+        request = queue << 32 | self._number << 10 | min(asked, SLOTS_AT_MOST)
+        found = await connection.fetch(STATEMENTS["enter"], queue, request, lease)
+        if found and found[0]["id"] is not None:
+            return Entry(lease, [_claim(row, lease, name) for row in found], [])
+        return Entry(lease, [], list(_requests(found)))
+
+    async def _register(self, connection: Connection, worker: WorkerIdentity, duration: int) -> None:
+        """Write down to whom this session belongs. A new session, or one that has run out of numbers, starts afresh."""
+        me = (connection, worker, duration)
+        if me != self._registered or self._number + 1 >= NUMBERS:
+            self._base, self._number = uuid4(), 0
+            await connection.execute(STATEMENTS["register_claimer"], self._base, worker.id, worker.name, duration)
+            self._registered = me
+
+
+def _lease(base: UUID, number: int) -> UUID:
+    return UUID(int=base.int >> 32 << 32 | number)
+
+
+def _requests(found: Iterable[Any]) -> Iterable[Holder]:
+    for base, asked, worker, name, duration, *_ in found:
+        yield Holder(_lease(base, asked >> 10), asked & 1023, worker, name, duration)
+
+
+def _claim(row: Any, lease: UUID, queue: str) -> Claim:
+    *_, job, task, priority, keys, payload, attempt, most, enqueued_at, cancel, claimed_at = row
+    return Claim(
+        job,
+        lease,
+        queue,
+        task,
+        priority,
+        rows.decode_keys(keys),
+        payload,
+        attempt,
+        most,
+        enqueued_at,
+        claimed_at,
+        cancel,
+    )
