@@ -420,6 +420,7 @@ class Claimer:
             self._connection = await self._connections.connect()
             with translating(self._connection):
                 await self._connection.execute(STATEMENTS["guard_claims"])
+                await self._connection.prepare(STATEMENTS["learn_types"])
         return self._connection
 
 

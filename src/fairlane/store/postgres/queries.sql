@@ -13,6 +13,13 @@ set enable_mergejoin = off;
 set enable_material = off;
 set enable_memoize = off
 
+-- name: learn_types
+-- The driver asks for every array type that it meets, on every connection, at some 10 ms a question: ask once, and before
+-- there is work. (Prepared, never run.)
+select null::uuid[], null::bigint[], null::integer[], null::bytea[], null::text[], null::fairlane.start[],
+    null::fairlane.touched_flow[], null::fairlane.touched_lane[], null::fairlane.touched_gate[], null::fairlane.flows[],
+    null::fairlane.lanes[], null::fairlane.gates[], null::fairlane.done[], null::fairlane.settlement[]
+
 -- name: guard_claims
 -- Whoever holds a claim lock and goes silent (a stopped process, a lost network) must not stop the queue for good.
 set idle_in_transaction_session_timeout = '15s';

@@ -185,4 +185,6 @@ class PostgresStore:
     async def listen(self, worker: WorkerIdentity) -> Listener:
         listener = PostgresListener(worker, self._connections, self._clock)
         await listener.open()
+        async with self._connections.session() as connection:
+            await connection.prepare(STATEMENTS["learn_types"])
         return listener
