@@ -165,12 +165,13 @@ given as materialized (
 ended as (
     update fairlane.jobs j
     set
-        -- A cancel that came while the job ran survives retry, release and restart.
-        state = case when j.cancel_requested and g.state < 2 then 5 else g.state end,
-        outcome = case when j.cancel_requested and g.state < 2 then 'cancelled' else g.outcome end,
+        -- Chosen here, where the row is locked: a cancel that committed before us is seen.
+        state = case when j.cancel_requested then g.state_if_cancelled else g.state end,
+        outcome = case when j.cancel_requested then g.outcome_if_cancelled else g.outcome end,
         attempt = case when g.counts_attempt then j.attempt else j.attempt - 1 end,
-        finished_at = case when j.cancel_requested or g.state > 2 then g.now end,
-        due_at = case when g.state = 0 and not j.cancel_requested then g.now + coalesce(g.delay, 0) end,
+        finished_at = case when case when j.cancel_requested then g.state_if_cancelled else g.state end > 2 then g.now end,
+        due_at = case when case when j.cancel_requested then g.state_if_cancelled else g.state end = 0
+            then g.now + coalesce(g.delay, 0) end,
         -- The lease stays: a settlement that is tried again after a lost connection must recognise its own work.
         lease = case when $4::boolean then null else j.lease end,
         result = g.result,
