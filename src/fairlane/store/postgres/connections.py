@@ -127,7 +127,11 @@ class Connections:
             server_settings={"application_name": self._application_name},
             max_cached_statement_lifetime=0,
         )
-        await connection.execute(STATEMENTS["pin_plans"])
+        try:
+            await connection.execute(STATEMENTS["pin_plans"])
+        except BaseException:
+            await hang_up(connection)
+            raise
         return connection
 
     async def _connect_for_pool(self, *_: Any, **__: Any) -> asyncpg.Connection[Any]:
