@@ -60,12 +60,10 @@ async def locked(url: str, tables: str) -> AsyncIterator[asyncpg.Connection[asyn
         await connection.close()
 
 
-async def start_workers(folder: Path) -> list[asyncio.subprocess.Process]:
+async def start_workers(folder: Path, count: int = WORKERS) -> list[asyncio.subprocess.Process]:
     command = [sys.executable, "-m", "fairlane.cli", "worker", "shop:app", "--concurrency", str(SLOTS)]
     pipe = asyncio.subprocess.PIPE
-    return [
-        await asyncio.create_subprocess_exec(*command, cwd=folder, stdout=pipe, stderr=pipe) for _ in range(WORKERS)
-    ]
+    return [await asyncio.create_subprocess_exec(*command, cwd=folder, stdout=pipe, stderr=pipe) for _ in range(count)]
 
 
 async def statements_wait(connection: asyncpg.Connection[asyncpg.Record], count: int) -> None:
@@ -123,3 +121,13 @@ async def test_workers_stopped_while_they_claim_and_reap_give_back_what_they_got
         assert [await ended_quietly(*each) for each in zip(workers, said, strict=True)] == [True] * WORKERS
         assert [await job.status() for job in jobs] == [State.READY] * len(jobs)
         assert [(await job.record()).attempt for job in jobs] == [0] * len(jobs)
+
+
+async def test_a_worker_that_is_stopped_while_it_declares_its_queues_ends_well(
+    shop: App, postgres_url: str, tmp_path: Path
+) -> None:
+    async with locked(postgres_url, "fairlane.queues") as connection:
+        (worker,) = await start_workers(tmp_path, 1)
+        await statements_wait(connection, 1)
+        said = await told_to_stop(worker)
+    assert await ended_quietly(worker, said)
