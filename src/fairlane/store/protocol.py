@@ -185,7 +185,7 @@ class Store(Protocol):
         ...
 
     async def prune(self, retention: Retention, limit: int = 1_000) -> Pruned:
-        """Remove finished jobs past their time, a bounded number."""
+        """Remove finished jobs past their time, with their history: at most `limit` jobs, however they were settled."""
         ...
 
     async def collect(self, queue: str, limit: int = 1_000) -> Pruned:
