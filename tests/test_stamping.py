@@ -264,4 +264,7 @@ async def test_a_key_that_one_task_of_the_queue_can_provide_is_enough(app: App) 
     @app.task(queue="mail")
     async def sweep() -> None: ...
 
-    app.check()
+    job = await send.enqueue("acme")  # the app is checked here
+    assert (await job.record()).keys["account"] == "acme"
+    with pytest.raises(InvalidKey, match="'account'"):
+        await sweep.enqueue()

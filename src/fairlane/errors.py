@@ -8,6 +8,7 @@ FairlaneError
 │       ├── SchemaOutOfDate the database is behind: run `fairlane migrate`
 │       └── SchemaTooNew    the program is behind: upgrade it
 ├── InvalidJob              a job that cannot be stored as it was given
+│   ├── DuplicateJob        an id that a job has already; nothing of that enqueue was stored
 │   ├── InvalidKey          a key that has no canonical form, is missing, or is too long
 │   └── PayloadTooLarge     arguments or a result beyond the limit
 ├── UnknownTask             a name that no task of this app answers to
@@ -27,12 +28,14 @@ FairlaneError
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from uuid import UUID
 
 __all__ = [
     "Cancel",
     "ClaimLost",
     "ConfigurationError",
     "Dead",
+    "DuplicateJob",
     "FairlaneError",
     "InvalidJob",
     "InvalidKey",
@@ -81,6 +84,20 @@ class SchemaTooNew(SchemaError):
 
 class InvalidJob(FairlaneError, ValueError):
     """A job that cannot be stored as it was given."""
+
+
+class DuplicateJob(InvalidJob):
+    """An id that a job has already. Nothing of that enqueue was stored."""
+
+    def __init__(self, job: UUID) -> None:
+        super().__init__(job)
+        self.job = job
+
+    def __str__(self) -> str:
+        return (
+            f"there is a job {self.job} already, and nothing of this enqueue was stored; "
+            "give each job an id of its own, or none"
+        )
 
 
 class InvalidKey(InvalidJob):

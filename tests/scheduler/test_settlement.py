@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -97,6 +98,23 @@ def test_only_a_job_that_goes_on_has_a_delay_and_only_one_that_ran_is_charged(
     assert (settlement.delay is not None) == (settlement.to is State.SCHEDULED)
     assert settlement.ran == (0 if settlement.unstarted else ran)
     assert settlement.to is not State.RUNNING
+
+
+@given(outcomes, st.integers(1, 50), st.integers(1, 50))
+def test_a_job_that_was_asked_to_cancel_never_goes_on_and_an_end_stays_an_end(
+    outcome: Outcome, attempt: int, max_attempts: int
+) -> None:
+    settlement = settle(claim(attempt, max_attempts), outcome, RAN)
+    asked = settlement.if_asked_to_cancel()
+    if settlement.to.is_final:
+        assert asked == settlement
+    else:
+        assert (asked.to, asked.outcome, asked.delay) == (State.CANCELLED, "cancelled", None)
+        # What it gives back and what is told of it is that of its outcome.
+        assert (
+            msgspec.structs.replace(asked, to=settlement.to, outcome=settlement.outcome, delay=settlement.delay)
+            == settlement
+        )
 
 
 @given(st.sampled_from([Failed("x", 1), Retried("x", 1), Lost("x")]), st.integers(1, 50), st.integers(1, 50))

@@ -11,9 +11,10 @@ import msgspec
 import pytest
 
 from fairlane.clock import ManualClock
-from fairlane.errors import FairlaneError, JobNotFound, UnknownQueue
+from fairlane.errors import DuplicateJob, FairlaneError, JobNotFound, UnknownQueue
 from fairlane.job import JobRecord, NewJob, State
 from fairlane.policy import Concurrency, Fair, Policy
+from fairlane.scheduler.settlement import Cancelled, Died, Done, Outcome
 from fairlane.store.protocol import QueueCounts, Store
 from tests.store.harness import (
     MINUTE,
@@ -264,6 +265,93 @@ async def test_bulk_enqueues_over_the_same_keys_in_opposite_order_never_deadlock
     while some := await consume(stores[1]):
         consumed += some
     assert consumed == 4 * 5 * 40
+
+
+# E05
+@pytest.mark.parametrize(("count", "nth"), [(1, 0), (5, 0), (5, 2), (5, 4)])
+async def test_an_id_that_a_job_has_already_is_refused_with_all_that_came_with_it(
+    store: Store, queue: str, count: int, nth: int
+) -> None:
+    (taken,) = new_jobs(PLAIN, payload=b"first")
+    await store.enqueue([taken])
+    before, counts = await store.job(taken.id), await store.counts(queue)
+    jobs = new_jobs(PLAIN, count=count, payload=b"second")
+    jobs[nth] = msgspec.structs.replace(jobs[nth], id=taken.id)
+    with pytest.raises(DuplicateJob, match=str(taken.id)) as refused:
+        await store.enqueue(jobs)
+    assert refused.value.job == taken.id
+    assert (await store.job(taken.id), await store.counts(queue)) == (before, counts)
+    assert ids(await claim(store, queue, 10)) == [taken.id]
+    for job in jobs:
+        if job.id != taken.id:
+            with pytest.raises(JobNotFound):
+                await store.job(job.id)
+
+
+# E05
+@pytest.mark.parametrize("state", list(State), ids=str)
+async def test_the_id_of_a_job_is_taken_whatever_has_become_of_it(store: Store, queue: str, state: State) -> None:
+    (job,) = new_jobs(PLAIN, delay=MINUTE if state is State.SCHEDULED else None)
+    await store.enqueue([job])
+    endings: dict[State, Outcome] = {
+        State.DONE: Done(None),
+        State.DEAD: Died("over"),
+        State.CANCELLED: Cancelled("stop"),
+    }
+    if state not in (State.SCHEDULED, State.READY):
+        held = await claim(store, queue)
+        await finish(store, held if state in endings else [], endings.get(state))
+    assert await state_of(store, job.id) is state
+    with pytest.raises(DuplicateJob):
+        await store.enqueue([job])
+    assert await state_of(store, job.id) is state
+
+
+# E05
+async def test_an_id_that_is_given_twice_at_once_is_refused(store: Store, queue: str) -> None:
+    one, other = new_jobs(PLAIN, count=2)
+    with pytest.raises(DuplicateJob, match=str(one.id)):
+        await store.enqueue([one, other, one])
+    assert await claim(store, queue, 10) == []
+    assert await store.counts(queue) == QueueCounts(ready=0, running=0, parked_lanes=0, bells=0)
+    await store.enqueue([one, other])
+    assert ids(await claim(store, queue, 10)) == [one.id, other.id]
+
+
+# E05, E09
+async def test_of_producers_that_give_the_same_ids_at_once_exactly_one_stores_them(
+    shared_database: Database,
+) -> None:
+    stores = [await shared_database.open() for _ in range(3)]
+    await stores[0].declare(PLAIN)
+    for _ in range(10):
+        jobs = new_jobs(PLAIN, count=4)
+        orders = (jobs, jobs[::-1], [jobs[2]])
+        said = await asyncio.gather(
+            *(store.enqueue(order) for store, order in zip(stores, orders, strict=True)), return_exceptions=True
+        )
+        stored = [order for order, error in zip(orders, said, strict=True) if error is None]
+        assert all(error is None or isinstance(error, DuplicateJob) for error in said)
+        (winner,) = stored
+        claims = await claim(stores[0], "webhooks", 10)
+        assert ids(claims) == [job.id for job in winner]
+        await finish(stores[0], claims)
+
+
+# E05, E06
+async def test_a_duplicate_in_the_callers_transaction_stores_nothing_of_its_enqueue(
+    shared_database: Database, clock: ManualClock
+) -> None:
+    store = await shared_database.open(clock)
+    await store.declare(PLAIN)
+    taken, *fresh = new_jobs(PLAIN, count=3)
+    await store.enqueue([taken])
+    async with shared_database.transaction() as producer:
+        with pytest.raises(DuplicateJob, match=str(taken.id)):
+            await store.enqueue([*fresh, taken], tx=producer.tx)
+        await producer.commit()  # PostgreSQL rolls back here: a statement has failed
+    assert ids(await claim(store, "webhooks", 10)) == [taken.id]
+    assert (await store.counts("webhooks")).ready == 0
 
 
 # E06

@@ -7,9 +7,10 @@ import contextlib
 from collections.abc import AsyncIterator
 from urllib.parse import urlsplit, urlunsplit
 
+import msgspec
 import pytest
 
-from fairlane.errors import StoreUnavailable
+from fairlane.errors import DuplicateJob, StoreUnavailable
 from fairlane.job import Claim, State
 from fairlane.policy import Policy
 from fairlane.scheduler.settlement import Done, Failed, Released, settle
@@ -149,16 +150,44 @@ async def test_a_settlement_that_was_reaped_while_its_connection_was_lost_is_rep
     assert (await other.job(held.id)).state is State.READY
 
 
+@pytest.mark.parametrize("count", [1, 5])
 async def test_an_enqueue_whose_commit_was_not_heard_of_stores_its_jobs_once(
-    store: PostgresStore, proxy: Proxy
+    store: PostgresStore, proxy: Proxy, count: int
 ) -> None:
     await given_jobs(store, PLAIN)
-    jobs = new_jobs(PLAIN, count=5)
+    jobs = new_jobs(PLAIN, count=count)
     proxy.swallow_the_answer_to(jobs[0].id.bytes)
     await store.enqueue(jobs)
     assert proxy.cuts == 1
-    assert len(await claim(store, "webhooks", 10)) == 6
+    assert len(await claim(store, "webhooks", 10)) == 1 + count
     assert (await store.counts("webhooks")).ready == 0
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_an_enqueue_that_is_tried_again_knows_the_jobs_of_others_under_its_ids(
+    store: PostgresStore, other: PostgresStore, proxy: Proxy, count: int
+) -> None:
+    jobs = new_jobs(PLAIN, count=count)
+    await other.enqueue([msgspec.structs.replace(job, payload=b"another's") for job in jobs])
+    proxy.swallow_the_answer_to(jobs[0].id.bytes)
+    with pytest.raises(DuplicateJob, match=str(jobs[0].id)):
+        await store.enqueue(jobs)
+    assert proxy.cuts == 1
+    assert {(await other.job(job.id)).payload for job in jobs} == {b"another's"}
+    assert len(await claim(other, "webhooks", 10)) == count
+
+
+async def test_an_enqueue_that_is_tried_again_takes_a_part_of_its_jobs_for_those_of_another(
+    store: PostgresStore, other: PostgresStore, proxy: Proxy
+) -> None:
+    # Its own statement stores all or nothing.
+    jobs = new_jobs(PLAIN, count=3)
+    await other.enqueue(jobs[1:])
+    proxy.swallow_the_answer_to(jobs[0].id.bytes)
+    with pytest.raises(DuplicateJob, match=str(jobs[1].id)):
+        await store.enqueue(jobs)
+    assert proxy.cuts == 1
+    assert len(await claim(other, "webhooks", 10)) == 2
 
 
 async def test_a_claim_says_that_the_database_is_gone_and_the_next_one_connects_again(

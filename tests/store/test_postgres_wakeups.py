@@ -11,7 +11,9 @@ import pytest
 
 from fairlane.errors import ConfigurationError
 from fairlane.policy import Policy
-from fairlane.store.postgres import PostgresStore
+from fairlane.store.postgres import PostgresStore, wakeups
+from fairlane.store.postgres.connections import hang_up
+from fairlane.store.postgres.wakeups import PostgresListener
 from fairlane.store.protocol import Listener, WorkerIdentity
 from tests.store.harness import claim, claim_once, given_jobs, hear, ids, new_jobs, soon, worker_named
 
@@ -91,6 +93,29 @@ async def test_a_worker_that_leaves_hands_the_watch_to_another(stores: list[Post
     _, staying = await waiting(stores[1], "staying")
     await leaving.close()
     assert await soon(staying.wait(None)) is True
+    await staying.close()
+
+
+async def test_a_nudge_that_a_worker_hears_while_it_leaves_is_passed_on(
+    stores: list[PostgresStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, leaving = await waiting(stores[0], "leaving")
+    _, staying = await waiting(stores[1], "staying")
+    assert isinstance(leaving, PostgresListener)
+    assert isinstance(staying, PostgresListener)
+    queue = (await stores[2]._claimer.queue("webhooks")).id
+
+    async def hear_and_hang_up(connection: asyncpg.Connection[Any]) -> None:
+        # The producer had chosen it before it withdrew, and commits only now.
+        await hang_up(connection)
+        leaving._on_own_channel(connection, 0, "", str(queue))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(wakeups, "hang_up", hear_and_hang_up)
+        await leaving.close()
+    await stores[0].close()
+    while staying.heard(queue) < 2:  # one because it leaves, one for what it heard
+        assert await soon(staying.wait(None)) is True
     await staying.close()
 
 

@@ -65,22 +65,22 @@ async def test_nothing_that_has_not_ended_is_ever_pruned(store: Store, clock: Ma
     assert states == [State.RUNNING, State.READY, State.SCHEDULED]
 
 
-async def test_pruning_takes_a_bounded_number_and_says_that_there_is_more(store: Store, clock: ManualClock) -> None:
+@pytest.mark.parametrize("together", [1, 3, 7, 12], ids=lambda count: f"settled by {count}")
+async def test_pruning_never_takes_more_than_its_limit_and_says_that_there_is_more(
+    store: Store, clock: ManualClock, together: int
+) -> None:
+    # A store may file what was settled together as one; that is no reason to remove it together.
     await store.declare(PLAIN)
-    await given_jobs(store, PLAIN, count=10)
-    for each in await claim(store, "webhooks", 10):
-        # One by one: a store may file what was settled together as one, and then removes it together.
-        await finish(store, [each])
-    clock.advance("25h")
-    first = await store.prune(KEEP, limit=4)
-    assert (first.jobs, first.more) == (4, True)
-    total = first.jobs
-    while True:
-        pruned = await store.prune(KEEP, limit=4)
-        total += pruned.jobs
-        if not pruned.more:
-            break
-    assert total == 10
+    await given_jobs(store, PLAIN, count=24)
+    for outcome in (Done(None), Died("over")):
+        claims = await claim(store, "webhooks", 12)
+        for n in range(0, 12, together):
+            await finish(store, claims[n : n + together], outcome)
+    clock.advance("8d")
+    passes = [await store.prune(KEEP, limit=5) for _ in range(5)]
+    assert [each.jobs for each in passes] == [5, 5, 5, 5, 4]
+    assert [each.more for each in passes] == [True, True, True, True, False]
+    assert await store.prune(KEEP, limit=5) == Pruned(jobs=0)
 
 
 async def test_retention_times_are_the_ones_asked_for(store: Store, clock: ManualClock) -> None:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fairlane import App, Job, ManualClock, State, StoreUnavailable, Worker, WorkerOptions
+from fairlane.store.protocol import Store
 from fairlane.store.sqlite import SqliteStore
 
 PATIENCE = 20.0
@@ -16,10 +17,10 @@ PATIENCE = 20.0
 
 
 class WatchedStore:
-    """The SQLite store, seen through a window: what was called, and what shall happen then."""
+    """A store seen through a window: what was called, and what shall happen then."""
 
-    def __init__(self, clock: ManualClock) -> None:
-        self.real = SqliteStore(None, clock=clock)
+    def __init__(self, real: Store) -> None:
+        self.real = real
         self.calls: Counter[str] = Counter()
         self.ended: Counter[str] = Counter()
         self.arguments: dict[str, list[tuple[Any, ...]]] = {}
@@ -77,7 +78,7 @@ class WatchedStore:
 
 
 def watched_app(clock: ManualClock) -> tuple[App, WatchedStore]:
-    app, store = App("sqlite://", clock=clock), WatchedStore(clock)
+    app, store = App("sqlite://", clock=clock), WatchedStore(SqliteStore(None, clock=clock))
     app._make_store = lambda: store
     return app, store
 

@@ -219,3 +219,40 @@ async def test_a_pool_that_is_signalled_while_a_child_waits_to_be_restarted_ends
     await until(lambda: "restarting it" in caplog.text)
     pool.signal(signal.SIGTERM)
     assert await asyncio.wait_for(running, PATIENCE) == 0
+
+
+async def test_a_pool_whose_child_is_ended_by_the_signal_itself_while_it_starts_ends_well(
+    tmp_path: Path, reports: Reports, clock: ManualClock
+) -> None:
+    # An interpreter that is still loading has no handler yet.
+    (tmp_path / "child.py").write_text(REPORT + "import signal\nreport('started')\nsignal.pause()\n")
+    pool = WorkerPool([sys.executable, str(tmp_path / "child.py")], 2, clock=clock)
+    running = asyncio.create_task(pool.supervise())
+    for _ in range(2):
+        await reports.next()
+    pool.signal(signal.SIGTERM)
+    assert await asyncio.wait_for(running, PATIENCE) == 0
+
+
+async def test_a_pool_whose_child_is_killed_while_it_stops_does_not_end_well(
+    tmp_path: Path, reports: Reports, clock: ManualClock
+) -> None:
+    (tmp_path / "child.py").write_text(CHILD.replace("sys.exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"))
+    pool = WorkerPool([sys.executable, str(tmp_path / "child.py")], 1, clock=clock)
+    running = asyncio.create_task(pool.supervise())
+    await reports.next()
+    pool.signal(signal.SIGTERM)
+    assert await asyncio.wait_for(running, PATIENCE) == signal.SIGKILL
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_processes_that_are_stopped_while_they_load_the_app_end_well_and_quietly(
+    shop: App, reports: Reports, tmp_path: Path, number: signal.Signals
+) -> None:
+    loading = "import signal, sys\nif '--processes' not in sys.argv:\n    report('loading')\n    signal.pause()\n"
+    (tmp_path / "shop.py").write_text(REPORT + loading + SHOP)
+    pool = await start_worker(tmp_path, "--processes", "2")
+    for _ in range(2):
+        assert (await reports.next())[0] == "loading"
+    pool.send_signal(number)
+    assert await ended(pool) == (0, "")

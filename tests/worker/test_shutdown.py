@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from fairlane import App, ManualClock, Rate, Snooze, State, WorkerOptions
+from fairlane.worker import timing
 from tests.worker.harness import WatchedStore, turns, until, working
 
 
@@ -221,3 +222,69 @@ async def test_a_job_snoozed_in_its_last_moment_is_snoozed(app: App) -> None:
         worker.stop()
     record = await job.record()
     assert (record.state, record.attempt) == (State.SCHEDULED, 0)
+
+
+def held_up(store: WatchedStore, method: str, ended: list[str]) -> tuple[asyncio.Event, asyncio.Event]:
+    """From now on this call waits for the second event, once it has set the first; how it ended is noted."""
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def wait_here() -> None:
+        asked.set()
+        try:
+            await answer.wait()
+            ended.append("answered")
+        except asyncio.CancelledError:
+            ended.append("broken off")
+            raise
+
+    store.before[method] = wait_here
+    return asked, answer
+
+
+@pytest.mark.parametrize("method", ["reap", "listen"])
+async def test_what_a_stopped_worker_has_asked_the_store_is_not_broken_off(
+    app: App, store: WatchedStore, method: str
+) -> None:
+    ended: list[str] = []
+    asked, answer = held_up(store, method, ended)
+    async with working(app) as worker:
+        await asked.wait()
+        worker.stop()
+        worker.stop()
+        await turns()
+        answer.set()
+    assert ended == ["answered"]
+
+
+async def test_a_store_that_does_not_answer_does_not_keep_a_worker_from_ending(
+    app: App, store: WatchedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "ANSWER_WITHIN", 0.0)
+    ended: list[str] = []
+    asked, _ = held_up(store, "reap", ended)
+    async with working(app):
+        await asked.wait()
+    assert ended == ["broken off"]
+
+
+async def test_a_second_stop_gives_back_what_a_claim_in_flight_brings(app: App, store: WatchedStore) -> None:
+    held, gate = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def work() -> None: ...
+
+    async def wait_here() -> None:
+        held.set()
+        await gate.wait()
+
+    async with app:
+        job = await work.enqueue()
+        store.after["claim"] = wait_here
+        async with working(app) as worker:
+            await held.wait()
+            worker.stop()
+            worker.stop()
+            await turns()
+            gate.set()
+        record = await job.record()
+        assert (record.state, record.attempt) == (State.READY, 0)

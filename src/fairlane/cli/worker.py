@@ -50,6 +50,7 @@ def worker(
       fairlane worker shop:app
       fairlane worker shop:app --queues webhooks,email=2 --slots email=1:5 --concurrency 20 --processes 4
     """
+    _end_well_when_stopped_early()
     from fairlane.cli.loading import load_app
     from fairlane.cli.queue_slots import queue_shares
     from fairlane.worker import WorkerOptions, WorkerPool, run_worker
@@ -79,6 +80,17 @@ def worker(
     arguments = [app, *(part for slot in slots for part in ("--slots", slot))]
     arguments += [part for option, value in given.items() if value is not None for part in (option, value)]
     raise SystemExit(WorkerPool.of_workers(arguments, processes).run())
+
+
+def _end_well_when_stopped_early() -> None:
+    """Until the worker listens for signals itself, it holds nothing: being stopped is no failure."""
+    import signal
+
+    def leave(*_: object) -> None:
+        raise SystemExit(0)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, leave)
 
 
 def _log_to_stderr(level: str) -> None:

@@ -96,6 +96,15 @@ class Settlement(msgspec.Struct, frozen=True):
     unstarted: bool = False
     """Never ran: its rate tokens and its charge are given back."""
 
+    def if_asked_to_cancel(self) -> Settlement:
+        """What applies instead where the job has been asked to cancel: it goes on no more, but an end stays an end.
+
+        Only the store knows, once it holds the job.
+        """
+        if self.to.is_final:
+            return self
+        return msgspec.structs.replace(self, to=State.CANCELLED, outcome="cancelled", delay=None)
+
 
 def settle(claim: Claim, outcome: Outcome, ran: int) -> Settlement:
     """What an outcome means for its job."""

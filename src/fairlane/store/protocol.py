@@ -152,7 +152,11 @@ class Store(Protocol):
     async def queues(self) -> list[str]: ...
 
     async def enqueue(self, jobs: Sequence[NewJob], tx: Any = None) -> None:
-        """Store jobs and ring their lanes' bells; durable on return, or with the caller's transaction `tx`."""
+        """Store jobs and ring their lanes' bells; durable on return, or with the caller's transaction `tx`.
+
+        All or none: `DuplicateJob` if one has an id that a job has already. A store that tries again after a lost
+        connection knows its own jobs, and stores them once.
+        """
         ...
 
     async def claim(
@@ -185,7 +189,7 @@ class Store(Protocol):
         ...
 
     async def prune(self, retention: Retention, limit: int = 1_000) -> Pruned:
-        """Remove finished jobs past their time, a bounded number."""
+        """Remove finished jobs past their time, with their history: at most `limit` jobs, however they were settled."""
         ...
 
     async def collect(self, queue: str, limit: int = 1_000) -> Pruned:

@@ -35,7 +35,7 @@ class WorkerPool:
         self._clock: Clock = clock or SystemClock()
         self._children: dict[int, asyncio.subprocess.Process] = {}
         self._stop = asyncio.Event()
-        self._signals = 0
+        self._passed_on = {signal.SIGTERM}
         self._code = 0
 
     @classmethod
@@ -49,7 +49,7 @@ class WorkerPool:
 
     def signal(self, number: int) -> None:
         """Pass a signal on to every child. After the first, none is restarted."""
-        self._signals += 1
+        self._passed_on.add(signal.Signals(number))
         self._stop.set()
         for child in list(self._children.values()):
             if child.returncode is None:
@@ -72,7 +72,7 @@ class WorkerPool:
             began = self._clock.monotonic()
             code = await self._run_child(place)
             if self._stop.is_set():
-                self._code = self._code or abs(code)
+                self._code = self._code or self._after_stop(code)
                 return
             deaths = 1 if self._clock.monotonic() - began >= SETTLED_AFTER else deaths + 1
             if deaths >= DEATHS_IN_A_ROW:
@@ -83,6 +83,11 @@ class WorkerPool:
             wait = jittered(min(FIRST_RESTART << (deaths - 1), LONGEST_RESTART))
             log.error("worker process %d died with exit code %d; restarting it in %.1f s", place, code, wait / SECOND)
             await self._pause(wait)
+
+    def _after_stop(self, code: int) -> int:
+        """The exit code that a child leaves us with. One that the signal itself has ended was not listening yet, or not
+        any more: it held nothing."""
+        return 0 if -code in self._passed_on else abs(code)
 
     async def _run_child(self, place: int) -> int:
         # A group of its own: a Ctrl-C at the terminal reaches us alone, and we pass it on once.

@@ -19,6 +19,7 @@ __all__ = ["Host", "run_worker"]
 log = logging.getLogger("fairlane.worker")
 
 EXIT_WELL, EXIT_DIED, EXIT_UNSETTLED, EXIT_FORCED = 0, 1, 3, 130
+STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Host(Protocol):
@@ -44,34 +45,58 @@ def run_worker(app: Host, options: WorkerOptions | None = None) -> int:
 
 
 async def _run(app: Host, options: WorkerOptions | None) -> tuple[Worker | None, int]:
-    try:
-        worker = await app.worker(options)
-    except BaseException:
-        await app.close()
-        raise
+    # Heard from the first moment to the last: a worker that is stopped while it starts, or again while it closes, has
+    # nothing to lose and ends well.
     loop = asyncio.get_running_loop()
-    signals = 0
-
-    def on_signal() -> None:
-        nonlocal signals
-        signals += 1
-        if signals > 2:
-            os._exit(EXIT_FORCED)
-        log.info("asked to stop%s", "" if signals == 1 else ", at once")
-        worker.stop()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
+    starting = asyncio.ensure_future(app.worker(options))
+    stopping = _Stopping(starting)
+    for number in STOPS:
+        loop.add_signal_handler(number, stopping.on_signal)
     try:
+        worker = await stopping.started()
+        if worker is None:
+            return None, EXIT_WELL
         await worker.run()
     except WorkerDied as error:
         log.critical("%s", error)
-        return worker, EXIT_DIED
+        return starting.result(), EXIT_DIED
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
         await app.close()
+        for number in STOPS:
+            loop.remove_signal_handler(number)
     return worker, EXIT_UNSETTLED if worker.left_unsettled else EXIT_WELL
+
+
+class _Stopping:
+    """What signals do: the first stops the worker, the second at once, the third the process."""
+
+    def __init__(self, starting: asyncio.Future[Worker]) -> None:
+        self._starting = starting
+        self._worker: Worker | None = None
+        self._signals = 0
+
+    async def started(self) -> Worker | None:
+        """The worker; nothing if it was stopped before it was there."""
+        try:
+            worker = await self._starting
+        except asyncio.CancelledError:
+            if self._signals < 2:
+                raise
+            return None
+        if self._signals:
+            return None
+        self._worker = worker
+        return worker
+
+    def on_signal(self) -> None:
+        self._signals += 1
+        if self._signals > 2:
+            os._exit(EXIT_FORCED)
+        log.info("asked to stop%s", "" if self._signals == 1 else ", at once")
+        if self._worker is not None:
+            self._worker.stop()
+        elif self._signals == 2:
+            self._starting.cancel()
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

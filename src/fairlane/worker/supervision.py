@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fairlane.errors import WorkerDied
@@ -17,7 +17,8 @@ log = logging.getLogger("fairlane.worker")
 class Supervisor:
     """Starts loops, notices the first that dies, and stops them in the order it is told."""
 
-    def __init__(self) -> None:
+    def __init__(self, cancel: Callable[[asyncio.Task[None]], object]) -> None:
+        self._cancel = cancel
         self._loops: dict[str, asyncio.Task[None]] = {}
         self._told_to_stop: set[str] = set()
         self.causes: dict[str, str] = {}
@@ -43,7 +44,7 @@ class Supervisor:
         tasks = [self._loops[name] for name in names if name in self._loops]
         self._told_to_stop.update(names)
         for task in tasks:
-            task.cancel()
+            self._cancel(task)
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def let_end(self, name: str) -> None:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import random
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fairlane.clock import SECOND, Clock, Instant, SystemClock
 from fairlane.errors import StoreUnavailable
@@ -19,6 +19,8 @@ log = logging.getLogger("fairlane.worker")
 T = TypeVar("T")
 
 FIRST_RETRY, LONGEST_RETRY = 0.05, 5.0
+ANSWER_WITHIN = 2.0
+"""Seconds for which a loop that is to end still waits for the answer to what it has asked the store."""
 
 
 async def pause(clock: Clock, duration: int) -> None:
@@ -66,6 +68,8 @@ class Outage:
 
     def __init__(self, on_return: Callable[[], None]) -> None:
         self._on_return = on_return
+        self._asking: set[asyncio.Task[Any]] = set()
+        self._cancel_then: set[asyncio.Task[Any]] = set()
         self.is_lost = False
 
     async def ride_out(self, call: Callable[[], Awaitable[T]], what: str, unless: asyncio.Event | None = None) -> T:
@@ -73,7 +77,7 @@ class Outage:
         tries = 0
         while True:
             try:
-                result = await call()
+                result = await self._ask(call)
             except StoreUnavailable as error:
                 tries += 1
                 self._lost(what, error)
@@ -86,6 +90,35 @@ class Outage:
             else:
                 self.returned()
                 return result
+
+    async def _ask(self, call: Callable[[], Awaitable[T]]) -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        self._asking.add(task)
+        try:
+            return await call()
+        finally:
+            self._asking.discard(task)
+            if task in self._cancel_then:
+                self._cancel_then.discard(task)
+                task.cancel()  # at its next wait: what the store has answered is taken first
+
+    def cancel(self, task: asyncio.Task[Any]) -> None:
+        """Cancel a task; one that has asked the store, once it has its answer, if that comes soon.
+
+        A statement that is broken off costs its connection and a request to the server that may outlive the event
+        loop; and what it had committed (claims, say) would be known to nobody.
+        """
+        if task in self._asking:
+            self._cancel_then.add(task)
+            asyncio.get_running_loop().call_later(ANSWER_WITHIN, self._break_off, task)
+        else:
+            task.cancel()
+
+    def _break_off(self, task: asyncio.Task[Any]) -> None:
+        if task in self._cancel_then:
+            self._cancel_then.discard(task)
+            task.cancel()
 
     def _lost(self, what: str, error: StoreUnavailable) -> None:
         level = logging.DEBUG if self.is_lost else logging.WARNING

@@ -63,8 +63,9 @@ class Worker:
         self._retention = retention or Retention()
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
-        self._supervisor = Supervisor()
         self._outage = Outage(self._on_return)
+        # No loop is cancelled in the middle of a statement.
+        self._supervisor = Supervisor(cancel=self._outage.cancel)
         self._settling = Settling(store, self._outage)
         self._slots = Slots(options.shares, options.concurrency, options.order, lambda: self._settling.unsettled)
         self._execution = Execution(store, registry, self._slots, clock, self._settling.add, max_result)
@@ -176,11 +177,11 @@ class Worker:
         self._execution.give_back_unstarted("its worker was stopped")
         if self._execution.running:
             log.info("stopping; %d jobs run, for at most %s", len(self._execution.running), self.options.drain_timeout)
-        await self._supervisor.stop(*UPKEEP)
         # What these two hold must still reach the store, whatever one of them died of.
         for name, loop in (("settling", self._settling.run), ("leases", self._leases.run)):
             if name in self._supervisor.causes:
                 self._supervisor.start(name, loop())
+        await self._supervisor.stop(*UPKEEP)
         # A claim in flight is not interrupted: it may be committed, and its jobs would wait for their lease to end.
         await _first_of(self._supervisor.finish("claiming"), self._hurry.wait())
         await self._supervisor.stop("claiming", "listening")

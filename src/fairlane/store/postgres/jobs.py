@@ -10,7 +10,7 @@ import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
 from fairlane.clock import Instant
-from fairlane.errors import ConfigurationError, InvalidJob, JobNotFound
+from fairlane.errors import ConfigurationError, DuplicateJob, InvalidJob, JobNotFound
 from fairlane.job import AttemptRecord, JobRecord, NewJob, State
 from fairlane.store.postgres import rows
 from fairlane.store.postgres.connections import STATEMENTS
@@ -28,8 +28,9 @@ async def insert(
     now: Instant | None,
     *,
     is_callers: bool,
+    is_repeated: bool = False,
 ) -> None:
-    """Store jobs, ring their lanes' bells and wake whoever waits for them."""
+    """Store jobs, ring their lanes' bells and wake whoever waits for them; `DuplicateJob` if an id is taken."""
     try:
         if len(jobs) == 1:
             await connection.execute(STATEMENTS["enqueue_one"], now, is_callers, *_columns(jobs[0], queues))
@@ -37,6 +38,19 @@ async def insert(
             await connection.execute(STATEMENTS["enqueue"], now, is_callers, [_columns(job, queues) for job in jobs])
     except asyncpg.DataError as error:
         raise InvalidJob(f"a job cannot be stored as it was given: {error}") from error
+    except asyncpg.UniqueViolationError as error:
+        # One statement stores all or nothing. If the answer to an earlier try was not heard and all are there as they
+        # were given, it was we who stored them.
+        if not (
+            is_repeated and await connection.fetchval(STATEMENTS["are_stored"], [_columns(job, queues) for job in jobs])
+        ):
+            raise DuplicateJob(_taken(jobs, error)) from error
+
+
+def _taken(jobs: Sequence[NewJob], error: asyncpg.UniqueViolationError) -> UUID:
+    """The id that the server complains of. Asking for it is no choice: the caller's transaction has failed."""
+    complaint = error.detail or ""
+    return next((job.id for job in jobs if str(job.id) in complaint), jobs[0].id)
 
 
 def _columns(job: NewJob, queues: Mapping[str, int]) -> tuple[object, ...]:

@@ -73,8 +73,8 @@ from fairlane.queues
 order by name
 
 -- name: enqueue
--- Store jobs, ring one bell for each lane, and wake at most one waiter for each job. A job that is there already is
--- left as it is and rings nothing: an enqueue that is tried again after a lost connection stores it once.
+-- Store jobs, ring one bell for each lane, and wake at most one waiter for each job. An id that is there already fails
+-- the whole statement, and nothing of it is stored.
 -- $1 now or null, $2 whether in the caller's transaction, $3 jobs
 with
 clock as materialized (
@@ -94,7 +94,6 @@ stored as (
     select id, nextval('fairlane.positions'), now, now, queue_id, max_attempts, priority,
         case when due_at is null then 1 else 0 end, lane, task, keys, lane_keys, payload, due_at
     from given
-    on conflict (id) do nothing
     returning queue_id, lane, priority, position, ready_at, state, coalesce(lane_keys, keys) as keys
 ),
 rung as (
@@ -138,7 +137,6 @@ stored as (
         case when coalesce($13::bigint, now + $12::bigint) > now then 0 else 1 end,
         case when coalesce($13, now + $12) > now then coalesce($13, now + $12) end
     from clock
-    on conflict (id) do nothing
     returning position, ready_at, state
 ),
 rung as (
@@ -157,6 +155,13 @@ select case
 end
 from stored
 
+-- name: are_stored
+-- Whether every one of these jobs is there as it was given: then it was this producer that stored them.
+select count(*) = cardinality($1)
+from unnest($1::fairlane.new_job[]) u
+join fairlane.jobs j on j.id = any (array[u.id])
+where j.queue_id = u.queue_id and j.task = u.task and j.lane = u.lane and j.keys = u.keys and j.payload = u.payload
+
 -- name: settle
 -- End claims: fenced by their lease, with their bells, their history and their place in retention.
 -- $1 now or null, $2 settlements, $3 leases that hold nothing more, $4 whether a reaper settles
@@ -172,12 +177,13 @@ given as materialized (
 ended as (
     update fairlane.jobs j
     set
-        -- A cancel that came while the job ran survives retry, release and restart.
-        state = case when j.cancel_requested and g.state < 2 then 5 else g.state end,
-        outcome = case when j.cancel_requested and g.state < 2 then 'cancelled' else g.outcome end,
+        -- Chosen here, where the row is locked: a cancel that committed before us is seen.
+        state = case when j.cancel_requested then g.state_if_cancelled else g.state end,
+        outcome = case when j.cancel_requested then g.outcome_if_cancelled else g.outcome end,
         attempt = case when g.counts_attempt then j.attempt else j.attempt - 1 end,
-        finished_at = case when j.cancel_requested or g.state > 2 then g.now end,
-        due_at = case when g.state = 0 and not j.cancel_requested then g.now + coalesce(g.delay, 0) end,
+        finished_at = case when case when j.cancel_requested then g.state_if_cancelled else g.state end > 2 then g.now end,
+        due_at = case when case when j.cancel_requested then g.state_if_cancelled else g.state end = 0
+            then g.now + coalesce(g.delay, 0) end,
         -- The lease stays: a settlement that is tried again after a lost connection must recognise its own work.
         lease = case when $4::boolean then null else j.lease end,
         result = g.result,

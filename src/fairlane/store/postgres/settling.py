@@ -135,6 +135,8 @@ async def _settle(
             each.lease,
             each.to,
             each.outcome,
+            asked.to,
+            asked.outcome,
             each.ran,
             each.delay,
             each.result,
@@ -142,7 +144,7 @@ async def _settle(
             each.counts_attempt,
             each.unstarted,
         )
-        for each in settlements
+        for each, asked in ((each, each.if_asked_to_cancel()) for each in settlements)
     ]
     lost: list[UUID] = await connection.fetchval(STATEMENTS["settle"], now, given, emptied, is_reaper)
     return lost

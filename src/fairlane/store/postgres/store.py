@@ -108,7 +108,11 @@ class PostgresStore:
         if tx is not None:
             await jobs.insert(jobs.foreign_transaction(tx), new, queues, now, is_callers=True)
             return
-        await self._connections.again(lambda connection, _: jobs.insert(connection, new, queues, now, is_callers=False))
+        await self._connections.again(
+            lambda connection, is_repeated: jobs.insert(
+                connection, new, queues, now, is_callers=False, is_repeated=is_repeated
+            )
+        )
 
     async def claim(
         self,

@@ -104,8 +104,7 @@ class PostgresListener:
         if self._listening is not None:
             self._listening.cancel()
             await asyncio.gather(self._listening, return_exceptions=True)
-        for task in self._passing:
-            task.cancel()
+        # Whatever is heard from now on is passed on: we take no more work.
         self._registrations.clear()
         with contextlib.suppress(StoreUnavailable):
             async with self._connections.session() as connection, connection.transaction():
@@ -114,6 +113,9 @@ class PostgresListener:
                     await connection.execute(STATEMENTS["nudge"], queue, 1, self.worker.id)
         if self._connection is not None:
             await hang_up(self._connection)
+        # One nudge a queue would do for what was heard before the withdrawal, as whoever leaves work behind passes a
+        # wake-up on. What was heard after it is about work that this nudge may have come too early for.
+        await asyncio.gather(*self._passing)
 
     # -- what a claim asks --------------------------------------------------------------------------------------
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections import Counter
 from collections.abc import Sequence
 from uuid import UUID
 
 from fairlane.clock import Instant
-from fairlane.errors import JobNotFound, UnknownQueue
+from fairlane.errors import DuplicateJob, JobNotFound, UnknownQueue
 from fairlane.job import AttemptRecord, JobRecord, NewJob, State
 from fairlane.store.sqlite import rows
 from fairlane.store.sqlite.database import Transaction
@@ -16,7 +17,7 @@ __all__ = ["attempts", "cancel", "insert", "record"]
 
 
 def insert(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> dict[int, int]:
-    """Store jobs and ring one bell per lane. Returns how many waiters to wake by queue."""
+    """Store jobs and ring one bell per lane; `DuplicateJob` if an id is taken. Returns how many to wake by queue."""
     numbers = {name: _queue_number(tx, name) for name in {job.queue for job in jobs}}
     last: int = tx.value("take_positions", len(jobs))
     position = last - len(jobs)
@@ -57,10 +58,27 @@ def insert(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> dict[int, i
             scheduled.add(queue)
     for lane, bell in bells.items():
         bell[4] = counts[lane]
-    tx.run_many("insert_job", job_rows)
+    try:
+        tx.run_many("insert_job", job_rows)
+    except sqlite3.IntegrityError as error:
+        # In the caller's transaction, which goes on, nothing of this enqueue may stay behind.
+        tx.run("delete_jobs_between", last - len(jobs), last)
+        if (taken := _taken(tx, jobs)) is None:
+            raise
+        raise DuplicateJob(taken) from error
     tx.run_many("insert_arrival", list(bells.values()))
     # A scheduled job wakes one waiter too: it has to learn until when to sleep.
     return {queue: ready[queue] or 1 for queue in {*ready, *scheduled}}
+
+
+def _taken(tx: Transaction, jobs: Sequence[NewJob]) -> UUID | None:
+    """The first id that is stored already, or is there twice in the jobs themselves."""
+    seen: set[UUID] = set()
+    for job in jobs:
+        if job.id in seen or tx.one("select_state", job.id.bytes) is not None:
+            return job.id
+        seen.add(job.id)
+    return None
 
 
 def _due_at(job: NewJob, now: Instant) -> Instant | None:

@@ -36,6 +36,10 @@ insert into jobs (
 )
 values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
+-- name: delete_jobs_between
+delete from jobs
+where position > ? and position <= ?
+
 -- name: insert_arrival
 insert into arrivals (queue, lane, priority, keys, count, floor, since)
 values (?, ?, ?, ?, ?, ?, ?)

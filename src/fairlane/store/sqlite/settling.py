@@ -56,10 +56,9 @@ def _settle_one(tx: Transaction, settlement: Settlement, now: Instant, tally: _T
     if row is None:
         return False
     position, job, queue, lane, priority, lane_keys, attempt, _, ready_at, claimed_at, worker, charge, cancel = row
+    if cancel:
+        settlement = settlement.if_asked_to_cancel()
     to, outcome = settlement.to, settlement.outcome
-    if cancel and not to.is_final:
-        # A cancel that arrived while the job ran survives retry, release and restart.
-        to, outcome = State.CANCELLED, "cancelled"
     counted = attempt if settlement.counts_attempt else attempt - 1
     due_at = now + (settlement.delay or 0) if to is State.SCHEDULED else None
     finished_at = now if to.is_final else None

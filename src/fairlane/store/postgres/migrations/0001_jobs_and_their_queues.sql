@@ -251,6 +251,8 @@ create type fairlane.settlement as (
     lease uuid,
     state smallint,
     outcome text,
+    state_if_cancelled smallint,
+    outcome_if_cancelled text,
     ran bigint,
     delay bigint,
     result bytea,
