@@ -85,6 +85,7 @@ class _Plan:
         if new_flows or gates:
             supply = yield Need(flows=tuple(sorted(new_flows)), gates=tuple(gates))
             board.add_flows(supply.flows)
+            board.add_lanes(supply.lanes)
             board.add_gates(supply.gates)
         fold_releases(board, snapshot.releases, snapshot.policy_since)
         # Once the corrections are in: a tag that a wrong guess has carried away is no place to join.

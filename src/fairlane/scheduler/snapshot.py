@@ -194,6 +194,7 @@ class Supply(msgspec.Struct, frozen=True):
     flows: list[FlowRow] = []
     gates: list[GateRow] = []
     lanes: list[LaneRow] = []
+    """Lanes of those flows may be among them that were not asked for."""
     heads: dict[bytes, list[Head]] = {}
     scanned: list[bytes] = []
     """The flows of a `scan`, in its order; their rows are in `flows`."""

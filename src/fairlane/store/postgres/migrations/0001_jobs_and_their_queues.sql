@@ -58,11 +58,28 @@ create table fairlane.flows (
     standing smallint not null,
     gate bytea,
     version integer not null default 0,
-    writes smallint not null default 0
+    writes smallint not null default 0,
+    spilled boolean not null default false,
+    lane bytea,
+    lane_priority smallint,
+    lane_keys jsonb,
+    lane_ready integer,
+    lane_in_flight integer,
+    lane_floor bigint,
+    lane_rank bigint,
+    lane_standing smallint,
+    lane_gate bytea,
+    lane_tag double precision
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 2000);
+comment on column fairlane.flows.spilled is 'It has had several lanes: all of them have rows in `lanes`, and none is housed here.';
+comment on column fairlane.flows.lane is 'Its only lane, which has no row of its own: a claim reads and writes one row for both. Null: it has none, or spilled.';
 create index flows_newest on fairlane.flows (id, version);
 create index flows_ready on fairlane.flows (queue_id, vtime, tie) where standing = 1;
 create index flows_parked on fairlane.flows (gate, vtime, tie) where standing = 2;
+create index flows_by_lane on fairlane.flows (lane, version) where lane is not null;
+create index flows_by_parked_lane on fairlane.flows (lane_gate, lane_tag) where lane_standing = 2;
+
+-- The lanes of flows that have spilled.
 
 create table fairlane.lanes (
     queue_id integer not null,
@@ -274,8 +291,20 @@ create type fairlane.touched_flow as (
     open integer,
     shut integer,
     standing smallint,
-    gate bytea
+    gate bytea,
+    spilled boolean,
+    lane bytea,
+    lane_priority smallint,
+    lane_keys jsonb,
+    lane_ready integer,
+    lane_in_flight integer,
+    lane_floor bigint,
+    lane_rank bigint,
+    lane_standing smallint,
+    lane_gate bytea,
+    lane_tag double precision
 );
+comment on column fairlane.touched_flow.lane is 'Given with its priority and keys when it moves in; later they are null.';
 
 create type fairlane.touched_lane as (
     place tid,
