@@ -195,6 +195,10 @@ class Flow:
         self.loaded -= 1
         return heappop(self.lanes)[2]
 
+    def most(self) -> float:
+        """How many jobs it can start, as far as the board shows."""
+        return sum(lane.ready for _, _, lane in self.lanes) if self.loaded >= self.open else math.inf
+
     def is_blind(self) -> bool:
         """Whether a lane that is not on the board may rank before all that are."""
         if self.loaded >= self.open or self.reach == math.inf:

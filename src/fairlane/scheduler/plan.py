@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator, Iterable
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 from math import ceil, inf
 
 from fairlane.policy.limits import UNBOUNDED
@@ -344,8 +344,7 @@ class _Plan:
         yield from self._load(first, budget)
 
     def _load(self, flows: list[Flow], budget: int) -> Generator[Need, Supply, None]:
-        weights = sum(flow.weight for flow in flows) or 1.0
-        quota = {flow.id: ceil(budget * flow.weight / weights) + 1 for flow in flows}
+        quota = self._turns(flows, budget)
         partial = [flow for flow in flows if flow.reach < inf and flow.in_reach() < min(quota[flow.id], flow.open)]
         if partial:
             # The store does not know what this plan has parked: ask for as many more as are on the board already.
@@ -365,6 +364,27 @@ class _Plan:
             lanes += front
             counts += [each] * len(front)
         yield from self._load_heads(lanes, budget, counts)
+
+    def _turns(self, flows: list[Flow], budget: int) -> dict[bytes, int]:
+        """How many of the next `budget` turns each flow will get, and one to spare where that is only a guess."""
+        counts = [0] * len(flows)
+        heap = [(max(0.0, f.vtime + f.debt), f.tie, n, self.board.charge(f) / f.weight) for n, f in enumerate(flows)]
+        heapify(heap)
+        for tie in range(self.board.tie + 1, self.board.tie + 1 + budget):
+            if not heap:
+                break
+            tag, _, n, step = heap[0]
+            counts[n] += 1
+            if counts[n] < flows[n].most():
+                heapreplace(heap, (tag + step, tie, n, step))
+            else:
+                heappop(heap)
+        # Turns of a flow that a gate stops fall to the others; among several lanes the next head decides who is next.
+        guess = bool(self.policy.keyed_limits)
+        return {
+            flow.id: max(1, count) + (guess or flow.open + flow.shut > 1)
+            for flow, count in zip(flows, counts, strict=True)
+        }
 
     def _reach(self, rows: Iterable[LaneRow]) -> None:
         """These are the first ready lanes of their flows: whoever ranks before the last of them is on the board."""

@@ -139,8 +139,8 @@ union all
     order by xid, floor
 )
 union all
-select f.kind, f.place, f.id, f.lane, f.gate, null, f.key::text, f.weight, f.vtime, f.cost, f.debt, f.tie, f.open, f.shut,
-    f.standing, f.spilled::integer, null, f.lane_gate, f.lane_keys::text, f.lane_tag, f.lane_priority, f.lane_ready,
+select f.kind, f.place, f.id, f.lane, f.gate, null, f.key, f.weight, f.vtime, f.cost, f.debt, f.tie, f.open, f.shut,
+    f.standing, f.spilled::integer, null, f.lane_gate, f.lane_keys, f.lane_tag, f.lane_priority, f.lane_ready,
     f.lane_in_flight, f.lane_floor, f.lane_rank, f.lane_standing
 from (
     select 's' as kind, s.*
@@ -168,12 +168,12 @@ from (
     ) newest
 ) f
 union all
-select 'l', place, id, flow, gate, null, keys::text, tag, null, null, null, priority, ready, in_flight, floor, rank, standing,
+select 'l', place, id, flow, gate, null, keys, tag, null, null, null, priority, ready, in_flight, floor, rank, standing,
     null, null, null, null, null, null, null, null, null
 from named
 where id is not null
 union all
-select 'l', first.place, first.id, first.flow, first.gate, null, first.keys::text, first.tag, null, null, null,
+select 'l', first.place, first.id, first.flow, first.gate, null, first.keys, first.tag, null, null, null,
     first.priority, first.ready, first.in_flight, first.floor, first.rank, first.standing,
     null, null, null, null, null, null, null, null, null
 from scanned
@@ -187,7 +187,7 @@ cross join lateral (
 where scanned.spilled
 union all
 (
-    select 'g', g.ctid, g.id, null, null, g."limit", g.key::text, null, null, null, null, g.in_flight, g.tat, g.waiting,
+    select 'g', g.ctid, g.id, null, null, g."limit", g.key, null, null, null, null, g.in_flight, g.tat, g.waiting,
         g.awake, g.wake_at, null,
         null, null, null, null, null, null, null, null, null
     from fairlane.gates g
@@ -274,9 +274,9 @@ scanned as materialized (
     order by f.vtime, f.tie
     limit $13::integer
 )
-select f.kind, f.place, f.id, f.lane as kin, f.gate, null::text as name, f.key::text as keys, f.weight as f1, f.vtime as f2,
+select f.kind, f.place, f.id, f.lane as kin, f.gate, null::text as name, f.key as keys, f.weight as f1, f.vtime as f2,
     f.cost as f3, f.debt as f4, f.tie as i1, f.open::bigint as i2, f.shut::bigint as i3, f.standing::bigint as i4,
-    f.spilled::integer::bigint as i5, null::integer as i6, f.lane_gate, f.lane_keys::text, f.lane_tag, f.lane_priority,
+    f.spilled::integer::bigint as i5, null::integer as i6, f.lane_gate, f.lane_keys, f.lane_tag, f.lane_priority,
     f.lane_ready, f.lane_in_flight, f.lane_floor, f.lane_rank, f.lane_standing
 from (
     select 's' as kind, s.*
@@ -330,16 +330,16 @@ from (
     ) housing
 ) f
 union all
-select 'l', place, id, flow, gate, null, keys::text, tag, null, null, null, priority, ready, in_flight, floor, rank, standing,
+select 'l', place, id, flow, gate, null, keys, tag, null, null, null, priority, ready, in_flight, floor, rank, standing,
     null, null, null, null, null, null, null, null, null
 from parked_lanes
 union all
-select 'l', place, id, flow, gate, null, keys::text, tag, null, null, null, priority, ready, in_flight, floor, rank, standing,
+select 'l', place, id, flow, gate, null, keys, tag, null, null, null, priority, ready, in_flight, floor, rank, standing,
     null, null, null, null, null, null, null, null, null
 from named
 where id is not null
 union all
-select 'l', first.place, first.id, first.flow, first.gate, null, first.keys::text, first.tag, null, null, null,
+select 'l', first.place, first.id, first.flow, first.gate, null, first.keys, first.tag, null, null, null,
     first.priority, first.ready, first.in_flight, first.floor, first.rank, first.standing,
     null, null, null, null, null, null, null, null, null
 from (
@@ -356,7 +356,7 @@ cross join lateral (
     limit n.count
 ) first
 union all
-select 'g', newest.place, newest.id, null, null, newest."limit", newest.key::text, null, null, null, null,
+select 'g', newest.place, newest.id, null, null, newest."limit", newest.key, null, null, null, null,
     newest.in_flight, newest.tat, newest.waiting, newest.awake, newest.wake_at, null,
     null, null, null, null, null, null, null, null, null
 from unnest($3::bytea[]) as n (id)
@@ -500,15 +500,15 @@ select 'q' as kind, place, null::bytea as id, null::bytea as kin, null::bytea as
     null::integer as lane_standing
 from queue
 union all
-select 'f', null, id, lane, gate, null, key::text, weight, vtime, cost, debt, tie, open, shut, standing, spilled::integer, null,
-    lane_gate, lane_keys::text, lane_tag, lane_priority, lane_ready, lane_in_flight, lane_floor, lane_rank, lane_standing
+select 'f', null, id, lane, gate, null, key, weight, vtime, cost, debt, tie, open, shut, standing, spilled::integer, null,
+    lane_gate, lane_keys, lane_tag, lane_priority, lane_ready, lane_in_flight, lane_floor, lane_rank, lane_standing
 from flows
 union all
-select 'l', null, id, flow, gate, null, keys::text, tag, null, null, null, priority, ready, in_flight, floor, rank, standing,
+select 'l', null, id, flow, gate, null, keys, tag, null, null, null, priority, ready, in_flight, floor, rank, standing,
     null, null, null, null, null, null, null, null, null
 from lanes
 union all
-select 'g', null, id, null, null, "limit", key::text, null, null, null, null, in_flight, tat, waiting, awake, wake_at, null,
+select 'g', null, id, null, null, "limit", key, null, null, null, null, in_flight, tat, waiting, awake, wake_at, null,
     null, null, null, null, null, null, null, null, null
 from gates
 

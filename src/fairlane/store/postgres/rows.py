@@ -69,10 +69,12 @@ class Found:
         for kind, place, id_, kin, gate, name, keys, f1, f2, f3, f4, i1, i2, i3, i4, i5, i6, *lane in records:
             match kind:
                 case "f" | "s":
-                    self.places[id_] = place
-                    self.flows.append(FlowRow(id_, _decode_key(keys), f1, f2, i1, f3, f4, i2, i3, i4, gate))
                     if kind == "s":
                         self.scanned.append(id_)
+                    if id_ in self.places:
+                        continue  # a bell names a lane of a flow that was scanned as well
+                    self.places[id_] = place
+                    self.flows.append(FlowRow(id_, _decode_key(keys), f1, f2, i1, f3, f4, i2, i3, i4, gate))
                     if not i5:
                         self._house(id_, kin, lane)
                 case "r":
