@@ -38,7 +38,9 @@ def plan_claims(snapshot: Snapshot, want: int) -> Planning:
     yield from plan.fold()
     yield from plan.wake_due()
     yield from plan.serve()
-    return plan.result()
+    result = plan.result()
+    plan.board.clear()
+    return result
 
 
 def _by_rank_within_flows(lanes: list[Lane]) -> list[Lane]:

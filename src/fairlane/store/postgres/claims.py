@@ -221,7 +221,7 @@ class Scheduling:
 
     async def _supply(self, need: Need) -> Supply:
         if not (need.flows or need.gates or need.parked or need.lanes or need.scan):
-            found = await self.connection.fetch(STATEMENTS["select_heads"], *_columns_of_heads(need))
+            found = await self.connection.fetch(STATEMENTS["select_heads"], need.heads)
             return Supply(heads=_by_lane(need, [(nth, Head(*head)) for nth, *head in found]))
         answer = await self._ask(need)
         return Supply(answer.flows, answer.gates, answer.lanes, _by_lane(need, answer.heads), answer.scanned)
@@ -237,7 +237,7 @@ class Scheduling:
             [count for _, count in need.parked],
             [flow for flow, _ in need.lanes],
             [count for _, count in need.lanes],
-            *_columns_of_heads(need),
+            need.heads,
             *(need.scan or (0.0, 0, 0)),
             LANES_PER_SCANNED_FLOW,
             lanes,
@@ -247,14 +247,6 @@ class Scheduling:
         found = rows.Found(await self.connection.fetch(STATEMENTS[statement], *args))
         self._housing.remember(found)
         return found
-
-
-def _columns_of_heads(need: Need) -> tuple[list[bytes], list[int], list[int]]:
-    return (
-        [lane for lane, _, _ in need.heads],
-        [floor for _, floor, _ in need.heads],
-        [count for _, _, count in need.heads],
-    )
 
 
 def _by_lane(need: Need, found: Iterable[tuple[int, Head]]) -> dict[bytes, list[Head]]:

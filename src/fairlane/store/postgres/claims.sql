@@ -226,9 +226,8 @@ order by min(position)
 
 -- name: select_heads
 -- The first ready jobs of lanes, where the plan asks for nothing else: in rows as narrow as they can be.
--- $1 to $3 heads (lane, floor, count)
 select h.nth, j.place, j.position, j.ready_at
-from unnest($1::bytea[], $2::bigint[], $3::integer[]) with ordinality as h (lane, floor, count, nth)
+from unnest($1::fairlane.asked_heads[]) with ordinality as h (lane, floor, count, nth)
 cross join lateral (
     select j.ctid as place, j.position, j.ready_at
     from fairlane.jobs j
@@ -240,8 +239,7 @@ cross join lateral (
 -- name: supply
 -- Whatever the plan asks for, in one round trip; what it does not ask for is an empty array.
 -- $1 queue, $2 flows, $3 gates, $4 and $5 parked (gate, count), $6 and $7 lanes (flow, count),
--- $8 to $10 heads (lane, floor, count), $11 to $13 scan (virtual time, tie-breaker, count), $14 lanes a flow,
--- $15 lanes by id
+-- $8 heads, $9 to $11 scan (virtual time, tie-breaker, count), $12 lanes a flow, $13 lanes by id
 with
 parked_lanes as materialized (
     select first.*
@@ -256,7 +254,7 @@ parked_lanes as materialized (
 ),
 named as materialized (
     select n.lane, newest.*
-    from unnest($15::bytea[]) as n (lane)
+    from unnest($13::bytea[]) as n (lane)
     left join lateral (
         select l.*, l.ctid as place
         from fairlane.lanes l
@@ -270,9 +268,9 @@ scanned as materialized (
     from fairlane.flows f
     where f.queue_id = $1::integer
       and f.standing = 1
-      and (f.vtime, f.tie) > ($11::double precision, $12::bigint)
+      and (f.vtime, f.tie) > ($9::double precision, $10::bigint)
     order by f.vtime, f.tie
-    limit $13::integer
+    limit $11::integer
 )
 select f.kind, f.place, f.id, f.lane as kin, f.gate, null::text as name, f.key as keys, f.weight as f1, f.vtime as f2,
     f.cost as f3, f.debt as f4, f.tie as i1, f.open::bigint as i2, f.shut::bigint as i3, f.standing::bigint as i4,
@@ -346,7 +344,7 @@ from (
     -- A lane that is housed by its flow came with it.
     select * from unnest($6::bytea[], $7::integer[])
     union all
-    select id, least($14::integer, open) from scanned where spilled
+    select id, least($12::integer, open) from scanned where spilled
 ) n (flow, count)
 cross join lateral (
     select l.*, l.ctid as place
@@ -370,7 +368,7 @@ cross join lateral (
 union all
 select 'h', j.place, null, null, null, null, null, null, null, null, null, h.nth, j.position, j.ready_at, null, null, null,
     null, null, null, null, null, null, null, null, null
-from unnest($8::bytea[], $9::bigint[], $10::integer[]) with ordinality as h (lane, floor, count, nth)
+from unnest($8::fairlane.asked_heads[]) with ordinality as h (lane, floor, count, nth)
 cross join lateral (
     select j.ctid as place, j.position, j.ready_at
     from fairlane.jobs j

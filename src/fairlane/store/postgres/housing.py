@@ -40,8 +40,8 @@ class Housing:
 
     def remember(self, found: rows.Found) -> None:
         self._places.update(found.places)
-        self._flows.update([(flow.id, flow) for flow in found.flows])
-        self._lanes.update([(lane.id, lane) for lane in found.lanes])
+        self._flows.update({flow.id: flow for flow in found.flows})
+        self._lanes.update({lane.id: lane for lane in found.lanes})
         self._housed.update(found.housed)
 
     def forget(self) -> None:
@@ -77,15 +77,18 @@ class Housing:
                 if lane.flow not in flows:
                     flows[lane.flow] = self._flows[lane.flow]
         for flow in flows.values():
-            self._settle_in(flow, without_row.get(flow.id, []), changes)
+            lanes, before = without_row.get(flow.id, []), self._housed.get(flow.id)
+            if before is not None and len(lanes) == 1 and lanes[0].id == before.id:
+                changes.flows.append(rows.touched_flow(flow, places[flow.id], lanes[0], spilled=False))
+            else:
+                self._settle_in(flow, lanes, before, changes)
         return changes
 
-    def _settle_in(self, flow: FlowRow, lanes: list[LaneRow], changes: Changes) -> None:
+    def _settle_in(self, flow: FlowRow, lanes: list[LaneRow], before: LaneRow | None, changes: Changes) -> None:
         """Store a flow, and those of its lanes that have no row of their own: in its row if there is only one."""
         place = self._places.get(flow.id)
         spilled = place is not None and flow.id not in self._housed
-        before = self._housed.get(flow.id)
-        if before is not None and all(lane.id != before.id for lane in lanes):
+        if before is not None and before.id not in [lane.id for lane in lanes]:
             lanes = [before, *lanes]
         if spilled or len(lanes) > 1:
             spilled = True

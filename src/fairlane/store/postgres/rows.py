@@ -51,6 +51,10 @@ def storable(text: str | None) -> str | None:
     return text.replace("\x00", "\ufffd").encode(errors="replace").decode()
 
 
+HOUSED_FROM = 17
+"""The first of the columns that only a flow has which houses its lane."""
+
+
 class Found:
     """What `load` or `supply` has found, sorted by kind. The shape of its rows is drawn in `claims.sql`."""
 
@@ -66,7 +70,8 @@ class Found:
         self.places: dict[bytes, Place] = {}
         self.housed: dict[bytes, LaneRow | None] = {}
         """By flow, for those that have not spilled: the lane in the flow's row."""
-        for kind, place, id_, kin, gate, name, keys, f1, f2, f3, f4, i1, i2, i3, i4, i5, i6, *lane in records:
+        for record in records:
+            kind, place, id_, kin, gate, name, keys, f1, f2, f3, f4, i1, i2, i3, i4, i5, i6 = record[:HOUSED_FROM]
             match kind:
                 case "f" | "s":
                     if kind == "s":
@@ -76,7 +81,7 @@ class Found:
                     self.places[id_] = place
                     self.flows.append(FlowRow(id_, _decode_key(keys), f1, f2, i1, f3, f4, i2, i3, i4, gate))
                     if not i5:
-                        self._house(id_, kin, lane)
+                        self._house(id_, kin, record[HOUSED_FROM:])
                 case "r":
                     self.releases.append(Release(id_, i1, i2, f1, i3, f2, i4))
                 case "h":
@@ -110,11 +115,14 @@ def touched_flow(row: FlowRow, place: Place, lane: LaneRow | None, *, spilled: b
     """What changes in a flow that is stored already, and in the lane that its row houses."""
     flow = (place, row.vtime, row.tie, row.cost, row.debt, row.open, row.shut, row.standing, row.gate, spilled)
     if lane is None:
-        return (*flow, *NO_LANE)
-    identity = (lane.id, lane.priority, encode(lane.keys)) if moves_in else (None, None, None)
+        return flow + NO_LANE
+    if moves_in:
+        return flow + _new_housed(lane)
     return (
         *flow,
-        *identity,
+        None,
+        None,
+        None,
         lane.ready,
         lane.in_flight,
         lane.floor,
@@ -157,7 +165,7 @@ def new_flow(row: FlowRow, queue: int, lane: LaneRow | None) -> Row:
     )
 
 
-def _new_housed(lane: LaneRow) -> Row:
+def _new_housed(lane: LaneRow) -> tuple[Any, ...]:
     return (
         lane.id,
         lane.priority,

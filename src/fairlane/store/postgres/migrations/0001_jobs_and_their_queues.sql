@@ -266,6 +266,12 @@ create type fairlane.new_job as (
     run_at bigint
 );
 
+create type fairlane.asked_heads as (
+    lane bytea,
+    floor bigint,
+    count integer
+);
+
 create type fairlane.start as (
     place tid,
     position bigint,
