@@ -28,6 +28,7 @@ POLICY = Policy(
 INDEXES = {
     "load": {
         "arrivals_in_order",
+        "flows_by_lane",
         "flows_newest",
         "flows_ready",
         "gates_to_wake",
@@ -39,7 +40,10 @@ INDEXES = {
         "releases_in_order",
         "waiters_pkey",
     },
+    "select_heads": {"jobs_in_lane"},
     "supply": {
+        "flows_by_lane",
+        "flows_by_parked_lane",
         "flows_newest",
         "flows_parked",
         "flows_ready",

@@ -7,7 +7,7 @@ written. A row that comes in twice keeps its first, already worked-on form.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 
 from fairlane.clock import Instant
@@ -105,7 +105,7 @@ class Lane:
         self.gate = row.gate
         self.tag = row.tag
         self.gates: list[Gate] | None = None
-        self.heads: list[Head] = []
+        self.heads: Sequence[Head] = ()
         self.next_head = 0
         self.exhausted = False
         self.dirty = False
@@ -195,6 +195,10 @@ class Flow:
         self.loaded -= 1
         return heappop(self.lanes)[2]
 
+    def most(self) -> float:
+        """How many jobs it can start, as far as the board shows."""
+        return sum(lane.ready for _, _, lane in self.lanes) if self.loaded >= self.open else math.inf
+
     def is_blind(self) -> bool:
         """Whether a lane that is not on the board may rank before all that are."""
         if self.loaded >= self.open or self.reach == math.inf:
@@ -232,6 +236,11 @@ class Board:
         self._queue_gates: list[Gate] | None = None
         self.charges_time = policy.charges_time
 
+    def clear(self) -> None:
+        """Let flows go of their lanes, which hold their flows: cycles would be left to Python's collector."""
+        for flow in self.flows.values():
+            flow.lanes.clear()
+
     def next_tie(self) -> int:
         self.tie += 1
         return self.tie
@@ -248,17 +257,13 @@ class Board:
             if row.id not in self.flows:
                 self.flows[row.id] = Flow(row)
 
-    def add_lanes(self, rows: Iterable[LaneRow]) -> list[Lane]:
+    def add_lanes(self, rows: Iterable[LaneRow]) -> None:
         """Put lanes on the table (their flows are there already); those that are ready take part in the plan."""
-        fresh = []
         for row in rows:
-            if row.id in self.lanes:
-                continue
-            lane = self.lanes[row.id] = Lane(row, self.flows[row.flow])
-            if lane.standing == READY:
-                lane.flow.push(lane)
-            fresh.append(lane)
-        return fresh
+            if row.id not in self.lanes:
+                lane = self.lanes[row.id] = Lane(row, self.flows[row.flow])
+                if lane.standing == READY:
+                    lane.flow.push(lane)
 
     def new_lane(self, lane_id: bytes, priority: int, keys: dict[str, str | None], floor: int) -> Lane:
         """A lane seen for the first time; its flow too, if the store knew none."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator, Iterable
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 from math import ceil, inf
 
 from fairlane.policy.limits import UNBOUNDED
@@ -38,7 +38,9 @@ def plan_claims(snapshot: Snapshot, want: int) -> Planning:
     yield from plan.fold()
     yield from plan.wake_due()
     yield from plan.serve()
-    return plan.result()
+    result = plan.result()
+    plan.board.clear()
+    return result
 
 
 def _by_rank_within_flows(lanes: list[Lane]) -> list[Lane]:
@@ -85,6 +87,7 @@ class _Plan:
         if new_flows or gates:
             supply = yield Need(flows=tuple(sorted(new_flows)), gates=tuple(gates))
             board.add_flows(supply.flows)
+            board.add_lanes(supply.lanes)
             board.add_gates(supply.gates)
         fold_releases(board, snapshot.releases, snapshot.policy_since)
         # Once the corrections are in: a tag that a wrong guess has carried away is no place to join.
@@ -343,8 +346,7 @@ class _Plan:
         yield from self._load(first, budget)
 
     def _load(self, flows: list[Flow], budget: int) -> Generator[Need, Supply, None]:
-        weights = sum(flow.weight for flow in flows) or 1.0
-        quota = {flow.id: ceil(budget * flow.weight / weights) + 1 for flow in flows}
+        quota = self._turns(flows, budget)
         partial = [flow for flow in flows if flow.reach < inf and flow.in_reach() < min(quota[flow.id], flow.open)]
         if partial:
             # The store does not know what this plan has parked: ask for as many more as are on the board already.
@@ -364,6 +366,27 @@ class _Plan:
             lanes += front
             counts += [each] * len(front)
         yield from self._load_heads(lanes, budget, counts)
+
+    def _turns(self, flows: list[Flow], budget: int) -> dict[bytes, int]:
+        """How many of the next `budget` turns each flow will get, and one to spare where that is only a guess."""
+        counts = [0] * len(flows)
+        heap = [(max(0.0, f.vtime + f.debt), f.tie, n, self.board.charge(f) / f.weight) for n, f in enumerate(flows)]
+        heapify(heap)
+        for tie in range(self.board.tie + 1, self.board.tie + 1 + budget):
+            if not heap:
+                break
+            tag, _, n, step = heap[0]
+            counts[n] += 1
+            if counts[n] < flows[n].most():
+                heapreplace(heap, (tag + step, tie, n, step))
+            else:
+                heappop(heap)
+        # Turns of a flow that a gate stops fall to the others; among several lanes the next head decides who is next.
+        guess = bool(self.policy.keyed_limits)
+        return {
+            flow.id: max(1, count) + (guess or flow.open + flow.shut > 1)
+            for flow, count in zip(flows, counts, strict=True)
+        }
 
     def _reach(self, rows: Iterable[LaneRow]) -> None:
         """These are the first ready lanes of their flows: whoever ranks before the last of them is on the board."""

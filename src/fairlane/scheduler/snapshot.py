@@ -52,7 +52,7 @@ class QueueRow(msgspec.Struct, frozen=True, gc=False):
     """Moving average of run time in seconds: the guess for a flow without history. 0 until the first job has ended."""
 
 
-class FlowRow(msgspec.Struct, frozen=True):
+class FlowRow(msgspec.Struct, frozen=True, gc=False):
     """A flow: the lanes of one fair key."""
 
     id: bytes
@@ -73,7 +73,7 @@ class FlowRow(msgspec.Struct, frozen=True):
     """PARKED: what it waits on. READY: the gate that woke it, until it has been visited."""
 
 
-class LaneRow(msgspec.Struct, frozen=True):
+class LaneRow(msgspec.Struct, frozen=True, gc=False):
     """A lane: the ready jobs that no policy can tell apart."""
 
     id: bytes
@@ -93,7 +93,7 @@ class LaneRow(msgspec.Struct, frozen=True):
     """The virtual time of its flow when it was parked: the order in which a gate wakes its lanes."""
 
 
-class GateRow(msgspec.Struct, frozen=True):
+class GateRow(msgspec.Struct, frozen=True, gc=False):
     """A gate: the state of one limit for one key."""
 
     id: bytes
@@ -118,7 +118,7 @@ class Head(msgspec.Struct, frozen=True, gc=False):
     """When it joined its lane."""
 
 
-class Arrival(msgspec.Struct, frozen=True):
+class Arrival(msgspec.Struct, frozen=True, gc=False):
     """A bell: jobs became ready in a lane (or, with a count below zero, ceased to be)."""
 
     lane: bytes
@@ -131,7 +131,7 @@ class Arrival(msgspec.Struct, frozen=True):
     """When the job at that position joined its lane."""
 
 
-class Release(msgspec.Struct, frozen=True):
+class Release(msgspec.Struct, frozen=True, gc=False):
     """A bell: claims of a lane ended."""
 
     lane: bytes
@@ -194,6 +194,7 @@ class Supply(msgspec.Struct, frozen=True):
     flows: list[FlowRow] = []
     gates: list[GateRow] = []
     lanes: list[LaneRow] = []
+    """Lanes of those flows may be among them that were not asked for."""
     heads: dict[bytes, list[Head]] = {}
     scanned: list[bytes] = []
     """The flows of a `scan`, in its order; their rows are in `flows`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
@@ -31,11 +31,11 @@ from fairlane.scheduler.snapshot import (
     Plan,
     QueueRow,
     Snapshot,
-    Standing,
     Supply,
 )
 from fairlane.store.postgres import rows
 from fairlane.store.postgres.connections import STATEMENTS, Connections, hang_up, translating
+from fairlane.store.postgres.housing import Housing
 from fairlane.store.postgres.timing import StoreClock
 from fairlane.store.postgres.together import SLOTS_AT_MOST, Crowding, Holder, Seat, deal
 from fairlane.store.postgres.wakeups import PostgresListener, Registration
@@ -51,8 +51,6 @@ RELEASES_AT_MOST = 4_000
 LANES_PER_SCANNED_FLOW = 2
 PLANS_AT_MOST = 50
 """How often a claim is planned anew because a job it had planned was cancelled meanwhile."""
-
-PARKED = int(Standing.PARKED)
 
 _policies: dict[str, Policy] = {}
 
@@ -90,13 +88,11 @@ class Scheduling:
         self.queue = queue
         self._now = now
         self._place: rows.Place = (0, 0)
-        self._places: dict[bytes, rows.Place] = {}
-        """Where the flows, lanes and gates are that have been read; what is not here is not stored yet."""
-        self._lanes_before: dict[bytes, LaneRow] = {}
+        self._housing = Housing(queue.id)
 
     async def load(self, want: int, *, me: UUID | None = None) -> Loaded:
         """Drain the bells, promote what is due, and read what the plan starts from."""
-        self._forget()
+        self._housing.forget()
         count = max(want, 1)
         found = await self._find(
             "load", self.queue.id, self._now, count, RELEASES_AT_MOST, FOLD_AT_MOST, LANES_PER_SCANNED_FLOW, me
@@ -146,8 +142,11 @@ class Scheduling:
         The jobs are dealt to the holders. Returned is what the first of them gets.
         """
         now, state = loaded.snapshot.now, plan.queue
-        places = self._places
-        await self._insert_new(plan)
+        changes = self._housing.changes(plan)
+        if changes.new_flows or changes.new_lanes or changes.new_gates:
+            await self.connection.execute(
+                STATEMENTS["insert_state"], changes.new_flows, changes.new_lanes, changes.new_gates
+            )
         started = await self.connection.fetch(
             STATEMENTS["write"],
             self.queue.id,
@@ -156,12 +155,12 @@ class Scheduling:
             state.cursor_tie,
             state.tie,
             state.cost,
-            *self._totals(plan),
+            *self._housing.totals(plan),
             loaded.arrivals_from,
             loaded.releases_from,
-            [rows.touched_flow(row, places[row.id]) for row in plan.flows if row.id in places],
-            [rows.touched_lane(row, places[row.id]) for row in plan.lanes if row.id in places],
-            [rows.touched_gate(row, places[row.id]) for row in plan.gates if row.id in places],
+            changes.flows,
+            changes.lanes,
+            changes.gates,
             [
                 (start.head.ref, start.head.position, start.charge, holder)
                 for start, holder in zip(plan.starts, deal(len(plan.starts), holders), strict=True)
@@ -191,7 +190,7 @@ class Scheduling:
     async def take_all(self) -> tuple[list[FlowRow], list[LaneRow], list[GateRow]]:
         """Everything that bells were folded into, removed from the tables."""
         found = await self._find("take_state", self.queue.id)
-        self._forget()
+        self._housing.forget()
         self._place = found.queue[0]
         return found.flows, found.lanes, found.gates
 
@@ -212,24 +211,6 @@ class Scheduling:
             cancel,
         )
 
-    def _totals(self, plan: Plan) -> tuple[int, int, int]:
-        """How far the plan moves what the queue's state counts: ready jobs, running jobs, parked lanes."""
-        after = plan.lanes
-        before = [self._lanes_before[lane.id] for lane in after if lane.id in self._lanes_before]
-        return (
-            sum([lane.ready for lane in after]) - sum([lane.ready for lane in before]),
-            sum([lane.in_flight for lane in after]) - sum([lane.in_flight for lane in before]),
-            [lane.standing for lane in after].count(PARKED) - [lane.standing for lane in before].count(PARKED),
-        )
-
-    async def _insert_new(self, plan: Plan) -> None:
-        queue, places = self.queue.id, self._places
-        flows = [rows.new_flow(row, queue) for row in plan.flows if row.id not in places]
-        lanes = [rows.new_lane(row, queue) for row in plan.lanes if row.id not in places]
-        gates = [rows.new_gate(row, queue) for row in plan.gates if row.id not in places]
-        if flows or lanes or gates:
-            await self.connection.execute(STATEMENTS["insert_state"], flows, lanes, gates)
-
     async def _promote(self, now: Instant) -> list[Arrival]:
         found = await self.connection.fetch(STATEMENTS["promote"], self.queue.id, now, PROMOTE_AT_MOST)
         return [Arrival(lane, priority, rows.decode_keys(keys), *rest) for lane, priority, keys, *rest in found]
@@ -242,12 +223,11 @@ class Scheduling:
         return _policies[digest]
 
     async def _supply(self, need: Need) -> Supply:
-        found = await self._ask(need)
-        heads: dict[bytes, list[Head]] = {lane: [] for lane, _, _ in need.heads}
-        asked = [heads[lane] for lane, _, _ in need.heads]
-        for nth, head in found.heads:
-            asked[nth - 1].append(head)
-        return Supply(found.flows, found.gates, found.lanes, heads, found.scanned)
+        if not (need.flows or need.gates or need.parked or need.lanes or need.scan):
+            found = await self.connection.fetch(STATEMENTS["select_heads"], need.heads)
+            return Supply(heads=_by_lane(need, [(nth, Head(*head)) for nth, *head in found]))
+        answer = await self._ask(need)
+        return Supply(answer.flows, answer.gates, answer.lanes, _by_lane(need, answer.heads), answer.scanned)
 
     async def _ask(self, need: Need, lanes: Sequence[bytes] = ()) -> rows.Found:
         """What the plan needs, and lanes by id with their flows."""
@@ -260,9 +240,7 @@ class Scheduling:
             [count for _, count in need.parked],
             [flow for flow, _ in need.lanes],
             [count for _, count in need.lanes],
-            [lane for lane, _, _ in need.heads],
-            [floor for _, floor, _ in need.heads],
-            [count for _, _, count in need.heads],
+            need.heads,
             *(need.scan or (0.0, 0, 0)),
             LANES_PER_SCANNED_FLOW,
             lanes,
@@ -270,13 +248,17 @@ class Scheduling:
 
     async def _find(self, statement: str, *args: Any) -> rows.Found:
         found = rows.Found(await self.connection.fetch(STATEMENTS[statement], *args))
-        self._places.update(found.places)
-        self._lanes_before.update([(lane.id, lane) for lane in found.lanes])
+        self._housing.remember(found)
         return found
 
-    def _forget(self) -> None:
-        self._places.clear()
-        self._lanes_before.clear()
+
+def _by_lane(need: Need, found: Iterable[tuple[int, Head]]) -> dict[bytes, list[Head]]:
+    """Heads under their lanes; each comes with the number of the question that it answers."""
+    heads: dict[bytes, list[Head]] = {lane: [] for lane, _, _ in need.heads}
+    asked = [heads[lane] for lane, _, _ in need.heads]
+    for nth, head in found:
+        asked[nth - 1].append(head)
+    return heads
 
 
 class Claimer:

@@ -9,15 +9,18 @@
 -- `load` and `supply` answer with rows of one shape. (Arrays of composites would be easier on the eye, but the server
 -- takes a kilobyte for every column of every element, all at once: 11 MB and 3,700 page faults for a claim of 200.)
 --
---   kind          place id flow gate name   keys   f1      f2     f3   f4   i1        i2         i3        i4       i5      i6
---   q the queue     ×                digest bounds vtime   cursor cost      now       cursor_tie tie       releases due?    waiters?
+--   kind          place id kin  gate name   keys   f1      f2     f3   f4   i1        i2         i3        i4       i5       i6
+--   q the queue     ×                digest bounds vtime   cursor cost      now       cursor_tie tie       releases due?     waiters?
 --   r a release          ×                         charged refund           ended     ran        unstarted since
 --   a an arrival         ×                  ×                               priority  count      floor     since
---   f a flow        ×    ×      ×           ×      weight  vtime  cost debt tie       open       shut      standing
---   s one scanned   ×    ×      ×           ×      weight  vtime  cost debt tie       open       shut      standing
---   l a lane        ×    ×  ×   ×           ×      tag                      priority  ready      in_flight floor    rank    standing
+--   f a flow        ×    ×  lane ×          ×      weight  vtime  cost debt tie       open       shut      standing spilled?
+--   s one scanned   ×    ×  lane ×          ×      weight  vtime  cost debt tie       open       shut      standing spilled?
+--   l a lane        ×    ×  flow ×          ×      tag                      priority  ready      in_flight floor    rank     standing
 --   g a gate        ×    ×           limit  ×                               in_flight tat        waiting   awake    wake_at
 --   h a head        ×                                                       nth       position   ready_at
+--
+-- A flow that houses its only lane says more: lane_gate, lane_keys, lane_tag, lane_priority, lane_ready, lane_in_flight,
+-- lane_floor, lane_rank, lane_standing. Elsewhere these are null.
 
 -- name: select_queue_id
 -- The opening of a claim cannot have parameters (three statements, one round trip), so the server writes it once.
@@ -80,19 +83,20 @@ arrived as (
     returning xid, floor, count, since, priority, lane, keys
 ),
 named as materialized (
-    select newest.*
+    -- Rows of lanes first: a lane that has moved out of its flow's row may have left many old versions there.
+    select bells.lane, newest.*
     from (
         select unnest(lanes) as lane from released
         union
         select lane from arrived
     ) bells
-    cross join lateral (
+    left join lateral (
         select l.*, l.ctid as place
         from fairlane.lanes l
         where l.id = bells.lane
         order by l.version desc
         limit 1
-    ) newest
+    ) newest on true
 ),
 scanned as materialized (
     select f.*, f.ctid as place
@@ -103,7 +107,7 @@ scanned as materialized (
     order by f.vtime, f.tie
     limit $3::integer
 )
-select 'q' as kind, place, null::bytea as id, null::bytea as flow, null::bytea as gate, digest as name,
+select 'q' as kind, place, null::bytea as id, null::bytea as kin, null::bytea as gate, digest as name,
     -- A bound from any later snapshot would pass over bells of transactions that were still open in this one.
     case when (select count(*) from arrived) < $5 then oldest
         else least(oldest, (select max(xid) from arrived)) end::text
@@ -121,39 +125,62 @@ select 'q' as kind, place, null::bytea as id, null::bytea as flow, null::bytea a
     )::integer as i5,
     exists (
         select from fairlane.waiters w where w.queue_id = $1 and w.worker is distinct from $7::uuid
-    )::integer as i6
+    )::integer as i6,
+    null::bytea as lane_gate, null::text as lane_keys, null::double precision as lane_tag, null::integer as lane_priority,
+    null::integer as lane_ready, null::integer as lane_in_flight, null::bigint as lane_floor, null::bigint as lane_rank,
+    null::integer as lane_standing
 from queue
 union all
-select 'r', null, u.lane, null, null, null, null, u.charged, u.refund, null, null, u.ended, u.ran, u.unstarted, u.since, null, null
+select 'r', null, u.lane, null, null, null, null, u.charged, u.refund, null, null, u.ended, u.ran, u.unstarted, u.since, null, null,
+    null, null, null, null, null, null, null, null, null
 from released r
 cross join unnest(r.lanes, r.ended, r.ran, r.charged, r.unstarted, r.refund, r.since)
     as u (lane, ended, ran, charged, unstarted, refund, since)
 union all
 (
-    select 'a', null, lane, null, null, null, keys::text, null, null, null, null, priority, count, floor, since, null, null
+    select 'a', null, lane, null, null, null, keys::text, null, null, null, null, priority, count, floor, since, null, null,
+        null, null, null, null, null, null, null, null, null
     from arrived
     order by xid, floor
 )
 union all
-select 's', place, id, null, gate, null, key::text, weight, vtime, cost, debt, tie, open, shut, standing, null, null
-from scanned
+select f.kind, f.place, f.id, f.lane, f.gate, null, f.key, f.weight, f.vtime, f.cost, f.debt, f.tie, f.open, f.shut,
+    f.standing, f.spilled::integer, null, f.lane_gate, f.lane_keys, f.lane_tag, f.lane_priority, f.lane_ready,
+    f.lane_in_flight, f.lane_floor, f.lane_rank, f.lane_standing
+from (
+    select 's' as kind, s.*
+    from scanned s
+    union all
+    select 'f', housing.*
+    from named n
+    cross join lateral (
+        select f.*, f.ctid as place
+        from fairlane.flows f
+        where f.lane = n.lane
+        order by f.version desc
+        limit 1
+    ) housing
+    where n.id is null
+    union all
+    select 'f', newest.*
+    from (select distinct flow as id from named where id is not null) n
+    cross join lateral (
+        select f.*, f.ctid as place
+        from fairlane.flows f
+        where f.id = n.id
+        order by f.version desc
+        limit 1
+    ) newest
+) f
 union all
-select 'f', newest.place, newest.id, null, newest.gate, null, newest.key::text, newest.weight, newest.vtime, newest.cost,
-    newest.debt, newest.tie, newest.open, newest.shut, newest.standing, null, null
-from (select distinct flow as id from named) n
-cross join lateral (
-    select f.*, f.ctid as place
-    from fairlane.flows f
-    where f.id = n.id
-    order by f.version desc
-    limit 1
-) newest
-union all
-select 'l', place, id, flow, gate, null, keys::text, tag, null, null, null, priority, ready, in_flight, floor, rank, standing
+select 'l', place, id, flow, gate, null, keys, tag, null, null, null, priority, ready, in_flight, floor, rank, standing,
+    null, null, null, null, null, null, null, null, null
 from named
+where id is not null
 union all
-select 'l', first.place, first.id, first.flow, first.gate, null, first.keys::text, first.tag, null, null, null,
-    first.priority, first.ready, first.in_flight, first.floor, first.rank, first.standing
+select 'l', first.place, first.id, first.flow, first.gate, null, first.keys, first.tag, null, null, null,
+    first.priority, first.ready, first.in_flight, first.floor, first.rank, first.standing,
+    null, null, null, null, null, null, null, null, null
 from scanned
 cross join lateral (
     select l.*, l.ctid as place
@@ -162,10 +189,12 @@ cross join lateral (
     order by l.rank, l.version desc
     limit least($6::integer, scanned.open)
 ) first
+where scanned.spilled
 union all
 (
-    select 'g', g.ctid, g.id, null, null, g."limit", g.key::text, null, null, null, null, g.in_flight, g.tat, g.waiting,
-        g.awake, g.wake_at, null
+    select 'g', g.ctid, g.id, null, null, g."limit", g.key, null, null, null, null, g.in_flight, g.tat, g.waiting,
+        g.awake, g.wake_at, null,
+        null, null, null, null, null, null, null, null, null
     from fairlane.gates g
     where g.queue_id = $1 and g.wake_at is not null and g.wake_at <= (select now from queue)
     order by g.wake_at
@@ -200,11 +229,22 @@ from joined
 group by lane, priority
 order by min(position)
 
+-- name: select_heads
+-- The first ready jobs of lanes, where the plan asks for nothing else: in rows as narrow as they can be.
+select h.nth, j.place, j.position, j.ready_at
+from unnest($1::fairlane.asked_heads[]) with ordinality as h (lane, floor, count, nth)
+cross join lateral (
+    select j.ctid as place, j.position, j.ready_at
+    from fairlane.jobs j
+    where j.lane = h.lane and j.position >= h.floor and j.state = 1
+    order by j.position
+    limit h.count
+) j
+
 -- name: supply
 -- Whatever the plan asks for, in one round trip; what it does not ask for is an empty array.
 -- $1 queue, $2 flows, $3 gates, $4 and $5 parked (gate, count), $6 and $7 lanes (flow, count),
--- $8 to $10 heads (lane, floor, count), $11 to $13 scan (virtual time, tie-breaker, count), $14 lanes a flow,
--- $15 lanes by id
+-- $8 heads, $9 to $11 scan (virtual time, tie-breaker, count), $12 lanes a flow, $13 lanes by id
 with
 parked_lanes as materialized (
     select first.*
@@ -217,82 +257,99 @@ parked_lanes as materialized (
         limit p.count
     ) first
 ),
-named_lanes as materialized (
-    select newest.*
-    from unnest($15::bytea[]) as n (id)
-    cross join lateral (
+named as materialized (
+    select n.lane, newest.*
+    from unnest($13::bytea[]) as n (lane)
+    left join lateral (
         select l.*, l.ctid as place
         from fairlane.lanes l
-        where l.id = n.id
+        where l.id = n.lane
         order by l.version desc
         limit 1
-    ) newest
+    ) newest on true
 ),
 scanned as materialized (
     select f.*, f.ctid as place
     from fairlane.flows f
     where f.queue_id = $1::integer
       and f.standing = 1
-      and (f.vtime, f.tie) > ($11::double precision, $12::bigint)
+      and (f.vtime, f.tie) > ($9::double precision, $10::bigint)
     order by f.vtime, f.tie
-    limit $13::integer
+    limit $11::integer
 )
-select 'h' as kind, j.place, null::bytea as id, null::bytea as flow, null::bytea as gate, null::text as name,
-    null::text as keys, null::double precision as f1, null::double precision as f2, null::double precision as f3,
-    null::double precision as f4, h.nth as i1, j.position as i2, j.ready_at as i3, null::bigint as i4, null::bigint as i5,
-    null::integer as i6
-from unnest($8::bytea[], $9::bigint[], $10::integer[]) with ordinality as h (lane, floor, count, nth)
-cross join lateral (
-    select j.ctid as place, j.position, j.ready_at
-    from fairlane.jobs j
-    where j.lane = h.lane and j.position >= h.floor and j.state = 1
-    order by j.position
-    limit h.count
-) j
-union all
-select 's', place, id, null, gate, null, key::text, weight, vtime, cost, debt, tie, open, shut, standing, null, null
-from scanned
-union all
-select 'f', newest.place, newest.id, null, newest.gate, null, newest.key::text, newest.weight, newest.vtime, newest.cost,
-    newest.debt, newest.tie, newest.open, newest.shut, newest.standing, null, null
+select f.kind, f.place, f.id, f.lane as kin, f.gate, null::text as name, f.key as keys, f.weight as f1, f.vtime as f2,
+    f.cost as f3, f.debt as f4, f.tie as i1, f.open::bigint as i2, f.shut::bigint as i3, f.standing::bigint as i4,
+    f.spilled::integer::bigint as i5, null::integer as i6, f.lane_gate, f.lane_keys, f.lane_tag, f.lane_priority,
+    f.lane_ready, f.lane_in_flight, f.lane_floor, f.lane_rank, f.lane_standing
 from (
-    select unnest($2::bytea[]) as id
-    union
-    select flow from parked_lanes
-    union
-    select flow from named_lanes
-) n
-cross join lateral (
-    select f.*, f.ctid as place
-    from fairlane.flows f
-    where f.id = n.id
-    order by f.version desc
-    limit 1
-) newest
+    select 's' as kind, s.*
+    from scanned s
+    union all
+    select 'f', newest.*
+    from (
+        select unnest($2::bytea[]) as id
+        union
+        select flow from parked_lanes
+        union
+        select flow from named where id is not null
+    ) n
+    cross join lateral (
+        select f.*, f.ctid as place
+        from fairlane.flows f
+        where f.id = n.id
+        order by f.version desc
+        limit 1
+    ) newest
+    union all
+    select 'f', housing.*
+    from named n
+    cross join lateral (
+        select f.*, f.ctid as place
+        from fairlane.flows f
+        where f.lane = n.lane
+        order by f.version desc
+        limit 1
+    ) housing
+    where n.id is null
+    union all
+    select 'f', parked.*
+    from unnest($4::bytea[], $5::integer[]) as p (gate, count)
+    cross join lateral (
+        select f.*, f.ctid as place
+        from fairlane.flows f
+        where f.standing = 2 and f.gate = p.gate
+        order by f.vtime, f.tie
+        limit p.count
+    ) parked
+    union all
+    select 'f', housing.*
+    from unnest($4::bytea[], $5::integer[]) as p (gate, count)
+    cross join lateral (
+        select f.*, f.ctid as place
+        from fairlane.flows f
+        where f.lane_standing = 2 and f.lane_gate = p.gate
+        order by f.lane_tag
+        limit p.count
+    ) housing
+) f
 union all
-select 'f', first.place, first.id, null, first.gate, null, first.key::text, first.weight, first.vtime, first.cost,
-    first.debt, first.tie, first.open, first.shut, first.standing, null, null
-from unnest($4::bytea[], $5::integer[]) as p (gate, count)
-cross join lateral (
-    select f.*, f.ctid as place
-    from fairlane.flows f
-    where f.standing = 2 and f.gate = p.gate
-    order by f.vtime, f.tie
-    limit p.count
-) first
-union all
-select 'l', place, id, flow, gate, null, keys::text, tag, null, null, null, priority, ready, in_flight, floor, rank, standing
+select 'l', place, id, flow, gate, null, keys, tag, null, null, null, priority, ready, in_flight, floor, rank, standing,
+    null, null, null, null, null, null, null, null, null
 from parked_lanes
 union all
-select 'l', place, id, flow, gate, null, keys::text, tag, null, null, null, priority, ready, in_flight, floor, rank, standing
-from named_lanes
+select 'l', place, id, flow, gate, null, keys, tag, null, null, null, priority, ready, in_flight, floor, rank, standing,
+    null, null, null, null, null, null, null, null, null
+from named
+where id is not null
 union all
-select 'l', first.place, first.id, first.flow, first.gate, null, first.keys::text, first.tag, null, null, null,
-    first.priority, first.ready, first.in_flight, first.floor, first.rank, first.standing
+select 'l', first.place, first.id, first.flow, first.gate, null, first.keys, first.tag, null, null, null,
+    first.priority, first.ready, first.in_flight, first.floor, first.rank, first.standing,
+    null, null, null, null, null, null, null, null, null
 from (
+    -- A lane that is housed by its flow came with it.
     select * from unnest($6::bytea[], $7::integer[])
     union all
-    select id, least($14::integer, open) from scanned
+    select id, least($12::integer, open) from scanned where spilled
 ) n (flow, count)
 cross join lateral (
     select l.*, l.ctid as place
@@ -302,8 +359,9 @@ cross join lateral (
     limit n.count
 ) first
 union all
-select 'g', newest.place, newest.id, null, null, newest."limit", newest.key::text, null, null, null, null,
-    newest.in_flight, newest.tat, newest.waiting, newest.awake, newest.wake_at, null
+select 'g', newest.place, newest.id, null, null, newest."limit", newest.key, null, null, null, null,
+    newest.in_flight, newest.tat, newest.waiting, newest.awake, newest.wake_at, null,
+    null, null, null, null, null, null, null, null, null
 from unnest($3::bytea[]) as n (id)
 cross join lateral (
     select g.*, g.ctid as place
@@ -312,6 +370,17 @@ cross join lateral (
     order by g.version desc
     limit 1
 ) newest
+union all
+select 'h', j.place, null, null, null, null, null, null, null, null, null, h.nth, j.position, j.ready_at, null, null, null,
+    null, null, null, null, null, null, null, null, null
+from unnest($8::fairlane.asked_heads[]) with ordinality as h (lane, floor, count, nth)
+cross join lateral (
+    select j.ctid as place, j.position, j.ready_at
+    from fairlane.jobs j
+    where j.lane = h.lane and j.position >= h.floor and j.state = 1
+    order by j.position
+    limit h.count
+) j
 
 -- name: write
 -- What the plan decided: jobs start, and the flows, lanes and gates that it touched are as it left them.
@@ -332,10 +401,19 @@ queue as (
 flows as (
     update fairlane.flows f
     set vtime = u.vtime, tie = u.tie, cost = u.cost, debt = u.debt, open = u.open, shut = u.shut,
-        standing = u.standing, gate = u.gate,
+        standing = u.standing, gate = u.gate, spilled = u.spilled,
+        -- What never changes about a lane is given when it moves in.
+        lane = case when not u.spilled then coalesce(u.lane, f.lane) end,
+        lane_priority = case when not u.spilled then coalesce(u.lane_priority, f.lane_priority) end,
+        lane_keys = case when not u.spilled then coalesce(u.lane_keys, f.lane_keys) end,
+        lane_ready = u.lane_ready, lane_in_flight = u.lane_in_flight, lane_floor = u.lane_floor, lane_rank = u.lane_rank,
+        lane_standing = u.lane_standing, lane_gate = u.lane_gate, lane_tag = u.lane_tag,
         writes = (f.writes + 1) % 16,
         version = f.version + case
-            when f.tie <> u.tie or f.standing <> u.standing or f.gate is distinct from u.gate or f.writes = 15 then 1
+            when f.tie <> u.tie or f.standing <> u.standing or f.gate is distinct from u.gate
+                or f.spilled <> u.spilled or u.lane is not null or f.lane_standing is distinct from u.lane_standing
+                or f.lane_gate is distinct from u.lane_gate or f.lane_tag is distinct from u.lane_tag
+                or f.writes = 15 then 1
             else 0
         end
     from unnest($12::fairlane.touched_flow[]) u
@@ -430,19 +508,25 @@ queue as (
     where queue_id = $1
     returning ctid as place
 )
-select 'q' as kind, place, null::bytea as id, null::bytea as flow, null::bytea as gate, null::text as name,
+select 'q' as kind, place, null::bytea as id, null::bytea as kin, null::bytea as gate, null::text as name,
     null::text as keys, null::double precision as f1, null::double precision as f2, null::double precision as f3,
     null::double precision as f4, null::bigint as i1, null::bigint as i2, null::bigint as i3, null::bigint as i4,
-    null::bigint as i5, null::integer as i6
+    null::bigint as i5, null::integer as i6,
+    null::bytea as lane_gate, null::text as lane_keys, null::double precision as lane_tag, null::integer as lane_priority,
+    null::integer as lane_ready, null::integer as lane_in_flight, null::bigint as lane_floor, null::bigint as lane_rank,
+    null::integer as lane_standing
 from queue
 union all
-select 'f', null, id, null, gate, null, key::text, weight, vtime, cost, debt, tie, open, shut, standing, null, null
+select 'f', null, id, lane, gate, null, key, weight, vtime, cost, debt, tie, open, shut, standing, spilled::integer, null,
+    lane_gate, lane_keys, lane_tag, lane_priority, lane_ready, lane_in_flight, lane_floor, lane_rank, lane_standing
 from flows
 union all
-select 'l', null, id, flow, gate, null, keys::text, tag, null, null, null, priority, ready, in_flight, floor, rank, standing
+select 'l', null, id, flow, gate, null, keys, tag, null, null, null, priority, ready, in_flight, floor, rank, standing,
+    null, null, null, null, null, null, null, null, null
 from lanes
 union all
-select 'g', null, id, null, null, "limit", key::text, null, null, null, null, in_flight, tat, waiting, awake, wake_at, null
+select 'g', null, id, null, null, "limit", key, null, null, null, null, in_flight, tat, waiting, awake, wake_at, null,
+    null, null, null, null, null, null, null, null, null
 from gates
 
 -- name: update_policy
@@ -506,13 +590,18 @@ select
     (select count(*) from removed) as removed
 
 -- name: collect_flows
--- Flows without lanes whose tag lies behind the queue's virtual time: forgetting them gives no credit.
+-- Flows without lanes whose tag lies behind the queue's virtual time: forgetting them gives no credit. A flow ahead of it
+-- stays; the idle lane that it houses goes, and where all lanes with rows of their own are gone, the next moves in.
 with
 stretch as materialized (
-    select f.id, f.ctid as place,
+    select f.id, f.ctid as place, f.spilled, f.lane,
         f.standing = 0
-        and f.vtime + f.debt <= (select s.vtime from fairlane.queue_states s where s.queue_id = $1::integer)
-        and (select true from fairlane.lanes l where l.flow = f.id limit 1) is null as is_idle
+        and f.vtime + f.debt <= (select s.vtime from fairlane.queue_states s where s.queue_id = $1::integer) as is_behind,
+        case
+            when f.spilled then (select true from fairlane.lanes l where l.flow = f.id limit 1) is null
+            else f.lane is null or (f.lane_standing = 0 and f.lane_ready <= 0 and f.lane_in_flight <= 0)
+        end as is_empty,
+        f.lane_ready, f.lane_in_flight
     from fairlane.flows f
     where f.id > $2::bytea and f.queue_id = $1
     order by f.id
@@ -521,13 +610,33 @@ stretch as materialized (
 removed as (
     delete from fairlane.flows f
     using stretch s
-    where f.ctid = s.place and s.is_idle
+    where f.ctid = s.place and s.is_behind and s.is_empty
     returning f.id
+),
+vacated as (
+    update fairlane.flows f
+    set spilled = false, lane = null, lane_priority = null, lane_keys = null, lane_ready = null, lane_in_flight = null,
+        lane_floor = null, lane_rank = null, lane_standing = null, lane_gate = null, lane_tag = null,
+        writes = (f.writes + 1) % 16, version = f.version + 1
+    from stretch s
+    where f.ctid = s.place and s.is_empty and not s.is_behind and (s.spilled or s.lane is not null)
+),
+gone as materialized (
+    select count(*) as lanes, coalesce(sum(lane_ready), 0) as ready, coalesce(sum(lane_in_flight), 0) as running
+    from stretch
+    where lane is not null and is_empty
+),
+counted as (
+    update fairlane.queue_states q
+    set ready = q.ready - gone.ready, running = q.running - gone.running
+    from gone
+    where q.queue_id = $1 and gone.lanes > 0
 )
 select
     (select id from stretch order by id desc limit 1) as reached,
     (select count(*) from stretch) as seen,
-    (select count(*) from removed) as removed
+    (select count(*) from removed) as removed,
+    (select lanes from gone) as lanes
 
 -- name: collect_gates
 -- Gates that hold nothing, stop nobody and have all their tokens.

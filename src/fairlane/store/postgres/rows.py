@@ -51,6 +51,10 @@ def storable(text: str | None) -> str | None:
     return text.replace("\x00", "\ufffd").encode(errors="replace").decode()
 
 
+HOUSED_FROM = 17
+"""The first of the columns that only a flow has which houses its lane."""
+
+
 class Found:
     """What `load` or `supply` has found, sorted by kind. The shape of its rows is drawn in `claims.sql`."""
 
@@ -64,20 +68,27 @@ class Found:
         self.scanned: list[bytes] = []
         self.heads: list[tuple[int, Head]] = []
         self.places: dict[bytes, Place] = {}
-        for kind, place, id_, flow, gate, name, keys, f1, f2, f3, f4, i1, i2, i3, i4, i5, i6 in records:
+        self.housed: dict[bytes, LaneRow | None] = {}
+        """By flow, for those that have not spilled: the lane in the flow's row."""
+        for record in records:
+            kind, place, id_, kin, gate, name, keys, f1, f2, f3, f4, i1, i2, i3, i4, i5, i6 = record[:HOUSED_FROM]
             match kind:
-                case "l":
-                    self.places[id_] = place
-                    self.lanes.append(LaneRow(id_, flow, i1, decode_keys(keys), i2, i3, i4, i5, i6, gate, f1))
                 case "f" | "s":
-                    self.places[id_] = place
-                    self.flows.append(FlowRow(id_, _decode_key(keys), f1, f2, i1, f3, f4, i2, i3, i4, gate))
                     if kind == "s":
                         self.scanned.append(id_)
-                case "h":
-                    self.heads.append((i1, Head(place, i2, i3)))
+                    if id_ in self.places:
+                        continue  # a bell names a lane of a flow that was scanned as well
+                    self.places[id_] = place
+                    self.flows.append(FlowRow(id_, _decode_key(keys), f1, f2, i1, f3, f4, i2, i3, i4, gate))
+                    if not i5:
+                        self._house(id_, kin, record[HOUSED_FROM:])
                 case "r":
                     self.releases.append(Release(id_, i1, i2, f1, i3, f2, i4))
+                case "h":
+                    self.heads.append((i1, Head(place, i2, i3)))
+                case "l":
+                    self.places[id_] = place
+                    self.lanes.append(LaneRow(id_, kin, i1, decode_keys(keys), i2, i3, i4, i5, i6, gate, f1))
                 case "g":
                     self.places[id_] = place
                     self.gates.append(GateRow(id_, name, _decode_key(keys), i1, i2, i3, i4, i5))
@@ -86,10 +97,40 @@ class Found:
                 case _:
                     self.queue = (place, name, keys, f1, f2, f3, i1, i2, i3, i4, i5, i6)
 
+    def _house(self, flow: bytes, lane: bytes | None, columns: Row) -> None:
+        if lane is None:
+            self.housed[flow] = None
+            return
+        gate, keys, tag, priority, ready, in_flight, floor, rank, standing = columns
+        self.housed[flow] = row = LaneRow(
+            lane, flow, priority, decode_keys(keys), ready, in_flight, floor, rank, standing, gate, tag
+        )
+        self.lanes.append(row)
 
-def touched_flow(row: FlowRow, place: Place) -> Row:
-    """What changes in a flow that is stored already."""
-    return (place, row.vtime, row.tie, row.cost, row.debt, row.open, row.shut, row.standing, row.gate)
+
+NO_LANE = (None,) * 10
+
+
+def touched_flow(row: FlowRow, place: Place, lane: LaneRow | None, *, spilled: bool, moves_in: bool = False) -> Row:
+    """What changes in a flow that is stored already, and in the lane that its row houses."""
+    flow = (place, row.vtime, row.tie, row.cost, row.debt, row.open, row.shut, row.standing, row.gate, spilled)
+    if lane is None:
+        return flow + NO_LANE
+    if moves_in:
+        return flow + _new_housed(lane)
+    return (
+        *flow,
+        None,
+        None,
+        None,
+        lane.ready,
+        lane.in_flight,
+        lane.floor,
+        lane.rank,
+        lane.standing,
+        lane.gate,
+        lane.tag,
+    )
 
 
 def touched_lane(row: LaneRow, place: Place) -> Row:
@@ -103,7 +144,8 @@ def touched_gate(row: GateRow, place: Place) -> Row:
 FIRST_VERSION = (0, 0)
 
 
-def new_flow(row: FlowRow, queue: int) -> Row:
+def new_flow(row: FlowRow, queue: int, lane: LaneRow | None) -> Row:
+    """A flow and its only lane, or one that has spilled."""
     return (
         queue,
         row.id,
@@ -118,6 +160,23 @@ def new_flow(row: FlowRow, queue: int) -> Row:
         row.standing,
         row.gate,
         *FIRST_VERSION,
+        lane is None,
+        *(NO_LANE if lane is None else _new_housed(lane)),
+    )
+
+
+def _new_housed(lane: LaneRow) -> tuple[Any, ...]:
+    return (
+        lane.id,
+        lane.priority,
+        encode(lane.keys),
+        lane.ready,
+        lane.in_flight,
+        lane.floor,
+        lane.rank,
+        lane.standing,
+        lane.gate,
+        lane.tag,
     )
 
 

@@ -10,6 +10,8 @@ from fairlane.store.postgres.connections import STATEMENTS
 from fairlane.store.protocol import Pruned, Retention
 
 if TYPE_CHECKING:
+    from asyncpg import Record
+
     from fairlane.store.postgres.connections import Connection
 
 __all__ = ["Walk", "collect", "prune"]
@@ -21,8 +23,8 @@ class Walk:
     def __init__(self) -> None:
         self._reached: dict[tuple[str, int], bytes] = {}
 
-    async def stretch(self, scheduling: Scheduling, table: str, limit: int, *args: object) -> tuple[int, bool]:
-        """Remove what is idle in the next stretch; say how many, and whether there is more to see."""
+    async def stretch(self, scheduling: Scheduling, table: str, limit: int, *args: object) -> tuple[Record, bool]:
+        """Remove what is idle in the next stretch; say what that was, and whether there is more to see."""
         place = (table, scheduling.queue.id)
         row = await scheduling.connection.fetchrow(
             STATEMENTS[f"collect_{table}"], scheduling.queue.id, self._reached.get(place, b""), limit, *args
@@ -30,7 +32,7 @@ class Walk:
         assert row is not None
         more = row["seen"] >= limit
         self._reached[place] = row["reached"] if more else b""
-        return row["removed"], more
+        return row, more
 
 
 async def prune(connection: Connection, retention: Retention, now: Instant, limit: int) -> Pruned:
@@ -52,4 +54,10 @@ async def collect(scheduling: Scheduling, walk: Walk, now: Instant | None, limit
     lanes, more_lanes = await walk.stretch(scheduling, "lanes", limit)
     flows, more_flows = await walk.stretch(scheduling, "flows", limit)
     gates, more_gates = await walk.stretch(scheduling, "gates", limit, now)
-    return Pruned(0, lanes=lanes, flows=flows, gates=gates, more=more_lanes or more_flows or more_gates)
+    return Pruned(
+        0,
+        lanes=lanes["removed"] + flows["lanes"],
+        flows=flows["removed"],
+        gates=gates["removed"],
+        more=more_lanes or more_flows or more_gates,
+    )
