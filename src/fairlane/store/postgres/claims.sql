@@ -152,6 +152,7 @@ from (
     select 's' as kind, s.*
     from scanned s
     union all
+    -- Many a flow that a bell names was scanned as well.
     select 'f', housing.*
     from named n
     cross join lateral (
@@ -161,10 +162,10 @@ from (
         order by f.version desc
         limit 1
     ) housing
-    where n.id is null
+    where n.id is null and n.lane not in (select lane from scanned where lane is not null)
     union all
     select 'f', newest.*
-    from (select distinct flow as id from named where id is not null) n
+    from (select distinct flow as id from named where id is not null and flow not in (select id from scanned)) n
     cross join lateral (
         select f.*, f.ctid as place
         from fairlane.flows f
