@@ -15,7 +15,7 @@ from fairlane.clock import ManualClock
 from fairlane.job import Claim, State
 from fairlane.policy import Concurrency, Fair, Policy
 from fairlane.store.postgres import PostgresStore
-from fairlane.store.postgres.together import Crowding, Holder, deal
+from fairlane.store.postgres.together import NUMBERS, Crowding, Holder, deal
 from fairlane.store.protocol import Claimed
 from tests.store.harness import LEASE, SECOND, claim_once, finish, given_jobs, ids, new_jobs, soon, worker_named
 
@@ -124,6 +124,30 @@ async def test_each_holds_its_own_lease_as_itself(
     assert lost == {claimed[n].claims[0].id for n in (0, 3, 4, 5)}
 
 
+async def test_whoever_was_served_and_still_stands_in_line_is_not_served_twice(
+    stores: list[PostgresStore], connection: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A leader that serves only two leaves others who lead after it, while those two may still stand behind them.
+    monkeypatch.setattr("fairlane.store.postgres.claims.SLOTS_AT_MOST", 2)
+    jobs = await given_jobs(stores[0], PLAIN, count=20 * CROWD)
+    started: list[UUID] = []
+
+    async def work(store: PostgresStore) -> None:
+        while len(started) < len(jobs):
+            await crowded(store)
+            claimed = await claim_once(store, "webhooks", 1, worker=worker_named("worker"))
+            started.extend(ids(claimed.claims))
+            await finish(store, claimed.claims)
+
+    await take_lock(connection)
+    working = [asyncio.ensure_future(work(store)) for store in stores]
+    while await soon(requests(connection)) < CROWD:
+        pass
+    await release_lock(connection)
+    await soon(asyncio.gather(*working))
+    assert sorted(started) == sorted(jobs)
+
+
 async def test_whoever_is_left_short_looks_for_itself(
     stores: list[PostgresStore], connection: asyncpg.Connection[Any]
 ) -> None:
@@ -213,6 +237,19 @@ async def _enqueued(store: PostgresStore, policy: Policy, **options: Any) -> Seq
     new = new_jobs(policy, **options)
     await store.enqueue(new)
     return new
+
+
+async def test_a_session_that_has_used_up_its_numbers_is_replaced(stores: list[PostgresStore]) -> None:
+    jobs = await given_jobs(stores[0], PLAIN, count=3)
+    claimer = stores[0]._claimer
+    started = ids((await claim_once(stores[0], "webhooks", 1)).claims)
+    before, claimer._seat._number = claimer._connection, NUMBERS - 2
+    for _ in range(2):
+        await crowded(stores[0])
+        started += ids((await claim_once(stores[0], "webhooks", 1)).claims)
+    assert claimer._connection is not before
+    assert claimer._seat._number == 1
+    assert started == jobs
 
 
 async def test_sessions_that_are_gone_are_forgotten(

@@ -398,8 +398,11 @@ class Claimer:
             raise
 
     async def _connected(self) -> asyncpg.Connection[Any]:
+        if self._seat.is_used_up:
+            await self.close()
         if self._connection is None or self._connection.is_closed():
             self._connection = await self._connections.connect()
+            self._seat = Seat()
             with translating(self._connection):
                 await self._connection.execute(STATEMENTS["guard_claims"])
                 await self._connection.prepare(STATEMENTS["learn_types"])

@@ -74,12 +74,17 @@ class Crowding:
 
 
 class Seat:
-    """The claim session's place among those who ask in public."""
+    """The place of one session among those who ask in public. It goes with the session: its base never changes."""
 
     def __init__(self) -> None:
-        self._registered: tuple[object, ...] | None = None
         self._base = uuid4()
         self._number = 0
+        self._registered: tuple[WorkerIdentity, int] | None = None
+
+    @property
+    def is_used_up(self) -> bool:
+        """Every number has been used; a session of its own begins afresh."""
+        return self._number + 1 >= NUMBERS
 
     async def enter(
         self, connection: Connection, queue: int, name: str, asked: int, worker: WorkerIdentity, duration: int
@@ -95,12 +100,10 @@ class Seat:
         return Entry(lease, [], list(_requests(found)))
 
     async def _register(self, connection: Connection, worker: WorkerIdentity, duration: int) -> None:
-        """Write down to whom this session belongs. A new session, or one that has run out of numbers, starts afresh."""
-        me = (connection, worker, duration)
-        if me != self._registered or self._number + 1 >= NUMBERS:
-            self._base, self._number = uuid4(), 0
+        """Write down to whom this session belongs."""
+        if self._registered != (worker, duration):
             await connection.execute(STATEMENTS["register_claimer"], self._base, worker.id, worker.name, duration)
-            self._registered = me
+            self._registered = (worker, duration)
 
 
 def _lease(base: UUID, number: int) -> UUID:
@@ -108,8 +111,8 @@ def _lease(base: UUID, number: int) -> UUID:
 
 
 def _requests(found: Iterable[Any]) -> Iterable[Holder]:
-    for base, asked, worker, name, duration, *_ in found:
-        yield Holder(_lease(base, asked >> 10), asked & 1023, worker, name, duration)
+    for lease, asked, worker, name, duration, *_ in found:
+        yield Holder(lease, asked, worker, name, duration)
 
 
 def _claim(row: Any, lease: UUID, queue: str) -> Claim:

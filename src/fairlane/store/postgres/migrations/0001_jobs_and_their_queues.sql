@@ -388,8 +388,9 @@ comment on function fairlane.nudge is 'Wake up to so many of those who wait for 
 --
 -- A request is a shared advisory lock that its session holds while it waits: no row, nothing to clean up after a crash.
 -- Its bits say for which queue it is (32), the how-manieth of its session (22), and for how many slots (10). To whom the
--- session belongs is written here. The lease of a request is known to both sides beforehand: a random base that belongs to
--- the session, and the number of the request in the last of its digits.
+-- session belongs is written here. The lease of a request is known to both sides beforehand: a random base, which belongs to
+-- the session for good (a leader may read this table a moment before it sees the lock), and the number of the request in
+-- the last of its digits.
 
 create unlogged table fairlane.claimers (
     pid integer primary key,
@@ -400,9 +401,13 @@ create unlogged table fairlane.claimers (
 ) with (fillfactor = 50);
 comment on column fairlane.claimers.duration is 'How long its leases last, in microseconds.';
 
+create function fairlane.request_lease(base uuid, request bigint) returns uuid
+language sql immutable parallel safe
+as $$ select (left(base::text, 28) || lpad(to_hex(request >> 10), 8, '0'))::uuid $$;
+
 create function fairlane.enter(queue integer, request bigint, own_lease uuid)
 returns table (
-    base uuid,
+    lease uuid,
     asked bigint,
     worker_id uuid,
     worker text,
@@ -422,48 +427,56 @@ language plpgsql volatile
 as $$
 #variable_conflict use_column
 declare
-    is_granted boolean := false;
+    own uuid[];
 begin
-    if not pg_try_advisory_lock(1717660018, queue) then
-        perform pg_advisory_lock_shared(request);
+    -- Conditions, not `perform`: plpgsql evaluates them without setting up a query.
+    if not pg_try_advisory_lock(1717660018, queue)
+        and pg_advisory_lock_shared(request) is not null
         -- Whoever leads lets everyone in at once. Nobody leads while we look, and take our request back.
-        perform pg_advisory_lock_shared(1717660018, queue);
-        is_granted := exists (select from fairlane.leases l where l.id = own_lease);
-        if is_granted then
-            perform pg_advisory_unlock_shared(request);
-        end if;
-        perform pg_advisory_unlock_shared(1717660018, queue);
-        if not is_granted then
+        and pg_advisory_lock_shared(1717660018, queue) is not null
+    then
+        select l.jobs into own from fairlane.leases l where l.id = own_lease;
+        if own is not null and pg_advisory_unlock_shared(request) and pg_advisory_unlock_shared(1717660018, queue) then
+            null;
+        elsif pg_advisory_unlock_shared(1717660018, queue)
             -- We came too late for the one who led. The next one may see us, else it is our turn.
-            perform pg_advisory_lock(1717660018, queue);
-            perform pg_advisory_unlock_shared(request);
-            is_granted := exists (select from fairlane.leases l where l.id = own_lease);
-            if is_granted then
-                perform pg_advisory_unlock(1717660018, queue);
+            and pg_advisory_lock(1717660018, queue) is not null
+            and pg_advisory_unlock_shared(request)
+        then
+            select l.jobs into own from fairlane.leases l where l.id = own_lease;
+            if own is not null and pg_advisory_unlock(1717660018, queue) then
+                null;
             end if;
         end if;
     end if;
-    if is_granted then
+    if own is not null then
         return query
         select null::uuid, null::bigint, null::uuid, null::text, null::bigint, j.id, j.task, j.priority, j.keys, j.payload,
             j.attempt, j.max_attempts, j.enqueued_at, j.cancel_requested, j.claimed_at
-        from unnest((select l.jobs from fairlane.leases l where l.id = own_lease)) with ordinality as g (id, nth)
+        from unnest(own) with ordinality as g (id, nth)
         cross join lateral (select j.* from fairlane.jobs j where j.id = g.id and j.lease = own_lease limit 1) j
         order by g.nth;
     else
         -- We lead, and hold the lock outside of any transaction: not for long, should we fall silent.
         perform set_config('idle_session_timeout', '15s', false);
         return query
-        select c.base, l.objid::bigint, c.worker, c.name, c.duration, null::uuid, null::text, null::smallint, null::jsonb,
+        select c.lease, c.asked, c.worker, c.name, c.duration, null::uuid, null::text, null::smallint, null::jsonb,
             null::bytea, null::integer, null::integer, null::bigint, null::boolean, null::bigint
         from pg_locks l
-        cross join lateral (select c.* from fairlane.claimers c where c.pid = l.pid limit 1) c
+        cross join lateral (
+            select fairlane.request_lease(c.base, l.objid::bigint) as lease, l.objid::bigint & 1023 as asked, c.*
+            from fairlane.claimers c
+            where c.pid = l.pid
+            limit 1
+        ) c
         where l.locktype = 'advisory'
           and l.classid = queue::oid
           and l.objsubid = 1
           and l.mode = 'ShareLock'
           and l.granted
-          and l.database = (select d.oid from pg_database d where d.datname = current_database());
+          and l.database = (select d.oid from pg_database d where d.datname = current_database())
+          -- Whoever has been given something and stands behind us in line has not been able to take its request back.
+          and not exists (select from fairlane.leases g where g.id = c.lease);
     end if;
 end
 $$;
