@@ -15,6 +15,7 @@ from fairlane.errors import (
     JobCancelled,
     JobFailed,
     JobNotFound,
+    PayloadDiffers,
     PayloadTooLarge,
     ResultTimeout,
     Retry,
@@ -23,13 +24,14 @@ from fairlane.errors import (
     SchemaTooNew,
     Snooze,
     StoreUnavailable,
+    UniqueConflict,
     UnknownQueue,
     UnknownTask,
     WorkerDied,
 )
-from fairlane.handle import Job
-from fairlane.job import AttemptRecord, JobRecord, State
-from fairlane.policy import Backoff, Concurrency, Fair, Limit, Policy, Rate
+from fairlane.handle import Enqueued, Foreseen, Job
+from fairlane.job import AttemptRecord, JobRecord, Outcome, State
+from fairlane.policy import Backoff, Concurrency, Fair, Limit, Policy, Rate, Unique
 from fairlane.task import BoundTask, Call, Task
 from fairlane.worker import Health, JobContext, QueueShare, Worker, WorkerOptions, context, run_worker
 
@@ -46,8 +48,10 @@ __all__ = [
     "ConfigurationError",
     "Dead",
     "DuplicateJob",
+    "Enqueued",
     "Fair",
     "FairlaneError",
+    "Foreseen",
     "Health",
     "InvalidJob",
     "InvalidKey",
@@ -60,6 +64,8 @@ __all__ = [
     "JobRecord",
     "Limit",
     "ManualClock",
+    "Outcome",
+    "PayloadDiffers",
     "PayloadTooLarge",
     "Policy",
     "Queue",
@@ -75,6 +81,8 @@ __all__ = [
     "StoreUnavailable",
     "SystemClock",
     "Task",
+    "Unique",
+    "UniqueConflict",
     "UnknownQueue",
     "UnknownTask",
     "Worker",

@@ -6,9 +6,9 @@ import asyncio
 import inspect
 import logging
 import os
-import sys
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
@@ -17,17 +17,36 @@ from uuid import UUID
 from fairlane.blocking import BackgroundLoop
 from fairlane.clock import SECOND, Clock, Instant, SystemClock, microseconds
 from fairlane.codec import Codec
-from fairlane.errors import ConfigurationError, InvalidJob, InvalidPolicy, UnknownQueue
-from fairlane.handle import Job
-from fairlane.job import NewJob, new_job_ids
+from fairlane.declaring import check_keys, checked_size, checked_time, is_async, key_source, name_of
+from fairlane.errors import (
+    ConfigurationError,
+    InvalidJob,
+    PayloadDiffers,
+    UniqueConflict,
+    UnknownQueue,
+)
+from fairlane.handle import Enqueued, Foreseen, Job
+from fairlane.job import NewJob, Outcome, new_job_ids
 from fairlane.policy.fair import Fair
-from fairlane.policy.keys import BUILT_IN
 from fairlane.policy.limits import Limit
 from fairlane.policy.policy import Policy
 from fairlane.policy.retry import Backoff
+from fairlane.policy.unique import Conflict, Unique
 from fairlane.stamping import stamp
 from fairlane.store.protocol import Retention, Store
-from fairlane.task import AsyncTask, Call, Duration, KeySource, Raised, Registry, SyncTask, Task, TaskOptions
+from fairlane.task import (
+    AsyncTask,
+    Call,
+    Duration,
+    KeySource,
+    Progress,
+    Raised,
+    Registry,
+    SyncTask,
+    Task,
+    TaskOptions,
+    as_unique,
+)
 from fairlane.worker.options import WorkerOptions
 from fairlane.worker.worker import Worker
 
@@ -41,6 +60,7 @@ R = TypeVar("R")
 DEFAULT_QUEUE = "default"
 STAMP_AT_ONCE = 1_000
 """Jobs of a bulk that are stamped before other coroutines get a turn."""
+STREAMED_AT_ONCE = 5_000
 POLICIES_LAST = 30 * SECOND
 """A producer looks again for the policies in force after this time: an operator may have applied others."""
 _BACKOFF = Backoff()
@@ -94,9 +114,9 @@ class App:
         beside = _folder_of(inspect.currentframe())
         self.url = url or os.environ.get("FAIRLANE_URL") or f"sqlite:///{beside / 'fairlane.db'}"
         self.clock: Clock = clock or SystemClock()
-        self.max_payload = _checked_size(max_payload)
+        self.max_payload = checked_size(max_payload)
         self.retention = Retention(
-            done=_checked_time("retention", retention), dead=_checked_time("dead_retention", dead_retention)
+            done=checked_time("retention", retention), dead=checked_time("dead_retention", dead_retention)
         )
         self.registry = Registry()
         self.queues: dict[str, Queue] = {}
@@ -147,6 +167,7 @@ class App:
         timeout: Duration | None = None,
         priority: int = 0,
         keys: KeySource | Iterable[str] = None,
+        unique: Unique | object | None = None,
     ) -> TaskDecorator: ...
     def task(
         self,
@@ -163,7 +184,8 @@ class App:
         # Annotations of a function that is defined inside another one may name its neighbours there.
         local_names = dict(caller.f_locals) if caller and caller.f_code.co_name != "<module>" else None
         if "keys" in options:
-            options["keys"] = _key_source(options["keys"])
+            options["keys"] = key_source(options["keys"])
+        options["unique"] = as_unique(options.get("unique"))
         checked = TaskOptions(**options)
 
         def register(function: Any) -> Task[..., Any]:
@@ -171,8 +193,8 @@ class App:
                 function = function.function
             if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
                 raise ConfigurationError(f"{function.__qualname__} is a generator; a task returns one value")
-            kind: type[Task[..., Any]] = AsyncTask if _is_async(function) else SyncTask
-            task = kind(self, name or _name_of(function), queue, function, checked, local_names)
+            kind: type[Task[..., Any]] = AsyncTask if is_async(function) else SyncTask
+            task = kind(self, name or name_of(function), queue, function, checked, local_names)
             self.registry.add(task)
             return task
 
@@ -185,7 +207,7 @@ class App:
                 raise UnknownQueue(f"task {task.name!r}: declare its queue with app.queue({task.queue!r}, …)")
             task.codec.check_types()
         for queue in self.queues.values():
-            _check_keys(queue.policy, self.registry.of_queue(queue.name))
+            check_keys(queue.policy, self.registry.of_queue(queue.name))
 
     @property
     def queue_names(self) -> list[str]:
@@ -283,25 +305,77 @@ class App:
 
     # Producing.
 
-    async def enqueue_many(self, calls: Iterable[Call[R]], tx: Any = None) -> list[Job[R]]:
-        """Store these calls as jobs, all or none; durable when this returns, or with the caller's transaction."""
+    async def enqueue_many(
+        self, calls: Iterable[Call[R]], tx: Any = None, progress: Progress | None = None
+    ) -> Enqueued[R]:
+        """Store these calls as jobs, all or none; durable when this returns, or with the caller's transaction.
+
+        Each has the outcome that it would have alone: a call whose unique key is held is a duplicate, or refused, and
+        the others are stored all the same. `progress` is told how many have been stored, and how many there are.
+        """
         listed = list(calls)
         for call in listed:
             if call.options.tx is not None and call.options.tx is not tx:
                 raise InvalidJob(f"{call!r} names a transaction of its own; give tx= to enqueue_many, for all of them")
+        connection, jobs = await self._stamped(listed)
+        conflicts = await connection.store.enqueue(jobs, tx, _told(progress, len(jobs)))
+        return self._handles(jobs, conflicts)
+
+    async def enqueue_stream(
+        self, calls: Iterable[Call[R]], *, batch: int = STREAMED_AT_ONCE, tx: Any = None
+    ) -> AsyncIterator[Enqueued[R]]:
+        """Store calls as they come, a batch at a time: any number of them, in constant memory.
+
+        Each batch is stored, all or none, when it is handed out; with `tx`, all of them with the caller's transaction.
+        """
+        if batch < 1:
+            raise ConfigurationError(f"enqueue_stream: batch={batch} is not a number of jobs of at least 1")
+        coming = iter(calls)
+        while listed := list(islice(coming, batch)):
+            yield await self.enqueue_many(listed, tx)
+
+    async def enqueue_one(self, call: Call[R]) -> Job[R]:
+        """Store one call; `UniqueConflict` if it is refused."""
+        connection, jobs = await self._stamped([call])
+        conflicts = await connection.store.enqueue(jobs, call.options.tx)
+        for conflict in conflicts.values():
+            if conflict.outcome is Outcome.REFUSED:
+                kind = PayloadDiffers if conflict.differs else UniqueConflict
+                raise kind(call.task.name, conflict.holder)
+        return self._handles(jobs, conflicts)[0]
+
+    async def foresee(self, call: Call[R]) -> Foreseen:
+        """What enqueueing this call would do now."""
+        connection, (job,) = await self._stamped([call])
+        conflict = (await connection.store.foresee([job])).get(job.id)
+        if conflict is None:
+            return Foreseen(Outcome.ENQUEUED)
+        return Foreseen(conflict.outcome, conflict.holder, conflict.differs)
+
+    async def _stamped(self, calls: Sequence[Call[R]]) -> tuple[_Connection, list[NewJob]]:
         connection = await self._connected()
         if self.clock.monotonic() - connection.looked_at >= POLICIES_LAST:
             await self._look_again(connection)
-        ids = new_job_ids(self.clock.now(), len(listed))
+        ids = new_job_ids(self.clock.now(), len(calls))
         jobs: list[NewJob] = []
-        for number, (call, job) in enumerate(zip(listed, ids, strict=True), start=1):
+        for number, (call, job) in enumerate(zip(calls, ids, strict=True), start=1):
             name = call.options.queue or call.task.queue
             policy = connection.policies.get(name) or await self._policy_of(name, call.task, connection)
-            jobs.append(stamp(call, job, policy, self.max_payload))
+            jobs.append(stamp(call, call.options.id or job, policy, self.max_payload))
             if number % STAMP_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        await connection.store.enqueue(jobs, tx)
-        return [Job(job, self) for job in ids]
+        return connection, jobs
+
+    def _handles(self, jobs: Sequence[NewJob], conflicts: Mapping[UUID, Conflict]) -> Enqueued[Any]:
+        if not conflicts:
+            return Enqueued(Job(job.id, self, Outcome.ENQUEUED) for job in jobs)
+        handles: Enqueued[Any] = Enqueued()
+        for job in jobs:
+            conflict = conflicts.get(job.id)
+            outcome = Outcome.ENQUEUED if conflict is None else conflict.outcome
+            stands = job.id if conflict is None or outcome.is_stored else conflict.holder
+            handles.append(Job(stands, self, outcome))
+        return handles
 
     async def _policy_of(self, name: str, task: Task[..., Any], connection: _Connection) -> Policy:
         """The policy of a queue that was declared after the app was opened, or by another program."""
@@ -364,67 +438,14 @@ class App:
         )
 
 
-def _check_keys(policy: Policy, tasks: Iterable[Task[..., Any]]) -> None:
-    listed = list(tasks)
-    if not listed:
-        return
-    scopes: list[tuple[str, tuple[str, ...]]] = [(repr(limit), limit.by) for limit in policy.limits]
-    if policy.fair:
-        scopes.insert(0, (repr(policy.fair), policy.fair.by))
-    scopes.append((f"keys={policy.keys!r}", policy.keys))
-    for what, by in scopes:
-        for key in by:
-            if key not in BUILT_IN and not any(task.can_provide(key) for task in listed):
-                raise InvalidPolicy(
-                    f"queue {policy.queue!r}: {what} looks at the key {key!r}, which none of its tasks can provide "
-                    f"({', '.join(task.name for task in listed)}); give one of them a parameter {key!r} or keys=…"
-                )
-
-
-def _key_source(keys: KeySource | Iterable[str]) -> KeySource:
-    if keys is None or isinstance(keys, tuple):
-        return keys
-    if isinstance(keys, str):
-        return (keys,)
-    return keys if callable(keys) else tuple(keys)
-
-
-def _is_async(function: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-
-
-def _name_of(function: Callable[..., Any]) -> str:
-    """`module.qualname`. A script that runs as `__main__` goes by the name that importing it would give it."""
-    if not hasattr(function, "__qualname__"):
-        raise ConfigurationError(f"{function!r} has no name of its own; give it one: app.task(name=…)")
-    module = function.__module__
-    if module == "__main__":
-        main = sys.modules["__main__"]
-        spec = getattr(main, "__spec__", None)
-        module = spec.name if spec else Path(getattr(main, "__file__", None) or "__main__").stem
-    return f"{module}.{function.__qualname__}"
+def _told(progress: Progress | None, total: int) -> Callable[[int], None] | None:
+    return None if progress is None else lambda stored: progress(stored, total)
 
 
 def _folder_of(frame: FrameType | None) -> Path:
     caller = frame.f_back if frame else None
     file = caller.f_globals.get("__file__") if caller else None
     return Path(file).resolve().parent if file else Path.cwd()
-
-
-def _checked_size(max_payload: object) -> int:
-    if isinstance(max_payload, bool) or not isinstance(max_payload, int) or max_payload < 1:
-        raise ConfigurationError(f"max_payload={max_payload!r} is not a number of bytes above 0")
-    return max_payload
-
-
-def _checked_time(name: str, duration: Duration) -> int:
-    try:
-        amount = microseconds(duration)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{name}: {error}") from None
-    if amount < 0:
-        raise ConfigurationError(f"{name}={duration!r} is not a time of at least 0")
-    return amount
 
 
 def _store_factory(url: str, clock: Clock, durable_claims: bool) -> Callable[[], Store]:

@@ -9,6 +9,8 @@ FairlaneError
 │       └── SchemaTooNew    the program is behind: upgrade it
 ├── InvalidJob              a job that cannot be stored as it was given
 │   ├── DuplicateJob        an id that a job has already; nothing of that enqueue was stored
+│   ├── UniqueConflict      a unique key that another job holds, and `on_conflict="reject"`
+│   │   └── PayloadDiffers  the same unique key with another payload, and `same_payload=True`
 │   ├── InvalidKey          a key that has no canonical form, is missing, or is too long
 │   └── PayloadTooLarge     arguments or a result beyond the limit
 ├── UnknownTask             a name that no task of this app answers to
@@ -43,6 +45,7 @@ __all__ = [
     "JobCancelled",
     "JobFailed",
     "JobNotFound",
+    "PayloadDiffers",
     "PayloadTooLarge",
     "ResultTimeout",
     "Retry",
@@ -52,6 +55,7 @@ __all__ = [
     "Signal",
     "Snooze",
     "StoreUnavailable",
+    "UniqueConflict",
     "UnknownQueue",
     "UnknownTask",
     "WorkerDied",
@@ -97,6 +101,32 @@ class DuplicateJob(InvalidJob):
         return (
             f"there is a job {self.job} already, and nothing of this enqueue was stored; "
             "give each job an id of its own, or none"
+        )
+
+
+class UniqueConflict(InvalidJob):
+    """Another job holds the unique key. Nothing of that enqueue was stored."""
+
+    def __init__(self, task: str, job: UUID) -> None:
+        super().__init__(task, job)
+        self.task = task
+        self.job = job
+        """The job that holds the key."""
+
+    def __str__(self) -> str:
+        return (
+            f"task {self.task!r}: job {self.job} holds this unique key, and nothing of this enqueue was stored; "
+            "wait for it to end, or enqueue with on_conflict='return' or 'replace'"
+        )
+
+
+class PayloadDiffers(UniqueConflict):
+    """The same unique key with another payload."""
+
+    def __str__(self) -> str:
+        return (
+            f"task {self.task!r}: job {self.job} holds this unique key with other arguments, and nothing of this "
+            "enqueue was stored; a key names one call: give another call another key"
         )
 
 

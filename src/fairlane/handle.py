@@ -7,13 +7,15 @@ from datetime import timedelta
 from typing import Any, Generic, Protocol, TypeVar, cast
 from uuid import UUID
 
+import msgspec
+
 from fairlane.clock import SECOND, Clock, Instant, microseconds
 from fairlane.codec import Codec
 from fairlane.errors import JobCancelled, JobFailed, ResultTimeout
-from fairlane.job import AttemptRecord, JobRecord, State
+from fairlane.job import AttemptRecord, JobRecord, Outcome, State
 from fairlane.store.protocol import Store
 
-__all__ = ["Job", "JobSource"]
+__all__ = ["Enqueued", "Foreseen", "Job", "JobSource"]
 
 R = TypeVar("R")
 
@@ -35,11 +37,13 @@ class JobSource(Protocol):
 class Job(Generic[R]):
     """A stored job. It holds nothing but the id: every question goes to the database."""
 
-    __slots__ = ("_source", "id")
+    __slots__ = ("_source", "id", "outcome")
 
-    def __init__(self, job: UUID, source: JobSource) -> None:
+    def __init__(self, job: UUID, source: JobSource, outcome: Outcome | None = None) -> None:
         self.id = job
         self._source = source
+        self.outcome = outcome
+        """What became of the enqueue that returned this handle; `None` if it comes from elsewhere."""
 
     def __repr__(self) -> str:
         return f"<job {self.id}>"
@@ -91,6 +95,40 @@ class Job(Generic[R]):
         codec = self._source.codec_of(record.task)
         value: Any = codec.decode_result(record.result) if codec else record.result
         return cast(R, value)
+
+
+class Enqueued(list[Job[R]]):
+    """What became of a bulk: one handle for each call, in order, each with its outcome.
+
+    A call that met a unique key has the handle of the job that holds it.
+    """
+
+    @property
+    def stored(self) -> list[Job[R]]:
+        """The new jobs."""
+        return [job for job in self if job.outcome is not None and job.outcome.is_stored]
+
+    @property
+    def duplicates(self) -> list[Job[R]]:
+        """The jobs that stand for calls which were not stored."""
+        return [job for job in self if job.outcome is Outcome.DUPLICATE]
+
+    @property
+    def refused(self) -> list[Job[R]]:
+        """The jobs because of which calls were refused."""
+        return [job for job in self if job.outcome is Outcome.REFUSED]
+
+    def __repr__(self) -> str:
+        return f"<{len(self.stored)} enqueued, {len(self.duplicates)} duplicates, {len(self.refused)} refused>"
+
+
+class Foreseen(msgspec.Struct, frozen=True):
+    """What an enqueue would do."""
+
+    outcome: Outcome
+    holder: UUID | None = None
+    """The job that holds the unique key."""
+    payload_differs: bool = False
 
 
 def _seconds_left(clock: Clock, deadline: Instant | None) -> float:

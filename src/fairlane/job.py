@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from enum import IntEnum
 from threading import Lock
+from typing import Literal
 from uuid import UUID
 
 import msgspec
 
 from fairlane.clock import Instant
 
-__all__ = ["AttemptRecord", "Claim", "JobRecord", "NewJob", "State", "new_job_ids"]
+__all__ = ["AttemptRecord", "Claim", "JobRecord", "NewJob", "Outcome", "State", "UniqueKey", "Until", "new_job_ids"]
 
 
 class State(IntEnum):
@@ -32,6 +33,49 @@ class State(IntEnum):
         return self.name.lower()
 
 
+class Outcome(IntEnum):
+    """What became of an enqueue."""
+
+    ENQUEUED = 0
+    """Stored as a new job."""
+    REPLACED = 1
+    """Stored, and the job that held its unique key and had not started was cancelled."""
+    DUPLICATE = 2
+    """Not stored: the job that holds its unique key stands for it."""
+    REFUSED = 3
+    """Not stored: another job holds its unique key, and that was to be an error."""
+
+    @property
+    def is_stored(self) -> bool:
+        return self <= Outcome.REPLACED
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+class Until(IntEnum):
+    """How long a key is held. The numbers are stored."""
+
+    STARTED = 0
+    DONE = 1
+    WINDOW = 2
+
+
+class UniqueKey(msgspec.Struct, frozen=True):
+    """A unique key as it is stamped on a job."""
+
+    id: bytes
+    until: Until
+    window: int | None
+    on_conflict: Literal["return", "reject", "replace"]
+    digest: bytes
+    same_payload: bool
+
+    def expires_at(self, now: Instant) -> Instant | None:
+        """When a job that is enqueued now gives the key free by time."""
+        return None if self.window is None else now + self.window
+
+
 class NewJob(msgspec.Struct, frozen=True):
     """A job as its producer hands it to the store."""
 
@@ -50,6 +94,7 @@ class NewJob(msgspec.Struct, frozen=True):
     """Microseconds from the store's now until it is due; `None` or less than 1: at once."""
     run_at: Instant | None = None
     """Or the instant at which it is due."""
+    unique: UniqueKey | None = None
 
 
 class Claim(msgspec.Struct, frozen=True):

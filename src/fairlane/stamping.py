@@ -22,6 +22,8 @@ def stamp(call: Call[Any], job: UUID, policy: Policy, max_payload: int) -> NewJo
     keys = _keys(task, policy, call)
     lane_keys = {name: keys[name] for name in policy.lane_keys}
     priority = task.options.priority if options.priority is None else options.priority
+    payload = task.codec.encode_call(call.args, call.kwargs, max_payload)
+    unique = task.options.unique if options.unique is None else options.unique
     return NewJob(
         job,
         policy.queue,
@@ -30,10 +32,11 @@ def stamp(call: Call[Any], job: UUID, policy: Policy, max_payload: int) -> NewJo
         lane_id(policy.queue, priority, lane_keys),
         lane_keys,
         keys,
-        task.codec.encode_call(call.args, call.kwargs, max_payload),
+        payload,
         task.options.max_attempts if options.max_attempts is None else options.max_attempts,
         options.delay,
         options.run_at,
+        None if unique is None else unique.stamped(task.name, call.args, call.kwargs, payload),
     )
 
 

@@ -12,12 +12,14 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
+from uuid import UUID
 
 from fairlane.clock import SECOND, Instant, as_instant, microseconds
 from fairlane.codec import Codec
 from fairlane.errors import ConfigurationError, InvalidJob, UnknownTask
-from fairlane.handle import Job
+from fairlane.handle import Enqueued, Foreseen, Job
 from fairlane.policy.retry import Backoff
+from fairlane.policy.unique import Unique
 
 __all__ = [
     "AsyncTask",
@@ -25,10 +27,12 @@ __all__ = [
     "Call",
     "EnqueueOptions",
     "Producer",
+    "Progress",
     "Registry",
     "SyncTask",
     "Task",
     "TaskOptions",
+    "as_unique",
 ]
 
 P = ParamSpec("P")
@@ -37,6 +41,8 @@ R = TypeVar("R")
 Duration = timedelta | str | float
 KeySource = tuple[str, ...] | Callable[..., Mapping[str, object]] | None
 Raised = type[BaseException] | tuple[type[BaseException], ...]
+Progress = Callable[[int, int], None]
+"""Told how many of a bulk have been stored, and how many there are."""
 
 LOWEST_PRIORITY, HIGHEST_PRIORITY = -100, 100
 MOST_ATTEMPTS = 10_000
@@ -57,6 +63,19 @@ def check_attempts(what: str, attempts: object) -> int:
     return attempts
 
 
+def check_id(what: str, given: object) -> UUID | None:
+    if given is None or isinstance(given, UUID):
+        return given
+    try:
+        return UUID(str(given))
+    except ValueError:
+        raise InvalidJob(f"{what}: id={given!r} is not a UUID; give one, such as uuid.uuid4(), or none") from None
+
+
+def as_unique(given: object) -> Unique | None:
+    return given if given is None or isinstance(given, Unique) else Unique(given)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOptions:
     """How a task's jobs are run."""
@@ -70,6 +89,7 @@ class TaskOptions:
     timeout: Duration | None = None
     priority: int = 0
     keys: KeySource = None
+    unique: Unique | None = None
 
     def checked(self, what: str) -> TaskOptions:
         try:
@@ -102,6 +122,8 @@ class EnqueueOptions:
     keys: Mapping[str, object] | None = None
     delay: int | None = None
     run_at: Instant | None = None
+    id: UUID | None = None
+    unique: Unique | None = None
 
     def over(self, base: EnqueueOptions) -> EnqueueOptions:
         """These options, and those of `base` where these leave a choice."""
@@ -114,6 +136,8 @@ class EnqueueOptions:
             keys={**(base.keys or {}), **(self.keys or {})} or None,
             delay=timed.delay,
             run_at=timed.run_at,
+            id=self.id,
+            unique=base.unique if self.unique is None else self.unique,
         )
 
 
@@ -141,7 +165,13 @@ class Call(Generic[R]):
 class Producer(Protocol):
     """What a task asks of the app that it belongs to."""
 
-    async def enqueue_many(self, calls: Iterable[Call[R]], tx: Any = None) -> list[Job[R]]: ...
+    async def enqueue_many(
+        self, calls: Iterable[Call[R]], tx: Any = None, progress: Progress | None = None
+    ) -> Enqueued[R]: ...
+
+    async def enqueue_one(self, call: Call[R]) -> Job[R]: ...
+
+    async def foresee(self, call: Call[R]) -> Foreseen: ...
 
     def run_blocking(self, work: Coroutine[Any, Any, R]) -> R: ...
 
@@ -162,10 +192,13 @@ class BoundTask(Generic[P, R]):
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Store one job; durable when this returns, or with the transaction given as `tx`."""
-        jobs = await self._task.producer.enqueue_many([Call(self._task, args, kwargs, self._options)], self._options.tx)
-        return jobs[0]
+        return await self._task.producer.enqueue_one(Call(self._task, args, kwargs, self._options))
 
-    async def enqueue_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
+    async def dry_run(self, *args: P.args, **kwargs: P.kwargs) -> Foreseen:
+        """What `enqueue` would do now, checked in every way but not stored."""
+        return await self._task.producer.foresee(Call(self._task, args, kwargs, self._options))
+
+    async def enqueue_many(self, calls: Iterable[Call[R]], progress: Progress | None = None) -> Enqueued[R]:
         """Store these calls of this task, all or none. What a call does not choose is as chosen with `using`."""
         listed = list(calls)
         for call in listed:
@@ -173,7 +206,7 @@ class BoundTask(Generic[P, R]):
                 raise InvalidJob(f"{call!r} is no call of task {self._task.name!r}; use app.enqueue_many for a mixture")
         if self._options is not DEFAULTS:
             listed = [Call(call.task, call.args, call.kwargs, call.options.over(self._options)) for call in listed]
-        return await self._task.producer.enqueue_many(listed, self._options.tx)
+        return await self._task.producer.enqueue_many(listed, self._options.tx, progress)
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """`enqueue` for code that is not async: it blocks until the job is stored."""
@@ -189,10 +222,16 @@ class BoundTask(Generic[P, R]):
         keys: Mapping[str, object] | None = None,
         queue: str | None = None,
         max_attempts: int | None = None,
+        id: UUID | str | None = None,
+        unique: Unique | object | None = None,
     ) -> BoundTask[P, R]:
-        """The same task with these options for its jobs; what is not given stays as it was."""
+        """The same task with these options for its jobs; what is not given stays as it was.
+
+        `id` is for one job: `DuplicateJob` if there is one already. `unique` is a `Unique(…)`; a value or a function of
+        the arguments means `Unique(value)`.
+        """
         what = f"task {self._task.name!r}"
-        given: dict[str, Any] = {"tx": tx, "queue": queue}
+        given: dict[str, Any] = {"tx": tx, "queue": queue, "id": check_id(what, id), "unique": as_unique(unique)}
         if priority is not None:
             given["priority"] = check_priority(what, priority)
         if max_attempts is not None:

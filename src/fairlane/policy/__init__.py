@@ -5,6 +5,7 @@ from fairlane.policy.keys import Keys, canonical_key, canonical_keys, flow_id, g
 from fairlane.policy.limits import Concurrency, Limit, Rate
 from fairlane.policy.policy import BoundLimit, Level, Policy
 from fairlane.policy.retry import Backoff
+from fairlane.policy.unique import Unique
 
 __all__ = [
     "Backoff",
@@ -16,6 +17,7 @@ __all__ = [
     "Limit",
     "Policy",
     "Rate",
+    "Unique",
     "canonical_key",
     "canonical_keys",
     "flow_id",

@@ -15,7 +15,17 @@ from uuid import UUID
 
 from fairlane.errors import InvalidKey
 
-__all__ = ["MAX_KEY_BYTES", "Keys", "canonical_key", "canonical_keys", "flow_id", "gate_id", "lane_id", "select"]
+__all__ = [
+    "MAX_KEY_BYTES",
+    "Keys",
+    "canonical_key",
+    "canonical_keys",
+    "flow_id",
+    "gate_id",
+    "lane_id",
+    "select",
+    "unique_id",
+]
 
 MAX_KEY_BYTES = 512
 BUILT_IN = ("priority", "task")
@@ -97,6 +107,11 @@ def flow_id(queue: str, by: tuple[str, ...], values: tuple[str | None, ...]) -> 
 def gate_id(queue: str, limit: str, values: tuple[str | None, ...]) -> bytes:
     """The gate of one limit for one key."""
     return _digest("fairlane/gate/1", (queue, limit, *values))
+
+
+def unique_id(task: str, values: tuple[str | None, ...]) -> bytes:
+    """The identity of a unique key: of one task, whatever the queue."""
+    return _digest("fairlane/unique/1", (task, *values))
 
 
 def _digest(domain: str, parts: Iterable[str | None]) -> bytes:

@@ -15,6 +15,7 @@ import msgspec
 from fairlane.clock import Instant
 from fairlane.job import AttemptRecord, Claim, JobRecord, NewJob, State
 from fairlane.policy.policy import Policy
+from fairlane.policy.unique import Conflict
 from fairlane.scheduler.settlement import Settlement
 
 __all__ = [
@@ -151,12 +152,19 @@ class Store(Protocol):
 
     async def queues(self) -> list[str]: ...
 
-    async def enqueue(self, jobs: Sequence[NewJob], tx: Any = None) -> None:
+    async def enqueue(
+        self, jobs: Sequence[NewJob], tx: Any = None, progress: Callable[[int], None] | None = None
+    ) -> dict[UUID, Conflict]:
         """Store jobs and ring their lanes' bells; durable on return, or with the caller's transaction `tx`.
 
         All or none: `DuplicateJob` if one has an id that a job has already. A store that tries again after a lost
-        connection knows its own jobs, and stores them once.
+        connection knows its own jobs, and stores them once. Returned is what met a unique key that another job holds,
+        by the id of the new one; each is decided as if it were enqueued alone. `progress` is told how many are stored.
         """
+        ...
+
+    async def foresee(self, jobs: Sequence[NewJob]) -> dict[UUID, Conflict]:
+        """What `enqueue` would return for these jobs now. Looking changes nothing."""
         ...
 
     async def claim(

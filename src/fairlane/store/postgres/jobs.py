@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -12,13 +12,17 @@ from asyncpg.pool import PoolConnectionProxy
 from fairlane.clock import Instant
 from fairlane.errors import ConfigurationError, DuplicateJob, InvalidJob, JobNotFound
 from fairlane.job import AttemptRecord, JobRecord, NewJob, State
-from fairlane.store.postgres import rows
+from fairlane.policy.unique import Conflict
+from fairlane.store.postgres import rows, uniques
 from fairlane.store.postgres.connections import STATEMENTS
 
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
 
 __all__ = ["attempts", "cancel", "foreign_transaction", "insert", "record"]
+
+AT_ONCE = 5_000
+"""Jobs that one statement stores; more of them go in several, in one transaction."""
 
 
 async def insert(
@@ -29,8 +33,49 @@ async def insert(
     *,
     is_callers: bool,
     is_repeated: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> dict[UUID, Conflict]:
+    """Store jobs, ring their lanes' bells and wake whoever waits for them; `DuplicateJob` if an id is taken.
+
+    Returns what met a unique key that another job holds.
+    """
+    tell = progress or _tell_nobody
+    is_unique = any(job.unique is not None for job in jobs)
+    if not is_unique and len(jobs) <= AT_ONCE:
+        await _store(connection, jobs, queues, now, is_callers=is_callers, is_repeated=is_repeated)
+        tell(len(jobs))
+        return {}
+    async with connection.transaction():  # inside the caller's, it is a savepoint
+        admission = await uniques.admitted(connection, jobs, now)
+        stored = admission.stored
+        if admission.own and not is_repeated:
+            raise DuplicateJob(min(admission.own))
+        # All were stored together, or none: one of them tells of the others.
+        if admission.own or (is_repeated and await _are_stored(connection, stored[:1], queues)):
+            return admission.conflicts
+        for old, new in admission.replaced.items():
+            await cancel(connection, old, now, only_waiting=True, reason=f"replaced by job {new}")
+        await uniques.take(connection, admission)
+        for first in range(0, len(stored), AT_ONCE):
+            some = stored[first : first + AT_ONCE]
+            await _store(connection, some, queues, now, is_callers=is_callers, is_repeated=False)
+            tell(first + len(some))
+    return admission.conflicts
+
+
+def _tell_nobody(_: int) -> None:
+    pass
+
+
+async def _store(
+    connection: Connection,
+    jobs: Sequence[NewJob],
+    queues: Mapping[str, int],
+    now: Instant | None,
+    *,
+    is_callers: bool,
+    is_repeated: bool,
 ) -> None:
-    """Store jobs, ring their lanes' bells and wake whoever waits for them; `DuplicateJob` if an id is taken."""
     try:
         if len(jobs) == 1:
             await connection.execute(STATEMENTS["enqueue_one"], now, is_callers, *_columns(jobs[0], queues))
@@ -41,10 +86,14 @@ async def insert(
     except asyncpg.UniqueViolationError as error:
         # One statement stores all or nothing. If the answer to an earlier try was not heard and all are there as they
         # were given, it was we who stored them.
-        if not (
-            is_repeated and await connection.fetchval(STATEMENTS["are_stored"], [_columns(job, queues) for job in jobs])
-        ):
+        if not (is_repeated and await _are_stored(connection, jobs, queues)):
             raise DuplicateJob(_taken(jobs, error)) from error
+
+
+async def _are_stored(connection: Connection, jobs: Sequence[NewJob], queues: Mapping[str, int]) -> bool:
+    """Whether all of these are there exactly as given. Of none that is not so: nothing tells us that we came before."""
+    found: bool = await connection.fetchval(STATEMENTS["are_stored"], [_columns(job, queues) for job in jobs])
+    return bool(jobs) and found
 
 
 def _taken(jobs: Sequence[NewJob], error: asyncpg.UniqueViolationError) -> UUID:
@@ -82,8 +131,11 @@ def foreign_transaction(tx: Any) -> Connection:
     return tx
 
 
-async def cancel(connection: Connection, job: UUID, now: Instant | None) -> State:
-    row = await connection.fetchrow(STATEMENTS["cancel"], job, now)
+async def cancel(
+    connection: Connection, job: UUID, now: Instant | None, *, only_waiting: bool = False, reason: str | None = None
+) -> State:
+    """Cancel what waits; what runs is asked to stop, or left alone. Returns the state it is in now."""
+    row = await connection.fetchrow(STATEMENTS["cancel"], job, now, only_waiting, reason)
     if row is None:
         raise _not_found(job)
     return State(row["state"])

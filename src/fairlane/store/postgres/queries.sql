@@ -162,6 +162,27 @@ from unnest($1::fairlane.new_job[]) u
 join fairlane.jobs j on j.id = any (array[u.id])
 where j.queue_id = u.queue_id and j.task = u.task and j.lane = u.lane and j.keys = u.keys and j.payload = u.payload
 
+-- name: lock_uniques
+-- Nobody else decides on these keys until this transaction has ended. In the order of the ids: no two ever deadlock.
+insert into fairlane.uniques as u (id)
+select unnest($1::bytea[])
+on conflict (id) do update set id = excluded.id
+
+-- name: select_holders
+-- Who has taken these keys, and how those jobs stand now.
+-- $1 keys, $2 now or null
+select fairlane.instant($2::bigint) as now, u.id, u.job, u.digest, u.until, u.expires_at, j.state,
+    j.claimed_at is not null as has_started
+from unnest($1::bytea[]) as k (id)
+left join lateral (select u.* from fairlane.uniques u where u.id = k.id limit 1) u on true
+left join lateral (select j.state, j.claimed_at from fairlane.jobs j where j.id = u.job limit 1) j on true
+
+-- name: take_uniques
+update fairlane.uniques u
+set job = t.job, digest = t.digest, until = t.until, expires_at = t.expires_at
+from unnest($1::bytea[], $2::uuid[], $3::bytea[], $4::smallint[], $5::bigint[]) as t (id, job, digest, until, expires_at)
+where u.id = any (array[t.id])
+
 -- name: settle
 -- End claims: fenced by their lease, with their bells, their history and their place in retention.
 -- $1 now or null, $2 settlements, $3 leases that hold nothing more, $4 whether a reaper settles
@@ -403,6 +424,7 @@ select pg_advisory_lock($1::bigint), fairlane.channel($2::uuid) as channel
 
 -- name: cancel
 -- Whatever waits is cancelled here and now; what runs is asked to stop, and its worker is told.
+-- $1 job, $2 now or null, $3 whether what runs is left alone, $4 the reason
 with
 job as materialized (
     select j.*, fairlane.instant($2::bigint) as now
@@ -413,7 +435,7 @@ job as materialized (
 ended as (
     update fairlane.jobs j
     set state = 5, outcome = 'cancelled', cancel_requested = true, finished_at = job.now, due_at = null,
-        claimed_at = null, worker = null
+        claimed_at = null, worker = null, error = $4::text
     from job
     where j.id = any (array[job.id]) and job.state < 2
     returning j.id
@@ -434,21 +456,21 @@ asked as (
     update fairlane.jobs j
     set cancel_requested = true
     from job
-    where j.id = any (array[job.id]) and job.state = 2
+    where j.id = any (array[job.id]) and job.state = 2 and not $3::boolean
     returning j.id
 ),
 noted as (
     insert into fairlane.cancellations (lease, job)
     select lease, id
     from job
-    where state = 2
+    where state = 2 and not $3
     on conflict do nothing
 )
 select
     case when job.state < 2 then 5 else job.state end as state,
     (select pg_notify(fairlane.channel(l.worker_id), 'cancel')
      from fairlane.leases l
-     where l.id = job.lease and job.state = 2)::text as told
+     where l.id = job.lease and job.state = 2 and not $3)::text as told
 from job
 
 -- name: update_progress
@@ -514,6 +536,21 @@ history as (
     using removed
     where a.job = any (array[removed.id])
 ),
+-- A key whose job is gone is free; what somebody decides on at this moment is left to them.
+freed as (
+    delete from fairlane.uniques
+    where id = any (array(
+        select u.id
+        from removed r
+        cross join lateral (
+            select u.id
+            from fairlane.uniques u
+            where u.job = r.id and u.expires_at is null
+            limit 1
+            for update skip locked
+        ) u
+    ))
+),
 emptied as (
     delete from fairlane.finished f
     using taken t
@@ -526,3 +563,15 @@ shortened as (
     where f.is_dead = $1 and f.id = any (array[t.id]) and cardinality(t.rest) > 0
 )
 select (select count(*) from removed) as jobs, (select coalesce(sum(cardinality(jobs)), 0) from taken) as filed
+
+-- name: prune_uniques
+-- Windows that are over.
+delete from fairlane.uniques
+where id = any (array(
+    select u.id
+    from fairlane.uniques u
+    where u.expires_at <= $1::bigint
+    order by u.expires_at
+    limit $2::integer
+    for update skip locked
+))

@@ -11,8 +11,9 @@ from fairlane.clock import Clock, Instant, microseconds
 from fairlane.errors import ConfigurationError
 from fairlane.job import AttemptRecord, Claim, JobRecord, NewJob, State
 from fairlane.policy.policy import Policy
+from fairlane.policy.unique import Conflict
 from fairlane.scheduler.settlement import Settlement
-from fairlane.store.postgres import jobs, policies, schema, upkeep
+from fairlane.store.postgres import jobs, policies, schema, uniques, upkeep
 from fairlane.store.postgres.claims import Claimer
 from fairlane.store.postgres.connections import STATEMENTS, Connections
 from fairlane.store.postgres.rows import storable
@@ -100,19 +101,25 @@ class PostgresStore:
         async with self._connections.session() as connection:
             return [name for (name,) in await connection.fetch(STATEMENTS["select_queue_names"])]
 
-    async def enqueue(self, new: Sequence[NewJob], tx: Any = None) -> None:
+    async def enqueue(
+        self, new: Sequence[NewJob], tx: Any = None, progress: Callable[[int], None] | None = None
+    ) -> dict[UUID, Conflict]:
         if not new:
-            return
+            return {}
         queues = {name: (await self._claimer.queue(name)).id for name in {job.queue for job in new}}
         now = self._clock.parameter()
         if tx is not None:
-            await jobs.insert(jobs.foreign_transaction(tx), new, queues, now, is_callers=True)
-            return
-        await self._connections.again(
+            connection = jobs.foreign_transaction(tx)
+            return await jobs.insert(connection, new, queues, now, is_callers=True, progress=progress)
+        return await self._connections.again(
             lambda connection, is_repeated: jobs.insert(
-                connection, new, queues, now, is_callers=False, is_repeated=is_repeated
+                connection, new, queues, now, is_callers=False, is_repeated=is_repeated, progress=progress
             )
         )
+
+    async def foresee(self, new: Sequence[NewJob]) -> dict[UUID, Conflict]:
+        async with self._connections.session() as connection:
+            return (await uniques.foreseen(connection, new, self._clock.parameter())).conflicts
 
     async def claim(
         self,

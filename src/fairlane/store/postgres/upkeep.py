@@ -46,6 +46,7 @@ async def prune(connection: Connection, retention: Retention, now: Instant, limi
         assert row is not None
         removed += row["jobs"]
         more = more or row["filed"] >= left
+    await connection.execute(STATEMENTS["prune_uniques"], now, limit)
     return Pruned(removed, more=more)
 
 

@@ -10,14 +10,31 @@ from uuid import UUID
 from fairlane.clock import Instant
 from fairlane.errors import DuplicateJob, JobNotFound, UnknownQueue
 from fairlane.job import AttemptRecord, JobRecord, NewJob, State
-from fairlane.store.sqlite import rows
+from fairlane.policy.unique import Conflict
+from fairlane.store.sqlite import rows, uniques
 from fairlane.store.sqlite.database import Transaction
 
 __all__ = ["attempts", "cancel", "insert", "record"]
 
 
-def insert(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> dict[int, int]:
-    """Store jobs and ring one bell per lane; `DuplicateJob` if an id is taken. Returns how many to wake by queue."""
+def insert(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> tuple[dict[int, int], dict[UUID, Conflict]]:
+    """Store jobs and ring one bell per lane; `DuplicateJob` if an id is taken.
+
+    Returns how many to wake by queue, and what met a unique key that another job holds.
+    """
+    if all(job.unique is None for job in jobs):
+        return _store(tx, jobs, now), {}
+    admission = uniques.admitted(tx, jobs, now)
+    if admission.own:
+        raise DuplicateJob(min(admission.own))
+    woken = _store(tx, admission.stored, now) if admission.stored else {}
+    for old, new in admission.replaced.items():
+        cancel(tx, old, now, only_waiting=True, reason=f"replaced by job {new}")
+    uniques.take(tx, admission)
+    return woken, admission.conflicts
+
+
+def _store(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> dict[int, int]:
     numbers = {name: _queue_number(tx, name) for name in {job.queue for job in jobs}}
     last: int = tx.value("take_positions", len(jobs))
     position = last - len(jobs)
@@ -94,21 +111,23 @@ def _queue_number(tx: Transaction, name: str) -> int:
     return number
 
 
-def cancel(tx: Transaction, job: UUID, now: Instant) -> tuple[State, UUID | None]:
-    """Returns the state the job is in now, and the worker to tell if it runs."""
+def cancel(
+    tx: Transaction, job: UUID, now: Instant, *, only_waiting: bool = False, reason: str | None = None
+) -> tuple[State, UUID | None]:
+    """Cancel what waits; what runs is asked to stop, or left alone. Returns its state now, and the worker to tell."""
     row = tx.one("select_state", job.bytes)
     if row is None:
         raise _not_found(job)
     position, queue, lane, priority, lane_keys, number, ready_at, lease = row
     state = State(number)
-    if state.is_final:
+    if state.is_final or (only_waiting and state is State.RUNNING):
         return state, None
     if state is State.RUNNING:
         tx.run("request_cancel", position)
         tx.run("insert_cancellation", lease, job.bytes)
         worker = tx.value("select_lease_worker", lease)
         return state, None if worker is None else UUID(bytes=worker)
-    tx.run("cancel_waiting", now, position)
+    tx.run("cancel_waiting", now, reason, position)
     if state is State.READY:
         tx.run("insert_arrival", queue, lane, priority, lane_keys, -1, position, ready_at)
     return State.CANCELLED, None

@@ -296,7 +296,7 @@ where id = ?
 -- name: cancel_waiting
 update jobs
 set state = 5, finished_at = ?, due_at = null, claimed_at = null, worker = null, outcome = 'cancelled',
-    cancel_requested = 1
+    cancel_requested = 1, error = ?
 where position = ?
 
 -- name: request_cancel
@@ -472,3 +472,25 @@ from migrations
 -- name: insert_migration
 insert into migrations (number, name, checksum)
 values (?, ?, ?)
+
+-- name: select_holder
+-- Who has taken a unique key, and how that job stands now.
+select u.job, u.digest, u.until, u.expires_at, j.state, j.claimed_at is not null
+from uniques u
+left join jobs j on j.id = u.job
+where u.id = ?
+
+-- name: take_unique
+insert into uniques (id, job, digest, until, expires_at)
+values (?, ?, ?, ?, ?)
+on conflict (id) do update set job = excluded.job, digest = excluded.digest, until = excluded.until,
+    expires_at = excluded.expires_at
+
+-- name: delete_uniques_of_job
+-- A key whose job is gone is free; a window outlives its job.
+delete from uniques
+where job = ? and expires_at is null
+
+-- name: delete_expired_uniques
+delete from uniques
+where id in (select id from uniques where expires_at <= ? order by expires_at limit ?)

@@ -13,6 +13,7 @@ from fairlane.clock import Clock, Instant, SystemClock, microseconds
 from fairlane.errors import ConfigurationError, UnknownQueue
 from fairlane.job import AttemptRecord, Claim, JobRecord, NewJob, State
 from fairlane.policy.policy import Policy
+from fairlane.policy.unique import Conflict
 from fairlane.scheduler.settlement import Settlement
 from fairlane.store.migrate import load_migrations, pending
 from fairlane.store.protocol import (
@@ -26,7 +27,7 @@ from fairlane.store.protocol import (
     Retention,
     WorkerIdentity,
 )
-from fairlane.store.sqlite import claims, jobs, settling, upkeep
+from fairlane.store.sqlite import claims, jobs, settling, uniques, upkeep
 from fairlane.store.sqlite.database import Database, Transaction
 from fairlane.store.sqlite.wakeups import SqliteListener, nudge
 
@@ -93,20 +94,32 @@ class SqliteStore:
     async def queues(self) -> list[str]:
         return await self._database.read(lambda tx: [name for (name,) in tx.all("select_queue_names")])
 
-    async def enqueue(self, new: Sequence[NewJob], tx: Any = None) -> None:
+    async def enqueue(
+        self, new: Sequence[NewJob], tx: Any = None, progress: Callable[[int], None] | None = None
+    ) -> dict[UUID, Conflict]:
         if not new:
-            return
+            return {}
         if tx is not None:
-            ready = jobs.insert(self._foreign(tx), new, self._clock.now())
+            ready, conflicts = jobs.insert(self._foreign(tx), new, self._clock.now())
             # Sent before the commit: whoever wakes now waits for the caller's transaction to end, and then looks.
             for worker in _take_waiters(self._foreign(tx), ready):
                 nudge(worker)
-            return
+            if progress is not None:
+                progress(len(new))
+            return conflicts
 
-        def work(inner: Transaction) -> list[UUID]:
-            return _take_waiters(inner, jobs.insert(inner, new, self._clock.now()))
+        def work(inner: Transaction) -> tuple[list[UUID], dict[UUID, Conflict]]:
+            ready, conflicts = jobs.insert(inner, new, self._clock.now())
+            return _take_waiters(inner, ready), conflicts
 
-        await self._nudge(await self._write(work))
+        waiters, conflicts = await self._write(work)
+        await self._nudge(waiters)
+        if progress is not None:
+            progress(len(new))
+        return conflicts
+
+    async def foresee(self, new: Sequence[NewJob]) -> dict[UUID, Conflict]:
+        return await self._database.read(lambda tx: uniques.admitted(tx, new, self._clock.now()).conflicts)
 
     def _foreign(self, connection: Any) -> Transaction:
         if not isinstance(connection, sqlite3.Connection):

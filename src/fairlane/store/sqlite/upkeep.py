@@ -44,8 +44,10 @@ def prune(tx: Transaction, retention: Retention, now: Instant, limit: int) -> Pr
     ):
         found = tx.all("select_finished", int(state), now - kept, limit - removed)
         tx.run_many("delete_attempts", [(job,) for _, job in found])
+        tx.run_many("delete_uniques_of_job", [(job,) for _, job in found])
         tx.run_many("delete_job", [(position,) for position, _ in found])
         removed += len(found)
+    tx.run("delete_expired_uniques", now, limit)
     return Pruned(removed, more=removed >= limit)
 
 

@@ -1,0 +1,79 @@
+"""What is checked where an app is declared: keys that can be provided, names of tasks, settings that make sense."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from fairlane.clock import microseconds
+from fairlane.errors import ConfigurationError, InvalidPolicy
+from fairlane.policy.keys import BUILT_IN
+from fairlane.policy.policy import Policy
+from fairlane.task import Duration, KeySource, Task
+
+__all__ = ["check_keys", "checked_size", "checked_time", "is_async", "key_source", "name_of"]
+
+
+def check_keys(policy: Policy, tasks: Iterable[Task[..., Any]]) -> None:
+    """Refuse a policy that looks at a key which no task of its queue can provide."""
+    listed = list(tasks)
+    if not listed:
+        return
+    scopes: list[tuple[str, tuple[str, ...]]] = [(repr(limit), limit.by) for limit in policy.limits]
+    if policy.fair:
+        scopes.insert(0, (repr(policy.fair), policy.fair.by))
+    scopes.append((f"keys={policy.keys!r}", policy.keys))
+    for what, by in scopes:
+        for key in by:
+            if key not in BUILT_IN and not any(task.can_provide(key) for task in listed):
+                raise InvalidPolicy(
+                    f"queue {policy.queue!r}: {what} looks at the key {key!r}, which none of its tasks can provide "
+                    f"({', '.join(task.name for task in listed)}); give one of them a parameter {key!r} or keys=…"
+                )
+
+
+def key_source(keys: KeySource | Iterable[str]) -> KeySource:
+    """Where keys come from, in one form: names, a function, or nothing."""
+    if keys is None or isinstance(keys, tuple):
+        return keys
+    if isinstance(keys, str):
+        return (keys,)
+    return keys if callable(keys) else tuple(keys)
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling it gives something to await."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """`module.qualname`. A script that runs as `__main__` goes by the name that importing it would give it."""
+    if not hasattr(function, "__qualname__"):
+        raise ConfigurationError(f"{function!r} has no name of its own; give it one: app.task(name=…)")
+    module = function.__module__
+    if module == "__main__":
+        main = sys.modules["__main__"]
+        spec = getattr(main, "__spec__", None)
+        module = spec.name if spec else Path(getattr(main, "__file__", None) or "__main__").stem
+    return f"{module}.{function.__qualname__}"
+
+
+def checked_size(max_payload: object) -> int:
+    """A number of bytes above 0."""
+    if isinstance(max_payload, bool) or not isinstance(max_payload, int) or max_payload < 1:
+        raise ConfigurationError(f"max_payload={max_payload!r} is not a number of bytes above 0")
+    return max_payload
+
+
+def checked_time(name: str, duration: Duration) -> int:
+    """A time of at least 0, in microseconds."""
+    try:
+        amount = microseconds(duration)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{name}: {error}") from None
+    if amount < 0:
+        raise ConfigurationError(f"{name}={duration!r} is not a time of at least 0")
+    return amount

@@ -1,0 +1,217 @@
+"""Uniqueness: at most one job of a task for a key, until it has started, until it has ended, or for a window.
+
+The rule is decided here; a store looks up who holds a key, inside the transaction that would take it, and writes. A key
+is never given back: the state of the job that took it says whether it is still held. So claims and settlements know
+nothing of uniqueness, and pay nothing for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from hashlib import sha256
+from typing import Any, Literal, cast
+from uuid import UUID
+
+import msgspec
+
+from fairlane.clock import Instant, microseconds
+from fairlane.errors import ConfigurationError, InvalidKey
+from fairlane.job import NewJob, Outcome, State, UniqueKey, Until
+from fairlane.policy.keys import canonical_key, unique_id
+
+__all__ = [
+    "Admission",
+    "Conflict",
+    "Holder",
+    "OnConflict",
+    "Unique",
+    "admit",
+    "decide",
+    "digest_of",
+]
+
+OnConflict = Literal["return", "reject", "replace"]
+_ON_CONFLICT = ("return", "reject", "replace")
+
+
+class Unique:
+    """At most one job of the task for this key.
+
+    `key` is a value, a tuple of values, or a function of the task's arguments; `None` (or a function that returns it)
+    means that this job is not unique. `until` says how long the key is held: until the job has "started" (a retry does
+    not take it back), or until it is "done", however it ends. `window` holds it for a time instead, counted from the
+    enqueue, whatever becomes of the job. `on_conflict`: "return" the job that holds the key, "reject" the new one, or
+    "replace" the old one (one that has started goes on, and the new one is stored beside it). With `same_payload`,
+    another payload under the same key is an error.
+
+    >>> Unique("order-42", window="10m")
+    Unique('order-42', window='10m')
+    """
+
+    __slots__ = ("key", "on_conflict", "same_payload", "until", "window")
+
+    def __init__(
+        self,
+        key: object | Callable[..., object],
+        *,
+        until: Literal["started", "done"] = "done",
+        window: timedelta | str | float | None = None,
+        on_conflict: OnConflict = "return",
+        same_payload: bool = False,
+    ) -> None:
+        if until not in ("started", "done"):
+            raise ConfigurationError(f"Unique: until={until!r} is not 'started' or 'done'")
+        if on_conflict not in _ON_CONFLICT:
+            raise ConfigurationError(f"Unique: on_conflict={on_conflict!r} is not 'return', 'reject' or 'replace'")
+        if window is not None and microseconds(window) <= 0:
+            raise ConfigurationError(f"Unique: window={window!r} is not a time above 0, such as '10m'")
+        self.key = key
+        self.until = until
+        self.window = window
+        self.on_conflict = on_conflict
+        self.same_payload = bool(same_payload)
+
+    def __repr__(self) -> str:
+        given = [repr(self.key)]
+        if self.window is not None:
+            given.append(f"window={self.window!r}")
+        elif self.until != "done":
+            given.append(f"until={self.until!r}")
+        if self.on_conflict != "return":
+            given.append(f"on_conflict={self.on_conflict!r}")
+        if self.same_payload:
+            given.append("same_payload=True")
+        return f"Unique({', '.join(given)})"
+
+    def stamped(self, task: str, args: tuple[Any, ...], kwargs: dict[str, Any], payload: bytes) -> UniqueKey | None:
+        """The key of one call; `None` if it is not unique."""
+        value = self.key(*args, **kwargs) if callable(self.key) else self.key
+        if value is None:
+            return None
+        parts = cast(tuple[object, ...], value) if isinstance(value, tuple) else (value,)
+        texts = tuple(_part(task, part) for part in parts)
+        until = Until.WINDOW if self.window is not None else Until[self.until.upper()]
+        return UniqueKey(
+            unique_id(task, texts),
+            until,
+            None if self.window is None else microseconds(self.window),
+            self.on_conflict,
+            digest_of(payload),
+            self.same_payload,
+        )
+
+
+def _part(task: str, part: object) -> str | None:
+    try:
+        return canonical_key("unique", part)
+    except InvalidKey as error:
+        raise InvalidKey(f"task {task!r}: {error}") from None
+
+
+def digest_of(payload: bytes) -> bytes:
+    """Names a payload's content."""
+    return sha256(payload).digest()[:16]
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """The job that has taken a unique key, as it stands now."""
+
+    job: UUID
+    digest: bytes
+    until: Until
+    expires_at: Instant | None
+    state: State | None
+    """`None`: retention has removed it. A window outlives its job."""
+    has_started: bool
+    """It has been claimed once, whatever became of it since."""
+
+    def holds(self, now: Instant) -> bool:
+        """Whether the key is still taken. Nobody has to give it back: what became of the job says so."""
+        match self.until:
+            case Until.WINDOW:
+                return self.expires_at is not None and self.expires_at > now
+            case Until.STARTED:
+                return self._is_alive and not self.has_started
+            case Until.DONE:
+                return self._is_alive
+
+    @property
+    def waits(self) -> bool:
+        return self.state is not None and self.state < State.RUNNING
+
+    @property
+    def _is_alive(self) -> bool:
+        return self.state is not None and not self.state.is_final
+
+
+class Conflict(msgspec.Struct, frozen=True):
+    """What became of a job whose unique key another one held."""
+
+    outcome: Outcome
+    holder: UUID
+    differs: bool = False
+    """Refused because the holder has another payload."""
+
+
+class Admission(msgspec.Struct, frozen=True):
+    """What an enqueue of jobs with unique keys comes to."""
+
+    now: Instant
+    stored: list[NewJob]
+    taken: dict[bytes, NewJob]
+    """The keys that stored jobs take, by their ids."""
+    replaced: dict[UUID, UUID]
+    """Waiting jobs that go, and the job for which each does."""
+    conflicts: dict[UUID, Conflict]
+    """By the id of the new job. What is not here was simply stored."""
+    own: set[UUID]
+    """Jobs that hold their key already: an earlier try has stored them, and with them everything it stored."""
+
+
+def decide(wanted: UniqueKey, holder: Holder | None, now: Instant) -> Conflict | None:
+    """What a job that asks for a key meets; `None`: the key is free."""
+    if holder is None or not holder.holds(now):
+        return None
+    if wanted.same_payload and holder.digest != wanted.digest:
+        return Conflict(Outcome.REFUSED, holder.job, differs=True)
+    match wanted.on_conflict:
+        case "return":
+            return Conflict(Outcome.DUPLICATE, holder.job)
+        case "reject":
+            return Conflict(Outcome.REFUSED, holder.job)
+        case "replace":
+            return Conflict(Outcome.REPLACED, holder.job) if holder.waits else None
+
+
+def admit(jobs: Sequence[NewJob], holders: Mapping[bytes, Holder], now: Instant) -> Admission:
+    """Decide on jobs one after the other, as if each were enqueued alone."""
+    known = dict(holders)
+    stored: dict[UUID, NewJob] = {}
+    admission = Admission(now, [], {}, {}, {}, set())
+    for job in jobs:
+        if job.unique is None:
+            stored[job.id] = job
+            continue
+        holder = known.get(job.unique.id)
+        if holder is not None and holder.job == job.id:
+            admission.own.add(job.id)
+            continue
+        conflict = decide(job.unique, holder, now)
+        if conflict is not None:
+            admission.conflicts[job.id] = conflict
+            if not conflict.outcome.is_stored:
+                continue
+            if stored.pop(conflict.holder, None) is None:
+                admission.replaced[conflict.holder] = job.id
+            else:
+                # Both are of this batch: the first was never there, and the last stands for it.
+                admission.conflicts[conflict.holder] = Conflict(Outcome.DUPLICATE, job.id)
+        stored[job.id] = admission.taken[job.unique.id] = job
+        known[job.unique.id] = _newly_held(job, job.unique, now)
+    admission.stored.extend(stored.values())
+    return admission
+
+
+def _newly_held(job: NewJob, key: UniqueKey, now: Instant) -> Holder:
+    return Holder(job.id, key.digest, key.until, key.expires_at(now), State.READY, has_started=False)

@@ -1,0 +1,12 @@
+-- Who has taken a unique key. Whether it is still held, the state of that job says: nothing is written when a job starts or
+-- ends. `job` is null only inside the transaction that takes a key for the first time.
+create table fairlane.uniques (
+    id bytea primary key,
+    job uuid,
+    digest bytea,
+    until smallint not null default 1 check (until between 0 and 2),
+    expires_at bigint
+) with (fillfactor = 80);
+comment on column fairlane.uniques.expires_at is 'Until 2 (a window): when the key is free again, whatever became of its job.';
+create index uniques_of_job on fairlane.uniques (job);
+create index uniques_by_end on fairlane.uniques (expires_at) where expires_at is not null;
