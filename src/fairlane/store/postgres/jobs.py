@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -45,7 +46,7 @@ async def insert(
         await _store(connection, jobs, queues, now, is_callers=is_callers, is_repeated=is_repeated)
         tell(len(jobs))
         return {}
-    async with connection.transaction():  # inside the caller's, it is a savepoint
+    async with contextlib.nullcontext() if is_callers else connection.transaction():
         admission = await uniques.admitted(connection, jobs, now)
         stored = admission.stored
         if admission.own and not is_repeated:

@@ -1,5 +1,5 @@
 -- Who has taken a unique key. Whether it is still held, the state of that job says: nothing is written when a job starts or
--- ends. `job` is null only inside the transaction that takes a key for the first time.
+-- ends. `job` is null while a key is being taken for the first time; one that stays so is free.
 create table fairlane.uniques (
     id bytea primary key,
     job uuid,

@@ -1,0 +1,284 @@
+"""Unique keys: at most one job of a task for a key, decided inside the transaction that would store it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from fairlane.clock import ManualClock
+from fairlane.errors import DuplicateJob
+from fairlane.job import NewJob, Outcome, State
+from fairlane.policy import Policy
+from fairlane.policy.unique import Unique
+from fairlane.scheduler.settlement import Died, Failed, Released, Snoozed
+from fairlane.scheduler.settlement import Outcome as Ending
+from fairlane.store.protocol import Retention, Store
+from tests.store.harness import SECOND, Database, claim, finish, ids, new_jobs, soon, state_of
+
+PLAIN = Policy("webhooks")
+OTHER = Policy("email")
+
+
+def job(unique: Unique, *, queue: Policy = PLAIN, task: str = "deliver", payload: bytes = b"{}", **rest: Any) -> NewJob:
+    (made,) = new_jobs(queue, task=task, payload=payload, **rest)
+    key = unique.stamped(task, (), {}, payload)
+    return NewJob(
+        **{name: getattr(made, name) for name in made.__struct_fields__ if name != "unique"},
+        unique=key,
+    )
+
+
+async def enqueue(store: Store, unique: Unique, **rest: Any) -> tuple[NewJob, Outcome, UUID | None]:
+    """Enqueue one job; its outcome, and the job that held its key."""
+    new = job(unique, **rest)
+    conflict = (await store.enqueue([new])).get(new.id)
+    return (new, Outcome.ENQUEUED, None) if conflict is None else (new, conflict.outcome, conflict.holder)
+
+
+@pytest.fixture
+async def store(database: Database, clock: ManualClock) -> Store:
+    opened = await database.open(clock)
+    await opened.declare(PLAIN)
+    await opened.declare(OTHER)
+    return opened
+
+
+# E05
+async def test_a_second_job_with_the_same_key_is_not_stored_and_leaves_no_trace(store: Store) -> None:
+    first, outcome, _ = await enqueue(store, Unique("a"))
+    assert outcome is Outcome.ENQUEUED
+    before = await store.counts("webhooks")
+    _, outcome, holder = await enqueue(store, Unique("a"))
+    assert (outcome, holder) == (Outcome.DUPLICATE, first.id)
+    assert await store.counts("webhooks") == before
+    assert ids(await claim(store, "webhooks", 5)) == [first.id]
+
+
+async def test_keys_belong_to_a_task_across_queues(store: Store) -> None:
+    first, _, _ = await enqueue(store, Unique("a"))
+    assert (await enqueue(store, Unique("a"), queue=OTHER))[1:] == (Outcome.DUPLICATE, first.id)
+    assert (await enqueue(store, Unique("a"), task="other"))[1] is Outcome.ENQUEUED
+    assert (await enqueue(store, Unique(("a", None))))[1] is Outcome.ENQUEUED
+
+
+async def test_42_and_the_text_42_are_the_same_key(store: Store) -> None:
+    first, _, _ = await enqueue(store, Unique(42))
+    assert (await enqueue(store, Unique("42")))[1:] == (Outcome.DUPLICATE, first.id)
+
+
+ENDS: list[Ending | None] = [None, Died("for good")]
+
+
+@pytest.mark.parametrize("how", ENDS, ids=["done", "dead"])
+async def test_until_done_is_until_the_job_has_ended_however_it_does(store: Store, how: Ending | None) -> None:
+    first, _, _ = await enqueue(store, Unique("a"))
+    claims = await claim(store, "webhooks")
+    assert (await enqueue(store, Unique("a")))[1:] == (Outcome.DUPLICATE, first.id)
+    await finish(store, claims, how)
+    assert (await enqueue(store, Unique("a")))[1] is Outcome.ENQUEUED
+
+
+async def test_a_cancelled_job_gives_its_key_free(store: Store) -> None:
+    first, _, _ = await enqueue(store, Unique("a"))
+    await store.cancel(first.id)
+    assert (await enqueue(store, Unique("a")))[1] is Outcome.ENQUEUED
+
+
+async def test_a_job_that_waits_for_its_retry_still_holds_its_key(store: Store, clock: ManualClock) -> None:
+    first, _, _ = await enqueue(store, Unique("a"))
+    await finish(store, await claim(store, "webhooks"), Failed("no", 5 * SECOND))
+    assert (await enqueue(store, Unique("a")))[1:] == (Outcome.DUPLICATE, first.id)
+    clock.advance("5s")
+    assert (await enqueue(store, Unique("a")))[1:] == (Outcome.DUPLICATE, first.id)
+
+
+RETURNS: list[Ending] = [Failed("no", 5 * SECOND), Snoozed("later", 5 * SECOND), Released("stopped")]
+
+
+@pytest.mark.parametrize("how", RETURNS, ids=["failed", "snoozed", "released"])
+async def test_a_key_released_at_start_is_not_retaken_by_a_retry(store: Store, clock: ManualClock, how: Ending) -> None:
+    until_started = Unique("a", until="started")
+    first, _, _ = await enqueue(store, until_started)
+    assert (await enqueue(store, until_started))[1:] == (Outcome.DUPLICATE, first.id)
+    await finish(store, await claim(store, "webhooks"), how)
+    second, outcome, _ = await enqueue(store, until_started)
+    assert outcome is Outcome.ENQUEUED
+    clock.advance("5s")
+    assert (await enqueue(store, until_started))[1:] == (Outcome.DUPLICATE, second.id)
+    assert {*ids(await claim(store, "webhooks", 5))} == {first.id, second.id}
+
+
+async def test_a_window_rolls_from_the_enqueue_and_outlives_the_row(store: Store, clock: ManualClock) -> None:
+    for_ten_minutes = Unique("a", window="10m")
+    first, _, _ = await enqueue(store, for_ten_minutes)
+    await finish(store, await claim(store, "webhooks"))
+    clock.advance("1m")
+    assert (await store.prune(Retention(done=0, dead=0))).jobs == 1
+    clock.advance("8m")
+    assert (await enqueue(store, for_ten_minutes))[1:] == (Outcome.DUPLICATE, first.id)
+    clock.advance("1m")
+    second, outcome, _ = await enqueue(store, for_ten_minutes)
+    assert outcome is Outcome.ENQUEUED
+    clock.advance("9m")
+    assert (await enqueue(store, for_ten_minutes))[1:] == (Outcome.DUPLICATE, second.id)
+
+
+async def test_pruning_forgets_keys_that_nobody_holds(store: Store, clock: ManualClock) -> None:
+    for n in range(3):
+        await enqueue(store, Unique(n))
+        await enqueue(store, Unique(n, window="10m"), task="other")
+    await finish(store, await claim(store, "webhooks", 6))
+    clock.advance("1h")
+    await store.prune(Retention(done=0, dead=0))
+    assert (await enqueue(store, Unique(0)))[1] is Outcome.ENQUEUED
+    assert (await enqueue(store, Unique(0), task="other"))[1] is Outcome.ENQUEUED
+
+
+async def test_a_rejected_job_is_refused_and_the_others_of_its_batch_are_stored(store: Store) -> None:
+    first, _, _ = await enqueue(store, Unique("a"))
+    refused, other = job(Unique("a", on_conflict="reject")), job(Unique("b"))
+    conflicts = await store.enqueue([refused, other])
+    assert {new: (each.outcome, each.holder) for new, each in conflicts.items()} == {
+        refused.id: (Outcome.REFUSED, first.id)
+    }
+    assert ids(await claim(store, "webhooks", 5)) == [first.id, other.id]
+
+
+async def test_replacing_a_waiting_job_cancels_it(store: Store) -> None:
+    first, _, _ = await enqueue(store, Unique("a"))
+    second, outcome, holder = await enqueue(store, Unique("a", on_conflict="replace"))
+    assert (outcome, holder) == (Outcome.REPLACED, first.id)
+    assert await state_of(store, first.id) is State.CANCELLED
+    assert str(second.id) in ((await store.job(first.id)).error or "")
+    assert ids(await claim(store, "webhooks", 5)) == [second.id]
+
+
+async def test_replacing_a_scheduled_job_moves_its_time(store: Store, clock: ManualClock) -> None:
+    debounced = Unique("a", on_conflict="replace")
+    await enqueue(store, debounced, delay=5 * SECOND)
+    clock.advance("3s")
+    second, outcome, _ = await enqueue(store, debounced, delay=5 * SECOND)
+    assert outcome is Outcome.REPLACED
+    clock.advance("3s")
+    assert await claim(store, "webhooks", 5) == []
+    clock.advance("2s")
+    assert ids(await claim(store, "webhooks", 5)) == [second.id]
+
+
+async def test_replacing_a_started_job_enqueues_a_new_one(store: Store) -> None:
+    first, _, _ = await enqueue(store, Unique("a"))
+    claims = await claim(store, "webhooks")
+    second, outcome, _ = await enqueue(store, Unique("a", on_conflict="replace"))
+    assert outcome is Outcome.ENQUEUED
+    assert await state_of(store, first.id) is State.RUNNING
+    await finish(store, claims)
+    assert (await enqueue(store, Unique("a")))[1:] == (Outcome.DUPLICATE, second.id)
+
+
+# E08
+async def test_the_same_key_with_another_payload_is_an_error_when_asked(store: Store) -> None:
+    first, _, _ = await enqueue(store, Unique("a"), payload=b"1")
+    strict = Unique("a", same_payload=True)
+    different = job(strict, payload=b"2")
+    (conflict,) = (await store.enqueue([different])).values()
+    assert conflict.differs
+    assert (conflict.outcome, conflict.holder) == (Outcome.REFUSED, first.id)
+    assert (await enqueue(store, strict, payload=b"1"))[1:] == (Outcome.DUPLICATE, first.id)
+
+
+# E01
+async def test_a_bulk_has_the_outcomes_that_its_jobs_would_have_alone(store: Store) -> None:
+    first, again, other = job(Unique("a")), job(Unique("a")), job(Unique("b"))
+    newest = job(Unique("b", on_conflict="replace"))
+    conflicts = await store.enqueue([first, again, other, newest])
+    assert {new: (each.outcome, each.holder) for new, each in conflicts.items()} == {
+        again.id: (Outcome.DUPLICATE, first.id),
+        other.id: (Outcome.DUPLICATE, newest.id),
+        newest.id: (Outcome.REPLACED, other.id),
+    }
+    assert ids(await claim(store, "webhooks", 5)) == [first.id, newest.id]
+
+
+async def test_an_id_that_is_taken_aborts_the_enqueue_also_where_keys_are_unique(store: Store) -> None:
+    first, _, _ = await enqueue(store, Unique("a"))
+    new = job(Unique("b"))
+    same_id = NewJob(**{**{name: getattr(new, name) for name in new.__struct_fields__}, "id": first.id})
+    with pytest.raises(DuplicateJob):
+        await store.enqueue([job(Unique("c")), same_id])
+    assert (await enqueue(store, Unique("b")))[1] is Outcome.ENQUEUED
+    assert (await enqueue(store, Unique("c")))[1] is Outcome.ENQUEUED
+    with pytest.raises(DuplicateJob):
+        await store.enqueue([first])
+
+
+async def test_a_dry_run_says_what_would_happen_and_changes_nothing(store: Store) -> None:
+    first, _, _ = await enqueue(store, Unique("a"))
+    new = job(Unique("a"))
+    (conflict,) = (await store.foresee([new])).values()
+    assert (conflict.outcome, conflict.holder) == (Outcome.DUPLICATE, first.id)
+    assert await store.foresee([job(Unique("b"))]) == {}
+    assert (await enqueue(store, Unique("b")))[1] is Outcome.ENQUEUED
+    (conflict,) = (await store.foresee([job(Unique("a", on_conflict="replace"))])).values()
+    assert conflict.outcome is Outcome.REPLACED
+    assert await state_of(store, first.id) is State.READY
+
+
+# C11, E06
+async def test_a_rolled_back_enqueue_leaves_its_key_free(shared_database: Database) -> None:
+    store = await shared_database.open()
+    await store.declare(PLAIN)
+    async with shared_database.transaction() as producer:
+        await store.enqueue([job(Unique("a"))], tx=producer.tx)
+        assert (await store.enqueue([job(Unique("a"))], tx=producer.tx)) != {}
+        await producer.rollback()
+    assert (await enqueue(store, Unique("a")))[1] is Outcome.ENQUEUED
+
+
+# E05, E09
+async def test_of_two_enqueues_of_one_key_at_once_exactly_one_is_stored(shared_database: Database) -> None:
+    stores = [await shared_database.open() for _ in range(4)]
+    await stores[0].declare(PLAIN)
+    for turn in range(50):
+        names = [f"{turn}/{n}" for n in range(3)]
+        orders = [names, names[::-1], names[1:], names[:1]]
+
+        async def produce(store: Store, order: list[str]) -> list[tuple[str, UUID]]:
+            new = [job(Unique(name)) for name in order]
+            conflicts = await store.enqueue(new)
+            return [(name, each.id) for name, each in zip(order, new, strict=True) if each.id not in conflicts]
+
+        stored = [pair for pairs in await soon(asyncio.gather(*map(produce, stores, orders))) for pair in pairs]
+        assert Counter(name for name, _ in stored) == Counter(names)
+        claims = await claim(stores[turn % 4], "webhooks", 10)
+        assert sorted(ids(claims)) == sorted(each for _, each in stored)
+        await finish(stores[turn % 4], claims)
+
+
+async def test_replace_against_start_loses_neither_and_runs_none_twice(shared_database: Database) -> None:
+    producer, worker = [await shared_database.open() for _ in range(2)]
+    await producer.declare(PLAIN)
+    newest = Unique("a", on_conflict="replace")
+    last: NewJob | None = None
+    started: list[UUID] = []
+    replaced: list[UUID] = []
+    for _ in range(100):
+        (new, outcome, holder), claims = await soon(
+            asyncio.gather(enqueue(producer, newest), claim(worker, "webhooks", 1))
+        )
+        assert outcome.is_stored
+        if outcome is Outcome.REPLACED and holder is not None:
+            replaced.append(holder)
+        started += ids(claims)
+        await finish(worker, claims)
+        last = new
+    started += ids(await claim(worker, "webhooks", 5))
+    assert last is not None
+    assert len(set(started)) == len(started)
+    assert last.id in started
+    cancelled = [each for each in replaced if await state_of(worker, each) is State.CANCELLED]
+    assert not {*cancelled} & {*started}
+    assert len(started) + len(cancelled) == 100
