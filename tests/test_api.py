@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,16 +18,23 @@ import pytest
 import fairlane
 from fairlane import (
     App,
+    Call,
     ConfigurationError,
+    DuplicateJob,
     Fair,
+    Foreseen,
     InvalidJob,
     InvalidKey,
     JobCancelled,
     JobNotFound,
     ManualClock,
+    Outcome,
+    PayloadDiffers,
     Policy,
     ResultTimeout,
     State,
+    Unique,
+    UniqueConflict,
     UnknownQueue,
 )
 from fairlane.clock import as_instant
@@ -464,3 +471,104 @@ def test_the_public_names_are_those_of_the_design() -> None:
         assert name in fairlane.__all__
     assert all(hasattr(fairlane, name) for name in fairlane.__all__)
     assert os.path.exists(Path(fairlane.__file__).parent / "py.typed")
+
+
+# Identity and uniqueness.
+
+
+async def test_a_job_can_have_the_id_that_its_producer_gives(app: App) -> None:
+    @app.task
+    async def deliver(number: int) -> None: ...
+
+    chosen = uuid.uuid4()
+    job = await deliver.using(id=chosen).enqueue(1)
+    assert job.id == chosen
+    assert job.outcome is Outcome.ENQUEUED
+    with pytest.raises(DuplicateJob, match=str(chosen)):
+        await deliver.using(id=str(chosen)).enqueue(2)
+    with pytest.raises(InvalidJob, match="id='42' is not a UUID"):
+        deliver.using(id="42")
+
+
+async def test_a_unique_job_is_stored_once_and_its_handle_is_returned(app: App) -> None:
+    @app.task(unique=lambda order, note="": order)
+    async def charge(order: int, note: str = "") -> None: ...
+
+    first = await charge.enqueue(42, note="first")
+    again = await charge.enqueue(42, note="second")
+    assert again == first
+    assert (first.outcome, again.outcome) == (Outcome.ENQUEUED, Outcome.DUPLICATE)
+    assert (await charge.enqueue(43)).outcome is Outcome.ENQUEUED
+    # What a call asks for comes before what the task asks for; None inside Unique is off.
+    assert (await charge.using(unique=Unique(None)).enqueue(42)).outcome is Outcome.ENQUEUED
+
+
+async def test_a_refused_job_raises_and_names_the_one_that_holds_the_key(app: App) -> None:
+    @app.task
+    async def charge(order: int) -> None: ...
+
+    once = charge.using(unique=Unique("a", on_conflict="reject"))
+    first = await once.enqueue(1)
+    with pytest.raises(UniqueConflict, match=str(first.id)) as refused:
+        await once.enqueue(1)
+    assert refused.value.job == first.id
+    with pytest.raises(PayloadDiffers, match="other arguments"):
+        await charge.using(unique=Unique("a", same_payload=True)).enqueue(2)
+
+
+async def test_a_dry_run_checks_everything_and_stores_nothing(app: App) -> None:
+    @app.task
+    async def charge(order: int) -> None: ...
+
+    once = charge.using(unique="a")
+    assert await once.dry_run(1) == Foreseen(Outcome.ENQUEUED)
+    first = await once.enqueue(1)
+    assert await once.dry_run(1) == Foreseen(Outcome.DUPLICATE, first.id)
+    with pytest.raises(InvalidJob):
+        await charge.dry_run()  # type: ignore[call-arg]
+    assert (await (await app.opened()).counts("default")).bells == 1
+
+
+async def test_a_bulk_reports_what_became_of_every_call(app: App) -> None:
+    @app.task
+    async def charge(order: int) -> None: ...
+
+    once = charge.using(unique=Unique(lambda order: order))
+    held = await once.enqueue(1)
+    refusing = charge.using(unique=Unique(lambda order: order, on_conflict="reject"))
+    told: list[tuple[int, int]] = []
+    report = await app.enqueue_many(
+        [once.call(1), once.call(2), refusing.call(1), once.call(3)], progress=lambda *seen: told.append(seen)
+    )
+    assert [job.outcome for job in report] == [
+        Outcome.DUPLICATE,
+        Outcome.ENQUEUED,
+        Outcome.REFUSED,
+        Outcome.ENQUEUED,
+    ]
+    assert report.duplicates == [held]
+    assert report.refused == [held]
+    assert report.stored == [report[1], report[3]]
+    assert repr(report) == "<2 enqueued, 1 duplicates, 1 refused>"
+    assert told == [(4, 4)]
+
+
+async def test_a_stream_is_stored_a_batch_at_a_time(app: App) -> None:
+    @app.task
+    async def charge(order: int) -> None: ...
+
+    drawn = 0
+
+    def calls() -> Iterator[Call[None]]:
+        nonlocal drawn
+        for drawn in range(1, 26):
+            yield charge.call(drawn)
+
+    seen = []
+    async for batch in app.enqueue_stream(calls(), batch=10):
+        seen.append((drawn, len(batch.stored)))
+        for job in batch:
+            assert await job.status() is State.READY
+    assert seen == [(10, 10), (20, 10), (25, 5)]
+    with pytest.raises(ConfigurationError, match="batch=0"):
+        await anext(app.enqueue_stream([], batch=0))
