@@ -10,6 +10,7 @@ from fairlane.errors import InvalidKey
 from fairlane.job import NewJob
 from fairlane.policy.keys import BUILT_IN, canonical_keys, lane_id
 from fairlane.policy.policy import Policy
+from fairlane.policy.unique import unique_key
 from fairlane.task import Call, Task
 
 __all__ = ["stamp"]
@@ -36,7 +37,7 @@ def stamp(call: Call[Any], job: UUID, policy: Policy, max_payload: int) -> NewJo
         task.options.max_attempts if options.max_attempts is None else options.max_attempts,
         options.delay,
         options.run_at,
-        None if unique is None else unique.stamped(task.name, call.args, call.kwargs, payload),
+        None if unique is None else unique_key(unique, task.name, call.args, call.kwargs, payload),
     )
 
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from fairlane.errors import ConfigurationError, InvalidKey
 from fairlane.job import NewJob, Outcome, State, UniqueKey, Until
 from fairlane.policy.keys import unique_id
-from fairlane.policy.unique import Holder, Unique, admit, digest_of
+from fairlane.policy.unique import Holder, Unique, admit, digest_of, unique_key
 
 NOW = 1_000_000
 
 
 def stamped(unique: Unique, *args: object, **kwargs: object) -> UniqueKey | None:
-    return unique.stamped("deliver", args, kwargs, b"payload")
+    return unique_key(unique, "deliver", args, kwargs, b"payload")
 
 
 def test_the_identity_of_a_unique_key_is_fixed() -> None:
@@ -66,7 +66,7 @@ def test_how_it_is_shown() -> None:
 
 
 def new_job(number: int, unique: Unique | None, payload: bytes) -> NewJob:
-    key = None if unique is None else unique.stamped("deliver", (), {}, payload)
+    key = None if unique is None else unique_key(unique, "deliver", (), {}, payload)
     return NewJob(UUID(int=number), "q", "deliver", 0, b"", {}, {}, payload, 1, unique=key)
 
 

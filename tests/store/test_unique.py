@@ -13,7 +13,7 @@ from fairlane.clock import ManualClock
 from fairlane.errors import DuplicateJob
 from fairlane.job import NewJob, Outcome, State
 from fairlane.policy import Policy
-from fairlane.policy.unique import Unique
+from fairlane.policy.unique import Unique, unique_key
 from fairlane.scheduler.settlement import Died, Failed, Released, Snoozed
 from fairlane.scheduler.settlement import Outcome as Ending
 from fairlane.store.protocol import Retention, Store
@@ -25,7 +25,7 @@ OTHER = Policy("email")
 
 def job(unique: Unique, *, queue: Policy = PLAIN, task: str = "deliver", payload: bytes = b"{}", **rest: Any) -> NewJob:
     (made,) = new_jobs(queue, task=task, payload=payload, **rest)
-    key = unique.stamped(task, (), {}, payload)
+    key = unique_key(unique, task, (), {}, payload)
     return NewJob(
         **{name: getattr(made, name) for name in made.__struct_fields__ if name != "unique"},
         unique=key,

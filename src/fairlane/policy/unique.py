@@ -29,6 +29,7 @@ __all__ = [
     "admit",
     "decide",
     "digest_of",
+    "unique_key",
 ]
 
 OnConflict = Literal["return", "reject", "replace"]
@@ -84,22 +85,25 @@ class Unique:
             given.append("same_payload=True")
         return f"Unique({', '.join(given)})"
 
-    def stamped(self, task: str, args: tuple[Any, ...], kwargs: dict[str, Any], payload: bytes) -> UniqueKey | None:
-        """The key of one call; `None` if it is not unique."""
-        value = self.key(*args, **kwargs) if callable(self.key) else self.key
-        if value is None:
-            return None
-        parts = cast(tuple[object, ...], value) if isinstance(value, tuple) else (value,)
-        texts = tuple(_part(task, part) for part in parts)
-        until = Until.WINDOW if self.window is not None else Until[self.until.upper()]
-        return UniqueKey(
-            unique_id(task, texts),
-            until,
-            None if self.window is None else microseconds(self.window),
-            self.on_conflict,
-            digest_of(payload),
-            self.same_payload,
-        )
+
+def unique_key(
+    unique: Unique, task: str, args: tuple[Any, ...], kwargs: dict[str, Any], payload: bytes
+) -> UniqueKey | None:
+    """The key of one call; `None` if it is not unique."""
+    value = unique.key(*args, **kwargs) if callable(unique.key) else unique.key
+    if value is None:
+        return None
+    parts = cast(tuple[object, ...], value) if isinstance(value, tuple) else (value,)
+    texts = tuple(_part(task, part) for part in parts)
+    until = Until.WINDOW if unique.window is not None else Until[unique.until.upper()]
+    return UniqueKey(
+        unique_id(task, texts),
+        until,
+        None if unique.window is None else microseconds(unique.window),
+        unique.on_conflict,
+        digest_of(payload),
+        unique.same_payload,
+    )
 
 
 def _part(task: str, part: object) -> str | None:
