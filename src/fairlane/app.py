@@ -135,7 +135,7 @@ class App:
         name: str,
         *,
         fair: Fair | None = None,
-        limits: Iterable[Limit] = (),
+        limits: Limit | Iterable[Limit] = (),
         keys: Iterable[str] = (),
         priority_step: Duration = "60s",
     ) -> Queue:
@@ -143,7 +143,8 @@ class App:
         if name in self.queues:
             raise ConfigurationError(f"queue {name!r} is declared twice; put its whole policy into one declaration")
         named = (keys,) if isinstance(keys, str) else tuple(keys)
-        policy = Policy(name, fair, tuple(limits), named, microseconds(priority_step))
+        several = limits if isinstance(limits, Iterable) else (limits,)
+        policy = Policy(name, fair, tuple(several), named, microseconds(priority_step))
         self.queues[name] = Queue(policy)
         return self.queues[name]
 
@@ -315,6 +316,8 @@ class App:
         """
         listed = list(calls)
         for call in listed:
+            if not isinstance(call, Call):
+                raise InvalidJob(f"enqueue_many takes calls, not a {type(call).__name__}; write task.call(…) for each")
             if call.options.tx is not None and call.options.tx is not tx:
                 raise InvalidJob(f"{call!r} names a transaction of its own; give tx= to enqueue_many, for all of them")
         connection, jobs = await self._stamped(listed)
@@ -397,7 +400,10 @@ class App:
 
     def job(self, job: UUID | str) -> Job[Any]:
         """The handle of a job whose id is known."""
-        return Job(job if isinstance(job, UUID) else UUID(job), self)
+        try:
+            return Job(job if isinstance(job, UUID) else UUID(job), self)
+        except (ValueError, TypeError, AttributeError):
+            raise InvalidJob(f"{job!r} is not the id of a job; ids are UUIDs") from None
 
     def codec_of(self, task: str) -> Codec | None:
         """How a task's calls and results are stored; `None` for a task of another program."""

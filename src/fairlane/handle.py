@@ -79,7 +79,7 @@ class Job(Generic[R]):
             left = _seconds_left(clock, deadline)
             if left <= 0:
                 what = f"job {self.id} ({record.task})"
-                raise ResultTimeout(f"{what} is still {record.state} after {timeout}; it goes on all the same")
+                raise ResultTimeout(f"{what} is still {record.state} after {_shown(timeout)}; it goes on all the same")
             await asyncio.sleep(min(pause, left))
             pause = min(pause * 1.5, LONGEST_LOOK)
         return self._read(record)
@@ -133,3 +133,7 @@ class Foreseen(msgspec.Struct, frozen=True):
 
 def _seconds_left(clock: Clock, deadline: Instant | None) -> float:
     return float("inf") if deadline is None else (deadline - clock.monotonic()) / SECOND
+
+
+def _shown(timeout: timedelta | str | float | None) -> str:
+    return f"{timeout:g} s" if isinstance(timeout, int | float) else str(timeout)

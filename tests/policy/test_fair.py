@@ -41,7 +41,7 @@ def test_a_fair_share_prints_as_it_was_written() -> None:
         (lambda: Fair(by="account", weight=1e7), "between"),
         (lambda: Fair(by="account", weight=float("nan")), "nan"),
         (lambda: Fair(by="account", weight=True), "True"),
-        (lambda: Fair(by="account", weight={"acme": 0}), "pause it"),
+        (lambda: Fair(by="account", weight={"acme": 0}), "stops a key"),
         (lambda: Fair(by=("a", "b"), weight={"x": 1}), "single key"),
         (lambda: Fair(by="account", weight={None: 2}), "None"),  # type: ignore[dict-item]
         (lambda: Fair(by="account", weight={1.5: 2}), "float"),  # type: ignore[dict-item]

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from urllib.parse import urlsplit, urlunsplit
 
+import asyncpg
 import msgspec
 import pytest
 
@@ -15,6 +16,7 @@ from fairlane.job import Claim, State
 from fairlane.policy import Policy
 from fairlane.scheduler.settlement import Done, Failed, Released, settle
 from fairlane.store.postgres import PostgresStore
+from fairlane.store.postgres.connections import is_lost
 from fairlane.store.protocol import Listener
 from tests.store.harness import LEASE, WORKER, claim, claim_once, finish, given_jobs, new_jobs, soon, worker_named
 
@@ -246,3 +248,24 @@ async def _claim_with_patience(store: PostgresStore, listener: Listener) -> list
         return (await claim_once(store, "webhooks", 1, listener=listener)).claims
     except StoreUnavailable:
         return (await claim_once(store, "webhooks", 1, listener=listener)).claims
+
+
+# L08
+async def test_sessions_that_the_server_ends_are_ridden_out_by_everyone(postgres_url: str) -> None:
+    store = PostgresStore(postgres_url, application_name="ended")
+    await store.open()
+    await store.declare(PLAIN)
+    admin = await asyncpg.connect(postgres_url)
+    stored = []
+    for _ in range(40):
+        await admin.execute("select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'ended'")
+        (job,) = new_jobs(PLAIN)
+        await store.enqueue([job])
+        stored.append(job.id)
+    assert len(stored) == await admin.fetchval("select count(*) from fairlane.jobs")
+    await admin.close()
+    await store.close()
+
+
+def test_a_driver_that_is_confused_by_the_end_of_a_session_has_lost_it() -> None:
+    assert is_lost(asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress"))

@@ -162,3 +162,16 @@ async def test_jobs_cannot_join_a_transaction_that_is_not_there(
         await stores[0].enqueue(new_jobs(PLAIN), tx=connection)
     with pytest.raises(ConfigurationError, match="asyncpg"):
         await stores[0].enqueue(new_jobs(PLAIN), tx=object())
+
+
+# E06
+async def test_jobs_cannot_join_a_transaction_of_another_database(
+    stores: list[PostgresStore], empty_postgres_url: str
+) -> None:
+    elsewhere = PostgresStore(empty_postgres_url)
+    await elsewhere.migrate()
+    other = await asyncpg.connect(empty_postgres_url)
+    async with other.transaction():
+        with pytest.raises(ConfigurationError, match="is not the one that this app uses"):
+            await stores[0].enqueue(new_jobs(PLAIN), tx=other)
+    await other.close()

@@ -89,6 +89,6 @@ def _checked(what: str, weight: object) -> float:
         raise InvalidPolicy(f"{what}: a weight is a number above 0, not {weight!r}")
     if not 1e-6 <= weight <= 1e6:
         raise InvalidPolicy(
-            f"{what}: a weight lies between 0.000001 and 1,000,000, not {weight!r}; to stop a key, pause it"
+            f"{what}: a weight lies between 0.000001 and 1,000,000, not {weight!r}; Concurrency(0, by=…) stops a key"
         )
     return weight

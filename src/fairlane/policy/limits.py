@@ -104,7 +104,9 @@ class Rate:
         if not _is_number(limit):
             raise InvalidPolicy(f"{what}: the rate is a number of jobs, such as 100 or 0.5")
         if limit <= 0:
-            raise InvalidPolicy(f"{what} would never admit a job; pause the key instead, or give a rate above 0")
+            raise InvalidPolicy(
+                f"{what} would never admit a job; give a rate above 0, or stop the key with Concurrency(0, by=…)"
+            )
         try:
             window = microseconds(per)
         except ConfigurationError as error:

@@ -22,9 +22,9 @@ __all__ = ["Claiming"]
 
 log = logging.getLogger("fairlane.worker")
 
-LONGEST_LOOK = 0.05
-LONGEST_OVERDUE = 1.0
-"""Seconds, at most, until another look at a time that has come and opened nothing."""
+LONGEST_LOOK = 1.0
+"""Seconds, at most, until another look: for what a producer may commit that did not see us wait, or at a time that has
+come and opened nothing."""
 
 
 class Claiming:
@@ -186,8 +186,7 @@ class Claiming:
         if claimed.next_due is not None:
             due = min(due, claimed.next_due - self._execution.store_offset)
         if claimed.look_again or due <= now:
-            longest = LONGEST_LOOK if claimed.look_again else LONGEST_OVERDUE
-            self._loop.call_later(min(0.001 * 2 ** min(queue.looks, 20), longest), self.look_at, (queue,))
+            self._loop.call_later(min(0.001 * 2 ** min(queue.looks, 20), LONGEST_LOOK), self.look_at, (queue,))
             queue.looks += 1
         else:
             queue.looks = 0

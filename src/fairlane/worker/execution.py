@@ -18,7 +18,7 @@ from uuid import UUID
 from fairlane.clock import SECOND, Clock
 from fairlane.codec import UndecodablePayload
 from fairlane.errors import InvalidJob
-from fairlane.job import Claim
+from fairlane.job import Claim, State
 from fairlane.scheduler.settlement import Cancelled, Died, Done, Outcome, Released, Settlement, settle
 from fairlane.store.protocol import Store
 from fairlane.task import Registry, Task
@@ -186,9 +186,10 @@ class Execution:
         self.running.discard(run)
         run.queue.used -= 1
         if outcome is not None:
+            settlement = settle(run.claim, outcome, ran)
             if error is not None or type(outcome) is not Done:
-                _log_end(run, outcome, error)
-            self._settle_later(settle(run.claim, outcome, ran), run.queue)
+                _log_end(run, outcome, settlement, error)
+            self._settle_later(settlement, run.queue)
         if self.waiting:
             self._fill_slots()
         self.on_slot_freed()
@@ -287,16 +288,19 @@ def _call(run: Run) -> tuple[Any, BaseException | None]:
         return None, error
 
 
-def _log_end(run: Run, outcome: Outcome, error: BaseException | None) -> None:
+def _log_end(run: Run, outcome: Outcome, settlement: Settlement, error: BaseException | None) -> None:
     claim = run.claim
     level = logging.INFO if type(outcome).__name__ in ("Snoozed", "Cancelled", "Done") else logging.WARNING
+    # What was raised because we stopped it says nothing; why we did, the settlement says.
+    reason = summary(error) if error is not None and run.stop is None else (settlement.error or "").partition("\n")[0]
     log.log(
         level,
-        "job %s (%s) attempt %d of %d: %s%s",
+        "job %s (%s) attempt %d of %d: %s%s%s",
         claim.id,
         claim.task,
         claim.attempt,
         claim.max_attempts,
         type(outcome).__name__.lower(),
-        f": {summary(error)}" if error is not None else "",
+        f": {reason}" if reason else "",
+        "; it is dead now" if settlement.to is State.DEAD else "",
     )

@@ -282,8 +282,9 @@ class Claimer:
     async def queue(self, name: str) -> QueueHandle:
         """A queue by its name, or `UnknownQueue`. Numbers never change, so they are asked for once."""
         if name not in self._queues:
-            async with self._connections.session() as connection:
-                row = await connection.fetchrow(STATEMENTS["select_queue_id"], name)
+            row = await self._connections.again(
+                lambda connection, _: connection.fetchrow(STATEMENTS["select_queue_id"], name)
+            )
             if row is None:
                 raise UnknownQueue(
                     f"queue {name!r} is not known to this database; declare it with app.queue({name!r}, …)"

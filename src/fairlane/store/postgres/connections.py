@@ -45,6 +45,7 @@ GONE = (
     asyncpg.InsufficientResourcesError,  # too many connections, a full disk
     asyncpg.QueryCanceledError,  # a timeout that the server's owner has set
     asyncpg.ReadOnlySQLTransactionError,  # what was the primary is a standby now
+    asyncpg.InternalClientError,  # the driver met the end of a session in the middle of something
     OSError,
     TimeoutError,
 )
@@ -82,7 +83,7 @@ async def hang_up(connection: asyncpg.Connection[Any]) -> None:
 
 
 @contextlib.contextmanager
-def translating(connection: Connection | None = None) -> Any:
+def translating(connection: Connection | None = None, where: str = "") -> Any:
     """Turn what the driver raises into what Fairlane raises."""
     try:
         yield
@@ -90,8 +91,15 @@ def translating(connection: Connection | None = None) -> Any:
         raise ConfigurationError(f"PostgreSQL refuses this connection: {error}; check FAIRLANE_URL") from error
     except Exception as error:
         if is_lost(error, connection):
-            raise StoreUnavailable(f"PostgreSQL cannot be reached: {str(error) or type(error).__name__}") from error
+            raise StoreUnavailable(
+                f"PostgreSQL{where} cannot be reached: {str(error) or type(error).__name__}"
+            ) from error
         raise
+
+
+def _place(url: str) -> str:
+    """The host and the database that a URL names, without the password."""
+    return url.partition("://")[2].rpartition("@")[2].partition("?")[0] or "the default host"
 
 
 class Connections:
@@ -103,6 +111,7 @@ class Connections:
 
     def __init__(self, url: str, application_name: str) -> None:
         self._url = url
+        self._where = f" at {_place(url)}"
         self._application_name = application_name
         self._is_open = False
         self._free: list[asyncpg.Connection[Any]] = []
@@ -129,7 +138,7 @@ class Connections:
 
     async def connect(self) -> asyncpg.Connection[Any]:
         """A connection of its own, with the plans pinned."""
-        with translating():
+        with translating(where=self._where):
             connection = await asyncpg.connect(
                 self._url,
                 server_settings={"application_name": self._application_name},

@@ -33,6 +33,10 @@ set local synchronous_commit = off
 -- name: select_now
 select fairlane.instant(null)
 
+-- name: select_database
+-- Tells one database from every other.
+select current_database() as name, to_regnamespace('fairlane')::oid as schema, pg_postmaster_start_time() as server
+
 -- name: has_migrations
 select to_regclass('fairlane.migrations') is not null
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
+from weakref import WeakSet
+
+import asyncpg
+from asyncpg import Record
 
 from fairlane.clock import Clock, Instant, microseconds
 from fairlane.errors import ConfigurationError
@@ -32,7 +36,12 @@ from fairlane.store.protocol import (
     WorkerIdentity,
 )
 
+if TYPE_CHECKING:
+    from fairlane.store.postgres.connections import Connection
+
 __all__ = ["PostgresStore"]
+
+T = TypeVar("T")
 
 
 class PostgresStore:
@@ -51,6 +60,9 @@ class PostgresStore:
         self._claimer = Claimer(self._connections, self._clock, durable=durable_claims)
         self._settler = Settler(self._connections, self._clock)
         self._walk = upkeep.Walk()
+        self._database: Record | None = None
+        self._known: WeakSet[Any] = WeakSet()
+        """Connections of callers that were found to be to our database."""
 
     async def open(self) -> None:
         await self._connections.open()
@@ -76,15 +88,13 @@ class PostgresStore:
         given = self._clock.parameter()
         if given is not None:
             return given
-        async with self._connections.session() as connection:
-            now: Instant = await connection.fetchval(STATEMENTS["select_now"])
+        now: Instant = await self._ask(lambda connection: connection.fetchval(STATEMENTS["select_now"]))
         self._clock.observe(now)
         return now
 
     async def declare(self, policy: Policy) -> Declared:
         """The first declaration is stored; a different one later is drift, and the stored one wins."""
-        async with self._connections.session() as connection:
-            return await policies.declare(connection, policy)
+        return await self._ask(lambda connection: policies.declare(connection, policy))
 
     async def apply(self, policy: Policy) -> Declared:
         declared = await self.declare(policy)
@@ -94,12 +104,11 @@ class PostgresStore:
             return await policies.replace(scheduling, policy)
 
     async def policy(self, queue: str) -> Declared | None:
-        async with self._connections.session() as connection:
-            return await policies.in_force(connection, queue)
+        return await self._ask(lambda connection: policies.in_force(connection, queue))
 
     async def queues(self) -> list[str]:
-        async with self._connections.session() as connection:
-            return [name for (name,) in await connection.fetch(STATEMENTS["select_queue_names"])]
+        found = await self._ask(lambda connection: connection.fetch(STATEMENTS["select_queue_names"]))
+        return [name for (name,) in found]
 
     async def enqueue(
         self, new: Sequence[NewJob], tx: Any = None, progress: Callable[[int], None] | None = None
@@ -110,6 +119,7 @@ class PostgresStore:
         now = self._clock.parameter()
         if tx is not None:
             connection = jobs.foreign_transaction(tx)
+            await self._require_same_database(connection)
             return await jobs.insert(connection, new, queues, now, is_callers=True, progress=progress)
         return await self._connections.again(
             lambda connection, is_repeated: jobs.insert(
@@ -117,9 +127,27 @@ class PostgresStore:
             )
         )
 
+    async def _require_same_database(self, connection: Connection) -> None:
+        """Jobs that went to another database would be stored, and never found."""
+        is_proxy = not isinstance(connection, asyncpg.Connection)  # from a pool: a new one at every use
+        if not is_proxy and connection in self._known:
+            return
+        if self._database is None:
+            self._database = await self._ask(lambda own: own.fetchrow(STATEMENTS["select_database"]))
+        here, there = self._database, await connection.fetchrow(STATEMENTS["select_database"])
+        assert here is not None
+        assert there is not None
+        if here != there:
+            raise ConfigurationError(
+                f"tx= is a connection to the database {there['name']!r}, which is not the one that this app uses "
+                f"({here['name']!r}); jobs are stored beside your rows only where both are in one database"
+            )
+        if not is_proxy:
+            self._known.add(connection)
+
     async def foresee(self, new: Sequence[NewJob]) -> dict[UUID, Conflict]:
-        async with self._connections.session() as connection:
-            return (await uniques.foreseen(connection, new, self._clock.parameter())).conflicts
+        now = self._clock.parameter()
+        return (await self._ask(lambda connection: uniques.foreseen(connection, new, now))).conflicts
 
     async def claim(
         self,
@@ -179,23 +207,24 @@ class PostgresStore:
             await connection.execute(STATEMENTS["update_progress"], claim.id, claim.lease, fraction, storable(message))
 
     async def job(self, job: UUID) -> JobRecord:
-        async with self._connections.session() as connection:
-            return await jobs.record(connection, job)
+        return await self._ask(lambda connection: jobs.record(connection, job))
 
     async def attempts(self, job: UUID) -> list[AttemptRecord]:
-        async with self._connections.session() as connection:
-            return await jobs.attempts(connection, job)
+        return await self._ask(lambda connection: jobs.attempts(connection, job))
 
     async def counts(self, queue: str) -> QueueCounts:
         handle = await self._claimer.queue(queue)
-        async with self._connections.session() as connection:
-            row = await connection.fetchrow(STATEMENTS["select_counts"], handle.id)
+        row = await self._ask(lambda connection: connection.fetchrow(STATEMENTS["select_counts"], handle.id))
         assert row is not None
         return QueueCounts(row["ready"], row["running"], row["parked"], row["bells"])
 
+    async def _ask(self, question: Callable[[Connection], Awaitable[T]]) -> T:
+        """Ask what may be asked twice: a session that the server has ended meanwhile is not the caller's concern."""
+        return await self._connections.again(lambda connection, _: question(connection))
+
     async def listen(self, worker: WorkerIdentity) -> Listener:
-        listener = PostgresListener(worker, self._connections, self._clock)
-        await listener.open()
         async with self._connections.session() as connection:
             await connection.prepare(STATEMENTS["learn_types"])
+        listener = PostgresListener(worker, self._connections, self._clock)
+        await listener.open()
         return listener

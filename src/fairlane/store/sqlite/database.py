@@ -98,9 +98,8 @@ class Database:
         try:
             self._connection = self._connect()
         except (sqlite3.OperationalError, OSError) as error:
-            raise StoreUnavailable(
-                f"the SQLite database {self.path!r} cannot be opened: {error}; is its folder there and writable?"
-            ) from error
+            hint = "" if isinstance(error, FileNotFoundError) else "; can this user write to it and to its folder?"
+            raise StoreUnavailable(f"the SQLite database {self.path!r} cannot be opened: {error}{hint}") from error
         except sqlite3.DatabaseError as error:
             raise ConfigurationError(f"{self.path!r} is not a SQLite database: {error}") from error
 
@@ -108,9 +107,7 @@ class Database:
         if self.path is not None:
             folder = Path(self.path).resolve().parent
             if not folder.is_dir():
-                raise StoreUnavailable(
-                    f"the folder of the SQLite database {self.path!r} does not exist; create it first"
-                )
+                raise FileNotFoundError(f"the folder {str(folder)!r} does not exist; create it first")
         connection = sqlite3.connect(
             self.path or ":memory:",
             timeout=BUSY_TIMEOUT,
@@ -120,9 +117,14 @@ class Database:
         )
         connection.execute("pragma foreign_keys = on")
         if self.path is not None:
-            connection.execute("pragma journal_mode = wal")
-            connection.execute("pragma wal_autocheckpoint = 4000")
             self._lock_file = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            # Of several processes that open a new file, one switches it to WAL; SQLite's own waiting does not cover it.
+            fcntl.flock(self._lock_file, fcntl.LOCK_EX)
+            try:
+                connection.execute("pragma journal_mode = wal")
+            finally:
+                fcntl.flock(self._lock_file, fcntl.LOCK_UN)
+            connection.execute("pragma wal_autocheckpoint = 4000")
         connection.execute("pragma cache_size = -65536")
         return connection
 
