@@ -19,7 +19,7 @@ LAYERS: list[set[str]] = [
     {"policy"},
     {"scheduler"},
     {"store"},
-    {"codec", "handle", "stamping", "task"},
+    {"codec", "handle", "stamping", "task", "values"},
     {"worker"},
     {"operations"},
     {"app"},

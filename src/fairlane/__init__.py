@@ -12,6 +12,7 @@ from fairlane.errors import (
     InvalidJob,
     InvalidKey,
     InvalidPolicy,
+    InvalidValue,
     JobCancelled,
     JobFailed,
     JobNotFound,
@@ -31,9 +32,11 @@ from fairlane.handle import Job
 from fairlane.job import AttemptRecord, JobRecord, State
 from fairlane.policy import Backoff, Concurrency, Fair, Limit, Policy, Rate
 from fairlane.task import BoundTask, Call, Task
+from fairlane.values import ABSENT, Page, Values
 from fairlane.worker import Health, JobContext, QueueShare, Worker, WorkerOptions, context, run_worker
 
 __all__ = [
+    "ABSENT",
     "App",
     "AttemptRecord",
     "Backoff",
@@ -52,6 +55,7 @@ __all__ = [
     "InvalidJob",
     "InvalidKey",
     "InvalidPolicy",
+    "InvalidValue",
     "Job",
     "JobCancelled",
     "JobContext",
@@ -60,6 +64,7 @@ __all__ = [
     "JobRecord",
     "Limit",
     "ManualClock",
+    "Page",
     "PayloadTooLarge",
     "Policy",
     "Queue",
@@ -77,6 +82,7 @@ __all__ = [
     "Task",
     "UnknownQueue",
     "UnknownTask",
+    "Values",
     "Worker",
     "WorkerDied",
     "WorkerOptions",

@@ -28,6 +28,7 @@ from fairlane.policy.retry import Backoff
 from fairlane.stamping import stamp
 from fairlane.store.protocol import Retention, Store
 from fairlane.task import AsyncTask, Call, Duration, KeySource, Raised, Registry, SyncTask, Task, TaskOptions
+from fairlane.values import Values
 from fairlane.worker.options import WorkerOptions
 from fairlane.worker.worker import Worker
 
@@ -100,6 +101,7 @@ class App:
         )
         self.registry = Registry()
         self.queues: dict[str, Queue] = {}
+        self.values = Values(self)
         self._make_store = _store_factory(self.url, self.clock, durable_claims)
         self._connection: _Connection | None = None
         self._opening = asyncio.Lock()

@@ -11,6 +11,7 @@ FairlaneError
 │   ├── DuplicateJob        an id that a job has already; nothing of that enqueue was stored
 │   ├── InvalidKey          a key that has no canonical form, is missing, or is too long
 │   └── PayloadTooLarge     arguments or a result beyond the limit
+├── InvalidValue            a key or a value that the key-value store cannot hold
 ├── UnknownTask             a name that no task of this app answers to
 ├── UnknownQueue            a name that no queue of this app or store answers to
 ├── JobNotFound             no such job, or retention has removed it
@@ -40,6 +41,7 @@ __all__ = [
     "InvalidJob",
     "InvalidKey",
     "InvalidPolicy",
+    "InvalidValue",
     "JobCancelled",
     "JobFailed",
     "JobNotFound",
@@ -106,6 +108,10 @@ class InvalidKey(InvalidJob):
 
 class PayloadTooLarge(InvalidJob):
     """Arguments or a result beyond the limit."""
+
+
+class InvalidValue(FairlaneError, ValueError):
+    """A key or a value that the key-value store cannot hold."""
 
 
 class UnknownTask(FairlaneError, LookupError):

@@ -71,6 +71,11 @@ INDEXES = {
     "collect_lanes": {"lanes_newest", "queue_states_newest"},
     "collect_flows": {"flows_newest", "lanes_of_flow", "queue_states_newest"},
     "collect_gates": {"gates_newest"},
+    "select_value": {"stored_values_pkey"},
+    "replace_value": {"stored_values_pkey"},
+    "delete_value": {"stored_values_pkey"},
+    "delete_value_if_equal": {"stored_values_pkey"},
+    "scan_values": {"stored_values_pkey"},
 }
 
 

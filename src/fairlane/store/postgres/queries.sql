@@ -526,3 +526,48 @@ shortened as (
     where f.is_dead = $1 and f.id = any (array[t.id]) and cardinality(t.rest) > 0
 )
 select (select count(*) from removed) as jobs, (select coalesce(sum(cardinality(jobs)), 0) from taken) as filed
+
+
+-- Values by key.
+
+-- name: select_value
+select value
+from fairlane.stored_values
+where key = $1
+
+-- name: put_value
+insert into fairlane.stored_values (key, value)
+values ($1, $2)
+on conflict (key) do update set value = excluded.value
+
+-- name: put_value_if_absent
+insert into fairlane.stored_values (key, value)
+values ($1, $2)
+on conflict (key) do nothing
+returning true
+
+-- name: replace_value
+update fairlane.stored_values
+set value = $3
+where key = $1 and value = $2
+returning true
+
+-- name: delete_value
+delete from fairlane.stored_values
+where key = $1
+returning true
+
+-- name: delete_value_if_equal
+delete from fairlane.stored_values
+where key = $1 and value = $2
+returning true
+
+-- name: scan_values
+select key, value
+from fairlane.stored_values
+where key >= $1 and key < $2
+order by key
+limit $3
+
+-- name: write_values
+select fairlane.write_values($1::text[], $2::bytea[])

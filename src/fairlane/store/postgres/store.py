@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from fairlane.clock import Clock, Instant, microseconds
@@ -12,7 +13,7 @@ from fairlane.errors import ConfigurationError
 from fairlane.job import AttemptRecord, Claim, JobRecord, NewJob, State
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.settlement import Settlement
-from fairlane.store.postgres import jobs, policies, schema, upkeep
+from fairlane.store.postgres import jobs, policies, schema, upkeep, values
 from fairlane.store.postgres.claims import Claimer
 from fairlane.store.postgres.connections import STATEMENTS, Connections
 from fairlane.store.postgres.rows import storable
@@ -30,6 +31,9 @@ from fairlane.store.protocol import (
     Retention,
     WorkerIdentity,
 )
+
+if TYPE_CHECKING:
+    from fairlane.store.postgres.connections import Connection
 
 __all__ = ["PostgresStore"]
 
@@ -192,3 +196,35 @@ class PostgresStore:
         async with self._connections.session() as connection:
             await connection.prepare(STATEMENTS["learn_types"])
         return listener
+
+    async def get_value(self, key: str, tx: Any = None) -> bytes | None:
+        async with self._lent(tx) as connection:
+            return await values.get(connection, key)
+
+    async def put_value(self, key: str, value: bytes, tx: Any = None) -> None:
+        async with self._lent(tx) as connection:
+            await values.put(connection, key, value)
+
+    async def delete_value(self, key: str, tx: Any = None) -> bool:
+        async with self._lent(tx) as connection:
+            return await values.delete(connection, key)
+
+    async def compare_and_set_value(
+        self, key: str, expected: bytes | None, value: bytes | None, tx: Any = None
+    ) -> bool:
+        async with self._lent(tx) as connection:
+            return await values.compare_and_set(connection, key, expected, value)
+
+    async def scan_values(self, low: str, end: str, limit: int, tx: Any = None) -> list[tuple[str, bytes]]:
+        async with self._lent(tx) as connection:
+            return await values.scan(connection, low, end, limit)
+
+    @contextlib.asynccontextmanager
+    async def _lent(self, tx: Any) -> AsyncIterator[Connection]:
+        """The caller's connection, or one of ours. Nothing is tried again: a write whose answer was lost may have been
+        done, and doing it twice could undo what another has written since."""
+        if tx is not None:
+            yield jobs.foreign_transaction(tx)
+            return
+        async with self._connections.session() as connection:
+            yield connection

@@ -472,3 +472,41 @@ from migrations
 -- name: insert_migration
 insert into migrations (number, name, checksum)
 values (?, ?, ?)
+
+
+-- Values by key.
+
+-- name: select_value
+select value
+from stored_values
+where key = ?
+
+-- name: put_value
+insert into stored_values (key, value)
+values (?, ?)
+on conflict (key) do update set value = excluded.value
+
+-- name: put_value_if_absent
+insert into stored_values (key, value)
+values (?, ?)
+on conflict (key) do nothing
+
+-- name: replace_value
+update stored_values
+set value = ?
+where key = ? and value = ?
+
+-- name: delete_value
+delete from stored_values
+where key = ?
+
+-- name: delete_value_if_equal
+delete from stored_values
+where key = ? and value = ?
+
+-- name: scan_values
+select key, value
+from stored_values
+where key >= ? and key < ?
+order by key
+limit ?

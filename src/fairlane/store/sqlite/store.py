@@ -26,7 +26,7 @@ from fairlane.store.protocol import (
     Retention,
     WorkerIdentity,
 )
-from fairlane.store.sqlite import claims, jobs, settling, upkeep
+from fairlane.store.sqlite import claims, jobs, settling, upkeep, values
 from fairlane.store.sqlite.database import Database, Transaction
 from fairlane.store.sqlite.wakeups import SqliteListener, nudge
 
@@ -234,6 +234,29 @@ class SqliteStore:
 
     async def listen(self, worker: WorkerIdentity) -> Listener:
         return SqliteListener(worker, self._database, self._clock)
+
+    async def get_value(self, key: str, tx: Any = None) -> bytes | None:
+        return await self._looked(lambda inner: values.get(inner, key), tx)
+
+    async def put_value(self, key: str, value: bytes, tx: Any = None) -> None:
+        await self._written(lambda inner: values.put(inner, key, value), tx)
+
+    async def delete_value(self, key: str, tx: Any = None) -> bool:
+        return await self._written(lambda inner: values.delete(inner, key), tx)
+
+    async def compare_and_set_value(
+        self, key: str, expected: bytes | None, value: bytes | None, tx: Any = None
+    ) -> bool:
+        return await self._written(lambda inner: values.compare_and_set(inner, key, expected, value), tx)
+
+    async def scan_values(self, low: str, end: str, limit: int, tx: Any = None) -> list[tuple[str, bytes]]:
+        return await self._looked(lambda inner: values.scan(inner, low, end, limit), tx)
+
+    async def _looked(self, work: Callable[[Transaction], T], tx: Any) -> T:
+        return await self._database.read(work) if tx is None else work(self._foreign(tx))
+
+    async def _written(self, work: Callable[[Transaction], T], tx: Any) -> T:
+        return await self._write(work) if tx is None else work(self._foreign(tx))
 
     async def _write(self, work: Callable[[Transaction], T]) -> T:
         return await self._database.write(work, durable=True)
