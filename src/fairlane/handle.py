@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import timedelta
 from typing import Any, Generic, Protocol, TypeVar, cast
 from uuid import UUID
 
-from fairlane.clock import SECOND, Clock, Instant, microseconds
+from fairlane.clock import microseconds
 from fairlane.codec import Codec
 from fairlane.errors import JobCancelled, JobFailed, ResultTimeout
 from fairlane.job import AttemptRecord, JobRecord, State
@@ -17,15 +16,9 @@ __all__ = ["Job", "JobSource"]
 
 R = TypeVar("R")
 
-FIRST_LOOK, LONGEST_LOOK = 0.005, 0.5
-"""Seconds between looks at a job whose result is awaited: they grow by half each time."""
-
 
 class JobSource(Protocol):
     """What a handle asks of the app that made it."""
-
-    @property
-    def clock(self) -> Clock: ...
 
     async def opened(self) -> Store: ...
 
@@ -68,16 +61,15 @@ class Job(Generic[R]):
 
     async def result(self, timeout: timedelta | str | float | None = None) -> R:
         """What the task returned, once it has. `JobFailed`, `JobCancelled` or `ResultTimeout` say otherwise."""
-        clock = self._source.clock
-        deadline = None if timeout is None else clock.monotonic() + microseconds(timeout)
-        pause = FIRST_LOOK
-        while not (record := await self.record()).state.is_final:
-            left = _seconds_left(clock, deadline)
-            if left <= 0:
-                what = f"job {self.id} ({record.task})"
-                raise ResultTimeout(f"{what} is still {record.state} after {timeout}; it goes on all the same")
-            await asyncio.sleep(min(pause, left))
-            pause = min(pause * 1.5, LONGEST_LOOK)
+        store = await self._source.opened()
+        time = None if timeout is None else microseconds(timeout)
+        if time is not None and time <= 0:
+            record = await store.job(self.id)
+        else:
+            record = await store.wait_until_ended(self.id, None if time is None else await store.now() + time)
+        if not record.state.is_final:
+            what = f"job {self.id} ({record.task})"
+            raise ResultTimeout(f"{what} is still {record.state} after {timeout}; it goes on all the same")
         return self._read(record)
 
     def _read(self, record: JobRecord) -> R:
@@ -91,7 +83,3 @@ class Job(Generic[R]):
         codec = self._source.codec_of(record.task)
         value: Any = codec.decode_result(record.result) if codec else record.result
         return cast(R, value)
-
-
-def _seconds_left(clock: Clock, deadline: Instant | None) -> float:
-    return float("inf") if deadline is None else (deadline - clock.monotonic()) / SECOND

@@ -237,3 +237,10 @@ class Store(Protocol):
     async def scan_values(self, low: str, end: str, limit: int, tx: Any = None) -> list[tuple[str, bytes]]:
         """The keys from `low` to before `end` in the order of their bytes, with their values."""
         ...
+
+    async def wait_until_ended(self, job: UUID, until: Instant | None) -> JobRecord:
+        """The job once it is done, dead or cancelled, or as it stands when `until` has come; or `JobNotFound`.
+
+        Whoever ends the job tells, in whatever process; looking from time to time is only the last resort.
+        """
+        ...

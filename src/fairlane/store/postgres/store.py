@@ -13,9 +13,11 @@ from fairlane.errors import ConfigurationError
 from fairlane.job import AttemptRecord, Claim, JobRecord, NewJob, State
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.settlement import Settlement
+from fairlane.store.awaiting import forever
 from fairlane.store.postgres import jobs, policies, schema, upkeep, values
 from fairlane.store.postgres.claims import Claimer
 from fairlane.store.postgres.connections import STATEMENTS, Connections
+from fairlane.store.postgres.results import ResultListener
 from fairlane.store.postgres.rows import storable
 from fairlane.store.postgres.settling import Settler
 from fairlane.store.postgres.timing import StoreClock
@@ -54,6 +56,7 @@ class PostgresStore:
         self._claimer = Claimer(self._connections, self._clock, durable=durable_claims)
         self._settler = Settler(self._connections, self._clock)
         self._walk = upkeep.Walk()
+        self._results = ResultListener(self._connections)
 
     async def open(self) -> None:
         await self._connections.open()
@@ -65,8 +68,10 @@ class PostgresStore:
             raise
 
     async def close(self) -> None:
+        await self._results.close()
         await self._claimer.close()
         await self._connections.close()
+        self._results.dismiss()
 
     async def migrate(self) -> list[str]:
         connection = await self._connections.connect()
@@ -182,6 +187,13 @@ class PostgresStore:
     async def attempts(self, job: UUID) -> list[AttemptRecord]:
         async with self._connections.session() as connection:
             return await jobs.attempts(connection, job)
+
+    async def wait_until_ended(self, job: UUID, until: Instant | None) -> JobRecord:
+        record = await self.job(job)
+        if record.state.is_final:
+            return record
+        alarm = forever if until is None else lambda: self._clock.sleep_until(until)
+        return await self._results.ended(job, lambda: self.job(job), alarm)
 
     async def counts(self, queue: str) -> QueueCounts:
         handle = await self._claimer.queue(queue)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +14,7 @@ from fairlane.errors import ConfigurationError, UnknownQueue
 from fairlane.job import AttemptRecord, Claim, JobRecord, NewJob, State
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.settlement import Settlement
+from fairlane.store.awaiting import forever
 from fairlane.store.migrate import load_migrations, pending
 from fairlane.store.protocol import (
     Claimed,
@@ -26,7 +27,7 @@ from fairlane.store.protocol import (
     Retention,
     WorkerIdentity,
 )
-from fairlane.store.sqlite import claims, jobs, settling, upkeep, values
+from fairlane.store.sqlite import claims, jobs, results, settling, upkeep, values
 from fairlane.store.sqlite.database import Database, Transaction
 from fairlane.store.sqlite.wakeups import SqliteListener, nudge
 
@@ -45,6 +46,7 @@ class SqliteStore:
         self._clock: Clock = clock or SystemClock()
         self._durable_claims = durable_claims
         self._walk = upkeep.Walk()
+        self._results = results.ResultListener(self._database)
         self.rows_read = 0
 
     async def open(self) -> None:
@@ -52,7 +54,9 @@ class SqliteStore:
         await self.migrate()
 
     async def close(self) -> None:
+        await self._results.close()
         await self._database.close()
+        self._results.dismiss()
 
     async def migrate(self) -> list[str]:
         await self._database.open()
@@ -161,11 +165,12 @@ class SqliteStore:
         return claimed
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[UUID]:
-        def work(tx: Transaction) -> tuple[list[UUID], list[UUID]]:
+        def work(tx: Transaction) -> tuple[list[UUID], list[UUID], set[UUID]]:
             lost, ready = settling.settle(tx, settlements, self._clock.now())
-            return lost, _take_waiters(tx, ready)
+            return lost, _take_waiters(tx, ready), results.take_waiters(tx, (each.job for each in settlements))
 
-        lost, waiters = await self._write(work)
+        lost, waiters, result_waiters = await self._write(work)
+        _announce(result_waiters)
         await self._nudge(waiters)
         return lost
 
@@ -186,11 +191,13 @@ class SqliteStore:
         )
 
     async def reap(self, limit: int = 1_000) -> Reaped:
-        def work(tx: Transaction) -> tuple[Reaped, list[UUID]]:
+        def work(tx: Transaction) -> tuple[Reaped, list[UUID], set[UUID]]:
             reaped, ready = settling.reap(tx, self._clock.now(), limit)
-            return reaped, _take_waiters(tx, ready)
+            results.forget_deaf_waiters(tx)
+            return reaped, _take_waiters(tx, ready), results.take_waiters(tx, (each.job for each in reaped.settled))
 
-        reaped, waiters = await self._database.write(work, durable=False)
+        reaped, waiters, result_waiters = await self._database.write(work, durable=False)
+        _announce(result_waiters)
         await self._nudge(waiters)
         return reaped
 
@@ -205,10 +212,12 @@ class SqliteStore:
         )
 
     async def cancel(self, job: UUID) -> State:
-        def work(tx: Transaction) -> tuple[State, UUID | None]:
-            return jobs.cancel(tx, job, self._clock.now())
+        def work(tx: Transaction) -> tuple[State, UUID | None, set[UUID]]:
+            state, worker = jobs.cancel(tx, job, self._clock.now())
+            return state, worker, results.take_waiters(tx, [job])
 
-        state, worker = await self._write(work)
+        state, worker, result_waiters = await self._write(work)
+        _announce(result_waiters)
         if worker is not None:
             nudge(worker)
         return state
@@ -223,6 +232,13 @@ class SqliteStore:
 
     async def attempts(self, job: UUID) -> list[AttemptRecord]:
         return await self._database.read(lambda tx: jobs.attempts(tx, job))
+
+    async def wait_until_ended(self, job: UUID, until: Instant | None) -> JobRecord:
+        record = await self.job(job)
+        if record.state.is_final:
+            return record
+        alarm = forever if until is None else lambda: self._clock.sleep_until(until)
+        return await self._results.ended(job, lambda: self.job(job), alarm)
 
     async def counts(self, queue: str) -> QueueCounts:
         def look(tx: Transaction) -> QueueCounts:
@@ -277,6 +293,12 @@ def _known(tx: Transaction, name: str) -> claims.QueueInForce:
     if queue is None:
         raise UnknownQueue(f"queue {name!r} is not known to this database; declare it with app.queue({name!r}, …)")
     return queue
+
+
+def _announce(waiters: Iterable[UUID]) -> None:
+    """Let those look who wait for the end of a job. Who is gone has been forgotten already."""
+    for waiter in waiters:
+        nudge(waiter)
 
 
 def _take_waiters(tx: Transaction, queues: Mapping[int, int]) -> list[UUID]:

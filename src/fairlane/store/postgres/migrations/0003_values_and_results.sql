@@ -30,11 +30,39 @@ $$;
 comment on function fairlane.write_values is 'Put these values under these keys; null deletes. Two of them never deadlock.';
 
 
--- Who waits for which job to end. Each listens on a channel of its own, in a session that holds the advisory lock `ear`
--- for as long as it lives. After a crash of the server none of those sessions is left, and no row need be.
+-- Processes that wait for jobs to end. Each listens on a channel of its own, in a session that holds the advisory lock
+-- `ear` for as long as it lives. After a crash of the server none of those sessions is left, and no row need be.
+--
+-- Whoever ends jobs looks here first: few rows that seldom change. Those that come and go with every wait are only ever
+-- looked up by their job, so that dead ones cost nothing while a snapshot keeps them.
+create unlogged table fairlane.result_listeners (
+    waiter uuid primary key,
+    ear bigint not null
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+
 create unlogged table fairlane.result_waiters (
     job uuid not null,
     waiter uuid not null,
-    ear bigint not null,
     primary key (job, waiter)
-) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+
+create function fairlane.announce(jobs uuid[]) returns bigint
+language plpgsql volatile
+as $$
+declare
+    told bigint;
+begin
+    select count(pg_notify(fairlane.channel(w.waiter), w.job::text))
+    into told
+    from fairlane.result_waiters w
+    where w.job = any (jobs)
+      -- Whoever can share an ear's lock would speak to the dead.
+      and (
+        select not pg_try_advisory_xact_lock_shared(l.ear)
+        from fairlane.result_listeners l
+        where l.waiter = w.waiter
+      );
+    return told;
+end
+$$;
+comment on function fairlane.announce is 'Tell those who wait for these jobs that they have ended. Returns how many were told.';
