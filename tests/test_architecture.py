@@ -19,7 +19,7 @@ LAYERS: list[set[str]] = [
     {"policy"},
     {"scheduler"},
     {"store"},
-    {"codec", "declaring", "handle", "stamping", "task"},
+    {"codec", "declaring", "handle", "stamping", "task", "values"},
     {"worker"},
     {"operations"},
     {"app"},

@@ -12,6 +12,7 @@ from fairlane.errors import (
     InvalidJob,
     InvalidKey,
     InvalidPolicy,
+    InvalidValue,
     JobCancelled,
     JobFailed,
     JobNotFound,
@@ -33,9 +34,11 @@ from fairlane.handle import Enqueued, Foreseen, Job
 from fairlane.job import AttemptRecord, JobRecord, Outcome, State
 from fairlane.policy import Backoff, Concurrency, Fair, Limit, Policy, Rate, Unique
 from fairlane.task import BoundTask, Call, Task
+from fairlane.values import ABSENT, Page, Values
 from fairlane.worker import Health, JobContext, QueueShare, Worker, WorkerOptions, context, run_worker
 
 __all__ = [
+    "ABSENT",
     "App",
     "AttemptRecord",
     "Backoff",
@@ -56,6 +59,7 @@ __all__ = [
     "InvalidJob",
     "InvalidKey",
     "InvalidPolicy",
+    "InvalidValue",
     "Job",
     "JobCancelled",
     "JobContext",
@@ -65,6 +69,7 @@ __all__ = [
     "Limit",
     "ManualClock",
     "Outcome",
+    "Page",
     "PayloadDiffers",
     "PayloadTooLarge",
     "Policy",
@@ -85,6 +90,7 @@ __all__ = [
     "UniqueConflict",
     "UnknownQueue",
     "UnknownTask",
+    "Values",
     "Worker",
     "WorkerDied",
     "WorkerOptions",

@@ -47,6 +47,7 @@ from fairlane.task import (
     TaskOptions,
     as_unique,
 )
+from fairlane.values import Values
 from fairlane.worker.options import WorkerOptions
 from fairlane.worker.worker import Worker
 
@@ -120,6 +121,7 @@ class App:
         )
         self.registry = Registry()
         self.queues: dict[str, Queue] = {}
+        self.values = Values(self)
         self._make_store = _store_factory(self.url, self.clock, durable_claims)
         self._connection: _Connection | None = None
         self._opening = asyncio.Lock()

@@ -15,9 +15,9 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from fairlane.errors import ConfigurationError, FairlaneError, InvalidJob, PayloadTooLarge
+from fairlane.errors import ConfigurationError, FairlaneError, InvalidJob, InvalidValue, PayloadTooLarge
 
-__all__ = ["Codec", "UndecodablePayload"]
+__all__ = ["Codec", "UndecodablePayload", "decode_value", "encode_value"]
 
 _AS_IS = (bool, float, int, str)
 """Types that JSON gives back as they were: a value that already has the type needs no conversion."""
@@ -46,6 +46,7 @@ def _decode_other(kind: Any, value: Any) -> Any:
 
 
 _encode = msgspec.json.Encoder(enc_hook=_encode_other).encode
+_encode_sorted = msgspec.json.Encoder(enc_hook=_encode_other, order="sorted").encode
 _decode = msgspec.json.Decoder().decode
 
 
@@ -232,6 +233,29 @@ class Codec:
             return _convert(value, kind)
         except Exception as error:
             raise UndecodablePayload(f"the stored result does not fit task {self.name!r}: {error}") from error
+
+
+def encode_value(key: str, value: Any, max_bytes: int) -> bytes:
+    """A value of the key-value store. What says the same has the same bytes, whatever order it was written in."""
+    try:
+        encoded = _encode_sorted(value)
+        if b"null" in encoded and _has_unsayable_float(value):
+            raise ValueError("NaN and infinity have no JSON form")
+    except Exception as error:
+        raise InvalidValue(
+            f"the value of key {key!r} ({type(value).__name__}) cannot be stored as JSON: {error}"
+        ) from None
+    if len(encoded) > max_bytes:
+        raise InvalidValue(
+            f"the value of key {key!r} takes {len(encoded):,} bytes, more than the {max_bytes:,} allowed; "
+            f"store the data elsewhere and put its address here, or raise App(max_payload=…)"
+        )
+    return encoded
+
+
+def decode_value(encoded: bytes) -> Any:
+    """A value of the key-value store, in plain JSON types."""
+    return _decode(encoded)
 
 
 def _has_unsayable_float(value: Any) -> bool:

@@ -13,6 +13,7 @@ FairlaneError
 │   │   └── PayloadDiffers  the same unique key with another payload, and `same_payload=True`
 │   ├── InvalidKey          a key that has no canonical form, is missing, or is too long
 │   └── PayloadTooLarge     arguments or a result beyond the limit
+├── InvalidValue            a key or a value that the key-value store cannot hold
 ├── UnknownTask             a name that no task of this app answers to
 ├── UnknownQueue            a name that no queue of this app or store answers to
 ├── JobNotFound             no such job, or retention has removed it
@@ -42,6 +43,7 @@ __all__ = [
     "InvalidJob",
     "InvalidKey",
     "InvalidPolicy",
+    "InvalidValue",
     "JobCancelled",
     "JobFailed",
     "JobNotFound",
@@ -136,6 +138,10 @@ class InvalidKey(InvalidJob):
 
 class PayloadTooLarge(InvalidJob):
     """Arguments or a result beyond the limit."""
+
+
+class InvalidValue(FairlaneError, ValueError):
+    """A key or a value that the key-value store cannot hold."""
 
 
 class UnknownTask(FairlaneError, LookupError):

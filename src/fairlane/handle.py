@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import timedelta
 from typing import Any, Generic, Protocol, TypeVar, cast
 from uuid import UUID
 
 import msgspec
 
-from fairlane.clock import SECOND, Clock, Instant, microseconds
+from fairlane.clock import microseconds
 from fairlane.codec import Codec
 from fairlane.errors import JobCancelled, JobFailed, ResultTimeout
 from fairlane.job import AttemptRecord, JobRecord, Outcome, State
@@ -19,15 +18,9 @@ __all__ = ["Enqueued", "Foreseen", "Job", "JobSource"]
 
 R = TypeVar("R")
 
-FIRST_LOOK, LONGEST_LOOK = 0.005, 0.5
-"""Seconds between looks at a job whose result is awaited: they grow by half each time."""
-
 
 class JobSource(Protocol):
     """What a handle asks of the app that made it."""
-
-    @property
-    def clock(self) -> Clock: ...
 
     async def opened(self) -> Store: ...
 
@@ -72,16 +65,15 @@ class Job(Generic[R]):
 
     async def result(self, timeout: timedelta | str | float | None = None) -> R:
         """What the task returned, once it has. `JobFailed`, `JobCancelled` or `ResultTimeout` say otherwise."""
-        clock = self._source.clock
-        deadline = None if timeout is None else clock.monotonic() + microseconds(timeout)
-        pause = FIRST_LOOK
-        while not (record := await self.record()).state.is_final:
-            left = _seconds_left(clock, deadline)
-            if left <= 0:
-                what = f"job {self.id} ({record.task})"
-                raise ResultTimeout(f"{what} is still {record.state} after {_shown(timeout)}; it goes on all the same")
-            await asyncio.sleep(min(pause, left))
-            pause = min(pause * 1.5, LONGEST_LOOK)
+        store = await self._source.opened()
+        time = None if timeout is None else microseconds(timeout)
+        if time is not None and time <= 0:
+            record = await store.job(self.id)
+        else:
+            record = await store.wait_until_ended(self.id, None if time is None else await store.now() + time)
+        if not record.state.is_final:
+            what = f"job {self.id} ({record.task})"
+            raise ResultTimeout(f"{what} is still {record.state} after {_shown(timeout)}; it goes on all the same")
         return self._read(record)
 
     def _read(self, record: JobRecord) -> R:
@@ -129,10 +121,6 @@ class Foreseen(msgspec.Struct, frozen=True):
     holder: UUID | None = None
     """The job that holds the unique key."""
     payload_differs: bool = False
-
-
-def _seconds_left(clock: Clock, deadline: Instant | None) -> float:
-    return float("inf") if deadline is None else (deadline - clock.monotonic()) / SECOND
 
 
 def _shown(timeout: timedelta | str | float | None) -> str:

@@ -25,6 +25,14 @@ POLICY = Policy(
     limits=(Concurrency(5, by="account"), Rate(100, per="1m", by="endpoint")),
 )
 
+SETTLING = {
+    "cancellations_pkey",
+    "jobs_pkey",
+    "leases_pkey",
+    "queue_states_newest",
+    "result_listeners_pkey",
+    "waiters_pkey",
+}
 INDEXES = {
     "load": {
         "arrivals_in_order",
@@ -59,8 +67,8 @@ INDEXES = {
     "has_alarms": {"gates_to_wake", "jobs_due"},
     "enqueue": {"waiters_pkey"},
     "enqueue_one": {"waiters_pkey"},
-    "settle_done": {"cancellations_pkey", "jobs_pkey", "leases_pkey", "queue_states_newest", "waiters_pkey"},
-    "settle": {"cancellations_pkey", "jobs_pkey", "leases_pkey", "queue_states_newest", "waiters_pkey"},
+    "settle_done": SETTLING,
+    "settle": SETTLING,
     "select_settled": {"attempts_pkey", "jobs_pkey"},
     "renew": {"cancellations_pkey", "leases_pkey"},
     "select_held": {"jobs_pkey"},
@@ -71,6 +79,14 @@ INDEXES = {
     "collect_lanes": {"lanes_newest", "queue_states_newest"},
     "collect_flows": {"flows_newest", "lanes_of_flow", "queue_states_newest"},
     "collect_gates": {"gates_newest"},
+    "await_results": set(),
+    "withdraw_results": {"result_waiters_pkey"},
+    "select_ended": {"jobs_pkey"},
+    "select_value": {"stored_values_pkey"},
+    "replace_value": {"stored_values_pkey"},
+    "delete_value": {"stored_values_pkey"},
+    "delete_value_if_equal": {"stored_values_pkey"},
+    "scan_values": {"stored_values_pkey"},
 }
 
 

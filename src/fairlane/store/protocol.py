@@ -225,3 +225,30 @@ class Store(Protocol):
     async def listen(self, worker: WorkerIdentity) -> Listener:
         """Open this worker's ear."""
         ...
+
+    async def get_value(self, key: str, tx: Any = None) -> bytes | None:
+        """The value of a key; `None` where there is none. All of these take the caller's transaction as `tx`."""
+        ...
+
+    async def put_value(self, key: str, value: bytes, tx: Any = None) -> None: ...
+
+    async def delete_value(self, key: str, tx: Any = None) -> bool:
+        """Remove a key. Returns whether it was there."""
+        ...
+
+    async def compare_and_set_value(
+        self, key: str, expected: bytes | None, value: bytes | None, tx: Any = None
+    ) -> bool:
+        """Replace a key's value if it is the expected one; `None` stands for no value. Returns whether it was."""
+        ...
+
+    async def scan_values(self, low: str, end: str, limit: int, tx: Any = None) -> list[tuple[str, bytes]]:
+        """The keys from `low` to before `end` in the order of their bytes, with their values."""
+        ...
+
+    async def wait_until_ended(self, job: UUID, until: Instant | None) -> JobRecord:
+        """The job once it is done, dead or cancelled, or as it stands when `until` has come; or `JobNotFound`.
+
+        Whoever ends the job tells, in whatever process; looking from time to time is only the last resort.
+        """
+        ...

@@ -288,7 +288,9 @@ woken as (
 select
     case when (select count(*) from ended) = cardinality($2) then '{}'
         else array(select id from given except select id from ended) end as lost,
-    woken.told
+    woken.told,
+    case when exists (select from fairlane.result_listeners l where l.waiter >= '00000000-0000-0000-0000-000000000000')
+        then fairlane.announce(array(select id from ended where state > 2)) end as announced
 from woken
 
 -- name: settle_done
@@ -352,7 +354,10 @@ woken as (
 select
     case when (select count(*) from ended) = cardinality($2) then '{}'
         else array(select u.id from unnest($2) u except select id from ended) end as lost,
-    woken.told
+    woken.told,
+    -- (The condition is for the planner, which may not walk an index without one.)
+    case when exists (select from fairlane.result_listeners l where l.waiter >= '00000000-0000-0000-0000-000000000000')
+        then fairlane.announce(array(select id from ended)) end as announced
 from woken
 
 -- name: select_settled
@@ -474,7 +479,8 @@ select
     case when job.state < 2 then 5 else job.state end as state,
     (select pg_notify(fairlane.channel(l.worker_id), 'cancel')
      from fairlane.leases l
-     where l.id = job.lease and job.state = 2 and not $3)::text as told
+     where l.id = job.lease and job.state = 2 and not $3)::text as told,
+    case when job.state < 2 then fairlane.announce(array[job.id]) end as announced
 from job
 
 -- name: update_progress
@@ -579,3 +585,105 @@ where id = any (array(
     limit $2::integer
     for update skip locked
 ))
+
+
+-- Values by key.
+
+-- name: select_value
+select value
+from fairlane.stored_values
+where key = $1
+
+-- name: put_value
+insert into fairlane.stored_values (key, value)
+values ($1, $2)
+on conflict (key) do update set value = excluded.value
+
+-- name: put_value_if_absent
+insert into fairlane.stored_values (key, value)
+values ($1, $2)
+on conflict (key) do nothing
+returning true
+
+-- name: replace_value
+update fairlane.stored_values
+set value = $3
+where key = $1 and value = $2
+returning true
+
+-- name: delete_value
+delete from fairlane.stored_values
+where key = $1
+returning true
+
+-- name: delete_value_if_equal
+delete from fairlane.stored_values
+where key = $1 and value = $2
+returning true
+
+-- name: scan_values
+select key, value
+from fairlane.stored_values
+where key >= $1 and key < $2
+order by key
+limit $3
+
+-- name: write_values
+select fairlane.write_values($1::text[], $2::bytea[])
+
+
+-- Waiting for jobs to end.
+
+-- name: open_results
+-- The lock says that this ear is alive; it goes with the session.
+-- $1 ear, $2 waiter
+with listening as (
+    insert into fairlane.result_listeners (waiter, ear)
+    values ($2::uuid, $1::bigint)
+)
+select pg_advisory_lock($1), fairlane.channel($2) as channel
+
+-- name: close_results
+with gone as (
+    delete from fairlane.result_waiters
+    where waiter = $1::uuid
+)
+delete from fairlane.result_listeners
+where waiter = $1
+
+-- name: await_results
+insert into fairlane.result_waiters (job, waiter)
+select u.job, $1::uuid
+from unnest($2::uuid[]) as u (job)
+on conflict do nothing
+
+-- name: withdraw_results
+delete from fairlane.result_waiters
+where job = any ($2::uuid[]) and waiter = $1::uuid
+
+-- name: select_settlers
+-- Transactions that may end jobs without having seen a registration. Whoever ends a job files it, and a statement locks
+-- its tables before it takes its snapshot: whoever did not see the registration is in this list, or has committed.
+select l.virtualtransaction
+from pg_locks l
+where l.locktype = 'relation'
+  and l.database = (select d.oid from pg_database d where d.datname = current_database())
+  and l.relation = 'fairlane.finished'::regclass
+  and l.mode = 'RowExclusiveLock'
+  and l.pid <> pg_backend_pid()
+
+-- name: select_ended
+-- Of these jobs, those that have ended or are gone.
+select u.job
+from unnest($1::uuid[]) as u (job)
+where coalesce((select j.state > 2 from fairlane.jobs j where j.id = u.job), true)
+
+-- name: delete_deaf_result_listeners
+with deaf as (
+    delete from fairlane.result_listeners
+    where pg_try_advisory_xact_lock_shared(ear)
+    returning waiter
+)
+delete from fairlane.result_waiters w
+using deaf
+where w.waiter = any (array[deaf.waiter])

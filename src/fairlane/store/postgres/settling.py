@@ -87,6 +87,7 @@ class Settler:
             await connection.execute(STATEMENTS["do_not_wait_for_the_disk"])
             await connection.execute(STATEMENTS["delete_deaf_waiters"])
             await connection.execute(STATEMENTS["delete_gone_claimers"])
+            await connection.execute(STATEMENTS["delete_deaf_result_listeners"])
             await connection.execute(STATEMENTS["delete_orphaned_cancellations"])
             now = self._clock.parameter()
             expired = await connection.fetch(STATEMENTS["lock_expired_leases"], now, LEASES_AT_MOST)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
@@ -17,9 +18,11 @@ from fairlane.job import AttemptRecord, Claim, JobRecord, NewJob, State
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import Conflict
 from fairlane.scheduler.settlement import Settlement
-from fairlane.store.postgres import jobs, policies, schema, uniques, upkeep
+from fairlane.store.awaiting import forever
+from fairlane.store.postgres import jobs, policies, schema, uniques, upkeep, values
 from fairlane.store.postgres.claims import Claimer
 from fairlane.store.postgres.connections import STATEMENTS, Connections
+from fairlane.store.postgres.results import ResultListener
 from fairlane.store.postgres.rows import storable
 from fairlane.store.postgres.settling import Settler
 from fairlane.store.postgres.timing import StoreClock
@@ -63,6 +66,7 @@ class PostgresStore:
         self._database: Record | None = None
         self._known: WeakSet[Any] = WeakSet()
         """Connections of callers that were found to be to our database."""
+        self._results = ResultListener(self._connections)
 
     async def open(self) -> None:
         await self._connections.open()
@@ -74,8 +78,10 @@ class PostgresStore:
             raise
 
     async def close(self) -> None:
+        await self._results.close()
         await self._claimer.close()
         await self._connections.close()
+        self._results.dismiss()
 
     async def migrate(self) -> list[str]:
         connection = await self._connections.connect()
@@ -212,6 +218,13 @@ class PostgresStore:
     async def attempts(self, job: UUID) -> list[AttemptRecord]:
         return await self._ask(lambda connection: jobs.attempts(connection, job))
 
+    async def wait_until_ended(self, job: UUID, until: Instant | None) -> JobRecord:
+        record = await self.job(job)
+        if record.state.is_final:
+            return record
+        alarm = forever if until is None else lambda: self._clock.sleep_until(until)
+        return await self._results.ended(job, lambda: self.job(job), alarm)
+
     async def counts(self, queue: str) -> QueueCounts:
         handle = await self._claimer.queue(queue)
         row = await self._ask(lambda connection: connection.fetchrow(STATEMENTS["select_counts"], handle.id))
@@ -228,3 +241,35 @@ class PostgresStore:
         listener = PostgresListener(worker, self._connections, self._clock)
         await listener.open()
         return listener
+
+    async def get_value(self, key: str, tx: Any = None) -> bytes | None:
+        async with self._lent(tx) as connection:
+            return await values.get(connection, key)
+
+    async def put_value(self, key: str, value: bytes, tx: Any = None) -> None:
+        async with self._lent(tx) as connection:
+            await values.put(connection, key, value)
+
+    async def delete_value(self, key: str, tx: Any = None) -> bool:
+        async with self._lent(tx) as connection:
+            return await values.delete(connection, key)
+
+    async def compare_and_set_value(
+        self, key: str, expected: bytes | None, value: bytes | None, tx: Any = None
+    ) -> bool:
+        async with self._lent(tx) as connection:
+            return await values.compare_and_set(connection, key, expected, value)
+
+    async def scan_values(self, low: str, end: str, limit: int, tx: Any = None) -> list[tuple[str, bytes]]:
+        async with self._lent(tx) as connection:
+            return await values.scan(connection, low, end, limit)
+
+    @contextlib.asynccontextmanager
+    async def _lent(self, tx: Any) -> AsyncIterator[Connection]:
+        """The caller's connection, or one of ours. Nothing is tried again: a write whose answer was lost may have been
+        done, and doing it twice could undo what another has written since."""
+        if tx is not None:
+            yield jobs.foreign_transaction(tx)
+            return
+        async with self._connections.session() as connection:
+            yield connection

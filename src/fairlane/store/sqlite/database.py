@@ -90,7 +90,11 @@ class Database:
     async def _hop(self, work: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()
         # Shielded: a caller that is cancelled must not leave the thread's work half awaited and its error unseen.
-        return await asyncio.shield(loop.run_in_executor(self._thread, work))
+        try:
+            hop = loop.run_in_executor(self._thread, work)
+        except RuntimeError:  # the thread was ended
+            raise StoreUnavailable("the store is closed; make another, or open it again through its app") from None
+        return await asyncio.shield(hop)
 
     def _open(self) -> None:
         if self._connection is not None:

@@ -494,3 +494,69 @@ where job = ? and expires_at is null
 -- name: delete_expired_uniques
 delete from uniques
 where id in (select id from uniques where expires_at <= ? order by expires_at limit ?)
+
+
+-- Values by key.
+
+-- name: select_value
+select value
+from stored_values
+where key = ?
+
+-- name: put_value
+insert into stored_values (key, value)
+values (?, ?)
+on conflict (key) do update set value = excluded.value
+
+-- name: put_value_if_absent
+insert into stored_values (key, value)
+values (?, ?)
+on conflict (key) do nothing
+
+-- name: replace_value
+update stored_values
+set value = ?
+where key = ? and value = ?
+
+-- name: delete_value
+delete from stored_values
+where key = ?
+
+-- name: delete_value_if_equal
+delete from stored_values
+where key = ? and value = ?
+
+-- name: scan_values
+select key, value
+from stored_values
+where key >= ? and key < ?
+order by key
+limit ?
+
+
+-- Waiting for jobs to end.
+
+-- name: has_ended
+-- A job that is not there has ended too, and whoever waits for it must hear of it.
+select not exists (select 1 from jobs where id = ? and state < 3)
+
+-- name: register_result_waiter
+insert into result_waiters (job, waiter)
+values (?, ?)
+on conflict (job, waiter) do nothing
+
+-- name: has_result_waiters
+select exists (select 1 from result_waiters)
+
+-- name: take_result_waiters
+delete from result_waiters
+where job = ? and not exists (select 1 from jobs j where j.id = result_waiters.job and j.state < 3)
+returning waiter
+
+-- name: select_result_waiters
+select distinct waiter
+from result_waiters
+
+-- name: delete_result_waiter
+delete from result_waiters
+where waiter = ?

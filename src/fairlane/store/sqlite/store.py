@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from fairlane.job import AttemptRecord, Claim, JobRecord, NewJob, State
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import Conflict
 from fairlane.scheduler.settlement import Settlement
+from fairlane.store.awaiting import forever
 from fairlane.store.migrate import load_migrations, pending
 from fairlane.store.protocol import (
     Claimed,
@@ -27,7 +28,7 @@ from fairlane.store.protocol import (
     Retention,
     WorkerIdentity,
 )
-from fairlane.store.sqlite import claims, jobs, settling, uniques, upkeep
+from fairlane.store.sqlite import claims, jobs, results, settling, uniques, upkeep, values
 from fairlane.store.sqlite.database import Database, Transaction
 from fairlane.store.sqlite.wakeups import SqliteListener, nudge
 
@@ -46,6 +47,7 @@ class SqliteStore:
         self._clock: Clock = clock or SystemClock()
         self._durable_claims = durable_claims
         self._walk = upkeep.Walk()
+        self._results = results.ResultListener(self._database)
         self.rows_read = 0
 
     async def open(self) -> None:
@@ -53,7 +55,9 @@ class SqliteStore:
         await self.migrate()
 
     async def close(self) -> None:
+        await self._results.close()
         await self._database.close()
+        self._results.dismiss()
 
     async def migrate(self) -> list[str]:
         await self._database.open()
@@ -174,11 +178,12 @@ class SqliteStore:
         return claimed
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[UUID]:
-        def work(tx: Transaction) -> tuple[list[UUID], list[UUID]]:
+        def work(tx: Transaction) -> tuple[list[UUID], list[UUID], set[UUID]]:
             lost, ready = settling.settle(tx, settlements, self._clock.now())
-            return lost, _take_waiters(tx, ready)
+            return lost, _take_waiters(tx, ready), results.take_waiters(tx, (each.job for each in settlements))
 
-        lost, waiters = await self._write(work)
+        lost, waiters, result_waiters = await self._write(work)
+        _announce(result_waiters)
         await self._nudge(waiters)
         return lost
 
@@ -199,11 +204,13 @@ class SqliteStore:
         )
 
     async def reap(self, limit: int = 1_000) -> Reaped:
-        def work(tx: Transaction) -> tuple[Reaped, list[UUID]]:
+        def work(tx: Transaction) -> tuple[Reaped, list[UUID], set[UUID]]:
             reaped, ready = settling.reap(tx, self._clock.now(), limit)
-            return reaped, _take_waiters(tx, ready)
+            results.forget_deaf_waiters(tx)
+            return reaped, _take_waiters(tx, ready), results.take_waiters(tx, (each.job for each in reaped.settled))
 
-        reaped, waiters = await self._database.write(work, durable=False)
+        reaped, waiters, result_waiters = await self._database.write(work, durable=False)
+        _announce(result_waiters)
         await self._nudge(waiters)
         return reaped
 
@@ -218,10 +225,12 @@ class SqliteStore:
         )
 
     async def cancel(self, job: UUID) -> State:
-        def work(tx: Transaction) -> tuple[State, UUID | None]:
-            return jobs.cancel(tx, job, self._clock.now())
+        def work(tx: Transaction) -> tuple[State, UUID | None, set[UUID]]:
+            state, worker = jobs.cancel(tx, job, self._clock.now())
+            return state, worker, results.take_waiters(tx, [job])
 
-        state, worker = await self._write(work)
+        state, worker, result_waiters = await self._write(work)
+        _announce(result_waiters)
         if worker is not None:
             nudge(worker)
         return state
@@ -237,6 +246,13 @@ class SqliteStore:
     async def attempts(self, job: UUID) -> list[AttemptRecord]:
         return await self._database.read(lambda tx: jobs.attempts(tx, job))
 
+    async def wait_until_ended(self, job: UUID, until: Instant | None) -> JobRecord:
+        record = await self.job(job)
+        if record.state.is_final:
+            return record
+        alarm = forever if until is None else lambda: self._clock.sleep_until(until)
+        return await self._results.ended(job, lambda: self.job(job), alarm)
+
     async def counts(self, queue: str) -> QueueCounts:
         def look(tx: Transaction) -> QueueCounts:
             number = _known(tx, queue).id
@@ -247,6 +263,29 @@ class SqliteStore:
 
     async def listen(self, worker: WorkerIdentity) -> Listener:
         return SqliteListener(worker, self._database, self._clock)
+
+    async def get_value(self, key: str, tx: Any = None) -> bytes | None:
+        return await self._looked(lambda inner: values.get(inner, key), tx)
+
+    async def put_value(self, key: str, value: bytes, tx: Any = None) -> None:
+        await self._written(lambda inner: values.put(inner, key, value), tx)
+
+    async def delete_value(self, key: str, tx: Any = None) -> bool:
+        return await self._written(lambda inner: values.delete(inner, key), tx)
+
+    async def compare_and_set_value(
+        self, key: str, expected: bytes | None, value: bytes | None, tx: Any = None
+    ) -> bool:
+        return await self._written(lambda inner: values.compare_and_set(inner, key, expected, value), tx)
+
+    async def scan_values(self, low: str, end: str, limit: int, tx: Any = None) -> list[tuple[str, bytes]]:
+        return await self._looked(lambda inner: values.scan(inner, low, end, limit), tx)
+
+    async def _looked(self, work: Callable[[Transaction], T], tx: Any) -> T:
+        return await self._database.read(work) if tx is None else work(self._foreign(tx))
+
+    async def _written(self, work: Callable[[Transaction], T], tx: Any) -> T:
+        return await self._write(work) if tx is None else work(self._foreign(tx))
 
     async def _write(self, work: Callable[[Transaction], T]) -> T:
         return await self._database.write(work, durable=True)
@@ -267,6 +306,12 @@ def _known(tx: Transaction, name: str) -> claims.QueueInForce:
     if queue is None:
         raise UnknownQueue(f"queue {name!r} is not known to this database; declare it with app.queue({name!r}, …)")
     return queue
+
+
+def _announce(waiters: Iterable[UUID]) -> None:
+    """Let those look who wait for the end of a job. Who is gone has been forgotten already."""
+    for waiter in waiters:
+        nudge(waiter)
 
 
 def _take_waiters(tx: Transaction, queues: Mapping[int, int]) -> list[UUID]:

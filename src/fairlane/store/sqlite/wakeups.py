@@ -13,6 +13,7 @@ import os
 import socket
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from uuid import UUID
 
@@ -20,7 +21,7 @@ from fairlane.clock import Clock, Instant
 from fairlane.store.protocol import WorkerIdentity
 from fairlane.store.sqlite.database import Database
 
-__all__ = ["SqliteListener", "nudge"]
+__all__ = ["Mailbox", "SqliteListener", "is_listening", "nudge"]
 
 LOOK_EVERY = 1_000_000
 """Microseconds between looks at `data_version`: the last resort."""
@@ -45,16 +46,22 @@ def nudge(worker: UUID) -> bool:
     return True
 
 
-class SqliteListener:
-    """The ear of one worker process."""
+def is_listening(owner: UUID) -> bool:
+    """Whether a mailbox is there to be nudged."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        try:
+            sender.connect(_address(owner))
+        except OSError:
+            return False
+    return True
 
-    def __init__(self, worker: WorkerIdentity, database: Database, clock: Clock) -> None:
-        self.worker = worker
-        self._database = database
-        self._clock = clock
-        self._nudged = asyncio.Event()
-        self._seen = 0
-        self._path = _address(worker.id)
+
+class Mailbox:
+    """Where one listener is nudged, in the loop that it was made in."""
+
+    def __init__(self, owner: UUID, on_nudge: Callable[[], None]) -> None:
+        self._on_nudge = on_nudge
+        self._path = _address(owner)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         self._socket.bind(self._path)
@@ -64,7 +71,26 @@ class SqliteListener:
     def _read(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while self._socket.recv(16):
-                self._nudged.set()
+                self._on_nudge()
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._socket.fileno())
+        self._socket.close()
+        if not self._path.startswith("\0"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path)
+
+
+class SqliteListener:
+    """The ear of one worker process."""
+
+    def __init__(self, worker: WorkerIdentity, database: Database, clock: Clock) -> None:
+        self.worker = worker
+        self._database = database
+        self._clock = clock
+        self._nudged = asyncio.Event()
+        self._seen = 0
+        self._mailbox = Mailbox(worker.id, self._nudged.set)
 
     async def wait(self, until: Instant | None) -> bool:
         """Return True at a nudge, False once `until` has come."""
@@ -105,8 +131,4 @@ class SqliteListener:
 
     async def close(self) -> None:
         """Stop listening. Registrations go with the first nudge that finds nobody."""
-        self._loop.remove_reader(self._socket.fileno())
-        self._socket.close()
-        if not self._path.startswith("\0"):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path)
+        self._mailbox.close()

@@ -1,0 +1,85 @@
+"""Waiting for jobs to end: who in this process waits for which, and how one wait goes. Each store tells in its way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import UUID
+
+from fairlane.job import JobRecord
+
+__all__ = ["Awaited", "forever", "see_end"]
+
+LOOK_EVERY = 10.0
+"""Seconds between looks at a job of which nothing is heard: the last resort, if who ended it died before telling."""
+
+
+class Awaited:
+    """The jobs whose end is awaited in this process."""
+
+    def __init__(self) -> None:
+        self._waits: dict[UUID, set[asyncio.Event]] = {}
+
+    def __contains__(self, job: UUID) -> bool:
+        return job in self._waits
+
+    def __bool__(self) -> bool:
+        return bool(self._waits)
+
+    @property
+    def jobs(self) -> list[UUID]:
+        return list(self._waits)
+
+    @contextmanager
+    def waiting_for(self, job: UUID) -> Iterator[asyncio.Event]:
+        """What is set whenever it is worth a look."""
+        told = asyncio.Event()
+        self._waits.setdefault(job, set()).add(told)
+        try:
+            yield told
+        finally:
+            self._waits[job].discard(told)
+            if not self._waits[job]:
+                del self._waits[job]
+
+    def tell(self, jobs: Iterable[UUID]) -> None:
+        """Let whoever waits for these jobs look."""
+        for job in jobs:
+            for told in self._waits.get(job, ()):
+                told.set()
+
+
+async def forever() -> None:
+    """The alarm of those who have time."""
+    await asyncio.get_running_loop().create_future()
+
+
+async def see_end(
+    look: Callable[[], Awaitable[JobRecord]], told: asyncio.Event, alarm: Callable[[], Coroutine[Any, Any, None]]
+) -> JobRecord:
+    """Look whenever told to, until the job has ended or `alarm` has; returns the job as it stands then."""
+    timer = asyncio.ensure_future(alarm())
+    try:
+        while True:
+            await _told_or_due(told, timer)
+            told.clear()
+            # Asked before the look: what has ended by then counts, however late the look is.
+            is_due = timer.done()
+            record = await look()
+            if is_due or record.state.is_final:
+                return record
+    finally:
+        timer.cancel()
+        await asyncio.gather(timer, return_exceptions=True)
+
+
+async def _told_or_due(told: asyncio.Event, timer: asyncio.Future[None]) -> None:
+    telling = asyncio.ensure_future(told.wait())
+    try:
+        either: set[asyncio.Future[Any]] = {telling, timer}
+        await asyncio.wait(either, timeout=LOOK_EVERY, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
