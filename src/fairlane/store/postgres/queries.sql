@@ -526,3 +526,10 @@ shortened as (
     where f.is_dead = $1 and f.id = any (array[t.id]) and cardinality(t.rest) > 0
 )
 select (select count(*) from removed) as jobs, (select coalesce(sum(cardinality(jobs)), 0) from taken) as filed
+
+-- name: begin_look
+-- A look plans as a claim does. What it would start it takes back, and keeps the lock.
+savepoint look
+
+-- name: undo_look
+rollback to savepoint look

@@ -472,3 +472,10 @@ from migrations
 -- name: insert_migration
 insert into migrations (number, name, checksum)
 values (?, ?, ?)
+
+-- name: begin_look
+-- A look plans as a claim does. What it would start it takes back.
+savepoint look
+
+-- name: undo_look
+rollback to savepoint look
