@@ -21,7 +21,7 @@ LAYERS: list[set[str]] = [
     {"store"},
     {"codec", "handle", "stamping", "task"},
     {"worker"},
-    {"operations"},
+    {"held_claim", "operations", "queue", "waiting"},
     {"app"},
     {"__main__", "cli", "dashboard", "demo", "forward", "integrations", "testing"},
     {"fairlane"},  # the package itself: its public names come from everywhere, and nothing inside asks it for them

@@ -1,8 +1,9 @@
 """Fairlane: a durable job queue in which every tenant gets its turn."""
 
-from fairlane.app import App, Queue
+from fairlane.app import App
 from fairlane.clock import Clock, ManualClock, SystemClock
 from fairlane.errors import (
+    AlreadySettled,
     Cancel,
     ClaimLost,
     ConfigurationError,
@@ -23,17 +24,21 @@ from fairlane.errors import (
     SchemaTooNew,
     Snooze,
     StoreUnavailable,
+    UndecodablePayload,
     UnknownQueue,
     UnknownTask,
     WorkerDied,
 )
 from fairlane.handle import Job
+from fairlane.held_claim import HeldClaim
 from fairlane.job import AttemptRecord, JobRecord, State
 from fairlane.policy import Backoff, Concurrency, Fair, Limit, Policy, Rate
+from fairlane.queue import Queue
 from fairlane.task import BoundTask, Call, Task
 from fairlane.worker import Health, JobContext, QueueShare, Worker, WorkerOptions, context, run_worker
 
 __all__ = [
+    "AlreadySettled",
     "App",
     "AttemptRecord",
     "Backoff",
@@ -49,6 +54,7 @@ __all__ = [
     "Fair",
     "FairlaneError",
     "Health",
+    "HeldClaim",
     "InvalidJob",
     "InvalidKey",
     "InvalidPolicy",
@@ -75,6 +81,7 @@ __all__ = [
     "StoreUnavailable",
     "SystemClock",
     "Task",
+    "UndecodablePayload",
     "UnknownQueue",
     "UnknownTask",
     "Worker",

@@ -6,13 +6,14 @@ import asyncio
 import inspect
 import logging
 import os
+import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from fairlane.blocking import BackgroundLoop
 from fairlane.clock import SECOND, Clock, Instant, SystemClock, microseconds
@@ -25,13 +26,16 @@ from fairlane.policy.keys import BUILT_IN
 from fairlane.policy.limits import Limit
 from fairlane.policy.policy import Policy
 from fairlane.policy.retry import Backoff
+from fairlane.queue import Hand, Queue
 from fairlane.stamping import stamp
-from fairlane.store.protocol import Retention, Store
+from fairlane.store.protocol import Retention, Store, WorkerIdentity
 from fairlane.task import AsyncTask, Call, Duration, KeySource, Raised, Registry, SyncTask, Task, TaskOptions
+from fairlane.waiting import Ear
 from fairlane.worker.options import WorkerOptions
+from fairlane.worker.upkeep import keep_up
 from fairlane.worker.worker import Worker
 
-__all__ = ["App", "Queue", "TaskDecorator"]
+__all__ = ["App", "TaskDecorator"]
 
 log = logging.getLogger("fairlane.app")
 
@@ -44,17 +48,6 @@ STAMP_AT_ONCE = 1_000
 POLICIES_LAST = 30 * SECOND
 """A producer looks again for the policies in force after this time: an operator may have applied others."""
 _BACKOFF = Backoff()
-
-
-@dataclass(frozen=True, slots=True)
-class Queue:
-    """A queue as this program declares it."""
-
-    policy: Policy
-
-    @property
-    def name(self) -> str:
-        return self.policy.queue
 
 
 class TaskDecorator(Protocol):
@@ -74,8 +67,13 @@ class _Connection:
 
     store: Store
     loop: asyncio.AbstractEventLoop
+    hand: Hand
     policies: dict[str, Policy] = field(default_factory=dict)
     looked_at: Instant = 0
+
+    async def close(self) -> None:
+        await self.hand.ear.close()
+        await self.store.close()
 
 
 class App:
@@ -124,7 +122,7 @@ class App:
             raise ConfigurationError(f"queue {name!r} is declared twice; put its whole policy into one declaration")
         named = (keys,) if isinstance(keys, str) else tuple(keys)
         policy = Policy(name, fair, tuple(limits), named, microseconds(priority_step))
-        self.queues[name] = Queue(policy)
+        self.queues[name] = Queue(policy, self)
         return self.queues[name]
 
     @overload
@@ -221,7 +219,7 @@ class App:
         self.check()
         store = self._make_store()
         await store.open()
-        connection = _Connection(store, loop)
+        connection = _Connection(store, loop, _hand(store, self.clock))
         try:
             await self._declare(connection)
         except BaseException:
@@ -255,10 +253,10 @@ class App:
         self._opening = asyncio.Lock()
         if background is not None:
             if connection is not None:
-                await asyncio.wrap_future(background.submit(connection.store.close()))
+                await asyncio.wrap_future(background.submit(connection.close()))
             background.stop()
         elif connection is not None:
-            await connection.store.close()
+            await connection.close()
 
     def close_sync(self) -> None:
         """`close` for code that is not async."""
@@ -363,6 +361,20 @@ class App:
             max_result=self.max_payload,
         )
 
+    async def hand(self, policy: Policy) -> Hand:
+        """What a queue claims with by hand: for its methods, not for programs."""
+        connection = await self._connected()
+        if policy.queue not in connection.policies:
+            connection.policies[policy.queue] = (await connection.store.declare(policy)).policy
+        return connection.hand
+
+    async def upkeep(self) -> bool:
+        """One bounded round of what workers do by themselves, for programs without one; whether there is more to do.
+
+        Claims whose lease ran out are ended, finished jobs past their time and idle scheduling state removed.
+        """
+        return await keep_up(await self.opened(), self.retention, self.queue_names)
+
 
 def _check_keys(policy: Policy, tasks: Iterable[Task[..., Any]]) -> None:
     listed = list(tasks)
@@ -457,6 +469,12 @@ def _store_factory(url: str, clock: Clock, durable_claims: bool) -> Callable[[],
         f"{_without_password(url)!r} is not a database URL that Fairlane knows; possible are sqlite:///file.db, "
         f"sqlite:// (in memory) and postgresql://user@host/database"
     )
+
+
+def _hand(store: Store, clock: Clock) -> Hand:
+    name = f"{socket.gethostname()}:{os.getpid()}"
+    # The ear has an id of its own: a claim that fills its slots withdraws its worker, and the ear waits for others.
+    return Hand(store, WorkerIdentity(uuid4(), name), Ear(store, clock, WorkerIdentity(uuid4(), name)))
 
 
 def _without_password(url: str) -> str:

@@ -15,16 +15,12 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from fairlane.errors import ConfigurationError, FairlaneError, InvalidJob, PayloadTooLarge
+from fairlane.errors import ConfigurationError, FairlaneError, InvalidJob, PayloadTooLarge, UndecodablePayload
 
-__all__ = ["Codec", "UndecodablePayload"]
+__all__ = ["Codec"]
 
 _AS_IS = (bool, float, int, str)
 """Types that JSON gives back as they were: a value that already has the type needs no conversion."""
-
-
-class UndecodablePayload(FairlaneError):
-    """Stored bytes that do not fit the task's signature."""
 
 
 def _encode_other(value: Any) -> Any:
