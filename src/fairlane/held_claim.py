@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -26,6 +27,7 @@ from fairlane.scheduler.settlement import (
 from fairlane.store.protocol import Store
 from fairlane.task import LONGEST_DELAY, Duration, Registry
 from fairlane.worker.outcomes import bounded, storable
+from fairlane.worker.timing import ANSWER_WITHIN
 
 __all__ = ["ClaimSource", "HeldClaim", "HeldLease", "as_lease", "renew_together", "settle_together"]
 
@@ -235,15 +237,32 @@ async def settle_together(
         claim._check_held()  # another task may have been faster while the app was opened
     for claim, _ in ends:
         claim._is_settled = True
+    settling = asyncio.ensure_future(store.settle(settlements, is_repeated=_repeats(ends, settlements)))
+    settling.add_done_callback(lambda _: _note_answer(settling, ends, settlements))
     try:
-        lost = set(await store.settle(settlements, is_repeated=_repeats(ends, settlements)))
-    except BaseException:
+        # Shielded: a statement that is broken off leaves open whether it was recorded.
+        await asyncio.shield(settling)
+    except asyncio.CancelledError:
+        await asyncio.wait({settling}, timeout=ANSWER_WITHIN)
+        raise
+    if lost := [claim.id for claim, _ in ends if claim._is_lost]:
+        raise ClaimLost(lost)
+
+
+def _note_answer(
+    settling: asyncio.Future[list[UUID]],
+    ends: Sequence[tuple[HeldClaim, Outcome]],
+    settlements: Sequence[Settlement],
+) -> None:
+    if settling.cancelled() or settling.exception() is not None:
         # Whether it was recorded is not known; the same end may be asked for again.
         for (claim, _), settlement in zip(ends, settlements, strict=True):
             claim._is_settled = False
             claim._tried = (settlement.to, settlement.outcome)
-        raise
-    _note_lost(claim for claim, _ in ends if claim.id in lost)
+        return
+    lost = set(settling.result())
+    for claim, _ in ends:
+        claim._is_lost = claim.id in lost
 
 
 def _repeats(ends: Sequence[tuple[HeldClaim, Outcome]], settlements: Sequence[Settlement]) -> bool:
@@ -272,11 +291,7 @@ async def renew_together(source: ClaimSource, claims: Iterable[HeldClaim], lease
             one.duration = each
             one.cancelled.update(renewed.cancelled)
     # A lease goes with the last settlement of its claims: what was settled meanwhile is not lost.
-    _note_lost(claim for claim in held if claim._lease.id in gone and not claim.is_settled)
-
-
-def _note_lost(claims: Iterable[HeldClaim]) -> None:
-    lost = list(claims)
+    lost = [claim for claim in held if claim._lease.id in gone and not claim.is_settled]
     for claim in lost:
         claim._is_lost = True
     if lost:

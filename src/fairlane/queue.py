@@ -118,11 +118,11 @@ async def _unbroken(store: Store, claim: Coroutine[Any, Any, Claimed]) -> Claime
     try:
         return await asyncio.shield(claiming)
     except asyncio.CancelledError:
-        await asyncio.wait({claiming}, timeout=ANSWER_WITHIN)
-        if not claiming.done():
-            claiming.cancel()
-        elif not claiming.cancelled() and claiming.exception() is None:
-            given_back = Released("its claimer was cancelled")
-            with contextlib.suppress(Exception):  # the lease runs out then
-                await store.settle([settle(each, given_back, 0) for each in claiming.result().claims])
+        await asyncio.wait({asyncio.ensure_future(_give_back(store, claiming))}, timeout=ANSWER_WITHIN)
         raise
+
+
+async def _give_back(store: Store, claiming: asyncio.Future[Claimed]) -> None:
+    with contextlib.suppress(Exception):  # their lease runs out then
+        claims = (await claiming).claims
+        await store.settle([settle(each, Released("its claimer was cancelled"), 0) for each in claims])

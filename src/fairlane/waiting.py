@@ -206,27 +206,33 @@ class Ear:
     # Listening.
 
     async def _listen(self) -> None:
-        while True:
-            listener = await self._outage.ride_out(lambda: self._store.listen(self.identity), "listening")
-            self._listener = listener
-            self._is_open.set()
-            self._look_everywhere()
-            try:
+        try:
+            while True:
+                listener = await self._outage.ride_out(lambda: self._store.listen(self.identity), "listening")
                 await self._hear(listener)
-            finally:
-                self._is_open.clear()
-                self._listener = None
-                with contextlib.suppress(StoreUnavailable):
-                    await listener.close()
+        except Exception as error:
+            # Nobody would ever hear anything: those who wait are told, and the next to wait tries again.
+            for line in self._lines.values():
+                line.end(error)
+        finally:
+            self._listening = None
 
     async def _hear(self, listener: Listener) -> None:
-        while True:
-            try:
-                nudged = await listener.wait(None)
-            except StoreUnavailable:
-                return
-            if nudged:
-                self._look_everywhere()
+        """Listen until the ear is lost. What came while nobody listened is found by looking."""
+        self._listener = listener
+        self._is_open.set()
+        self._look_everywhere()
+        try:
+            while True:
+                if await listener.wait(None):
+                    self._look_everywhere()
+        except StoreUnavailable:
+            return
+        finally:
+            self._is_open.clear()
+            self._listener = None
+            with contextlib.suppress(StoreUnavailable):
+                await listener.close()
 
 
 async def _first_of(*waits: Coroutine[Any, Any, Any]) -> None:

@@ -374,6 +374,31 @@ async def test_a_settlement_nobody_heard_of_may_be_asked_for_again(shop: Shop, m
     assert await job.result() == 1
 
 
+async def test_a_settlement_whose_caller_was_cancelled_is_recorded_all_the_same(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (job,) = await shop.enqueue()
+    (claim,) = await shop.queue.claim(1)
+    store = await shop.app.opened()
+    real, asked, go_on = store.settle, asyncio.Event(), asyncio.Event()
+
+    async def slow(settlements: Any, **options: Any) -> Any:
+        asked.set()
+        await go_on.wait()
+        return await real(settlements, **options)
+
+    monkeypatch.setattr(store, "settle", slow)
+    acking = asyncio.create_task(claim.ack(1))
+    await soon(asked.wait())
+    acking.cancel()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await soon(acking)
+    with pytest.raises(AlreadySettled):
+        await claim.ack(2)
+    assert await job.result() == 1
+
+
 async def test_an_own_settlement_is_recognised_after_the_connection_was_lost(
     postgres_url: str, clock: ManualClock, stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:

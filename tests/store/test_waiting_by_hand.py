@@ -13,7 +13,9 @@ from fairlane import (
     Job,
     ManualClock,
     Rate,
+    StoreUnavailable,
 )
+from fairlane.store.protocol import Listener
 from tests.store.by_hand import Shop, all_quiet, ids, is_idle, open_shop, waiting
 from tests.store.harness import Database, soon
 
@@ -193,3 +195,38 @@ async def test_closing_the_app_sends_the_waiters_away(database: Database, clock:
     two = await waiting(shop, 2)
     await soon(shop.app.close())
     assert await soon(asyncio.gather(*two)) == [False, False]
+
+
+async def test_a_wait_rides_out_an_ear_that_is_lost(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    (waiter,) = await waiting(shop)
+    ear = (await shop.app.hand(shop.queue.policy)).ear
+    lost = ear._listener
+    assert lost is not None
+
+    async def gone(until: int | None) -> bool:
+        raise StoreUnavailable("cut")
+
+    monkeypatch.setattr(lost, "wait", gone)
+    await shop.enqueue()  # heard by the old ear, for the last time
+    assert await soon(waiter) is True
+    await shop.queue.claim(1)
+    (waiter,) = await waiting(shop)
+    assert ear._listener is not lost
+    await shop.enqueue()
+    assert await soon(waiter) is True
+
+
+async def test_an_ear_that_cannot_be_opened_is_an_error_of_the_wait(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await shop.app.opened()
+
+    async def refused(worker: object) -> Listener:
+        raise PermissionError("not allowed to listen")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "listen", refused)
+        with pytest.raises(PermissionError, match="not allowed"):
+            await soon(shop.queue.wait())
+    await shop.enqueue()
+    assert await soon(shop.queue.wait()) is True
