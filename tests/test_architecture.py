@@ -21,14 +21,14 @@ LAYERS: list[set[str]] = [
     {"store"},
     {"codec", "declaring", "handle", "stamping", "task", "values"},
     {"worker"},
-    {"operations"},
+    {"composition", "held_claim", "operations", "queue", "waiting"},
     {"app"},
     {"__main__", "cli", "dashboard", "demo", "forward", "integrations", "testing"},
     {"fairlane"},  # the package itself: its public names come from everywhere, and nothing inside asks it for them
 ]
 PURE = {"policy", "scheduler"}
 CONCRETE_STORES = ("fairlane.store.postgres", "fairlane.store.sqlite")
-KNOWS_CONCRETE_STORES = {"app", "cli", "demo", "testing"}
+KNOWS_CONCRETE_STORES = {"app", "cli", "composition", "demo", "testing"}
 # fmt: off
 EFFECTS = {
     "aiosqlite", "asyncio", "asyncpg", "concurrent", "fcntl", "http", "io", "logging", "multiprocessing", "os",

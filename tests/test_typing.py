@@ -18,6 +18,7 @@ from typing import reveal_type
 from fairlane import App, Backoff, Call, Job
 
 app = App("sqlite://")
+reports = app.queue("reports")
 
 @app.task(max_attempts=5, backoff=Backoff("1s"), retry_on=OSError, dead_on=(ValueError,), timeout="30s")
 async def deliver(event: int, account: str, *, endpoint: str = "") -> float:
@@ -36,6 +37,8 @@ async def main() -> None:
     await app.enqueue_many([deliver.call(1, "acme")])
     await deliver.enqueue_many([deliver.call(1, "acme")])
     deliver.enqueue_sync(1, "acme")
+    for claim in await reports.claim(5, lease="30s"):
+        await claim.ack(1, ran="2s")
 """
 
 MISTAKES = [
@@ -52,6 +55,9 @@ MISTAKES = [
     ('text: str = await (await deliver.enqueue(1, "a")).result()', "assignment", 'expression has type "float"'),
     ('await deliver("42", "acme")', "arg-type", 'incompatible type "str"; expected "int"'),
     ("app.task(max_attemps=3)", "call-overload", 'keyword argument "max_attemps"'),
+    ("await (await app.job('1').record()).ack()", "attr-defined", '"JobRecord" has no attribute "ack"'),
+    ("await app.job('1').ack()", "attr-defined", '"Job[Any]" has no attribute "ack"'),
+    ("await (await reports.claim(1))[0].snooze()", "call-arg", 'Missing positional argument "delay"'),
 ]
 
 REVEALED = [
@@ -61,6 +67,8 @@ REVEALED = [
     ('reveal_type(resize("a"))', "bytes"),
     ('reveal_type(await (await resize.enqueue("a")).result(timeout="5s"))', "bytes"),
     ('reveal_type(await (await bare.enqueue("a")).result())', "None"),
+    ("reveal_type(await reports.claim(5))", "list[fairlane.held_claim.HeldClaim]"),
+    ("reveal_type(await reports.wait())", "bool"),
     ('reveal_type(await app.enqueue_many([resize.call("a")]))', "list[fairlane.handle.Job[bytes]]"),
 ]
 

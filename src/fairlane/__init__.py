@@ -1,8 +1,9 @@
 """Fairlane: a durable job queue in which every tenant gets its turn."""
 
-from fairlane.app import App, Queue
+from fairlane.app import App
 from fairlane.clock import Clock, ManualClock, SystemClock
 from fairlane.errors import (
+    AlreadySettled,
     Cancel,
     ClaimLost,
     ConfigurationError,
@@ -25,20 +26,24 @@ from fairlane.errors import (
     SchemaTooNew,
     Snooze,
     StoreUnavailable,
+    UndecodablePayload,
     UniqueConflict,
     UnknownQueue,
     UnknownTask,
     WorkerDied,
 )
 from fairlane.handle import Enqueued, Foreseen, Job
+from fairlane.held_claim import HeldClaim
 from fairlane.job import AttemptRecord, JobRecord, Outcome, State
 from fairlane.policy import Backoff, Concurrency, Fair, Limit, Policy, Rate, Unique
+from fairlane.queue import Queue
 from fairlane.task import BoundTask, Call, Task
 from fairlane.values import ABSENT, Page, Values
 from fairlane.worker import Health, JobContext, QueueShare, Worker, WorkerOptions, context, run_worker
 
 __all__ = [
     "ABSENT",
+    "AlreadySettled",
     "App",
     "AttemptRecord",
     "Backoff",
@@ -56,6 +61,7 @@ __all__ = [
     "FairlaneError",
     "Foreseen",
     "Health",
+    "HeldClaim",
     "InvalidJob",
     "InvalidKey",
     "InvalidPolicy",
@@ -86,6 +92,7 @@ __all__ = [
     "StoreUnavailable",
     "SystemClock",
     "Task",
+    "UndecodablePayload",
     "Unique",
     "UniqueConflict",
     "UnknownQueue",

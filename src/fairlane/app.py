@@ -17,6 +17,7 @@ from uuid import UUID
 from fairlane.blocking import BackgroundLoop
 from fairlane.clock import SECOND, Clock, Instant, SystemClock, microseconds
 from fairlane.codec import Codec
+from fairlane.composition import hand_of, store_factory, without_password
 from fairlane.declaring import check_keys, checked_size, checked_time, is_async, key_source, name_of
 from fairlane.errors import (
     ConfigurationError,
@@ -32,6 +33,7 @@ from fairlane.policy.limits import Limit
 from fairlane.policy.policy import Policy
 from fairlane.policy.retry import Backoff
 from fairlane.policy.unique import Conflict, Unique
+from fairlane.queue import Hand, Queue
 from fairlane.stamping import stamp
 from fairlane.store.protocol import Retention, Store
 from fairlane.task import (
@@ -49,9 +51,10 @@ from fairlane.task import (
 )
 from fairlane.values import Values
 from fairlane.worker.options import WorkerOptions
+from fairlane.worker.upkeep import keep_up
 from fairlane.worker.worker import Worker
 
-__all__ = ["App", "Queue", "TaskDecorator"]
+__all__ = ["App", "TaskDecorator"]
 
 log = logging.getLogger("fairlane.app")
 
@@ -65,17 +68,6 @@ STREAMED_AT_ONCE = 5_000
 POLICIES_LAST = 30 * SECOND
 """A producer looks again for the policies in force after this time: an operator may have applied others."""
 _BACKOFF = Backoff()
-
-
-@dataclass(frozen=True, slots=True)
-class Queue:
-    """A queue as this program declares it."""
-
-    policy: Policy
-
-    @property
-    def name(self) -> str:
-        return self.policy.queue
 
 
 class TaskDecorator(Protocol):
@@ -95,8 +87,13 @@ class _Connection:
 
     store: Store
     loop: asyncio.AbstractEventLoop
+    hand: Hand
     policies: dict[str, Policy] = field(default_factory=dict)
     looked_at: Instant = 0
+
+    async def close(self) -> None:
+        await self.hand.ear.close()
+        await self.store.close()
 
 
 class App:
@@ -122,13 +119,13 @@ class App:
         self.registry = Registry()
         self.queues: dict[str, Queue] = {}
         self.values = Values(self)
-        self._make_store = _store_factory(self.url, self.clock, durable_claims)
+        self._make_store = store_factory(self.url, self.clock, durable_claims)
         self._connection: _Connection | None = None
         self._opening = asyncio.Lock()
         self._background: BackgroundLoop | None = None
 
     def __repr__(self) -> str:
-        return f"<App {_without_password(self.url)}>"
+        return f"<App {without_password(self.url)}>"
 
     # Declaring.
 
@@ -147,7 +144,7 @@ class App:
         named = (keys,) if isinstance(keys, str) else tuple(keys)
         several = limits if isinstance(limits, Iterable) else (limits,)
         policy = Policy(name, fair, tuple(several), named, microseconds(priority_step))
-        self.queues[name] = Queue(policy)
+        self.queues[name] = Queue(policy, self)
         return self.queues[name]
 
     @overload
@@ -246,7 +243,7 @@ class App:
         self.check()
         store = self._make_store()
         await store.open()
-        connection = _Connection(store, loop)
+        connection = _Connection(store, loop, hand_of(store, self.clock))
         try:
             await self._declare(connection)
         except BaseException:
@@ -280,10 +277,10 @@ class App:
         self._opening = asyncio.Lock()
         if background is not None:
             if connection is not None:
-                await asyncio.wrap_future(background.submit(connection.store.close()))
+                await asyncio.wrap_future(background.submit(connection.close()))
             background.stop()
         elif connection is not None:
-            await connection.store.close()
+            await connection.close()
 
     def close_sync(self) -> None:
         """`close` for code that is not async."""
@@ -445,6 +442,20 @@ class App:
             max_result=self.max_payload,
         )
 
+    async def hand(self, policy: Policy) -> Hand:
+        """What a queue claims with by hand: for its methods, not for programs."""
+        connection = await self._connected()
+        if policy.queue not in connection.policies:
+            connection.policies[policy.queue] = (await connection.store.declare(policy)).policy
+        return connection.hand
+
+    async def upkeep(self) -> bool:
+        """One bounded round of what workers do by themselves, for programs without one; whether there is more to do.
+
+        Claims whose lease ran out are ended, finished jobs past their time and idle scheduling state removed.
+        """
+        return await keep_up(await self.opened(), self.retention, self.queue_names)
+
 
 def _told(progress: Progress | None, total: int) -> Callable[[int], None] | None:
     return None if progress is None else lambda stored: progress(stored, total)
@@ -454,41 +465,3 @@ def _folder_of(frame: FrameType | None) -> Path:
     caller = frame.f_back if frame else None
     file = caller.f_globals.get("__file__") if caller else None
     return Path(file).resolve().parent if file else Path.cwd()
-
-
-def _store_factory(url: str, clock: Clock, durable_claims: bool) -> Callable[[], Store]:
-    """How to make the store of a URL; checked now, made later."""
-    scheme, separator, rest = url.partition("://")
-    if separator and scheme == "sqlite":
-        path = rest.removeprefix("/") or None
-        if path is not None and not rest.startswith("/"):
-            raise ConfigurationError(
-                f"{url!r} names a host; a SQLite file is written sqlite:///relative.db or sqlite:////absolute.db"
-            )
-
-        def sqlite() -> Store:
-            from fairlane.store.sqlite import SqliteStore
-
-            return SqliteStore(path, clock=clock, durable_claims=durable_claims)
-
-        return sqlite
-    if separator and scheme in ("postgresql", "postgres"):
-
-        def postgres() -> Store:
-            from fairlane.store.postgres import PostgresStore
-
-            # The machine's own clock is no better than the database's, and differs from machine to machine.
-            own = None if isinstance(clock, SystemClock) else clock
-            return PostgresStore(url, clock=own, durable_claims=durable_claims)
-
-        return postgres
-    raise ConfigurationError(
-        f"{_without_password(url)!r} is not a database URL that Fairlane knows; possible are sqlite:///file.db, "
-        f"sqlite:// (in memory) and postgresql://user@host/database"
-    )
-
-
-def _without_password(url: str) -> str:
-    head, at, tail = url.rpartition("@")
-    scheme, separator, login = head.partition("://")
-    return f"{scheme}{separator}{login.partition(':')[0]}{at}{tail}" if at else url

@@ -15,16 +15,19 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from fairlane.errors import ConfigurationError, FairlaneError, InvalidJob, InvalidValue, PayloadTooLarge
+from fairlane.errors import (
+    ConfigurationError,
+    FairlaneError,
+    InvalidJob,
+    InvalidValue,
+    PayloadTooLarge,
+    UndecodablePayload,
+)
 
-__all__ = ["Codec", "UndecodablePayload", "decode_value", "encode_value"]
+__all__ = ["Codec", "decode_value", "encode_value"]
 
 _AS_IS = (bool, float, int, str)
 """Types that JSON gives back as they were: a value that already has the type needs no conversion."""
-
-
-class UndecodablePayload(FairlaneError):
-    """Stored bytes that do not fit the task's signature."""
 
 
 def _encode_other(value: Any) -> Any:

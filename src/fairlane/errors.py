@@ -21,6 +21,8 @@ FairlaneError
 ├── JobCancelled            `result()` of a job that was cancelled
 ├── ResultTimeout           `result(timeout=…)` of a job that has not ended yet
 ├── ClaimLost               a settlement of a claim that is gone; nothing was applied
+├── AlreadySettled          a second settlement of a claim that this program has settled itself
+├── UndecodablePayload      stored arguments or a stored result that do not fit the task
 ├── StoreUnavailable        the database cannot be reached; what was asked was not done
 └── WorkerDied              a loop of a worker ended by itself; the worker stopped
 ```
@@ -30,10 +32,12 @@ FairlaneError
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from uuid import UUID
 
 __all__ = [
+    "AlreadySettled",
     "Cancel",
     "ClaimLost",
     "ConfigurationError",
@@ -57,6 +61,7 @@ __all__ = [
     "Signal",
     "Snooze",
     "StoreUnavailable",
+    "UndecodablePayload",
     "UniqueConflict",
     "UnknownQueue",
     "UnknownTask",
@@ -170,6 +175,32 @@ class ResultTimeout(FairlaneError, TimeoutError):
 
 class ClaimLost(FairlaneError):
     """The claim is gone, and nothing of this settlement was applied."""
+
+    def __init__(self, jobs: Iterable[UUID]) -> None:
+        self.jobs = tuple(jobs)
+        super().__init__(self.jobs)
+
+    def __str__(self) -> str:
+        named = ", ".join(map(str, self.jobs))
+        return (
+            f"the claim of job {named} is gone: its lease ran out, and the job may run elsewhere; nothing was recorded "
+            "for it. Stop working on it, and renew claims well within their lease"
+        )
+
+
+class AlreadySettled(FairlaneError):
+    """This program has settled the claim itself; a claim ends once."""
+
+    def __init__(self, job: UUID) -> None:
+        super().__init__(job)
+        self.job = job
+
+    def __str__(self) -> str:
+        return f"you have settled this claim of job {self.job} already; a claim ends once, and the first end counts"
+
+
+class UndecodablePayload(FairlaneError):
+    """Stored bytes that do not fit the task's signature."""
 
 
 class StoreUnavailable(FairlaneError, ConnectionError):

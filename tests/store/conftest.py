@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import get_args
 
@@ -8,6 +9,7 @@ import pytest
 
 from fairlane.clock import ManualClock
 from fairlane.store.protocol import Store
+from tests.store.by_hand import Shop, open_shop
 from tests.store.harness import Database, Kind
 
 
@@ -44,6 +46,19 @@ def clock() -> ManualClock:
 async def store(database: Database, clock: ManualClock) -> Store:
     """An open store whose time moves only when the test says so."""
     return await database.open(clock)
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[AsyncExitStack]:
+    """Apps that are entered here are closed with the test, before their database."""
+    async with AsyncExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+async def shop(database: Database, clock: ManualClock, stack: AsyncExitStack) -> Shop:
+    """A program that claims by hand, on a database of every kind."""
+    return await open_shop(stack, database, clock)
 
 
 def _empty_database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:

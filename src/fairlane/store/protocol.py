@@ -22,6 +22,7 @@ __all__ = [
     "Claimed",
     "Declared",
     "Listener",
+    "Looked",
     "Pruned",
     "QueueCounts",
     "Reaped",
@@ -62,6 +63,19 @@ class Claimed(msgspec.Struct, frozen=True):
     """Work that could start was left behind, or bells were not all folded: claim again at once if slots are free."""
     look_again: bool
     """The waiter was registered while a producer's transaction may have been open: claim again shortly."""
+
+
+class Looked(msgspec.Struct, frozen=True):
+    """What a look at a queue found. Nothing was started."""
+
+    claimable: int
+    """Jobs that could start now, as far as was asked."""
+    now: Instant
+    """The store's time of the look."""
+    next_due: Instant | None
+    """As in `Claimed`."""
+    look_again: bool
+    """Something may have been missed: bells that were not all folded, a producer's open transaction."""
 
 
 class Renewed(msgspec.Struct, frozen=True):
@@ -180,8 +194,17 @@ class Store(Protocol):
         ever exceeded. Due jobs are promoted first. With a listener: it is registered when slots stay free."""
         ...
 
-    async def settle(self, settlements: Sequence[Settlement]) -> list[UUID]:
-        """End claims, durably. Returns the jobs whose claim was lost: nothing of their settlement was applied."""
+    async def look(self, queue: str, want: int, *, worker: WorkerIdentity, listener: Listener) -> Looked:
+        """How many jobs could start now, up to `want`; none is started. A listener that finds fewer is registered, as
+        by a claim; else it is withdrawn. With a `want` of 0 it only withdraws, and its wake-up goes to another."""
+        ...
+
+    async def settle(self, settlements: Sequence[Settlement], *, is_repeated: bool = False) -> list[UUID]:
+        """End claims, durably. Returns the jobs whose claim was lost: nothing of their settlement was applied.
+
+        `is_repeated`: the same settlements were given before, and nobody heard whether they landed. What they ended
+        is then not lost.
+        """
         ...
 
     async def renew(self, leases: Sequence[UUID], lease: timedelta) -> Renewed:

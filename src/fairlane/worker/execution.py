@@ -16,8 +16,7 @@ from typing import Any
 from uuid import UUID
 
 from fairlane.clock import SECOND, Clock
-from fairlane.codec import UndecodablePayload
-from fairlane.errors import InvalidJob
+from fairlane.errors import InvalidJob, UndecodablePayload
 from fairlane.job import Claim, State
 from fairlane.scheduler.settlement import Cancelled, Died, Done, Outcome, Released, Settlement, settle
 from fairlane.store.protocol import Store

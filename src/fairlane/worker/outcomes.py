@@ -16,7 +16,7 @@ from fairlane.task import LONGEST_DELAY
 if TYPE_CHECKING:
     from fairlane.worker.execution import Run
 
-__all__ = ["LONGEST_ERROR", "Stop", "describe", "outcome_of", "storable", "summary"]
+__all__ = ["LONGEST_ERROR", "Stop", "bounded", "describe", "outcome_of", "storable", "summary"]
 
 LONGEST_ERROR = 8_000
 """Characters of an error that are kept; the end of a traceback says more than its beginning."""
@@ -55,11 +55,11 @@ def _signalled(run: Run, signal: Signal, now: Instant) -> Outcome:
     reason = storable(str(signal))
     match signal:
         case Snooze(delay=delay):
-            return Snoozed(reason, _bounded(microseconds(delay)))
+            return Snoozed(reason, bounded(microseconds(delay)))
         case Retry(at=at) if at is not None:
-            return Retried(reason, _bounded(as_instant(at) - now))
+            return Retried(reason, bounded(as_instant(at) - now))
         case Retry(delay=delay) if delay is not None:
-            return Retried(reason, _bounded(microseconds(delay)))
+            return Retried(reason, bounded(microseconds(delay)))
         case Retry():
             return Retried(reason, _backoff(run))
         case Cancel():
@@ -69,7 +69,8 @@ def _signalled(run: Run, signal: Signal, now: Instant) -> Outcome:
     return _failed(run, signal, describe(signal))
 
 
-def _bounded(delay: int) -> int:
+def bounded(delay: int) -> int:
+    """A delay that a job can have, in microseconds."""
     if delay > LONGEST_DELAY:
         raise InvalidJob("a delay of more than a hundred years")
     return max(0, delay)

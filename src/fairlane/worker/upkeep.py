@@ -6,10 +6,10 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from fairlane.clock import SECOND, Clock
-from fairlane.store.protocol import Pruned, Retention, Store
+from fairlane.store.protocol import Pruned, Reaped, Retention, Store
 from fairlane.worker.timing import Outage, jittered, pause
 
-__all__ = ["reap_leases", "remove_idle_state", "remove_old_jobs"]
+__all__ = ["keep_up", "reap_leases", "remove_idle_state", "remove_old_jobs"]
 
 log = logging.getLogger("fairlane.worker")
 
@@ -29,9 +29,7 @@ async def reap_leases(
     """End the claims of workers that are gone, once their leases are. `before` tells how the store's clock differs."""
     while True:
         offset = await before()
-        reaped = await outage.ride_out(lambda: store.reap(AT_ONCE), "reaping")
-        for settlement in reaped.settled:
-            log.warning("job %s: its worker is gone, the lease ran out; it is now %s", settlement.job, settlement.to)
+        reaped = await outage.ride_out(lambda: _reap(store), "reaping")
         if reaped.settled:
             on_reaped()
         # A lease taken from now on ends no sooner than a whole lease from now.
@@ -40,6 +38,13 @@ async def reap_leases(
             wait = min(wait, reaped.next_due - offset - clock.now())
         if len(reaped.settled) < AT_ONCE:
             await pause(clock, max(wait, SHORTEST_REAP))
+
+
+async def _reap(store: Store) -> Reaped:
+    reaped = await store.reap(AT_ONCE)
+    for settlement in reaped.settled:
+        log.warning("job %s: its worker is gone, the lease ran out; it is now %s", settlement.job, settlement.to)
+    return reaped
 
 
 async def remove_old_jobs(store: Store, outage: Outage, clock: Clock, retention: Retention) -> None:
@@ -56,6 +61,14 @@ async def remove_idle_state(store: Store, outage: Outage, clock: Clock, queues: 
         return Pruned(removed, more=any(each.more for each in found))
 
     await _sweep(clock, all_queues)
+
+
+async def keep_up(store: Store, retention: Retention, queues: Sequence[str]) -> bool:
+    """One bounded round of all upkeep, for those who run no worker; whether there is more to do at once."""
+    reaped = await _reap(store)
+    pruned = await store.prune(retention, AT_ONCE)
+    collected = [await store.collect(name, AT_ONCE) for name in queues]
+    return len(reaped.settled) >= AT_ONCE or pruned.more or any(each.more for each in collected)
 
 
 async def _sweep(clock: Clock, once: Callable[[], Awaitable[Pruned]]) -> None:

@@ -44,7 +44,7 @@ from fairlane.store.protocol import FOLD_AT_MOST, Claimed, WorkerIdentity
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
 
-__all__ = ["Claimer", "QueueHandle", "Scheduling"]
+__all__ = ["Claimer", "QueueHandle", "Scheduling", "Watch"]
 
 PROMOTE_AT_MOST = 1_000
 RELEASES_AT_MOST = 4_000
@@ -301,7 +301,7 @@ class Claimer:
         listener: PostgresListener | None,
     ) -> Claimed:
         """Start up to `want()` jobs."""
-        watch = _Watch(queue.id, listener)
+        watch = Watch(queue.id, listener)
         # Whoever is registered as a waiter withdraws in the claim that fills its slots: its own.
         is_together = self._crowding[queue.id].is_dense and not watch.is_registered
         for _ in range(PLANS_AT_MOST):
@@ -320,7 +320,7 @@ class Claimer:
         )
 
     async def _claim_alone(
-        self, queue: QueueHandle, want: Callable[[], int], worker: WorkerIdentity, duration: int, watch: _Watch
+        self, queue: QueueHandle, want: Callable[[], int], worker: WorkerIdentity, duration: int, watch: Watch
     ) -> Claimed:
         clock = asyncio.get_running_loop().time
         async with self._mutex, self._session() as connection:
@@ -334,7 +334,7 @@ class Claimer:
         return claimed
 
     async def _claim_together(
-        self, queue: QueueHandle, want: Callable[[], int], worker: WorkerIdentity, duration: int, watch: _Watch
+        self, queue: QueueHandle, want: Callable[[], int], worker: WorkerIdentity, duration: int, watch: Watch
     ) -> Claimed:
         """Ask in public, and get what somebody else has claimed for us, or the lock and everybody's requests."""
         async with self._mutex, self._session() as connection:
@@ -355,7 +355,7 @@ class Claimer:
             await connection.execute("commit")
         return claimed
 
-    async def _claim(self, connection: Connection, queue: QueueHandle, holders: list[Holder], watch: _Watch) -> Claimed:
+    async def _claim(self, connection: Connection, queue: QueueHandle, holders: list[Holder], watch: Watch) -> Claimed:
         """Claim for everybody; what the first holder gets is returned."""
         me, scheduling = holders[0], Scheduling(connection, queue, self._clock.parameter())
         if me.asked <= 0:
@@ -410,7 +410,7 @@ class Claimer:
         return self._connection
 
 
-class _Watch:
+class Watch:
     """How one claim leaves its listener: waiting for work in the queue, or not."""
 
     def __init__(self, queue: int, listener: PostgresListener | None) -> None:

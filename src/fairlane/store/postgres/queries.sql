@@ -687,3 +687,10 @@ with deaf as (
 delete from fairlane.result_waiters w
 using deaf
 where w.waiter = any (array[deaf.waiter])
+
+-- name: begin_look
+-- A look plans as a claim does. What it would start it takes back, and keeps the lock.
+savepoint look
+
+-- name: undo_look
+rollback to savepoint look

@@ -46,7 +46,7 @@ class Settler:
         for lease in leases:
             self._held.pop(lease, None)
 
-    async def settle(self, settlements: Sequence[Settlement]) -> list[UUID]:
+    async def settle(self, settlements: Sequence[Settlement], *, was_tried: bool = False) -> list[UUID]:
         """Apply what still holds its lease; returns the jobs whose claim was lost."""
         if not settlements:
             return []
@@ -55,7 +55,7 @@ class Settler:
             ended[each.lease].add(each.job)
         emptied = [lease for lease, jobs in ended.items() if lease in self._held and self._held[lease] <= jobs]
         lost = await self._connections.again(
-            lambda connection, is_repeated: self._try(connection, settlements, emptied, is_repeated)
+            lambda connection, is_repeated: self._try(connection, settlements, emptied, is_repeated or was_tried)
         )
         for lease, jobs in ended.items():
             if lease in self._held:

@@ -19,7 +19,7 @@ from fairlane.policy.policy import Policy
 from fairlane.policy.unique import Conflict
 from fairlane.scheduler.settlement import Settlement
 from fairlane.store.awaiting import forever
-from fairlane.store.postgres import jobs, policies, schema, uniques, upkeep, values
+from fairlane.store.postgres import jobs, looking, policies, schema, uniques, upkeep, values
 from fairlane.store.postgres.claims import Claimer
 from fairlane.store.postgres.connections import STATEMENTS, Connections
 from fairlane.store.postgres.results import ResultListener
@@ -31,6 +31,7 @@ from fairlane.store.protocol import (
     Claimed,
     Declared,
     Listener,
+    Looked,
     Pruned,
     QueueCounts,
     Reaped,
@@ -171,8 +172,16 @@ class PostgresStore:
         self._settler.claimed(claimed.lease, claimed.claims)
         return claimed
 
-    async def settle(self, settlements: Sequence[Settlement]) -> list[UUID]:
-        return await self._settler.settle(settlements)
+    async def look(self, queue: str, want: int, *, worker: WorkerIdentity, listener: Listener) -> Looked:
+        if not isinstance(listener, PostgresListener):
+            raise ConfigurationError(f"listener={type(listener).__name__} is not of this store; take it from listen()")
+        handle = await self._claimer.queue(queue)
+        if want <= 0:
+            return await looking.stop_looking(self._claimer, handle, worker, listener)
+        return await looking.look(self._claimer, handle, want, worker, listener)
+
+    async def settle(self, settlements: Sequence[Settlement], *, is_repeated: bool = False) -> list[UUID]:
+        return await self._settler.settle(settlements, was_tried=is_repeated)
 
     async def renew(self, leases: Sequence[UUID], lease: timedelta) -> Renewed:
         async with self._connections.session() as connection:

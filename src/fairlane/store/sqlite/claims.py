@@ -27,11 +27,11 @@ from fairlane.scheduler.snapshot import (
     Start,
     Supply,
 )
-from fairlane.store.protocol import FOLD_AT_MOST, Claimed, WorkerIdentity
+from fairlane.store.protocol import FOLD_AT_MOST, Claimed, Looked, WorkerIdentity
 from fairlane.store.sqlite import rows
 from fairlane.store.sqlite.database import Transaction
 
-__all__ = ["QueueInForce", "claim", "fold_all", "load_queue", "next_due", "queue_number", "replace_policy"]
+__all__ = ["QueueInForce", "claim", "fold_all", "load_queue", "look", "next_due", "queue_number", "replace_policy"]
 
 T = TypeVar("T")
 
@@ -92,6 +92,22 @@ def claim(
     _write(tx, queue.id, plan)
     due = next_due(tx, queue.id) if len(claims) < want else None
     return Claimed(claims, lease, due, plan.more or not bells.are_all, look_again=False)
+
+
+def look(tx: Transaction, queue: QueueInForce, want: int, *, now: Instant) -> Looked:
+    """How many jobs could start now, up to `want`."""
+    tx.run("begin_look")
+    _promote(tx, queue.id, now)
+    bells = _drain(tx, queue.id)
+    plan = _plan(tx, queue, want, now, bells)
+    if plan.starts:
+        tx.run("undo_look")
+    else:
+        # As a claim that starts nothing: what is shut is parked, and rings when it opens.
+        _write(tx, queue.id, plan)
+    is_filled = len(plan.starts) >= want
+    is_partial = not is_filled and (plan.more or not bells.are_all)
+    return Looked(len(plan.starts), now, None if is_filled else next_due(tx, queue.id), is_partial)
 
 
 def next_due(tx: Transaction, queue: int) -> Instant | None:

@@ -560,3 +560,10 @@ from result_waiters
 -- name: delete_result_waiter
 delete from result_waiters
 where waiter = ?
+
+-- name: begin_look
+-- A look plans as a claim does. What it would start it takes back.
+savepoint look
+
+-- name: undo_look
+rollback to savepoint look

@@ -21,6 +21,7 @@ from fairlane.store.protocol import (
     Claimed,
     Declared,
     Listener,
+    Looked,
     Pruned,
     QueueCounts,
     Reaped,
@@ -177,7 +178,27 @@ class SqliteStore:
         await self._nudge(waiters)
         return claimed
 
-    async def settle(self, settlements: Sequence[Settlement]) -> list[UUID]:
+    async def look(self, queue: str, want: int, *, worker: WorkerIdentity, listener: Listener) -> Looked:
+        def work(tx: Transaction) -> tuple[Looked, list[UUID]]:
+            found = _known(tx, queue)
+            now = self._clock.now()
+            if want <= 0:
+                tx.run("withdraw_waiter", found.id, worker.id.bytes)
+                return Looked(0, now, None, look_again=False), _take_waiters(tx, {found.id: 1})
+            looked = claims.look(tx, found, want, now=now)
+            self.rows_read += tx.rows_read
+            if looked.claimable < want:
+                tx.run("register_waiter", found.id, worker.id.bytes, now)
+            else:
+                tx.run("withdraw_waiter", found.id, worker.id.bytes)
+            return looked, []
+
+        looked, waiters = await self._database.write(work, durable=False)
+        await self._nudge(waiters)
+        return looked
+
+    async def settle(self, settlements: Sequence[Settlement], *, is_repeated: bool = False) -> list[UUID]:
+        # A settlement that failed here was rolled back: there is nothing of ours to recognise.
         def work(tx: Transaction) -> tuple[list[UUID], list[UUID], set[UUID]]:
             lost, ready = settling.settle(tx, settlements, self._clock.now())
             return lost, _take_waiters(tx, ready), results.take_waiters(tx, (each.job for each in settlements))

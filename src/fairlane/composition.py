@@ -1,0 +1,62 @@
+"""Which store a URL stands for. Only here, and where programs are put together, is a concrete store known."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from uuid import uuid4
+
+from fairlane.clock import Clock, SystemClock
+from fairlane.errors import ConfigurationError
+from fairlane.queue import Hand
+from fairlane.store.protocol import Store, WorkerIdentity
+from fairlane.waiting import Ear
+
+__all__ = ["hand_of", "store_factory", "without_password"]
+
+
+def store_factory(url: str, clock: Clock, durable_claims: bool) -> Callable[[], Store]:
+    """How to make the store of a URL; checked now, made later."""
+    scheme, separator, rest = url.partition("://")
+    if separator and scheme == "sqlite":
+        path = rest.removeprefix("/") or None
+        if path is not None and not rest.startswith("/"):
+            raise ConfigurationError(
+                f"{url!r} names a host; a SQLite file is written sqlite:///relative.db or sqlite:////absolute.db"
+            )
+
+        def sqlite() -> Store:
+            from fairlane.store.sqlite import SqliteStore
+
+            return SqliteStore(path, clock=clock, durable_claims=durable_claims)
+
+        return sqlite
+    if separator and scheme in ("postgresql", "postgres"):
+
+        def postgres() -> Store:
+            from fairlane.store.postgres import PostgresStore
+
+            # The machine's own clock is no better than the database's, and differs from machine to machine.
+            own = None if isinstance(clock, SystemClock) else clock
+            return PostgresStore(url, clock=own, durable_claims=durable_claims)
+
+        return postgres
+    raise ConfigurationError(
+        f"{without_password(url)!r} is not a database URL that Fairlane knows; possible are sqlite:///file.db, "
+        f"sqlite:// (in memory) and postgresql://user@host/database"
+    )
+
+
+def hand_of(store: Store, clock: Clock) -> Hand:
+    """With what this process claims by hand."""
+    name = f"{socket.gethostname()}:{os.getpid()}"
+    # The ear has an id of its own: a claim that fills its slots withdraws its worker, and the ear waits for others.
+    return Hand(store, WorkerIdentity(uuid4(), name), Ear(store, clock, WorkerIdentity(uuid4(), name)))
+
+
+def without_password(url: str) -> str:
+    """A URL that may be shown."""
+    head, at, tail = url.rpartition("@")
+    scheme, separator, login = head.partition("://")
+    return f"{scheme}{separator}{login.partition(':')[0]}{at}{tail}" if at else url

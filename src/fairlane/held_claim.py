@@ -1,0 +1,306 @@
+"""A claim in the hands of a program that brings its own runtime: what it holds, and every way to end it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+from uuid import UUID
+
+from fairlane.clock import Clock, Instant, microseconds
+from fairlane.errors import AlreadySettled, ClaimLost, ConfigurationError, UndecodablePayload, UnknownTask
+from fairlane.job import Claim, State
+from fairlane.policy.retry import Backoff
+from fairlane.scheduler.settlement import (
+    Cancelled,
+    Died,
+    Done,
+    Outcome,
+    Released,
+    Retried,
+    Settlement,
+    Snoozed,
+    settle,
+)
+from fairlane.store.protocol import Store
+from fairlane.task import LONGEST_DELAY, Duration, Registry
+from fairlane.worker.outcomes import bounded, storable
+from fairlane.worker.timing import ANSWER_WITHIN
+
+__all__ = ["ClaimSource", "HeldClaim", "HeldLease", "as_lease", "renew_together", "settle_together"]
+
+_BACKOFF = Backoff()
+
+
+class ClaimSource(Protocol):
+    """What a claim asks of the app that it was made with."""
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def registry(self) -> Registry: ...
+
+    @property
+    def max_payload(self) -> int: ...
+
+    async def opened(self) -> Store: ...
+
+
+class HeldLease:
+    """What the claims of one batch share."""
+
+    __slots__ = ("cancelled", "duration", "id")
+
+    def __init__(self, lease: UUID, duration: timedelta) -> None:
+        self.id = lease
+        self.duration = duration
+        self.cancelled: set[UUID] = set()
+        """Jobs whose cancellation a renewal has told of."""
+
+
+class HeldClaim:
+    """A job that this program holds, until it settles it or lets the lease run out."""
+
+    __slots__ = ("_began", "_call", "_claim", "_is_lost", "_is_settled", "_lease", "_source", "_tried")
+
+    def __init__(self, claim: Claim, lease: HeldLease, source: ClaimSource) -> None:
+        self._claim = claim
+        self._lease = lease
+        self._source = source
+        self._began = source.clock.monotonic()
+        self._call: tuple[Sequence[Any], Mapping[str, Any]] | None = None
+        self._is_settled = False
+        self._is_lost = False
+        self._tried: tuple[State, str] | None = None
+        """The end that was asked for when nobody heard whether it was recorded."""
+
+    def __repr__(self) -> str:
+        return f"<claim of job {self.id} ({self.task}), attempt {self.attempt} of {self.max_attempts}>"
+
+    # What it holds.
+
+    @property
+    def id(self) -> UUID:
+        """The job's id."""
+        return self._claim.id
+
+    @property
+    def queue(self) -> str:
+        return self._claim.queue
+
+    @property
+    def task(self) -> str:
+        return self._claim.task
+
+    @property
+    def keys(self) -> Mapping[str, str | None]:
+        return self._claim.keys
+
+    @property
+    def priority(self) -> int:
+        return self._claim.priority
+
+    @property
+    def attempt(self) -> int:
+        """Counts from 1."""
+        return self._claim.attempt
+
+    @property
+    def max_attempts(self) -> int:
+        return self._claim.max_attempts
+
+    @property
+    def enqueued_at(self) -> Instant:
+        return self._claim.enqueued_at
+
+    @property
+    def claimed_at(self) -> Instant:
+        return self._claim.claimed_at
+
+    @property
+    def payload(self) -> bytes:
+        """The arguments as they are stored."""
+        return self._claim.payload
+
+    @property
+    def args(self) -> Sequence[Any]:
+        """The positional arguments, read by the task's annotations; `UnknownTask` or `UndecodablePayload` if not."""
+        return self._decoded()[0]
+
+    @property
+    def kwargs(self) -> Mapping[str, Any]:
+        """The named arguments, likewise."""
+        return self._decoded()[1]
+
+    @property
+    def cancel_requested(self) -> bool:
+        """Somebody asked for the job to stop, as far as the claim and its renewals have told."""
+        return self._claim.cancel_requested or self.id in self._lease.cancelled
+
+    @property
+    def is_settled(self) -> bool:
+        """This program has settled it, or is about to."""
+        return self._is_settled
+
+    def _decoded(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        if self._call is None:
+            task = self._source.registry.find(self.task)
+            if task is None:
+                raise UnknownTask(
+                    f"job {self.id}: this app has no task {self.task!r} to read its arguments by; register the task, "
+                    "or read `payload` yourself"
+                )
+            try:
+                self._call = task.codec.decode_call(self.payload)
+            except UndecodablePayload as error:
+                raise UndecodablePayload(f"job {self.id}: {error}; its bytes are in `payload`") from error
+        return self._call
+
+    # How it ends.
+
+    async def ack(self, result: Any = None, *, ran: Duration | None = None) -> None:
+        """The job is done; its result is stored with it."""
+        await self._end(self._done(result), ran)
+
+    async def retry(self, delay: Duration | None = None, reason: str = "", *, ran: Duration | None = None) -> None:
+        """Another attempt after `delay`, or when the task's backoff says; in the last attempt the job is dead."""
+        if delay is not None:
+            wait = bounded(microseconds(delay))
+        else:
+            task = self._source.registry.find(self.task)
+            wait = (task.options.backoff if task else _BACKOFF).delay(self.attempt, random.random())
+        await self._end(Retried(storable(reason) or "retry asked for by its runtime", wait), ran)
+
+    async def snooze(self, delay: Duration, reason: str = "", *, ran: Duration | None = None) -> None:
+        """Again after `delay`; the attempt does not count."""
+        await self._end(Snoozed(storable(reason) or f"snoozed for {delay}", bounded(microseconds(delay))), ran)
+
+    async def dead(self, reason: str, *, ran: Duration | None = None) -> None:
+        """Set aside for good."""
+        await self._end(Died(storable(reason)), ran)
+
+    async def cancel(self, reason: str = "", *, ran: Duration | None = None) -> None:
+        """The job ends as cancelled."""
+        await self._end(Cancelled(storable(reason) or "cancelled by its runtime"), ran)
+
+    async def release(self, delay: Duration | None = None) -> None:
+        """Give the job back as if it had not been claimed: in its place, with its attempt and its rate tokens.
+
+        With a `delay` it comes back later, at the end of its lane.
+        """
+        wait = 0 if delay is None else bounded(microseconds(delay))
+        await self._end(Released("given back by its runtime", wait), None)
+
+    async def renew(self, lease: Duration | None = None) -> None:
+        """Hold it for another lease from now on, with its whole batch; `cancel_requested` is up to date then."""
+        self._check_held()
+        await renew_together(self._source, [self], lease)
+
+    def _done(self, result: Any) -> Done:
+        task = self._source.registry.find(self.task)
+        if task is not None:
+            return Done(task.codec.encode_result(result, self._source.max_payload))
+        if result is None or isinstance(result, bytes):
+            return Done(result)
+        raise UnknownTask(
+            f"job {self.id}: this app has no task {self.task!r} to store a result by; give its JSON as bytes, or none"
+        )
+
+    async def _end(self, outcome: Outcome, ran: Duration | None) -> None:
+        await settle_together(self._source, [(self, outcome)], ran)
+
+    def _check_held(self) -> None:
+        if self._is_lost:
+            raise ClaimLost([self.id])
+        if self._is_settled:
+            raise AlreadySettled(self.id)
+
+    def _settlement(self, outcome: Outcome, ran: Duration | None) -> Settlement:
+        taken = self._source.clock.monotonic() - self._began if ran is None else microseconds(ran)
+        return settle(self._claim, outcome, max(0, taken))
+
+
+async def settle_together(
+    source: ClaimSource, ends: Sequence[tuple[HeldClaim, Outcome]], ran: Duration | None = None
+) -> None:
+    """End claims in one transaction. Those that are gone are named by `ClaimLost`; the others have ended then."""
+    settlements = [claim._settlement(outcome, ran) for claim, outcome in ends]
+    for number, (claim, _) in enumerate(ends):
+        claim._check_held()
+        if any(claim is other for other, _ in ends[:number]):
+            raise AlreadySettled(claim.id)
+    store = await source.opened()
+    for claim, _ in ends:
+        claim._check_held()  # another task may have been faster while the app was opened
+    for claim, _ in ends:
+        claim._is_settled = True
+    settling = asyncio.ensure_future(store.settle(settlements, is_repeated=_repeats(ends, settlements)))
+    settling.add_done_callback(lambda _: _note_answer(settling, ends, settlements))
+    try:
+        # Shielded: a statement that is broken off leaves open whether it was recorded.
+        await asyncio.shield(settling)
+    except asyncio.CancelledError:
+        await asyncio.wait({settling}, timeout=ANSWER_WITHIN)
+        raise
+    if lost := [claim.id for claim, _ in ends if claim._is_lost]:
+        raise ClaimLost(lost)
+
+
+def _note_answer(
+    settling: asyncio.Future[list[UUID]],
+    ends: Sequence[tuple[HeldClaim, Outcome]],
+    settlements: Sequence[Settlement],
+) -> None:
+    if settling.cancelled() or settling.exception() is not None:
+        # Whether it was recorded is not known; the same end may be asked for again.
+        for (claim, _), settlement in zip(ends, settlements, strict=True):
+            claim._is_settled = False
+            claim._tried = (settlement.to, settlement.outcome)
+        return
+    lost = set(settling.result())
+    for claim, _ in ends:
+        claim._is_lost = claim.id in lost
+
+
+def _repeats(ends: Sequence[tuple[HeldClaim, Outcome]], settlements: Sequence[Settlement]) -> bool:
+    """Whether some of these ends were asked for before. Another end than that one must not pass for it."""
+    tried = [
+        claim._tried == (settlement.to, settlement.outcome)
+        for (claim, _), settlement in zip(ends, settlements, strict=True)
+        if claim._tried is not None
+    ]
+    return bool(tried) and all(tried)
+
+
+async def renew_together(source: ClaimSource, claims: Iterable[HeldClaim], lease: Duration | None) -> None:
+    """Hold these claims for another lease, from now on. Those that are gone are named by `ClaimLost`."""
+    held = [claim for claim in claims if not claim.is_settled]
+    duration = None if lease is None else as_lease(lease)
+    by_duration: dict[timedelta, dict[UUID, HeldLease]] = {}
+    for claim in held:
+        by_duration.setdefault(duration or claim._lease.duration, {})[claim._lease.id] = claim._lease
+    store = await source.opened()
+    gone: set[UUID] = set()
+    for each, leases in by_duration.items():
+        renewed = await store.renew(list(leases), each)
+        gone |= set(renewed.gone)
+        for one in leases.values():
+            one.duration = each
+            one.cancelled.update(renewed.cancelled)
+    # A lease goes with the last settlement of its claims: what was settled meanwhile is not lost.
+    lost = [claim for claim in held if claim._lease.id in gone and not claim.is_settled]
+    for claim in lost:
+        claim._is_lost = True
+    if lost:
+        raise ClaimLost(claim.id for claim in lost)
+
+
+def as_lease(lease: Duration) -> timedelta:
+    """A lease as it was given, checked."""
+    length = microseconds(lease)
+    if not 0 < length <= LONGEST_DELAY:
+        raise ConfigurationError(f"lease={lease!r} is not a time above 0 and up to a hundred years")
+    return timedelta(microseconds=length)

@@ -1,0 +1,502 @@
+"""Claiming by hand: a program with a runtime of its own has the same promises as a worker, through the public API."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import Any
+
+import msgspec
+import pytest
+
+from fairlane import (
+    AlreadySettled,
+    App,
+    ClaimLost,
+    Concurrency,
+    ConfigurationError,
+    Fair,
+    HeldClaim,
+    Job,
+    JobRecord,
+    ManualClock,
+    PayloadTooLarge,
+    Rate,
+    State,
+    UndecodablePayload,
+    UnknownTask,
+    context,
+)
+from fairlane.job import Claim
+from fairlane.worker import JobContext
+from tests.store.by_hand import Shop, ids, open_shop, url_of
+from tests.store.harness import Database, soon
+from tests.worker.harness import working
+
+SETTLEMENTS = ("ack", "retry", "snooze", "dead", "release", "renew")
+
+
+# What a claim is.
+
+
+async def test_claims_come_in_the_order_of_the_plan_under_one_lease(shop: Shop, clock: ManualClock) -> None:
+    jobs = await shop.enqueue(3)
+    urgent = await shop.deliver.using(priority=5).enqueue(7, account="bob")
+    claims = await shop.queue.claim(10, worker="mine")
+    assert ids(claims) == [urgent.id, *ids(jobs)]
+    first = claims[0]
+    assert (first.args, first.kwargs) == ([7], {"account": "bob"})
+    assert (first.task, first.queue, first.priority) == ("deliver", "webhooks", 5)
+    assert (first.attempt, first.max_attempts, first.cancel_requested) == (1, 3, False)
+    assert first.keys["account"] == "bob"
+    assert first.enqueued_at == first.claimed_at == clock.now()
+    assert first.payload == b'[[7],{"account":"bob"}]'
+    assert len({claim._lease.id for claim in claims}) == 1
+    assert (await urgent.record()).worker == "mine"
+    assert await shop.queue.claim(1) == []
+
+
+@pytest.mark.parametrize("wrong", [0, -1])
+async def test_a_claim_of_nothing_is_refused(shop: Shop, wrong: int) -> None:
+    with pytest.raises(ConfigurationError, match="at least 1 job"):
+        await shop.queue.claim(wrong)
+    with pytest.raises(ConfigurationError, match="not a time above 0"):
+        await shop.queue.claim(1, lease=wrong)
+
+
+async def test_turns_are_taken_between_keys(database: Database, clock: ManualClock, stack: AsyncExitStack) -> None:
+    shop = await open_shop(stack, database, clock, fair=Fair(by="account", charge="count"))
+    await shop.enqueue(10, "busy")
+    await shop.enqueue(2, "quiet")
+    claims = await shop.queue.claim(4)
+    assert sorted(claim.keys["account"] or "" for claim in claims) == ["busy", "busy", "quiet", "quiet"]
+
+
+async def test_a_queue_that_is_declared_after_the_app_was_opened_can_be_claimed_from(shop: Shop) -> None:
+    late = shop.app.queue("late")
+    assert await late.claim(1) == []
+
+
+# Reading the call.
+
+
+async def test_a_payload_that_cannot_be_read_is_claimed_and_says_so_on_access(shop: Shop) -> None:
+    store = await shop.app.opened()
+    (job,) = await shop.enqueue()
+    real = store.enqueue
+
+    async def broken(jobs: Any, *rest: Any) -> Any:
+        return await real([msgspec.structs.replace(each, payload=b'[["x"],{}]') for each in jobs], *rest)
+
+    store.enqueue = broken  # type: ignore[method-assign]
+    broken_job = await shop.deliver.enqueue(1)
+    good, bad = await shop.queue.claim(2)
+    assert (good.id, bad.id) == (job.id, broken_job.id)
+    assert bad.payload == b'[["x"],{}]'
+    with pytest.raises(UndecodablePayload, match=f"job {bad.id}: .* task 'deliver'.*`payload`"):
+        _ = bad.args
+    await bad.dead("cannot be read")
+    assert await broken_job.status() is State.DEAD
+
+
+async def test_a_task_of_another_program_has_a_payload_and_takes_a_result_as_bytes(
+    shared_database: Database, clock: ManualClock, stack: AsyncExitStack
+) -> None:
+    shop = await open_shop(stack, shared_database, clock)
+    other = App(url_of(shared_database), clock=clock)
+    await stack.enter_async_context(other)
+    queue = other.queue("webhooks", keys=["account"])
+    (job,) = await shop.enqueue()
+    (claim,) = await queue.claim(1)
+    assert claim.payload == b'[[0,"acme"],{}]'
+    with pytest.raises(UnknownTask, match=r"no task 'deliver'.*`payload`"):
+        _ = claim.kwargs
+    with pytest.raises(UnknownTask, match="as bytes"):
+        await claim.ack(3)
+    await claim.ack(b"3")
+    assert await job.result() == 3
+
+
+# Every end.
+
+
+async def test_ack_stores_the_result_and_the_time_it_took(
+    shop: Shop, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await shop.app.opened()
+    given: list[Any] = []
+    real = store.settle
+
+    async def noted(settlements: Any, **options: Any) -> Any:
+        given.extend(settlements)
+        return await real(settlements, **options)
+
+    monkeypatch.setattr(store, "settle", noted)
+    jobs = await shop.enqueue(2)
+    first, second = await shop.queue.claim(2)
+    clock.advance("3s")
+    await first.ack(42)
+    await second.ack(43, ran="1s")
+    assert [await job.result() for job in jobs] == [42, 43]
+    assert [each.ran for each in given] == [3_000_000, 1_000_000]
+    assert first.is_settled
+
+
+async def test_a_result_that_cannot_be_stored_leaves_the_claim_as_it_was(shop: Shop) -> None:
+    (job,) = await shop.enqueue()
+    (claim,) = await shop.queue.claim(1)
+    with pytest.raises(PayloadTooLarge):
+        await claim.ack("x" * 1_001)
+    assert not claim.is_settled
+    await claim.ack(1)
+    assert await job.result() == 1
+
+
+async def test_a_retry_counts_and_waits_for_its_delay_or_its_backoff(shop: Shop, clock: ManualClock) -> None:
+    (job,) = await shop.enqueue()
+    (claim,) = await shop.queue.claim(1)
+    await claim.retry("10s", "not yet")
+    record = await job.record()
+    assert (record.state, record.attempt, record.error) == (State.SCHEDULED, 1, "not yet")
+    assert record.due_at == clock.now() + 10_000_000
+    clock.advance("10s")
+    (claim,) = await shop.queue.claim(1)
+    assert claim.attempt == 2
+    await claim.retry()
+    clock.advance("1h")
+    (claim,) = await shop.queue.claim(1)
+    await claim.retry(reason="still not")
+    assert await job.status() is State.DEAD
+
+
+async def test_a_snooze_does_not_count(shop: Shop, clock: ManualClock) -> None:
+    (job,) = await shop.enqueue()
+    (claim,) = await shop.queue.claim(1)
+    await claim.snooze("1m", "later")
+    assert await shop.queue.claim(1) == []
+    clock.advance("1m")
+    (claim,) = await shop.queue.claim(1)
+    assert (claim.id, claim.attempt) == (job.id, 1)
+
+
+async def test_a_job_ends_dead_or_cancelled_with_the_reason(shop: Shop) -> None:
+    jobs = await shop.enqueue(2)
+    first, second = await shop.queue.claim(2)
+    await first.dead("no such endpoint\x00")
+    await second.cancel("not wanted")
+    records = [await job.record() for job in jobs]
+    assert [record.state for record in records] == [State.DEAD, State.CANCELLED]
+    assert [record.error for record in records] == ["no such endpoint␀", "not wanted"]
+
+
+async def test_a_released_job_keeps_its_place_and_its_attempt(shop: Shop) -> None:
+    jobs = await shop.enqueue(3)
+    (first,) = await shop.queue.claim(1)
+    await first.release()
+    claims = await shop.queue.claim(3)
+    assert ids(claims) == ids(jobs)
+    assert claims[0].attempt == 1
+    await claims[0].release("1m")
+    assert await jobs[0].status() is State.SCHEDULED
+
+
+async def test_a_release_gives_the_rate_tokens_back(
+    database: Database, clock: ManualClock, stack: AsyncExitStack
+) -> None:
+    shop = await open_shop(stack, database, clock, Rate(2, per="1h"))
+    await shop.enqueue(5)
+    claims = await shop.queue.claim(5)
+    assert len(claims) == 2
+    assert await shop.queue.claim(5) == []
+    await claims[1].release()
+    (again,) = await shop.queue.claim(5)
+    assert again.id == claims[1].id
+    await again.ack()
+    assert await shop.queue.claim(5) == []
+
+
+async def test_a_batch_is_acked_in_one_settlement(shop: Shop) -> None:
+    jobs = await shop.enqueue(3)
+    claims = await shop.queue.claim(3)
+    with pytest.raises(ConfigurationError, match="3 claims was given 2 results"):
+        await shop.queue.ack(claims, [1, 2])
+    with pytest.raises(AlreadySettled):
+        await shop.queue.ack([claims[0], claims[0]])
+    await shop.queue.ack(claims, [1, 2, 3])
+    assert [await job.result() for job in jobs] == [1, 2, 3]
+    await shop.queue.ack([])
+
+
+async def test_a_claim_is_settled_by_its_own_queue(shop: Shop) -> None:
+    other = shop.app.queue("other")
+    await shop.enqueue()
+    claims = await shop.queue.claim(1)
+    with pytest.raises(ConfigurationError, match="not of <queue 'other'>"):
+        await other.ack(claims)
+
+
+# Fencing.
+
+
+async def settled_twice(claim: HeldClaim, how: str) -> None:
+    match how:
+        case "snooze":
+            await claim.snooze("1s")
+        case "dead":
+            await claim.dead("again")
+        case "retry" | "ack" | "release" | "renew":
+            await getattr(claim, how)()
+
+
+@pytest.mark.parametrize("how", SETTLEMENTS)
+async def test_a_claim_ends_once(shop: Shop, how: str) -> None:
+    (job,) = await shop.enqueue()
+    (claim,) = await shop.queue.claim(1)
+    await claim.ack(1)
+    with pytest.raises(AlreadySettled, match=f"you have settled this claim of job {job.id} already"):
+        await settled_twice(claim, how)
+    assert await job.result() == 1
+
+
+@pytest.mark.parametrize("how", SETTLEMENTS)
+async def test_a_claim_whose_lease_ran_out_is_lost_and_nothing_is_applied(
+    shop: Shop, clock: ManualClock, how: str
+) -> None:
+    (job,) = await shop.enqueue()
+    (claim,) = await shop.queue.claim(1, lease="10s")
+    clock.advance("11s")
+    assert await shop.app.upkeep() is False
+    assert await job.status() is State.READY
+    (again,) = await shop.queue.claim(1)
+    before = await job.record()
+    for _ in range(2):
+        with pytest.raises(ClaimLost, match=f"the claim of job {job.id} is gone") as told:
+            await settled_twice(claim, how)
+        assert told.value.jobs == (job.id,)
+    assert await job.record() == before
+    assert again.attempt == 2
+    await again.ack(5)
+    assert await job.result() == 5
+
+
+async def test_a_renewed_claim_is_not_reaped_and_tells_of_a_cancellation(shop: Shop, clock: ManualClock) -> None:
+    jobs = await shop.enqueue(2)
+    claims = await shop.queue.claim(2, lease="10s")
+    clock.advance("8s")
+    await shop.queue.renew(claims)
+    clock.advance("8s")
+    await shop.app.upkeep()
+    assert await jobs[1].cancel() is State.RUNNING
+    await claims[0].ack(1)
+    await claims[1].renew("1m")
+    assert claims[1].cancel_requested
+    assert not claims[0].cancel_requested
+    clock.advance("30s")
+    await shop.app.upkeep()
+    await claims[1].cancel("as asked")
+    await shop.queue.renew(claims)  # nothing left to renew
+    assert await jobs[1].status() is State.CANCELLED
+
+
+async def test_the_lost_of_a_batch_are_named_and_the_others_are_done(shop: Shop, clock: ManualClock) -> None:
+    jobs = await shop.enqueue(2)
+    (lost,) = await shop.queue.claim(1, lease="10s")
+    (kept,) = await shop.queue.claim(1, lease="1h")
+    clock.advance("11s")
+    await shop.app.upkeep()
+    with pytest.raises(ClaimLost) as renewing:
+        await shop.queue.renew([lost, kept])
+    assert renewing.value.jobs == (lost.id,)
+    fresh = (await shop.queue.claim(1))[0]
+    with pytest.raises(ClaimLost):
+        await shop.queue.ack([lost, fresh], [1, 2])
+    assert not fresh.is_settled, "a claim that is known to be lost is refused before anything is asked"
+    await shop.queue.ack([kept, fresh], [3, 4])
+    assert [await job.result() for job in jobs] == [4, 3]
+
+
+async def test_an_ack_that_races_with_the_reaper_is_either_recorded_or_lost(
+    shared_database: Database, clock: ManualClock, stack: AsyncExitStack
+) -> None:
+    shop = await open_shop(stack, shared_database, clock)
+    other = await open_shop(stack, shared_database, clock)
+    ended = {"acked": 0, "lost": 0}
+    for n in range(200):
+        job = await shop.deliver.using(max_attempts=100).enqueue(n)
+        (claim,) = await shop.queue.claim(1, lease="1s")
+        clock.advance("2s")
+
+        async def ack(claim: HeldClaim = claim, n: int = n) -> bool:
+            try:
+                await claim.ack(n)
+            except ClaimLost:
+                return False
+            return True
+
+        # Whoever is asked first has a head start; both must win now and then.
+        asked = [ack(), other.app.upkeep()]
+        results = await asyncio.gather(*(asked if n % 2 else reversed(asked)))
+        acked = results[0 if n % 2 else 1]
+        if acked:
+            assert await job.result() == n
+            ended["acked"] += 1
+            assert await other.queue.claim(1) == []
+        else:
+            (again,) = await other.queue.claim(1)
+            assert (again.id, again.attempt) == (job.id, 2)
+            await again.ack(-n)
+            assert await job.result() == -n
+            ended["lost"] += 1
+    assert ended["acked"] + ended["lost"] == 200
+    assert all(ended.values()), ended
+
+
+async def test_a_settlement_nobody_heard_of_may_be_asked_for_again(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    (job,) = await shop.enqueue()
+    (claim,) = await shop.queue.claim(1)
+    store = await shop.app.opened()
+    real, repeated = store.settle, []
+
+    async def cut(settlements: Any, *, is_repeated: bool = False) -> Any:
+        repeated.append(is_repeated)
+        if len(repeated) in (1, 2):
+            raise ConnectionError("cut")
+        return await real(settlements, is_repeated=is_repeated)
+
+    monkeypatch.setattr(store, "settle", cut)
+    with pytest.raises(ConnectionError):
+        await claim.dead("so it seems")
+    assert not claim.is_settled
+    with pytest.raises(ConnectionError):
+        await claim.ack(1)  # another end must not pass for the first
+    await claim.ack(1)
+    assert repeated == [False, False, True]
+    assert await job.result() == 1
+
+
+async def test_a_settlement_whose_caller_was_cancelled_is_recorded_all_the_same(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (job,) = await shop.enqueue()
+    (claim,) = await shop.queue.claim(1)
+    store = await shop.app.opened()
+    real, asked, go_on = store.settle, asyncio.Event(), asyncio.Event()
+
+    async def slow(settlements: Any, **options: Any) -> Any:
+        asked.set()
+        await go_on.wait()
+        return await real(settlements, **options)
+
+    monkeypatch.setattr(store, "settle", slow)
+    acking = asyncio.create_task(claim.ack(1))
+    await soon(asked.wait())
+    acking.cancel()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await soon(acking)
+    with pytest.raises(AlreadySettled):
+        await claim.ack(2)
+    assert await job.result() == 1
+
+
+async def test_an_own_settlement_is_recognised_after_the_connection_was_lost(
+    postgres_url: str, clock: ManualClock, stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop = await open_shop(stack, Database("postgres", postgres_url), clock)
+    (job,) = await shop.enqueue()
+    (claim,) = await shop.queue.claim(1)
+    store = await shop.app.opened()
+    real = store.settle
+
+    async def committed_and_cut(settlements: Any, *, is_repeated: bool = False) -> Any:
+        await real(settlements, is_repeated=is_repeated)
+        raise ConnectionError("cut after the commit")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "settle", committed_and_cut)
+        with pytest.raises(ConnectionError):
+            await claim.ack(1)
+    await claim.ack(1)
+    assert claim.is_settled
+    assert await job.result() == 1
+
+
+async def test_only_a_claim_can_be_settled() -> None:
+    for kind in (Job, JobRecord, JobContext, Claim):
+        assert [name for name in (*SETTLEMENTS, "settle") if hasattr(kind, name)] == [], kind
+    assert not hasattr(JobRecord, "cancel")
+
+
+async def test_a_handler_cannot_settle_its_own_job(shop: Shop) -> None:
+    names: list[str] = []
+
+    @shop.app.task(queue="webhooks", keys=lambda: {"account": "acme"})
+    async def look() -> None:
+        names.extend(name for name in dir(context()) if not name.startswith("_"))
+
+    async with working(shop.app):
+        await (await look.enqueue()).result(timeout="20s")
+    assert set(names).isdisjoint({*SETTLEMENTS, "cancel", "settle"})
+
+
+# Limits.
+
+
+async def test_limits_hold_across_claims_by_hand_and_a_worker(database: Database, stack: AsyncExitStack) -> None:
+    shop = await open_shop(stack, database, None, Concurrency(3))
+    jobs = await shop.enqueue(60)
+
+    async def by_hand() -> None:
+        while True:
+            for claim in await shop.queue.claim(2):
+                shop.held += 1
+                shop.most = max(shop.most, shop.running + shop.held)
+                await asyncio.sleep(0)
+                shop.held -= 1
+                await claim.ack(2 * claim.args[0])
+            if not await shop.queue.wait("20s"):
+                return
+
+    runtime = asyncio.create_task(by_hand())
+    async with working(shop.app, concurrency=5):
+        assert [await job.result(timeout="20s") for job in jobs] == [2 * n for n in range(60)]
+    runtime.cancel()
+    await asyncio.gather(runtime, return_exceptions=True)
+    assert 1 <= shop.most <= 3
+
+
+# The end.
+
+
+async def test_a_claim_that_is_cancelled_gives_its_jobs_back(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = await shop.enqueue(2)
+    store = await shop.app.opened()
+    real, committed, go_on = store.claim, asyncio.Event(), asyncio.Event()
+
+    async def slow(*args: Any, **options: Any) -> Any:
+        claimed = await real(*args, **options)
+        committed.set()
+        await go_on.wait()
+        return claimed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "claim", slow)
+        claiming = asyncio.create_task(shop.queue.claim(2))
+        await soon(committed.wait())
+        claiming.cancel()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await soon(claiming)
+    claims = await shop.queue.claim(2)
+    assert (ids(claims), [claim.attempt for claim in claims]) == (ids(jobs), [1, 1])
+
+
+async def test_upkeep_removes_what_is_past_its_time(shop: Shop, clock: ManualClock) -> None:
+    (job,) = await shop.enqueue()
+    (claim,) = await shop.queue.claim(1)
+    await claim.ack()
+    clock.advance("25h")
+    assert await shop.app.upkeep() is False
+    store = await shop.app.opened()
+    with pytest.raises(LookupError):
+        await store.job(job.id)
