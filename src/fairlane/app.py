@@ -43,6 +43,8 @@ STAMP_AT_ONCE = 1_000
 """Jobs of a bulk that are stamped before other coroutines get a turn."""
 POLICIES_LAST = 30 * SECOND
 """A producer looks again for the policies in force after this time: an operator may have applied others."""
+MOST_KEPT = 1_000_000
+"""Finished jobs that can be kept by count: every sweep counts them."""
 _BACKOFF = Backoff()
 
 
@@ -89,6 +91,7 @@ class App:
         durable_claims: bool = False,
         retention: Duration = "24h",
         dead_retention: Duration = "7d",
+        retention_count: int | None = None,
         max_payload: int = 256 * 1024,
     ) -> None:
         beside = _folder_of(inspect.currentframe())
@@ -96,7 +99,9 @@ class App:
         self.clock: Clock = clock or SystemClock()
         self.max_payload = _checked_size(max_payload)
         self.retention = Retention(
-            done=_checked_time("retention", retention), dead=_checked_time("dead_retention", dead_retention)
+            done=_checked_time("retention", retention),
+            dead=_checked_time("dead_retention", dead_retention),
+            keep=_checked_count(retention_count),
         )
         self.registry = Registry()
         self.queues: dict[str, Queue] = {}
@@ -415,6 +420,14 @@ def _checked_size(max_payload: object) -> int:
     if isinstance(max_payload, bool) or not isinstance(max_payload, int) or max_payload < 1:
         raise ConfigurationError(f"max_payload={max_payload!r} is not a number of bytes above 0")
     return max_payload
+
+
+def _checked_count(count: object) -> int | None:
+    if count is None:
+        return None
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MOST_KEPT:
+        raise ConfigurationError(f"retention_count={count!r} is not a number of jobs from 0 to {MOST_KEPT:,}")
+    return count
 
 
 def _checked_time(name: str, duration: Duration) -> int:

@@ -12,7 +12,8 @@ from fairlane.errors import ConfigurationError
 from fairlane.job import AttemptRecord, Claim, JobRecord, NewJob, State
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.settlement import Settlement
-from fairlane.store.postgres import jobs, policies, schema, upkeep
+from fairlane.store.operators import Handled, JobFilter, JobPage
+from fairlane.store.postgres import jobs, operators, policies, schema, upkeep
 from fairlane.store.postgres.claims import Claimer
 from fairlane.store.postgres.connections import STATEMENTS, Connections
 from fairlane.store.postgres.rows import storable
@@ -192,3 +193,21 @@ class PostgresStore:
         async with self._connections.session() as connection:
             await connection.prepare(STATEMENTS["learn_types"])
         return listener
+
+    async def find_jobs(self, filter: JobFilter, after: str | None = None, limit: int = 100) -> JobPage:
+        queue = None if filter.queue is None else (await self._claimer.queue(filter.queue)).id
+        async with self._connections.session() as connection:
+            return await operators.find(connection, filter, queue, after, limit)
+
+    async def replay(self, jobs: Sequence[UUID], delay: int | None = None) -> list[Handled]:
+        return await self._connections.again(
+            lambda connection, _: operators.replay(connection, jobs, delay, self._clock.parameter())
+        )
+
+    async def purge(self, jobs: Sequence[UUID]) -> list[Handled]:
+        return await self._connections.again(lambda connection, _: operators.purge(connection, jobs))
+
+    async def retry_now(self, jobs: Sequence[UUID]) -> list[Handled]:
+        return await self._connections.again(
+            lambda connection, _: operators.retry_now(connection, jobs, self._clock.parameter())
+        )
