@@ -75,7 +75,14 @@ class Report:
     """The limit was reached, and there are others that fit."""
 
 
-async def list_jobs(store: Store, wanted: JobFilter, limit: int = 100, after: str | None = None) -> JobPage:
+async def list_jobs(
+    store: Store,
+    wanted: JobFilter,
+    limit: int = 100,
+    after: str | None = None,
+    *,
+    on_progress: OnProgress | None = None,
+) -> JobPage:
     """Jobs that fit, the newest first: as many as asked for, however many have to be looked at to find them."""
     found: list[JobRecord] = []
     while True:
@@ -84,6 +91,8 @@ async def list_jobs(store: Store, wanted: JobFilter, limit: int = 100, after: st
         after = page.after
         if after is None or len(found) >= limit:
             return JobPage(found, after)
+        if on_progress is not None:
+            on_progress(len(found))
 
 
 async def show_job(store: Store, job: UUID) -> JobDetails:

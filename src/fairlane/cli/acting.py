@@ -54,17 +54,16 @@ async def _act(action: Action, name: str, ids: tuple[str, ...], options: dict[st
 
     async with existing_store(app_named(options["app"], options["url"])) as store:
         selection = selection_of(ids, options, await store.now(), by_end=by_end)
-        if options["dry_run"]:
-            return await action(store, selection, limit=options["limit"], dry_run=True)
-        if not ids and not options["yes"]:
-            seen = await action(store, selection, limit=options["limit"], dry_run=True)
+        limit = options["limit"]
+        if options["dry_run"] or not (ids or options["yes"]):
+            with Progress("found") as progress:
+                seen = await action(store, selection, limit=limit, dry_run=True, on_progress=progress)
+            if options["dry_run"]:
+                return seen
             if seen.done and not _confirmed(seen, name):
                 return None
-        progress = Progress(name)
-        try:
-            return await action(store, selection, limit=options["limit"], on_progress=progress)
-        finally:
-            progress.end()
+        with Progress(name) as progress:
+            return await action(store, selection, limit=limit, on_progress=progress)
 
 
 def _confirmed(seen: Report, name: str) -> bool:

@@ -76,13 +76,16 @@ def listing(options: dict[str, Any], *, by_end: bool) -> tuple[JobPage, Instant]
 
     from fairlane.cli.choosing import app_named, filter_of
     from fairlane.cli.database import existing_store
+    from fairlane.cli.telling import Progress
     from fairlane.operations import list_jobs
 
     async def look() -> tuple[JobPage, Instant]:
         async with existing_store(app_named(options["app"], options["url"])) as store:
             now = await store.now()
             wanted = filter_of(options, now, by_end=by_end)
-            return await list_jobs(store, wanted, options["limit"], options["after"]), now
+            with Progress("found") as progress:
+                page = await list_jobs(store, wanted, options["limit"], options["after"], on_progress=progress)
+            return page, now
 
     return asyncio.run(look())
 

@@ -41,7 +41,10 @@ class Progress:
             self._is_shown = True
             click.echo(f"\r{done:,} {self._action} …", nl=False, err=True)
 
-    def end(self) -> None:
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         if self._is_shown:
             click.echo("\r\x1b[K", nl=False, err=True)
 
