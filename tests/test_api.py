@@ -296,7 +296,16 @@ def test_a_sqlite_url_with_a_host_says_how_to_write_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"max_payload": 0}, {"max_payload": 1.5}, {"retention": "-1s"}, {"dead_retention": -1}]
+    "settings",
+    [
+        {"max_payload": 0},
+        {"max_payload": 1.5},
+        {"retention": "-1s"},
+        {"dead_retention": -1},
+        {"retention_count": -1},
+        {"retention_count": True},
+        {"retention_count": 10**7},
+    ],
 )
 def test_a_setting_of_the_app_that_makes_no_sense_is_refused_by_name(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(settings))):

@@ -3,7 +3,7 @@
 - Every ```python block of README.md and docs/ runs: those of a page in order, in one namespace, in an empty folder.
   `await` may stand at the top level. A block that begins with `# name.py` is a file, which the page must then use.
 - On a page with files, `$ python …` and `$ fairlane …` run as well, a worker in the background, and must print what the
-  page shows (`…` stands for anything). On other pages the command and its options must exist.
+  page shows (`…` stands for anything, further lines too). On other pages the command and its options must exist.
 - `<!-- docs: worker -->` on a page: a worker serves its `app` meanwhile. `<!-- docs: postgres -->`: DATABASE_URL and
   FAIRLANE_URL name an empty PostgreSQL database.
 - A block that cannot run says so above itself, for every reader to see: `*(Not run by the tests: the reason.)*`
@@ -180,7 +180,7 @@ class Stage:
         done = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG, check=False)
         assert done.returncode == 0, f"{shlex.join(words)}:\n{done.stdout}{done.stderr}"
         expected = ".*".join(re.escape(part) for part in "\n".join(said).strip().split("…"))
-        assert re.fullmatch(expected, done.stdout.strip()), f"{shlex.join(words)} printed:\n{done.stdout}"
+        assert re.fullmatch(expected, done.stdout.strip(), re.DOTALL), f"{shlex.join(words)} printed:\n{done.stdout}"
 
     def _stop_worker(self) -> None:
         """As a reader does: Ctrl-C. A worker that does not end well is a fault of the page, or of the worker."""

@@ -18,7 +18,7 @@ from fairlane.blocking import BackgroundLoop
 from fairlane.clock import SECOND, Clock, Instant, SystemClock, microseconds
 from fairlane.codec import Codec
 from fairlane.composition import hand_of, store_factory, without_password
-from fairlane.declaring import check_keys, checked_size, checked_time, is_async, key_source, name_of
+from fairlane.declaring import check_keys, checked_count, checked_size, checked_time, is_async, key_source, name_of
 from fairlane.errors import (
     ConfigurationError,
     InvalidJob,
@@ -107,6 +107,7 @@ class App:
         durable_claims: bool = False,
         retention: Duration = "24h",
         dead_retention: Duration = "7d",
+        retention_count: int | None = None,
         max_payload: int = 256 * 1024,
     ) -> None:
         beside = _folder_of(inspect.currentframe())
@@ -114,7 +115,9 @@ class App:
         self.clock: Clock = clock or SystemClock()
         self.max_payload = checked_size(max_payload)
         self.retention = Retention(
-            done=checked_time("retention", retention), dead=checked_time("dead_retention", dead_retention)
+            done=checked_time("retention", retention),
+            dead=checked_time("dead_retention", dead_retention),
+            keep=checked_count(retention_count),
         )
         self.registry = Registry()
         self.queues: dict[str, Queue] = {}

@@ -14,7 +14,10 @@ from fairlane.policy.keys import BUILT_IN
 from fairlane.policy.policy import Policy
 from fairlane.task import Duration, KeySource, Task
 
-__all__ = ["check_keys", "checked_size", "checked_time", "is_async", "key_source", "name_of"]
+__all__ = ["check_keys", "checked_count", "checked_size", "checked_time", "is_async", "key_source", "name_of"]
+
+MOST_KEPT = 1_000_000
+"""Finished jobs that can be kept by count: every sweep counts them."""
 
 
 def check_keys(policy: Policy, tasks: Iterable[Task[..., Any]]) -> None:
@@ -77,3 +80,12 @@ def checked_time(name: str, duration: Duration) -> int:
     if amount < 0:
         raise ConfigurationError(f"{name}={duration!r} is not a time of at least 0")
     return amount
+
+
+def checked_count(count: object) -> int | None:
+    """How many finished jobs are kept at most; `None`: as many as there are."""
+    if count is None:
+        return None
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MOST_KEPT:
+        raise ConfigurationError(f"retention_count={count!r} is not a number of jobs from 0 to {MOST_KEPT:,}")
+    return count

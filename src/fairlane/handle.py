@@ -63,6 +63,11 @@ class Job(Generic[R]):
         """Cancel the job if it waits, ask it to stop if it runs. Returns the state it is in now."""
         return await (await self._source.opened()).cancel(self.id)
 
+    async def replay(self) -> State:
+        """Put the job back into its queue if it is dead or cancelled. Returns the state it is in now."""
+        await (await self._source.opened()).replay([self.id])
+        return await self.status()
+
     async def result(self, timeout: timedelta | str | float | None = None) -> R:
         """What the task returned, once it has. `JobFailed`, `JobCancelled` or `ResultTimeout` say otherwise."""
         store = await self._source.opened()

@@ -137,6 +137,8 @@ class JobRecord(msgspec.Struct, frozen=True):
     progress: float | None
     progress_message: str | None
     cancel_requested: bool
+    replays: int = 0
+    """How often it was put back after it had ended; `attempt` counts from the last time on."""
 
 
 class AttemptRecord(msgspec.Struct, frozen=True):

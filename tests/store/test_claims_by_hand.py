@@ -88,7 +88,7 @@ async def test_a_payload_that_cannot_be_read_is_claimed_and_says_so_on_access(sh
     async def broken(jobs: Any, *rest: Any) -> Any:
         return await real([msgspec.structs.replace(each, payload=b'[["x"],{}]') for each in jobs], *rest)
 
-    store.enqueue = broken  # type: ignore[method-assign]
+    store.enqueue = broken  # type: ignore[method-assign,assignment]
     broken_job = await shop.deliver.enqueue(1)
     good, bad = await shop.queue.claim(2)
     assert (good.id, bad.id) == (job.id, broken_job.id)

@@ -9,7 +9,10 @@ from typing import Any
 
 import click
 
+from fairlane.cli.dead import dead
 from fairlane.cli.demo import demo
+from fairlane.cli.enqueue import enqueue
+from fairlane.cli.jobs import jobs
 from fairlane.cli.migrate import migrate
 from fairlane.cli.policy import policy
 from fairlane.cli.worker import worker
@@ -54,7 +57,7 @@ def version(as_json: bool) -> None:
     click.echo(json.dumps(found) if as_json else f"fairlane {found['fairlane']} (Python {found['python']})")
 
 
-for command in (demo, migrate, policy, worker):
+for command in (dead, demo, enqueue, jobs, migrate, policy, worker):
     program.add_command(command)
 
 

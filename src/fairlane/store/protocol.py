@@ -17,6 +17,7 @@ from fairlane.job import AttemptRecord, Claim, JobRecord, NewJob, State
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import Conflict
 from fairlane.scheduler.settlement import Settlement
+from fairlane.store.operators import Handled, JobFilter, JobPage
 
 __all__ = [
     "Claimed",
@@ -106,11 +107,14 @@ class Pruned(msgspec.Struct, frozen=True):
 
 
 class Retention(msgspec.Struct, frozen=True):
-    """How long finished jobs stay, in microseconds."""
+    """How long finished jobs stay, in microseconds, and how many of them."""
 
     done: int = 24 * 3_600 * 1_000_000
     """Done and cancelled jobs, with results and history."""
     dead: int = 7 * 24 * 3_600 * 1_000_000
+    keep: int | None = None
+    """At most so many done and cancelled jobs, and at most so many dead ones; the oldest go first. Counted apart: no
+    flood of good jobs washes a dead letter away."""
 
 
 class QueueCounts(msgspec.Struct, frozen=True):
@@ -220,7 +224,8 @@ class Store(Protocol):
         ...
 
     async def prune(self, retention: Retention, limit: int = 1_000) -> Pruned:
-        """Remove finished jobs past their time, with their history: at most `limit` jobs, however they were settled."""
+        """Remove finished jobs past their time, or beyond the number to keep, with their history: at most `limit` jobs,
+        however they were settled."""
         ...
 
     async def collect(self, queue: str, limit: int = 1_000) -> Pruned:
@@ -274,4 +279,29 @@ class Store(Protocol):
 
         Whoever ends the job tells, in whatever process; looking from time to time is only the last resort.
         """
+        ...
+
+    # The operator's side of a job's life. Each action is one transaction over at most `AT_ONCE` jobs, and reports on
+    # every one of them: on those that it skipped too, and why.
+
+    async def find_jobs(self, filter: JobFilter, after: str | None = None, limit: int = 100) -> JobPage:
+        """A page of the jobs that fit, the newest first: by id, or by their end where `filter.state` is final.
+
+        While jobs come, change and go, paging on brings no job twice that stays as it is, and leaves none out.
+        """
+        ...
+
+    async def replay(self, jobs: Sequence[UUID], delay: int | None = None) -> list[Handled]:
+        """Put dead and cancelled jobs back at the end of their lanes, now or after so many microseconds.
+
+        Attempts are counted afresh and the history stays.
+        """
+        ...
+
+    async def purge(self, jobs: Sequence[UUID]) -> list[Handled]:
+        """Remove done, dead and cancelled jobs for good, with their history."""
+        ...
+
+    async def retry_now(self, jobs: Sequence[UUID]) -> list[Handled]:
+        """Let scheduled jobs be due now, whether they wait for a backoff or for their time."""
         ...

@@ -20,7 +20,7 @@ from fairlane.store.postgres.connections import STATEMENTS
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
 
-__all__ = ["attempts", "cancel", "foreign_transaction", "insert", "record"]
+__all__ = ["attempts", "cancel", "foreign_transaction", "insert", "record", "record_of"]
 
 AT_ONCE = 5_000
 """Jobs that one statement stores; more of them go in several, in one transaction."""
@@ -146,8 +146,13 @@ async def record(connection: Connection, job: UUID) -> JobRecord:
     row = await connection.fetchrow(STATEMENTS["select_job"], job)
     if row is None:
         raise _not_found(job)
-    job_id, queue, task, state, priority, keys, *rest = row
-    return JobRecord(job_id, queue, task, State(state), priority, dict(rows.decode_keys(keys)), *rest)
+    return record_of(row)
+
+
+def record_of(row: Sequence[Any]) -> JobRecord:
+    """A row of `select_job` as people see it."""
+    job, queue, task, state, priority, keys, *rest = row
+    return JobRecord(job, queue, task, State(state), priority, dict(rows.decode_keys(keys)), *rest)
 
 
 async def attempts(connection: Connection, job: UUID) -> list[AttemptRecord]:

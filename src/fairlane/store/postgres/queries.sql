@@ -490,7 +490,7 @@ where id = $1 and lease = $2 and state = 2
 
 -- name: select_job
 select j.id, q.name, j.task, j.state, j.priority, j.keys, j.payload, j.attempt, j.max_attempts, j.enqueued_at, j.due_at,
-    j.claimed_at, j.finished_at, j.worker, j.error, j.result, j.progress, j.progress_message, j.cancel_requested
+    j.claimed_at, j.finished_at, j.worker, j.error, j.result, j.progress, j.progress_message, j.cancel_requested, j.replays
 from fairlane.jobs j
 join fairlane.queues q on q.id = j.queue_id
 where j.id = $1

@@ -19,7 +19,8 @@ from fairlane.policy.policy import Policy
 from fairlane.policy.unique import Conflict
 from fairlane.scheduler.settlement import Settlement
 from fairlane.store.awaiting import forever
-from fairlane.store.postgres import jobs, looking, policies, schema, uniques, upkeep, values
+from fairlane.store.operators import Handled, JobFilter, JobPage
+from fairlane.store.postgres import jobs, looking, operators, policies, schema, uniques, upkeep, values
 from fairlane.store.postgres.claims import Claimer
 from fairlane.store.postgres.connections import STATEMENTS, Connections
 from fairlane.store.postgres.results import ResultListener
@@ -282,3 +283,21 @@ class PostgresStore:
             return
         async with self._connections.session() as connection:
             yield connection
+
+    async def find_jobs(self, filter: JobFilter, after: str | None = None, limit: int = 100) -> JobPage:
+        queue = None if filter.queue is None else (await self._claimer.queue(filter.queue)).id
+        async with self._connections.session() as connection:
+            return await operators.find(connection, filter, queue, after, limit)
+
+    async def replay(self, jobs: Sequence[UUID], delay: int | None = None) -> list[Handled]:
+        return await self._connections.again(
+            lambda connection, _: operators.replay(connection, jobs, delay, self._clock.parameter())
+        )
+
+    async def purge(self, jobs: Sequence[UUID]) -> list[Handled]:
+        return await self._connections.again(lambda connection, _: operators.purge(connection, jobs))
+
+    async def retry_now(self, jobs: Sequence[UUID]) -> list[Handled]:
+        return await self._connections.again(
+            lambda connection, _: operators.retry_now(connection, jobs, self._clock.parameter())
+        )

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 __all__ = ["Walk", "collect", "prune"]
 
 
+EVER = 2**63 - 1
+"""A time that every job ended before."""
+
+
 class Walk:
     """How far collection has come, by table and queue; it starts over at the end."""
 
@@ -36,18 +40,30 @@ class Walk:
 
 
 async def prune(connection: Connection, retention: Retention, now: Instant, limit: int) -> Pruned:
-    """Remove finished jobs past their time, with their history."""
+    """Remove finished jobs past their time, then those beyond the number to keep, with their history."""
     removed, more = 0, False
     for is_dead, kept in ((False, retention.done), (True, retention.dead)):
         left = limit - removed
         if left <= 0:
             return Pruned(removed, more=True)
-        row = await connection.fetchrow(STATEMENTS["prune"], is_dead, now - kept, left)
-        assert row is not None
-        removed += row["jobs"]
-        more = more or row["filed"] >= left
+        filed, gone = await _prune(connection, is_dead, now - kept, left)
+        removed += gone
+        more = more or filed >= left
+        left = limit - removed
+        if retention.keep is not None and left > 0:
+            beyond: int = await connection.fetchval(STATEMENTS["count_beyond"], is_dead, retention.keep, left)
+            if beyond:
+                removed += (await _prune(connection, is_dead, EVER, beyond))[1]
+            more = more or beyond >= left
     await connection.execute(STATEMENTS["prune_uniques"], now, limit)
     return Pruned(removed, more=more)
+
+
+async def _prune(connection: Connection, is_dead: bool, until: Instant, limit: int) -> tuple[int, int]:
+    """How many jobs were named by what was taken off the files, and how many of them were removed."""
+    row = await connection.fetchrow(STATEMENTS["prune"], is_dead, until, limit)
+    assert row is not None
+    return row["filed"], row["jobs"]
 
 
 async def collect(scheduling: Scheduling, walk: Walk, now: Instant | None, limit: int) -> Pruned:

@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 from fairlane.errors import ConfigurationError, StoreUnavailable
 from fairlane.store.statements import load_statements
 
-__all__ = ["Database", "Transaction"]
+__all__ = ["Database", "Row", "Transaction"]
 
 T = TypeVar("T")
 
-STATEMENTS = load_statements("fairlane.store.sqlite", "queries.sql")
+STATEMENTS = load_statements("fairlane.store.sqlite", "queries.sql", "operators.sql")
 BUSY_TIMEOUT = 10.0
 
 Row = tuple[Any, ...]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 from uuid import UUID
 
 from fairlane.clock import Instant
@@ -14,7 +15,7 @@ from fairlane.policy.unique import Conflict
 from fairlane.store.sqlite import rows, uniques
 from fairlane.store.sqlite.database import Transaction
 
-__all__ = ["attempts", "cancel", "insert", "record"]
+__all__ = ["attempts", "cancel", "insert", "record", "record_of"]
 
 
 def insert(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> tuple[dict[int, int], dict[UUID, Conflict]]:
@@ -137,8 +138,14 @@ def record(tx: Transaction, job: UUID) -> JobRecord:
     row = tx.one("select_job", job.bytes)
     if row is None:
         raise _not_found(job)
+    return record_of(row)
+
+
+def record_of(row: Sequence[Any]) -> JobRecord:
+    """A row of `select_job` as people see it."""
     values = list(row)
-    values[0], values[3], values[5], values[-1] = job, State(row[3]), rows.decode_keys(row[5]), bool(row[-1])
+    values[0], values[3], values[5] = UUID(bytes=row[0]), State(row[3]), rows.decode_keys(row[5])
+    values[-2] = bool(row[-2])
     return JobRecord(*values)
 
 

@@ -320,7 +320,7 @@ where id = ? and lease = ? and state = 2
 
 -- name: select_job
 select jobs.id, queues.name, task, state, priority, keys, payload, attempt, max_attempts, enqueued_at, due_at, claimed_at,
-    finished_at, worker, error, result, progress, progress_message, cancel_requested
+    finished_at, worker, error, result, progress, progress_message, cancel_requested, replays
 from jobs
 join queues on queues.id = jobs.queue
 where jobs.id = ?

@@ -17,6 +17,7 @@ from fairlane.policy.unique import Conflict
 from fairlane.scheduler.settlement import Settlement
 from fairlane.store.awaiting import forever
 from fairlane.store.migrate import load_migrations, pending
+from fairlane.store.operators import Handled, JobFilter, JobPage
 from fairlane.store.protocol import (
     Claimed,
     Declared,
@@ -29,7 +30,7 @@ from fairlane.store.protocol import (
     Retention,
     WorkerIdentity,
 )
-from fairlane.store.sqlite import claims, jobs, results, settling, uniques, upkeep, values
+from fairlane.store.sqlite import claims, jobs, operators, results, settling, uniques, upkeep, values
 from fairlane.store.sqlite.database import Database, Transaction
 from fairlane.store.sqlite.wakeups import SqliteListener, nudge
 
@@ -307,6 +308,31 @@ class SqliteStore:
 
     async def _written(self, work: Callable[[Transaction], T], tx: Any) -> T:
         return await self._write(work) if tx is None else work(self._foreign(tx))
+
+    async def find_jobs(self, filter: JobFilter, after: str | None = None, limit: int = 100) -> JobPage:
+        def look(tx: Transaction) -> JobPage:
+            queue = None if filter.queue is None else _known(tx, filter.queue).id
+            return operators.find(tx, filter, queue, after, limit)
+
+        return await self._database.read(look)
+
+    async def replay(self, jobs: Sequence[UUID], delay: int | None = None) -> list[Handled]:
+        return await self._handle(lambda tx: operators.replay(tx, jobs, delay, self._clock.now()))
+
+    async def purge(self, jobs: Sequence[UUID]) -> list[Handled]:
+        return await self._write(lambda tx: operators.purge(tx, jobs))
+
+    async def retry_now(self, jobs: Sequence[UUID]) -> list[Handled]:
+        return await self._handle(lambda tx: operators.retry_now(tx, jobs, self._clock.now()))
+
+    async def _handle(self, action: Callable[[Transaction], tuple[list[Handled], dict[int, int]]]) -> list[Handled]:
+        def work(tx: Transaction) -> tuple[list[Handled], list[UUID]]:
+            handled, ready = action(tx)
+            return handled, _take_waiters(tx, ready)
+
+        handled, waiters = await self._write(work)
+        await self._nudge(waiters)
+        return handled
 
     async def _write(self, work: Callable[[Transaction], T]) -> T:
         return await self._database.write(work, durable=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from fairlane.clock import Instant
 from fairlane.job import State
 from fairlane.store.protocol import Pruned, Retention
@@ -35,20 +38,33 @@ _STATEMENTS = {
 
 
 def prune(tx: Transaction, retention: Retention, now: Instant, limit: int) -> Pruned:
-    """Remove finished jobs past their time, with their history."""
+    """Remove finished jobs past their time, then those beyond the number to keep, with their history."""
     removed = 0
     for state, kept in (
         (State.DONE, retention.done),
         (State.CANCELLED, retention.done),
         (State.DEAD, retention.dead),
     ):
-        found = tx.all("select_finished", int(state), now - kept, limit - removed)
-        tx.run_many("delete_attempts", [(job,) for _, job in found])
-        tx.run_many("delete_uniques_of_job", [(job,) for _, job in found])
-        tx.run_many("delete_job", [(position,) for position, _ in found])
-        removed += len(found)
+        removed += _remove(tx, tx.all("select_finished", int(state), now - kept, limit - removed))
+    if retention.keep is not None:
+        for states in ((State.DONE, State.CANCELLED), (State.DEAD, State.DEAD)):
+            removed += _remove(tx, _beyond(tx, states, retention.keep, limit - removed))
     tx.run("delete_expired_uniques", now, limit)
     return Pruned(removed, more=removed >= limit)
+
+
+def _beyond(tx: Transaction, states: tuple[State, State], keep: int, limit: int) -> list[tuple[Any, ...]]:
+    """The oldest finished jobs beyond those to keep."""
+    first, second = map(int, states)
+    count: int = tx.value("count_beyond", first, second, keep, limit)
+    return tx.all("select_oldest_finished", first, second, count)
+
+
+def _remove(tx: Transaction, found: Sequence[tuple[Any, ...]]) -> int:
+    tx.run_many("delete_attempts", [(job,) for _, job in found])
+    tx.run_many("delete_uniques_of_job", [(job,) for _, job in found])
+    tx.run_many("delete_job", [(position,) for position, _ in found])
+    return len(found)
 
 
 def collect(tx: Transaction, queue: int, walk: Walk, now: Instant, limit: int) -> Pruned:

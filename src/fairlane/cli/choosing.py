@@ -1,0 +1,124 @@
+"""Which jobs a command is about: the options that say so, and what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
+
+import click
+
+from fairlane.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from fairlane.app import App
+    from fairlane.clock import Instant
+    from fairlane.operations import Selection
+    from fairlane.store.operators import JobFilter
+
+__all__ = ["app_named", "filter_of", "filter_options", "instant_of", "job_ids", "place_options", "selection_of"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+STATES = ("scheduled", "ready", "running", "done", "dead", "cancelled")
+
+
+def place_options(function: F) -> F:
+    """Which database."""
+    function = click.option("--url", help="The database.  [default: FAIRLANE_URL]")(function)
+    return click.option("--app", metavar="MODULE:APP", help="The app whose database it is, instead of --url.")(function)
+
+
+def filter_options(function: F, *, states: tuple[str, ...] = STATES) -> F:
+    """Which jobs of it."""
+    for option in (
+        click.option("--until", metavar="WHEN", help="Before this time, or so long ago."),
+        click.option("--since", metavar="WHEN", help="From this time on, or so long ago: 2h, 2030-01-31T08:00."),
+        click.option("--key", "keys", metavar="NAME=VALUE", multiple=True, help="With this key; may be repeated."),
+        click.option("--task", help="Only of this task."),
+        click.option("--queue", help="Only of this queue."),
+    ):
+        function = option(function)
+    if len(states) > 1:
+        function = click.option("--state", type=click.Choice(states), help="Only in this state.")(function)
+    return function
+
+
+def app_named(app: str | None, url: str | None) -> App:
+    from fairlane.cli.database import app_of
+
+    if not app and not url:
+        import os
+
+        if not os.environ.get("FAIRLANE_URL"):
+            raise ConfigurationError("which database? Give --app module:app or --url, or set FAIRLANE_URL")
+    return app_of(app, url)
+
+
+def job_ids(given: tuple[str, ...]) -> list[UUID]:
+    ids = []
+    for text in given:
+        try:
+            ids.append(UUID(text))
+        except ValueError:
+            raise ConfigurationError(f"{text!r} is not the id of a job; `fairlane jobs list` shows them") from None
+    return ids
+
+
+def filter_of(options: dict[str, Any], now: Instant, *, by_end: bool) -> JobFilter:
+    """The filter that the options ask for; `--since` and `--until` are about the end of a job, or about its enqueue."""
+    from fairlane.job import State
+    from fairlane.policy.keys import canonical_keys
+    from fairlane.store.operators import JobFilter
+
+    keys: dict[str, str] = {}
+    for given in options["keys"]:
+        name, separator, value = given.partition("=")
+        if not separator or not name:
+            raise ConfigurationError(f"--key {given}: write name=value, such as account=acme")
+        keys[name] = value
+    since, until = instant_of("--since", options["since"], now), instant_of("--until", options["until"], now)
+    state = options.get("state")
+    span = (
+        {"finished_since": since, "finished_until": until}
+        if by_end
+        else {"enqueued_since": since, "enqueued_until": until}
+    )
+    return JobFilter(
+        queue=options["queue"],
+        task=options["task"],
+        state=None if state is None else State[state.upper()],
+        keys=canonical_keys(keys),
+        **span,
+    )
+
+
+def instant_of(option: str, given: str | None, now: Instant) -> Instant | None:
+    """A time as people write it: a duration ago, or a date with a time (UTC unless it says otherwise)."""
+    from datetime import UTC, datetime
+
+    from fairlane.clock import as_instant, microseconds
+
+    if given is None:
+        return None
+    try:
+        return now - microseconds(given)
+    except ConfigurationError:
+        pass
+    try:
+        at = datetime.fromisoformat(given)
+    except ValueError:
+        raise ConfigurationError(f"{option} {given}: write a duration (2h) or a time (2030-01-31T08:00)") from None
+    return as_instant(at if at.tzinfo else at.replace(tzinfo=UTC))
+
+
+def selection_of(ids: tuple[str, ...], options: dict[str, Any], now: Instant, *, by_end: bool) -> Selection:
+    """The jobs named, or those that fit. Not both: it would be unclear which of them is meant."""
+    asked = [name for name in ("state", "queue", "task", "keys", "since", "until") if options.get(name)]
+    if ids and asked:
+        raise ConfigurationError(f"give ids or filters (--{asked[0].rstrip('s')}), not both")
+    if ids:
+        return job_ids(ids)
+    if not asked and not options["all"]:
+        raise ConfigurationError("which jobs? Give their ids, filters such as --queue, or --all")
+    return filter_of(options, now, by_end=by_end)

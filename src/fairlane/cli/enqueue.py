@@ -1,0 +1,127 @@
+"""`fairlane enqueue`: one job by hand."""
+
+from __future__ import annotations
+
+import json
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fairlane.errors import ConfigurationError, InvalidJob, UnknownTask
+
+if TYPE_CHECKING:
+    from fairlane.app import App
+    from fairlane.job import NewJob
+    from fairlane.task import Call, Task
+
+__all__ = ["enqueue"]
+
+
+@click.command()
+@click.argument("app", metavar="MODULE:APP")
+@click.argument("task")
+@click.option("--args", "args", metavar="JSON", default="[]", help="Positional arguments: a JSON array.")
+@click.option("--kwargs", "kwargs", metavar="JSON", default="{}", help="Arguments by name: a JSON object.")
+@click.option("--queue", help="Another queue than the task's.")
+@click.option("--priority", type=int, help="Another priority than the task's.")
+@click.option("--delay", metavar="DURATION", help="Run it after this time.")
+@click.option("--keys", metavar="NAME=VALUE", multiple=True, help="A key of the job; may be repeated.")
+@click.option("--dry-run", is_flag=True, help="Check the call and print the job, but do not store it.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+def enqueue(
+    app: str,
+    task: str,
+    args: str,
+    kwargs: str,
+    queue: str | None,
+    priority: int | None,
+    delay: str | None,
+    keys: tuple[str, ...],
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Store one job of a task. The task goes by its full name, or by its last part where that is enough.
+
+    \b
+    Example:
+      fairlane enqueue shop:app deliver --kwargs '{"account": "acme"}'
+      fairlane enqueue shop:app shop.deliver --args '["acme"]' --priority 5 --delay 10m
+    """
+    import asyncio
+
+    from fairlane.cli.loading import load_app
+
+    loaded = load_app(app)
+    found = _task(loaded, task)
+    options: dict[str, Any] = {"queue": queue, "priority": priority, "delay": delay, "keys": _keys(keys)}
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    call = found.using(**given).call(*_json("--args", args, list), **_json("--kwargs", kwargs, dict))
+    stamped = _checked(loaded, found, call)
+    job = None if dry_run else str(asyncio.run(_store(loaded, call)))
+    if as_json:
+        told = {"id": job, "queue": stamped.queue, "task": stamped.task, "keys": stamped.keys, "dry_run": dry_run}
+        click.echo(json.dumps(told))
+    elif dry_run:
+        click.echo(f"would be stored: {stamped.task} in {stamped.queue}, {stamped.payload.decode()}")
+    else:
+        click.echo(job)
+
+
+def _task(app: App, name: str) -> Task[..., Any]:
+    if (found := app.registry.find(name)) is not None:
+        return found
+    names = {task.name: task for task in app.registry}
+    alike = [task for full, task in names.items() if full.rpartition(".")[2] == name]
+    if len(alike) == 1:
+        return alike[0]
+    if alike:
+        raise UnknownTask(f"several tasks are named {name!r}: {', '.join(sorted(task.name for task in alike))}")
+    similar = get_close_matches(name, [*names, *(full.rpartition(".")[2] for full in names)], n=1)
+    suggestion = f"did you mean {similar[0]!r}?" if similar else f"known are: {', '.join(sorted(names)) or 'none'}"
+    raise UnknownTask(f"no task is named {name!r}; {suggestion}")
+
+
+def _json(option: str, text: str, kind: type) -> Any:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ConfigurationError(f"{option} is not JSON: {error}") from None
+    if not isinstance(value, kind):
+        what = "a JSON array, such as '[1, \"acme\"]'" if kind is list else "a JSON object, such as '{\"number\": 1}'"
+        raise ConfigurationError(f"{option} is a {type(value).__name__}; give {what}")
+    return value
+
+
+def _keys(given: tuple[str, ...]) -> dict[str, str] | None:
+    keys = {}
+    for each in given:
+        name, separator, value = each.partition("=")
+        if not separator or not name:
+            raise ConfigurationError(f"--keys {each}: write name=value, such as account=acme")
+        keys[name] = value
+    return keys or None
+
+
+def _checked(app: App, task: Task[..., Any], call: Call[Any]) -> NewJob:
+    """The job as its queue is declared here; refused if the task's annotations would refuse its arguments later."""
+    from uuid import UUID
+
+    from fairlane.errors import UndecodablePayload
+    from fairlane.policy.policy import Policy
+    from fairlane.stamping import stamp
+
+    name = call.options.queue or task.queue
+    policy = app.queues[name].policy if name in app.queues else Policy(name)
+    stamped = stamp(call, UUID(int=0), policy, app.max_payload)
+    try:
+        task.codec.decode_call(stamped.payload)
+    except UndecodablePayload as error:
+        raise InvalidJob(str(error)) from None
+    return stamped
+
+
+async def _store(app: App, call: Call[Any]) -> Any:
+    async with app:
+        (job,) = await app.enqueue_many([call])
+        return job.id

@@ -1,0 +1,157 @@
+"""Jobs and reports as people read them: tables that fit the terminal, and whole lines in a pipe."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from fairlane.clock import Instant
+    from fairlane.job import JobRecord
+    from fairlane.operations import JobDetails, Report
+
+__all__ = ["Progress", "ago", "first_line", "keys_of", "print_table", "tell_details", "tell_report"]
+
+SHOWN = 5
+"""Skipped jobs that are named; of the others there is a number."""
+NARROWEST = 5
+IN_A_PIPE = 10_000
+"""Columns: nothing is cut off where no terminal sets a width."""
+
+
+class Progress:
+    """Says how far a bulk action is, once it has taken a second: on a terminal, and beside what is printed."""
+
+    def __init__(self, action: str) -> None:
+        import time
+
+        self._action = action
+        self._clock = time.monotonic
+        self._next = self._clock() + 1.0
+        self._is_shown = False
+
+    def __call__(self, done: int) -> None:
+        if sys.stderr.isatty() and self._clock() >= self._next:
+            self._next = self._clock() + 0.2
+            self._is_shown = True
+            click.echo(f"\r{done:,} {self._action} …", nl=False, err=True)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._is_shown:
+            click.echo("\r\x1b[K", nl=False, err=True)
+
+
+def ago(at: Instant | None, now: Instant) -> str:
+    """How long ago, in the largest unit: 12s, 5m, 3h, 2d; `in 5m` for what is to come."""
+    if at is None:
+        return ""
+    seconds = abs(now - at) // 1_000_000
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
+        if seconds >= 2 * size:
+            text = f"{seconds // size}{unit}"
+            break
+    else:
+        text = f"{seconds}s"
+    return f"in {text}" if at > now else text
+
+
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], flexible: Sequence[str]) -> None:
+    """A table in which only the `flexible` columns give way: ids can always be copied."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(width=_width(), highlight=False)
+    yielding = [n for n, heading in enumerate(headings) if heading in flexible]
+    widths = [max(len(heading), *(len(row[n]) for row in rows)) for n, heading in enumerate(headings)]
+    room = console.width - 2 * (len(widths) - 1)
+    while sum(widths) > room and any(widths[n] > NARROWEST for n in yielding):
+        widths[max(yielding, key=lambda n: widths[n])] -= 1
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for heading, width in zip(headings, widths, strict=True):
+        table.add_column(heading, no_wrap=True, overflow="ellipsis", max_width=width, min_width=width)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console.print(table)
+
+
+def _width() -> int | None:
+    """Of the terminal, which the console finds by itself; or of a pipe."""
+    return None if sys.stdout.isatty() else IN_A_PIPE
+
+
+def keys_of(record: JobRecord) -> str:
+    return " ".join(f"{name}={value}" for name, value in record.keys.items())
+
+
+def first_line(text: str | None) -> str:
+    return (text or "").strip().partition("\n")[0]
+
+
+def tell_report(report: Report, as_json: bool, *, hint: str = "") -> None:
+    """What was done, or would be; then what was not, and why."""
+    if as_json:
+        click.echo(json.dumps(_document(report)))
+        return
+    count = len(report.done)
+    jobs = f"{count:,} {'job' if count == 1 else 'jobs'}"
+    if report.is_dry_run:
+        click.echo(f"{jobs} would be {report.action}")
+        for record in report.sample:
+            click.echo(f"  {record.id}  {record.state}  {record.queue}  {record.task}")
+        if count > len(report.sample):
+            click.echo(f"  … and {count - len(report.sample):,} more")
+    else:
+        click.echo(f"{jobs} {report.action}{hint}")
+    for handled in report.skipped[:SHOWN]:
+        click.echo(f"skipped {handled.job}: {handled.skipped}", err=True)
+    if len(report.skipped) > SHOWN:
+        click.echo(f"skipped {len(report.skipped) - SHOWN:,} more", err=True)
+    if report.more:
+        click.echo("the limit was reached and there are more: run it again, or raise --limit", err=True)
+
+
+def _document(report: Report) -> dict[str, Any]:
+    return {
+        "action": report.action,
+        "dry_run": report.is_dry_run,
+        "count": len(report.done),
+        "jobs": [str(each.job) for each in report.done],
+        "skipped": [{"id": str(each.job), "reason": each.skipped} for each in report.skipped],
+        "more": report.more,
+    }
+
+
+def tell_details(details: JobDetails) -> None:
+    """One job on as many lines as it takes."""
+    from fairlane.clock import as_datetime
+    from fairlane.operations import describe_job
+
+    described = describe_job(details.record)
+    error = described.pop("error")
+    described["keys"] = keys_of(details.record)
+    described["attempt"] = f"{described['attempt']} of {described.pop('max_attempts')}"
+    described["call"] = json.dumps(details.call, ensure_ascii=False)
+    if details.record.result is not None:
+        described["result"] = json.dumps(details.result, ensure_ascii=False)
+    for name, value in described.items():
+        if value not in (None, "", False):
+            click.echo(f"{name.replace('_', ' '):<16} {value}")
+    for each in details.attempts:
+        ended = "" if each.ended_at is None else f", {(each.ended_at - each.claimed_at) / 1_000_000:.3f} s"
+        click.echo(
+            f"\nattempt {each.attempt}: {each.outcome}, {as_datetime(each.claimed_at):%Y-%m-%d %H:%M:%S}{ended}, "
+            f"{each.worker or 'nobody'}"
+        )
+        if each.error:
+            click.echo(textwrap.indent(each.error, "    "))
+    if error and not details.attempts:
+        click.echo(f"\n{error}")

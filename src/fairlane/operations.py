@@ -1,0 +1,312 @@
+"""What operators see and do, behind every surface: commands now, the dashboard and its API later.
+
+An action is over jobs named one by one, or over a filter. It can be looked at before it is taken (`dry_run`), it is
+bounded (`limit`), it works in batches of one transaction each, and it reports what was done, what was not, and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from fairlane.clock import Instant, as_datetime
+from fairlane.errors import ConfigurationError, JobNotFound
+from fairlane.job import AttemptRecord, JobRecord, State
+from fairlane.store.operators import PURGE, REPLAY, RETRY, Action, Handled, JobFilter, JobPage
+from fairlane.store.protocol import Store
+
+__all__ = [
+    "CANCEL",
+    "LIMIT",
+    "JobDetails",
+    "Report",
+    "Selection",
+    "cancel_jobs",
+    "describe_attempt",
+    "describe_job",
+    "list_jobs",
+    "purge_jobs",
+    "replay_jobs",
+    "retry_jobs",
+    "show_job",
+]
+
+LIMIT = 1_000
+"""Jobs that an action touches unless told otherwise."""
+BATCH = 200
+"""Jobs of one transaction: small enough that nobody waits long for it."""
+SAMPLE = 10
+
+CANCEL = Action("cancelled", (State.SCHEDULED, State.READY, State.RUNNING))
+
+Selection = Sequence[UUID] | JobFilter
+"""Jobs named one by one, or all that fit."""
+OnProgress = Callable[[int], None]
+Do = Callable[[list[JobRecord]], Awaitable[list[Handled]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobDetails:
+    """One job, with all that is known of it."""
+
+    record: JobRecord
+    attempts: tuple[AttemptRecord, ...]
+    call: Any
+    """The payload as JSON (`[args, kwargs]`); text where it is none."""
+    result: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What an action did, or would do."""
+
+    action: str
+    is_dry_run: bool
+    done: tuple[Handled, ...]
+    """Those that were touched, or would be."""
+    skipped: tuple[Handled, ...]
+    sample: tuple[JobRecord, ...]
+    """The first of those that were touched, as they were before."""
+    more: bool
+    """The limit was reached, and there are others that fit."""
+
+
+async def list_jobs(
+    store: Store,
+    wanted: JobFilter,
+    limit: int = 100,
+    after: str | None = None,
+    *,
+    on_progress: OnProgress | None = None,
+) -> JobPage:
+    """Jobs that fit, the newest first: as many as asked for, however many have to be looked at to find them."""
+    found: list[JobRecord] = []
+    while True:
+        page = await store.find_jobs(wanted, after, limit - len(found))
+        found += page.jobs
+        after = page.after
+        if after is None or len(found) >= limit:
+            return JobPage(found, after)
+        if on_progress is not None:
+            on_progress(len(found))
+
+
+async def show_job(store: Store, job: UUID) -> JobDetails:
+    """Everything about one job, or `JobNotFound`."""
+    record = await store.job(job)
+    attempts = tuple(await store.attempts(job))
+    return JobDetails(record=record, attempts=attempts, call=_readable(record.payload), result=_readable(record.result))
+
+
+async def replay_jobs(
+    store: Store,
+    selection: Selection,
+    *,
+    delay: int | None = None,
+    limit: int = LIMIT,
+    dry_run: bool = False,
+    on_progress: OnProgress | None = None,
+) -> Report:
+    """Put dead jobs back, cancelled ones too if they are named or asked for; at once, or in `delay` microseconds."""
+
+    async def do(jobs: list[JobRecord]) -> list[Handled]:
+        return await store.replay([each.id for each in jobs], delay)
+
+    errand = _Errand(store, REPLAY, do, on_progress)
+    return await errand.run(_narrowed(REPLAY, selection, State.DEAD), limit, dry_run)
+
+
+async def purge_jobs(
+    store: Store,
+    selection: Selection,
+    *,
+    limit: int = LIMIT,
+    dry_run: bool = False,
+    on_progress: OnProgress | None = None,
+) -> Report:
+    """Remove dead jobs for good, done and cancelled ones too if they are named or asked for."""
+
+    async def do(jobs: list[JobRecord]) -> list[Handled]:
+        return await store.purge([each.id for each in jobs])
+
+    errand = _Errand(store, PURGE, do, on_progress)
+    return await errand.run(_narrowed(PURGE, selection, State.DEAD), limit, dry_run)
+
+
+async def retry_jobs(
+    store: Store,
+    selection: Selection,
+    *,
+    limit: int = LIMIT,
+    dry_run: bool = False,
+    on_progress: OnProgress | None = None,
+) -> Report:
+    """Let scheduled jobs be due now, whether they wait for a backoff or for their time."""
+
+    async def do(jobs: list[JobRecord]) -> list[Handled]:
+        return await store.retry_now([each.id for each in jobs])
+
+    errand = _Errand(store, RETRY, do, on_progress)
+    return await errand.run(_narrowed(RETRY, selection, State.SCHEDULED), limit, dry_run)
+
+
+async def cancel_jobs(
+    store: Store,
+    selection: Selection,
+    *,
+    limit: int = LIMIT,
+    dry_run: bool = False,
+    on_progress: OnProgress | None = None,
+) -> Report:
+    """Cancel jobs that wait, ask those that run to stop. A transaction each: whoever claims meanwhile need not wait."""
+
+    async def do(jobs: list[JobRecord]) -> list[Handled]:
+        found: dict[UUID, State] = {}
+        for each in jobs:
+            try:
+                state = await store.cancel(each.id)
+            except JobNotFound:
+                continue
+            # It may have ended between the look and the touch; then it says so.
+            ended = state in (State.DONE, State.DEAD)
+            found[each.id] = state if ended or state is State.RUNNING else each.state
+        return CANCEL.handled([each.id for each in jobs], found)
+
+    return await _Errand(store, CANCEL, do, on_progress).run(_narrowed(CANCEL, selection, None), limit, dry_run)
+
+
+def _narrowed(action: Action, selection: Selection, usual: State | None) -> Selection:
+    """A filter that can bring only what the action is for."""
+    if not isinstance(selection, JobFilter):
+        return selection
+    if selection.state is None:
+        return msgspec.structs.replace(selection, state=usual)
+    if not action.applies_to(selection.state):
+        possible = ", ".join(str(state) for state in action.states)
+        raise ConfigurationError(f"{selection.state} jobs cannot be {action.done}; possible are: {possible}")
+    return selection
+
+
+class _Errand:
+    """One action over many jobs."""
+
+    def __init__(self, store: Store, action: Action, do: Do, on_progress: OnProgress | None) -> None:
+        self._store = store
+        self._action = action
+        self._do = do
+        self._on_progress = on_progress
+
+    async def run(self, selection: Selection, limit: int, dry_run: bool) -> Report:
+        if limit < 1:
+            raise ConfigurationError(f"limit={limit} leaves nothing to do; give a number above 0")
+        report = Report(action=self._action.done, is_dry_run=dry_run, done=(), skipped=(), sample=(), more=False)
+        walk = self._walk(selection, limit) if isinstance(selection, JobFilter) else self._named(selection, limit)
+        async for batch, absent, more in walk:
+            handled = (
+                self._action.handled([each.id for each in batch], {each.id: each.state for each in batch})
+                if dry_run
+                else await self._do(batch)
+            )
+            report = _with(report, batch, [*handled, *absent], more)
+            if self._on_progress is not None:
+                self._on_progress(len(report.done))
+        return report
+
+    async def _walk(self, wanted: JobFilter, limit: int) -> AsyncIterator[tuple[list[JobRecord], list[Handled], bool]]:
+        """Batches of what fits. Those that come meanwhile are newer than where the walk begins, and stay out of it."""
+        after: str | None = None
+        left = limit
+        while left > 0:
+            page = await self._store.find_jobs(wanted, after, min(BATCH, left))
+            batch = [each for each in page.jobs if self._action.applies_to(each.state)]
+            left -= len(batch)
+            after = page.after
+            more = left <= 0 and after is not None and await self._has_more(wanted, after)
+            if batch:
+                yield batch, [], more
+            if after is None:
+                return
+
+    async def _has_more(self, wanted: JobFilter, after: str) -> bool:
+        page = await self._store.find_jobs(wanted, after, 1)
+        # Where a bounded look found nothing and has not come to the end, more cannot be ruled out.
+        return bool(page.jobs) or page.after is not None
+
+    async def _named(
+        self, jobs: Sequence[UUID], limit: int
+    ) -> AsyncIterator[tuple[list[JobRecord], list[Handled], bool]]:
+        named = list(dict.fromkeys(jobs))
+        for start in range(0, min(limit, len(named)), BATCH):
+            batch: list[JobRecord] = []
+            absent: list[UUID] = []
+            for job in named[start : min(start + BATCH, limit)]:
+                try:
+                    batch.append(await self._store.job(job))
+                except JobNotFound:
+                    absent.append(job)
+            is_last = start + BATCH >= min(limit, len(named))
+            yield batch, self._action.handled(absent, {}), is_last and len(named) > limit
+
+
+def _with(report: Report, batch: list[JobRecord], handled: list[Handled], more: bool) -> Report:
+    done = tuple(each for each in handled if each.skipped is None)
+    touched = {each.job for each in done}
+    sample = (*report.sample, *(each for each in batch if each.id in touched))[:SAMPLE]
+    skipped = tuple(each for each in handled if each.skipped is not None)
+    return replace(
+        report, done=report.done + done, skipped=report.skipped + skipped, sample=sample, more=report.more or more
+    )
+
+
+def describe_job(record: JobRecord) -> dict[str, Any]:
+    """A job as JSON has it, without what it carries: times in ISO 8601, the state by its name."""
+    return {
+        "id": str(record.id),
+        "queue": record.queue,
+        "task": record.task,
+        "state": str(record.state),
+        "priority": record.priority,
+        "keys": record.keys,
+        "attempt": record.attempt,
+        "max_attempts": record.max_attempts,
+        "replays": record.replays,
+        "enqueued_at": _iso(record.enqueued_at),
+        "due_at": _iso(record.due_at),
+        "claimed_at": _iso(record.claimed_at),
+        "finished_at": _iso(record.finished_at),
+        "worker": record.worker,
+        "error": record.error,
+        "progress": record.progress,
+        "progress_message": record.progress_message,
+        "cancel_requested": record.cancel_requested,
+    }
+
+
+def describe_attempt(attempt: AttemptRecord) -> dict[str, Any]:
+    """An attempt as JSON has it."""
+    return {
+        "attempt": attempt.attempt,
+        "claimed_at": _iso(attempt.claimed_at),
+        "ended_at": _iso(attempt.ended_at),
+        "worker": attempt.worker,
+        "outcome": attempt.outcome,
+        "error": attempt.error,
+    }
+
+
+def _iso(at: Instant | None) -> str | None:
+    return None if at is None else as_datetime(at).isoformat()
+
+
+def _readable(stored: bytes | None) -> Any:
+    """JSON as what it says, anything else as text."""
+    if stored is None:
+        return None
+    try:
+        return msgspec.json.decode(stored)
+    except msgspec.DecodeError:
+        return stored.decode(errors="replace")

@@ -1,0 +1,125 @@
+"""What operators ask of a store, as values: which jobs, what was done with each, and why something was not."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from uuid import UUID
+
+import msgspec
+
+from fairlane.clock import Instant
+from fairlane.errors import ConfigurationError
+from fairlane.job import JobRecord, State
+
+__all__ = [
+    "AT_ONCE",
+    "LOOK_AT_MOST",
+    "PURGE",
+    "REPLAY",
+    "RETRY",
+    "Action",
+    "Cursor",
+    "Handled",
+    "JobFilter",
+    "JobPage",
+]
+
+AT_ONCE = 1_000
+"""Jobs that one action handles: it is one transaction, and holds the jobs it changes."""
+LOOK_AT_MOST = 10_000
+"""Jobs that one page of a listing looks at, whatever the filter lets through."""
+_NO_SUCH_JOB = "there is no such job: it was never stored, or its retention has passed"
+
+
+class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which jobs. What is not given does not matter; `since` belongs to the span, `until` does not."""
+
+    queue: str | None = None
+    task: str | None = None
+    state: State | None = None
+    keys: dict[str, str | None] = {}
+    """In canonical form; a job may carry more."""
+    enqueued_since: Instant | None = None
+    enqueued_until: Instant | None = None
+    finished_since: Instant | None = None
+    finished_until: Instant | None = None
+
+
+class JobPage(msgspec.Struct, frozen=True):
+    """Some jobs of a listing."""
+
+    jobs: list[JobRecord]
+    after: str | None
+    """Where to go on; `None`: this was the end. A short page, even an empty one, may have a place to go on from: what a
+    single call looks at is bounded."""
+
+
+class Handled(msgspec.Struct, frozen=True):
+    """What an action made of one job."""
+
+    job: UUID
+    was: State | None
+    """The state that it was found in; `None`: there is no such job."""
+    skipped: str | None = None
+    """Why nothing was done; `None`: it was done."""
+
+
+class Action(msgspec.Struct, frozen=True):
+    """Something that can be done with jobs in certain states."""
+
+    done: str
+    """The past participle."""
+    states: tuple[State, ...]
+
+    def applies_to(self, state: State) -> bool:
+        return state in self.states
+
+    def handled(self, jobs: Sequence[UUID], found: Mapping[UUID, State], busy: Collection[UUID] = ()) -> list[Handled]:
+        """The report: `found` has the state of each job that there is; whoever is `busy` was left alone."""
+        return [self._handled(job, found.get(job), job in busy) for job in dict.fromkeys(jobs)]
+
+    def _handled(self, job: UUID, was: State | None, is_busy: bool) -> Handled:
+        if was is None:
+            return Handled(job, None, _NO_SUCH_JOB)
+        if not self.applies_to(was):
+            possible = " and ".join(str(state) for state in self.states)
+            return Handled(job, was, f"it is {was}; only {possible} jobs can be {self.done}")
+        return Handled(job, was, "somebody else is changing it at this moment" if is_busy else None)
+
+    def bounded(self, jobs: Sequence[UUID]) -> list[UUID]:
+        """These jobs, each once; refused if there are too many for one transaction."""
+        if len(jobs) > AT_ONCE:
+            raise ConfigurationError(f"{len(jobs):,} jobs cannot be {self.done} at once; give at most {AT_ONCE:,}")
+        return list(dict.fromkeys(jobs))
+
+
+REPLAY = Action("replayed", (State.DEAD, State.CANCELLED))
+PURGE = Action("purged", (State.DONE, State.DEAD, State.CANCELLED))
+RETRY = Action("made due", (State.SCHEDULED,))
+
+
+class Cursor(msgspec.Struct, frozen=True, array_like=True):
+    """A place in a listing: a job's id, and where it is listed by its end, that and the entry that names it."""
+
+    job: UUID
+    at: Instant | None = None
+    entry: int = 0
+
+    def encode(self) -> str:
+        end = "" if self.at is None else f".{self.at}.{self.entry}"
+        return f"{self.job.hex}{end}"
+
+    @classmethod
+    def decode(cls, text: str | None, *, by_end: bool) -> Cursor | None:
+        """The place that an earlier page named, or `None` for the start."""
+        if text is None:
+            return None
+        job, *end = text.split(".")
+        try:
+            if len(end) != (2 if by_end else 0):
+                raise ValueError
+            return cls(UUID(hex=job), *map(int, end))
+        except ValueError:
+            raise ConfigurationError(
+                f"after={text!r} is no place in this listing; give what its last page said"
+            ) from None

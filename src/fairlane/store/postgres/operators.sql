@@ -1,0 +1,251 @@
+-- The operator's statements: listing jobs, putting dead ones back, removing them. None is on the way of a job.
+--
+-- A listing walks an index and brings names only; `select_fitting` then looks at the jobs themselves.
+
+-- name: walk_jobs
+-- $1 before which id (null: the last), $2 how many
+select j.id
+from fairlane.jobs j
+where j.id < coalesce($1::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+order by j.id desc
+limit $2::integer
+
+-- name: walk_jobs_of_queue
+-- Bounded from both sides, not by equality: jobs of all queues, in the order of their ids, would then be as good a walk.
+-- $1 before which id, $2 how many, $3 queue
+select j.id
+from fairlane.jobs j
+where j.queue_id >= $3::integer
+  and (j.queue_id, j.id) < ($3, coalesce($1::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff'))
+order by j.queue_id desc, j.id desc
+limit $2::integer
+
+-- name: walk_running_jobs
+-- From the leases: what runs is few beside what waits. (An older lease may still name a job that was given back.)
+-- $1 before which id, $2 how many
+select distinct held.id
+from fairlane.leases l
+cross join unnest(l.jobs) as held (id)
+where l.expires_at > 0 and held.id < coalesce($1::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+order by held.id desc
+limit $2::integer
+
+-- name: walk_finished
+-- The entries of jobs that ended, the newest first.
+-- $1 whether dead (0 or 1), $2 up to which time, $3 and which entry of that time, $4 since when, $5 how many
+select f.at, f.id, f.jobs
+from fairlane.finished f
+where f.is_dead::integer = $1::integer and (f.at, f.id) <= ($2::bigint, $3::bigint) and f.at >= $4::bigint
+order by f.at desc, f.id desc
+limit $5::integer
+
+-- name: select_fitting
+-- Of these jobs, in their order, those that fit.
+-- $1 jobs, $2 queue, $3 task, $4 state, $5 keys, $6 and $7 enqueued since and until, $8 and $9 finished, $10 how many
+select j.id, q.name, j.task, j.state, j.priority, j.keys, j.payload, j.attempt, j.max_attempts, j.enqueued_at, j.due_at,
+    j.claimed_at, j.finished_at, j.worker, j.error, j.result, j.progress, j.progress_message, j.cancel_requested, j.replays
+from unnest($1::uuid[]) with ordinality as g (id, nth)
+cross join lateral (select j.* from fairlane.jobs j where j.id = g.id limit 1) j
+cross join lateral (select q.name from fairlane.queues q where q.id = j.queue_id limit 1) q
+where ($2::integer is null or j.queue_id = $2)
+  and ($3::text is null or j.task = $3)
+  and ($4::smallint is null or j.state = $4)
+  and j.keys @> $5::jsonb
+  and ($6::bigint is null or j.enqueued_at >= $6)
+  and ($7::bigint is null or j.enqueued_at < $7)
+  and ($8::bigint is null or j.finished_at >= $8)
+  and ($9::bigint is null or j.finished_at < $9)
+order by g.nth
+limit $10::integer
+
+-- name: lock_entries
+-- The entries of `finished` that name these jobs, locked before the jobs themselves: so does `prune`, which skips what is
+-- locked. Whoever has an entry may change its jobs, and nobody waits for the other crosswise.
+-- $1 jobs
+select f.is_dead, f.id
+from unnest($1::uuid[]) as g (id)
+cross join lateral (
+    select j.state, j.finished_at
+    from fairlane.jobs j
+    where j.id = g.id and j.finished_at is not null
+    limit 1
+) j
+join fairlane.finished f on f.is_dead::integer = any (array[(j.state = 4)::integer]) and f.at = any (array[j.finished_at])
+where g.id = any (f.jobs)
+order by f.id
+for update of f
+
+-- name: replay
+-- Put ended jobs back at the end of their lanes, with bells, and wake one waiter for each. The last attempt moves from
+-- the job's row into its history.
+-- $1 now or null, $2 jobs, $3 delay, $4 and $5 entries that name them
+with
+clock as materialized (
+    select fairlane.instant($1::bigint) as now
+),
+given as materialized (
+    select j.id, j.state, j.lease, j.attempt, j.claimed_at, j.finished_at, j.worker, j.outcome, j.error
+    from fairlane.jobs j
+    where j.id = any ($2::uuid[])
+    order by j.id
+    for update
+),
+placed as materialized (
+    select g.*, nextval('fairlane.positions') as place, clock.now,
+        case when $3::bigint > 0 then clock.now + $3 end as due
+    from given g
+    cross join clock
+    where g.state in (4, 5)
+),
+remembered as (
+    insert into fairlane.attempts (job, lease, attempt, claimed_at, ended_at, worker, outcome, error)
+    select id, lease, attempt, claimed_at, finished_at, worker, outcome, error
+    from placed
+    where claimed_at is not null
+),
+back as (
+    update fairlane.jobs j
+    set state = case when p.due is null then 1 else 0 end, position = p.place, ready_at = p.now, due_at = p.due,
+        attempt = 0, replays = j.replays + 1, cancel_requested = false, claimed_at = null, finished_at = null,
+        lease = null, charge = null, worker = null, outcome = null, error = null, result = null, progress = null,
+        progress_message = null
+    from placed p
+    where j.id = any (array[p.id])
+    returning j.queue_id, j.lane, j.priority, j.position, j.ready_at, j.state, coalesce(j.lane_keys, j.keys) as keys
+),
+rung as (
+    insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since)
+    select queue_id, lane, priority, (array_agg(keys))[1], count(*), min(position), min(ready_at)
+    from back
+    where state = 1
+    group by queue_id, lane, priority
+    order by min(position)
+),
+entries as materialized (
+    select f.is_dead, f.id,
+        array(select u.id from unnest(f.jobs) as u (id) where u.id <> all (array(select id from placed))) as rest
+    from unnest($4::boolean[], $5::bigint[]) as named (is_dead, id)
+    cross join lateral (
+        select f.*
+        from fairlane.finished f
+        where f.is_dead = named.is_dead and f.id = named.id
+        limit 1
+    ) f
+),
+emptied as (
+    delete from fairlane.finished f
+    using entries e
+    where f.is_dead = any (array[e.is_dead]) and f.id = any (array[e.id]) and cardinality(e.rest) = 0
+),
+shortened as (
+    update fairlane.finished f
+    set jobs = e.rest
+    from entries e
+    where f.is_dead = any (array[e.is_dead]) and f.id = any (array[e.id]) and cardinality(e.rest) > 0
+),
+-- One waiter for each job that can start, and one to hold the timer of those that are due later.
+woken as (
+    select sum(fairlane.nudge(wanted.queue_id, wanted.most)) as told
+    from (
+        select queue_id, count(*) filter (where state = 1) + least(1, count(*) filter (where state = 0)) as most
+        from back
+        group by queue_id
+    ) wanted
+    where (select true from fairlane.waiters w where w.queue_id = wanted.queue_id limit 1)
+)
+select given.id, given.state, woken.told
+from given
+cross join woken
+
+-- name: purge
+-- Remove ended jobs for good, with their history.
+-- $1 jobs, $2 and $3 entries that name them
+with
+given as materialized (
+    select j.id, j.state
+    from fairlane.jobs j
+    where j.id = any ($1::uuid[])
+    order by j.id
+    for update
+),
+removed as (
+    delete from fairlane.jobs j
+    using given g
+    where j.id = any (array[g.id]) and g.state > 2
+    returning j.id
+),
+history as (
+    delete from fairlane.attempts a
+    using removed
+    where a.job = any (array[removed.id])
+),
+entries as materialized (
+    select f.is_dead, f.id,
+        array(select u.id from unnest(f.jobs) as u (id) where u.id <> all (array(select id from removed))) as rest
+    from unnest($2::boolean[], $3::bigint[]) as named (is_dead, id)
+    cross join lateral (
+        select f.*
+        from fairlane.finished f
+        where f.is_dead = named.is_dead and f.id = named.id
+        limit 1
+    ) f
+),
+emptied as (
+    delete from fairlane.finished f
+    using entries e
+    where f.is_dead = any (array[e.is_dead]) and f.id = any (array[e.id]) and cardinality(e.rest) = 0
+),
+shortened as (
+    update fairlane.finished f
+    set jobs = e.rest
+    from entries e
+    where f.is_dead = any (array[e.is_dead]) and f.id = any (array[e.id]) and cardinality(e.rest) > 0
+)
+select id, state
+from given
+
+-- name: retry_now
+-- Scheduled jobs are due now; the next claim lets them join their lanes. Skipping what is locked: a claim that promotes
+-- locks in the order of their times, and the two must not meet crosswise.
+-- $1 now or null, $2 jobs
+with
+clock as materialized (
+    select fairlane.instant($1::bigint) as now
+),
+given as materialized (
+    select j.id, j.state
+    from fairlane.jobs j
+    where j.id = any ($2::uuid[])
+    order by j.id
+    for update skip locked
+),
+hurried as (
+    update fairlane.jobs j
+    set due_at = least(j.due_at, clock.now)
+    from given g
+    cross join clock
+    where j.id = any (array[g.id]) and g.state = 0
+    returning j.queue_id
+),
+woken as (
+    select sum(fairlane.nudge(wanted.queue_id, wanted.most)) as told
+    from (select queue_id, count(*) as most from hurried group by queue_id) wanted
+    where (select true from fairlane.waiters w where w.queue_id = wanted.queue_id limit 1)
+)
+select j.id, coalesce(g.state, j.state) as state, g.id is null as is_busy, woken.told
+from fairlane.jobs j
+left join lateral (select * from given g where g.id = j.id limit 1) g on true
+cross join woken
+where j.id = any ($2)
+
+-- name: count_beyond
+-- How many finished jobs there are beyond those to keep, as far as one pass of pruning cares.
+-- $1 whether dead, $2 how many to keep, $3 how many to remove at most
+select least($3::integer, greatest(0, coalesce(sum(cardinality(newest.jobs)), 0) - $2::integer))::integer
+from (
+    select f.jobs
+    from fairlane.finished f
+    where f.is_dead = $1::boolean
+    order by f.id desc
+    limit $2::integer + $3::integer
+) newest

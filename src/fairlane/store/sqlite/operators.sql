@@ -1,0 +1,117 @@
+-- The operator's statements: listing jobs, putting dead ones back, removing them. Those that PostgreSQL has too bear the
+-- same name there.
+--
+-- A listing walks an index and brings places only; `select_fitting` then looks at the jobs themselves.
+
+-- name: walk_jobs
+-- ?1 before which id, ?2 how many
+select position, id
+from jobs
+where id < ?1
+order by id desc
+limit ?2
+
+-- name: walk_jobs_of_queue
+-- ?1 before which id, ?2 how many, ?3 queue
+select position, id
+from jobs
+where queue = ?3 and id < ?1
+order by id desc
+limit ?2
+
+-- name: walk_running_jobs
+-- From the leases: what runs is few beside what waits. (An older lease may still name a job that was given back.)
+-- ?1 before which id, ?2 how many
+select distinct jobs.position, jobs.id
+from leases
+cross join json_each(leases.jobs) as held
+cross join jobs on jobs.position = held.value
+where jobs.id < ?1
+order by jobs.id desc
+limit ?2
+
+-- name: walk_finished
+-- Jobs that ended in this state, the newest first.
+-- ?1 state, ?2 up to which time, ?3 before which position of that time, ?4 since when, ?5 how many
+select position, id, finished_at
+from jobs indexed by jobs_by_end
+where state = ?1 and finished_at is not null and (finished_at, position) < (?2, ?3) and finished_at >= ?4
+order by finished_at desc, position desc
+limit ?5
+
+-- name: select_fitting
+-- Of these jobs, in their order, those that fit.
+-- ?1 positions, ?2 queue, ?3 task, ?4 state, ?5 keys, ?6 and ?7 enqueued since and until, ?8 and ?9 finished, ?10 how many
+select jobs.id, queues.name, task, state, priority, keys, payload, attempt, max_attempts, enqueued_at, due_at, claimed_at,
+    finished_at, worker, error, result, progress, progress_message, cancel_requested, replays
+from json_each(?1) as given
+cross join jobs on jobs.position = given.value
+cross join queues on queues.id = jobs.queue
+where (?2 is null or jobs.queue = ?2)
+  and (?3 is null or task = ?3)
+  and (?4 is null or state = ?4)
+  and not exists (
+    select 1
+    from json_each(?5) as wanted
+    where json_type(keys, '$."' || wanted.key || '"') is null or (keys ->> ('$."' || wanted.key || '"')) is not wanted.value
+  )
+  and (?6 is null or enqueued_at >= ?6)
+  and (?7 is null or enqueued_at < ?7)
+  and (?8 is null or finished_at >= ?8)
+  and (?9 is null or finished_at < ?9)
+order by given.id
+limit ?10
+
+-- name: select_ended
+-- What an operator's action must know of a job.
+select position, state, queue, lane, priority, lane_keys, attempt, claimed_at, finished_at, worker, outcome, error
+from jobs
+where id = ?
+
+-- name: replay_job
+-- The job joins its lane at the end, as if it had just been enqueued.
+-- ?1 position, ?2 state, ?3 now, ?4 due, ?5 its old position
+update jobs
+set position = ?1, state = ?2, ready_at = ?3, due_at = ?4, attempt = 0, replays = replays + 1, cancel_requested = 0,
+    claimed_at = null, finished_at = null, lease = null, charge = 0, worker = null, outcome = null, error = null,
+    result = null, progress = null, progress_message = null
+where position = ?5
+
+-- name: hurry_job
+update jobs
+set due_at = min(due_at, ?)
+where position = ?
+
+-- name: count_beyond
+-- How many finished jobs there are beyond those to keep, as far as one pass of pruning cares.
+-- ?1 and ?2 the states that are counted together (the same one twice: it alone), ?3 how many to keep, ?4 to remove at most
+select max(0, min(?4, count(*) - ?3))
+from (
+    select * from (
+        select 1 from jobs indexed by jobs_by_end where state = ?1 and finished_at is not null limit ?3 + ?4
+    )
+    union all
+    select * from (
+        select 1 from jobs indexed by jobs_by_end
+        where state = ?2 and ?1 <> ?2 and finished_at is not null limit ?3 + ?4
+    )
+)
+
+-- name: select_oldest_finished
+-- ?1 and ?2 states as above, ?3 how many
+select position, id
+from (
+    select * from (
+        select position, id, finished_at from jobs indexed by jobs_by_end
+        where state = ?1 and finished_at is not null
+        order by finished_at, position limit ?3
+    )
+    union all
+    select * from (
+        select position, id, finished_at from jobs indexed by jobs_by_end
+        where state = ?2 and ?1 <> ?2 and finished_at is not null
+        order by finished_at, position limit ?3
+    )
+)
+order by finished_at, position
+limit ?3

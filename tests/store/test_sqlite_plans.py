@@ -1,0 +1,58 @@
+"""The operator's statements on SQLite keep to their indexes: none walks over the backlog."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from fairlane.store.sqlite import SqliteStore
+from fairlane.store.sqlite.database import STATEMENTS
+
+INDEXES = {
+    "walk_jobs": {"sqlite_autoindex_jobs_1"},
+    "walk_jobs_of_queue": {"jobs_by_queue"},
+    "walk_running_jobs": {"leases_by_end"},
+    "walk_finished": {"jobs_by_end"},
+    "select_fitting": set(),
+    "select_ended": {"sqlite_autoindex_jobs_1"},
+    "replay_job": set(),
+    "hurry_job": set(),
+    "count_beyond": {"jobs_by_end"},
+    "select_oldest_finished": {"jobs_by_end"},
+}
+
+
+@pytest.mark.parametrize("statement", sorted(INDEXES))
+async def test_an_operators_statement_keeps_to_its_indexes(statement: str, tmp_path: Path) -> None:
+    store = SqliteStore(str(tmp_path / "jobs.db"))
+    await store.open()
+    await store.close()
+    connection = sqlite3.connect(tmp_path / "jobs.db")
+    try:
+        text = STATEMENTS[statement]
+        numbers = [int(number) for number in re.findall(r"\?(\d+)", text)]
+        parameters = [None] * (max(numbers) if numbers else text.count("?"))
+        plan = [row[3] for row in connection.execute(f"explain query plan {text}", parameters)]
+    finally:
+        connection.close()
+    assert [step for step in plan if re.match(r"SCAN jobs\b", step)] == []
+    # A row's own number is looked up without an index.
+    assert {name for step in plan for name in re.findall(r"USING (?:COVERING )?INDEX (\w+)", step)} == INDEXES[
+        statement
+    ]
+
+
+async def test_every_walk_is_in_the_order_of_its_index(tmp_path: Path) -> None:
+    store = SqliteStore(str(tmp_path / "jobs.db"))
+    await store.open()
+    await store.close()
+    connection = sqlite3.connect(tmp_path / "jobs.db")
+    try:
+        for statement, count in (("walk_jobs", 2), ("walk_jobs_of_queue", 3), ("walk_finished", 5)):
+            plan = connection.execute(f"explain query plan {STATEMENTS[statement]}", [None] * count).fetchall()
+            assert [row[3] for row in plan if "TEMP B-TREE" in row[3]] == [], statement
+    finally:
+        connection.close()
