@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import logging
 import os
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -14,7 +15,7 @@ from types import FrameType, TracebackType
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 from uuid import UUID
 
-from fairlane.blocking import BackgroundLoop
+from fairlane.blocking import BackgroundLoop, wait_for
 from fairlane.clock import SECOND, Clock, Instant, SystemClock, microseconds
 from fairlane.codec import Codec
 from fairlane.composition import hand_of, store_factory, without_password
@@ -23,6 +24,7 @@ from fairlane.errors import (
     ConfigurationError,
     InvalidJob,
     PayloadDiffers,
+    StoreUnavailable,
     UniqueConflict,
     UnknownQueue,
 )
@@ -126,6 +128,9 @@ class App:
         self._connection: _Connection | None = None
         self._opening = asyncio.Lock()
         self._background: BackgroundLoop | None = None
+        self._retired: BackgroundLoop | None = None
+        self._blocking = threading.Lock()
+        self._inherited: list[object] = []
 
     def __repr__(self) -> str:
         return f"<App {without_password(self.url)}>"
@@ -229,6 +234,7 @@ class App:
 
     async def _connected(self) -> _Connection:
         loop = asyncio.get_running_loop()
+        self._refuse_if_retired(loop)
         connection = self._connection
         if connection is None:
             async with self._opening:
@@ -249,10 +255,16 @@ class App:
         connection = _Connection(store, loop, hand_of(store, self.clock))
         try:
             await self._declare(connection)
+            self._refuse_if_retired(loop)
         except BaseException:
             await store.close()
             raise
         return connection
+
+    def _refuse_if_retired(self, loop: asyncio.AbstractEventLoop) -> None:
+        # A blocking call that was about to begin must not open the app again in a loop that is being stopped.
+        if self._retired is not None and loop is self._retired.loop:
+            raise StoreUnavailable("the app was closed while this call waited; call again, and it opens itself")
 
     async def _declare(self, connection: _Connection) -> None:
         for policy in self._declarations():
@@ -275,8 +287,11 @@ class App:
 
     async def close(self) -> None:
         """Close the database. The app opens itself again when it is used again."""
-        connection, self._connection = self._connection, None
-        background, self._background = self._background, None
+        with self._blocking:
+            self._leave_to_parent()
+            connection, self._connection = self._connection, None
+            background, self._background = self._background, None
+            self._retired = background
         self._opening = asyncio.Lock()
         if background is not None:
             if connection is not None:
@@ -382,6 +397,10 @@ class App:
             handles.append(Job(stands, self, outcome))
         return handles
 
+    def enqueue_many_sync(self, calls: Iterable[Call[R]], tx: Any = None) -> Enqueued[R]:
+        """`enqueue_many` for code that is not async."""
+        return self.run_blocking(self.enqueue_many(calls, tx))
+
     async def _policy_of(self, name: str, task: Task[..., Any], connection: _Connection) -> Policy:
         """The policy of a queue that was declared after the app was opened, or by another program."""
         if name == DEFAULT_QUEUE or name in self.queues:
@@ -421,10 +440,22 @@ class App:
         else:
             work.close()
             raise ConfigurationError("a blocking call inside an event loop would stop it; await the async form instead")
-        if self._connection is not None and self._connection.loop.is_running():
-            return asyncio.run_coroutine_threadsafe(work, self._connection.loop).result()
-        self._background = self._background or BackgroundLoop()
-        return self._background.submit(work).result()
+        with self._blocking:
+            self._leave_to_parent()
+            if self._connection is not None and self._connection.loop.is_running():
+                running = asyncio.run_coroutine_threadsafe(work, self._connection.loop)
+            else:
+                self._background = self._background or BackgroundLoop()
+                running = self._background.submit(work)
+        return wait_for(running)
+
+    def _leave_to_parent(self) -> None:
+        """After a fork: the thread and its connection stay with the parent. They are kept and not closed, for whatever
+        we did to them would come from the parent, as far as the database can see."""
+        if self._background is not None and not self._background.is_ours:
+            self._inherited.append((self._background, self._connection))
+            self._background = self._connection = None
+            self._opening = asyncio.Lock()
 
     # Working.
 

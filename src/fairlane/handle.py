@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from datetime import timedelta
 from typing import Any, Generic, Protocol, TypeVar, cast
 from uuid import UUID
@@ -17,6 +18,7 @@ from fairlane.store.protocol import Store
 __all__ = ["Enqueued", "Foreseen", "Job", "JobSource"]
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 class JobSource(Protocol):
@@ -25,6 +27,8 @@ class JobSource(Protocol):
     async def opened(self) -> Store: ...
 
     def codec_of(self, task: str) -> Codec | None: ...
+
+    def run_blocking(self, work: Coroutine[Any, Any, T]) -> T: ...
 
 
 class Job(Generic[R]):
@@ -80,6 +84,18 @@ class Job(Generic[R]):
             what = f"job {self.id} ({record.task})"
             raise ResultTimeout(f"{what} is still {record.state} after {_shown(timeout)}; it goes on all the same")
         return self._read(record)
+
+    def status_sync(self) -> State:
+        """`status` for code that is not async."""
+        return self._source.run_blocking(self.status())
+
+    def cancel_sync(self) -> State:
+        """`cancel` for code that is not async."""
+        return self._source.run_blocking(self.cancel())
+
+    def result_sync(self, timeout: timedelta | str | float | None = None) -> R:
+        """`result` for code that is not async: it blocks its thread, and no other, until the job has ended."""
+        return self._source.run_blocking(self.result(timeout))
 
     def _read(self, record: JobRecord) -> R:
         what = f"job {self.id} ({record.task})"

@@ -212,6 +212,10 @@ class BoundTask(Generic[P, R]):
         """`enqueue` for code that is not async: it blocks until the job is stored."""
         return self._task.producer.run_blocking(self.enqueue(*args, **kwargs))
 
+    def enqueue_many_sync(self, calls: Iterable[Call[R]]) -> Enqueued[R]:
+        """`enqueue_many` for code that is not async."""
+        return self._task.producer.run_blocking(self.enqueue_many(calls))
+
     def using(
         self,
         *,

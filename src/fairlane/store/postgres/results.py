@@ -46,6 +46,7 @@ class ResultListener:
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
         self._awaited = Awaited()
+        self._is_closed = False
         self._new: set[UUID] = set()
         self._registered: set[UUID] = set()
         self._withdrawn: set[UUID] = set()
@@ -60,11 +61,17 @@ class ResultListener:
         self, job: UUID, look: Callable[[], Awaitable[JobRecord]], alarm: Callable[[], Coroutine[Any, Any, None]]
     ) -> JobRecord:
         """The job once it has ended, or as it stands when `alarm` ends."""
+        if self._is_closed:
+            raise StoreUnavailable("the store is closed; open it first")
         with self._waiting_for(job) as told:
             return await see_end(look, told, alarm)
 
+    def open(self) -> None:
+        self._is_closed = False
+
     async def close(self) -> None:
-        """Stop listening."""
+        """Stop listening, for good or until `open`."""
+        self._is_closed = True
         if self._serving is not None:
             self._serving.cancel()
             await asyncio.gather(self._serving, return_exceptions=True)

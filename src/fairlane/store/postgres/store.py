@@ -72,6 +72,7 @@ class PostgresStore:
 
     async def open(self) -> None:
         await self._connections.open()
+        self._results.open()
         try:
             async with self._connections.session() as connection:
                 await schema.require_current(connection)

@@ -28,6 +28,7 @@ class ResultListener:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._awaited = Awaited()
+        self._is_closed = False
         self._id = uuid4()
         self._nudged = asyncio.Event()
         self._mailbox: Mailbox | None = None
@@ -37,6 +38,8 @@ class ResultListener:
         self, job: UUID, look: Callable[[], Awaitable[JobRecord]], alarm: Callable[[], Coroutine[Any, Any, None]]
     ) -> JobRecord:
         """The job once it has ended, or as it stands when `alarm` ends."""
+        if self._is_closed:
+            raise StoreUnavailable("the store is closed; open it first")
         if self._mailbox is None:
             self._mailbox = Mailbox(self._id, self._nudged.set)
             self._looking = asyncio.create_task(self._look_when_nudged(), name="fairlane results")
@@ -48,6 +51,7 @@ class ResultListener:
 
     async def close(self) -> None:
         """Stop listening."""
+        self._is_closed = True
         if self._mailbox is None or self._looking is None:
             return
         self._looking.cancel()
