@@ -115,6 +115,11 @@ class ModelQueue:
             job.due = now + (settlement.delay or 0)
             job.was_put_off = True
 
+    def replayed(self, job: ModelJob, delay: int | None, now: Instant) -> None:
+        """As if it had just been enqueued, but behind everything that has been in its lane."""
+        job.state = State.SCHEDULED if delay else State.READY
+        job.due, job.attempt, job.was_put_off = now + (delay or 0), 0, True
+
     def adopt(self, record: JobRecord) -> None:
         """Take over what the store decided where it is free to decide: a cancelled job may be ended at once."""
         assert record.state in (self.jobs[record.id].state, State.CANCELLED)

@@ -141,6 +141,24 @@ class Walk:
             assert state is (State.RUNNING if job.state is State.RUNNING else State.CANCELLED)
             job.state = state
 
+    async def replay(self) -> None:
+        ended = self.model.in_state(State.DEAD) + self.model.in_state(State.CANCELLED)
+        chosen = self.chance.sample(ended, min(len(ended), self.chance.choice([1, 3])))
+        delay = self.chance.choice([None, None, self.chance.randrange(1, 6 * SECOND)])
+        handled = await self.store.replay([job.new.id for job in chosen], delay)
+        assert {each.job: each.was for each in handled if each.skipped is None} == {
+            job.new.id: job.state for job in chosen
+        }
+        for job in chosen:
+            self.model.replayed(job, delay, self.clock.now())
+
+    async def hurry(self) -> None:
+        # What is due already may have been promoted by whoever held the queue's lock.
+        for job in [each for each in self.model.in_state(State.SCHEDULED) if each.due > self.clock.now()][:2]:
+            (handled,) = await self.store.retry_now([job.new.id])
+            assert handled.skipped is None
+            job.due = self.clock.now()
+
     async def apply(self) -> None:
         policy = self.chance.choice(self.policies)
         await self.store.apply(policy)
@@ -176,7 +194,7 @@ async def test_whatever_happens_no_limit_is_exceeded_and_nothing_that_could_star
     walk = Walk(store, clock, POLICIES[kind], seed)
     await store.declare(walk.model.policy)
     steps = [walk.enqueue] * 6 + [walk.claim] * 8 + [walk.settle] * 6 + [walk.pass_time] * 4 + [walk.reap] * 2
-    steps += [walk.renew, walk.cancel, walk.collect]
+    steps += [walk.renew, walk.cancel, walk.collect, walk.replay, walk.hurry]
     for turn in range(STEPS):
         step = walk.apply if turn % 50 == 49 else walk.chance.choice(steps)
         await step()
