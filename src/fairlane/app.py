@@ -10,8 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 from uuid import UUID
 
@@ -19,7 +18,16 @@ from fairlane.blocking import BackgroundLoop, wait_for
 from fairlane.clock import SECOND, Clock, Instant, SystemClock, microseconds
 from fairlane.codec import Codec
 from fairlane.composition import hand_of, store_factory, without_password
-from fairlane.declaring import check_keys, checked_count, checked_size, checked_time, is_async, key_source, name_of
+from fairlane.declaring import (
+    check_keys,
+    checked_count,
+    checked_size,
+    checked_time,
+    folder_of,
+    is_async,
+    key_source,
+    name_of,
+)
 from fairlane.errors import (
     ConfigurationError,
     InvalidJob,
@@ -112,7 +120,7 @@ class App:
         retention_count: int | None = None,
         max_payload: int = 256 * 1024,
     ) -> None:
-        beside = _folder_of(inspect.currentframe())
+        beside = folder_of(inspect.currentframe())
         self.url = url or os.environ.get("FAIRLANE_URL") or f"sqlite:///{beside / 'fairlane.db'}"
         self.clock: Clock = clock or SystemClock()
         self.max_payload = checked_size(max_payload)
@@ -493,9 +501,3 @@ class App:
 
 def _told(progress: Progress | None, total: int) -> Callable[[int], None] | None:
     return None if progress is None else lambda stored: progress(stored, total)
-
-
-def _folder_of(frame: FrameType | None) -> Path:
-    caller = frame.f_back if frame else None
-    file = caller.f_globals.get("__file__") if caller else None
-    return Path(file).resolve().parent if file else Path.cwd()

@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from fairlane.clock import microseconds
@@ -14,7 +15,16 @@ from fairlane.policy.keys import BUILT_IN
 from fairlane.policy.policy import Policy
 from fairlane.task import Duration, KeySource, Task
 
-__all__ = ["check_keys", "checked_count", "checked_size", "checked_time", "is_async", "key_source", "name_of"]
+__all__ = [
+    "check_keys",
+    "checked_count",
+    "checked_size",
+    "checked_time",
+    "folder_of",
+    "is_async",
+    "key_source",
+    "name_of",
+]
 
 MOST_KEPT = 1_000_000
 """Finished jobs that can be kept by count: every sweep counts them."""
@@ -89,3 +99,10 @@ def checked_count(count: object) -> int | None:
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MOST_KEPT:
         raise ConfigurationError(f"retention_count={count!r} is not a number of jobs from 0 to {MOST_KEPT:,}")
     return count
+
+
+def folder_of(frame: FrameType | None) -> Path:
+    """Where the file lies whose code called this frame."""
+    caller = frame.f_back if frame else None
+    file = caller.f_globals.get("__file__") if caller else None
+    return Path(file).resolve().parent if file else Path.cwd()
