@@ -346,7 +346,8 @@ class App:
             if call.options.tx is not None and call.options.tx is not tx:
                 raise InvalidJob(f"{call!r} names a transaction of its own; give tx= to enqueue_many, for all of them")
         connection, jobs = await self._stamped(listed)
-        conflicts = await connection.store.enqueue(jobs, tx, _told(progress, len(jobs)))
+        told = None if progress is None else lambda stored: progress(stored, len(jobs))
+        conflicts = await connection.store.enqueue(jobs, tx, told)
         return self._handles(jobs, conflicts)
 
     async def enqueue_stream(
@@ -497,7 +498,3 @@ class App:
         Claims whose lease ran out are ended, finished jobs past their time and idle scheduling state removed.
         """
         return await keep_up(await self.opened(), self.retention, self.queue_names)
-
-
-def _told(progress: Progress | None, total: int) -> Callable[[int], None] | None:
-    return None if progress is None else lambda stored: progress(stored, total)
