@@ -253,3 +253,22 @@ async def test_whoever_waits_when_the_store_is_closed_is_told_so(database: Datab
     await store.close()
     with pytest.raises(StoreUnavailable):
         await soon(waiting)
+
+
+async def test_on_sqlite_a_dead_waiter_goes_with_the_next_reaping_and_a_living_one_stays(
+    shared_database: Database,
+) -> None:
+    store = await shared_database.open()
+    if not isinstance(store, SqliteStore):
+        pytest.skip("PostgreSQL knows the dead by their sessions: tests/store/test_postgres_results.py")
+    await store.declare(PLAIN)
+    (job,) = await given_jobs(store, PLAIN)
+    waiting = asyncio.create_task(store.wait_until_ended(job, None))
+    await soon(is_heard(store, [job]))
+    dead = uuid4()
+    await store._database.write(lambda tx: tx.run("register_result_waiter", job.bytes, dead.bytes), durable=False)
+    await store.reap()
+    left = await store._database.read(lambda tx: tx.all("select_result_waiters"))
+    assert left == [(store._results._id.bytes,)]
+    await finish(store, await claim(store, "webhooks"))
+    assert (await soon(waiting)).state is State.DONE
