@@ -2,6 +2,7 @@
 
 from fairlane.app import App
 from fairlane.clock import Clock, ManualClock, SystemClock
+from fairlane.effects import Effects
 from fairlane.errors import (
     AlreadySettled,
     Cancel,
@@ -56,6 +57,7 @@ __all__ = [
     "ConfigurationError",
     "Dead",
     "DuplicateJob",
+    "Effects",
     "Enqueued",
     "Fair",
     "FairlaneError",

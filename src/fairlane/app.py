@@ -8,14 +8,14 @@ import logging
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from types import TracebackType
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 from uuid import UUID
 
 from fairlane.blocking import BackgroundLoop, wait_for
-from fairlane.clock import SECOND, Clock, Instant, SystemClock, microseconds
+from fairlane.clock import Clock, SystemClock, microseconds
 from fairlane.codec import Codec
 from fairlane.composition import hand_of, store_factory, without_password
 from fairlane.declaring import (
@@ -28,6 +28,7 @@ from fairlane.declaring import (
     key_source,
     name_of,
 )
+from fairlane.effects import Stamp
 from fairlane.errors import (
     ConfigurationError,
     InvalidJob,
@@ -37,14 +38,14 @@ from fairlane.errors import (
     UnknownQueue,
 )
 from fairlane.handle import Enqueued, Foreseen, Job
-from fairlane.job import NewJob, Outcome, new_job_ids
+from fairlane.job import NewJob, Outcome
 from fairlane.policy.fair import Fair
 from fairlane.policy.limits import Limit
 from fairlane.policy.policy import Policy
 from fairlane.policy.retry import Backoff
 from fairlane.policy.unique import Conflict, Unique
+from fairlane.producing import Producing
 from fairlane.queue import Hand, Queue
-from fairlane.stamping import stamp
 from fairlane.store.protocol import Retention, Store
 from fairlane.task import (
     AsyncTask,
@@ -72,11 +73,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 DEFAULT_QUEUE = "default"
-STAMP_AT_ONCE = 1_000
-"""Jobs of a bulk that are stamped before other coroutines get a turn."""
 STREAMED_AT_ONCE = 5_000
-POLICIES_LAST = 30 * SECOND
-"""A producer looks again for the policies in force after this time: an operator may have applied others."""
 _BACKOFF = Backoff()
 
 
@@ -98,8 +95,7 @@ class _Connection:
     store: Store
     loop: asyncio.AbstractEventLoop
     hand: Hand
-    policies: dict[str, Policy] = field(default_factory=dict)
-    looked_at: Instant = 0
+    producing: Producing
 
     async def close(self) -> None:
         await self.hand.ear.close()
@@ -260,9 +256,10 @@ class App:
         self.check()
         store = self._make_store()
         await store.open()
-        connection = _Connection(store, loop, hand_of(store, self.clock))
+        producing = Producing(store, self.clock, self._declared, self.max_payload)
+        connection = _Connection(store, loop, hand_of(store, self.clock), producing)
         try:
-            await self._declare(connection)
+            await producing.declare(self._declarations())
             self._refuse_if_retired(loop)
         except BaseException:
             await store.close()
@@ -274,18 +271,10 @@ class App:
         if self._retired is not None and loop is self._retired.loop:
             raise StoreUnavailable("the app was closed while this call waited; call again, and it opens itself")
 
-    async def _declare(self, connection: _Connection) -> None:
-        for policy in self._declarations():
-            declared = await connection.store.declare(policy)
-            connection.policies[policy.queue] = declared.policy
-            if declared.is_drift:
-                log.warning(
-                    "queue %r: the policy in force (version %d) differs from the one declared here; "
-                    "`fairlane policy apply` puts the declared one in force",
-                    policy.queue,
-                    declared.version,
-                )
-        connection.looked_at = self.clock.monotonic()
+    def _declared(self, name: str) -> Policy | None:
+        if name in self.queues:
+            return self.queues[name].policy
+        return Policy(DEFAULT_QUEUE) if name == DEFAULT_QUEUE else None
 
     def _declarations(self) -> list[Policy]:
         declared = [queue.policy for queue in self.queues.values()]
@@ -345,7 +334,8 @@ class App:
                 raise InvalidJob(f"enqueue_many takes calls, not a {type(call).__name__}; write task.call(…) for each")
             if call.options.tx is not None and call.options.tx is not tx:
                 raise InvalidJob(f"{call!r} names a transaction of its own; give tx= to enqueue_many, for all of them")
-        connection, jobs = await self._stamped(listed)
+        connection = await self._connected()
+        jobs = await connection.producing.stamped(listed)
         told = None if progress is None else lambda stored: progress(stored, len(jobs))
         conflicts = await connection.store.enqueue(jobs, tx, told)
         return self._handles(jobs, conflicts)
@@ -365,7 +355,8 @@ class App:
 
     async def enqueue_one(self, call: Call[R]) -> Job[R]:
         """Store one call; `UniqueConflict` if it is refused."""
-        connection, jobs = await self._stamped([call])
+        connection = await self._connected()
+        jobs = await connection.producing.stamped([call])
         conflicts = await connection.store.enqueue(jobs, call.options.tx)
         for conflict in conflicts.values():
             if conflict.outcome is Outcome.REFUSED:
@@ -375,25 +366,12 @@ class App:
 
     async def foresee(self, call: Call[R]) -> Foreseen:
         """What enqueueing this call would do now."""
-        connection, (job,) = await self._stamped([call])
+        connection = await self._connected()
+        (job,) = await connection.producing.stamped([call])
         conflict = (await connection.store.foresee([job])).get(job.id)
         if conflict is None:
             return Foreseen(Outcome.ENQUEUED)
         return Foreseen(conflict.outcome, conflict.holder, conflict.differs)
-
-    async def _stamped(self, calls: Sequence[Call[R]]) -> tuple[_Connection, list[NewJob]]:
-        connection = await self._connected()
-        if self.clock.monotonic() - connection.looked_at >= POLICIES_LAST:
-            await self._look_again(connection)
-        ids = new_job_ids(self.clock.now(), len(calls))
-        jobs: list[NewJob] = []
-        for number, (call, job) in enumerate(zip(calls, ids, strict=True), start=1):
-            name = call.options.queue or call.task.queue
-            policy = connection.policies.get(name) or await self._policy_of(name, call.task, connection)
-            jobs.append(stamp(call, call.options.id or job, policy, self.max_payload))
-            if number % STAMP_AT_ONCE == 0:
-                await asyncio.sleep(0)
-        return connection, jobs
 
     def _handles(self, jobs: Sequence[NewJob], conflicts: Mapping[UUID, Conflict]) -> Enqueued[Any]:
         if not conflicts:
@@ -409,24 +387,6 @@ class App:
     def enqueue_many_sync(self, calls: Iterable[Call[R]], tx: Any = None) -> Enqueued[R]:
         """`enqueue_many` for code that is not async."""
         return self.run_blocking(self.enqueue_many(calls, tx))
-
-    async def _policy_of(self, name: str, task: Task[..., Any], connection: _Connection) -> Policy:
-        """The policy of a queue that was declared after the app was opened, or by another program."""
-        if name == DEFAULT_QUEUE or name in self.queues:
-            declared = self.queues[name].policy if name in self.queues else Policy(DEFAULT_QUEUE)
-            policy = (await connection.store.declare(declared)).policy
-        elif (stored := await connection.store.policy(name)) is not None:
-            policy = stored.policy
-        else:
-            raise UnknownQueue(f"task {task.name!r}: queue {name!r} is unknown; declare it with app.queue(…)")
-        connection.policies[name] = policy
-        return policy
-
-    async def _look_again(self, connection: _Connection) -> None:
-        connection.looked_at = self.clock.monotonic()
-        for name in list(connection.policies):
-            if (stored := await connection.store.policy(name)) is not None:
-                connection.policies[name] = stored.policy
 
     def job(self, job: UUID | str) -> Job[Any]:
         """The handle of a job whose id is known."""
@@ -473,7 +433,7 @@ class App:
         connection = await self._connected()
         options = (options or WorkerOptions()).serving(self.queue_names)
         for share in options.shares:
-            if share.name not in connection.policies and await connection.store.policy(share.name) is None:
+            if share.name not in connection.producing.policies and await connection.store.policy(share.name) is None:
                 known = ", ".join(self.queue_names)
                 raise UnknownQueue(f"queues: {share.name!r} is unknown; this app has {known}")
         return Worker(
@@ -483,13 +443,20 @@ class App:
             self.clock,
             retention=self.retention,
             max_result=self.max_payload,
+            stamp=connection.producing.stamp,
         )
+
+    async def stamper(self) -> Stamp:
+        """What makes jobs of calls, here and now: for claims that are held, not for programs."""
+        producing = (await self._connected()).producing
+        await producing.look_again()
+        return producing.stamp
 
     async def hand(self, policy: Policy) -> Hand:
         """What a queue claims with by hand: for its methods, not for programs."""
         connection = await self._connected()
-        if policy.queue not in connection.policies:
-            connection.policies[policy.queue] = (await connection.store.declare(policy)).policy
+        if policy.queue not in connection.producing.policies:
+            connection.producing.policies[policy.queue] = (await connection.store.declare(policy)).policy
         return connection.hand
 
     async def upkeep(self) -> bool:

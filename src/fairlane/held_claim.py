@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from fairlane.clock import Clock, Instant, microseconds
+from fairlane.effects import Effects, Stamp, stamped_effects
 from fairlane.errors import AlreadySettled, ClaimLost, ConfigurationError, UndecodablePayload, UnknownTask
 from fairlane.job import Claim, State
 from fairlane.policy.retry import Backoff
@@ -47,6 +48,8 @@ class ClaimSource(Protocol):
     def max_payload(self) -> int: ...
 
     async def opened(self) -> Store: ...
+
+    async def stamper(self) -> Stamp: ...
 
 
 class HeldLease:
@@ -161,9 +164,16 @@ class HeldClaim:
 
     # How it ends.
 
-    async def ack(self, result: Any = None, *, ran: Duration | None = None) -> None:
-        """The job is done; its result is stored with it."""
-        await self._end(self._done(result), ran)
+    async def ack(self, result: Any = None, effects: Effects | None = None, *, ran: Duration | None = None) -> None:
+        """The job is done; its result is stored with it, and its effects land with it or not at all.
+
+        `DuplicateJob` if a follow-up has an id that is taken: the claim is still held then.
+        """
+        done = self._done(result)
+        if effects is not None:
+            stamped = stamped_effects(effects, await self._source.stamper(), self._source.max_payload)
+            done = Done(done.result, stamped)
+        await self._end(done, ran)
 
     async def retry(self, delay: Duration | None = None, reason: str = "", *, ran: Duration | None = None) -> None:
         """Another attempt after `delay`, or when the task's backoff says; in the last attempt the job is dead."""

@@ -12,7 +12,18 @@ import msgspec
 
 from fairlane.clock import Instant
 
-__all__ = ["AttemptRecord", "Claim", "JobRecord", "NewJob", "Outcome", "State", "UniqueKey", "Until", "new_job_ids"]
+__all__ = [
+    "AttemptRecord",
+    "Claim",
+    "JobRecord",
+    "NewJob",
+    "Outcome",
+    "StampedEffects",
+    "State",
+    "UniqueKey",
+    "Until",
+    "new_job_ids",
+]
 
 
 class State(IntEnum):
@@ -95,6 +106,17 @@ class NewJob(msgspec.Struct, frozen=True):
     run_at: Instant | None = None
     """Or the instant at which it is due."""
     unique: UniqueKey | None = None
+
+
+class StampedEffects(msgspec.Struct, frozen=True):
+    """What lands with a settlement, or not at all: follow-up jobs and values."""
+
+    jobs: tuple[NewJob, ...] = ()
+    puts: dict[str, bytes] = {}
+    deletes: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.jobs or self.puts or self.deletes)
 
 
 class Claim(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from fairlane.codec import decode_value, encode_value
 from fairlane.errors import InvalidValue
 from fairlane.store.protocol import Store
 
-__all__ = ["ABSENT", "Absent", "Page", "ValueSource", "Values"]
+__all__ = ["ABSENT", "Absent", "Page", "ValueSource", "Values", "checked_key"]
 
 R = TypeVar("R")
 
@@ -62,17 +62,17 @@ class Values:
 
     async def get(self, key: str, default: Any = None, *, tx: Any = None) -> Any:
         """The value of a key, or `default`."""
-        stored = await (await self._source.opened()).get_value(_checked(key), tx)
+        stored = await (await self._source.opened()).get_value(checked_key(key), tx)
         return default if stored is None else decode_value(stored)
 
     async def put(self, key: str, value: Any, *, tx: Any = None) -> None:
         """Set a key's value, whatever it was."""
-        encoded = encode_value(_checked(key), value, self._source.max_payload)
+        encoded = encode_value(checked_key(key), value, self._source.max_payload)
         await (await self._source.opened()).put_value(key, encoded, tx)
 
     async def delete(self, key: str, *, tx: Any = None) -> bool:
         """Remove a key. Returns whether it was there."""
-        return await (await self._source.opened()).delete_value(_checked(key), tx)
+        return await (await self._source.opened()).delete_value(checked_key(key), tx)
 
     async def compare_and_set(self, key: str, expected: Any, value: Any, *, tx: Any = None) -> bool:
         """Set a key's value if it is the expected one now, in one step. Returns whether it was.
@@ -80,14 +80,16 @@ class Values:
         `ABSENT` as `expected` means that the key is not there, as `value` that it is to be removed.
         """
         most = self._source.max_payload
-        before = None if expected is ABSENT else encode_value(_checked(key), expected, most)
-        after = None if value is ABSENT else encode_value(_checked(key), value, most)
-        return await (await self._source.opened()).compare_and_set_value(_checked(key), before, after, tx)
+        before = None if expected is ABSENT else encode_value(checked_key(key), expected, most)
+        after = None if value is ABSENT else encode_value(checked_key(key), value, most)
+        return await (await self._source.opened()).compare_and_set_value(checked_key(key), before, after, tx)
 
     async def scan(self, prefix: str = "", after: str | None = None, limit: int = 100, *, tx: Any = None) -> Page:
         """The keys that begin with `prefix`, with their values, a page at a time."""
         most = _checked_limit(limit)
-        low, end = key_range(prefix if prefix == "" else _checked(prefix), after if not after else _checked(after))
+        low, end = key_range(
+            prefix if prefix == "" else checked_key(prefix), after if not after else checked_key(after)
+        )
         # One more than asked for: it says whether there is another page.
         found = await (await self._source.opened()).scan_values(low, end, most + 1, tx)
         items = [(key, decode_value(value)) for key, value in found[:most]]
@@ -131,7 +133,7 @@ def key_range(prefix: str, after: str | None) -> tuple[str, str]:
     return low, BEYOND_EVERY_KEY
 
 
-def _checked(key: object) -> str:
+def checked_key(key: object) -> str:
     """A key, if it can be one; else `InvalidValue`."""
     if not isinstance(key, str):
         raise InvalidValue(f"the key {key!r} is not text; write str({key!r})")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator
 from urllib.parse import urlsplit, urlunsplit
 
@@ -12,7 +13,7 @@ import msgspec
 import pytest
 
 from fairlane.errors import DuplicateJob, StoreUnavailable
-from fairlane.job import Claim, State
+from fairlane.job import Claim, StampedEffects, State
 from fairlane.policy import Policy
 from fairlane.scheduler.settlement import Done, Failed, Released, settle
 from fairlane.store.postgres import PostgresStore
@@ -35,6 +36,7 @@ class Proxy:
         self._listening: asyncio.Server | None = None
         self._links: set[asyncio.StreamWriter] = set()
         self._cut_after_answer_to = b""
+        self._steps_left = 0
         self.cuts = 0
         self.is_down = False
 
@@ -46,6 +48,10 @@ class Proxy:
     def swallow_the_answer_to(self, statement: bytes) -> None:
         """The next request that holds these bytes reaches the server; its answer does not come back."""
         self._cut_after_answer_to = statement
+
+    def cut_at(self, step: int) -> None:
+        """The so-manieth message from now on, to the server or from it, is lost, and its connection with it."""
+        self._steps_left = step
 
     def cut(self) -> None:
         for link in list(self._links):
@@ -87,6 +93,11 @@ class Proxy:
                     # The server has answered, so it has done what it was asked; nobody will hear of it.
                     self.cuts += 1
                     break
+                if self._steps_left:
+                    self._steps_left -= 1
+                    if not self._steps_left:
+                        self.cuts += 1
+                        break
                 target.write(data)
                 await target.drain()
         target.transport.abort()
@@ -269,3 +280,29 @@ async def test_sessions_that_the_server_ends_are_ridden_out_by_everyone(postgres
 
 def test_a_driver_that_is_confused_by_the_end_of_a_session_has_lost_it() -> None:
     assert is_lost(asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress"))
+
+
+ROUNDS = int(os.environ.get("FAIRLANE_FAULT_ROUNDS", "120"))
+STEPS = 12  # begin, settle, enqueue, values, commit: each asked and answered, and then some
+
+
+# L16
+async def test_effects_land_with_their_ack_or_not_at_all_wherever_the_connection_is_cut(
+    store: PostgresStore, proxy: Proxy, other: PostgresStore
+) -> None:
+    for turn in range(ROUNDS):
+        await given_jobs(store, PLAIN)
+        (held,) = await claim(store, "webhooks")
+        (follow_up,) = new_jobs(PLAIN, task="follow-up")
+        effects = StampedEffects((follow_up,), {f"turn {turn}": b"1"})
+        proxy.cut_at(1 + turn % STEPS)
+        assert await store.settle([settle(held, Done(b"1", effects), 1_000)]) == []
+        proxy.cut_at(0)
+        assert (await other.job(held.id)).state is State.DONE
+        assert (await other.job(follow_up.id)).state is State.READY
+        assert await other.get_value(f"turn {turn}") == b"1"
+        assert (await other.counts("webhooks")).ready <= 1
+        (next_one,) = await claim(other, "webhooks", 5)
+        assert next_one.id == follow_up.id
+        await finish(other, [next_one])
+    assert proxy.cuts > ROUNDS * 3 // 4

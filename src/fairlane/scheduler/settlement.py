@@ -7,7 +7,7 @@ from uuid import UUID
 
 import msgspec
 
-from fairlane.job import Claim, State
+from fairlane.job import Claim, StampedEffects, State
 
 __all__ = [
     "Cancelled",
@@ -28,6 +28,8 @@ class Done(msgspec.Struct, frozen=True):
     """The handler returned."""
 
     result: bytes | None
+    effects: StampedEffects | None = None
+    """What is to land with it."""
 
 
 class Failed(msgspec.Struct, frozen=True):
@@ -95,6 +97,10 @@ class Settlement(msgspec.Struct, frozen=True):
     counts_attempt: bool = True
     unstarted: bool = False
     """Never ran: its rate tokens and its charge are given back."""
+    effects: StampedEffects | None = None
+    """What is written in the same transaction. `DuplicateJob` if a follow-up's id is taken: nothing is applied then."""
+    fallback: Settlement | None = None
+    """What applies instead, if the effects are refused for good."""
 
     def if_asked_to_cancel(self) -> Settlement:
         """What applies instead where the job has been asked to cancel: it goes on no more, but an end stays an end.
@@ -111,8 +117,8 @@ def settle(claim: Claim, outcome: Outcome, ran: int) -> Settlement:
     last = claim.attempt >= claim.max_attempts
     job, lease = claim.id, claim.lease
     match outcome:
-        case Done(result=result):
-            return Settlement(job, lease, State.DONE, "done", ran, result=result)
+        case Done(result=result, effects=effects):
+            return Settlement(job, lease, State.DONE, "done", ran, result=result, effects=effects or None)
         case Failed(error=error) if last:
             return Settlement(job, lease, State.DEAD, "failed", ran, error=error)
         case Failed(error=error, backoff=delay):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from fairlane.effects import Effects
 from fairlane.errors import Cancel, ConfigurationError, StoreUnavailable
+from fairlane.task import Call
 from fairlane.worker.outcomes import storable
 
 if TYPE_CHECKING:
@@ -69,6 +71,18 @@ class JobContext:
         """For handlers in threads, which nobody can interrupt: call this from time to time."""
         if self._run.stop is not None:
             raise Cancel(self._run.stop.value)
+
+    def enqueue(self, *calls: Call[Any]) -> None:
+        """Store these calls as jobs when this one is done, in the same transaction; never if it is not."""
+        self._run.add(Effects(enqueue=calls))
+
+    def put(self, key: str, value: Any) -> None:
+        """Set a value of the key-value store when this job is done, in the same transaction."""
+        self._run.add(Effects(put={key: value}))
+
+    def delete(self, key: str) -> None:
+        """Remove a key of the key-value store when this job is done, in the same transaction."""
+        self._run.add(Effects(delete=[key]))
 
     async def progress(self, fraction: float, message: str = "") -> None:
         """Note how far the job is, from 0 to 1. A database that cannot be reached does not fail the job."""

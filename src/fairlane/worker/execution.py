@@ -15,10 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import UUID
 
+import msgspec
+
 from fairlane.clock import SECOND, Clock
+from fairlane.effects import Effects, Stamp, stamped_effects
 from fairlane.errors import InvalidJob, UndecodablePayload
-from fairlane.job import Claim, State
-from fairlane.scheduler.settlement import Cancelled, Died, Done, Outcome, Released, Settlement, settle
+from fairlane.job import Claim, StampedEffects, State
+from fairlane.scheduler.settlement import Cancelled, Died, Done, Failed, Outcome, Released, Settlement, settle
 from fairlane.store.protocol import Store
 from fairlane.task import Registry, Task
 from fairlane.worker.context import current_run
@@ -36,12 +39,13 @@ HELD_AHEAD_AT_MOST = SECOND
 """A job that was claimed ahead and has not started by then is given back: the slots are busy for longer."""
 FIRST_UNKNOWN_DELAY, LONGEST_UNKNOWN_DELAY = SECOND, 300 * SECOND
 UNKNOWN_REMEMBERED = 10_000
+NOTHING = StampedEffects()
 
 
 class Run:
     """One claim on its way through this worker."""
 
-    __slots__ = ("args", "claim", "handle", "home", "kwargs", "queue", "started_at", "stop", "task")
+    __slots__ = ("args", "claim", "effects", "handle", "home", "kwargs", "queue", "started_at", "stop", "task")
 
     def __init__(
         self, home: Execution, queue: QueueSlots, claim: Claim, task: Task[..., Any], args: Any, kwargs: Any
@@ -56,6 +60,17 @@ class Run:
         self.started_at = 0
         """By the monotonic clock; 0 until user code begins."""
         self.stop: Stop | None = None
+        self.effects = NOTHING
+
+    def add(self, given: Effects) -> None:
+        """Let these land with the job. Refused at once if they cannot be stored: the handler hears of it."""
+        more = stamped_effects(given, self.home.stamp, self.home.max_result)
+        before = self.effects
+        self.effects = StampedEffects(
+            (*before.jobs, *more.jobs),
+            {**{key: value for key, value in before.puts.items() if key not in more.deletes}, **more.puts},
+            (*(key for key in before.deletes if key not in more.puts), *more.deletes),
+        )
 
 
 class Execution:
@@ -69,6 +84,7 @@ class Execution:
         clock: Clock,
         settle_later: Callable[[Settlement, QueueSlots], None],
         max_result: int,
+        stamp: Stamp,
     ) -> None:
         self.store = store
         self.loop = asyncio.get_running_loop()
@@ -85,7 +101,8 @@ class Execution:
         self._clock = clock
         self._now = clock.monotonic
         self._settle_later = settle_later
-        self._max_result = max_result
+        self.max_result = max_result
+        self.stamp = stamp
         self._unknown: OrderedDict[UUID, int] = OrderedDict()
         self._threads: ThreadPoolExecutor | None = None
         self._timeouts = Alarm(clock, self._stop_overdue)
@@ -175,7 +192,7 @@ class Execution:
 
     def _done(self, run: Run, value: Any) -> Outcome:
         try:
-            return Done(run.task.codec.encode_result(value, self._max_result))
+            return Done(run.task.codec.encode_result(value, self.max_result), run.effects)
         except InvalidJob as error:
             return outcome_of(run, error, self._store_now()) or Died(str(error))
 
@@ -186,6 +203,9 @@ class Execution:
         run.queue.used -= 1
         if outcome is not None:
             settlement = settle(run.claim, outcome, ran)
+            if settlement.effects is not None:
+                refused = Failed("its effects were refused", run.task.options.backoff.delay(run.claim.attempt, 0.5))
+                settlement = msgspec.structs.replace(settlement, fallback=settle(run.claim, refused, ran))
             if error is not None or type(outcome) is not Done:
                 _log_end(run, outcome, settlement, error)
             self._settle_later(settlement, run.queue)

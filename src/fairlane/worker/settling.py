@@ -7,6 +7,9 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from uuid import UUID
 
+import msgspec
+
+from fairlane.errors import InvalidJob
 from fairlane.scheduler.settlement import Settlement
 from fairlane.store.protocol import Store
 from fairlane.worker.slots import QueueSlots
@@ -79,6 +82,11 @@ class Settling:
         try:
             lost = await self._outage.ride_out(once, "settling")
         except Exception as error:
+            if len(batch) == 1 and isinstance(error, InvalidJob) and (instead := batch[0].fallback) is not None:
+                log.error("job %s: its effects were refused, so it has failed: %s", batch[0].job, error)
+                reason = f"{instead.error}: {type(error).__name__}: {error}"
+                await self._settle([msgspec.structs.replace(instead, error=reason)])
+                return
             if len(batch) == 1:
                 self.given_up += 1
                 log.critical(

@@ -18,6 +18,7 @@ from typing import Any
 from uuid import uuid4
 
 from fairlane.clock import Clock, microseconds
+from fairlane.effects import Stamp
 from fairlane.errors import ConfigurationError
 from fairlane.store.protocol import Retention, Store, WorkerIdentity
 from fairlane.task import Registry
@@ -53,6 +54,7 @@ class Worker:
         *,
         retention: Retention | None = None,
         max_result: int = 256 * 1024,
+        stamp: Stamp,
     ) -> None:
         if not options.shares:
             raise ConfigurationError("queues: this worker has no queue to serve; name at least one")
@@ -68,7 +70,7 @@ class Worker:
         self._supervisor = Supervisor(cancel=self._outage.cancel)
         self._settling = Settling(store, self._outage)
         self._slots = Slots(options.shares, options.concurrency, options.order, lambda: self._settling.unsettled)
-        self._execution = Execution(store, registry, self._slots, clock, self._settling.add, max_result)
+        self._execution = Execution(store, registry, self._slots, clock, self._settling.add, max_result, stamp)
         self._leases = Leases(store, self._execution, self._settling, self._outage, clock, options.time("lease"))
         self._claiming = Claiming(
             store,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 from fairlane.job import Claim, State
 from fairlane.scheduler.settlement import Lost, Settlement
 from fairlane.scheduler.settlement import settle as decide
+from fairlane.store.postgres import jobs, values
 from fairlane.store.postgres.connections import STATEMENTS, Connections
 from fairlane.store.postgres.rows import storable
 from fairlane.store.postgres.timing import StoreClock
@@ -31,15 +32,18 @@ class Settler:
     asking the database. What it does not know of, the reaper drops once its time has passed.
     """
 
-    def __init__(self, connections: Connections, clock: StoreClock) -> None:
+    def __init__(
+        self, connections: Connections, clock: StoreClock, queue_number: Callable[[str], Awaitable[int]]
+    ) -> None:
         self._connections = connections
         self._clock = clock
+        self._queue_number = queue_number
         self._held: dict[UUID, set[UUID]] = {}
 
     def claimed(self, lease: UUID, claims: Iterable[Claim]) -> None:
         """Remember what a lease holds."""
-        if jobs := {claim.id for claim in claims}:
-            self._held[lease] = jobs
+        if held := {claim.id for claim in claims}:
+            self._held[lease] = held
 
     def gone(self, leases: Iterable[UUID]) -> None:
         """Forget leases that no longer exist."""
@@ -50,18 +54,46 @@ class Settler:
         """Apply what still holds its lease; returns the jobs whose claim was lost."""
         if not settlements:
             return []
+        if len(settlements) > 1 and any(each.effects for each in settlements):
+            # Each lands with its own effects: what one of them is refused for is no concern of the others.
+            plain = [each for each in settlements if not each.effects]
+            lost = await self.settle(plain, was_tried=was_tried)
+            for each in settlements:
+                if each.effects:
+                    lost += await self.settle([each], was_tried=was_tried)
+            return lost
         ended = defaultdict(set)
         for each in settlements:
             ended[each.lease].add(each.job)
-        emptied = [lease for lease, jobs in ended.items() if lease in self._held and self._held[lease] <= jobs]
+        emptied = [lease for lease, those in ended.items() if lease in self._held and self._held[lease] <= those]
+        attempt = self._try_with_effects if settlements[0].effects else self._try
         lost = await self._connections.again(
-            lambda connection, is_repeated: self._try(connection, settlements, emptied, is_repeated or was_tried)
+            lambda connection, is_repeated: attempt(connection, settlements, emptied, is_repeated or was_tried)
         )
-        for lease, jobs in ended.items():
+        for lease, those in ended.items():
             if lease in self._held:
-                self._held[lease] -= jobs
+                self._held[lease] -= those
         self.gone(emptied)
         return lost
+
+    async def _try_with_effects(
+        self, connection: Connection, settlements: Sequence[Settlement], emptied: list[UUID], is_repeated: bool
+    ) -> list[UUID]:
+        """One settlement and its effects, all or nothing."""
+        (settlement,) = settlements
+        effects, now = settlement.effects, self._clock.parameter()
+        assert effects is not None
+        queues = {name: await self._queue_number(name) for name in {job.queue for job in effects.jobs}}
+        async with connection.transaction():
+            given = [_settled_row(settlement)]
+            lost: list[UUID] = await connection.fetchval(STATEMENTS["settle"], now, given, emptied, False)
+            if lost:
+                # If an earlier try committed, it did so with the effects.
+                return await self._truly_lost(connection, settlements, lost) if is_repeated else lost
+            if effects.jobs:
+                await jobs.insert(connection, effects.jobs, queues, now, is_callers=False)
+            await values.write(connection, effects.puts, effects.deletes)
+        return []
 
     async def _try(
         self, connection: Connection, settlements: Sequence[Settlement], emptied: list[UUID], is_repeated: bool
@@ -70,13 +102,16 @@ class Settler:
             lost = await _settle_done(connection, self._clock.parameter(), settlements, emptied)
         else:
             lost = await _settle(connection, self._clock.parameter(), settlements, emptied, is_reaper=False)
-        if lost and is_repeated:
-            # The connection broke after the server had committed: these are not lost, they are our own work.
-            leases = {each.job: each.lease for each in settlements}
-            rows = await connection.fetch(STATEMENTS["select_settled"], lost, [leases[job] for job in lost])
-            own = {row[0] for row in rows}
-            lost = [job for job in lost if job not in own]
-        return lost
+        return await self._truly_lost(connection, settlements, lost) if lost and is_repeated else lost
+
+    async def _truly_lost(
+        self, connection: Connection, settlements: Sequence[Settlement], lost: list[UUID]
+    ) -> list[UUID]:
+        """Of these, what is not our own work, from before the connection broke."""
+        leases = {each.job: each.lease for each in settlements}
+        rows = await connection.fetch(STATEMENTS["select_settled"], lost, [leases[job] for job in lost])
+        own = {row[0] for row in rows}
+        return [job for job in lost if job not in own]
 
     async def reap(self, limit: int) -> Reaped:
         """End the claims of leases that ran out."""
@@ -130,22 +165,24 @@ async def _settle(
     *,
     is_reaper: bool,
 ) -> list[UUID]:
-    given = [
-        (
-            each.job,
-            each.lease,
-            each.to,
-            each.outcome,
-            asked.to,
-            asked.outcome,
-            each.ran,
-            each.delay,
-            each.result,
-            storable(each.error),
-            each.counts_attempt,
-            each.unstarted,
-        )
-        for each, asked in ((each, each.if_asked_to_cancel()) for each in settlements)
-    ]
+    given = [_settled_row(each) for each in settlements]
     lost: list[UUID] = await connection.fetchval(STATEMENTS["settle"], now, given, emptied, is_reaper)
     return lost
+
+
+def _settled_row(each: Settlement) -> tuple[object, ...]:
+    asked = each.if_asked_to_cancel()
+    return (
+        each.job,
+        each.lease,
+        each.to,
+        each.outcome,
+        asked.to,
+        asked.outcome,
+        each.ran,
+        each.delay,
+        each.result,
+        storable(each.error),
+        each.counts_attempt,
+        each.unstarted,
+    )

@@ -63,7 +63,7 @@ class PostgresStore:
         self._clock = StoreClock(clock)
         self._connections = Connections(url, application_name)
         self._claimer = Claimer(self._connections, self._clock, durable=durable_claims)
-        self._settler = Settler(self._connections, self._clock)
+        self._settler = Settler(self._connections, self._clock, self._queue_number)
         self._walk = upkeep.Walk()
         self._database: Record | None = None
         self._known: WeakSet[Any] = WeakSet()
@@ -241,6 +241,9 @@ class PostgresStore:
         row = await self._ask(lambda connection: connection.fetchrow(STATEMENTS["select_counts"], handle.id))
         assert row is not None
         return QueueCounts(row["ready"], row["running"], row["parked"], row["bells"])
+
+    async def _queue_number(self, name: str) -> int:
+        return (await self._claimer.queue(name)).id
 
     async def _ask(self, question: Callable[[Connection], Awaitable[T]]) -> T:
         """Ask what may be asked twice: a session that the server has ended meanwhile is not the caller's concern."""

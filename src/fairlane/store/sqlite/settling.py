@@ -8,11 +8,11 @@ from uuid import UUID
 import msgspec
 
 from fairlane.clock import Instant
-from fairlane.job import Claim, State
+from fairlane.job import Claim, StampedEffects, State
 from fairlane.scheduler.settlement import Lost, Settlement
 from fairlane.scheduler.settlement import settle as decide
 from fairlane.store.protocol import Reaped
-from fairlane.store.sqlite import rows
+from fairlane.store.sqlite import jobs, rows, values
 from fairlane.store.sqlite.database import Transaction
 
 __all__ = ["reap", "settle"]
@@ -31,7 +31,12 @@ class _Tally:
 def settle(tx: Transaction, settlements: Iterable[Settlement], now: Instant) -> tuple[list[UUID], dict[int, int]]:
     """Apply what still holds its lease. Returns the jobs whose claim was lost, and how many may start now by queue."""
     tally = _Tally()
-    lost = [each.job for each in settlements if not _settle_one(tx, each, now, tally)]
+    lost = []
+    for each in settlements:
+        if not _settle_one(tx, each, now, tally):
+            lost.append(each.job)
+        elif each.effects is not None:
+            _apply(tx, each.effects, now, tally)
     tx.run_many(
         "insert_release",
         [
@@ -49,6 +54,14 @@ def settle(tx: Transaction, settlements: Iterable[Settlement], now: Instant) -> 
         if queue not in tally.woken and tx.value("has_waiting_work", queue):
             tally.woken[queue] = 1
     return lost, tally.woken
+
+
+def _apply(tx: Transaction, effects: StampedEffects, now: Instant, tally: _Tally) -> None:
+    if effects.jobs:
+        ready, _ = jobs.insert(tx, effects.jobs, now)
+        for queue, count in ready.items():
+            tally.woken[queue] = tally.woken.get(queue, 0) + count
+    values.write(tx, effects.puts, effects.deletes)
 
 
 def _settle_one(tx: Transaction, settlement: Settlement, now: Instant, tally: _Tally) -> bool:

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from fairlane.clock import Clock, Instant, SystemClock, microseconds
 from fairlane.errors import ConfigurationError, UnknownQueue
-from fairlane.job import AttemptRecord, Claim, JobRecord, NewJob, State
+from fairlane.job import AttemptRecord, Claim, JobRecord, NewJob, Outcome, State
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import Conflict
 from fairlane.scheduler.settlement import Settlement
@@ -114,12 +114,14 @@ class SqliteStore:
                 progress(len(new))
             return conflicts
 
-        def work(inner: Transaction) -> tuple[list[UUID], dict[UUID, Conflict]]:
+        def work(inner: Transaction) -> tuple[list[UUID], set[UUID], dict[UUID, Conflict]]:
             ready, conflicts = jobs.insert(inner, new, self._clock.now())
-            return _take_waiters(inner, ready), conflicts
+            replaced = [each.holder for each in conflicts.values() if each.outcome is Outcome.REPLACED]
+            return _take_waiters(inner, ready), results.take_waiters(inner, replaced), conflicts
 
-        waiters, conflicts = await self._write(work)
+        waiters, awaiting, conflicts = await self._write(work)
         await self._nudge(waiters)
+        _announce(awaiting)
         if progress is not None:
             progress(len(new))
         return conflicts

@@ -1,0 +1,102 @@
+"""Producing: from calls to jobs, under the policies that are in force for their queues."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from fairlane.clock import SECOND, Clock
+from fairlane.errors import UnknownQueue
+from fairlane.job import NewJob, new_job_ids
+from fairlane.policy.policy import Policy
+from fairlane.stamping import stamp
+from fairlane.store.protocol import Store
+from fairlane.task import Call
+
+__all__ = ["Producing"]
+
+log = logging.getLogger("fairlane.app")
+
+STAMP_AT_ONCE = 1_000
+"""Jobs of a bulk that are stamped before other coroutines get a turn."""
+POLICIES_LAST = 30 * SECOND
+"""Policies in force are looked up again after this time: an operator may have applied others."""
+
+
+class Producing:
+    """Stamps calls. It remembers the policies in force."""
+
+    def __init__(self, store: Store, clock: Clock, declared: Callable[[str], Policy | None], max_payload: int) -> None:
+        self.policies: dict[str, Policy] = {}
+        self._store = store
+        self._clock = clock
+        self._declared = declared
+        self._max_payload = max_payload
+        self._looked_at = 0
+
+    async def declare(self, policies: Iterable[Policy]) -> None:
+        """Make queues known, and say so where another policy is in force than the one declared."""
+        for policy in policies:
+            declared = await self._store.declare(policy)
+            self.policies[policy.queue] = declared.policy
+            if declared.is_drift:
+                log.warning(
+                    "queue %r: the policy in force (version %d) differs from the one declared here; "
+                    "`fairlane policy apply` puts the declared one in force",
+                    policy.queue,
+                    declared.version,
+                )
+        self._looked_at = self._clock.monotonic()
+
+    async def stamped(self, calls: Sequence[Call[Any]]) -> list[NewJob]:
+        """The jobs that these calls ask for."""
+        await self.look_again()
+        ids = new_job_ids(self._clock.now(), len(calls))
+        jobs: list[NewJob] = []
+        for number, (call, job) in enumerate(zip(calls, ids, strict=True), start=1):
+            policy = self.policies.get(_queue_of(call)) or await self._learn(call)
+            jobs.append(stamp(call, call.options.id or job, policy, self._max_payload))
+            if number % STAMP_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return jobs
+
+    def stamp(self, call: Call[Any]) -> NewJob:
+        """The job of one call, here and now: for handlers, which may be in a thread."""
+        name = _queue_of(call)
+        policy = self.policies.get(name) or self._declared(name)
+        if policy is None:
+            raise _unknown(call)
+        (job,) = new_job_ids(self._clock.now(), 1)
+        return stamp(call, call.options.id or job, policy, self._max_payload)
+
+    async def look_again(self) -> None:
+        """Look up the policies in force, if that was long ago."""
+        if self._clock.monotonic() - self._looked_at < POLICIES_LAST:
+            return
+        self._looked_at = self._clock.monotonic()
+        for name in list(self.policies):
+            if (stored := await self._store.policy(name)) is not None:
+                self.policies[name] = stored.policy
+
+    async def _learn(self, call: Call[Any]) -> Policy:
+        """The policy of a queue that was declared after the app was opened, or by another program."""
+        name = _queue_of(call)
+        declared = self._declared(name)
+        if declared is not None:
+            policy = (await self._store.declare(declared)).policy
+        elif (stored := await self._store.policy(name)) is not None:
+            policy = stored.policy
+        else:
+            raise _unknown(call)
+        self.policies[name] = policy
+        return policy
+
+
+def _queue_of(call: Call[Any]) -> str:
+    return call.options.queue or call.task.queue
+
+
+def _unknown(call: Call[Any]) -> UnknownQueue:
+    return UnknownQueue(f"task {call.task.name!r}: queue {_queue_of(call)!r} is unknown; declare it with app.queue(…)")
