@@ -75,7 +75,7 @@ INDEXES = {
     "lock_expired_leases": {"leases_by_end"},
     "select_abandoned": {"jobs_pkey", "leases_pkey"},
     "cancel": {"jobs_pkey", "leases_pkey"},
-    "prune": {"attempts_pkey", "finished_pkey", "jobs_pkey"},
+    "prune": {"attempts_pkey", "finished_pkey", "jobs_pkey", "uniques_of_job", "uniques_pkey"},
     "walk_jobs": {"jobs_pkey"},
     "walk_jobs_of_queue": {"jobs_in_queue"},
     "walk_running_jobs": {"leases_by_end"},

@@ -53,8 +53,15 @@ async def recruit(url: str, clock: ManualClock) -> AsyncIterator[Recruit]:
 async def asleep(worker: Worker) -> None:
     """Return once the worker waits for a nudge, sure to get it."""
     queue = worker._slots.queues["webhooks"]
+    # A settlement of its own makes it look once more, and whoever awaits the result may hear of the end before that.
     await until(
-        lambda: worker._claiming._is_waiting and queue.is_registered and not queue.is_hungry and not queue.looks
+        lambda: (
+            not worker._settling.unsettled
+            and worker._claiming._is_waiting
+            and queue.is_registered
+            and not queue.is_hungry
+            and not queue.looks
+        )
     )
 
 

@@ -165,6 +165,7 @@ async def test_a_thread_that_will_not_stop_keeps_its_claim_until_its_lease_ends(
         job = await hang.enqueue()
         await asyncio.to_thread(started.wait, 20)
         worker.stop()
+        await until(lambda: all(run.stop is not None for run in worker._execution.running))
         await turns(100)
         clock.advance("5s")
     try:
