@@ -408,7 +408,7 @@ def test_the_outcomes_of_an_attempt_are_those_of_a_settlement() -> None:
     text = section((DOCS / "reference" / "job-states.md").read_text(), "How an attempt ends")
     told = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
     claim = Claim(UUID(int=1), UUID(int=2), "q", "t", 0, {}, b"", 1, 5, 0, 0, False)
-    values: Mapping[str, Any] = {"result": None, "error": "", "reason": "", "backoff": 1, "delay": 1}
+    values: Mapping[str, Any] = {"result": None, "error": "", "reason": "", "backoff": 1, "delay": 1, "effects": None}
     outcomes = [
         kind(**{name: values[name] for name in kind.__struct_fields__}) for kind in get_args(settlement.Outcome)
     ]

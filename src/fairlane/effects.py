@@ -20,7 +20,7 @@ Stamp = Callable[[Call[Any]], NewJob]
 class Effects:
     """What lands when a job is done, in the same transaction: follow-up jobs, values to put, keys to delete."""
 
-    __slots__ = ("deletes", "enqueue", "puts")
+    __slots__ = ("delete", "enqueue", "put")
 
     def __init__(
         self,
@@ -30,11 +30,11 @@ class Effects:
         delete: Iterable[str] = (),
     ) -> None:
         self.enqueue = list(enqueue)
-        self.puts = dict(put or {})
-        self.deletes = list(delete)
+        self.put = dict(put or {})
+        self.delete = list(delete)
 
     def __repr__(self) -> str:
-        return f"Effects(enqueue={self.enqueue!r}, put={self.puts!r}, delete={self.deletes!r})"
+        return f"Effects(enqueue={self.enqueue!r}, put={self.put!r}, delete={self.delete!r})"
 
 
 def stamped_effects(effects: Effects, stamp: Stamp, max_value: int) -> StampedEffects:
@@ -46,6 +46,6 @@ def stamped_effects(effects: Effects, stamp: Stamp, max_value: int) -> StampedEf
             raise InvalidJob(f"{call!r} names a transaction; a follow-up lands with its job, and takes none")
     return StampedEffects(
         tuple(stamp(call) for call in effects.enqueue),
-        {checked_key(key): encode_value(key, value, max_value) for key, value in effects.puts.items()},
-        tuple(checked_key(key) for key in effects.deletes),
+        {checked_key(key): encode_value(key, value, max_value) for key, value in effects.put.items()},
+        tuple(checked_key(key) for key in effects.delete),
     )

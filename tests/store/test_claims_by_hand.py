@@ -15,6 +15,8 @@ from fairlane import (
     ClaimLost,
     Concurrency,
     ConfigurationError,
+    DuplicateJob,
+    Effects,
     Fair,
     HeldClaim,
     Job,
@@ -502,3 +504,20 @@ async def test_upkeep_removes_what_is_past_its_time(shop: Shop, clock: ManualClo
     store = await shop.app.opened()
     with pytest.raises(LookupError):
         await store.job(job.id)
+
+
+# Effects.
+
+
+async def test_effects_land_with_an_ack_or_leave_the_claim_held(shop: Shop) -> None:
+    (job, _) = await shop.enqueue(2)
+    first, second = await shop.queue.claim(2)
+    await first.ack(1, Effects(enqueue=[shop.deliver.call(9)], put={"seen": [1, 2]}))
+    assert await job.result() == 1
+    assert await shop.app.values.get("seen") == [1, 2]
+    with pytest.raises(DuplicateJob):
+        await second.ack(2, Effects(enqueue=[shop.deliver.using(id=job.id).call(9)], delete=["seen"]))
+    assert await shop.app.values.get("seen") == [1, 2]
+    await second.ack(2)
+    (follow_up,) = await shop.queue.claim(5)
+    assert list(follow_up.args) == [9]
