@@ -17,7 +17,7 @@ from fairlane.job import Claim, StampedEffects, State
 from fairlane.policy import Policy
 from fairlane.scheduler.settlement import Done, Failed, Released, settle
 from fairlane.store.postgres import PostgresStore
-from fairlane.store.postgres.connections import is_lost
+from fairlane.store.postgres.connections import POOL_SIZE, is_lost
 from fairlane.store.protocol import Listener
 from tests.store.harness import LEASE, WORKER, claim, claim_once, finish, given_jobs, new_jobs, soon, worker_named
 
@@ -306,3 +306,22 @@ async def test_effects_land_with_their_ack_or_not_at_all_wherever_the_connection
         assert next_one.id == follow_up.id
         await finish(other, [next_one])
     assert proxy.cuts > ROUNDS * 3 // 4
+
+
+async def test_many_who_ask_at_once_share_a_bounded_number_of_connections(postgres_url: str) -> None:
+    store = PostgresStore(postgres_url, application_name="sharing")
+    await store.open()
+    await store.declare(PLAIN)
+    told = await soon(asyncio.gather(*(store.policy("webhooks") for _ in range(200))))
+    assert len(told) == 200
+    asked = [asyncio.ensure_future(store.policy("webhooks")) for _ in range(50)]
+    await asyncio.sleep(0)
+    for task in asked[::2]:
+        task.cancel()
+    kept = await soon(asyncio.gather(*asked, return_exceptions=True))
+    assert all(isinstance(each, asyncio.CancelledError) == (n % 2 == 0) for n, each in enumerate(kept))
+    admin = await asyncpg.connect(postgres_url)
+    open_now = await admin.fetchval("select count(*) from pg_stat_activity where application_name = 'sharing'")
+    assert 1 <= open_now <= POOL_SIZE
+    await admin.close()
+    await store.close()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,6 +30,8 @@ T = TypeVar("T")
 POOL_SIZE = 8
 HANG_UP_WITHIN = 2.0
 CLOSE_WITHIN = 10.0
+GROW_AFTER = 0.05
+"""Seconds for which one waits for a connection that is in use before there is another one."""
 TRIES = 6
 FIRST_PAUSE = 0.02
 """Seconds before a transaction is tried again; doubled each time."""
@@ -117,6 +120,7 @@ class Connections:
         self._free: list[asyncpg.Connection[Any]] = []
         self._busy: set[asyncpg.Connection[Any]] = set()
         self._room = asyncio.Semaphore(POOL_SIZE)
+        self._waiting: deque[asyncio.Future[asyncpg.Connection[Any]]] = deque()
 
     async def open(self) -> None:
         if not self._is_open:
@@ -171,15 +175,42 @@ class Connections:
                 raise
             finally:
                 self._busy.discard(connection)
-                if not connection.is_closed():
-                    self._free.append(connection)
+                self._give_back(connection)
 
     async def _idle(self) -> asyncpg.Connection[Any]:
         while self._free:
             connection = self._free.pop()
             if not connection.is_closed():
                 return connection
+        if self._busy and (lent := await self._handed_over()) is not None:
+            return lent
         return await self.connect()
+
+    async def _handed_over(self) -> asyncpg.Connection[Any] | None:
+        """What somebody else has done with, if that is soon: most statements take less time than a new connection."""
+        waiter: asyncio.Future[asyncpg.Connection[Any]] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        try:
+            await asyncio.wait({waiter}, timeout=GROW_AFTER)
+        except BaseException:
+            if waiter.done():
+                self._give_back(waiter.result())
+            waiter.cancel()
+            raise
+        if waiter.done():
+            return waiter.result()
+        waiter.cancel()
+        return None
+
+    def _give_back(self, connection: asyncpg.Connection[Any]) -> None:
+        if connection.is_closed():
+            return
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(connection)
+                return
+        self._free.append(connection)
 
     async def again(self, work: Callable[[Connection, bool], Awaitable[T]]) -> T:
         """Run one transaction, and run it again after a conflict or a lost connection.
