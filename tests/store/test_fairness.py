@@ -305,3 +305,18 @@ async def test_as_many_lanes_start_as_slots_were_freed(store: Store) -> None:
         fresh = await claim(store, "webhooks", 100)
         assert len(fresh) == freed
         held = [*held[freed:], *fresh]
+
+
+# F09
+async def test_lanes_that_arrive_behind_a_full_gate_delay_the_others_by_a_claim_or_two(store: Store) -> None:
+    policy = Policy("api", fair=Fair(by="account", charge="count"), limits=(Concurrency(1, by="endpoint"),))
+    await store.declare(policy)
+    await store.enqueue(new_jobs(policy, {"account": "first", "endpoint": "full"}))
+    assert len(await claim(store, "api", 1)) == 1
+    await store.enqueue(
+        [job for n in range(900) for job in new_jobs(policy, {"account": f"late {n}", "endpoint": "full"})]
+    )
+    free = new_jobs(policy, {"account": "last", "endpoint": "free"})
+    await store.enqueue(free)
+    brought = [await claim_once(store, "api", 1) for _ in range(2)]
+    assert [each.id for once in brought for each in once.claims] == [free[0].id]

@@ -25,6 +25,12 @@ Planning = Generator[Need, Supply, Plan]
 IDLE_VISITS = 4
 """Visits that start nothing, per job asked for, before the plan stops and leaves the rest to the next claim."""
 
+MORE_IDLE_VISITS = 1_000
+"""And so many more: as many lanes as a claim folds may turn out to stand behind one gate, and others wait behind them."""
+
+WIDEST_SCAN = 512
+"""A scan that meets nobody who can start is followed by one of twice its width, up to this."""
+
 SIBLINGS = 4
 """Parked lanes looked at beyond those that are woken, for one of the same flow whose head ranks before theirs."""
 
@@ -66,6 +72,7 @@ class _Plan:
         self.join_at = self.vtime
         self.asked: set[bytes] = set()
         self.left_behind = False
+        self.scan_width = 16
 
     # -- folding and waking -------------------------------------------------------------------------------------
 
@@ -163,7 +170,7 @@ class _Plan:
             entry[3].queued = True
         room = min((gate.room(self.now) for gate in board.queue_gates()), default=UNBOUNDED)
         budget = min(self.want, room)
-        visits = IDLE_VISITS * self.want + 64
+        visits = IDLE_VISITS * self.want + MORE_IDLE_VISITS
         if budget > 0:
             yield from self._prepare(budget)
         while budget > 0 and visits > 0:
@@ -323,7 +330,8 @@ class _Plan:
     # -- asking for rows ----------------------------------------------------------------------------------------
 
     def _scan(self, budget: int) -> Generator[Need, Supply, None]:
-        count = max(budget, 16)
+        count = max(budget, self.scan_width)
+        self.scan_width = min(2 * self.scan_width, WIDEST_SCAN)
         supply = yield Need(scan=(*self.frontier, count))
         self.scan_ended = len(supply.scanned) < count
         fresh = [flow_id for flow_id in supply.scanned if flow_id not in self.board.flows]
