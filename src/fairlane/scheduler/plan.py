@@ -26,7 +26,7 @@ IDLE_VISITS = 4
 """Visits that start nothing, per job asked for, before the plan stops and leaves the rest to the next claim."""
 
 MORE_IDLE_VISITS = 1_000
-"""And so many more: as many lanes as a claim folds may turn out to stand behind one gate, and others wait behind them."""
+"""And so many more: as many lanes as a claim folds may stand behind one gate, and others wait behind them."""
 
 WIDEST_SCAN = 512
 """A scan that meets nobody who can start is followed by one of twice its width, up to this."""
