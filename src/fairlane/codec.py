@@ -212,9 +212,7 @@ class Codec:
         if value is None:
             return None
         try:
-            encoded = _encode(value)
-            if b"null" in encoded and _has_unsayable_float(value):
-                raise ValueError("NaN and infinity have no JSON form")
+            encoded = _said(_encode, value)
         except Exception as error:
             raise InvalidJob(
                 f"task {self.name!r}: its result ({type(value).__name__}) cannot be stored as JSON: {error}"
@@ -241,9 +239,7 @@ class Codec:
 def encode_value(key: str, value: Any, max_bytes: int) -> bytes:
     """A value of the key-value store. What says the same has the same bytes, whatever order it was written in."""
     try:
-        encoded = _encode_sorted(value)
-        if b"null" in encoded and _has_unsayable_float(value):
-            raise ValueError("NaN and infinity have no JSON form")
+        encoded = _said(_encode_sorted, value)
     except Exception as error:
         raise InvalidValue(
             f"the value of key {key!r} ({type(value).__name__}) cannot be stored as JSON: {error}"
@@ -259,6 +255,14 @@ def encode_value(key: str, value: Any, max_bytes: int) -> bytes:
 def decode_value(encoded: bytes) -> Any:
     """A value of the key-value store, in plain JSON types."""
     return _decode(encoded)
+
+
+def _said(encode: Callable[[Any], bytes], value: Any) -> bytes:
+    """A value as JSON, if it has that form."""
+    encoded = encode(value)
+    if b"null" in encoded and _has_unsayable_float(value):
+        raise ValueError("NaN and infinity have no JSON form")
+    return encoded
 
 
 def _has_unsayable_float(value: Any) -> bool:

@@ -279,6 +279,6 @@ async def test_replace_against_start_loses_neither_and_runs_none_twice(shared_da
     assert last is not None
     assert len(set(started)) == len(started)
     assert last.id in started
-    cancelled = [each for each in replaced if await state_of(worker, each) is State.CANCELLED]
-    assert not {*cancelled} & {*started}
-    assert len(started) + len(cancelled) == 100
+    assert [await state_of(worker, each) for each in replaced] == [State.CANCELLED] * len(replaced)
+    assert not {*replaced} & {*started}
+    assert len(started) + len(replaced) == 100

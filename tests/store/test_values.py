@@ -280,4 +280,5 @@ async def test_writers_of_the_same_keys_never_deadlock(postgres_url: str) -> Non
             await connection.close()
 
     await soon(asyncio.gather(*(write_at_random(seed) for seed in range(6))))
+    assert {await store.get_value(key) for key in keys} <= {None, *(str(seed).encode() for seed in range(6))}
     await store.close()

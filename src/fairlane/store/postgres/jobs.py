@@ -55,7 +55,9 @@ async def insert(
         if admission.own or (is_repeated and await _are_stored(connection, stored[:1], queues)):
             return admission.conflicts
         for old, new in admission.replaced.items():
-            await cancel(connection, old, now, only_waiting=True, reason=f"replaced by job {new}")
+            found = await cancel(connection, old, now, only_waiting=True, reason=f"replaced by job {new}")
+            if found is not State.CANCELLED:
+                del admission.conflicts[new]  # it has started since we looked, and goes on beside the new one
         await uniques.take(connection, admission)
         for first in range(0, len(stored), AT_ONCE):
             some = stored[first : first + AT_ONCE]
