@@ -40,7 +40,7 @@ from fairlane.errors import (
 from fairlane.handle import Enqueued, Foreseen, Job
 from fairlane.job import NewJob, Outcome
 from fairlane.policy.fair import Fair
-from fairlane.policy.limits import Limit
+from fairlane.policy.gates import Limit
 from fairlane.policy.policy import Policy
 from fairlane.policy.retry import Backoff
 from fairlane.policy.unique import Conflict, Unique

@@ -21,7 +21,7 @@ def stamp(call: Call[Any], job: UUID, policy: Policy, max_payload: int) -> NewJo
     task, options = call.task, call.options
     task.codec.check_call(call.args, call.kwargs)
     keys = _keys(task, policy, call)
-    lane_keys = {name: keys[name] for name in policy.lane_keys}
+    lane_keys = {name: task.name if name == "task" else keys[name] for name in policy.lane_keys}
     priority = task.options.priority if options.priority is None else options.priority
     payload = task.codec.encode_call(call.args, call.kwargs, max_payload)
     unique = task.options.unique if options.unique is None else options.unique
@@ -42,7 +42,7 @@ def stamp(call: Call[Any], job: UUID, policy: Policy, max_payload: int) -> NewJo
 
 
 def _keys(task: Task[..., Any], policy: Policy, call: Call[Any]) -> dict[str, str | None]:
-    source, needed, given = task.options.keys, policy.lane_keys, call.options.keys
+    source, needed, given = task.options.keys, policy.stamped_keys, call.options.keys
     if source is None and not needed and not given:
         return {}
     codec, args, kwargs = task.codec, call.args, call.kwargs
@@ -64,8 +64,6 @@ def _keys(task: Task[..., Any], policy: Policy, call: Call[Any]) -> dict[str, st
         values.update(_own(task, source(*args, **kwargs)))
     if given:
         values.update(_own(task, given))
-    if "task" in needed:
-        values["task"] = task.name
     for name in needed:
         if name not in values:
             raise InvalidKey(_missing(task, policy, name))

@@ -38,7 +38,7 @@ def test_lists_say_the_same_as_tuples() -> None:
     loose: Any = {"limits": [Concurrency(1, by="a")], "keys": ["a", "b"]}
     assert Policy("q", **loose) == Policy("q", limits=(Concurrency(1, by="a"),), keys=("a", "b"))
     named: Any = "account"
-    assert Policy("q", keys=named).lane_keys == ("account",)
+    assert Policy("q", keys=named).stamped_keys == ("account",)
 
 
 def test_two_declarations_that_say_the_same_have_the_same_digest() -> None:
@@ -89,7 +89,7 @@ def test_changing_a_bound_keeps_the_gates_and_changing_a_scope_does_not() -> Non
 
 def test_lanes_are_told_apart_by_all_keys_that_the_policy_looks_at_and_no_others() -> None:
     policy = Policy("q", fair=Fair(by="account"), limits=(Rate(1, per=1, by=("endpoint", "priority")), Concurrency(9)))
-    assert policy.lane_keys == ("account", "endpoint")
+    assert policy.lane_keys == ("account", "endpoint", "task")
 
 
 def test_lanes_of_a_queue_without_fair_belong_to_one_flow() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from fairlane.policy import Concurrency, gate_id
+from fairlane.policy import Concurrency, Rate, gate_id
 from fairlane.scheduler.snapshot import Standing
 from tests.scheduler.ledger import LaneKey
 from tests.scheduler.simulation import Bench
@@ -63,7 +63,7 @@ def _gates_count_who_runs(bench: Bench) -> None:
             row = bench.queue.gates[gate_id(policy.queue, bound.name, scope)]
             if isinstance(bound.limit, Concurrency):
                 assert row.in_flight == ledger.in_flight(bound.limit, scope)
-            else:
+            elif isinstance(bound.limit, Rate):
                 assert max(row.tat, bench.now) == max(ledger.arrival_time(bound.limit, scope), bench.now)
 
 

@@ -85,6 +85,7 @@ class Ledger:
     def room(self, limit: Limit, scope: tuple[str | None, ...], now: Instant) -> int:
         if isinstance(limit, Concurrency):
             return limit.max - self.in_flight(limit, scope)
+        assert isinstance(limit, Rate)
         return limit.room(0, self.arrival_time(limit, scope), now)
 
     def arrival_time(self, limit: Rate, scope: tuple[str | None, ...]) -> Instant:

@@ -19,7 +19,7 @@ import asyncpg
 
 from fairlane.clock import Clock, ManualClock
 from fairlane.job import Claim, NewJob, State, new_job_ids
-from fairlane.policy import Policy, canonical_keys, lane_id
+from fairlane.policy import Concurrency, Policy, Rate, canonical_keys, lane_id
 from fairlane.scheduler.settlement import Done, Outcome, settle
 from fairlane.store.postgres import PostgresStore
 from fairlane.store.protocol import Claimed, Listener, QueueCounts, Store, WorkerIdentity
@@ -254,7 +254,8 @@ async def assert_at_rest(
     assert await store.counts(policy.queue) == QueueCounts(ready=0, running=0, parked_lanes=0, bells=0)
     for each in keys:
         clock.advance("1d")  # every bucket is full again
-        asked = 1 + min((limit.room(0, 0, clock.now()) for limit in policy.limits), default=3)
+        plain = [limit for limit in policy.limits if isinstance(limit, Concurrency | Rate)]
+        asked = 1 + min((limit.room(0, 0, clock.now()) for limit in plain), default=3)
         room = asked - 1 if policy.limits else asked
         await given_jobs(store, policy, each, asked)
         admitted = await claim(store, policy.queue, asked)

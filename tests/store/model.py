@@ -11,11 +11,17 @@ from uuid import UUID
 
 from fairlane.clock import Instant
 from fairlane.job import Claim, JobRecord, NewJob, State
-from fairlane.policy import Policy
+from fairlane.policy import Concurrency, Limit, Policy, Rate
 from fairlane.policy.policy import BoundLimit
 from fairlane.scheduler.settlement import Settlement
 
-__all__ = ["ModelJob", "ModelQueue"]
+__all__ = ["ModelJob", "ModelQueue", "plain"]
+
+
+def plain(limit: Limit) -> Concurrency | Rate:
+    """A limit whose state is a count or an instant: those that the model knows."""
+    assert isinstance(limit, Concurrency | Rate)
+    return limit
 
 
 @dataclass
@@ -64,10 +70,10 @@ class ModelQueue:
             assert claim.attempt == job.attempt + 1
             self._check_order(job)
             for gate, bound in self._gates(job):
-                room = bound.limit.room(self._in_flight(gate), self._replayed(gate, bound), now)
+                room = plain(bound.limit).room(self._in_flight(gate), self._replayed(gate, bound), now)
                 assert room > 0, f"{bound.limit!r} was exceeded by {claim.id} {claim.keys}"
             for gate, bound in self._gates(job):
-                self.tokens[gate] = bound.limit.charged(self.tokens.get(gate, 0), now, 1)
+                self.tokens[gate] = plain(bound.limit).charged(self.tokens.get(gate, 0), now, 1)
                 self.starts.setdefault(gate, []).append((now, claim.id, claim.lease))
             job.state, job.attempt, job.lease = State.RUNNING, claim.attempt, claim.lease
             self.leases[claim.lease] = expires_at
@@ -96,7 +102,7 @@ class ModelQueue:
         for job in self.in_state(State.READY):
             shut = [(gate, bound) for gate, bound in self._gates(job) if self._room(gate, bound, now) <= 0]
             if not any(bound.limit.counts_in_flight for _, bound in shut):
-                times += [max(bound.limit.opens_at(self.tokens.get(gate, 0)) or now for gate, bound in shut)]
+                times += [max(plain(bound.limit).opens_at(self.tokens.get(gate, 0)) or now for gate, bound in shut)]
         return min(times, default=None)
 
     def settled(self, settlement: Settlement, now: Instant) -> None:
@@ -108,7 +114,7 @@ class ModelQueue:
                 self.starts[gate] = [each for each in known if each[1:] != (settlement.job, settlement.lease)]
                 if len(self.starts[gate]) == len(known):
                     # It started under another policy; at most, all that it took comes back.
-                    self.bases[gate] = bound.limit.refunded(self.bases.get(gate, 0), 1)
+                    self.bases[gate] = plain(bound.limit).refunded(self.bases.get(gate, 0), 1)
         job.state, job.lease = settlement.to, None
         job.attempt -= 0 if settlement.counts_attempt else 1
         if settlement.to is State.SCHEDULED:
@@ -136,19 +142,19 @@ class ModelQueue:
         bases = {gate: self._replayed(gate, bound) for job in self.jobs.values() for gate, bound in self._gates(job)}
         tokens, self.policy = self.tokens, policy
         # A gate's name holds its limit's: one that both policies know is found again, with what it has spent.
-        now_known = {gate: bound.limit for job in self.jobs.values() for gate, bound in self._gates(job)}
+        now_known = {gate: plain(bound.limit) for job in self.jobs.values() for gate, bound in self._gates(job)}
         self.bases = {gate: limit.carried_over(bases.get(gate, 0), now) for gate, limit in now_known.items()}
         self.tokens = {gate: limit.carried_over(tokens.get(gate, 0), now) for gate, limit in now_known.items()}
         self.starts = {}
 
     def _room(self, gate: bytes, bound: BoundLimit, now: Instant) -> int:
-        return bound.limit.room(self._in_flight(gate), self.tokens.get(gate, 0), now)
+        return plain(bound.limit).room(self._in_flight(gate), self.tokens.get(gate, 0), now)
 
     def _replayed(self, gate: bytes, bound: BoundLimit) -> Instant:
         """The theoretical arrival time, counted again from what was really started."""
         tat = self.bases.get(gate, 0)
         for at, _, _ in self.starts.get(gate, ()):
-            tat = bound.limit.charged(tat, at, 1)
+            tat = plain(bound.limit).charged(tat, at, 1)
         return tat
 
     def _in_flight(self, gate: bytes) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from fairlane.policy.fair import Fair
-from fairlane.policy.limits import Concurrency, Limit, Rate
+from fairlane.policy.gates import Limit
+from fairlane.policy.limits import Concurrency, Rate
 
 __all__ = ["ACTS", "FAIR", "FIFO", "LIMITED", "LIMITS", "Act"]
 

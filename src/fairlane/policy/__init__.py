@@ -1,8 +1,9 @@
 """The vocabulary of policies: pure values and their arithmetic, without I/O and without a clock."""
 
 from fairlane.policy.fair import Fair
+from fairlane.policy.gates import Limit
 from fairlane.policy.keys import Keys, canonical_key, canonical_keys, flow_id, gate_id, lane_id
-from fairlane.policy.limits import Concurrency, Limit, Rate
+from fairlane.policy.limits import Concurrency, Rate
 from fairlane.policy.policy import BoundLimit, Level, Policy
 from fairlane.policy.retry import Backoff
 from fairlane.policy.unique import Unique

@@ -1,8 +1,8 @@
 """Limits: what they allow, and the arithmetic of their gates.
 
-A gate keeps two numbers: how many jobs are in flight, and (for rates) the theoretical arrival time of GCRA. Each limit
-says how much room a gate has, what a start costs, and when a shut gate opens. All in whole numbers: what a limit
-admits never depends on rounding.
+A gate of these keeps two numbers: how many jobs are in flight, and (for rates) the theoretical arrival time of GCRA.
+Each limit says how much room a gate has, what a start costs, and when a shut gate opens. All in whole numbers: what a
+limit admits never depends on rounding.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import Any
 from fairlane.clock import SECOND, Instant, microseconds
 from fairlane.errors import ConfigurationError, InvalidPolicy
 from fairlane.policy.by import By, normalize_by
+from fairlane.policy.gates import Ending, GateState
 
-__all__ = ["Concurrency", "Limit", "Rate"]
+__all__ = ["Concurrency", "Rate"]
 
 UNBOUNDED = 1 << 31
 MAX_COUNT = 1_000_000_000
@@ -70,8 +71,28 @@ class Concurrency:
         """Not by time: a slot must be released."""
         return None
 
+    def room_at(self, gate: GateState, now: Instant) -> int:
+        return self.room(gate.in_flight, gate.tat, now)
+
+    def take(self, gate: GateState, now: Instant, count: int) -> None:
+        gate.in_flight += count
+
+    def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
+        gate.in_flight = max(0, gate.in_flight - ending.ended - ending.unstarted)
+        return True
+
+    def opens_again_at(self, gate: GateState) -> Instant | None:
+        return None
+
+    def carry_over(self, gate: GateState, now: Instant) -> None:
+        """What runs is counted anew; there is nothing else."""
+
     def to_document(self) -> dict[str, Any]:
         return {"kind": "concurrency", "max": self.max, "by": list(self.by)}
+
+    @classmethod
+    def from_document(cls, document: dict[str, Any]) -> Concurrency:
+        return cls(document["max"], by=tuple(document["by"]))
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -160,11 +181,32 @@ class Rate:
         """The first instant at which one more job may start."""
         return tat + self.interval - self.burst * self.interval
 
+    def room_at(self, gate: GateState, now: Instant) -> int:
+        return self.room(gate.in_flight, gate.tat, now)
+
+    def take(self, gate: GateState, now: Instant, count: int) -> None:
+        gate.tat = self.charged(gate.tat, now, count)
+
+    def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
+        """Tokens come back for what never started, unless they were never taken here."""
+        if not ending.unstarted or held is None:
+            return False
+        gate.tat = self.refunded(gate.tat, ending.unstarted, held)
+        return True
+
+    def opens_again_at(self, gate: GateState) -> Instant | None:
+        return self.opens_at(gate.tat)
+
+    def carry_over(self, gate: GateState, now: Instant) -> None:
+        gate.tat = self.carried_over(gate.tat, now)
+
     def to_document(self) -> dict[str, Any]:
         return {"kind": "rate", "limit": self.limit, "per": self.per, "burst": self.burst, "by": list(self.by)}
 
-
-Limit = Concurrency | Rate
+    @classmethod
+    def from_document(cls, document: dict[str, Any]) -> Rate:
+        per = document["per"] / SECOND
+        return cls(document["limit"], per=per, burst=document["burst"], by=tuple(document["by"]))
 
 
 def _is_whole(value: object) -> bool:

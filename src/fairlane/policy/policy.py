@@ -15,8 +15,9 @@ from fairlane.clock import SECOND
 from fairlane.errors import InvalidPolicy
 from fairlane.policy.by import By, normalize_by
 from fairlane.policy.fair import Fair
-from fairlane.policy.keys import Keys, flow_id, gate_id, select
-from fairlane.policy.limits import Concurrency, Limit, Rate
+from fairlane.policy.gates import Limit
+from fairlane.policy.keys import BUILT_IN, Keys, flow_id, gate_id, select
+from fairlane.policy.kinds import KINDS, read_limit
 
 __all__ = ["BoundLimit", "Level", "Policy"]
 
@@ -59,14 +60,14 @@ class Policy:
         object.__setattr__(self, "limits", tuple(self.limits))
         object.__setattr__(self, "keys", normalize_by(what, self.keys))
         for limit in self.limits:
-            if not isinstance(limit, Concurrency | Rate):
+            if not isinstance(limit, tuple(KINDS.values())):
                 raise InvalidPolicy(f"{what}: {limit!r} is not a limit; use Concurrency(…) or Rate(…)")
         if self.fair is not None and not isinstance(self.fair, Fair):
             raise InvalidPolicy(f"{what}: fair={self.fair!r} is not a fair share; use Fair(by=…)")
         if self.priority_step < 0:
             raise InvalidPolicy(f"{what}: the priority step is a time of at least 0")
-        if "priority" in self.keys:
-            raise InvalidPolicy(f"{what}: every job has a priority; leave it out of keys={self.keys!r}")
+        if built_in := sorted(set(self.keys) & set(BUILT_IN)):
+            raise InvalidPolicy(f"{what}: every job has a {built_in[0]}; leave it out of keys={self.keys!r}")
         missing = sorted(set(self._named()) - set(self.keys))
         if self.keys and missing:
             raise InvalidPolicy(
@@ -75,12 +76,17 @@ class Policy:
 
     def _named(self) -> list[str]:
         scopes = [self.fair.by if self.fair else (), *(limit.by for limit in self.limits)]
-        return sorted({name for by in scopes for name in by} - {"priority"})
+        return sorted({name for by in scopes for name in by} - set(BUILT_IN))
+
+    @cached_property
+    def stamped_keys(self) -> By:
+        """The keys that a job must carry: those declared, else all that the policy looks at."""
+        return tuple(sorted(self.keys)) or tuple(self._named())
 
     @cached_property
     def lane_keys(self) -> By:
-        """The keys that tell lanes apart: those declared, else all that the policy looks at."""
-        return tuple(sorted(self.keys)) or tuple(self._named())
+        """What tells lanes apart, priority aside: the keys, and always the task, so that it can be held back alone."""
+        return tuple(sorted((*self.stamped_keys, "task")))
 
     @cached_property
     def bound(self) -> tuple[BoundLimit, ...]:
@@ -158,7 +164,7 @@ class Policy:
         return cls(
             queue=document["queue"],
             fair=_fair(fair) if fair else None,
-            limits=tuple(_limit(each) for each in document["limits"]),
+            limits=tuple(read_limit(each) for each in document["limits"]),
             keys=tuple(document["keys"]),
             priority_step=document["priority_step"],
         )
@@ -174,15 +180,3 @@ def _fair(document: dict[str, Any]) -> Fair:
         weight=document["weights"] or document["weight"],
         charge=document["charge"],
     )
-
-
-def _limit(document: dict[str, Any]) -> Limit:
-    by = tuple(document["by"])
-    match document["kind"]:
-        case "concurrency":
-            return Concurrency(document["max"], by=by)
-        case "rate":
-            per = document["per"] / SECOND
-            return Rate(document["limit"], per=per, burst=document["burst"], by=by)
-        case other:
-            raise InvalidPolicy(f"the stored policy holds a limit of kind {other!r}, which this version does not know")

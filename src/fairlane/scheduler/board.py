@@ -9,11 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
+from typing import Any
+
+import msgspec
 
 from fairlane.clock import Instant
 from fairlane.policy.keys import select
 from fairlane.policy.policy import BoundLimit, Policy
-from fairlane.scheduler.snapshot import FlowRow, GateRow, Head, LaneRow, QueueRow, Standing
+from fairlane.scheduler.snapshot import FlowRow, GateRow, Head, LaneRow, QueueRow, Release, Standing
 
 __all__ = ["Board", "Flow", "Gate", "Lane"]
 
@@ -29,12 +32,28 @@ IDLE, READY, PARKED = int(Standing.IDLE), int(Standing.READY), int(Standing.PARK
 class Gate:
     """One limit for one key, being worked on."""
 
-    __slots__ = ("awake", "bound", "dirty", "id", "in_flight", "key", "known", "limit", "tat", "waiting", "wake_at")
+    __slots__ = (
+        "awake",
+        "bound",
+        "dirty",
+        "id",
+        "in_flight",
+        "key",
+        "known",
+        "limit",
+        "memo",
+        "tat",
+        "value",
+        "waiting",
+        "wake_at",
+    )
 
     def __init__(self, row: GateRow, bound: BoundLimit) -> None:
         self.id = row.id
         self.bound = bound
         self.limit = bound.limit
+        self.memo: Any = None if row.memo is None else msgspec.json.decode(row.memo)
+        self.value = row.value
         self.key = row.key
         self.in_flight = row.in_flight
         self.tat = row.tat
@@ -45,27 +64,32 @@ class Gate:
         self.dirty = False
 
     def room(self, now: Instant) -> int:
-        return self.limit.room(self.in_flight, self.tat, now)
+        return self.limit.room_at(self, now)
 
     def charge(self, now: Instant, count: int = 1) -> None:
-        if self.limit.counts_in_flight:
-            self.in_flight += count
-        else:
-            self.tat = self.limit.charged(self.tat, now, count)
+        self.limit.take(self, now, count)
         self.dirty = True
 
-    def give_back(self, ended: int, unstarted: int, held: int | None) -> None:
-        """Free what claims held. Tokens come back for what never started, unless they were never taken here."""
-        if self.limit.counts_in_flight:
-            self.in_flight = max(0, self.in_flight - ended - unstarted)
+    def free(self, release: Release, now: Instant, held: int | None, task: str | None) -> None:
+        """Take note of claims that ended."""
+        if self.limit.free(self, release, now, held, task):
             self.dirty = True
-        elif unstarted and held is not None:
-            self.tat = self.limit.refunded(self.tat, unstarted, held)
-            self.dirty = True
+
+    def opens_at(self) -> Instant | None:
+        return self.limit.opens_again_at(self)
 
     def row(self) -> GateRow:
         return GateRow(
-            self.id, self.bound.name, self.key, self.in_flight, self.tat, self.waiting, self.awake, self.wake_at
+            self.id,
+            self.bound.name,
+            self.key,
+            self.in_flight,
+            self.tat,
+            self.waiting,
+            self.awake,
+            self.wake_at,
+            None if self.memo is None else msgspec.json.encode(self.memo).decode(),
+            self.value,
         )
 
 

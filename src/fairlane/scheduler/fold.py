@@ -63,7 +63,7 @@ def _free_gates(board: Board, lane: Lane, release: Release, policy_since: Instan
     # A claim from before the policy came into force was charged by other limits than these.
     held = max(0, board.now - release.since) if release.since > policy_since else None
     for gate in (*board.gates_of(lane), *board.queue_gates()):
-        gate.give_back(release.ended, release.unstarted, held)
+        gate.free(release, board.now, held, lane.keys.get("task"))
 
 
 def _move_back(board: Board, flow: Flow, others: float) -> None:

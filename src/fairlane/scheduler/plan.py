@@ -482,7 +482,7 @@ class _Plan:
         stops_queue = gate.bound.level is Level.QUEUE and bool(self.heap or not self.scan_ended)
         alarm = None
         if room <= 0 and (gate.waiting or stops_queue):
-            alarm = gate.limit.opens_at(gate.tat)
+            alarm = gate.opens_at()
         elif gate.waiting and room > gate.awake:
             alarm = self.now
             self.left_behind = True

@@ -41,12 +41,13 @@ def rebuild(
     """State under the new policy. Flows keep their virtual time and gates their tokens if both policies know them."""
     board = Board(policy, now, queue)
     known_flows = {row.id: row for row in flows}
-    bounds = {bound.name: bound.limit for bound in policy.bound}
+    bounds = {bound.name for bound in policy.bound}
     for gate_row in gates:
         # Tokens stay spent, also of a key that has no lane any more.
-        if (limit := bounds.get(gate_row.limit)) is not None:
-            tat = limit.carried_over(gate_row.tat, now)
-            board.add_gates([replace(gate_row, in_flight=0, tat=tat, waiting=0, awake=0, wake_at=None)])
+        if gate_row.limit in bounds:
+            board.add_gates([replace(gate_row, in_flight=0, waiting=0, awake=0, wake_at=None)])
+            gate = board.gates[gate_row.id]
+            gate.limit.carry_over(gate, now)
     for row in sorted(lanes, key=lambda row: row.id):
         flow_id = policy.flow_of(row.priority, row.keys)
         if flow_id not in board.flows and (old := known_flows.get(flow_id)) is not None:

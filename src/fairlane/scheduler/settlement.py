@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import assert_never
 from uuid import UUID
 
@@ -20,6 +21,7 @@ __all__ = [
     "Retried",
     "Settlement",
     "Snoozed",
+    "Verdict",
     "settle",
 ]
 
@@ -81,6 +83,23 @@ class Lost(msgspec.Struct, frozen=True):
 Outcome = Done | Failed | Retried | Snoozed | Died | Cancelled | Released | Lost
 
 
+class Verdict(IntEnum):
+    """What a run says about whatever it called. The numbers are given to stores."""
+
+    GOOD = 0
+    FAILED = 1
+    NEUTRAL = 2
+
+
+_VERDICTS = {
+    "done": Verdict.GOOD,
+    "failed": Verdict.FAILED,
+    "retry": Verdict.FAILED,
+    "dead": Verdict.FAILED,
+    "lost": Verdict.FAILED,
+}
+
+
 class Settlement(msgspec.Struct, frozen=True):
     """What ending one claim writes. Fenced: it applies only where the job still holds this lease."""
 
@@ -101,6 +120,11 @@ class Settlement(msgspec.Struct, frozen=True):
     """What is written in the same transaction. `DuplicateJob` if a follow-up's id is taken: nothing is applied then."""
     fallback: Settlement | None = None
     """What applies instead, if the effects are refused for good."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """What this run says about whatever it called."""
+        return _VERDICTS.get(self.outcome, Verdict.NEUTRAL)
 
     def if_asked_to_cancel(self) -> Settlement:
         """What applies instead where the job has been asked to cancel: it goes on no more, but an end stays an end.

@@ -107,6 +107,10 @@ class GateRow(msgspec.Struct, frozen=True, gc=False):
     """How many it has woken that have not been visited yet: room that is spoken for."""
     wake_at: Instant | None
     """When it has to be looked at although nothing was released."""
+    memo: str | None = None
+    """What its limit keeps besides, as JSON."""
+    value: float | None = None
+    """The bound that the newest job of its key brought along; `None`: what the policy says."""
 
 
 class Head(msgspec.Struct, frozen=True, gc=False):
@@ -147,6 +151,12 @@ class Release(msgspec.Struct, frozen=True, gc=False):
     """What was charged for those."""
     since: Instant = 0
     """When the oldest of those was claimed: tokens that time has given back are not given back twice."""
+    failed: int = 0
+    """Of those that ran, how many failed. All claims of such a bell were claimed at `latest`."""
+    neutral: int = 0
+    """Of those that ran, how many say nothing about what they called: snoozed, cancelled."""
+    latest: Instant = 0
+    """When the last of those that ran was claimed."""
 
 
 class Snapshot(msgspec.Struct, frozen=True):

@@ -11,16 +11,17 @@
 --
 --   kind          place id kin  gate name   keys   f1      f2     f3   f4   i1        i2         i3        i4       i5       i6
 --   q the queue     ×                digest bounds vtime   cursor cost      now       cursor_tie tie       releases due?     waiters?
---   r a release          ×                         charged refund           ended     ran        unstarted since
+--   r a release          ×                         charged refund           ended     ran        unstarted since    failed   neutral
 --   a an arrival         ×                  ×                               priority  count      floor     since
 --   f a flow        ×    ×  lane ×          ×      weight  vtime  cost debt tie       open       shut      standing spilled?
 --   s one scanned   ×    ×  lane ×          ×      weight  vtime  cost debt tie       open       shut      standing spilled?
 --   l a lane        ×    ×  flow ×          ×      tag                      priority  ready      in_flight floor    rank     standing
---   g a gate        ×    ×           limit  ×                               in_flight tat        waiting   awake    wake_at
+--   g a gate        ×    ×           limit  ×      value                    in_flight tat        waiting   awake    wake_at
 --   h a head        ×                                                       nth       position   ready_at
 --
 -- A flow that houses its only lane says more: lane_gate, lane_keys, lane_tag, lane_priority, lane_ready, lane_in_flight,
--- lane_floor, lane_rank, lane_standing. Elsewhere these are null.
+-- lane_floor, lane_rank, lane_standing. Elsewhere these are null, but for two that are borrowed: a gate's `memo` comes as
+-- lane_keys, a release's `latest` as lane_rank.
 
 -- name: select_queue_id
 -- The opening of a claim cannot have parameters (three statements, one round trip), so the server writes it once.
@@ -69,7 +70,7 @@ released as (
         order by r.xid
         limit $4::integer
     ))
-    returning xid, lanes, ended, ran, charged, unstarted, refund, since
+    returning xid, lanes, ended, ran, charged, unstarted, refund, since, failed, neutral, latest
 ),
 arrived as (
     delete from fairlane.arrivals
@@ -132,11 +133,11 @@ select 'q' as kind, place, null::bytea as id, null::bytea as kin, null::bytea as
     null::integer as lane_standing
 from queue
 union all
-select 'r', null, u.lane, null, null, null, null, u.charged, u.refund, null, null, u.ended, u.ran, u.unstarted, u.since, null, null,
-    null, null, null, null, null, null, null, null, null
+select 'r', null, u.lane, null, null, null, null, u.charged, u.refund, null, null, u.ended, u.ran, u.unstarted, u.since, u.failed, u.neutral,
+    null, null, null, null, null, null, null, u.latest, null
 from released r
-cross join unnest(r.lanes, r.ended, r.ran, r.charged, r.unstarted, r.refund, r.since)
-    as u (lane, ended, ran, charged, unstarted, refund, since)
+cross join unnest(r.lanes, r.ended, r.ran, r.charged, r.unstarted, r.refund, r.since, r.failed, r.neutral, r.latest)
+    as u (lane, ended, ran, charged, unstarted, refund, since, failed, neutral, latest)
 union all
 (
     select 'a', null, lane, null, null, null, keys::text, null, null, null, null, priority, count, floor, since, null, null,
@@ -194,9 +195,9 @@ cross join lateral (
 where scanned.spilled
 union all
 (
-    select 'g', g.ctid, g.id, null, null, g."limit", g.key, null, null, null, null, g.in_flight, g.tat, g.waiting,
+    select 'g', g.ctid, g.id, null, null, g."limit", g.key, g.value, null, null, null, g.in_flight, g.tat, g.waiting,
         g.awake, g.wake_at, null,
-        null, null, null, null, null, null, null, null, null
+        null, g.memo, null, null, null, null, null, null, null
     from fairlane.gates g
     where g.queue_id = $1 and g.wake_at is not null and g.wake_at <= (select now from queue)
     order by g.wake_at
@@ -224,7 +225,7 @@ joined as (
     set state = 1, due_at = null, position = p.position, ready_at = $2
     from placed p
     where j.id = any (array[p.id])
-    returning j.lane, j.priority, j.position, coalesce(j.lane_keys, j.keys) as keys
+    returning j.lane, j.priority, j.position, fairlane.keys_of_lane(j.lane_keys, j.keys, j.task) as keys
 )
 select lane, priority, (array_agg(keys))[1] as keys, count(*)::integer as count, min(position) as floor, $2 as since
 from joined
@@ -361,9 +362,9 @@ cross join lateral (
     limit n.count
 ) first
 union all
-select 'g', newest.place, newest.id, null, null, newest."limit", newest.key, null, null, null, null,
+select 'g', newest.place, newest.id, null, null, newest."limit", newest.key, newest.value, null, null, null,
     newest.in_flight, newest.tat, newest.waiting, newest.awake, newest.wake_at, null,
-    null, null, null, null, null, null, null, null, null
+    null, newest.memo, null, null, null, null, null, null, null
 from unnest($3::bytea[]) as n (id)
 cross join lateral (
     select g.*, g.ctid as place
@@ -437,6 +438,7 @@ lanes as (
 gates as (
     update fairlane.gates g
     set in_flight = u.in_flight, tat = u.tat, waiting = u.waiting, awake = u.awake, wake_at = u.wake_at,
+        memo = u.memo, value = u.value,
         writes = (g.writes + 1) % 16,
         version = g.version + case when g.wake_at is distinct from u.wake_at or g.writes = 15 then 1 else 0 end
     from unnest($14::fairlane.touched_gate[]) u
@@ -527,8 +529,8 @@ select 'l', null, id, flow, gate, null, keys, tag, null, null, null, priority, r
     null, null, null, null, null, null, null, null, null
 from lanes
 union all
-select 'g', null, id, null, null, "limit", key, null, null, null, null, in_flight, tat, waiting, awake, wake_at, null,
-    null, null, null, null, null, null, null, null, null
+select 'g', null, id, null, null, "limit", key, value, null, null, null, in_flight, tat, waiting, awake, wake_at, null,
+    null, memo, null, null, null, null, null, null, null
 from gates
 
 -- name: update_policy

@@ -112,7 +112,7 @@ def _columns(job: NewJob, queues: Mapping[str, int]) -> tuple[object, ...]:
         job.task,
         job.priority,
         job.lane,
-        None if job.lane_keys == job.keys else rows.encode(job.lane_keys),
+        None if job.lane_keys == {**job.keys, "task": job.task} else rows.encode(job.lane_keys),
         rows.encode(job.keys),
         job.payload,
         job.max_attempts,

@@ -111,7 +111,7 @@ back as (
         progress_message = null
     from placed p
     where j.id = any (array[p.id])
-    returning j.queue_id, j.lane, j.priority, j.position, j.ready_at, j.state, coalesce(j.lane_keys, j.keys) as keys
+    returning j.queue_id, j.lane, j.priority, j.position, j.ready_at, j.state, fairlane.keys_of_lane(j.lane_keys, j.keys, j.task) as keys
 ),
 rung as (
     insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since)

@@ -98,7 +98,7 @@ stored as (
     select id, nextval('fairlane.positions'), now, now, queue_id, max_attempts, priority,
         case when due_at is null then 1 else 0 end, lane, task, keys, lane_keys, payload, due_at
     from given
-    returning queue_id, lane, priority, position, ready_at, state, coalesce(lane_keys, keys) as keys
+    returning queue_id, lane, priority, position, ready_at, state, fairlane.keys_of_lane(lane_keys, keys, task) as keys
 ),
 rung as (
     insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since)
@@ -145,7 +145,7 @@ stored as (
 ),
 rung as (
     insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since)
-    select $4, $7, $6, coalesce($8, $9), 1, position, ready_at
+    select $4, $7, $6, fairlane.keys_of_lane($8, $9, $5), 1, position, ready_at
     from stored
     where state = 1
 )
@@ -215,16 +215,19 @@ ended as (
         error = g.error
     from given g
     where j.id = any (array[g.id]) and j.lease = g.lease and j.state = 2
-    returning j.id, j.queue_id, j.lane, j.priority, j.position, j.ready_at, coalesce(j.lane_keys, j.keys) as keys,
-        j.state, j.claimed_at, j.worker, j.charge, j.lease, j.outcome, j.error, g.ran, g.unstarted, g.now,
+    returning j.id, j.queue_id, j.lane, j.priority, j.position, j.ready_at, fairlane.keys_of_lane(j.lane_keys, j.keys, j.task) as keys,
+        j.state, j.claimed_at, j.worker, j.charge, j.lease, j.outcome, j.error, g.ran, g.unstarted, g.verdict, g.now,
         case when g.counts_attempt then j.attempt else j.attempt + 1 end as attempt
 ),
 freed as (
-    insert into fairlane.releases (queue_id, lanes, ended, ran, charged, unstarted, refund, since)
+    insert into fairlane.releases (queue_id, lanes, ended, ran, charged, unstarted, refund, since, failed, neutral, latest)
     select queue_id, array_agg(lane), array_agg(ended), array_agg(ran), array_agg(charged), array_agg(unstarted),
-        array_agg(refund), array_agg(since)
+        array_agg(refund), array_agg(since), array_agg(failed), array_agg(neutral), array_agg(latest)
     from (
         select queue_id, lane,
+            (count(*) filter (where verdict = 1))::integer as failed,
+            (count(*) filter (where verdict = 2 and not unstarted))::integer as neutral,
+            coalesce(max(claimed_at) filter (where not unstarted), 0) as latest,
             count(*) filter (where not unstarted)::integer as ended,
             coalesce(sum(ran) filter (where not unstarted), 0)::bigint as ran,
             coalesce(sum(charge) filter (where not unstarted), 0) as charged,
@@ -232,7 +235,8 @@ freed as (
             coalesce(sum(charge) filter (where unstarted), 0) as refund,
             coalesce(min(claimed_at) filter (where unstarted), 0) as since
         from ended
-        group by queue_id, lane
+        -- Failed runs apart, by when they were claimed: whoever counts failures must know whether they are old news.
+        group by queue_id, lane, case when verdict = 1 then claimed_at end
     ) by_lane
     group by queue_id
 ),
@@ -309,15 +313,16 @@ ended as (
         cross join unnest($2::fairlane.done[]) u
     ) g
     where j.id = any (array[g.id]) and j.lease = g.lease and j.state = 2
-    returning j.id, j.queue_id, j.lane, j.charge, g.ran, g.now
+    returning j.id, j.queue_id, j.lane, j.charge, j.claimed_at, g.ran, g.now
 ),
 freed as (
-    insert into fairlane.releases (queue_id, lanes, ended, ran, charged, unstarted, refund, since)
+    insert into fairlane.releases (queue_id, lanes, ended, ran, charged, unstarted, refund, since, latest)
     select queue_id, array_agg(lane), array_agg(ended), array_agg(ran), array_agg(charged),
         array_fill(0, array[count(*)::integer]), array_fill(0::double precision, array[count(*)::integer]),
-        array_fill(0::bigint, array[count(*)::integer])
+        array_fill(0::bigint, array[count(*)::integer]), array_agg(latest)
     from (
-        select queue_id, lane, count(*)::integer as ended, sum(ran)::bigint as ran, sum(charge) as charged
+        select queue_id, lane, count(*)::integer as ended, sum(ran)::bigint as ran, sum(charge) as charged,
+            max(claimed_at) as latest
         from ended
         group by queue_id, lane
     ) by_lane
@@ -451,7 +456,7 @@ ended as (
 ),
 rung as (
     insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since)
-    select queue_id, lane, priority, coalesce(lane_keys, keys), -1, position, ready_at
+    select queue_id, lane, priority, fairlane.keys_of_lane(lane_keys, keys, task), -1, position, ready_at
     from job
     where state = 1
 ),

@@ -53,6 +53,9 @@ def storable(text: str | None) -> str | None:
 
 HOUSED_FROM = 17
 """The first of the columns that only a flow has which houses its lane."""
+MEMO = 18
+LATEST = 24
+"""Two of those columns, which gates and releases borrow."""
 
 
 class Found:
@@ -83,7 +86,7 @@ class Found:
                     if not i5:
                         self._house(id_, kin, record[HOUSED_FROM:])
                 case "r":
-                    self.releases.append(Release(id_, i1, i2, f1, i3, f2, i4))
+                    self.releases.append(Release(id_, i1, i2, f1, i3, f2, i4, i5 or 0, i6 or 0, record[LATEST] or 0))
                 case "h":
                     self.heads.append((i1, Head(place, i2, i3)))
                 case "l":
@@ -91,7 +94,7 @@ class Found:
                     self.lanes.append(LaneRow(id_, kin, i1, decode_keys(keys), i2, i3, i4, i5, i6, gate, f1))
                 case "g":
                     self.places[id_] = place
-                    self.gates.append(GateRow(id_, name, _decode_key(keys), i1, i2, i3, i4, i5))
+                    self.gates.append(GateRow(id_, name, _decode_key(keys), i1, i2, i3, i4, i5, record[MEMO], f1))
                 case "a":
                     self.arrivals.append(Arrival(id_, i1, decode_keys(keys), i2, i3, i4))
                 case _:
@@ -138,7 +141,7 @@ def touched_lane(row: LaneRow, place: Place) -> Row:
 
 
 def touched_gate(row: GateRow, place: Place) -> Row:
-    return (place, row.in_flight, row.tat, row.waiting, row.awake, row.wake_at)
+    return (place, row.in_flight, row.tat, row.waiting, row.awake, row.wake_at, row.memo, row.value)
 
 
 FIRST_VERSION = (0, 0)
@@ -210,4 +213,6 @@ def new_gate(row: GateRow, queue: int) -> Row:
         row.awake,
         row.wake_at,
         *FIRST_VERSION,
+        row.memo,
+        row.value,
     )

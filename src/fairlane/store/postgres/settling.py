@@ -185,4 +185,5 @@ def _settled_row(each: Settlement) -> tuple[object, ...]:
         storable(each.error),
         each.counts_attempt,
         each.unstarted,
+        each.verdict,
     )

@@ -45,8 +45,8 @@ insert into arrivals (queue, lane, priority, keys, count, floor, since)
 values (?, ?, ?, ?, ?, ?, ?)
 
 -- name: insert_release
-insert into releases (queue, lane, ended, ran, charged, unstarted, refund, since)
-values (?, ?, ?, ?, ?, ?, ?, ?)
+insert into releases (queue, lane, ended, ran, charged, unstarted, refund, since, failed, neutral, latest)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: select_due_jobs
 -- Scheduled jobs whose time has come, in the order in which they are due.
@@ -70,7 +70,7 @@ order by id
 limit ?
 
 -- name: select_releases
-select id, lane, ended, ran, charged, unstarted, refund, since
+select id, lane, ended, ran, charged, unstarted, refund, since, failed, neutral, latest
 from releases
 where queue = ?
 order by id
@@ -119,7 +119,7 @@ from flows
 where id = ?
 
 -- name: select_gate
-select id, "limit", key, in_flight, tat, waiting, awake, wake_at
+select id, "limit", key, in_flight, tat, waiting, awake, wake_at, memo, value
 from gates
 where id = ?
 
@@ -171,7 +171,7 @@ order by vtime, tie
 limit ?
 
 -- name: select_due_gates
-select id, "limit", key, in_flight, tat, waiting, awake, wake_at
+select id, "limit", key, in_flight, tat, waiting, awake, wake_at, memo, value
 from gates
 where queue = ? and wake_at is not null and wake_at <= ?
 order by wake_at
@@ -212,11 +212,11 @@ set flow = excluded.flow, ready = excluded.ready, in_flight = excluded.in_flight
     rank = excluded.rank, standing = excluded.standing, gate = excluded.gate, tag = excluded.tag
 
 -- name: upsert_gate
-insert into gates (id, queue, "limit", key, in_flight, tat, waiting, awake, wake_at)
-values (?, ?, ?, ?, ?, ?, ?, ?, ?)
+insert into gates (id, queue, "limit", key, in_flight, tat, waiting, awake, wake_at, memo, value)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 on conflict (id) do update
 set in_flight = excluded.in_flight, tat = excluded.tat, waiting = excluded.waiting, awake = excluded.awake,
-    wake_at = excluded.wake_at
+    wake_at = excluded.wake_at, memo = excluded.memo, value = excluded.value
 
 -- name: insert_lease
 insert into leases (id, worker, expires_at, renewed_at, held, jobs)
@@ -370,7 +370,7 @@ from flows
 where queue = ?
 
 -- name: select_all_gates
-select id, "limit", key, in_flight, tat, waiting, awake, wake_at
+select id, "limit", key, in_flight, tat, waiting, awake, wake_at, memo, value
 from gates
 where queue = ?
 

@@ -97,6 +97,8 @@ def gate_parameters(row: GateRow, queue: int) -> Row:
         row.waiting,
         row.awake,
         row.wake_at,
+        row.memo,
+        row.value,
     )
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from fairlane.clock import Instant
 from fairlane.job import Claim, StampedEffects, State
-from fairlane.scheduler.settlement import Lost, Settlement
+from fairlane.scheduler.settlement import Lost, Settlement, Verdict
 from fairlane.scheduler.settlement import settle as decide
 from fairlane.store.protocol import Reaped
 from fairlane.store.sqlite import jobs, rows, values
@@ -17,12 +17,16 @@ from fairlane.store.sqlite.database import Transaction
 
 __all__ = ["reap", "settle"]
 
+FRACTIONS = (2, 4)
+"""The figures of a release bell that are no whole numbers: what was charged, and what is given back of it."""
+
 
 class _Tally:
     """The bells of one settlement, added up per lane, and what each lease still holds."""
 
     def __init__(self) -> None:
-        self.releases: dict[tuple[int, bytes], list[float]] = {}
+        # Failed runs apart, by when they were claimed: whoever counts failures must know whether they are old news.
+        self.releases: dict[tuple[int, bytes, int | None], list[float]] = {}
         self.arrivals: list[tuple[object, ...]] = []
         self.ended: dict[UUID, int] = {}
         self.woken: dict[int, int] = {}
@@ -40,8 +44,8 @@ def settle(tx: Transaction, settlements: Iterable[Settlement], now: Instant) -> 
     tx.run_many(
         "insert_release",
         [
-            (queue, lane, int(ended), int(ran), charged, int(unstarted), refund, int(since))
-            for (queue, lane), (ended, ran, charged, unstarted, refund, since) in tally.releases.items()
+            (queue, lane, *(figure if n in FRACTIONS else int(figure) for n, figure in enumerate(figures)))
+            for (queue, lane, _), figures in tally.releases.items()
         ],
     )
     tx.run_many("insert_arrival", tally.arrivals)
@@ -49,7 +53,7 @@ def settle(tx: Transaction, settlements: Iterable[Settlement], now: Instant) -> 
         if tx.value("drop_claims", count, lease.bytes) == 0:
             tx.run("delete_lease", lease.bytes)
             tx.run("delete_cancellations", lease.bytes)
-    for queue in {queue for queue, _ in tally.releases}:
+    for queue in {queue for queue, _, _ in tally.releases}:
         # A freed slot makes a waiting job claimable, and whoever settles may not be there to claim it.
         if queue not in tally.woken and tx.value("has_waiting_work", queue):
             tally.woken[queue] = 1
@@ -78,7 +82,9 @@ def _settle_one(tx: Transaction, settlement: Settlement, now: Instant, tally: _T
     if not to.is_final:
         tx.run("insert_attempt", job, attempt, claimed_at, now, worker, outcome, settlement.error)
     tx.run("finish_job", to, counted, finished_at, due_at, settlement.error, outcome, settlement.result, position)
-    release = tally.releases.setdefault((queue, lane), [0, 0, 0.0, 0, 0.0, now])
+    is_failed = settlement.verdict is Verdict.FAILED
+    apart = claimed_at if is_failed else None
+    release = tally.releases.setdefault((queue, lane, apart), [0, 0, 0.0, 0, 0.0, now, 0, 0, 0])
     if settlement.unstarted:
         release[3] += 1
         release[4] += charge
@@ -87,6 +93,9 @@ def _settle_one(tx: Transaction, settlement: Settlement, now: Instant, tally: _T
         release[0] += 1
         release[1] += settlement.ran
         release[2] += charge
+        release[6] += is_failed
+        release[7] += settlement.verdict is Verdict.NEUTRAL
+        release[8] = max(release[8], claimed_at)
     if to is State.READY:
         tally.arrivals.append((queue, lane, priority, lane_keys, 1, position, ready_at))
         tally.woken[queue] = tally.woken.get(queue, 0) + 1

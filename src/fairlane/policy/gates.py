@@ -1,0 +1,104 @@
+"""What a gate keeps, and what ends at it: the words in which limits and the plan talk to each other."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from fairlane.clock import Instant
+from fairlane.policy.by import By
+
+__all__ = ["Ending", "GateState", "Limit"]
+
+
+class GateState(Protocol):
+    """The state of one limit for one key. Only the holder of the claim lock changes it."""
+
+    in_flight: int
+    tat: Instant
+    """From when on the gate, with nothing in flight, says no more than a new one would: it may be forgotten then. For a
+    rate, the theoretical arrival time of GCRA."""
+    memo: Any
+    """What a limit keeps besides, as JSON can hold it; `None` to begin with."""
+    waiting: int
+    """How many lanes and flows are parked on it."""
+
+
+class Ending(Protocol):
+    """Claims of one lane that ended, as a release bell reports them."""
+
+    @property
+    def ended(self) -> int:
+        """Claims that ran, however they ended."""
+        ...
+
+    @property
+    def ran(self) -> int:
+        """Their run time in microseconds, added up."""
+        ...
+
+    @property
+    def unstarted(self) -> int:
+        """Claims that were given back before they started."""
+        ...
+
+    @property
+    def failed(self) -> int:
+        """Of those that ran, how many failed; all of them were claimed at `latest` then."""
+        ...
+
+    @property
+    def neutral(self) -> int:
+        """Of those that ran, how many say nothing about what they called: snoozed, cancelled."""
+        ...
+
+    @property
+    def latest(self) -> Instant:
+        """When the last of those that ran was claimed."""
+        ...
+
+
+class Limit(Protocol):
+    """A bound with a scope. It keeps its state in gates and changes nothing else.
+
+    A limit that is asked in the wrong order does no harm, but must never admit more than it says: `take` follows
+    `room`, at the same instant, under the same lock.
+    """
+
+    @property
+    def by(self) -> By: ...
+
+    @property
+    def identity(self) -> str:
+        """Names the limit's state. The bound itself is left out: changing it keeps what the gates hold."""
+        ...
+
+    @property
+    def counts_in_flight(self) -> bool:
+        """Whether it counts what runs: its gates are counted again when the policy changes."""
+        ...
+
+    def room_at(self, gate: GateState, now: Instant) -> int:
+        """How many jobs may start now."""
+        ...
+
+    def take(self, gate: GateState, now: Instant, count: int) -> None:
+        """Charge jobs that start."""
+        ...
+
+    def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
+        """Take note of claims of one task that ended; say whether the gate has changed.
+
+        `held` is for how long those that never started were held, in microseconds; `None` where another policy had
+        charged them.
+        """
+        ...
+
+    def opens_again_at(self, gate: GateState) -> Instant | None:
+        """For a gate without room: the first instant at which it has some by itself; `None`: not by time."""
+        ...
+
+    def carry_over(self, gate: GateState, now: Instant) -> None:
+        """Make the state its own that this limit left when it had another bound. `in_flight` is counted anew."""
+        ...
+
+    def to_document(self) -> dict[str, Any]: ...

@@ -1,0 +1,29 @@
+"""The kinds of limit there are, by the names under which they are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fairlane.errors import InvalidPolicy
+from fairlane.policy.gates import Limit
+from fairlane.policy.limits import Concurrency, Rate
+
+__all__ = ["KINDS", "read_limit"]
+
+KINDS: Mapping[str, type[Any]] = {
+    "concurrency": Concurrency,
+    "rate": Rate,
+}
+
+
+def read_limit(document: dict[str, Any]) -> Limit:
+    """The limit that `to_document` wrote."""
+    kind = KINDS.get(document["kind"])
+    if kind is None:
+        raise InvalidPolicy(
+            f"the stored policy holds a limit of kind {document['kind']!r}, which this version does not know; "
+            "upgrade fairlane here, or apply a policy without it"
+        )
+    limit: Limit = kind.from_document(document)
+    return limit
