@@ -87,6 +87,9 @@ class Concurrency:
     def carry_over(self, gate: GateState, now: Instant) -> None:
         """What runs is counted anew; there is nothing else."""
 
+    def with_bound(self, bound: float) -> Concurrency:
+        return Concurrency(int(bound) if bound == int(bound) else bound, by=self.by)  # type: ignore[arg-type]
+
     def to_document(self) -> dict[str, Any]:
         return {"kind": "concurrency", "max": self.max, "by": list(self.by)}
 
@@ -199,6 +202,11 @@ class Rate:
 
     def carry_over(self, gate: GateState, now: Instant) -> None:
         gate.tat = self.carried_over(gate.tat, now)
+
+    def with_bound(self, bound: float) -> Rate:
+        """A burst that was as large as the rate goes with it."""
+        burst = None if self.burst == max(1, math.floor(self.limit)) else self.burst
+        return Rate(bound, per=self.per / SECOND, burst=burst, by=self.by)
 
     def to_document(self) -> dict[str, Any]:
         return {"kind": "rate", "limit": self.limit, "per": self.per, "burst": self.burst, "by": list(self.by)}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fairlane.clock import Instant
-from fairlane.store.postgres.claims import Scheduling
 from fairlane.store.postgres.connections import STATEMENTS
+from fairlane.store.postgres.scheduling import Scheduling
 from fairlane.store.protocol import Pruned, Retention
 
 if TYPE_CHECKING:

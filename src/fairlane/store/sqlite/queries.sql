@@ -5,7 +5,7 @@ insert into queues (name, policy, digest, version)
 values (?, ?, ?, 1)
 
 -- name: select_queue
-select id, policy, digest, version, applied_at, vtime, cursor, cursor_tie, tie, cost
+select id, policy, digest, version, applied_at, amended, vtime, cursor, cursor_tie, tie, cost
 from queues
 where name = ?
 
@@ -567,3 +567,72 @@ savepoint look
 
 -- name: undo_look
 rollback to savepoint look
+
+-- name: select_overrides
+select document
+from overrides
+where queue = ?
+order by id
+
+-- name: put_override
+insert into overrides (queue, id, document)
+values (?, ?, ?)
+on conflict (queue, id) do update
+set document = excluded.document
+
+-- name: delete_override
+delete from overrides
+where queue = ? and id = ?
+
+-- name: update_amended
+update queues
+set amended = ?, overrides_end_at = ?
+where id = ?
+
+-- name: next_override_end
+select overrides_end_at
+from queues
+where id = ?
+
+-- name: wake_gate
+update gates
+set wake_at = ?
+where id = ? and waiting > 0
+
+-- name: insert_audit
+insert into audit (at, actor, action, queue, target, before, after, reason)
+values (?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: select_audit
+-- The newest first. ?1 before which entry, ?2 how many
+select id, at, actor, action, queue, target, before, after, reason
+from audit
+where id < ?1
+order by id desc
+limit ?2
+
+-- name: select_audit_of_queue
+select id, at, actor, action, queue, target, before, after, reason
+from audit
+where queue = ?3 and id < ?1
+order by id desc
+limit ?2
+
+-- name: force_job
+insert into forced (job, queue)
+values (?, ?)
+on conflict (job) do nothing
+
+-- name: select_forced
+-- Jobs that are to start whatever their limits say, and can.
+select jobs.lane, jobs.position, jobs.ready_at
+from forced
+join jobs on jobs.id = forced.job
+where forced.queue = ?1 and jobs.state = 1
+order by jobs.position
+limit ?2
+
+-- name: forget_forced
+-- Those that do not wait any more, for whatever reason.
+delete from forced
+where queue = ? and not exists (select 1 from jobs where jobs.id = forced.job and jobs.state < 2)
