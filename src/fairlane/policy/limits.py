@@ -17,6 +17,7 @@ from fairlane.clock import SECOND, Instant, microseconds
 from fairlane.errors import ConfigurationError, InvalidPolicy
 from fairlane.policy.by import By, normalize_by
 from fairlane.policy.gates import Ending, GateState
+from fairlane.policy.reasons import Reason, Why
 
 __all__ = ["Concurrency", "Rate"]
 
@@ -86,6 +87,9 @@ class Concurrency:
 
     def carry_over(self, gate: GateState, now: Instant) -> None:
         """What runs is counted anew; there is nothing else."""
+
+    def why(self, gate: GateState, now: Instant) -> Why:
+        return Why(Reason.CONCURRENCY, gate.in_flight, self.max)
 
     def with_bound(self, bound: float) -> Concurrency:
         return Concurrency(int(bound) if bound == int(bound) else bound, by=self.by)  # type: ignore[arg-type]
@@ -203,6 +207,11 @@ class Rate:
     def carry_over(self, gate: GateState, now: Instant) -> None:
         gate.tat = self.carried_over(gate.tat, now)
 
+    def why(self, gate: GateState, now: Instant) -> Why:
+        return Why(
+            Reason.RATE, self.burst - self.room_at(gate, now), self.burst, f"{self.limit:g} per {_time(self.per)}"
+        )
+
     def with_bound(self, bound: float) -> Rate:
         """A burst that was as large as the rate goes with it."""
         burst = None if self.burst == max(1, math.floor(self.limit)) else self.burst
@@ -223,6 +232,11 @@ def _is_whole(value: object) -> bool:
 
 def _is_number(value: object) -> bool:
     return _is_whole(value) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _time(amount: int) -> str:
+    seconds = amount / SECOND
+    return f"{seconds:g} s" if seconds < 120 else f"{seconds / 60:g} min"
 
 
 def _repr_by(by: By) -> str:

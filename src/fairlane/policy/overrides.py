@@ -19,6 +19,7 @@ from fairlane.errors import InvalidOverride
 from fairlane.policy.by import By
 from fairlane.policy.gates import Ending, GateState, Limit
 from fairlane.policy.keys import BUILT_IN, gate_id
+from fairlane.policy.reasons import Reason, Why
 
 if TYPE_CHECKING:
     from fairlane.policy.policy import Policy
@@ -130,6 +131,9 @@ class PauseGate:
 
     def carry_over(self, gate: GateState, now: Instant) -> None: ...
 
+    def why(self, gate: GateState, now: Instant) -> Why:
+        return Why(Reason.PAUSED, 0, 0)
+
     def with_bound(self, bound: float) -> Limit:
         raise InvalidOverride("a pause has no number")
 
@@ -169,6 +173,9 @@ class Suspended:
 
     def carry_over(self, gate: GateState, now: Instant) -> None:
         self._limit.carry_over(gate, now)
+
+    def why(self, gate: GateState, now: Instant) -> Why:
+        return self._limit.why(gate, now)
 
     def with_bound(self, bound: float) -> Limit:
         return Suspended(self._limit.with_bound(bound))

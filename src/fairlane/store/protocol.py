@@ -5,7 +5,7 @@ Stores load and write. What may run, what a claim costs and how it ends is decid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 from uuid import UUID
@@ -17,6 +17,7 @@ from fairlane.job import AttemptRecord, Claim, JobRecord, NewJob, State
 from fairlane.policy.overrides import Amendment, Override
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import Conflict
+from fairlane.scheduler.explain import Facts
 from fairlane.scheduler.settlement import Settlement
 from fairlane.store.auditing import AuditEntry, Note
 from fairlane.store.operators import Handled, JobFilter, JobPage
@@ -295,6 +296,15 @@ class Store(Protocol):
         """The job once it is done, dead or cancelled, or as it stands when `until` has come; or `JobNotFound`.
 
         Whoever ends the job tells, in whatever process; looking from time to time is only the last resort.
+        """
+        ...
+
+    async def examine(
+        self, queue: str | None = None, job: UUID | None = None, keys: Mapping[str, str | None] | None = None
+    ) -> Facts:
+        """What there is to know of why a job, the jobs of some keys, or a queue's jobs wait.
+
+        Looking changes nothing, and reads a bounded number of rows. The queue need not be given for a job.
         """
         ...
 

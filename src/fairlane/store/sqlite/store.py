@@ -15,6 +15,7 @@ from fairlane.job import AttemptRecord, Claim, JobRecord, NewJob, Outcome, State
 from fairlane.policy.overrides import Amendment, Override
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import Conflict
+from fairlane.scheduler.explain import Facts
 from fairlane.scheduler.settlement import Settlement
 from fairlane.store.auditing import AuditEntry, Note
 from fairlane.store.awaiting import forever
@@ -32,7 +33,18 @@ from fairlane.store.protocol import (
     Retention,
     WorkerIdentity,
 )
-from fairlane.store.sqlite import amending, claims, jobs, operators, results, settling, uniques, upkeep, values
+from fairlane.store.sqlite import (
+    amending,
+    claims,
+    examining,
+    jobs,
+    operators,
+    results,
+    settling,
+    uniques,
+    upkeep,
+    values,
+)
 from fairlane.store.sqlite.database import Database, Transaction
 from fairlane.store.sqlite.wakeups import SqliteListener, nudge
 
@@ -325,6 +337,18 @@ class SqliteStore:
         def look(tx: Transaction) -> JobPage:
             queue = None if filter.queue is None else _known(tx, filter.queue).id
             return operators.find(tx, filter, queue, after, limit)
+
+        return await self._database.read(look)
+
+    async def examine(
+        self, queue: str | None = None, job: UUID | None = None, keys: Mapping[str, str | None] | None = None
+    ) -> Facts:
+        def look(tx: Transaction) -> Facts:
+            name = queue
+            if name is None:
+                assert job is not None
+                name = examining.find_subject(tx, job).queue
+            return examining.look_at(tx, _known(tx, name), job, keys or {}, self._clock.now())
 
         return await self._database.read(look)
 
