@@ -395,6 +395,10 @@ class App:
         except (ValueError, TypeError, AttributeError):
             raise InvalidJob(f"{job!r} is not the id of a job; ids are UUIDs") from None
 
+    def known_tasks(self) -> list[str]:
+        """The names of the tasks of this app."""
+        return [task.name for task in self.registry]
+
     def codec_of(self, task: str) -> Codec | None:
         """How a task's calls and results are stored; `None` for a task of another program."""
         found = self.registry.find(task)

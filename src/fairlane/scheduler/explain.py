@@ -186,9 +186,7 @@ def _told(facts: Facts, holds: list[Hold], earliest: Instant | None, estimate: I
 def _outside(facts: Facts, tasks: Collection[str] | None) -> list[Hold]:
     subject, holds = facts.subject, []
     if not facts.has_worker:
-        words = (
-            f"no worker serves queue {subject.queue!r}; start one: fairlane worker module:app --queues {subject.queue}"
-        )
+        words = f"no worker serves the queue; start one: fairlane worker module:app --queues {subject.queue}"
         holds.append(Hold(Reason.NO_WORKER, words))
     if tasks is not None and subject.task is not None and subject.task not in tasks:
         words = f"no task of the app is named {subject.task!r}; deploy it, or cancel the job"
