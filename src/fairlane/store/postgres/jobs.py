@@ -118,6 +118,7 @@ def _columns(job: NewJob, queues: Mapping[str, int]) -> tuple[object, ...]:
         job.max_attempts,
         job.delay,
         job.run_at,
+        job.on_dead,
     )
 
 

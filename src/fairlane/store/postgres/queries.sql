@@ -94,9 +94,9 @@ given as (
 ),
 stored as (
     insert into fairlane.jobs (id, position, enqueued_at, ready_at, queue_id, max_attempts, priority, state, lane, task,
-        keys, lane_keys, payload, due_at)
+        keys, lane_keys, payload, due_at, on_dead)
     select id, nextval('fairlane.positions'), now, now, queue_id, max_attempts, priority,
-        case when due_at is null then 1 else 0 end, lane, task, keys, lane_keys, payload, due_at
+        case when due_at is null then 1 else 0 end, lane, task, keys, lane_keys, payload, due_at, on_dead
     from given
     returning queue_id, lane, priority, position, ready_at, state, coalesce(lane_keys, keys) as keys
 ),
@@ -135,11 +135,12 @@ clock as materialized (
 ),
 stored as (
     insert into fairlane.jobs (id, queue_id, task, priority, lane, lane_keys, keys, payload, max_attempts, position,
-        enqueued_at, ready_at, state, due_at)
+        enqueued_at, ready_at, state, due_at, on_dead)
     select $3::uuid, $4::integer, $5::text, $6::smallint, $7::bytea, $8::jsonb, $9::jsonb, $10::bytea, $11::integer,
         nextval('fairlane.positions'), now, now,
         case when coalesce($13::bigint, now + $12::bigint) > now then 0 else 1 end,
-        case when coalesce($13, now + $12) > now then coalesce($13, now + $12) end
+        case when coalesce($13, now + $12) > now then coalesce($13, now + $12) end,
+        $14::bytea
     from clock
     returning position, ready_at, state
 ),
@@ -490,7 +491,8 @@ where id = $1 and lease = $2 and state = 2
 
 -- name: select_job
 select j.id, q.name, j.task, j.state, j.priority, j.keys, j.payload, j.attempt, j.max_attempts, j.enqueued_at, j.due_at,
-    j.claimed_at, j.finished_at, j.worker, j.error, j.result, j.progress, j.progress_message, j.cancel_requested, j.replays
+    j.claimed_at, j.finished_at, j.worker, j.error, j.result, j.progress, j.progress_message, j.cancel_requested, j.replays,
+    j.on_dead is not null as has_on_dead
 from fairlane.jobs j
 join fairlane.queues q on q.id = j.queue_id
 where j.id = $1
@@ -694,3 +696,25 @@ savepoint look
 
 -- name: undo_look
 rollback to savepoint look
+
+
+-- What lands when jobs die.
+
+-- name: select_on_dead
+-- What these jobs have declared for their death. It never changes: whoever is about to kill them may ask beforehand.
+select g.id, j.on_dead
+from unnest($1::uuid[]) as g (id)
+cross join lateral (select j.on_dead from fairlane.jobs j where j.id = g.id and j.on_dead is not null limit 1) j
+
+-- name: lock_expired_lease
+-- One lease, if it is still over and nobody else is at it. (Subtracted: the index on the ends would serve a comparison.)
+-- $1 now or null, $2 lease
+select true
+from fairlane.leases l
+where l.id = $2::uuid and l.expires_at - (select fairlane.instant($1::bigint)) <= 0
+for update skip locked
+
+-- name: note_error
+update fairlane.jobs
+set error = $2
+where id = $1
