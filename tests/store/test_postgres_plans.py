@@ -94,6 +94,7 @@ INDEXES = {
     "select_ended": {"jobs_pkey"},
     "select_on_dead": {"jobs_pkey"},
     "lock_expired_lease": {"leases_pkey"},
+    "inherit_claims": {"jobs_pkey", "leases_pkey"},
     "note_error": {"jobs_pkey"},
     "select_value": {"stored_values_pkey"},
     "replace_value": {"stored_values_pkey"},

@@ -79,7 +79,7 @@ order by name
 -- name: enqueue
 -- Store jobs, ring one bell for each lane, and wake at most one waiter for each job. An id that is there already fails
 -- the whole statement, and nothing of it is stored.
--- $1 now or null, $2 whether in the caller's transaction, $3 jobs
+-- $1 now or null, $2 whether in the caller's transaction, $3 jobs, $4 what each declares for its death, or nothing at all
 with
 clock as materialized (
     select fairlane.instant($1::bigint) as now
@@ -89,7 +89,9 @@ given as (
     from clock
     cross join lateral (
         select u.*, coalesce(u.run_at, clock.now + u.delay) as due
-        from unnest($3::fairlane.new_job[]) u
+        -- An array beside the jobs: producers of an older version know `new_job` as it was. Where it ends, nulls follow.
+        from unnest($3::fairlane.new_job[], $4::bytea[]) as u (id, queue_id, task, priority, lane, lane_keys, keys, payload,
+            max_attempts, delay, run_at, on_dead)
     ) g
 ),
 stored as (
@@ -128,7 +130,7 @@ from wanted
 
 -- name: enqueue_one
 -- The same for a single job, at half the price: nothing to take apart and nothing to add up.
--- $1 now or null, $2 whether in the caller's transaction, then the columns of `fairlane.new_job`
+-- $1 now or null, $2 whether in the caller's transaction, then the columns of `fairlane.new_job`, $14 for its death
 with
 clock as materialized (
     select fairlane.instant($1::bigint) as now
@@ -707,12 +709,26 @@ from unnest($1::uuid[]) as g (id)
 cross join lateral (select j.on_dead from fairlane.jobs j where j.id = g.id and j.on_dead is not null limit 1) j
 
 -- name: lock_expired_lease
--- One lease, if it is still over and nobody else is at it. (Subtracted: the index on the ends would serve a comparison.)
+-- One lease, if it is still there and over, and nobody else is at it. (Subtracted: the index on the ends would serve a comparison.)
 -- $1 now or null, $2 lease
 select true
 from fairlane.leases l
 where l.id = $2::uuid and l.expires_at - (select fairlane.instant($1::bigint)) <= 0
 for update skip locked
+
+-- name: inherit_claims
+-- Claims of a lease that has run out pass to a lease that nobody renews: its worker has lost them, although they end later.
+-- $1 lease, $2 the new one, $3 jobs
+with inherited as (
+    insert into fairlane.leases (id, queue_id, worker_id, worker, renewed_at, expires_at, jobs)
+    select $2::uuid, l.queue_id, l.worker_id, l.worker, l.renewed_at, l.expires_at, $3::uuid[]
+    from fairlane.leases l
+    where l.id = $1::uuid
+)
+update fairlane.jobs j
+set lease = $2
+from unnest($3) as g (id)
+where j.id = any (array[g.id]) and j.lease = $1 and j.state = 2
 
 -- name: note_error
 update fairlane.jobs

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
-from uuid import UUID
+from uuid import UUID, uuid4
+
+import msgspec
 
 from fairlane.errors import DuplicateJob, UnknownQueue
 from fairlane.job import Claim, NewJob, State
@@ -27,8 +29,8 @@ LEASES_AT_MOST = 100
 """Leases that one reaping looks at."""
 
 
-class HeldAgain(Exception):
-    """A lease that had run out was renewed, or another reaper is at it."""
+class TakenOver(Exception):
+    """Another reaper is at this lease."""
 
 
 class Settler:
@@ -134,7 +136,7 @@ class Settler:
         now = self._clock.parameter()
         async with connection.transaction():
             if is_reaper and not await connection.fetchval(STATEMENTS["lock_expired_lease"], now, settlement.lease):
-                raise HeldAgain
+                raise TakenOver
             lost = await _settle(connection, now, [settlement], emptied, is_reaper=is_reaper)
             if lost:
                 # If an earlier try committed, it did so with the effects.
@@ -172,8 +174,8 @@ class Settler:
             return reaped
         settled = list(reaped.settled)
         for those in dying:
-            # Their lease stayed: should we not come to the end of them, it is found again.
-            with contextlib.suppress(HeldAgain):
+            # Should we not come to the end of them, their lease is found again.
+            with contextlib.suppress(TakenOver):
                 for number, each in enumerate(those, 1):
                     emptied = [each.lease] if number == len(those) else []
                     if not await self._settle_with_effects(each, emptied, is_reaper=True):
@@ -199,18 +201,18 @@ class Settler:
                     renewed_at[row["id"]] = row["renewed_at"]
                     limit -= row["jobs"]
             settlements: list[Settlement] = []
-            dying: dict[UUID, list[Settlement]] = {}
+            inherited: list[list[Settlement]] = []
             if renewed_at:
+                dying: dict[UUID, list[Settlement]] = {}
                 for each in await self._decided(connection, renewed_at):
                     if each.effects:
                         dying.setdefault(each.lease, []).append(each)
                     else:
                         settlements.append(each)
-                emptied = [lease for lease in renewed_at if lease not in dying]
-                lost = set(await _settle(connection, now, settlements, emptied, is_reaper=True))
+                inherited = [await _inherit(connection, lease, those) for lease, those in dying.items()]
+                lost = set(await _settle(connection, now, settlements, list(renewed_at), is_reaper=True))
                 settlements = [each for each in settlements if each.job not in lost]
-            next_due = await connection.fetchval(STATEMENTS["next_lease_end"])
-            return Reaped(settlements, next_due), list(dying.values())
+            return Reaped(settlements, await connection.fetchval(STATEMENTS["next_lease_end"])), inherited
 
     async def _decided(self, connection: Connection, renewed_at: Mapping[UUID, int]) -> list[Settlement]:
         """How the claims end that still stand under these leases."""
@@ -227,6 +229,13 @@ class Settler:
 async def _on_dead(connection: Connection, deaths: Sequence[UUID]) -> dict[UUID, bytes]:
     """What these jobs have declared for their death."""
     return dict(await connection.fetch(STATEMENTS["select_on_dead"], deaths))
+
+
+async def _inherit(connection: Connection, lease: UUID, settlements: Sequence[Settlement]) -> list[Settlement]:
+    """The same under a lease of the reaper's: their worker has lost them, with all that its lease held."""
+    inherited = uuid4()
+    await connection.execute(STATEMENTS["inherit_claims"], lease, inherited, [each.job for each in settlements])
+    return [msgspec.structs.replace(each, lease=inherited) for each in settlements]
 
 
 async def _land_at_death(

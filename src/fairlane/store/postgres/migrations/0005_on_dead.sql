@@ -3,5 +3,3 @@
 
 alter table fairlane.jobs add column on_dead bytea;
 comment on column fairlane.jobs.on_dead is 'Effects for its death (`job.OnDead`, MessagePack); null: none. It stays for whoever is replayed and dies again.';
-
-alter type fairlane.new_job add attribute on_dead bytea;
