@@ -321,8 +321,8 @@ def section(text: str, heading: str) -> str:
 # Their constructors are the app's business, or the store's.
 # fmt: off
 NOT_BUILT_BY_USERS = {
-    "BoundTask", "Call", "Clock", "HeldClaim", "Job", "JobContext", "Limit", "Outcome", "Policy", "Queue", "Reason", "State",
-    "Task", "Worker",
+    "BoundTask", "Call", "Clock", "HeldClaim", "Job", "JobContext", "Limit", "Outcome", "Policy", "Queue", "Reason",
+    "State", "Task", "Worker",
 }
 # fmt: on
 
@@ -361,7 +361,10 @@ def test_the_reference_has_every_parameter_and_member(name: str) -> None:
     told = section((DOCS / "reference" / "api.md").read_text(), f"`{name}`")
     asked = members(getattr(fairlane, name))
     if getattr(fairlane, name) in KINDS.values():
-        asked -= members(fairlane.Limit) | {"document", "from_document"}  # what every limit has is told once, under `Limit`
+        asked -= members(fairlane.Limit) | {
+            "document",
+            "from_document",
+        }  # what every limit has is told once, under `Limit`
     lacking = {each for each in asked if not re.search(rf"\b{each}\b", told)}
     assert lacking == set(), f"docs/reference/api.md says nothing of {name}'s {sorted(lacking)}"
 

@@ -28,7 +28,6 @@ from fairlane.declaring import (
     key_source,
     name_of,
 )
-from fairlane.effects import Stamp
 from fairlane.errors import (
     ConfigurationError,
     InvalidJob,
@@ -46,6 +45,7 @@ from fairlane.policy.retry import Backoff
 from fairlane.policy.unique import Conflict, Unique
 from fairlane.producing import Producing
 from fairlane.queue import Hand, Queue
+from fairlane.stamping import Stamp
 from fairlane.store.protocol import Retention, Store
 from fairlane.task import (
     AsyncTask,

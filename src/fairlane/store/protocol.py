@@ -224,6 +224,7 @@ class Store(Protocol):
     async def settle(self, settlements: Sequence[Settlement], *, is_repeated: bool = False) -> list[UUID]:
         """End claims, durably. Returns the jobs whose claim was lost: nothing of their settlement was applied.
 
+        A job that dies does so with what it has declared for that (`NewJob.on_dead`), in the same transaction.
         `is_repeated`: the same settlements were given before, and nobody heard whether they landed. What they ended
         is then not lost.
         """
@@ -238,7 +239,7 @@ class Store(Protocol):
         ...
 
     async def reap(self, limit: int = 1_000) -> Reaped:
-        """End the claims of leases that ran out. Each counts as an attempt; the job keeps its place."""
+        """End the claims of leases that ran out. Each counts as an attempt; the job keeps its place, or dies."""
         ...
 
     async def prune(self, retention: Retention, limit: int = 1_000) -> Pruned:
