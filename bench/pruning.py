@@ -89,14 +89,20 @@ class Run:
     keep: int | None
     is_pruned: bool
 
+    @property
+    def due(self) -> Sequence[Sample]:
+        """From when there was something to remove."""
+        first = next((n for n, each in enumerate(self.samples) if each.backlog(self.keep)), 0)
+        return self.samples[first:]
+
     def rate(self, count: Callable[[Sample], int]) -> float:
-        first, last = self.samples[len(self.samples) // 4], self.samples[-1]
+        first, last = self.due[0], self.due[-1]
         return (count(last) - count(first)) / (last.at - first.at)
 
     @property
     def peaks(self) -> tuple[int, int]:
         """The longest backlog of the first half and of the second."""
-        backlog = [each.backlog(self.keep) for each in self.samples]
+        backlog = [each.backlog(self.keep) for each in self.due]
         middle = len(backlog) // 2
         return max(backlog[:middle]), max(backlog[middle:])
 
