@@ -32,6 +32,8 @@ __all__ = ["main"]
 MISSED = "**missed**"
 EVERY = 2.0
 """Seconds from one sample to the next."""
+REACHED = 0.95
+"""A worker that does not finish as many as it was given does not show that they can be removed."""
 STEADY = 1.2
 """The longest backlog of a run's second half may be this much longer than that of its first."""
 
@@ -88,6 +90,8 @@ class Run:
     samples: Sequence[Sample]
     keep: int | None
     is_pruned: bool
+    asked: int
+    """Jobs a second that were to finish."""
 
     @property
     def due(self) -> Sequence[Sample]:
@@ -109,7 +113,7 @@ class Run:
     @property
     def is_steady(self) -> bool:
         first, second = self.peaks
-        return second <= STEADY * first
+        return second <= STEADY * first and self.rate(lambda each: each.finished) >= REACHED * self.asked
 
     @property
     def verdict(self) -> str:
@@ -180,7 +184,7 @@ def run(name: str, watched: Watched, rate: int, seconds: float, kept: Mapping[st
     finally:
         stop(crew)
     # The last one may lie behind the last job.
-    return Run(name, [each for each in samples[:-1] if each.finished], keep, kept is not UNPRUNED)
+    return Run(name, [each for each in samples[:-1] if each.finished], keep, kept is not UNPRUNED, rate)
 
 
 UNPRUNED = {"BENCH_RETENTION": "24h"}
