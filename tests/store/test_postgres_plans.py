@@ -76,7 +76,7 @@ INDEXES = {
     "lock_expired_leases": {"leases_by_end"},
     "select_abandoned": {"jobs_pkey", "leases_pkey"},
     "cancel": {"jobs_pkey", "leases_pkey"},
-    "prune": {"attempts_pkey", "finished_pkey", "jobs_pkey", "uniques_of_job", "uniques_pkey"},
+    "prune": {"attempts_pkey", "finished_by_end", "finished_pkey", "jobs_pkey", "uniques_of_job", "uniques_pkey"},
     "walk_jobs": {"jobs_pkey"},
     "walk_jobs_of_queue": {"jobs_in_queue"},
     "walk_running_jobs": {"leases_by_end"},
@@ -183,6 +183,16 @@ async def test_a_hot_statement_keeps_to_its_indexes(
     plan = await plan_of(pinned, statement)
     assert walks(plan) == []
     assert indexes_of(plan) == INDEXES[statement]
+
+
+async def test_pruning_looks_at_nothing_that_is_not_old_yet(
+    store: PostgresStore, pinned: asyncpg.Connection[Any]
+) -> None:
+    await fill(store, 400)
+    (entries,) = [node for node in nodes(await plan_of(pinned, "prune")) if node.get("Index Name") == "finished_by_end"]
+    assert "is_dead" in entries["Index Cond"]
+    assert "(at <= " in entries["Index Cond"]
+    assert "Filter" not in entries
 
 
 async def test_claiming_and_finishing_a_job_leaves_its_indexes_alone(

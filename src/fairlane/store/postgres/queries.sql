@@ -524,22 +524,33 @@ where s.queue_id = $1
 order by s.version desc
 limit 1
 
+-- name: guard_pruning
+-- Pruning is done again if a crash loses it; and whoever falls silent in the middle must not keep its turn for good.
+set local synchronous_commit = off;
+set local idle_in_transaction_session_timeout = '15s'
+
+-- name: take_turn_at_pruning
+-- One at a time, for as long as the transaction lasts. Two who count what is too many would each remove as much; and a
+-- fleet that finds a long backlog must not leave its claims behind it.
+select pg_try_advisory_xact_lock(1717660018, -1)
+
 -- name: prune
 -- The oldest files of finished jobs whose time has passed, with the jobs that are still as they were filed.
 -- $1 whether dead, $2 how old, $3 how many jobs
 with
 old as materialized (
-    select f.id, f.jobs
+    select f.at, f.id, f.jobs
     from fairlane.finished f
-    where f.is_dead = $1::boolean and f.at <= $2::bigint
-    order by f.id
+    -- By their end, not by their id: what is not old yet, however much that is, is not looked at.
+    where f.is_dead::integer = $1::boolean::integer and f.at <= $2::bigint
+    order by f.at, f.id
     limit $3::integer
     for update skip locked
 ),
 taken as materialized (
     select counted.id, counted.jobs[1 : $3 - before] as jobs, counted.jobs[$3 - before + 1 :] as rest
     from (
-        select id, jobs, (sum(cardinality(jobs)) over (order by id) - cardinality(jobs))::integer as before
+        select id, jobs, (sum(cardinality(jobs)) over (order by at, id) - cardinality(jobs))::integer as before
         from old
     ) counted
     where counted.before < $3

@@ -230,7 +230,6 @@ class PostgresStore:
     async def prune(self, retention: Retention, limit: int = 1_000) -> Pruned:
         now = await self.now()
         async with self._connections.session() as connection, connection.transaction():
-            await connection.execute(STATEMENTS["do_not_wait_for_the_disk"])
             return await upkeep.prune(connection, retention, now, limit)
 
     async def collect(self, queue: str, limit: int = 1_000) -> Pruned:
