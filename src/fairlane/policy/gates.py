@@ -86,6 +86,11 @@ class Limit(Protocol):
         """Charge jobs that start."""
         ...
 
+    def postpone(self, gate: GateState, before: Instant, now: Instant, lag: int) -> None:
+        """The jobs that were taken now start up to `lag` microseconds later: whoever counts their starts must find the
+        limit kept. `before` is what `tat` was before them."""
+        ...
+
     def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
         """Take note of claims of one task that ended; say whether the gate has changed.
 

@@ -78,6 +78,9 @@ class Concurrency:
     def take(self, gate: GateState, now: Instant, count: int) -> None:
         gate.in_flight += count
 
+    def postpone(self, gate: GateState, before: Instant, now: Instant, lag: int) -> None:
+        """A claimed job holds its slot, started or not."""
+
     def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
         gate.in_flight = max(0, gate.in_flight - ending.ended - ending.unstarted)
         return True
@@ -193,6 +196,10 @@ class Rate:
 
     def take(self, gate: GateState, now: Instant, count: int) -> None:
         gate.tat = self.charged(gate.tat, now, count)
+
+    def postpone(self, gate: GateState, before: Instant, now: Instant, lag: int) -> None:
+        """As if they had been taken when they start. A bucket that is not full gives its tokens later anyway."""
+        gate.tat += max(0, now + lag - max(before, now))
 
     def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
         """Tokens come back for what never started, unless they were never taken here."""

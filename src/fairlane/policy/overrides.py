@@ -123,6 +123,8 @@ class PauseGate:
 
     def take(self, gate: GateState, now: Instant, count: int) -> None: ...
 
+    def postpone(self, gate: GateState, before: Instant, now: Instant, lag: int) -> None: ...
+
     def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
         return False
 
@@ -164,6 +166,9 @@ class Suspended:
 
     def take(self, gate: GateState, now: Instant, count: int) -> None:
         self._limit.take(gate, now, count)
+
+    def postpone(self, gate: GateState, before: Instant, now: Instant, lag: int) -> None:
+        self._limit.postpone(gate, before, now, lag)
 
     def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
         return self._limit.free(gate, ending, now, held, task)

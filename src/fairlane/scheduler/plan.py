@@ -441,6 +441,8 @@ class Working:
         board = self.board
         self._unspeak()
         for gate in board.gates.values():
+            if gate.before is not None and self.snapshot.lag:
+                gate.limit.postpone(gate, gate.before, self.now, self.snapshot.lag)
             self._set_alarm(gate)
         queue = QueueRow(self.vtime, *self._cursor(), board.tie, board.cost)
         return Plan(

@@ -211,9 +211,13 @@ class Store(Protocol):
         worker: WorkerIdentity,
         lease: timedelta,
         listener: Listener | None = None,
+        start_lag: int = 0,
     ) -> Claimed:
         """Start up to `want()` jobs, asked once the lock is held. No two callers ever get the same job, and no limit is
-        ever exceeded. Due jobs are promoted first. With a listener: it is registered when slots stay free."""
+        ever exceeded. Due jobs are promoted first. With a listener: it is registered when slots stay free.
+
+        `start_lag` is how many microseconds after the claim its jobs will have started: rates are kept by then.
+        """
         ...
 
     async def look(self, queue: str, want: int, *, worker: WorkerIdentity, listener: Listener) -> Looked:

@@ -88,7 +88,7 @@ class Scheduling:
         self._place: rows.Place = (0, 0)
         self._housing = Housing(queue.id)
 
-    async def load(self, want: int, *, me: UUID | None = None) -> Loaded:
+    async def load(self, want: int, *, me: UUID | None = None, lag: int = 0) -> Loaded:
         """Drain the bells, promote what is due, and read what the plan starts from."""
         self._housing.forget()
         count = max(want, 1)
@@ -133,6 +133,7 @@ class Scheduling:
             found.gates,
             int(policy_since),
             forced,
+            lag,
         )
         return Loaded(snapshot, arrivals_from, releases_from, all_folded, bool(others_wait), policy, expired)
 

@@ -189,11 +189,12 @@ class PostgresStore:
         worker: WorkerIdentity,
         lease: timedelta,
         listener: Listener | None = None,
+        start_lag: int = 0,
     ) -> Claimed:
         if listener is not None and not isinstance(listener, PostgresListener):
             raise ConfigurationError(f"listener={type(listener).__name__} is not of this store; take it from listen()")
         handle = await self._claimer.queue(queue)
-        claimed = await self._claimer.claim(handle, want, worker, microseconds(lease), listener)
+        claimed = await self._claimer.claim(handle, want, worker, microseconds(lease), listener, start_lag)
         self._settler.claimed(claimed.lease, claimed.claims)
         return claimed
 

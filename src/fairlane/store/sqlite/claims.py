@@ -104,12 +104,13 @@ def claim(
     now: Instant,
     worker: WorkerIdentity,
     lease_expires_at: Instant,
+    lag: int = 0,
 ) -> Claimed:
     """Start up to `want` jobs."""
     _promote(tx, queue.id, now)
     bells = _drain(tx, queue.id)
     forced = _forced(tx, queue.id, want)
-    plan = _plan(tx, queue, want, now, bells, forced)
+    plan = _plan(tx, queue, want, now, bells, forced, lag)
     lease = uuid4()
     claims = _start(tx, queue.policy.queue, plan.starts, lease, worker, now)
     if claims:
@@ -251,9 +252,15 @@ def _forced(tx: Transaction, queue: int, want: int) -> list[Forced]:
 
 
 def _plan(
-    tx: Transaction, queue: QueueInForce, want: int, now: Instant, bells: _Bells, forced: Sequence[Forced] = ()
+    tx: Transaction,
+    queue: QueueInForce,
+    want: int,
+    now: Instant,
+    bells: _Bells,
+    forced: Sequence[Forced] = (),
+    lag: int = 0,
 ) -> Plan:
-    return answer(tx, queue.id, plan_claims(_snapshot(tx, queue, want, now, bells, forced), want))
+    return answer(tx, queue.id, plan_claims(_snapshot(tx, queue, want, now, bells, forced, lag), want))
 
 
 def answer(tx: Transaction, queue: int, asking: Generator[Need, Supply, T]) -> T:
@@ -283,7 +290,13 @@ def peek(tx: Transaction, queue: QueueInForce, want: int, now: Instant, lanes: I
 
 
 def _snapshot(
-    tx: Transaction, queue: QueueInForce, want: int, now: Instant, bells: _Bells, forced: Sequence[Forced]
+    tx: Transaction,
+    queue: QueueInForce,
+    want: int,
+    now: Instant,
+    bells: _Bells,
+    forced: Sequence[Forced],
+    lag: int = 0,
 ) -> Snapshot:
     count = max(want, 1)
     scanned, lanes = _scan(tx, queue.id, queue.state.cursor, queue.state.cursor_tie, count)
@@ -304,6 +317,7 @@ def _snapshot(
         due,
         queue.applied_at,
         forced,
+        lag,
     )
 
 

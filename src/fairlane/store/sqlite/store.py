@@ -183,6 +183,7 @@ class SqliteStore:
         worker: WorkerIdentity,
         lease: timedelta,
         listener: Listener | None = None,
+        start_lag: int = 0,
     ) -> Claimed:
         duration = microseconds(lease)
 
@@ -190,7 +191,9 @@ class SqliteStore:
             now = self._clock.now()
             found = amending.expire(tx, _known(tx, queue), now)
             count = max(0, want())
-            claimed = claims.claim(tx, found, count, now=now, worker=worker, lease_expires_at=now + duration)
+            claimed = claims.claim(
+                tx, found, count, now=now, worker=worker, lease_expires_at=now + duration, lag=start_lag
+            )
             self.rows_read += tx.rows_read
             if listener is not None and len(claimed.claims) < count:
                 tx.run("register_waiter", found.id, worker.id.bytes, now)
