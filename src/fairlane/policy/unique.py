@@ -191,14 +191,17 @@ def decide(wanted: UniqueKey, holder: Holder | None, now: Instant) -> Conflict |
 def admit(jobs: Sequence[NewJob], holders: Mapping[bytes, Holder], now: Instant) -> Admission:
     """Decide on jobs one after the other, as if each were enqueued alone."""
     known = dict(holders)
-    stored: dict[UUID, NewJob] = {}
+    stored: dict[int, NewJob] = {}
+    places: dict[bytes, int] = {}
+    """Where in the batch the keys are that it takes itself. By place, not by id: an id given twice is for the store to
+    refuse."""
     admission = Admission(now, [], {}, {}, {}, set())
-    for job in jobs:
+    for place, job in enumerate(jobs):
         if job.unique is None:
-            stored[job.id] = job
+            stored[place] = job
             continue
         holder = known.get(job.unique.id)
-        if holder is not None and holder.job == job.id:
+        if holder is not None and holder.job == job.id and holder.state is not None:
             admission.own.add(job.id)
             continue
         conflict = decide(job.unique, holder, now)
@@ -206,12 +209,17 @@ def admit(jobs: Sequence[NewJob], holders: Mapping[bytes, Holder], now: Instant)
             admission.conflicts[job.id] = conflict
             if not conflict.outcome.is_stored:
                 continue
-            if stored.pop(conflict.holder, None) is None:
-                admission.replaced[conflict.holder] = job.id
-            else:
-                # Both are of this batch: the first was never there, and the last stands for it.
+            if job.unique.id in places:
+                # Both are of this batch: the first was never there, and the last stands for it and its like.
+                del stored[places[job.unique.id]]
                 admission.conflicts[conflict.holder] = Conflict(Outcome.DUPLICATE, job.id)
-        stored[job.id] = admission.taken[job.unique.id] = job
+                admission.replaced.update(
+                    {old: job.id for old, new in admission.replaced.items() if new == conflict.holder}
+                )
+            else:
+                admission.replaced[conflict.holder] = job.id
+        stored[place] = admission.taken[job.unique.id] = job
+        places[job.unique.id] = place
         known[job.unique.id] = _newly_held(job, job.unique, now)
     admission.stored.extend(stored.values())
     return admission
