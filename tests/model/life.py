@@ -23,162 +23,21 @@ import msgspec
 from fairlane.clock import ManualClock
 from fairlane.errors import DuplicateJob
 from fairlane.job import Claim, NewJob, StampedEffects, State
-from fairlane.policy import Concurrency, Fair, Policy, Rate
-from fairlane.policy.unique import Conflict, OnConflict, Unique, unique_key
+from fairlane.policy.unique import Conflict, Unique, unique_key
 from fairlane.scheduler.settlement import (
-    Cancelled,
-    Died,
     Done,
-    Failed,
-    Outcome,
-    Released,
-    Retried,
-    Snoozed,
     settle,
 )
 from fairlane.store.operators import PURGE, REPLAY, RETRY, Handled, JobFilter
-from fairlane.store.postgres import PostgresStore
 from fairlane.store.protocol import QueueCounts, Retention, Store
-from fairlane.store.sqlite import SqliteStore
+from tests.model.home import Home
 from tests.model.model import Batch, Model, ModelJob
-from tests.store.harness import ASKED_IN_VAIN, SECOND, Database, claim_once, new_jobs, worker_named
+from tests.model.steps import POLICIES, QUEUE, Call, End, Tx
+from tests.store.harness import ASKED_IN_VAIN, SECOND, claim_once, new_jobs, worker_named
 
-__all__ = ["POLICIES", "Call", "End", "Ending", "Home", "Key", "Life", "Tx"]
+__all__ = ["Life"]
 
 P = ParamSpec("P")
-
-QUEUE = "life"
-KEYS = ("account", "endpoint")
-RATE = Rate(3, per="5s", by="endpoint")
-
-
-def _policies(*given: tuple[Fair | None, tuple[Concurrency | Rate, ...]]) -> tuple[Policy, ...]:
-    return tuple(Policy(QUEUE, fair=fair, limits=limits, keys=KEYS) for fair, limits in given)
-
-
-BY_ACCOUNT = Fair(by="account")
-POLICIES: dict[str, tuple[Policy, ...]] = {
-    "plain": _policies((None, ()), (None, (Concurrency(5),)), (None, (Concurrency(0),))),
-    "lanes": _policies(
-        (None, (Concurrency(2, by="account"), RATE)),
-        (None, (Concurrency(3, by="account"), Rate(5, per="5s", by="endpoint"))),
-        (None, (Concurrency(0, by="account"), RATE)),
-    ),
-    "flows": _policies(
-        (BY_ACCOUNT, (Concurrency(2, by="account"), Concurrency(5))),
-        (BY_ACCOUNT, (Concurrency(1, by="account"),)),
-    ),
-    "mixed": _policies(
-        (BY_ACCOUNT, (Concurrency(3, by="account"), RATE)),
-        (Fair(by="account", charge="count"), (RATE, Rate(9, per="7s"))),
-        (Fair(by="endpoint"), (Concurrency(2, by=KEYS), Concurrency(4))),
-    ),
-}
-"""In each life, one of these families: the first is declared, and any of them may be applied later."""
-
-Tx = Literal["none", "committed", "rolled back"]
-Ending = Literal["done", "failed", "retried", "snoozed", "dead", "cancelled", "released", "put off"]
-
-
-@dataclass(frozen=True)
-class Key:
-    """A unique key. Those of a window last for 8 seconds."""
-
-    name: int
-    until: Literal["started", "done", "window"] = "done"
-    on_conflict: OnConflict = "return"
-    same_payload: bool = False
-
-
-@dataclass(frozen=True)
-class Call:
-    """A job to enqueue. `known` gives it the id of a job that there was before."""
-
-    account: str = "a"
-    endpoint: str = "x"
-    delay: int | None = None
-    priority: int = 0
-    payload: int = 0
-    unique: Key | None = None
-    known: int | None = None
-
-
-@dataclass(frozen=True)
-class End:
-    """How one of the claims in hand is settled; with effects, if any are given."""
-
-    which: int
-    how: Ending = "done"
-    wait: int = SECOND
-    ran: int = 1_000
-    follow_ups: tuple[Call, ...] = ()
-    put: int | None = None
-    delete: int | None = None
-
-    @property
-    def outcome(self) -> Outcome:
-        outcomes: dict[Ending, Outcome] = {
-            "done": Done(b"1"),
-            "failed": Failed("boom", self.wait),
-            "retried": Retried("again", self.wait),
-            "snoozed": Snoozed("later", self.wait),
-            "dead": Died("over"),
-            "cancelled": Cancelled("stop"),
-            "released": Released("drain"),
-            "put off": Released("unknown", self.wait),
-        }
-        return outcomes[self.how]
-
-    @property
-    def has_effects(self) -> bool:
-        return self.how == "done" and bool(self.follow_ups or self.put is not None or self.delete is not None)
-
-
-@dataclass
-class Home:
-    """A store that takes part."""
-
-    database: Database
-    clock: ManualClock
-    _store: Store | None = None
-
-    @property
-    def store(self) -> Store:
-        assert self._store is not None
-        return self._store
-
-    async def open(self) -> None:
-        self._store = await self.database.open(self.clock)
-
-    async def crash(self) -> None:
-        """All that was in this process's memory is gone. (A database in memory would go with it, and stays.)"""
-        if self.database.kind != "sqlite-memory":
-            await self.database.close()
-            await self.open()
-
-    # The only looks behind the protocol.
-
-    async def counted(self) -> dict[bytes, int]:
-        """How many each gate of a concurrency says are in flight."""
-        return dict(
-            await self._look("""select id, in_flight from gates where "limit" like 'concurrency%' and in_flight <> 0""")
-        )
-
-    async def keys_of_nobody(self) -> list[Any]:
-        """Unique keys that were taken by jobs that are gone, and that no time will free."""
-        return await self._look(
-            "select id from uniques where expires_at is null and not exists (select 1 from jobs where id = uniques.job)"
-        )
-
-    async def _look(self, query: str) -> list[Any]:
-        match self.store:
-            case SqliteStore() as store:
-                return await store._database.read(lambda tx: tx.connection.execute(query).fetchall())
-            case PostgresStore() as store:
-                async with store._connections.session() as connection, connection.transaction():
-                    await connection.execute("set local search_path to fairlane")
-                    return [tuple(row) for row in await connection.fetch(query)]
-        raise AssertionError(f"{self.store!r} is not a store that is known here")
 
 
 @dataclass

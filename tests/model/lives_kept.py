@@ -6,7 +6,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from tests.model.life import Call, End, Key, Life
+from tests.model.life import Life
+from tests.model.steps import Call, End, Key
 
 __all__ = ["LIVES", "Kept"]
 

@@ -26,7 +26,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from fairlane.clock import ManualClock
 from fairlane.testing.postgres import ThrowawayPostgres
 from tests.model import lives_kept
-from tests.model.life import POLICIES, Call, End, Ending, Home, Key, Life, Tx
+from tests.model.home import Home
+from tests.model.life import Life
+from tests.model.steps import POLICIES, Call, End, Ending, Key, Tx
 from tests.store.harness import SECOND, Database, Kind
 
 Step = Callable[[Life], Coroutine[Any, Any, None]]

@@ -13,7 +13,9 @@ from fairlane.clock import ManualClock
 from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.scheduler.snapshot import Standing
 from fairlane.store.postgres import PostgresStore
-from tests.model.life import Call, End, Ending, Home, Life
+from tests.model.home import Home
+from tests.model.life import Life
+from tests.model.steps import Call, End, Ending
 from tests.store.harness import SECOND, Database, assert_at_rest, by_key, claim, claim_once, finish, given_jobs, ids
 
 KEYS = ("account", "endpoint")

@@ -191,10 +191,9 @@ def decide(wanted: UniqueKey, holder: Holder | None, now: Instant) -> Conflict |
 def admit(jobs: Sequence[NewJob], holders: Mapping[bytes, Holder], now: Instant) -> Admission:
     """Decide on jobs one after the other, as if each were enqueued alone."""
     known = dict(holders)
+    # By their places in the batch, not by their ids: an id that is given twice is for the store to refuse.
     stored: dict[int, NewJob] = {}
-    places: dict[bytes, int] = {}
-    """Where in the batch the keys are that it takes itself. By place, not by id: an id given twice is for the store to
-    refuse."""
+    takers: dict[bytes, int] = {}
     admission = Admission(now, [], {}, {}, {}, set())
     for place, job in enumerate(jobs):
         if job.unique is None:
@@ -209,9 +208,9 @@ def admit(jobs: Sequence[NewJob], holders: Mapping[bytes, Holder], now: Instant)
             admission.conflicts[job.id] = conflict
             if not conflict.outcome.is_stored:
                 continue
-            if job.unique.id in places:
-                # Both are of this batch: the first was never there, and the last stands for it and its like.
-                del stored[places[job.unique.id]]
+            if job.unique.id in takers:
+                # Both are of this batch: the first was never there, and the last stands for it and for all it replaced.
+                del stored[takers[job.unique.id]]
                 admission.conflicts[conflict.holder] = Conflict(Outcome.DUPLICATE, job.id)
                 admission.replaced.update(
                     {old: job.id for old, new in admission.replaced.items() if new == conflict.holder}
@@ -219,7 +218,7 @@ def admit(jobs: Sequence[NewJob], holders: Mapping[bytes, Holder], now: Instant)
             else:
                 admission.replaced[conflict.holder] = job.id
         stored[place] = admission.taken[job.unique.id] = job
-        places[job.unique.id] = place
+        takers[job.unique.id] = place
         known[job.unique.id] = _newly_held(job, job.unique, now)
     admission.stored.extend(stored.values())
     return admission
