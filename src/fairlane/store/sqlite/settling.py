@@ -8,7 +8,7 @@ from uuid import UUID
 import msgspec
 
 from fairlane.clock import Instant
-from fairlane.job import Claim, StampedEffects, State
+from fairlane.job import Claim, Outcome, StampedEffects, State
 from fairlane.scheduler.settlement import Lost, Settlement
 from fairlane.scheduler.settlement import settle as decide
 from fairlane.store.protocol import Reaped
@@ -26,10 +26,16 @@ class _Tally:
         self.arrivals: list[tuple[object, ...]] = []
         self.ended: dict[UUID, int] = {}
         self.woken: dict[int, int] = {}
+        self.replaced: list[UUID] = []
 
 
-def settle(tx: Transaction, settlements: Iterable[Settlement], now: Instant) -> tuple[list[UUID], dict[int, int]]:
-    """Apply what still holds its lease. Returns the jobs whose claim was lost, and how many may start now by queue."""
+def settle(
+    tx: Transaction, settlements: Iterable[Settlement], now: Instant
+) -> tuple[list[UUID], dict[int, int], list[UUID]]:
+    """Apply what still holds its lease.
+
+    Returns the jobs whose claim was lost, how many may start now by queue, and the jobs that follow-ups replaced.
+    """
     tally = _Tally()
     lost = []
     for each in settlements:
@@ -53,12 +59,13 @@ def settle(tx: Transaction, settlements: Iterable[Settlement], now: Instant) -> 
         # A freed slot makes a waiting job claimable, and whoever settles may not be there to claim it.
         if queue not in tally.woken and tx.value("has_waiting_work", queue):
             tally.woken[queue] = 1
-    return lost, tally.woken
+    return lost, tally.woken, tally.replaced
 
 
 def _apply(tx: Transaction, effects: StampedEffects, now: Instant, tally: _Tally) -> None:
     if effects.jobs:
-        ready, _ = jobs.insert(tx, effects.jobs, now)
+        ready, conflicts = jobs.insert(tx, effects.jobs, now)
+        tally.replaced += [each.holder for each in conflicts.values() if each.outcome is Outcome.REPLACED]
         for queue, count in ready.items():
             tally.woken[queue] = tally.woken.get(queue, 0) + count
     values.write(tx, effects.puts, effects.deletes)
@@ -106,7 +113,7 @@ def reap(tx: Transaction, now: Instant, limit: int) -> tuple[Reaped, dict[int, i
             settlements.append(decide(claim, Lost("its worker stopped renewing the lease"), ran))
         if len(settlements) >= limit:
             break
-    _, woken = settle(tx, settlements, now)
+    _, woken, _ = settle(tx, settlements, now)
     return Reaped(settlements, tx.value("next_lease_end")), woken
 
 
