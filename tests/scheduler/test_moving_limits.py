@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fairlane.clock import SECOND, Instant
 from fairlane.policy import AdaptiveConcurrency, Breaker, Fair, Limit, Policy
@@ -209,3 +211,60 @@ def test_a_changed_policy_leaves_a_breaker_where_it_stands() -> None:
     line.settle([probe])
     line.claim(0)
     assert isinstance(limit.state_of(line.gate), Closed)
+
+
+scopes = st.sampled_from([None, "account", "endpoint", ("account", "endpoint"), "task"])
+moving = st.builds(
+    AdaptiveConcurrency,
+    start=st.integers(1, 4),
+    max=st.integers(4, 9),
+    target=st.sampled_from([None, "2ms"]),
+    by=scopes,
+) | st.builds(Breaker, st.integers(1, 3), cooldown=st.sampled_from(["1ms", "30s"]), probes=st.integers(1, 2), by=scopes)
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["enqueue", "claim", "claim", "good", "fail", "snooze", "return", "wait"]),
+        st.integers(1, 9),
+        st.sampled_from("xyz"),
+        st.sampled_from("xyz"),
+        st.integers(-1, 1),
+    ),
+    max_size=40,
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(moving, min_size=1, max_size=3), st.sampled_from([None, Fair(by="account")]), steps)
+def test_f14_c10_whatever_happened_every_job_runs_in_the_end_by_bells_and_alarms_alone(
+    limits: list[Limit], fair: Fair | None, happened: list[tuple[str, int, str, str, int]]
+) -> None:
+    line = Line(limits[0], fair)
+    line.queue.policy = Policy("q", fair, tuple(limits), ("account", "endpoint"))
+    running: list[Start] = []
+    for what, count, account, endpoint, priority in happened:
+        ending, rest = running[:count], running[count:]
+        match what:
+            case "enqueue":
+                line.enqueue(count, account=account, endpoint=endpoint, priority=priority)
+            case "claim":
+                running += line.claim(count)
+            case "wait":
+                line.now += count * SECOND
+            case "return":
+                running = rest
+                for start in ending:
+                    line.queue.give_back(start)
+            case _:
+                running = rest
+                line.settle(ending, {"good": GOOD, "fail": FAILED, "snooze": NEUTRAL}[what], ran=1_000 * count)
+    for _ in range(2_000):
+        running += line.claim(5)
+        if running:
+            line.settle([running.pop(0)])
+        elif line.queue.waiting():
+            alarm = line.queue.next_alarm()
+            assert alarm is not None, "jobs wait, nothing runs, and nobody will ever look"
+            line.now = max(line.now, alarm)
+        else:
+            return
+    raise AssertionError("it goes on and on")

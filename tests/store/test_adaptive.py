@@ -10,7 +10,11 @@ import pytest
 from fairlane.clock import ManualClock
 from fairlane.job import Claim
 from fairlane.policy import AdaptiveConcurrency, Fair, Policy
+from fairlane.policy.overrides import Kind, Override
+from fairlane.policy.reasons import Reason
+from fairlane.scheduler.explain import explain
 from fairlane.scheduler.settlement import Cancelled, Done, Failed, Outcome, Released, Snoozed
+from fairlane.store.auditing import Note
 from fairlane.store.protocol import Store
 from tests.store.harness import (
     LEASE,
@@ -20,10 +24,12 @@ from tests.store.harness import (
     claim,
     finish,
     given_jobs,
+    ids,
     worker_named,
 )
 
 ACME = {"account": "acme"}
+NOTE = Note(actor="ada", action="test")
 FAILED = Failed("boom", 3_600 * SECOND)
 BY_ACCOUNT = AdaptiveConcurrency(start=8, max=100, by="account")
 SCOPES = [(None, None), ("account", Fair(by="account")), ("account", None)]
@@ -196,6 +202,32 @@ async def test_what_was_learned_is_collected_after_a_day_and_not_before(store: S
         while claims:
             await finish(store, claims, Cancelled("over"))
             claims = await claim(store, "webhooks", 50)
+
+
+async def test_an_operator_s_bound_holds_at_once_and_ends_with_its_override(store: Store, clock: ManualClock) -> None:
+    policy = policy_of()
+    await store.declare(policy)
+    await given_jobs(store, policy, ACME, 100)
+    await end(store, clock, await claim(store, "webhooks", 50), FAILED)
+    await claim(store, "webhooks", 0)
+    lower = Override(kind=Kind.LIMIT, scope=(("account", "acme"),), limit="adaptive:account", value=3)
+    await store.amend("webhooks", [lower], [], NOTE)
+    assert len(await claim(store, "webhooks", 50)) == 3
+    await store.amend("webhooks", [], [lower.id], NOTE)
+    assert len(await claim(store, "webhooks", 50)) == 1, "what was learned, 4, was lost"
+
+
+async def test_explain_tells_of_the_cap(store: Store, clock: ManualClock) -> None:
+    policy = policy_of()
+    await store.declare(policy)
+    jobs = await given_jobs(store, policy, ACME, 20)
+    claims = await claim(store, "webhooks", 50)
+    await end(store, clock, claims[:1], FAILED)
+    await claim(store, "webhooks", 50)
+    told = explain(await store.examine(None, jobs[-1], {}), None)
+    (hold,) = [hold for hold in told.holds if hold.reason is Reason.ADAPTIVE]
+    assert (hold.limit, hold.used, hold.bound, hold.until) == ("adaptive:account", 7, 4, None)
+    assert [holder.job for holder in hold.holders] == ids(claims[1:])[: len(hold.holders)]
 
 
 # A14

@@ -11,7 +11,11 @@ import pytest
 from fairlane.clock import ManualClock
 from fairlane.job import Claim
 from fairlane.policy import Breaker, Fair, Policy
+from fairlane.policy.overrides import Kind, Override
+from fairlane.policy.reasons import Reason
+from fairlane.scheduler.explain import explain
 from fairlane.scheduler.settlement import Cancelled, Done, Failed, Outcome, Released, Snoozed
+from fairlane.store.auditing import Note
 from fairlane.store.protocol import Store
 from tests.store.harness import (
     LEASE,
@@ -29,6 +33,7 @@ from tests.store.harness import (
 )
 
 ACME = {"account": "acme"}
+NOTE = Note(actor="ada", action="test")
 FAILED = Failed("boom", 3_600 * SECOND)
 LIMIT = Breaker(3, cooldown="5m", by="account")
 SCOPES = [(None, None), ("account", Fair(by="account")), ("account", None), ("task", None)]
@@ -223,6 +228,29 @@ async def test_a_changed_policy_leaves_it_open_but_for_no_longer_than_it_says(st
     assert (brought.claims, brought.next_due) == ([], clock.now() + MINUTE)
     clock.advance("1m")
     assert len(await claim(store, "webhooks", 50)) == 2
+
+
+async def test_limits_that_are_suspended_let_jobs_pass_and_an_open_breaker_stays_open(
+    store: Store, clock: ManualClock
+) -> None:
+    opens = await given_open(store, clock, policy_of())
+    await store.amend("webhooks", [Override(kind=Kind.SUSPEND)], [], NOTE)
+    passed = await claim(store, "webhooks", 5)
+    assert len(passed) == 5
+    await end(store, clock, passed)
+    await store.amend("webhooks", [], [Override(kind=Kind.SUSPEND).id], NOTE)
+    brought = await claim_once(store, "webhooks", 50)
+    assert (brought.claims, brought.next_due) == ([], opens)
+
+
+async def test_explain_tells_of_it_and_until_when(store: Store, clock: ManualClock) -> None:
+    policy = policy_of()
+    opens = await given_open(store, clock, policy)
+    (job,) = await given_jobs(store, policy, ACME)
+    told = explain(await store.examine(None, job, {}), None)
+    (hold,) = [hold for hold in told.holds if hold.reason is Reason.BREAKER]
+    assert (hold.limit, hold.key, hold.until) == ("breaker:account", ACME, opens)
+    assert "failed in a row" in hold.words
 
 
 # A24

@@ -120,16 +120,12 @@ class AdaptiveConcurrency:
 
     def cap_of(self, gate: GateState) -> int:
         """How many jobs this gate lets be in flight at present."""
-        # An operator may have overridden the bounds since it was learned.
+        # An operator may have set other bounds for a time: what was learned comes back with the old ones.
         return self.start if gate.memo is None else _clamped(gate.memo["cap"], self.min, self.max)
 
     def learned(self, gate: GateState) -> Learned:
         """What this gate knows."""
-        if gate.memo is None:
-            return Learned(self.start)
-        learned = msgspec.convert(gate.memo, Learned)
-        cap = self.cap_of(gate)
-        return replace(learned, cap=cap, reached=min(learned.reached, cap))
+        return Learned(self.start) if gate.memo is None else msgspec.convert(gate.memo, Learned)
 
     def room_at(self, gate: GateState, now: Instant) -> int:
         return max(0, self.cap_of(gate) - gate.in_flight)
@@ -188,7 +184,8 @@ class AdaptiveConcurrency:
     def carry_over(self, gate: GateState, now: Instant) -> None:
         """A cap that was learned between other bounds is brought between these."""
         if gate.memo is not None:
-            gate.memo = msgspec.to_builtins(self.learned(gate))
+            learned, cap = self.learned(gate), self.cap_of(gate)
+            gate.memo = msgspec.to_builtins(replace(learned, cap=cap, reached=min(learned.reached, cap)))
 
     def why(self, gate: GateState, now: Instant) -> Why:
         learned = "never lowered" if not self.learned(gate).decreased_at else "learned"
