@@ -136,6 +136,9 @@ class AdaptiveConcurrency:
         if gate.in_flight >= cap and (gate.memo is None or gate.memo["reached"] < cap):
             gate.memo = msgspec.to_builtins(replace(self.learned(gate), reached=cap))
 
+    def postpone(self, gate: GateState, before: Instant, now: Instant, lag: int) -> None:
+        """A claimed job holds its place, started or not."""
+
     def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
         gate.in_flight = max(0, gate.in_flight - ending.ended - ending.unstarted)
         if ending.ended > ending.neutral:

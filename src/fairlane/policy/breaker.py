@@ -132,6 +132,9 @@ class Breaker:
             self._turn(gate, Probing(now, stragglers=gate.in_flight), now)
         gate.in_flight += count
 
+    def postpone(self, gate: GateState, before: Instant, now: Instant, lag: int) -> None:
+        """A claimed job holds its place, started or not."""
+
     def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
         gate.in_flight = max(0, gate.in_flight - ending.ended - ending.unstarted)
         before = self.state_of(gate)
