@@ -14,6 +14,7 @@ __all__ = ["KINDS", "read_limit"]
 KINDS: Mapping[str, type[Any]] = {
     "concurrency": Concurrency,
     "rate": Rate,
+    "rolling_rate": Rate,
 }
 
 

@@ -1,8 +1,8 @@
 """Limits: what they allow, and the arithmetic of their gates.
 
 A gate of these keeps two numbers: how many jobs are in flight, and (for rates) the theoretical arrival time of GCRA.
-Each limit says how much room a gate has, what a start costs, and when a shut gate opens. All in whole numbers: what a
-limit admits never depends on rounding.
+That of a rolling rate remembers its starts instead (see `rolling.py`). Each limit says how much room a gate has, what a
+start costs, and when a shut gate opens. All in whole numbers: what a limit admits never depends on rounding.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from fairlane.clock import SECOND, Instant, microseconds
 from fairlane.errors import ConfigurationError, InvalidPolicy
+from fairlane.policy import rolling as window
 from fairlane.policy.by import By, normalize_by
 from fairlane.policy.gates import Ending, GateState
 
@@ -99,10 +100,14 @@ class Concurrency:
 class Rate:
     """At most `burst + limit·t/per` starts in any time t, per key (GCRA). `burst` defaults to `limit`.
 
+    With `rolling=True`: never more than `limit` starts in any window of length `per`, exactly.
+
     >>> Rate(100, per="1m", by="endpoint")
     Rate(100, per='60s', burst=100, by='endpoint')
     >>> Rate(0.5, per="1s").burst  # one job every two seconds
     1
+    >>> Rate(100, per="1m", by="endpoint", rolling=True)
+    Rate(100, per='60s', rolling=True, by='endpoint')
     """
 
     limit: float
@@ -110,6 +115,7 @@ class Rate:
     burst: int
     by: By
     interval: int
+    rolling: bool
 
     counts_in_flight = False
 
@@ -120,8 +126,9 @@ class Rate:
         per: timedelta | str | float,
         burst: int | None = None,
         by: str | tuple[str, ...] | None = None,
+        rolling: bool = False,
     ) -> None:
-        what = f"Rate({limit!r}, per={per!r})"
+        what = f"Rate({limit!r}, per={per!r}{', rolling=True' if rolling else ''})"
         if not _is_number(limit):
             raise InvalidPolicy(f"{what}: the rate is a number of jobs, such as 100 or 0.5")
         if limit <= 0:
@@ -138,6 +145,8 @@ class Rate:
             raise InvalidPolicy(
                 f"{what}: more than one job a microsecond cannot be told apart from no limit; remove it"
             )
+        if rolling:
+            _check_rolling(what, limit, burst)
         allowed = max(1, math.floor(limit)) if burst is None else burst
         if not _is_whole(allowed) or not 1 <= allowed <= MAX_COUNT:
             raise InvalidPolicy(f"{what}: burst={burst!r} is not a whole number of at least 1")
@@ -148,14 +157,16 @@ class Rate:
         object.__setattr__(self, "burst", allowed)
         object.__setattr__(self, "by", normalize_by(what, by))
         object.__setattr__(self, "interval", interval)
+        object.__setattr__(self, "rolling", bool(rolling))
 
     def __repr__(self) -> str:
-        return f"Rate({self.limit:g}, per='{self.per / SECOND:g}s', burst={self.burst}{_repr_by(self.by)})"
+        how = "rolling=True" if self.rolling else f"burst={self.burst}"
+        return f"Rate({self.limit:g}, per='{self.per / SECOND:g}s', {how}{_repr_by(self.by)})"
 
     @property
     def identity(self) -> str:
         """Names the limit's state. `per` takes part, so that 10 a minute and 600 an hour on one key stay apart."""
-        return f"rate/{self.per / SECOND:g}s:{','.join(self.by)}"
+        return f"{'rolling' if self.rolling else 'rate'}/{self.per / SECOND:g}s:{','.join(self.by)}"
 
     def room(self, in_flight: int, tat: Instant, now: Instant) -> int:
         """How many jobs may start now."""
@@ -182,31 +193,58 @@ class Rate:
         return tat + self.interval - self.burst * self.interval
 
     def room_at(self, gate: GateState, now: Instant) -> int:
+        if self.rolling:
+            return window.room_at(gate, self.burst, self.per, now)
         return self.room(gate.in_flight, gate.tat, now)
 
     def take(self, gate: GateState, now: Instant, count: int) -> None:
-        gate.tat = self.charged(gate.tat, now, count)
+        if self.rolling:
+            window.take(gate, self.per, now, count)
+        else:
+            gate.tat = self.charged(gate.tat, now, count)
 
     def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
         """Tokens come back for what never started, unless they were never taken here."""
         if not ending.unstarted or held is None:
             return False
+        if self.rolling:
+            return window.give_back(gate, self.per, now, ending.unstarted, now - held)
         gate.tat = self.refunded(gate.tat, ending.unstarted, held)
         return True
 
     def opens_again_at(self, gate: GateState) -> Instant | None:
-        return self.opens_at(gate.tat)
+        return window.opens_again_at(gate, self.burst, self.per) if self.rolling else self.opens_at(gate.tat)
 
     def carry_over(self, gate: GateState, now: Instant) -> None:
-        gate.tat = self.carried_over(gate.tat, now)
+        """What a rolling window remembers are facts, whatever the bound is."""
+        if not self.rolling:
+            gate.tat = self.carried_over(gate.tat, now)
 
     def to_document(self) -> dict[str, Any]:
-        return {"kind": "rate", "limit": self.limit, "per": self.per, "burst": self.burst, "by": list(self.by)}
+        document = {"limit": self.limit, "per": self.per, "by": list(self.by)}
+        if self.rolling:
+            # A kind of its own: a version that does not know it must refuse it, not keep a bucket instead.
+            return {"kind": "rolling_rate", **document}
+        return {"kind": "rate", "burst": self.burst, **document}
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> Rate:
-        per = document["per"] / SECOND
-        return cls(document["limit"], per=per, burst=document["burst"], by=tuple(document["by"]))
+        return cls(
+            document["limit"],
+            per=document["per"] / SECOND,
+            burst=document.get("burst"),
+            by=tuple(document["by"]),
+            rolling=document["kind"] == "rolling_rate",
+        )
+
+
+def _check_rolling(what: str, limit: float, burst: object) -> None:
+    if not _is_whole(limit):
+        raise InvalidPolicy(f"{what}: a rolling window counts whole jobs; give a whole number, or leave rolling out")
+    if burst is not None:
+        raise InvalidPolicy(
+            f"{what}: burst={burst!r} has no meaning in a rolling window, which holds `limit` jobs however they come"
+        )
 
 
 def _is_whole(value: object) -> bool:
