@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from fairlane.errors import InvalidKey, InvalidPolicy
+from fairlane.errors import InvalidPolicy
 from fairlane.policy.by import By, normalize_by
-from fairlane.policy.keys import canonical_key
+from fairlane.policy.numbers import named_numbers
 
 __all__ = ["Charge", "Fair"]
 
@@ -45,13 +45,7 @@ class Fair:
         named: dict[str, float] = {}
         default: float = 1.0
         if isinstance(weight, Mapping):
-            if len(names) != 1:
-                raise InvalidPolicy(f"{what}: weights by value need a single key in `by`")
-            for value, number in weight.items():
-                key = _named(what, names[0], value)
-                if key in named:
-                    raise InvalidPolicy(f"{what}: the weight of {key!r} is given twice")
-                named[key] = _checked(what, number)
+            named = named_numbers(what, names, weight, lambda number: _checked(what, number)) if weight else {}
         else:
             default = _checked(what, weight)
         object.__setattr__(self, "by", names)
@@ -72,16 +66,6 @@ class Fair:
 
     def to_document(self) -> dict[str, Any]:
         return {"by": list(self.by), "weight": self.weight, "weights": dict(self.weights), "charge": self.charge}
-
-
-def _named(what: str, name: str, value: object) -> str:
-    try:
-        key = canonical_key(name, value)
-    except InvalidKey as error:
-        raise InvalidPolicy(f"{what}: {error}") from None
-    if key is None:
-        raise InvalidPolicy(f"{what}: None cannot be given a weight; it always has 1")
-    return key
 
 
 def _checked(what: str, weight: object) -> float:

@@ -8,9 +8,11 @@ start costs, and when a shut gate opens. All in whole numbers: what a limit admi
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 from fairlane.clock import SECOND, Instant, microseconds
@@ -18,6 +20,7 @@ from fairlane.errors import ConfigurationError, InvalidPolicy
 from fairlane.policy import rolling as window
 from fairlane.policy.by import By, normalize_by
 from fairlane.policy.gates import Ending, GateState
+from fairlane.policy.numbers import named_numbers
 
 __all__ = ["Concurrency", "Rate"]
 
@@ -31,24 +34,38 @@ class Concurrency:
 
     >>> Concurrency(5, by="account")
     Concurrency(5, by='account')
+    >>> Concurrency({"acme": 5, "globex": 2}, by="account")  # other accounts: no limit
+    Concurrency({'acme': 5, 'globex': 2}, by='account')
     """
 
     max: int
+    """0 where only named keys have one: `at` says what holds for them."""
     by: By
+    named: Mapping[str, int] = field(hash=False)
 
     counts_in_flight = True
 
-    def __init__(self, max: int, *, by: str | tuple[str, ...] | None = None) -> None:
+    def __init__(self, max: int | Mapping[Any, int], *, by: str | tuple[str, ...] | None = None) -> None:
         what = f"Concurrency({max!r})"
-        if not _is_whole(max):
-            raise InvalidPolicy(f"{what}: the maximum is a whole number of jobs, not a {type(max).__name__}")
-        if not 0 <= max <= MAX_COUNT:
-            raise InvalidPolicy(f"{what}: the maximum is at least 0 (0 stops its keys) and at most {MAX_COUNT:,}")
-        object.__setattr__(self, "max", max)
-        object.__setattr__(self, "by", normalize_by(what, by))
+        names = normalize_by(what, by)
+        named: dict[str, int] = {}
+        if isinstance(max, Mapping):
+            named, max = named_numbers(what, names, max, lambda number: _checked_max(what, number)), 0
+        object.__setattr__(self, "max", _checked_max(what, max))
+        object.__setattr__(self, "by", names)
+        object.__setattr__(self, "named", named)
 
     def __repr__(self) -> str:
-        return f"Concurrency({self.max}{_repr_by(self.by)})"
+        return f"Concurrency({self.named or self.max}{_repr_by(self.by)})"
+
+    def at(self, values: Sequence[str | None], value: float | None) -> Concurrency | None:
+        """What holds at one key, with `value` in place of the declared number if there is one; `None`: nothing."""
+        if value is not None:
+            return _concurrency(int(value), self.by)
+        if not self.named:
+            return self
+        number = None if values[0] is None else self.named.get(values[0])
+        return None if number is None else _concurrency(number, self.by)
 
     @property
     def identity(self) -> str:
@@ -89,11 +106,24 @@ class Concurrency:
         """What runs is counted anew; there is nothing else."""
 
     def to_document(self) -> dict[str, Any]:
-        return {"kind": "concurrency", "max": self.max, "by": list(self.by)}
+        return {"kind": "concurrency", "max": dict(self.named) or self.max, "by": list(self.by)}
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> Concurrency:
         return cls(document["max"], by=tuple(document["by"]))
+
+
+@lru_cache(maxsize=4_096)
+def _concurrency(number: int, by: By) -> Concurrency:
+    return Concurrency(number, by=by)
+
+
+def _checked_max(what: str, number: object) -> int:
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise InvalidPolicy(f"{what}: the maximum is a whole number of jobs, not a {type(number).__name__}")
+    if not 0 <= number <= MAX_COUNT:
+        raise InvalidPolicy(f"{what}: the maximum is at least 0 (0 stops its keys) and at most {MAX_COUNT:,}")
+    return number
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -108,20 +138,24 @@ class Rate:
     1
     >>> Rate(100, per="1m", by="endpoint", rolling=True)
     Rate(100, per='60s', rolling=True, by='endpoint')
+    >>> Rate({"acme": 10}, per="1s", by="account")  # other accounts: no limit
+    Rate({'acme': 10}, per='1s', by='account')
     """
 
     limit: float
+    """0 where only named keys have one: `at` says what holds for them. So is `burst` then, if each has its own."""
     per: int
     burst: int
     by: By
     interval: int
     rolling: bool
+    named: Mapping[str, float] = field(hash=False)
 
     counts_in_flight = False
 
     def __init__(
         self,
-        limit: float,
+        limit: float | Mapping[Any, float],
         *,
         per: timedelta | str | float,
         burst: int | None = None,
@@ -129,39 +163,50 @@ class Rate:
         rolling: bool = False,
     ) -> None:
         what = f"Rate({limit!r}, per={per!r}{', rolling=True' if rolling else ''})"
-        if not _is_number(limit):
-            raise InvalidPolicy(f"{what}: the rate is a number of jobs, such as 100 or 0.5")
-        if limit <= 0:
-            raise InvalidPolicy(
-                f"{what} would never admit a job; give a rate above 0, or stop the key with Concurrency(0, by=…)"
-            )
+        names = normalize_by(what, by)
         try:
             window = microseconds(per)
         except ConfigurationError as error:
             raise InvalidPolicy(f"{what}: {error}") from None
         if window <= 0:
             raise InvalidPolicy(f"{what}: `per` is a time above 0, such as '1s' or '1m'")
-        if limit > window:
-            raise InvalidPolicy(
-                f"{what}: more than one job a microsecond cannot be told apart from no limit; remove it"
-            )
-        if rolling:
-            _check_rolling(what, limit, burst)
-        allowed = max(1, math.floor(limit)) if burst is None else burst
-        if not _is_whole(allowed) or not 1 <= allowed <= MAX_COUNT:
-            raise InvalidPolicy(f"{what}: burst={burst!r} is not a whole number of at least 1")
-        # Rounded up: the rate that is kept is never above the one that was asked for.
-        interval = math.ceil(Fraction(window) / Fraction(str(limit)))
+        if burst is not None and (rolling or not _is_whole(burst) or not 1 <= burst <= MAX_COUNT):
+            raise InvalidPolicy(f"{what}: {_wrong_burst(burst, rolling=rolling)}")
+        named: dict[str, float] = {}
+        if isinstance(limit, Mapping):
+            named = named_numbers(what, names, limit, lambda number: _checked_limit(what, number, window, rolling))
+            limit, interval, allowed = 0, 0, burst or 0
+        else:
+            limit = _checked_limit(what, limit, window, rolling)
+            # Rounded up: the rate that is kept is never above the one that was asked for.
+            interval = math.ceil(Fraction(window) / Fraction(str(limit)))
+            allowed = _default_burst(limit) if burst is None else burst
         object.__setattr__(self, "limit", limit)
         object.__setattr__(self, "per", window)
         object.__setattr__(self, "burst", allowed)
-        object.__setattr__(self, "by", normalize_by(what, by))
+        object.__setattr__(self, "by", names)
         object.__setattr__(self, "interval", interval)
         object.__setattr__(self, "rolling", bool(rolling))
+        object.__setattr__(self, "named", named)
 
     def __repr__(self) -> str:
-        how = "rolling=True" if self.rolling else f"burst={self.burst}"
-        return f"Rate({self.limit:g}, per='{self.per / SECOND:g}s', {how}{_repr_by(self.by)})"
+        number = repr(self.named) if self.named else f"{self.limit:g}"
+        how = ", rolling=True" if self.rolling else f", burst={self.burst}" if self.burst else ""
+        return f"Rate({number}, per='{self.per / SECOND:g}s'{how}{_repr_by(self.by)})"
+
+    def at(self, values: Sequence[str | None], value: float | None) -> Rate | None:
+        """What holds at one key, with `value` in place of the declared number if there is one; `None`: nothing."""
+        if value is not None:
+            return self._with(int(value) if self.rolling else value)
+        if not self.named:
+            return self
+        number = None if values[0] is None else self.named.get(values[0])
+        return None if number is None else self._with(number)
+
+    def _with(self, limit: float) -> Rate:
+        # A burst that was left to the number follows the number.
+        follows = self.rolling or self.burst == (_default_burst(self.limit) if self.limit else 0)
+        return _rate(limit, self.per, None if follows else self.burst, self.by, self.rolling)
 
     @property
     def identity(self) -> str:
@@ -221,11 +266,11 @@ class Rate:
             gate.tat = self.carried_over(gate.tat, now)
 
     def to_document(self) -> dict[str, Any]:
-        document = {"limit": self.limit, "per": self.per, "by": list(self.by)}
+        document = {"limit": dict(self.named) or self.limit, "per": self.per, "by": list(self.by)}
         if self.rolling:
             # A kind of its own: a version that does not know it must refuse it, not keep a bucket instead.
             return {"kind": "rolling_rate", **document}
-        return {"kind": "rate", "burst": self.burst, **document}
+        return {"kind": "rate", "burst": self.burst or None, **document}
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> Rate:
@@ -238,21 +283,37 @@ class Rate:
         )
 
 
-def _check_rolling(what: str, limit: float, burst: object) -> None:
-    if not _is_whole(limit):
-        raise InvalidPolicy(f"{what}: a rolling window counts whole jobs; give a whole number, or leave rolling out")
-    if burst is not None:
+@lru_cache(maxsize=4_096)
+def _rate(limit: float, per: int, burst: int | None, by: By, rolling: bool) -> Rate:
+    return Rate(limit, per=timedelta(microseconds=per), burst=burst, by=by, rolling=rolling)
+
+
+def _default_burst(limit: float) -> int:
+    return max(1, math.floor(limit))
+
+
+def _wrong_burst(burst: object, *, rolling: bool) -> str:
+    if rolling:
+        return f"burst={burst!r} has no meaning in a rolling window, which holds `limit` jobs however they come"
+    return f"burst={burst!r} is not a whole number of at least 1"
+
+
+def _checked_limit(what: str, limit: object, window: int, rolling: bool) -> float:
+    if isinstance(limit, bool) or not isinstance(limit, int | float) or not math.isfinite(limit):
+        raise InvalidPolicy(f"{what}: the rate is a number of jobs, such as 100 or 0.5")
+    if limit <= 0:
         raise InvalidPolicy(
-            f"{what}: burst={burst!r} has no meaning in a rolling window, which holds `limit` jobs however they come"
+            f"{what} would never admit a job; give a rate above 0, or stop the key with Concurrency(0, by=…)"
         )
+    if rolling and not isinstance(limit, int):
+        raise InvalidPolicy(f"{what}: a rolling window counts whole jobs; give a whole number, or leave rolling out")
+    if limit > window:
+        raise InvalidPolicy(f"{what}: more than one job a microsecond cannot be told apart from no limit; remove it")
+    return limit
 
 
 def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return _is_whole(value) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _repr_by(by: By) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
 from hashlib import sha256
@@ -18,6 +19,7 @@ from fairlane.policy.fair import Fair
 from fairlane.policy.gates import Limit
 from fairlane.policy.keys import BUILT_IN, Keys, flow_id, gate_id, select
 from fairlane.policy.kinds import KINDS, read_limit
+from fairlane.policy.limits import Concurrency, Rate
 
 __all__ = ["BoundLimit", "Level", "Policy"]
 
@@ -40,6 +42,8 @@ class BoundLimit:
     name: str
     limit: Limit
     level: Level
+    named: Mapping[str, float] | None = field(default=None, hash=False)
+    """The keys that it holds for, if it does not hold for all."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,8 @@ class Policy:
             seen[limit.identity] = nth = seen.get(limit.identity, 0) + 1
             name = limit.identity if nth == 1 else f"{limit.identity}#{nth}"
             level = Level.QUEUE if not limit.by else Level.FLOW if set(limit.by) <= fair_by else Level.LANE
-            bound.append(BoundLimit(name, limit, level))
+            named = limit.named or None if isinstance(limit, Concurrency | Rate) else None
+            bound.append(BoundLimit(name, limit, level, named))
         return tuple(bound)
 
     @cached_property
@@ -113,7 +118,20 @@ class Policy:
 
     def gates_of(self, priority: int, keys: Keys) -> list[tuple[bytes, BoundLimit]]:
         """The keyed gates that a lane's jobs pass."""
-        return [(gate_id(self.queue, b.name, select(b.limit.by, keys, priority)), b) for b in self.keyed_limits]
+        return [
+            (gate_id(self.queue, bound.name, values), bound)
+            for bound in self.keyed_limits
+            if (values := select(bound.limit.by, keys, priority)) and (bound.named is None or values[0] in bound.named)
+        ]
+
+    def limit_at(self, bound: BoundLimit, values: Sequence[str | None], value: float | None) -> Limit | None:
+        """The limit that holds at one key, with `value` in place of the declared number if there is one.
+
+        `None`: this key is not named, and has no gate.
+        """
+        if value is None and bound.named is None:
+            return bound.limit
+        return bound.limit.at(values, value) if isinstance(bound.limit, Concurrency | Rate) else bound.limit
 
     def flow_key(self, priority: int, keys: Keys) -> tuple[str | None, ...]:
         """The fair key of a lane; empty where the queue is one flow."""

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from fairlane.clock import Instant
+from fairlane.policy.gates import Limit
 from fairlane.policy.keys import select
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.scheduler.snapshot import FlowRow, GateRow, Head, LaneRow, QueueRow, Release, Standing
@@ -48,10 +49,10 @@ class Gate:
         "wake_at",
     )
 
-    def __init__(self, row: GateRow, bound: BoundLimit) -> None:
+    def __init__(self, row: GateRow, bound: BoundLimit, limit: Limit) -> None:
         self.id = row.id
         self.bound = bound
-        self.limit = bound.limit
+        self.limit = limit
         self.memo: Any = None if row.memo is None else msgspec.json.decode(row.memo)
         self.value = row.value
         self.key = row.key
@@ -303,9 +304,11 @@ class Board:
 
     def add_gates(self, rows: Iterable[GateRow]) -> None:
         for row in rows:
-            # A gate of a limit that the policy no longer has is left alone; upkeep removes it.
+            # A gate of a limit that the policy no longer has, or not for this key, is left alone; upkeep removes it.
             if row.id not in self.gates and (bound := self._bounds.get(row.limit)) is not None:
-                self.gates[row.id] = Gate(row, bound)
+                limit = self.policy.limit_at(bound, row.key, row.value)
+                if limit is not None:
+                    self.gates[row.id] = Gate(row, bound, limit)
 
     def gate_ids(self, lane: Lane) -> list[bytes]:
         return [gate_id for gate_id, _ in self.policy.gates_of(lane.priority, lane.keys)]
@@ -331,5 +334,6 @@ class Board:
     def gate(self, gate_id: bytes, bound: BoundLimit, key: tuple[str | None, ...]) -> Gate:
         found = self.gates.get(gate_id)
         if found is None:
-            found = self.gates[gate_id] = Gate(GateRow(gate_id, bound.name, list(key), 0, 0, 0, 0, None), bound)
+            limit = self.policy.limit_at(bound, key, None) or bound.limit
+            found = self.gates[gate_id] = Gate(GateRow(gate_id, bound.name, list(key), 0, 0, 0, 0, None), bound, limit)
         return found

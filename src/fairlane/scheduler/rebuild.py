@@ -46,8 +46,8 @@ def rebuild(
         # Tokens stay spent, also of a key that has no lane any more.
         if gate_row.limit in bounds:
             board.add_gates([replace(gate_row, in_flight=0, waiting=0, awake=0, wake_at=None)])
-            gate = board.gates[gate_row.id]
-            gate.limit.carry_over(gate, now)
+            if (known := board.gates.get(gate_row.id)) is not None:
+                known.limit.carry_over(known, now)
     for row in sorted(lanes, key=lambda row: row.id):
         flow_id = policy.flow_of(row.priority, row.keys)
         if flow_id not in board.flows and (old := known_flows.get(flow_id)) is not None:
