@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from enum import IntEnum
 from threading import Lock
-from typing import Literal
+from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
@@ -106,6 +106,10 @@ class NewJob(msgspec.Struct, frozen=True):
     run_at: Instant | None = None
     """Or the instant at which it is due."""
     unique: UniqueKey | None = None
+    given: dict[str, float] | None = None
+    """Numbers that it brings along for its queue's policy, by the name of their limit."""
+    context: str | None = None
+    """What its producer told of it besides, as JSON."""
 
 
 class StampedEffects(msgspec.Struct, frozen=True):
@@ -161,6 +165,8 @@ class JobRecord(msgspec.Struct, frozen=True):
     cancel_requested: bool
     replays: int = 0
     """How often it was put back after it had ended; `attempt` counts from the last time on."""
+    context: dict[str, Any] = {}
+    """What its producer told of it besides."""
 
 
 class AttemptRecord(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from fairlane.clock import SECOND, Clock
 from fairlane.errors import UnknownQueue
 from fairlane.job import NewJob, new_job_ids
 from fairlane.policy.policy import Policy
-from fairlane.stamping import stamp
+from fairlane.stamping import stamp, with_newest_numbers
 from fairlane.store.protocol import Store
 from fairlane.task import Call
 
@@ -55,12 +55,15 @@ class Producing:
         await self.look_again()
         ids = new_job_ids(self._clock.now(), len(calls))
         jobs: list[NewJob] = []
+        bring = False
         for number, (call, job) in enumerate(zip(calls, ids, strict=True), start=1):
             policy = self.policies.get(_queue_of(call)) or await self._learn(call)
-            jobs.append(stamp(call, call.options.id or job, policy, self._max_payload))
+            declared = self._declared(policy.queue) if policy.brought else None
+            bring = bring or declared is not None
+            jobs.append(stamp(call, call.options.id or job, policy, self._max_payload, declared))
             if number % STAMP_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        return jobs
+        return with_newest_numbers(jobs, self.policies) if bring else jobs
 
     def stamp(self, call: Call[Any]) -> NewJob:
         """The job of one call, here and now: for handlers, which may be in a thread."""
@@ -69,7 +72,7 @@ class Producing:
         if policy is None:
             raise _unknown(call)
         (job,) = new_job_ids(self._clock.now(), 1)
-        return stamp(call, call.options.id or job, policy, self._max_payload)
+        return stamp(call, call.options.id or job, policy, self._max_payload, self._declared(name))
 
     async def look_again(self) -> None:
         """Look up the policies in force, if that was long ago."""

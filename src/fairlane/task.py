@@ -72,6 +72,12 @@ def check_id(what: str, given: object) -> UUID | None:
         raise InvalidJob(f"{what}: id={given!r} is not a UUID; give one, such as uuid.uuid4(), or none") from None
 
 
+def check_context(what: str, context: object) -> Mapping[str, Any]:
+    if not isinstance(context, Mapping) or not all(isinstance(name, str) for name in context):
+        raise InvalidJob(f"{what}: context={context!r} is not a mapping of names to values")
+    return context
+
+
 def as_unique(given: object) -> Unique | None:
     return given if given is None or isinstance(given, Unique) else Unique(given)
 
@@ -124,6 +130,7 @@ class EnqueueOptions:
     run_at: Instant | None = None
     id: UUID | None = None
     unique: Unique | None = None
+    context: Mapping[str, Any] | None = None
 
     def over(self, base: EnqueueOptions) -> EnqueueOptions:
         """These options, and those of `base` where these leave a choice."""
@@ -138,6 +145,7 @@ class EnqueueOptions:
             run_at=timed.run_at,
             id=self.id,
             unique=base.unique if self.unique is None else self.unique,
+            context={**(base.context or {}), **(self.context or {})} or None,
         )
 
 
@@ -228,11 +236,12 @@ class BoundTask(Generic[P, R]):
         max_attempts: int | None = None,
         id: UUID | str | None = None,
         unique: Unique | object | None = None,
+        context: Mapping[str, Any] | None = None,
     ) -> BoundTask[P, R]:
         """The same task with these options for its jobs; what is not given stays as it was.
 
         `id` is for one job: `DuplicateJob` if there is one already. `unique` is a `Unique(…)`; a value or a function of
-        the arguments means `Unique(value)`.
+        the arguments means `Unique(value)`. `context` is stored with the job; a policy's functions are given it.
         """
         what = f"task {self._task.name!r}"
         given: dict[str, Any] = {"tx": tx, "queue": queue, "id": check_id(what, id), "unique": as_unique(unique)}
@@ -242,6 +251,8 @@ class BoundTask(Generic[P, R]):
             given["max_attempts"] = check_attempts(what, max_attempts)
         if keys is not None:
             given["keys"] = {**(self._options.keys or {}), **keys}
+        if context is not None:
+            given["context"] = {**(self._options.context or {}), **check_context(what, context)}
         if delay is not None and run_at is not None:
             raise InvalidJob(f"{what}: give delay= or run_at=, not both")
         if delay is not None:

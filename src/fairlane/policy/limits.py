@@ -20,7 +20,7 @@ from fairlane.errors import ConfigurationError, InvalidPolicy
 from fairlane.policy import rolling as window
 from fairlane.policy.by import By, normalize_by
 from fairlane.policy.gates import Ending, GateState
-from fairlane.policy.numbers import named_numbers
+from fairlane.policy.numbers import FROM_JOB, UNTIL_BROUGHT, FromJob, Source, from_job, named_numbers
 
 __all__ = ["Concurrency", "Rate"]
 
@@ -39,33 +39,44 @@ class Concurrency:
     """
 
     max: int
-    """0 where only named keys have one: `at` says what holds for them."""
+    """0 where it is not the same for all keys: `at` says what holds for one."""
     by: By
     named: Mapping[str, int] = field(hash=False)
+    from_job: FromJob | None
 
     counts_in_flight = True
 
-    def __init__(self, max: int | Mapping[Any, int], *, by: str | tuple[str, ...] | None = None) -> None:
-        what = f"Concurrency({max!r})"
+    def __init__(
+        self, max: int | Mapping[Any, int] | Source | FromJob, *, by: str | tuple[str, ...] | None = None
+    ) -> None:
+        brought = from_job(max)
+        what = f"Concurrency({brought or max!r})"
         names = normalize_by(what, by)
         named: dict[str, int] = {}
-        if isinstance(max, Mapping):
-            named, max = named_numbers(what, names, max, lambda number: _checked_max(what, number)), 0
-        object.__setattr__(self, "max", _checked_max(what, max))
+        if isinstance(max, Mapping) and brought is None:
+            named = named_numbers(what, names, max, lambda number: _checked_max(what, number))
+        object.__setattr__(self, "max", 0 if named or brought else _checked_max(what, max))
         object.__setattr__(self, "by", names)
         object.__setattr__(self, "named", named)
+        object.__setattr__(self, "from_job", brought)
 
     def __repr__(self) -> str:
-        return f"Concurrency({self.named or self.max}{_repr_by(self.by)})"
+        return f"Concurrency({self.from_job or self.named or self.max}{_repr_by(self.by)})"
 
     def at(self, values: Sequence[str | None], value: float | None) -> Concurrency | None:
         """What holds at one key, with `value` in place of the declared number if there is one; `None`: nothing."""
         if value is not None:
-            return _concurrency(int(value), self.by)
+            return self.with_number(int(value))
+        if self.from_job is not None:
+            return self.with_number(UNTIL_BROUGHT)
         if not self.named:
             return self
         number = None if values[0] is None else self.named.get(values[0])
-        return None if number is None else _concurrency(number, self.by)
+        return None if number is None else self.with_number(number)
+
+    def with_number(self, number: int) -> Concurrency:
+        """The same limit with this number for all keys."""
+        return _concurrency(number, self.by)
 
     @property
     def identity(self) -> str:
@@ -106,14 +117,15 @@ class Concurrency:
         """What runs is counted anew; there is nothing else."""
 
     def to_document(self) -> dict[str, Any]:
-        return {"kind": "concurrency", "max": dict(self.named) or self.max, "by": list(self.by)}
+        number = FROM_JOB if self.from_job else dict(self.named) or self.max
+        return {"kind": "concurrency", "max": number, "by": list(self.by)}
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> Concurrency:
         return cls(document["max"], by=tuple(document["by"]))
 
 
-@lru_cache(maxsize=4_096)
+@lru_cache(maxsize=4_096, typed=True)
 def _concurrency(number: int, by: By) -> Concurrency:
     return Concurrency(number, by=by)
 
@@ -143,26 +155,28 @@ class Rate:
     """
 
     limit: float
-    """0 where only named keys have one: `at` says what holds for them. So is `burst` then, if each has its own."""
+    """0 where it is not the same for all keys: `at` says what holds for one. So is `burst` if each has its own."""
     per: int
     burst: int
     by: By
     interval: int
     rolling: bool
     named: Mapping[str, float] = field(hash=False)
+    from_job: FromJob | None
 
     counts_in_flight = False
 
     def __init__(
         self,
-        limit: float | Mapping[Any, float],
+        limit: float | Mapping[Any, float] | Source | FromJob,
         *,
         per: timedelta | str | float,
         burst: int | None = None,
         by: str | tuple[str, ...] | None = None,
         rolling: bool = False,
     ) -> None:
-        what = f"Rate({limit!r}, per={per!r}{', rolling=True' if rolling else ''})"
+        brought = from_job(limit)
+        what = f"Rate({brought or limit!r}, per={per!r}{', rolling=True' if rolling else ''})"
         names = normalize_by(what, by)
         try:
             window = microseconds(per)
@@ -173,40 +187,46 @@ class Rate:
         if burst is not None and (rolling or not _is_whole(burst) or not 1 <= burst <= MAX_COUNT):
             raise InvalidPolicy(f"{what}: {_wrong_burst(burst, rolling=rolling)}")
         named: dict[str, float] = {}
-        if isinstance(limit, Mapping):
+        number, interval, allowed = 0.0, 0, burst or 0
+        if brought is not None:
+            pass
+        elif isinstance(limit, Mapping):
             named = named_numbers(what, names, limit, lambda number: _checked_limit(what, number, window, rolling))
-            limit, interval, allowed = 0, 0, burst or 0
         else:
-            limit = _checked_limit(what, limit, window, rolling)
+            number = _checked_limit(what, limit, window, rolling)
             # Rounded up: the rate that is kept is never above the one that was asked for.
-            interval = math.ceil(Fraction(window) / Fraction(str(limit)))
-            allowed = _default_burst(limit) if burst is None else burst
-        object.__setattr__(self, "limit", limit)
+            interval = math.ceil(Fraction(window) / Fraction(str(number)))
+            allowed = _default_burst(number) if burst is None else burst
+        object.__setattr__(self, "limit", number)
         object.__setattr__(self, "per", window)
         object.__setattr__(self, "burst", allowed)
         object.__setattr__(self, "by", names)
         object.__setattr__(self, "interval", interval)
         object.__setattr__(self, "rolling", bool(rolling))
         object.__setattr__(self, "named", named)
+        object.__setattr__(self, "from_job", brought)
 
     def __repr__(self) -> str:
-        number = repr(self.named) if self.named else f"{self.limit:g}"
+        number = self.from_job or self.named or f"{self.limit:g}"
         how = ", rolling=True" if self.rolling else f", burst={self.burst}" if self.burst else ""
         return f"Rate({number}, per='{self.per / SECOND:g}s'{how}{_repr_by(self.by)})"
 
     def at(self, values: Sequence[str | None], value: float | None) -> Rate | None:
         """What holds at one key, with `value` in place of the declared number if there is one; `None`: nothing."""
         if value is not None:
-            return self._with(int(value) if self.rolling else value)
+            return self.with_number(int(value) if self.rolling else value)
+        if self.from_job is not None:
+            return self.with_number(UNTIL_BROUGHT)
         if not self.named:
             return self
         number = None if values[0] is None else self.named.get(values[0])
-        return None if number is None else self._with(number)
+        return None if number is None else self.with_number(number)
 
-    def _with(self, limit: float) -> Rate:
+    def with_number(self, number: float) -> Rate:
+        """The same limit with this number for all keys."""
         # A burst that was left to the number follows the number.
         follows = self.rolling or self.burst == (_default_burst(self.limit) if self.limit else 0)
-        return _rate(limit, self.per, None if follows else self.burst, self.by, self.rolling)
+        return _rate(number, self.per, None if follows else self.burst, self.by, self.rolling)
 
     @property
     def identity(self) -> str:
@@ -266,7 +286,8 @@ class Rate:
             gate.tat = self.carried_over(gate.tat, now)
 
     def to_document(self) -> dict[str, Any]:
-        document = {"limit": dict(self.named) or self.limit, "per": self.per, "by": list(self.by)}
+        number = FROM_JOB if self.from_job else dict(self.named) or self.limit
+        document = {"limit": number, "per": self.per, "by": list(self.by)}
         if self.rolling:
             # A kind of its own: a version that does not know it must refuse it, not keep a bucket instead.
             return {"kind": "rolling_rate", **document}
@@ -283,7 +304,7 @@ class Rate:
         )
 
 
-@lru_cache(maxsize=4_096)
+@lru_cache(maxsize=4_096, typed=True)
 def _rate(limit: float, per: int, burst: int | None, by: By, rolling: bool) -> Rate:
     return Rate(limit, per=timedelta(microseconds=per), burst=burst, by=by, rolling=rolling)
 

@@ -15,15 +15,18 @@ import msgspec
 from fairlane.clock import SECOND
 from fairlane.errors import InvalidPolicy
 from fairlane.policy.by import By, normalize_by
-from fairlane.policy.fair import Fair
+from fairlane.policy.fair import Fair, checked_weight
 from fairlane.policy.gates import Limit
 from fairlane.policy.keys import BUILT_IN, Keys, flow_id, gate_id, select
 from fairlane.policy.kinds import KINDS, read_limit
 from fairlane.policy.limits import Concurrency, Rate
+from fairlane.policy.numbers import FromJob
 
-__all__ = ["BoundLimit", "Level", "Policy"]
+__all__ = ["WEIGHT", "BoundLimit", "Level", "Policy"]
 
 PRIORITY_STEP = 60 * SECOND
+WEIGHT = "weight"
+"""The name under which a job brings its flow's weight along; limits have a colon in theirs."""
 _QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,119}\Z")
 
 
@@ -44,6 +47,8 @@ class BoundLimit:
     level: Level
     named: Mapping[str, float] | None = field(default=None, hash=False)
     """The keys that it holds for, if it does not hold for all."""
+    from_job: FromJob | None = None
+    """Where its number comes from, if jobs bring it along."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +107,10 @@ class Policy:
             seen[limit.identity] = nth = seen.get(limit.identity, 0) + 1
             name = limit.identity if nth == 1 else f"{limit.identity}#{nth}"
             level = Level.QUEUE if not limit.by else Level.FLOW if set(limit.by) <= fair_by else Level.LANE
-            named = limit.named or None if isinstance(limit, Concurrency | Rate) else None
-            bound.append(BoundLimit(name, limit, level, named))
+            if isinstance(limit, Concurrency | Rate):
+                bound.append(BoundLimit(name, limit, level, limit.named or None, limit.from_job))
+            else:
+                bound.append(BoundLimit(name, limit, level))
         return tuple(bound)
 
     @cached_property
@@ -129,9 +136,39 @@ class Policy:
 
         `None`: this key is not named, and has no gate.
         """
-        if value is None and bound.named is None:
+        if value is None and bound.named is None and bound.from_job is None:
             return bound.limit
         return bound.limit.at(values, value) if isinstance(bound.limit, Concurrency | Rate) else bound.limit
+
+    @cached_property
+    def brought(self) -> Mapping[str, FromJob]:
+        """The numbers that jobs bring along, by the name of their limit; `weight` is the fair share's."""
+        numbers = {bound.name: bound.from_job for bound in self.bound if bound.from_job is not None}
+        if self.fair is not None and self.fair.from_job is not None:
+            numbers[WEIGHT] = self.fair.from_job
+        return numbers
+
+    def brought_for(self, name: str, priority: int, keys: Keys) -> tuple[str | None, ...]:
+        """The key for which a number of this name holds."""
+        limit = self._limits_by_name.get(name)
+        return self.flow_key(priority, keys) if limit is None else select(limit.by, keys, priority)
+
+    def check_brought(self, name: str, number: Any) -> float:
+        """A number as a job brings it along: refused as it would be where it is declared."""
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise InvalidPolicy(f"{number!r} is not a number")
+        match self._limits_by_name.get(name):
+            case None:
+                checked_weight("the weight", number)
+            case Concurrency() as limit:
+                limit.with_number(number)  # type: ignore[arg-type]  # a fraction is refused
+            case Rate() as limit:
+                limit.with_number(number)
+        return number
+
+    @cached_property
+    def _limits_by_name(self) -> Mapping[str, Limit]:
+        return {bound.name: bound.limit for bound in self.bound}
 
     def flow_key(self, priority: int, keys: Keys) -> tuple[str | None, ...]:
         """The fair key of a lane; empty where the queue is one flow."""

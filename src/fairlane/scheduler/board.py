@@ -16,6 +16,7 @@ import msgspec
 from fairlane.clock import Instant
 from fairlane.policy.gates import Limit
 from fairlane.policy.keys import select
+from fairlane.policy.numbers import VALUES_LAST
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.scheduler.snapshot import FlowRow, GateRow, Head, LaneRow, QueueRow, Release, Standing
 
@@ -75,6 +76,17 @@ class Gate:
         """Take note of claims that ended."""
         if self.limit.free(self, release, now, held, task):
             self.dirty = True
+
+    def bring(self, value: float, limit: Limit | None, now: Instant) -> None:
+        """The newest number for this key is in force."""
+        if value == self.value and now - self.tat < VALUES_LAST // 30:
+            return
+        if limit is not None and value != self.value:
+            self.value, self.limit = value, limit
+            limit.carry_over(self, now)
+        # What says no more than a gate without jobs would, and says when the number came: it is kept from then on.
+        self.tat = max(self.tat, now)
+        self.dirty = True
 
     def opens_at(self) -> Instant | None:
         return self.limit.opens_again_at(self)

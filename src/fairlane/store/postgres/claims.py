@@ -213,7 +213,10 @@ class Scheduling:
 
     async def _promote(self, now: Instant) -> list[Arrival]:
         found = await self.connection.fetch(STATEMENTS["promote"], self.queue.id, now, PROMOTE_AT_MOST)
-        return [Arrival(lane, priority, rows.decode_keys(keys), *rest) for lane, priority, keys, *rest in found]
+        return [
+            Arrival(lane, priority, rows.decode_keys(keys), count, floor, since, rows.decode_given(given))
+            for lane, priority, keys, count, floor, since, given in found
+        ]
 
     async def _policy(self, digest: str) -> Policy:
         if digest not in _policies:

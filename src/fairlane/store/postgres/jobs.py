@@ -118,6 +118,8 @@ def _columns(job: NewJob, queues: Mapping[str, int]) -> tuple[object, ...]:
         job.max_attempts,
         job.delay,
         job.run_at,
+        None if job.given is None else rows.encode(job.given),
+        job.context,
     )
 
 
@@ -153,8 +155,10 @@ async def record(connection: Connection, job: UUID) -> JobRecord:
 
 def record_of(row: Sequence[Any]) -> JobRecord:
     """A row of `select_job` as people see it."""
-    job, queue, task, state, priority, keys, *rest = row
-    return JobRecord(job, queue, task, State(state), priority, dict(rows.decode_keys(keys)), *rest)
+    job, queue, task, state, priority, keys, *rest, context = row
+    keys, context = dict(rows.decode_keys(keys)), rows.decode_context(context)
+    values = (job, queue, task, State(state), priority, keys, *rest, context)
+    return JobRecord(*values)
 
 
 async def attempts(connection: Connection, job: UUID) -> list[AttemptRecord]:

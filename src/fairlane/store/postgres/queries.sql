@@ -94,15 +94,18 @@ given as (
 ),
 stored as (
     insert into fairlane.jobs (id, position, enqueued_at, ready_at, queue_id, max_attempts, priority, state, lane, task,
-        keys, lane_keys, payload, due_at)
+        keys, lane_keys, payload, due_at, given, context)
     select id, nextval('fairlane.positions'), now, now, queue_id, max_attempts, priority,
-        case when due_at is null then 1 else 0 end, lane, task, keys, lane_keys, payload, due_at
+        case when due_at is null then 1 else 0 end, lane, task, keys, lane_keys, payload, due_at, given.given,
+        context
     from given
-    returning queue_id, lane, priority, position, ready_at, state, fairlane.keys_of_lane(lane_keys, keys, task) as keys
+    returning queue_id, lane, priority, position, ready_at, state, fairlane.keys_of_lane(lane_keys, keys, task) as keys,
+        given
 ),
 rung as (
-    insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since)
-    select queue_id, lane, priority, (array_agg(keys))[1], count(*), min(position), min(ready_at)
+    -- All jobs of a lane that are stored together bring the same numbers.
+    insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since, given)
+    select queue_id, lane, priority, (array_agg(keys))[1], count(*), min(position), min(ready_at), (array_agg(given))[1]
     from stored
     where state = 1
     group by queue_id, lane, priority
@@ -135,17 +138,18 @@ clock as materialized (
 ),
 stored as (
     insert into fairlane.jobs (id, queue_id, task, priority, lane, lane_keys, keys, payload, max_attempts, position,
-        enqueued_at, ready_at, state, due_at)
+        enqueued_at, ready_at, state, due_at, given, context)
     select $3::uuid, $4::integer, $5::text, $6::smallint, $7::bytea, $8::jsonb, $9::jsonb, $10::bytea, $11::integer,
         nextval('fairlane.positions'), now, now,
         case when coalesce($13::bigint, now + $12::bigint) > now then 0 else 1 end,
-        case when coalesce($13, now + $12) > now then coalesce($13, now + $12) end
+        case when coalesce($13, now + $12) > now then coalesce($13, now + $12) end,
+        $14::text, $15::text
     from clock
     returning position, ready_at, state
 ),
 rung as (
-    insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since)
-    select $4, $7, $6, fairlane.keys_of_lane($8, $9, $5), 1, position, ready_at
+    insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since, given)
+    select $4, $7, $6, fairlane.keys_of_lane($8, $9, $5), 1, position, ready_at, $14
     from stored
     where state = 1
 )
@@ -495,7 +499,8 @@ where id = $1 and lease = $2 and state = 2
 
 -- name: select_job
 select j.id, q.name, j.task, j.state, j.priority, j.keys, j.payload, j.attempt, j.max_attempts, j.enqueued_at, j.due_at,
-    j.claimed_at, j.finished_at, j.worker, j.error, j.result, j.progress, j.progress_message, j.cancel_requested, j.replays
+    j.claimed_at, j.finished_at, j.worker, j.error, j.result, j.progress, j.progress_message, j.cancel_requested, j.replays,
+    j.context
 from fairlane.jobs j
 join fairlane.queues q on q.id = j.queue_id
 where j.id = $1
