@@ -13,6 +13,7 @@ from fairlane.errors import (
     FairlaneError,
     InvalidJob,
     InvalidKey,
+    InvalidOverride,
     InvalidPolicy,
     InvalidValue,
     JobCancelled,
@@ -37,7 +38,9 @@ from fairlane.handle import Enqueued, Foreseen, Job
 from fairlane.held_claim import HeldClaim
 from fairlane.job import AttemptRecord, JobRecord, Outcome, State
 from fairlane.policy import Backoff, Concurrency, Fair, Limit, Policy, Rate, Unique
+from fairlane.policy.reasons import Reason
 from fairlane.queue import Queue
+from fairlane.scheduler.explain import Explanation
 from fairlane.task import BoundTask, Call, Task
 from fairlane.values import ABSENT, Page, Values
 from fairlane.worker import Health, JobContext, QueueShare, Worker, WorkerOptions, context, run_worker
@@ -59,6 +62,7 @@ __all__ = [
     "DuplicateJob",
     "Effects",
     "Enqueued",
+    "Explanation",
     "Fair",
     "FairlaneError",
     "Foreseen",
@@ -66,6 +70,7 @@ __all__ = [
     "HeldClaim",
     "InvalidJob",
     "InvalidKey",
+    "InvalidOverride",
     "InvalidPolicy",
     "InvalidValue",
     "Job",
@@ -84,6 +89,7 @@ __all__ = [
     "Queue",
     "QueueShare",
     "Rate",
+    "Reason",
     "ResultTimeout",
     "Retry",
     "SchemaError",

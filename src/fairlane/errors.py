@@ -4,6 +4,7 @@
 FairlaneError
 ├── ConfigurationError      a setting, a URL or a declaration that cannot work
 │   ├── InvalidPolicy       a policy that contradicts itself; named where it is declared
+│   ├── InvalidOverride     an override that the policy in force has no place for
 │   └── SchemaError         the database and this program do not fit each other
 │       ├── SchemaOutOfDate the database is behind: run `fairlane migrate`
 │       └── SchemaTooNew    the program is behind: upgrade it
@@ -46,6 +47,7 @@ __all__ = [
     "FairlaneError",
     "InvalidJob",
     "InvalidKey",
+    "InvalidOverride",
     "InvalidPolicy",
     "InvalidValue",
     "JobCancelled",
@@ -79,6 +81,10 @@ class ConfigurationError(FairlaneError, ValueError):
 
 class InvalidPolicy(ConfigurationError):
     """A policy that contradicts itself."""
+
+
+class InvalidOverride(ConfigurationError):
+    """An override that the policy in force has no place for."""
 
 
 class SchemaError(ConfigurationError):

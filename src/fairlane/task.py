@@ -16,6 +16,7 @@ from uuid import UUID
 
 from fairlane.clock import SECOND, Instant, as_instant, microseconds
 from fairlane.codec import Codec
+from fairlane.effects import Effects
 from fairlane.errors import ConfigurationError, InvalidJob, UnknownTask
 from fairlane.handle import Enqueued, Foreseen, Job
 from fairlane.policy.retry import Backoff
@@ -78,6 +79,14 @@ def check_context(what: str, context: object) -> Mapping[str, Any]:
     return context
 
 
+def check_effects(what: str, given: object) -> Effects | None:
+    if given is None:
+        return None
+    if not isinstance(given, Effects):
+        raise InvalidJob(f"{what}: on_dead={given!r} is not an Effects(…)")
+    return given.copy()
+
+
 def as_unique(given: object) -> Unique | None:
     return given if given is None or isinstance(given, Unique) else Unique(given)
 
@@ -130,6 +139,7 @@ class EnqueueOptions:
     run_at: Instant | None = None
     id: UUID | None = None
     unique: Unique | None = None
+    on_dead: Effects | None = None
     context: Mapping[str, Any] | None = None
 
     def over(self, base: EnqueueOptions) -> EnqueueOptions:
@@ -145,6 +155,7 @@ class EnqueueOptions:
             run_at=timed.run_at,
             id=self.id,
             unique=base.unique if self.unique is None else self.unique,
+            on_dead=base.on_dead if self.on_dead is None else self.on_dead,
             context={**(base.context or {}), **(self.context or {})} or None,
         )
 
@@ -236,15 +247,18 @@ class BoundTask(Generic[P, R]):
         max_attempts: int | None = None,
         id: UUID | str | None = None,
         unique: Unique | object | None = None,
+        on_dead: Effects | None = None,
         context: Mapping[str, Any] | None = None,
     ) -> BoundTask[P, R]:
         """The same task with these options for its jobs; what is not given stays as it was.
 
         `id` is for one job: `DuplicateJob` if there is one already. `unique` is a `Unique(…)`; a value or a function of
-        the arguments means `Unique(value)`. `context` is stored with the job; a policy's functions are given it.
+        the arguments means `Unique(value)`. `on_dead` lands if the job dies, in the transaction in which it does.
+        `context` is stored with the job; a policy's functions are given it.
         """
         what = f"task {self._task.name!r}"
         given: dict[str, Any] = {"tx": tx, "queue": queue, "id": check_id(what, id), "unique": as_unique(unique)}
+        given["on_dead"] = check_effects(what, on_dead)
         if priority is not None:
             given["priority"] = check_priority(what, priority)
         if max_attempts is not None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fairlane.errors import InvalidPolicy
+from fairlane.errors import InvalidOverride, InvalidPolicy
 from fairlane.policy import Concurrency, Fair, Policy, Rate
+from fairlane.policy.overrides import Kind, Override, Overrides, check_override
 from tests.scheduler.simulation import Bench
 
 SLOTS = Concurrency({"acme": 2, 42: 1, "none": 0}, by="account")
@@ -41,11 +42,16 @@ def test_each_named_key_has_the_number_that_was_given_for_it() -> None:
     assert POLICY.limit_at(whole, (), None) is whole.limit
 
 
-def test_a_number_that_is_given_instead_replaces_the_declared_one() -> None:
-    slots, rate, whole = POLICY.bound
-    assert POLICY.limit_at(slots, ("acme",), 7.0) == Concurrency(7, by="account")
-    assert POLICY.limit_at(whole, (), 1.0) == Concurrency(1)
-    assert POLICY.limit_at(rate, ("acme",), 0.25) == Rate(0.25, per="1m", by="account")
+def test_an_operator_changes_the_number_of_a_named_key_and_of_no_other() -> None:
+    name = "concurrency:account"
+    acme, other = (Override(kind=Kind.LIMIT, limit=name, scope=(("account", each),), value=7) for each in ("acme", "x"))
+    slots = POLICY.bound[0]
+    changed = POLICY.overridden(Overrides((acme, other)))
+    assert changed.limit_at(slots, ("acme",)) == Concurrency(7, by="account")
+    assert changed.limit_at(slots, ("42",)) == Concurrency(1, by="account")
+    assert changed.limit_at(slots, ("x",)) is None
+    with pytest.raises(InvalidOverride, match="holds only for 42, acme, none"):
+        check_override(POLICY, other)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +63,7 @@ def test_a_number_that_is_given_instead_replaces_the_declared_one() -> None:
     ],
 )
 def test_a_burst_follows_the_number_unless_it_was_given(declared: Rate, expected: Rate) -> None:
-    assert declared.at((), 20.0) == expected
+    assert declared.with_bound(20.0) == expected
 
 
 @pytest.mark.parametrize("burst", [None, 1, 5])

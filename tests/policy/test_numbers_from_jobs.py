@@ -75,7 +75,7 @@ def test_a_number_that_was_brought_holds_for_its_key() -> None:
         (NAMES[0], "5", "not a number"),
         (NAMES[0], None, "not a number"),
         (NAMES[1], 0, "would never admit"),
-        (NAMES[1], float("nan"), "number of jobs"),
+        (NAMES[1], float("nan"), "nan is not a number"),
         (NAMES[2], 0.5, "whole jobs"),
         (NAMES[3], 0, "between"),
         (NAMES[3], [1], "not a number"),

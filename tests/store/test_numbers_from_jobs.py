@@ -10,7 +10,10 @@ from msgspec.structs import replace
 
 from fairlane.clock import ManualClock
 from fairlane.policy import Concurrency, Fair, Policy, Rate
+from fairlane.policy.overrides import Kind, Override
+from fairlane.scheduler.explain import explain
 from fairlane.scheduler.settlement import Died, Failed, Snoozed
+from fairlane.store.auditing import Note
 from fairlane.store.protocol import Store
 from tests.store.harness import SECOND, WORKER, Database, by_key, claim, finish, hear, new_jobs, soon
 
@@ -21,6 +24,7 @@ def anything(context: Any) -> int:
 
 SLOTS = Policy("webhooks", limits=(Concurrency(anything, by="account"),), keys=("account", "endpoint"))
 NAME = "concurrency:account"
+NOTE = Note(actor="ada", action="test")
 
 
 async def bring(
@@ -193,6 +197,39 @@ async def test_a_worker_that_knows_only_the_stored_policy_enforces_what_was_brou
     assert [number.source for number in stored.policy.brought.values()] == [None]
     await bring(producer, {NAME: 3}, 9)
     assert len(await claim(worker, "webhooks", 9)) == 3
+
+
+async def test_what_an_operator_sets_wins_over_what_jobs_bring_until_it_is_removed(store: Store) -> None:
+    await store.declare(SLOTS)
+    await bring(store, {NAME: 1}, 20)
+    assert len(await claim(store, "webhooks", 50)) == 1
+    six = Override(kind=Kind.LIMIT, limit=NAME, value=6, scope=(("account", "acme"),))
+    await store.amend("webhooks", [six], [], NOTE)
+    assert len(await claim(store, "webhooks", 50)) == 5
+    await bring(store, {NAME: 9})
+    assert await claim(store, "webhooks", 50) == []
+    await store.amend("webhooks", [], [six.id], NOTE)
+    assert len(await claim(store, "webhooks", 50)) == 3
+
+
+async def test_a_flow_whose_weight_an_operator_has_set_takes_its_own_again_afterwards(store: Store) -> None:
+    policy = Policy("webhooks", fair=Fair(by="account", weight=anything, charge="count"))
+    await store.declare(policy)
+    three = Override(kind=Kind.WEIGHT, value=3, scope=(("account", "acme"),))
+    await store.amend("webhooks", [three], [], NOTE)
+    for account in ("acme", "globex"):
+        await bring(store, {"weight": 1.0}, 90, policy=policy, account=account)
+    assert by_key(await claim(store, "webhooks", 40)) == {"acme": 30, "globex": 10}
+    await store.amend("webhooks", [], [three.id], NOTE)
+    assert by_key(await claim(store, "webhooks", 40)) == {"acme": 20, "globex": 20}
+
+
+async def test_a_waiting_job_is_explained_by_the_number_that_was_brought(store: Store) -> None:
+    await store.declare(SLOTS)
+    await bring(store, {NAME: 2}, 5)
+    assert len(await claim(store, "webhooks", 5)) == 2
+    facts = await store.examine("webhooks", keys={"account": "acme"})
+    assert [(hold.used, hold.bound) for hold in explain(facts).holds if hold.limit == NAME] == [(2, 2)]
 
 
 async def test_what_a_producer_told_of_a_job_is_stored_with_it(store: Store) -> None:

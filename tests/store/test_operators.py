@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from uuid import UUID, uuid4
 
 import pytest
@@ -293,7 +294,12 @@ async def test_an_action_skips_what_it_is_not_for_and_says_why(
     jobs = await one_in_each_state(store)
     before = {state: await store.job(job) for state, job in jobs.items()}
     gone = uuid4()
-    do = {"replayed": store.replay, "purged": store.purge, "made due": store.retry_now}[action.done]
+    actions: dict[str, Callable[[list[UUID]], Awaitable[list[Handled]]]] = {
+        "replayed": store.replay,
+        "purged": store.purge,
+        "made due": store.retry_now,
+    }
+    do = actions[action.done]
     report = {each.job: each for each in await do([*jobs.values(), gone, gone])}
     assert len(report) == len(jobs) + 1
     for state, job in jobs.items():

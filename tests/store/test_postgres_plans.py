@@ -14,8 +14,8 @@ from fairlane.job import NewJob
 from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.scheduler.snapshot import Plan
 from fairlane.store.postgres import PostgresStore
-from fairlane.store.postgres.claims import Loaded, Scheduling
 from fairlane.store.postgres.connections import STATEMENTS, Connections
+from fairlane.store.postgres.scheduling import Loaded, Scheduling
 from fairlane.store.protocol import FOLD_AT_MOST
 from tests.store.harness import claim, claim_once, finish, given_jobs, new_jobs, soon
 
@@ -39,6 +39,7 @@ INDEXES = {
         "flows_by_lane",
         "flows_newest",
         "flows_ready",
+        "forced_of_queue",
         "gates_to_wake",
         "jobs_due",
         "lanes_newest",
@@ -63,7 +64,7 @@ INDEXES = {
     },
     "write": set(),
     "promote": {"jobs_due", "jobs_pkey"},
-    "next_due": {"gates_to_wake", "jobs_due", "leases_by_end"},
+    "next_due": {"gates_to_wake", "jobs_due", "leases_by_end", "queues_pkey"},
     "has_alarms": {"gates_to_wake", "jobs_due"},
     "enqueue": {"waiters_pkey"},
     "enqueue_one": {"waiters_pkey"},
@@ -92,6 +93,10 @@ INDEXES = {
     "await_results": set(),
     "withdraw_results": {"result_waiters_pkey"},
     "select_ended": {"jobs_pkey"},
+    "select_on_dead": {"jobs_pkey"},
+    "lock_expired_lease": {"leases_pkey"},
+    "inherit_claims": {"jobs_pkey", "leases_pkey"},
+    "note_error": {"jobs_pkey"},
     "select_value": {"stored_values_pkey"},
     "replace_value": {"stored_values_pkey"},
     "delete_value": {"stored_values_pkey"},

@@ -16,7 +16,16 @@ if TYPE_CHECKING:
     from fairlane.operations import Selection
     from fairlane.store.operators import JobFilter
 
-__all__ = ["app_named", "filter_of", "filter_options", "instant_of", "job_ids", "place_options", "selection_of"]
+__all__ = [
+    "app_named",
+    "filter_of",
+    "filter_options",
+    "instant_of",
+    "job_ids",
+    "keys_given",
+    "place_options",
+    "selection_of",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -71,12 +80,6 @@ def filter_of(options: dict[str, Any], now: Instant, *, by_end: bool) -> JobFilt
     from fairlane.policy.keys import canonical_keys
     from fairlane.store.operators import JobFilter
 
-    keys: dict[str, str] = {}
-    for given in options["keys"]:
-        name, separator, value = given.partition("=")
-        if not separator or not name:
-            raise ConfigurationError(f"--key {given}: write name=value, such as account=acme")
-        keys[name] = value
     since, until = instant_of("--since", options["since"], now), instant_of("--until", options["until"], now)
     state = options.get("state")
     span = (
@@ -88,9 +91,20 @@ def filter_of(options: dict[str, Any], now: Instant, *, by_end: bool) -> JobFilt
         queue=options["queue"],
         task=options["task"],
         state=None if state is None else State[state.upper()],
-        keys=canonical_keys(keys),
+        keys=canonical_keys(keys_given(options["keys"])),
         **span,
     )
+
+
+def keys_given(options: tuple[str, ...]) -> dict[str, str]:
+    """Keys as the command line has them: name=value."""
+    keys: dict[str, str] = {}
+    for given in options:
+        name, separator, value = given.partition("=")
+        if not separator or not name:
+            raise ConfigurationError(f"--key {given}: write name=value, such as account=acme")
+        keys[name] = value
+    return keys
 
 
 def instant_of(option: str, given: str | None, now: Instant) -> Instant | None:

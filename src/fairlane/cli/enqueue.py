@@ -116,7 +116,7 @@ def _checked(app: App, task: Task[..., Any], call: Call[Any]) -> NewJob:
 
     name = call.options.queue or task.queue
     policy = app.queues[name].policy if name in app.queues else Policy(name)
-    stamped = stamp(call, UUID(int=0), policy, app.max_payload, policy)
+    stamped = stamp(call, UUID(int=0), policy, app.max_payload, declared=policy)
     try:
         task.codec.decode_call(stamped.payload)
     except UndecodablePayload as error:

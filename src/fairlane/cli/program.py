@@ -12,6 +12,7 @@ import click
 from fairlane.cli.dead import dead
 from fairlane.cli.demo import demo
 from fairlane.cli.enqueue import enqueue
+from fairlane.cli.explain import explain
 from fairlane.cli.jobs import jobs
 from fairlane.cli.migrate import migrate
 from fairlane.cli.policy import policy
@@ -57,7 +58,7 @@ def version(as_json: bool) -> None:
     click.echo(json.dumps(found) if as_json else f"fairlane {found['fairlane']} (Python {found['python']})")
 
 
-for command in (dead, demo, enqueue, jobs, migrate, policy, worker):
+for command in (dead, demo, enqueue, explain, jobs, migrate, policy, worker):
     program.add_command(command)
 
 

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from fairlane.clock import Instant
 from fairlane.policy.by import By
+from fairlane.policy.reasons import Why
 
 __all__ = ["Ending", "GateState", "Limit"]
 
@@ -99,6 +100,14 @@ class Limit(Protocol):
 
     def carry_over(self, gate: GateState, now: Instant) -> None:
         """Make the state its own that this limit left when it had another bound. `in_flight` is counted anew."""
+        ...
+
+    def why(self, gate: GateState, now: Instant) -> Why:
+        """What a gate without room has to say."""
+        ...
+
+    def with_bound(self, bound: float) -> Limit:
+        """The same limit with another number, for an operator who overrides it; refused where it makes no sense."""
         ...
 
     def to_document(self) -> dict[str, Any]: ...

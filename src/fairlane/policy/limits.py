@@ -21,6 +21,7 @@ from fairlane.policy import rolling as window
 from fairlane.policy.by import By, normalize_by
 from fairlane.policy.gates import Ending, GateState
 from fairlane.policy.numbers import FROM_JOB, UNTIL_BROUGHT, FromJob, Source, from_job, named_numbers
+from fairlane.policy.reasons import Reason, Why
 
 __all__ = ["Concurrency", "Rate"]
 
@@ -66,17 +67,13 @@ class Concurrency:
     def at(self, values: Sequence[str | None], value: float | None) -> Concurrency | None:
         """What holds at one key, with `value` in place of the declared number if there is one; `None`: nothing."""
         if value is not None:
-            return self.with_number(int(value))
+            return self.with_bound(value)
         if self.from_job is not None:
-            return self.with_number(UNTIL_BROUGHT)
+            return self.with_bound(UNTIL_BROUGHT)
         if not self.named:
             return self
         number = None if values[0] is None else self.named.get(values[0])
-        return None if number is None else self.with_number(number)
-
-    def with_number(self, number: int) -> Concurrency:
-        """The same limit with this number for all keys."""
-        return _concurrency(number, self.by)
+        return None if number is None else self.with_bound(number)
 
     @property
     def identity(self) -> str:
@@ -115,6 +112,12 @@ class Concurrency:
 
     def carry_over(self, gate: GateState, now: Instant) -> None:
         """What runs is counted anew; there is nothing else."""
+
+    def why(self, gate: GateState, now: Instant) -> Why:
+        return Why(Reason.CONCURRENCY, gate.in_flight, self.max)
+
+    def with_bound(self, bound: float) -> Concurrency:
+        return _concurrency(int(bound) if bound == int(bound) else bound, self.by)
 
     def to_document(self) -> dict[str, Any]:
         number = FROM_JOB if self.from_job else dict(self.named) or self.max
@@ -214,19 +217,13 @@ class Rate:
     def at(self, values: Sequence[str | None], value: float | None) -> Rate | None:
         """What holds at one key, with `value` in place of the declared number if there is one; `None`: nothing."""
         if value is not None:
-            return self.with_number(int(value) if self.rolling else value)
+            return self.with_bound(value)
         if self.from_job is not None:
-            return self.with_number(UNTIL_BROUGHT)
+            return self.with_bound(UNTIL_BROUGHT)
         if not self.named:
             return self
         number = None if values[0] is None else self.named.get(values[0])
-        return None if number is None else self.with_number(number)
-
-    def with_number(self, number: float) -> Rate:
-        """The same limit with this number for all keys."""
-        # A burst that was left to the number follows the number.
-        follows = self.rolling or self.burst == (_default_burst(self.limit) if self.limit else 0)
-        return _rate(number, self.per, None if follows else self.burst, self.by, self.rolling)
+        return None if number is None else self.with_bound(number)
 
     @property
     def identity(self) -> str:
@@ -285,6 +282,17 @@ class Rate:
         if not self.rolling:
             gate.tat = self.carried_over(gate.tat, now)
 
+    def why(self, gate: GateState, now: Instant) -> Why:
+        return Why(
+            Reason.RATE, self.burst - self.room_at(gate, now), self.burst, f"{self.limit:g} per {_time(self.per)}"
+        )
+
+    def with_bound(self, bound: float) -> Rate:
+        """A burst that was left to the number goes with it."""
+        goes = self.rolling or self.burst == (_default_burst(self.limit) if self.limit else 0)
+        number = int(bound) if self.rolling and bound == int(bound) else bound
+        return _rate(number, self.per, None if goes else self.burst, self.by, self.rolling)
+
     def to_document(self) -> dict[str, Any]:
         number = FROM_JOB if self.from_job else dict(self.named) or self.limit
         document = {"limit": number, "per": self.per, "by": list(self.by)}
@@ -335,6 +343,11 @@ def _checked_limit(what: str, limit: object, window: int, rolling: bool) -> floa
 
 def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _time(amount: int) -> str:
+    seconds = amount / SECOND
+    return f"{seconds:g} s" if seconds < 120 else f"{seconds / 60:g} min"
 
 
 def _repr_by(by: By) -> str:

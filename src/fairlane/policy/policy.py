@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
 from hashlib import sha256
+from math import isfinite
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from fairlane.policy.keys import BUILT_IN, Keys, flow_id, gate_id, select
 from fairlane.policy.kinds import KINDS, read_limit
 from fairlane.policy.limits import Concurrency, Rate
 from fairlane.policy.numbers import FromJob
+from fairlane.policy.overrides import NO_OVERRIDES, OPEN, SHUT, Overrides, PauseGate, Suspended, pause_name
 
 __all__ = ["WEIGHT", "BoundLimit", "Level", "Policy"]
 
@@ -60,6 +62,8 @@ class Policy:
     limits: tuple[Limit, ...] = ()
     keys: By = ()
     priority_step: int = PRIORITY_STEP
+    overrides: Overrides = field(default=NO_OVERRIDES, compare=False, repr=False)
+    """What operators have changed meanwhile. No part of what is declared."""
 
     def __post_init__(self) -> None:
         what = f"queue {self.queue!r}"
@@ -100,45 +104,104 @@ class Policy:
     @cached_property
     def bound(self) -> tuple[BoundLimit, ...]:
         """The limits with their names and levels. Twins (same kind, same scope) are numbered."""
-        fair_by = set(self.fair.by) if self.fair else set()
         seen: dict[str, int] = {}
         bound = []
         for limit in self.limits:
             seen[limit.identity] = nth = seen.get(limit.identity, 0) + 1
             name = limit.identity if nth == 1 else f"{limit.identity}#{nth}"
-            level = Level.QUEUE if not limit.by else Level.FLOW if set(limit.by) <= fair_by else Level.LANE
+            level = self._level(limit.by)
             if isinstance(limit, Concurrency | Rate):
                 bound.append(BoundLimit(name, limit, level, limit.named or None, limit.from_job))
             else:
                 bound.append(BoundLimit(name, limit, level))
         return tuple(bound)
 
+    def _level(self, by: By) -> Level:
+        fair_by = set(self.fair.by) if self.fair else set()
+        return Level.QUEUE if not by else Level.FLOW if set(by) <= fair_by else Level.LANE
+
+    def overridden(self, overrides: Overrides) -> Policy:
+        """This policy, with what operators have changed."""
+        return replace(self, overrides=overrides)
+
+    @cached_property
+    def _by_name(self) -> dict[str, BoundLimit]:
+        return {bound.name: bound for bound in self.bound}
+
+    def bound_named(self, name: str) -> BoundLimit | None:
+        """A limit by the name of its gates. A pause has one too, also when nothing is paused any more."""
+        found = self._by_name.get(name)
+        if found is None and name.startswith("pause:"):
+            by = tuple(part for part in name.removeprefix("pause:").split(",") if part)
+            return BoundLimit(name, PauseGate(by, is_shut=True), self._level(by))
+        return found
+
+    def limit_at(self, bound: BoundLimit, values: tuple[str | None, ...], value: float | None = None) -> Limit | None:
+        """What holds for one key: the limit as it is declared, with the number that a job has brought along, or as an
+        operator has changed it. `None`: it does not name this key.
+        """
+        if isinstance(bound.limit, PauseGate):
+            return SHUT if values in self.overrides.pauses.get(bound.limit.by, {}) else OPEN
+        limit = bound.limit
+        if isinstance(limit, Concurrency | Rate) and (bound.named is not None or bound.from_job is not None):
+            at = limit.at(values, value)
+            if at is None:
+                return None
+            limit = at
+        if self.overrides.limits:
+            scope = tuple(sorted(zip(limit.by, values, strict=True)))
+            override = self.overrides.limits.get((bound.name, scope))
+            if override is not None and override.value is not None:
+                limit = bound.limit.with_bound(override.value)
+        return Suspended(limit) if self.overrides.suspension else limit
+
     @cached_property
     def queue_gates(self) -> tuple[tuple[bytes, BoundLimit], ...]:
         """The gates of the whole queue."""
-        return tuple((gate_id(self.queue, b.name, ()), b) for b in self.bound if b.level is Level.QUEUE)
+        bounds = [b for b in self.bound if b.level is Level.QUEUE]
+        if () in self.overrides.pauses:
+            bounds.append(BoundLimit(pause_name(()), SHUT, Level.QUEUE))
+        return tuple((self.gate_of(b, ()), b) for b in bounds)
 
     @cached_property
     def keyed_limits(self) -> tuple[BoundLimit, ...]:
         """The limits that look at a key."""
         return tuple(b for b in self.bound if b.level is not Level.QUEUE)
 
+    @cached_property
+    def _keyed_pauses(self) -> tuple[tuple[BoundLimit, frozenset[tuple[str | None, ...]]], ...]:
+        return tuple(
+            (BoundLimit(pause_name(by), PauseGate(by, is_shut=True), self._level(by)), frozenset(values))
+            for by, values in self.overrides.pauses.items()
+            if by
+        )
+
+    @cached_property
+    def has_keyed_gates(self) -> bool:
+        """Whether anything may hold back some lanes and not others."""
+        return bool(self.keyed_limits or self._keyed_pauses)
+
+    @cached_property
+    def stops_flows(self) -> bool:
+        """Whether anything may hold back a whole flow."""
+        return any(b.level is Level.FLOW for b in (*self.keyed_limits, *(b for b, _ in self._keyed_pauses)))
+
+    def gate_of(self, bound: BoundLimit, values: tuple[str | None, ...]) -> bytes:
+        """The gate of one limit for one key."""
+        return gate_id(self.queue, bound.name, values)
+
     def gates_of(self, priority: int, keys: Keys) -> list[tuple[bytes, BoundLimit]]:
         """The keyed gates that a lane's jobs pass."""
-        return [
-            (gate_id(self.queue, bound.name, values), bound)
+        gates = [
+            (self.gate_of(bound, values), bound)
             for bound in self.keyed_limits
             if (values := select(bound.limit.by, keys, priority)) and (bound.named is None or values[0] in bound.named)
         ]
-
-    def limit_at(self, bound: BoundLimit, values: Sequence[str | None], value: float | None) -> Limit | None:
-        """The limit that holds at one key, with `value` in place of the declared number if there is one.
-
-        `None`: this key is not named, and has no gate.
-        """
-        if value is None and bound.named is None and bound.from_job is None:
-            return bound.limit
-        return bound.limit.at(values, value) if isinstance(bound.limit, Concurrency | Rate) else bound.limit
+        for bound, paused in self._keyed_pauses:
+            values = select(bound.limit.by, keys, priority)
+            if values in paused:
+                gates.append((self.gate_of(bound, values), bound))
+        return gates
 
     @cached_property
     def brought(self) -> Mapping[str, FromJob]:
@@ -150,25 +213,18 @@ class Policy:
 
     def brought_for(self, name: str, priority: int, keys: Keys) -> tuple[str | None, ...]:
         """The key for which a number of this name holds."""
-        limit = self._limits_by_name.get(name)
-        return self.flow_key(priority, keys) if limit is None else select(limit.by, keys, priority)
+        bound = self._by_name.get(name)
+        return self.flow_key(priority, keys) if bound is None else select(bound.limit.by, keys, priority)
 
     def check_brought(self, name: str, number: Any) -> float:
         """A number as a job brings it along: refused as it would be where it is declared."""
-        if isinstance(number, bool) or not isinstance(number, int | float):
+        if isinstance(number, bool) or not isinstance(number, int | float) or not isfinite(number):
             raise InvalidPolicy(f"{number!r} is not a number")
-        match self._limits_by_name.get(name):
-            case None:
-                checked_weight("the weight", number)
-            case Concurrency() as limit:
-                limit.with_number(number)  # type: ignore[arg-type]  # a fraction is refused
-            case Rate() as limit:
-                limit.with_number(number)
+        bound = self._by_name.get(name)
+        if bound is None:
+            return checked_weight("the weight", number)
+        bound.limit.with_bound(number)
         return number
-
-    @cached_property
-    def _limits_by_name(self) -> Mapping[str, Limit]:
-        return {bound.name: bound.limit for bound in self.bound}
 
     def flow_key(self, priority: int, keys: Keys) -> tuple[str | None, ...]:
         """The fair key of a lane; empty where the queue is one flow."""
@@ -180,7 +236,15 @@ class Policy:
         return flow_id(self.queue, by, self.flow_key(priority, keys))
 
     def weight_of(self, priority: int, keys: Keys) -> float:
+        """The weight of a lane's flow, as it is declared."""
         return self.fair.weight_of(self.flow_key(priority, keys)) if self.fair else 1.0
+
+    def weight_at(self, key: Sequence[str | None], own: float) -> float:
+        """The weight that a flow is served by: its own, unless an operator has changed it."""
+        if self.fair is None or not (self.overrides.weights or self.overrides.boosts):
+            return own
+        scope = tuple(sorted(zip(self.fair.by, key, strict=True)))
+        return self.overrides.weights.get(scope, own) * self.overrides.boosts.get(scope, 1.0)
 
     @property
     def charges_time(self) -> bool:

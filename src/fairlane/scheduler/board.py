@@ -180,6 +180,7 @@ class Flow:
         "lanes",
         "loaded",
         "open",
+        "own_weight",
         "queued",
         "reach",
         "shut",
@@ -189,10 +190,11 @@ class Flow:
         "weight",
     )
 
-    def __init__(self, row: FlowRow) -> None:
+    def __init__(self, row: FlowRow, weight: float) -> None:
         self.id = row.id
         self.key = row.key
-        self.weight = row.weight
+        self.own_weight = row.weight
+        self.weight = weight
         self.vtime = row.vtime
         self.tie = row.tie
         self.cost = row.cost
@@ -212,7 +214,7 @@ class Flow:
         return FlowRow(
             self.id,
             self.key,
-            self.weight,
+            self.own_weight,
             self.vtime,
             self.tie,
             self.cost,
@@ -269,7 +271,6 @@ class Board:
         self.flows: dict[bytes, Flow] = {}
         self.lanes: dict[bytes, Lane] = {}
         self.gates: dict[bytes, Gate] = {}
-        self._bounds = {bound.name: bound for bound in policy.bound}
         self._queue_gates: list[Gate] | None = None
         self.charges_time = policy.charges_time
 
@@ -292,7 +293,7 @@ class Board:
     def add_flows(self, rows: Iterable[FlowRow]) -> None:
         for row in rows:
             if row.id not in self.flows:
-                self.flows[row.id] = Flow(row)
+                self.flows[row.id] = Flow(row, self.policy.weight_at(row.key, row.weight))
 
     def add_lanes(self, rows: Iterable[LaneRow]) -> None:
         """Put lanes on the table (their flows are there already); those that are ready take part in the plan."""
@@ -308,7 +309,7 @@ class Board:
         if flow_id not in self.flows:
             key = list(self.policy.flow_key(priority, keys))
             weight = self.policy.weight_of(priority, keys)
-            self.flows[flow_id] = Flow(FlowRow(flow_id, key, weight, 0.0, 0, 0.0, 0.0, 0, 0, IDLE, None))
+            self.add_flows([FlowRow(flow_id, key, weight, 0.0, 0, 0.0, 0.0, 0, 0, IDLE, None)])
         row = LaneRow(lane_id, flow_id, priority, keys, 0, 0, floor, 0, IDLE, None, 0.0)
         lane = self.lanes[lane_id] = Lane(row, self.flows[flow_id])
         lane.dirty = True
@@ -317,8 +318,8 @@ class Board:
     def add_gates(self, rows: Iterable[GateRow]) -> None:
         for row in rows:
             # A gate of a limit that the policy no longer has, or not for this key, is left alone; upkeep removes it.
-            if row.id not in self.gates and (bound := self._bounds.get(row.limit)) is not None:
-                limit = self.policy.limit_at(bound, row.key, row.value)
+            if row.id not in self.gates and (bound := self.policy.bound_named(row.limit)) is not None:
+                limit = self.policy.limit_at(bound, tuple(row.key), row.value)
                 if limit is not None:
                     self.gates[row.id] = Gate(row, bound, limit)
 
@@ -328,7 +329,7 @@ class Board:
     def gates_of(self, lane: Lane) -> list[Gate]:
         """The keyed gates of a lane; those that the store did not know are new and open."""
         if lane.gates is None:
-            if not self.policy.keyed_limits:
+            if not self.policy.has_keyed_gates:
                 lane.gates = []
                 return lane.gates
             lane.gates = [
@@ -346,6 +347,6 @@ class Board:
     def gate(self, gate_id: bytes, bound: BoundLimit, key: tuple[str | None, ...]) -> Gate:
         found = self.gates.get(gate_id)
         if found is None:
-            limit = self.policy.limit_at(bound, key, None) or bound.limit
+            limit = self.policy.limit_at(bound, key) or bound.limit
             found = self.gates[gate_id] = Gate(GateRow(gate_id, bound.name, list(key), 0, 0, 0, 0, None), bound, limit)
         return found

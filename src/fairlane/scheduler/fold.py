@@ -15,7 +15,17 @@ from fairlane.policy.policy import WEIGHT
 from fairlane.scheduler.board import IDLE, PARKED, READY, Board, Flow, Gate, Lane
 from fairlane.scheduler.snapshot import Arrival, Release
 
-__all__ = ["fold_arrivals", "fold_releases", "lag", "settle_debt", "smoothed", "tag_of", "wake"]
+__all__ = [
+    "by_rank_within_flows",
+    "fold_arrivals",
+    "fold_releases",
+    "lag",
+    "settle_debt",
+    "sleepers",
+    "smoothed",
+    "tag_of",
+    "wake",
+]
 
 SMOOTHING = 0.1
 """The weight of one run in a moving average."""
@@ -107,9 +117,11 @@ def _bring(board: Board, lane: Lane, given: Mapping[str, float]) -> None:
     for gate in (*board.gates_of(lane), *board.queue_gates()):
         name = gate.bound.name
         if name in brought and name in given:
-            gate.bring(given[name], board.policy.limit_at(gate.bound, gate.key, given[name]), board.now)
+            gate.bring(given[name], board.policy.limit_at(gate.bound, tuple(gate.key), given[name]), board.now)
     if WEIGHT in brought and WEIGHT in given:
-        lane.flow.weight, lane.flow.dirty = given[WEIGHT], True
+        flow = lane.flow
+        flow.own_weight, flow.dirty = given[WEIGHT], True
+        flow.weight = board.policy.weight_at(flow.key, flow.own_weight)
 
 
 def _leave(board: Board, lane: Lane) -> None:
@@ -191,3 +203,26 @@ def _count_awake(gate: Gate, *, spoken_for: bool) -> None:
     gate.waiting -= 1
     gate.awake += 1 if spoken_for else 0
     gate.dirty = True
+
+
+def sleepers(board: Board, gates: set[bytes]) -> dict[bytes, tuple[list[Lane], list[Flow]]]:
+    """Who is parked on these gates, the lowest tag first."""
+    found: dict[bytes, tuple[list[Lane], list[Flow]]] = {gate: ([], []) for gate in gates}
+    for lane in board.lanes.values():
+        if lane.standing == PARKED and lane.gate in gates:
+            found[lane.gate][0].append(lane)
+    for flow in board.flows.values():
+        if flow.standing == PARKED and flow.gate in gates:
+            found[flow.gate][1].append(flow)
+    for lanes, flows in found.values():
+        lanes.sort(key=lambda lane: (lane.tag, lane.id))
+        flows.sort(key=lambda flow: (flow.vtime, flow.tie))
+    return found
+
+
+def by_rank_within_flows(lanes: list[Lane]) -> list[Lane]:
+    """Each flow keeps its places among those that a gate wakes, and fills them by the rank of its lanes' heads."""
+    ranked = iter(sorted(lanes, key=lambda lane: (lane.flow.id, lane.rank, lane.id)))
+    places = sorted(range(len(lanes)), key=lambda n: (lanes[n].flow.id, n))
+    order = dict(zip(places, ranked, strict=True))
+    return [order[n] for n in range(len(lanes))]

@@ -9,16 +9,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator, Iterable
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heapify, heappop, heappush
 from math import ceil, inf
 
 from fairlane.policy.limits import UNBOUNDED
 from fairlane.policy.policy import Level
 from fairlane.scheduler.board import IDLE, PARKED, READY, Board, Flow, Gate, Lane
-from fairlane.scheduler.fold import fold_arrivals, fold_releases, settle_debt, tag_of, wake
+from fairlane.scheduler.fold import (
+    by_rank_within_flows,
+    fold_arrivals,
+    fold_releases,
+    settle_debt,
+    sleepers,
+    tag_of,
+    wake,
+)
 from fairlane.scheduler.snapshot import Head, LaneRow, Need, Plan, QueueRow, Snapshot, Start, Supply
+from fairlane.scheduler.turns import turns
 
-__all__ = ["Planning", "plan_claims"]
+__all__ = ["Planning", "Working", "plan_claims"]
 
 Planning = Generator[Need, Supply, Plan]
 
@@ -40,24 +49,17 @@ RECHECK = 100_000
 
 def plan_claims(snapshot: Snapshot, want: int) -> Planning:
     """Fold the bells, then start up to `want` jobs: never beyond a limit, always the lowest virtual time first."""
-    plan = _Plan(snapshot, want)
+    plan = Working(snapshot, want)
     yield from plan.fold()
     yield from plan.wake_due()
+    yield from plan.force()
     yield from plan.serve()
     result = plan.result()
     plan.board.clear()
     return result
 
 
-def _by_rank_within_flows(lanes: list[Lane]) -> list[Lane]:
-    """Each flow keeps its places among those that a gate wakes, and fills them by the rank of its lanes' heads."""
-    ranked = iter(sorted(lanes, key=lambda lane: (lane.flow.id, lane.rank, lane.id)))
-    places = sorted(range(len(lanes)), key=lambda n: (lanes[n].flow.id, n))
-    order = dict(zip(places, ranked, strict=True))
-    return [order[n] for n in range(len(lanes))]
-
-
-class _Plan:
+class Working:
     def __init__(self, snapshot: Snapshot, want: int) -> None:
         self.snapshot = snapshot
         self.policy = snapshot.policy
@@ -73,6 +75,8 @@ class _Plan:
         self.asked: set[bytes] = set()
         self.left_behind = False
         self.scan_width = 16
+        self.forced: set[int] = set()
+        """Positions of jobs that were started out of turn; the store still names them among the heads of lanes."""
 
     # -- folding and waking -------------------------------------------------------------------------------------
 
@@ -121,11 +125,11 @@ class _Plan:
         supply = yield Need(parked=tuple((gate.id, min(count, most) + gate.known + spare) for gate, count in asks))
         self.board.add_flows(supply.flows)
         self.board.add_lanes(supply.lanes)
-        sleepers = self._sleepers({gate.id for gate, _ in asks})
+        asleep = sleepers(self.board, {gate.id for gate, _ in asks})
         woken = False
         for gate, count in asks:
-            lanes, flows = sleepers[gate.id]
-            lanes = _by_rank_within_flows(lanes)
+            lanes, flows = asleep[gate.id]
+            lanes = by_rank_within_flows(lanes)
             gate.known += len(lanes) + len(flows)
             wake(self.board, gate, lanes[: min(count, most)], flows[: min(count, most)], self.join_at)
             woken = woken or bool(lanes or flows)
@@ -133,20 +137,6 @@ class _Plan:
                 # Nobody waits here, whatever the count says; a count that is wrong must not be asked again for ever.
                 gate.waiting, gate.dirty = 0, True
         return woken
-
-    def _sleepers(self, gates: set[bytes]) -> dict[bytes, tuple[list[Lane], list[Flow]]]:
-        """Who is parked on these gates, the lowest tag first."""
-        sleepers: dict[bytes, tuple[list[Lane], list[Flow]]] = {gate: ([], []) for gate in gates}
-        for lane in self.board.lanes.values():
-            if lane.standing == PARKED and lane.gate in gates:
-                sleepers[lane.gate][0].append(lane)
-        for flow in self.board.flows.values():
-            if flow.standing == PARKED and flow.gate in gates:
-                sleepers[flow.gate][1].append(flow)
-        for lanes, flows in sleepers.values():
-            lanes.sort(key=lambda lane: (lane.tag, lane.id))
-            flows.sort(key=lambda flow: (flow.vtime, flow.tie))
-        return sleepers
 
     def _free(self, gate: Gate) -> int:
         """Room that no woken lane will use."""
@@ -163,6 +153,18 @@ class _Plan:
             if gate.awake:
                 gate.awake, gate.dirty = 0, True
 
+    def force(self) -> Generator[Need, Supply, None]:
+        """Start what an operator has asked for. No gate is asked, and every gate is charged, as is its flow."""
+        for each in self.snapshot.forced:
+            lane = self.board.lanes.get(each.lane)
+            if lane is None or len(self.starts) >= self.want:
+                # Its bell is not folded yet, or there is no slot for it: the next claim will see to it.
+                continue
+            yield from self._learn_gates(lane, self.want)
+            self.board.gates_of(lane)
+            self.forced.add(each.head.position)
+            self._charge(lane, each.head)
+
     # -- serving ------------------------------------------------------------------------------------------------
 
     def serve(self) -> Generator[Need, Supply, None]:
@@ -172,7 +174,7 @@ class _Plan:
         for entry in self.heap:
             entry[3].queued = True
         room = min((gate.room(self.now) for gate in board.queue_gates()), default=UNBOUNDED)
-        budget = min(self.want, room)
+        budget = min(self.want - len(self.starts), room)
         visits = IDLE_VISITS * self.want + MORE_IDLE_VISITS
         if budget > 0:
             yield from self._prepare(budget)
@@ -235,24 +237,29 @@ class _Plan:
         self._start(lane, head)
         return 1
 
-    def _start(self, lane: Lane, head: Head) -> None:
+    def _charge(self, lane: Lane, head: Head) -> None:
+        """Start a job: every limit and its flow are charged for it."""
         flow = lane.flow
         charge = self.board.charge(flow)
         for gate in lane.gates or ():
             gate.charge(self.now)
         for gate in self.board.queue_gates():
             gate.charge(self.now)
-        self.vtime = max(self.vtime, flow.vtime)
         flow.vtime += charge / flow.weight
         flow.tie = self.board.next_tie()
         flow.dirty = True
-        lane.next_head += 1
         lane.ready -= 1
         lane.in_flight += 1
-        lane.floor = head.position + 1
         lane.dirty = True
-        self._unwake(lane)
         self.starts.append(Start(head, lane.id, charge))
+
+    def _start(self, lane: Lane, head: Head) -> None:
+        flow = lane.flow
+        self.vtime = max(self.vtime, flow.vtime)
+        self._charge(lane, head)
+        lane.next_head += 1
+        lane.floor = head.position + 1
+        self._unwake(lane)
         if lane.next_head >= len(lane.heads) and (lane.exhausted or lane.ready <= 0):
             self._close(lane)
             return
@@ -357,7 +364,7 @@ class _Plan:
         yield from self._load(first, budget)
 
     def _load(self, flows: list[Flow], budget: int) -> Generator[Need, Supply, None]:
-        quota = self._turns(flows, budget)
+        quota = turns(self.board, flows, budget)
         partial = [flow for flow in flows if flow.reach < inf and flow.in_reach() < min(quota[flow.id], flow.open)]
         if partial:
             # The store does not know what this plan has parked: ask for as many more as are on the board already.
@@ -378,27 +385,6 @@ class _Plan:
             counts += [each] * len(front)
         yield from self._load_heads(lanes, budget, counts)
 
-    def _turns(self, flows: list[Flow], budget: int) -> dict[bytes, int]:
-        """How many of the next `budget` turns each flow will get, and one to spare where that is only a guess."""
-        counts = [0] * len(flows)
-        heap = [(max(0.0, f.vtime + f.debt), f.tie, n, self.board.charge(f) / f.weight) for n, f in enumerate(flows)]
-        heapify(heap)
-        for tie in range(self.board.tie + 1, self.board.tie + 1 + budget):
-            if not heap:
-                break
-            tag, _, n, step = heap[0]
-            counts[n] += 1
-            if counts[n] < flows[n].most():
-                heapreplace(heap, (tag + step, tie, n, step))
-            else:
-                heappop(heap)
-        # Turns of a flow that a gate stops fall to the others; among several lanes the next head decides who is next.
-        guess = bool(self.policy.keyed_limits)
-        return {
-            flow.id: max(1, count) + (guess or flow.open + flow.shut > 1)
-            for flow, count in zip(flows, counts, strict=True)
-        }
-
     def _reach(self, rows: Iterable[LaneRow]) -> None:
         """These are the first ready lanes of their flows: whoever ranks before the last of them is on the board."""
         for row in rows:
@@ -416,7 +402,8 @@ class _Plan:
         for lane, count in zip(lanes, counts or [each] * len(lanes), strict=True):
             if lane.exhausted or lane.next_head < len(lane.heads):
                 continue
-            asks.append((lane, max(1, min(count, lane.ready))))
+            # What was started out of turn is named once more, and left out.
+            asks.append((lane, max(1, min(count, lane.ready)) + len(self.forced)))
         if not asks and not gates:
             return
         supply = yield Need(gates=tuple(gates), heads=tuple((lane.id, lane.floor, n) for lane, n in asks))
@@ -425,6 +412,8 @@ class _Plan:
             lane.heads = supply.heads.get(lane.id, [])
             lane.next_head = 0
             lane.exhausted = len(lane.heads) < count
+            if self.forced:
+                lane.heads = [head for head in lane.heads if head.position not in self.forced]
 
     def _learn_gates(self, lane: Lane, budget: int) -> Generator[Need, Supply, None]:
         """Ask for the gates of a lane before they are passed: one that was not asked for would look new, and open."""
@@ -437,7 +426,7 @@ class _Plan:
         return any(gate not in self.asked and gate not in self.board.gates for gate in self.board.gate_ids(lane))
 
     def _unasked_gates(self, lanes: Iterable[Lane]) -> list[bytes]:
-        if not self.policy.keyed_limits:
+        if not self.policy.has_keyed_gates:
             return []
         return self._unasked(gate_id for lane in lanes if lane.gates is None for gate_id in self.board.gate_ids(lane))
 
@@ -468,7 +457,7 @@ class _Plan:
 
     def _unspeak(self) -> None:
         """A later claim may park the flow of a woken lane without seeing the lane: such a lane reserves no room."""
-        if any(bound.level is Level.FLOW for bound in self.policy.bound):
+        if self.policy.stops_flows:
             for lane in self.board.lanes.values():
                 if lane.gate is not None and lane.standing == READY and lane.flow.open > 1:
                     self._unwake(lane)

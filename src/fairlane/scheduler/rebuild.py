@@ -12,13 +12,14 @@ import msgspec
 from msgspec.structs import replace
 
 from fairlane.clock import Instant
+from fairlane.errors import InvalidPolicy
 from fairlane.policy.keys import select
 from fairlane.policy.policy import WEIGHT, Policy
 from fairlane.scheduler.board import IDLE, READY, Board
 from fairlane.scheduler.fold import lag
 from fairlane.scheduler.snapshot import FlowRow, GateRow, LaneRow, QueueRow
 
-__all__ = ["Rebuilt", "rebuild"]
+__all__ = ["Rebuilt", "rebuild", "refuse_to_strand"]
 
 
 class Rebuilt(msgspec.Struct, frozen=True):
@@ -28,6 +29,23 @@ class Rebuilt(msgspec.Struct, frozen=True):
     flows: list[FlowRow]
     lanes: list[LaneRow]
     gates: list[GateRow]
+
+
+def refuse_to_strand(policy: Policy, lanes: Iterable[LaneRow]) -> None:
+    """Refuse a policy that looks at keys which jobs in these lanes do not carry: they would all share one."""
+    missing: dict[str, int] = {}
+    for lane in lanes:
+        if lane.ready > 0:
+            for name in policy.stamped_keys:
+                if name not in lane.keys:
+                    missing[name] = missing.get(name, 0) + lane.ready
+    if missing:
+        name, jobs = max(missing.items(), key=lambda item: item[1])
+        raise InvalidPolicy(
+            f"queue {policy.queue!r}: {jobs:,} waiting jobs do not carry the key {name!r} that this policy looks at; "
+            "under it they would all count as one key (None). Let them run first, or say that you accept it: "
+            "`fairlane policy apply --accept-missing-keys`"
+        )
 
 
 def rebuild(
@@ -41,11 +59,10 @@ def rebuild(
     """State under the new policy. Flows keep their virtual time and gates their tokens if both policies know them."""
     board = Board(policy, now, queue)
     known_flows = {row.id: row for row in flows}
-    bounds = {bound.name: bound for bound in policy.bound}
     for gate_row in gates:
         # Tokens stay spent, also of a key that has no lane any more.
-        if gate_row.limit in bounds:
-            value = gate_row.value if bounds[gate_row.limit].from_job else None
+        if (bound := policy.bound_named(gate_row.limit)) is not None:
+            value = gate_row.value if bound.from_job else None
             board.add_gates([replace(gate_row, in_flight=0, waiting=0, awake=0, wake_at=None, value=value)])
             if (known := board.gates.get(gate_row.id)) is not None:
                 known.limit.carry_over(known, now)

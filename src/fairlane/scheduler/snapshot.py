@@ -5,6 +5,7 @@ The plan asks for rows as it goes (`Need`), so that a claim reads what it serves
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -16,6 +17,7 @@ from fairlane.policy.policy import Policy
 __all__ = [
     "Arrival",
     "FlowRow",
+    "Forced",
     "GateRow",
     "Head",
     "LaneRow",
@@ -161,6 +163,13 @@ class Release(msgspec.Struct, frozen=True, gc=False):
     """When the last of those that ran was claimed."""
 
 
+class Forced(msgspec.Struct, frozen=True, gc=False):
+    """A ready job that an operator wants to start next, whatever its limits say."""
+
+    lane: bytes
+    head: Head
+
+
 class Snapshot(msgspec.Struct, frozen=True):
     """What a claim starts from, read under the queue's claim lock."""
 
@@ -181,6 +190,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     """Gates whose `wake_at` has come."""
     policy_since: Instant = 0
     """When this policy came into force: what was claimed before was charged by another one."""
+    forced: Sequence[Forced] = ()
+    """Their lanes are in `lanes`, if they are known."""
 
 
 class Need(msgspec.Struct, frozen=True):

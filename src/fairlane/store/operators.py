@@ -13,6 +13,7 @@ from fairlane.job import JobRecord, State
 
 __all__ = [
     "AT_ONCE",
+    "FORCE",
     "LOOK_AT_MOST",
     "PURGE",
     "REPLAY",
@@ -96,6 +97,7 @@ class Action(msgspec.Struct, frozen=True):
 REPLAY = Action("replayed", (State.DEAD, State.CANCELLED))
 PURGE = Action("purged", (State.DONE, State.DEAD, State.CANCELLED))
 RETRY = Action("made due", (State.SCHEDULED,))
+FORCE = Action("forced to start", (State.SCHEDULED, State.READY))
 
 
 class Cursor(msgspec.Struct, frozen=True, array_like=True):

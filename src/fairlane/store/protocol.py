@@ -5,7 +5,7 @@ Stores load and write. What may run, what a claim costs and how it ends is decid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 from uuid import UUID
@@ -14,9 +14,12 @@ import msgspec
 
 from fairlane.clock import Instant
 from fairlane.job import AttemptRecord, Claim, JobRecord, NewJob, State
+from fairlane.policy.overrides import Amendment, Override
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import Conflict
+from fairlane.scheduler.explain import Facts
 from fairlane.scheduler.settlement import Settlement
+from fairlane.store.auditing import AuditEntry, Note
 from fairlane.store.operators import Handled, JobFilter, JobPage
 
 __all__ = [
@@ -160,12 +163,27 @@ class Store(Protocol):
         """Make a queue known. The first declaration is stored; whether a later one wins is the store's rule."""
         ...
 
-    async def apply(self, policy: Policy) -> Declared:
-        """Put a policy in force. Lanes, flows and gates are rebuilt from what is in flight; every lane is woken."""
+    async def apply(self, policy: Policy, note: Note | None = None, *, accept_missing_keys: bool = False) -> Declared:
+        """Put a policy in force. Lanes, flows and gates are rebuilt from what is in flight; every lane is woken.
+
+        Overrides stay as they are. `InvalidPolicy` where waiting jobs lack a key that it looks at, unless that is
+        accepted.
+        """
         ...
 
     async def policy(self, queue: str) -> Declared | None:
-        """The policy in force."""
+        """The policy in force, with what operators have changed."""
+        ...
+
+    async def amend(self, queue: str, put: Sequence[Override], remove: Sequence[str], note: Note) -> Amendment:
+        """Set and remove overrides; in force at every claimer's next claim. `InvalidOverride` where one has no place.
+
+        One whose time has come ends by itself, and whoever it held back is looked at then.
+        """
+        ...
+
+    async def audit(self, queue: str | None = None, before: int | None = None, limit: int = 100) -> list[AuditEntry]:
+        """What operators did, the newest first."""
         ...
 
     async def queues(self) -> list[str]: ...
@@ -206,6 +224,7 @@ class Store(Protocol):
     async def settle(self, settlements: Sequence[Settlement], *, is_repeated: bool = False) -> list[UUID]:
         """End claims, durably. Returns the jobs whose claim was lost: nothing of their settlement was applied.
 
+        A job that dies does so with what it has declared for that (`NewJob.on_dead`), in the same transaction.
         `is_repeated`: the same settlements were given before, and nobody heard whether they landed. What they ended
         is then not lost.
         """
@@ -220,7 +239,7 @@ class Store(Protocol):
         ...
 
     async def reap(self, limit: int = 1_000) -> Reaped:
-        """End the claims of leases that ran out. Each counts as an attempt; the job keeps its place."""
+        """End the claims of leases that ran out. Each counts as an attempt; the job keeps its place, or dies."""
         ...
 
     async def prune(self, retention: Retention, limit: int = 1_000) -> Pruned:
@@ -281,6 +300,15 @@ class Store(Protocol):
         """
         ...
 
+    async def examine(
+        self, queue: str | None = None, job: UUID | None = None, keys: Mapping[str, str | None] | None = None
+    ) -> Facts:
+        """What there is to know of why a job, the jobs of some keys, or a queue's jobs wait.
+
+        Looking changes nothing, and reads a bounded number of rows. The queue need not be given for a job.
+        """
+        ...
+
     # The operator's side of a job's life. Each action is one transaction over at most `AT_ONCE` jobs, and reports on
     # every one of them: on those that it skipped too, and why.
 
@@ -291,17 +319,22 @@ class Store(Protocol):
         """
         ...
 
-    async def replay(self, jobs: Sequence[UUID], delay: int | None = None) -> list[Handled]:
+    async def replay(self, jobs: Sequence[UUID], delay: int | None = None, note: Note | None = None) -> list[Handled]:
         """Put dead and cancelled jobs back at the end of their lanes, now or after so many microseconds.
 
         Attempts are counted afresh and the history stays.
         """
         ...
 
-    async def purge(self, jobs: Sequence[UUID]) -> list[Handled]:
+    async def purge(self, jobs: Sequence[UUID], note: Note | None = None) -> list[Handled]:
         """Remove done, dead and cancelled jobs for good, with their history."""
         ...
 
-    async def retry_now(self, jobs: Sequence[UUID]) -> list[Handled]:
+    async def retry_now(self, jobs: Sequence[UUID], note: Note | None = None) -> list[Handled]:
         """Let scheduled jobs be due now, whether they wait for a backoff or for their time."""
+        ...
+
+    async def force(self, jobs: Sequence[UUID], note: Note) -> list[Handled]:
+        """Let waiting jobs start next, in the slots that come free, whatever their limits say. Every limit counts them,
+        and so does the turn of their flow."""
         ...

@@ -18,10 +18,11 @@ from uuid import UUID
 import msgspec
 
 from fairlane.clock import SECOND, Clock
-from fairlane.effects import Effects, Stamp, stamped_effects
+from fairlane.effects import Effects
 from fairlane.errors import InvalidJob, UndecodablePayload
 from fairlane.job import Claim, StampedEffects, State
 from fairlane.scheduler.settlement import Cancelled, Died, Done, Failed, Outcome, Released, Settlement, settle
+from fairlane.stamping import Stamp, stamped_effects
 from fairlane.store.protocol import Store
 from fairlane.task import Registry, Task
 from fairlane.worker.context import current_run

@@ -9,259 +9,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
 import asyncpg
-import msgspec
 
-from fairlane.clock import Instant
 from fairlane.errors import StoreUnavailable, UnknownQueue
-from fairlane.job import Claim
-from fairlane.policy.policy import Policy
-from fairlane.scheduler.plan import plan_claims
-from fairlane.scheduler.snapshot import (
-    Arrival,
-    FlowRow,
-    GateRow,
-    Head,
-    LaneRow,
-    Need,
-    Plan,
-    QueueRow,
-    Snapshot,
-    Supply,
-)
-from fairlane.store.postgres import rows
+from fairlane.store.postgres import amending
 from fairlane.store.postgres.connections import STATEMENTS, Connections, hang_up, translating
-from fairlane.store.postgres.housing import Housing
+from fairlane.store.postgres.scheduling import QueueHandle, Raced, Scheduling
 from fairlane.store.postgres.timing import StoreClock
-from fairlane.store.postgres.together import SLOTS_AT_MOST, Crowding, Holder, Seat, deal
+from fairlane.store.postgres.together import SLOTS_AT_MOST, Crowding, Holder, Seat
 from fairlane.store.postgres.wakeups import PostgresListener, Registration
-from fairlane.store.protocol import FOLD_AT_MOST, Claimed, WorkerIdentity
+from fairlane.store.protocol import Claimed, WorkerIdentity
 
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
 
-__all__ = ["Claimer", "QueueHandle", "Scheduling", "Watch"]
+__all__ = ["Claimer", "Watch"]
 
-PROMOTE_AT_MOST = 1_000
-RELEASES_AT_MOST = 4_000
-LANES_PER_SCANNED_FLOW = 2
 PLANS_AT_MOST = 50
 """How often a claim is planned anew because a job it had planned was cancelled meanwhile."""
-
-_policies: dict[str, Policy] = {}
-
-
-class QueueHandle(msgspec.Struct, frozen=True):
-    """A queue's number, and how a transaction that holds its claim lock begins."""
-
-    name: str
-    id: int
-    take_lock: str
-    take_lock_unflushed: str
-    take_over: str
-    take_over_unflushed: str
-
-
-class Loaded(msgspec.Struct, frozen=True):
-    """What a claim starts from, and what it owes the queue's state."""
-
-    snapshot: Snapshot
-    arrivals_from: str
-    releases_from: str
-    all_folded: bool
-    others_wait: bool
-
-
-class Raced(Exception):
-    """A job was cancelled between the plan and the write."""
-
-
-class Scheduling:
-    """One transaction that holds a queue's claim lock."""
-
-    def __init__(self, connection: Connection, queue: QueueHandle, now: Instant | None) -> None:
-        self.connection = connection
-        self.queue = queue
-        self._now = now
-        self._place: rows.Place = (0, 0)
-        self._housing = Housing(queue.id)
-
-    async def load(self, want: int, *, me: UUID | None = None) -> Loaded:
-        """Drain the bells, promote what is due, and read what the plan starts from."""
-        self._housing.forget()
-        count = max(want, 1)
-        found = await self._find(
-            "load", self.queue.id, self._now, count, RELEASES_AT_MOST, FOLD_AT_MOST, LANES_PER_SCANNED_FLOW, me
-        )
-        place, digest, bounds, vtime, cursor, cost, now, cursor_tie, tie, release_rows, has_due, others_wait = (
-            found.queue
-        )
-        self._place = place
-        all_folded = len(found.arrivals) < FOLD_AT_MOST and release_rows < RELEASES_AT_MOST
-        if has_due:
-            promoted = await self._promote(now)
-            all_folded = all_folded and sum(bell.count for bell in promoted) < PROMOTE_AT_MOST
-            found.arrivals += promoted
-            named = await self._ask(Need(), [bell.lane for bell in promoted])
-            found.lanes += named.lanes
-            found.flows += named.flows
-        arrivals_from, releases_from, policy_since = bounds.split()
-        snapshot = Snapshot(
-            await self._policy(digest),
-            now,
-            QueueRow(vtime, cursor, cursor_tie, tie, cost),
-            found.arrivals,
-            found.releases,
-            found.lanes,
-            found.flows,
-            found.scanned,
-            len(found.scanned) < count,
-            found.gates,
-            int(policy_since),
-        )
-        return Loaded(snapshot, arrivals_from, releases_from, all_folded, bool(others_wait))
-
-    async def plan(self, snapshot: Snapshot, want: int) -> Plan:
-        """Ask the plan, and answer what it asks."""
-        planning = plan_claims(snapshot, want)
-        try:
-            need = next(planning)
-            while True:
-                need = planning.send(await self._supply(need))
-        except StopIteration as stop:
-            plan: Plan = stop.value
-            return plan
-
-    async def write(self, loaded: Loaded, plan: Plan, holders: Sequence[Holder] = ()) -> list[Claim]:
-        """Start the jobs of a plan and store what it changed; `Raced` if a job is not ready any more.
-
-        The jobs are dealt to the holders. Returned is what the first of them gets.
-        """
-        now, state = loaded.snapshot.now, plan.queue
-        changes = self._housing.changes(plan)
-        if changes.new_flows or changes.new_lanes or changes.new_gates:
-            await self.connection.execute(
-                STATEMENTS["insert_state"], changes.new_flows, changes.new_lanes, changes.new_gates
-            )
-        started = await self.connection.fetch(
-            STATEMENTS["write"],
-            self.queue.id,
-            state.vtime,
-            state.cursor,
-            state.cursor_tie,
-            state.tie,
-            state.cost,
-            *self._housing.totals(plan),
-            loaded.arrivals_from,
-            loaded.releases_from,
-            changes.flows,
-            changes.lanes,
-            changes.gates,
-            [
-                (start.head.ref, start.head.position, start.charge, holder)
-                for start, holder in zip(plan.starts, deal(len(plan.starts), holders), strict=True)
-            ],
-            now,
-            self._place,
-            [holder.lease for holder in holders],
-            [holder.worker for holder in holders],
-            [holder.name for holder in holders],
-            [now + holder.duration for holder in holders],
-        )
-        if plan.starts and (not started or started[0]["total"] < len(plan.starts)):
-            raise Raced
-        by_position = {row[0]: row for row in started}
-        own = plan.starts[: len(started)]
-        return [self._claim(by_position[start.head.position], holders[0].lease, now) for start in own]
-
-    async def fold_all(self) -> tuple[Loaded, Plan]:
-        """Fold every bell, start nothing."""
-        while True:
-            loaded = await self.load(0)
-            plan = await self.plan(loaded.snapshot, 0)
-            await self.write(loaded, plan)
-            if loaded.all_folded:
-                return loaded, plan
-
-    async def take_all(self) -> tuple[list[FlowRow], list[LaneRow], list[GateRow]]:
-        """Everything that bells were folded into, removed from the tables."""
-        found = await self._find("take_state", self.queue.id)
-        self._housing.forget()
-        self._place = found.queue[0]
-        return found.flows, found.lanes, found.gates
-
-    def _claim(self, row: Any, lease: UUID, now: Instant) -> Claim:
-        _, job, task, priority, keys, payload, attempt, most, enqueued_at, cancel, _ = row
-        return Claim(
-            job,
-            lease,
-            self.queue.name,
-            task,
-            priority,
-            rows.decode_keys(keys),
-            payload,
-            attempt,
-            most,
-            enqueued_at,
-            now,
-            cancel,
-        )
-
-    async def _promote(self, now: Instant) -> list[Arrival]:
-        found = await self.connection.fetch(STATEMENTS["promote"], self.queue.id, now, PROMOTE_AT_MOST)
-        return [
-            Arrival(lane, priority, rows.decode_keys(keys), count, floor, since, rows.decode_given(given))
-            for lane, priority, keys, count, floor, since, given in found
-        ]
-
-    async def _policy(self, digest: str) -> Policy:
-        if digest not in _policies:
-            row = await self.connection.fetchrow(STATEMENTS["select_policy"], self.queue.name)
-            assert row is not None
-            _policies[digest] = Policy.decode(row["policy"])
-        return _policies[digest]
-
-    async def _supply(self, need: Need) -> Supply:
-        if not (need.flows or need.gates or need.parked or need.lanes or need.scan):
-            found = await self.connection.fetch(STATEMENTS["select_heads"], need.heads)
-            return Supply(heads=_by_lane(need, [(nth, Head(*head)) for nth, *head in found]))
-        answer = await self._ask(need)
-        return Supply(answer.flows, answer.gates, answer.lanes, _by_lane(need, answer.heads), answer.scanned)
-
-    async def _ask(self, need: Need, lanes: Sequence[bytes] = ()) -> rows.Found:
-        """What the plan needs, and lanes by id with their flows."""
-        return await self._find(
-            "supply",
-            self.queue.id,
-            need.flows,
-            need.gates,
-            [gate for gate, _ in need.parked],
-            [count for _, count in need.parked],
-            [flow for flow, _ in need.lanes],
-            [count for _, count in need.lanes],
-            need.heads,
-            *(need.scan or (0.0, 0, 0)),
-            LANES_PER_SCANNED_FLOW,
-            lanes,
-        )
-
-    async def _find(self, statement: str, *args: Any) -> rows.Found:
-        found = rows.Found(await self.connection.fetch(STATEMENTS[statement], *args))
-        self._housing.remember(found)
-        return found
-
-
-def _by_lane(need: Need, found: Iterable[tuple[int, Head]]) -> dict[bytes, list[Head]]:
-    """Heads under their lanes; each comes with the number of the question that it answers."""
-    heads: dict[bytes, list[Head]] = {lane: [] for lane, _, _ in need.heads}
-    asked = [heads[lane] for lane, _, _ in need.heads]
-    for nth, head in found:
-        asked[nth - 1].append(head)
-    return heads
 
 
 class Claimer:
@@ -370,8 +139,12 @@ class Claimer:
         self._clock.observe(now)
         plan = await scheduling.plan(loaded.snapshot, want)
         claims = await scheduling.write(loaded, plan, holders)
+        if loaded.snapshot.forced:
+            await connection.execute(STATEMENTS["forget_forced"], queue.id)
+        if loaded.expired:
+            await amending.expire(scheduling, loaded)
         is_filled = len(claims) >= me.asked
-        more = plan.more or not loaded.all_folded
+        more = plan.more or not loaded.all_folded or bool(loaded.expired)
         due = None if is_filled else await connection.fetchval(STATEMENTS["next_due"], queue.id, now)
         look_again = await watch.update(connection, me.worker, is_filled=is_filled)
         if loaded.others_wait and is_filled and (more or await watch.hands_over(connection)):

@@ -10,7 +10,8 @@
 -- takes a kilobyte for every column of every element, all at once: 11 MB and 3,700 page faults for a claim of 200.)
 --
 --   kind          place id kin  gate name   keys   f1      f2     f3   f4   i1        i2         i3        i4       i5       i6
---   q the queue     ×                digest bounds vtime   cursor cost      now       cursor_tie tie       releases due?     waiters?
+--   q the queue     ×                digest bounds vtime   cursor cost      now       cursor_tie tie       releases due? (1) waiters?
+--                                                                                                              forced? (2)
 --   r a release          ×                         charged refund           ended     ran        unstarted since    failed   neutral
 --   a an arrival         ×                  ×                               priority  count      floor     since
 --   f a flow        ×    ×  lane ×          ×      weight  vtime  cost debt tie       open       shut      standing spilled?
@@ -39,9 +40,20 @@ from fairlane.queues
 where name = $1
 
 -- name: select_policy
-select policy, digest, version
+select id, policy, digest, version, amended
 from fairlane.queues
 where name = $1
+
+-- name: select_in_force
+select digest || '/' || amended as digest, fairlane.instant($2::bigint) as now
+from fairlane.queues
+where id = $1::integer
+
+-- name: select_overrides
+select document
+from fairlane.overrides
+where queue_id = $1::integer
+order by id
 
 -- name: load
 -- Drain the bells and read what the plan starts from: the lanes that they name, the first ready flows with their first
@@ -50,7 +62,7 @@ where name = $1
 with
 queue as materialized (
     -- A bound above `oldest` comes from another cluster, by way of a dump: its transaction ids mean nothing here.
-    select q.digest, q.applied_at, s.*, fairlane.instant($2::bigint) as now, pg_snapshot_xmin(pg_current_snapshot()) as oldest
+    select q.digest || '/' || q.amended as digest, q.applied_at, s.*, fairlane.instant($2::bigint) as now, pg_snapshot_xmin(pg_current_snapshot()) as oldest
     from fairlane.queues q
     cross join lateral (
         select s.*, s.ctid as place
@@ -124,7 +136,7 @@ select 'q' as kind, place, null::bytea as id, null::bytea as kin, null::bytea as
         select
         from fairlane.jobs j
         where j.queue_id = $1 and j.due_at is not null and j.due_at <= queue.now
-    )::integer as i5,
+    )::integer + 2 * exists (select from fairlane.forced x where x.queue_id = $1)::integer as i5,
     exists (
         select from fairlane.waiters w where w.queue_id = $1 and w.worker is distinct from $7::uuid
     )::integer as i6,
@@ -392,8 +404,8 @@ cross join lateral (
 -- Rows are found by their place, from the load in the same transaction. A job's position is checked as well: jobs can be
 -- cancelled meanwhile, and a place that was given up can be taken by another row.
 -- $1 queue, $2 to $11 its state, $12 flows, $13 lanes, $14 gates, $15 jobs, $16 now, $17 the place of the queue's state,
--- $18 to $21 who gets the jobs (lease, worker, its name, the lease's end). What the first of them gets is returned, and how
--- many have started in all.
+-- $18 to $21 who gets the jobs (lease, worker, its name, the lease's end), $22 the weights of the flows. What the first of
+-- them gets is returned, and how many have started in all.
 with
 queue as (
     update fairlane.queue_states
@@ -405,7 +417,7 @@ queue as (
 ),
 flows as (
     update fairlane.flows f
-    set weight = u.weight, vtime = u.vtime, tie = u.tie, cost = u.cost, debt = u.debt, open = u.open, shut = u.shut,
+    set weight = ($22::double precision[])[u.ordinality], vtime = u.vtime, tie = u.tie, cost = u.cost, debt = u.debt, open = u.open, shut = u.shut,
         standing = u.standing, gate = u.gate, spilled = u.spilled,
         -- What never changes about a lane is given when it moves in.
         lane = case when not u.spilled then coalesce(u.lane, f.lane) end,
@@ -421,7 +433,7 @@ flows as (
                 or f.writes = 15 then 1
             else 0
         end
-    from unnest($12::fairlane.touched_flow[]) u
+    from unnest($12::fairlane.touched_flow[]) with ordinality u
     where f.ctid = u.place
 ),
 lanes as (
@@ -499,6 +511,7 @@ from unnest($3::fairlane.gates[])
 select least(
     (select min(j.due_at) from fairlane.jobs j where j.queue_id = $1::integer and j.due_at is not null),
     (select min(g.wake_at) from fairlane.gates g where g.queue_id = $1 and g.wake_at is not null),
+    (select q.overrides_end_at from fairlane.queues q where q.id = $1),
     (select min(l.expires_at) from fairlane.leases l where l.expires_at > $2::bigint)
 )
 
@@ -668,3 +681,90 @@ select
     (select id from stretch order by id desc limit 1) as reached,
     (select count(*) from stretch) as seen,
     (select count(*) from removed) as removed
+
+-- name: select_forced
+-- Jobs that are to start whatever their limits say, and can.
+select j.lane, j.place, j.position, j.ready_at
+from fairlane.forced x
+cross join lateral (
+    select j.lane, j.ctid as place, j.position, j.ready_at
+    from fairlane.jobs j
+    where j.id = x.job and j.state = 1
+    limit 1
+) j
+where x.queue_id = $1::integer
+order by j.position
+limit $2::integer
+
+-- name: forget_forced
+-- Those that do not wait any more, for whatever reason.
+delete from fairlane.forced x
+where x.queue_id = $1::integer
+  and not exists (select from fairlane.jobs j where j.id = x.job and j.state < 2)
+
+-- name: put_overrides
+insert into fairlane.overrides (queue_id, id, document)
+select $1::integer, u.id, u.document
+from unnest($2::text[], $3::text[]) as u (id, document)
+on conflict (queue_id, id) do update
+set document = excluded.document
+
+-- name: delete_overrides
+delete from fairlane.overrides
+where queue_id = $1::integer and id = any ($2::text[])
+
+-- name: update_amended
+update fairlane.queues
+set amended = $2, overrides_end_at = $3::bigint
+where id = $1::integer
+
+-- name: wake_gates
+update fairlane.gates
+set wake_at = $2::bigint, version = version + 1
+where id = any ($1::bytea[]) and waiting > 0
+
+-- name: insert_audit
+insert into fairlane.audit (at, actor, action, queue, target, before, after, reason)
+values (fairlane.instant($1::bigint), $2, $3, $4, $5, $6, $7, $8)
+
+-- name: select_audit
+-- The newest first. $1 before which entry, $2 how many
+select id, at, actor, action, queue, target, before, after, reason
+from fairlane.audit
+where id < $1::bigint
+order by id desc
+limit $2::integer
+
+-- name: select_audit_of_queue
+select id, at, actor, action, queue, target, before, after, reason
+from fairlane.audit
+where queue = $3 and id < $1::bigint
+order by id desc
+limit $2::integer
+
+-- name: force
+-- Waiting jobs start next; those that are scheduled are due now. $1 now or null, $2 jobs
+with
+found as materialized (
+    select j.id, j.state, j.queue_id
+    from unnest($2::uuid[]) as u (id)
+    cross join lateral (select j.id, j.state, j.queue_id from fairlane.jobs j where j.id = u.id limit 1) j
+),
+hurried as (
+    update fairlane.jobs j
+    set due_at = fairlane.instant($1::bigint)
+    where j.id = any (array(select id from found where state = 0)) and j.state = 0
+),
+forced as (
+    insert into fairlane.forced (job, queue_id)
+    select id, queue_id
+    from found
+    where state < 2
+    on conflict (job) do nothing
+),
+woken as (
+    select sum(fairlane.nudge(f.queue_id, f.jobs)) as told
+    from (select queue_id, count(*) as jobs from found where state < 2 group by queue_id) f
+)
+select found.id, found.state, woken.told
+from found, woken

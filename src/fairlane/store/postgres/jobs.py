@@ -81,9 +81,14 @@ async def _store(
 ) -> None:
     try:
         if len(jobs) == 1:
-            await connection.execute(STATEMENTS["enqueue_one"], now, is_callers, *_columns(jobs[0], queues))
+            (job,) = jobs
+            beside = (job.on_dead, _given(job), job.context)
+            await connection.execute(STATEMENTS["enqueue_one"], now, is_callers, *_columns(job, queues), *beside)
         else:
-            await connection.execute(STATEMENTS["enqueue"], now, is_callers, [_columns(job, queues) for job in jobs])
+            columns = [_columns(job, queues) for job in jobs]
+            several = ([job.on_dead for job in jobs], [_given(job) for job in jobs], [job.context for job in jobs])
+            arrays = [each if any(each) else [] for each in several]
+            await connection.execute(STATEMENTS["enqueue"], now, is_callers, columns, *arrays)
     except asyncpg.DataError as error:
         raise InvalidJob(f"a job cannot be stored as it was given: {error}") from error
     except asyncpg.UniqueViolationError as error:
@@ -118,9 +123,11 @@ def _columns(job: NewJob, queues: Mapping[str, int]) -> tuple[object, ...]:
         job.max_attempts,
         job.delay,
         job.run_at,
-        None if job.given is None else rows.encode(job.given),
-        job.context,
     )
+
+
+def _given(job: NewJob) -> str | None:
+    return None if job.given is None else rows.encode(job.given)
 
 
 def foreign_transaction(tx: Any) -> Connection:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fairlane.store.postgres.claims import Claimer, QueueHandle, Scheduling, Watch
+from fairlane.store.postgres.claims import Claimer, Watch
 from fairlane.store.postgres.connections import STATEMENTS
+from fairlane.store.postgres.scheduling import QueueHandle, Scheduling
 from fairlane.store.protocol import Looked, WorkerIdentity
 
 if TYPE_CHECKING:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fairlane.policy.policy import Policy
-from fairlane.scheduler.rebuild import rebuild
+from fairlane.scheduler.rebuild import rebuild, refuse_to_strand
 from fairlane.scheduler.snapshot import Plan
-from fairlane.store.postgres.claims import Scheduling
+from fairlane.store.auditing import Note
+from fairlane.store.postgres import amending
 from fairlane.store.postgres.connections import STATEMENTS
+from fairlane.store.postgres.scheduling import Scheduling, select_overrides
 from fairlane.store.protocol import Declared
 
 if TYPE_CHECKING:
@@ -24,26 +26,37 @@ async def declare(connection: Connection, policy: Policy) -> Declared:
     row = await connection.fetchrow(STATEMENTS["select_policy"], policy.queue)
     assert row is not None
     is_drift = row["digest"] != policy.digest
-    return Declared(Policy.decode(row["policy"]) if is_drift else policy, row["version"], is_drift)
+    stored = Policy.decode(row["policy"]) if is_drift else policy
+    return Declared(stored.overridden(await select_overrides(connection, row["id"])), row["version"], is_drift)
 
 
 async def in_force(connection: Connection, queue: str) -> Declared | None:
     row = await connection.fetchrow(STATEMENTS["select_policy"], queue)
-    return None if row is None else Declared(Policy.decode(row["policy"]), row["version"], is_drift=False)
+    if row is None:
+        return None
+    policy = Policy.decode(row["policy"]).overridden(await select_overrides(connection, row["id"]))
+    return Declared(policy, row["version"], is_drift=False)
 
 
-async def replace(scheduling: Scheduling, policy: Policy) -> Declared:
-    """Put another policy in force: flows and gates are made anew from the lanes."""
+async def replace(scheduling: Scheduling, policy: Policy, note: Note | None, *, accept_missing_keys: bool) -> Declared:
+    """Put another policy in force: flows and gates are made anew from the lanes. Overrides stay."""
     found = await in_force(scheduling.connection, policy.queue)
-    if found is not None and found.policy.digest == policy.digest:
+    assert found is not None
+    if found.policy.digest == policy.digest:
         return found  # somebody else was faster
     loaded, folded = await scheduling.fold_all()
     flows, lanes, gates = await scheduling.take_all()
+    if not accept_missing_keys:
+        refuse_to_strand(policy, lanes)
+    policy = policy.overridden(found.policy.overrides)
     rebuilt = rebuild(policy, loaded.snapshot.now, folded.queue, flows, lanes, gates)
     await scheduling.write(loaded, Plan([], rebuilt.queue, rebuilt.flows, rebuilt.lanes, rebuilt.gates, more=False))
     connection, queue = scheduling.connection, scheduling.queue.id
     version = await connection.fetchval(
         STATEMENTS["update_policy"], queue, policy.encoded, policy.digest, loaded.snapshot.now
     )
+    if note is not None:
+        target, before = f"version {version}", found.policy.encoded
+        await amending.record(connection, note, loaded.snapshot.now, policy.queue, target, before, policy.encoded)
     await connection.execute(STATEMENTS["nudge"], queue, EVERYONE, None)
     return Declared(policy, version, is_drift=False)

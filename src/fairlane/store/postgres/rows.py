@@ -131,9 +131,9 @@ def touched_flow(row: FlowRow, place: Place, lane: LaneRow | None, *, spilled: b
     """What changes in a flow that is stored already, and in the lane that its row houses."""
     flow = (place, row.vtime, row.tie, row.cost, row.debt, row.open, row.shut, row.standing, row.gate, spilled)
     if lane is None:
-        return (*flow, *NO_LANE, row.weight)
+        return flow + NO_LANE
     if moves_in:
-        return (*flow, *_new_housed(lane), row.weight)
+        return flow + _new_housed(lane)
     return (
         *flow,
         None,
@@ -146,7 +146,6 @@ def touched_flow(row: FlowRow, place: Place, lane: LaneRow | None, *, spilled: b
         lane.standing,
         lane.gate,
         lane.tag,
-        row.weight,
     )
 
 

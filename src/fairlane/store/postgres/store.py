@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
@@ -15,12 +15,26 @@ from asyncpg import Record
 from fairlane.clock import Clock, Instant, microseconds
 from fairlane.errors import ConfigurationError
 from fairlane.job import AttemptRecord, Claim, JobRecord, NewJob, State
+from fairlane.policy.overrides import Amendment, Override
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import Conflict
+from fairlane.scheduler.explain import Facts
 from fairlane.scheduler.settlement import Settlement
+from fairlane.store.auditing import AuditEntry, Note
 from fairlane.store.awaiting import forever
 from fairlane.store.operators import Handled, JobFilter, JobPage
-from fairlane.store.postgres import jobs, looking, operators, policies, schema, uniques, upkeep, values
+from fairlane.store.postgres import (
+    amending,
+    examining,
+    jobs,
+    looking,
+    operators,
+    policies,
+    schema,
+    uniques,
+    upkeep,
+    values,
+)
 from fairlane.store.postgres.claims import Claimer
 from fairlane.store.postgres.connections import STATEMENTS, Connections
 from fairlane.store.postgres.results import ResultListener
@@ -47,6 +61,8 @@ if TYPE_CHECKING:
 __all__ = ["PostgresStore"]
 
 T = TypeVar("T")
+
+LAST_ENTRY = 1 << 62
 
 
 class PostgresStore:
@@ -105,12 +121,19 @@ class PostgresStore:
         """The first declaration is stored; a different one later is drift, and the stored one wins."""
         return await self._ask(lambda connection: policies.declare(connection, policy))
 
-    async def apply(self, policy: Policy) -> Declared:
+    async def apply(self, policy: Policy, note: Note | None = None, *, accept_missing_keys: bool = False) -> Declared:
         declared = await self.declare(policy)
         if not declared.is_drift:
             return declared
         async with self._claimer.locked(await self._claimer.queue(policy.queue), durable=True) as scheduling:
-            return await policies.replace(scheduling, policy)
+            return await policies.replace(scheduling, policy, note, accept_missing_keys=accept_missing_keys)
+
+    async def amend(self, queue: str, put: Sequence[Override], remove: Sequence[str], note: Note) -> Amendment:
+        async with self._claimer.locked(await self._claimer.queue(queue), durable=True) as scheduling:
+            return await amending.apply(scheduling, put, remove, note)
+
+    async def audit(self, queue: str | None = None, before: int | None = None, limit: int = 100) -> list[AuditEntry]:
+        return await self._ask(lambda connection: amending.entries(connection, queue, before or LAST_ENTRY, limit))
 
     async def policy(self, queue: str) -> Declared | None:
         return await self._ask(lambda connection: policies.in_force(connection, queue))
@@ -293,15 +316,38 @@ class PostgresStore:
         async with self._connections.session() as connection:
             return await operators.find(connection, filter, queue, after, limit)
 
-    async def replay(self, jobs: Sequence[UUID], delay: int | None = None) -> list[Handled]:
-        return await self._connections.again(
-            lambda connection, _: operators.replay(connection, jobs, delay, self._clock.parameter())
-        )
+    async def examine(
+        self, queue: str | None = None, job: UUID | None = None, keys: Mapping[str, str | None] | None = None
+    ) -> Facts:
+        if queue is None:
+            assert job is not None
+            queue = (await self._ask(lambda connection: examining.find_subject(connection, job))).queue
+        handle = await self._claimer.queue(queue)
+        now = self._clock.parameter()
+        return await self._ask(lambda connection: examining.look_at(connection, handle, now, job, keys or {}))
 
-    async def purge(self, jobs: Sequence[UUID]) -> list[Handled]:
-        return await self._connections.again(lambda connection, _: operators.purge(connection, jobs))
+    async def replay(self, jobs: Sequence[UUID], delay: int | None = None, note: Note | None = None) -> list[Handled]:
+        return await self._handle(lambda connection, now: operators.replay(connection, jobs, delay, now), note)
 
-    async def retry_now(self, jobs: Sequence[UUID]) -> list[Handled]:
-        return await self._connections.again(
-            lambda connection, _: operators.retry_now(connection, jobs, self._clock.parameter())
-        )
+    async def purge(self, jobs: Sequence[UUID], note: Note | None = None) -> list[Handled]:
+        return await self._handle(lambda connection, _: operators.purge(connection, jobs), note)
+
+    async def retry_now(self, jobs: Sequence[UUID], note: Note | None = None) -> list[Handled]:
+        return await self._handle(lambda connection, now: operators.retry_now(connection, jobs, now), note)
+
+    async def force(self, jobs: Sequence[UUID], note: Note) -> list[Handled]:
+        return await self._handle(lambda connection, now: amending.force(connection, jobs, now), note)
+
+    async def _handle(
+        self, action: Callable[[Connection, Instant | None], Awaitable[list[Handled]]], note: Note | None
+    ) -> list[Handled]:
+        """Do something with jobs, and record it, in one transaction."""
+
+        async def attempt(connection: Connection, _: bool) -> list[Handled]:
+            now = self._clock.parameter()
+            async with connection.transaction():
+                handled = await action(connection, now)
+                await amending.record_jobs(connection, note, now, handled)
+            return handled
+
+        return await self._connections.again(attempt)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from fairlane.clock import Instant
 from fairlane.policy.numbers import VALUES_LAST
-from fairlane.store.postgres.claims import Scheduling
 from fairlane.store.postgres.connections import STATEMENTS
+from fairlane.store.postgres.scheduling import Scheduling
 from fairlane.store.protocol import Pruned, Retention
 
 if TYPE_CHECKING:

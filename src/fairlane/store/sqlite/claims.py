@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TypeVar
 from uuid import UUID, uuid4
 
@@ -11,12 +11,14 @@ import msgspec
 
 from fairlane.clock import Instant
 from fairlane.job import Claim
+from fairlane.policy.overrides import Override, Overrides
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.plan import plan_claims
-from fairlane.scheduler.rebuild import rebuild
+from fairlane.scheduler.rebuild import rebuild, refuse_to_strand
 from fairlane.scheduler.snapshot import (
     Arrival,
     FlowRow,
+    Forced,
     Head,
     LaneRow,
     Need,
@@ -31,7 +33,20 @@ from fairlane.store.protocol import FOLD_AT_MOST, Claimed, Looked, WorkerIdentit
 from fairlane.store.sqlite import rows
 from fairlane.store.sqlite.database import Transaction
 
-__all__ = ["QueueInForce", "claim", "fold_all", "load_queue", "look", "next_due", "queue_number", "replace_policy"]
+__all__ = [
+    "QueueInForce",
+    "answer",
+    "claim",
+    "fold_all",
+    "load_queue",
+    "look",
+    "next_due",
+    "peek",
+    "queue_number",
+    "remake",
+    "replace_policy",
+    "select_overrides",
+]
 
 T = TypeVar("T")
 
@@ -51,18 +66,28 @@ class QueueInForce(msgspec.Struct, frozen=True):
 
 
 _policies: dict[str, Policy] = {}
+MOST_POLICIES = 1_000
+"""Policies that are kept decoded."""
 
 
 def load_queue(tx: Transaction, name: str) -> QueueInForce | None:
     row = tx.one("select_queue", name)
     if row is None:
         return None
-    number, text, digest, version, applied_at, *state = row
-    key = f"{name}/{digest}"
+    number, text, digest, version, applied_at, amended, *state = row
+    key = f"{name}/{digest}/{amended}"
     policy = _policies.get(key)
     if policy is None:
-        policy = _policies[key] = Policy.decode(text)
+        if len(_policies) >= MOST_POLICIES:
+            _policies.clear()
+        policy = _policies[key] = Policy.decode(text).overridden(select_overrides(tx, number))
     return QueueInForce(number, policy, version, applied_at, QueueRow(*state))
+
+
+def select_overrides(tx: Transaction, queue: int) -> Overrides:
+    """What operators have changed."""
+    found = tx.all("select_overrides", queue)
+    return Overrides(tuple(msgspec.json.decode(text, type=Override) for (text,) in found))
 
 
 def queue_number(tx: Transaction, name: str) -> int:
@@ -83,13 +108,16 @@ def claim(
     """Start up to `want` jobs."""
     _promote(tx, queue.id, now)
     bells = _drain(tx, queue.id)
-    plan = _plan(tx, queue, want, now, bells)
+    forced = _forced(tx, queue.id, want)
+    plan = _plan(tx, queue, want, now, bells, forced)
     lease = uuid4()
     claims = _start(tx, queue.policy.queue, plan.starts, lease, worker, now)
     if claims:
         held = msgspec.json.encode([start.head.ref for start in plan.starts]).decode()
         tx.run("insert_lease", lease.bytes, worker.id.bytes, lease_expires_at, now, len(claims), held)
     _write(tx, queue.id, plan)
+    if forced:
+        tx.run("forget_forced", queue.id)
     due = next_due(tx, queue.id) if len(claims) < want else None
     return Claimed(claims, lease, due, plan.more or not bells.are_all, look_again=False)
 
@@ -112,7 +140,12 @@ def look(tx: Transaction, queue: QueueInForce, want: int, *, now: Instant) -> Lo
 
 def next_due(tx: Transaction, queue: int) -> Instant | None:
     """When something opens by itself."""
-    times = (tx.value("next_due_job", queue), tx.value("next_alarm", queue), tx.value("next_lease_end"))
+    times = (
+        tx.value("next_due_job", queue),
+        tx.value("next_alarm", queue),
+        tx.value("next_lease_end"),
+        tx.value("next_override_end", queue),
+    )
     return min((time for time in times if time is not None), default=None)
 
 
@@ -127,20 +160,32 @@ def fold_all(tx: Transaction, queue: QueueInForce, now: Instant) -> QueueInForce
             return queue
 
 
-def replace_policy(tx: Transaction, queue: QueueInForce, policy: Policy, now: Instant) -> None:
-    """Put another policy in force: flows and gates are made anew from the lanes."""
+def replace_policy(
+    tx: Transaction, queue: QueueInForce, policy: Policy, now: Instant, *, accept_missing_keys: bool
+) -> None:
+    """Put another policy in force; `InvalidPolicy` where waiting jobs lack a key that it looks at."""
+    remake(tx, queue, policy.overridden(queue.policy.overrides), now, accept_missing_keys=accept_missing_keys)
+    tx.run("update_policy", policy.encoded, policy.digest, now, queue.id)
+
+
+def remake(
+    tx: Transaction, queue: QueueInForce, policy: Policy, now: Instant, *, accept_missing_keys: bool = True
+) -> None:
+    """Make flows and gates anew from the lanes, as this policy has them; every lane with ready jobs is woken."""
     queue = fold_all(tx, queue, now)
+    lanes = [rows.lane(row) for row in tx.all("select_all_lanes", queue.id)]
+    if not accept_missing_keys:
+        refuse_to_strand(policy, lanes)
     rebuilt = rebuild(
         policy,
         now,
         queue.state,
         [rows.flow(row) for row in tx.all("select_all_flows", queue.id)],
-        [rows.lane(row) for row in tx.all("select_all_lanes", queue.id)],
+        lanes,
         [rows.gate(row) for row in tx.all("select_all_gates", queue.id)],
     )
     for statement in ("delete_flows", "delete_lanes", "delete_gates"):
         tx.run(statement, queue.id)
-    tx.run("update_policy", policy.encoded, policy.digest, now, queue.id)
     _write(tx, queue.id, Plan([], rebuilt.queue, rebuilt.flows, rebuilt.lanes, rebuilt.gates, False))
 
 
@@ -169,9 +214,20 @@ class _Bells(msgspec.Struct, frozen=True):
     lanes: list[LaneRow]
     flows: list[FlowRow]
     are_all: bool
+    last: tuple[int, int] = (0, 0)
+    """The last release and the last arrival that were read."""
 
 
 def _drain(tx: Transaction, queue: int) -> _Bells:
+    """Read the bells, and take them down."""
+    bells = _read_bells(tx, queue)
+    if bells.last != (0, 0):
+        tx.run("delete_releases", queue, bells.last[0])
+        tx.run("delete_arrivals", queue, bells.last[1])
+    return bells
+
+
+def _read_bells(tx: Transaction, queue: int) -> _Bells:
     releases = tx.all("select_releases", queue, RELEASES_AT_MOST)
     arrivals = tx.all("select_arrivals", queue, FOLD_AT_MOST)
     if not releases and not arrivals:
@@ -179,32 +235,62 @@ def _drain(tx: Transaction, queue: int) -> _Bells:
     last = (releases[-1][0] if releases else 0, arrivals[-1][0] if arrivals else 0)
     lanes = [rows.lane(row) for row in tx.all("select_rung_lanes", queue, *last)]
     flows = [rows.flow(row) for row in tx.all("select_rung_flows", queue, *last)]
-    tx.run("delete_releases", queue, last[0])
-    tx.run("delete_arrivals", queue, last[1])
     return _Bells(
         [rows.arrival(row) for row in arrivals],
         [rows.release(row) for row in releases],
         lanes,
         flows,
         are_all=len(arrivals) < FOLD_AT_MOST and len(releases) < RELEASES_AT_MOST,
+        last=last,
     )
 
 
-def _plan(tx: Transaction, queue: QueueInForce, want: int, now: Instant, bells: _Bells) -> Plan:
-    planning = plan_claims(_snapshot(tx, queue, want, now, bells), want)
+def _forced(tx: Transaction, queue: int, want: int) -> list[Forced]:
+    """Jobs that an operator wants to start next."""
+    found = tx.all("select_forced", queue, want)
+    return [Forced(lane, Head(position, position, ready_at)) for lane, position, ready_at in found]
+
+
+def _plan(
+    tx: Transaction, queue: QueueInForce, want: int, now: Instant, bells: _Bells, forced: Sequence[Forced] = ()
+) -> Plan:
+    return answer(tx, queue.id, plan_claims(_snapshot(tx, queue, want, now, bells, forced), want))
+
+
+def answer(tx: Transaction, queue: int, asking: Generator[Need, Supply, T]) -> T:
+    """Give whoever asks for rows what it needs, until it has come to a result."""
     supply: Supply | None = None
     while True:
         try:
-            need = next(planning) if supply is None else planning.send(supply)
+            need = next(asking) if supply is None else asking.send(supply)
         except StopIteration as stop:
-            plan: Plan = stop.value
-            return plan
-        supply = _supply(tx, queue.id, need)
+            result: T = stop.value
+            return result
+        supply = _supply(tx, queue, need)
 
 
-def _snapshot(tx: Transaction, queue: QueueInForce, want: int, now: Instant, bells: _Bells) -> Snapshot:
+def peek(tx: Transaction, queue: QueueInForce, want: int, now: Instant, lanes: Iterable[bytes]) -> Snapshot:
+    """What a claim would start from, with these lanes too. The bells stay where they are."""
+    expired = queue.policy.overrides.expired(now)
+    if expired:
+        policy = queue.policy.overridden(queue.policy.overrides.without(expired))
+        queue = msgspec.structs.replace(queue, policy=policy)
+    bells = _read_bells(tx, queue.id)
+    known = {lane.id for lane in bells.lanes}
+    bells.lanes.extend(_by_id(tx, "select_lane", {lane for lane in lanes if lane not in known}, rows.lane))
+    flows = {flow.id for flow in bells.flows}
+    bells.flows.extend(_by_id(tx, "select_flow", {lane.flow for lane in bells.lanes} - flows, rows.flow))
+    return _snapshot(tx, queue, want, now, bells, ())
+
+
+def _snapshot(
+    tx: Transaction, queue: QueueInForce, want: int, now: Instant, bells: _Bells, forced: Sequence[Forced]
+) -> Snapshot:
     count = max(want, 1)
     scanned, lanes = _scan(tx, queue.id, queue.state.cursor, queue.state.cursor_tie, count)
+    named = _by_id(tx, "select_lane", {each.lane for each in forced}, rows.lane)
+    lanes += named
+    flows = _by_id(tx, "select_flow", {lane.flow for lane in named}, rows.flow)
     due = [rows.gate(row) for row in tx.all("select_due_gates", queue.id, now, count)]
     return Snapshot(
         queue.policy,
@@ -213,11 +299,12 @@ def _snapshot(tx: Transaction, queue: QueueInForce, want: int, now: Instant, bel
         bells.arrivals,
         bells.releases,
         bells.lanes + lanes,
-        bells.flows + scanned,
+        bells.flows + flows + scanned,
         [flow.id for flow in scanned],
         len(scanned) < count,
         due,
         queue.applied_at,
+        forced,
     )
 
 

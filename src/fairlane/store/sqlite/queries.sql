@@ -5,7 +5,7 @@ insert into queues (name, policy, digest, version)
 values (?, ?, ?, 1)
 
 -- name: select_queue
-select id, policy, digest, version, applied_at, vtime, cursor, cursor_tie, tie, cost
+select id, policy, digest, version, applied_at, amended, vtime, cursor, cursor_tie, tie, cost
 from queues
 where name = ?
 
@@ -32,9 +32,9 @@ returning last
 -- name: insert_job
 insert into jobs (
     position, id, queue, task, priority, lane, lane_keys, keys, payload, state, max_attempts, enqueued_at, ready_at,
-    due_at, given, context
+    due_at, on_dead, given, context
 )
-values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: delete_jobs_between
 delete from jobs
@@ -321,7 +321,7 @@ where id = ? and lease = ? and state = 2
 
 -- name: select_job
 select jobs.id, queues.name, task, state, priority, keys, payload, attempt, max_attempts, enqueued_at, due_at, claimed_at,
-    finished_at, worker, error, result, progress, progress_message, cancel_requested, replays, context
+    finished_at, worker, error, result, progress, progress_message, cancel_requested, replays, on_dead is not null, context
 from jobs
 join queues on queues.id = jobs.queue
 where jobs.id = ?
@@ -569,3 +569,96 @@ savepoint look
 
 -- name: undo_look
 rollback to savepoint look
+
+-- name: select_overrides
+select document
+from overrides
+where queue = ?
+order by id
+
+-- name: put_override
+insert into overrides (queue, id, document)
+values (?, ?, ?)
+on conflict (queue, id) do update
+set document = excluded.document
+
+-- name: delete_override
+delete from overrides
+where queue = ? and id = ?
+
+-- name: update_amended
+update queues
+set amended = ?, overrides_end_at = ?
+where id = ?
+
+-- name: next_override_end
+select overrides_end_at
+from queues
+where id = ?
+
+-- name: wake_gate
+update gates
+set wake_at = ?
+where id = ? and waiting > 0
+
+-- name: insert_audit
+insert into audit (at, actor, action, queue, target, before, after, reason)
+values (?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: select_audit
+-- The newest first. ?1 before which entry, ?2 how many
+select id, at, actor, action, queue, target, before, after, reason
+from audit
+where id < ?1
+order by id desc
+limit ?2
+
+-- name: select_audit_of_queue
+select id, at, actor, action, queue, target, before, after, reason
+from audit
+where queue = ?3 and id < ?1
+order by id desc
+limit ?2
+
+-- name: force_job
+insert into forced (job, queue)
+values (?, ?)
+on conflict (job) do nothing
+
+-- name: select_forced
+-- Jobs that are to start whatever their limits say, and can.
+select jobs.lane, jobs.position, jobs.ready_at
+from forced
+join jobs on jobs.id = forced.job
+where forced.queue = ?1 and jobs.state = 1
+order by jobs.position
+limit ?2
+
+-- name: forget_forced
+-- Those that do not wait any more, for whatever reason.
+delete from forced
+where queue = ? and not exists (select 1 from jobs where jobs.id = forced.job and jobs.state < 2)
+
+
+-- What lands when jobs die.
+
+-- name: select_on_dead
+-- What a job has declared for its death.
+select on_dead
+from jobs
+where id = ?
+
+-- name: begin_effects
+-- Effects of a death that are refused are taken back, and the death stays.
+savepoint effects
+
+-- name: undo_effects
+rollback to savepoint effects
+
+-- name: keep_effects
+release savepoint effects
+
+-- name: note_error
+update jobs
+set error = ?
+where id = ?

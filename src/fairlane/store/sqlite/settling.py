@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterable, Sequence
 from uuid import UUID
 
 import msgspec
 
 from fairlane.clock import Instant
-from fairlane.job import Claim, StampedEffects, State
+from fairlane.errors import DuplicateJob
+from fairlane.job import Claim, NewJob, StampedEffects, State
+from fairlane.policy.unique import Conflict
 from fairlane.scheduler.settlement import Lost, Settlement, Verdict
 from fairlane.scheduler.settlement import settle as decide
+from fairlane.store.dying import dying, not_taken, refused, tell_of_conflicts
 from fairlane.store.protocol import Reaped
 from fairlane.store.sqlite import jobs, rows, values
 from fairlane.store.sqlite.database import Transaction
@@ -37,10 +41,11 @@ def settle(tx: Transaction, settlements: Iterable[Settlement], now: Instant) -> 
     tally = _Tally()
     lost = []
     for each in settlements:
-        if not _settle_one(tx, each, now, tally):
+        settlement = _with_on_dead(tx, each, now)
+        if not _settle_one(tx, settlement, now, tally):
             lost.append(each.job)
-        elif each.effects is not None:
-            _apply(tx, each.effects, now, tally)
+        elif settlement.effects is not None:
+            _land(tx, settlement, settlement.effects, now, tally)
     tx.run_many(
         "insert_release",
         [
@@ -60,12 +65,46 @@ def settle(tx: Transaction, settlements: Iterable[Settlement], now: Instant) -> 
     return lost, tally.woken
 
 
-def _apply(tx: Transaction, effects: StampedEffects, now: Instant, tally: _Tally) -> None:
-    if effects.jobs:
-        ready, _ = jobs.insert(tx, effects.jobs, now)
-        for queue, count in ready.items():
-            tally.woken[queue] = tally.woken.get(queue, 0) + count
-    values.write(tx, effects.puts, effects.deletes)
+def _with_on_dead(tx: Transaction, settlement: Settlement, now: Instant) -> Settlement:
+    stored = tx.value("select_on_dead", settlement.job.bytes) if settlement.is_death else None
+    return settlement if stored is None else dying(settlement, stored, now)
+
+
+def _land(tx: Transaction, settlement: Settlement, effects: StampedEffects, now: Instant, tally: _Tally) -> None:
+    if not settlement.is_death:
+        if effects.jobs:
+            _enqueue(tx, effects.jobs, now, tally)
+        values.write(tx, effects.puts, effects.deletes)
+        return
+    tx.run("begin_effects")
+    try:
+        _enqueue_what_can_be(tx, settlement, effects.jobs, now, tally)
+        values.write(tx, effects.puts, effects.deletes)
+    except sqlite3.OperationalError:
+        raise  # a full disk, say: no fault of theirs
+    except Exception as error:
+        tx.run("undo_effects")
+        tx.run("note_error", refused(settlement, error).error, settlement.job.bytes)
+    tx.run("keep_effects")
+
+
+def _enqueue_what_can_be(
+    tx: Transaction, settlement: Settlement, follow_ups: tuple[NewJob, ...], now: Instant, tally: _Tally
+) -> None:
+    """Store follow-ups, except for those that are there already."""
+    while follow_ups:
+        try:
+            tell_of_conflicts(settlement, _enqueue(tx, follow_ups, now, tally))
+            return
+        except DuplicateJob as error:
+            follow_ups = not_taken(settlement, follow_ups, error.job)
+
+
+def _enqueue(tx: Transaction, follow_ups: Sequence[NewJob], now: Instant, tally: _Tally) -> dict[UUID, Conflict]:
+    ready, conflicts = jobs.insert(tx, follow_ups, now)
+    for queue, count in ready.items():
+        tally.woken[queue] = tally.woken.get(queue, 0) + count
+    return conflicts
 
 
 def _settle_one(tx: Transaction, settlement: Settlement, now: Instant, tally: _Tally) -> bool:

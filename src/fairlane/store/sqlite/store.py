@@ -12,9 +12,12 @@ from uuid import UUID
 from fairlane.clock import Clock, Instant, SystemClock, microseconds
 from fairlane.errors import ConfigurationError, UnknownQueue
 from fairlane.job import AttemptRecord, Claim, JobRecord, NewJob, Outcome, State
+from fairlane.policy.overrides import Amendment, Override
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import Conflict
+from fairlane.scheduler.explain import Facts
 from fairlane.scheduler.settlement import Settlement
+from fairlane.store.auditing import AuditEntry, Note
 from fairlane.store.awaiting import forever
 from fairlane.store.migrate import load_migrations, pending
 from fairlane.store.operators import Handled, JobFilter, JobPage
@@ -30,7 +33,18 @@ from fairlane.store.protocol import (
     Retention,
     WorkerIdentity,
 )
-from fairlane.store.sqlite import claims, jobs, operators, results, settling, uniques, upkeep, values
+from fairlane.store.sqlite import (
+    amending,
+    claims,
+    examining,
+    jobs,
+    operators,
+    results,
+    settling,
+    uniques,
+    upkeep,
+    values,
+)
 from fairlane.store.sqlite.database import Database, Transaction
 from fairlane.store.sqlite.wakeups import SqliteListener, nudge
 
@@ -39,6 +53,8 @@ __all__ = ["SqliteStore"]
 T = TypeVar("T")
 
 MIGRATIONS = "fairlane.store.sqlite"
+EVERYONE = 1 << 20
+LAST_ENTRY = 1 << 62
 
 
 class SqliteStore:
@@ -78,20 +94,26 @@ class SqliteStore:
             return known
         return await self._write(lambda tx: self._put_in_force(tx, policy))
 
-    async def apply(self, policy: Policy) -> Declared:
-        declared = await self._write(lambda tx: self._put_in_force(tx, policy))
+    async def apply(self, policy: Policy, note: Note | None = None, *, accept_missing_keys: bool = False) -> Declared:
+        declared = await self._write(lambda tx: self._put_in_force(tx, policy, note, accept_missing_keys))
         await self._wake(lambda tx: {claims.queue_number(tx, policy.queue): 1})
         return declared
 
-    def _put_in_force(self, tx: Transaction, policy: Policy) -> Declared:
+    def _put_in_force(
+        self, tx: Transaction, policy: Policy, note: Note | None = None, accept_missing_keys: bool = False
+    ) -> Declared:
         queue = claims.load_queue(tx, policy.queue)
         if queue is None:
             tx.run("insert_queue", policy.queue, policy.encoded, policy.digest)
             return Declared(policy, 1, is_drift=False)
         if queue.policy.digest == policy.digest:
             return Declared(queue.policy, queue.version, is_drift=False)
-        claims.replace_policy(tx, queue, policy, self._clock.now())
-        return Declared(policy, queue.version + 1, is_drift=False)
+        now = self._clock.now()
+        claims.replace_policy(tx, queue, policy, now, accept_missing_keys=accept_missing_keys)
+        if note is not None:
+            target = f"version {queue.version + 1}"
+            amending.record(tx, note, now, policy.queue, target, queue.policy.encoded, policy.encoded)
+        return Declared(policy.overridden(queue.policy.overrides), queue.version + 1, is_drift=False)
 
     async def policy(self, queue: str) -> Declared | None:
         found = await self._database.read(lambda tx: claims.load_queue(tx, queue))
@@ -165,8 +187,8 @@ class SqliteStore:
         duration = microseconds(lease)
 
         def work(tx: Transaction) -> tuple[Claimed, list[UUID]]:
-            found = _known(tx, queue)
             now = self._clock.now()
+            found = amending.expire(tx, _known(tx, queue), now)
             count = max(0, want())
             claimed = claims.claim(tx, found, count, now=now, worker=worker, lease_expires_at=now + duration)
             self.rows_read += tx.rows_read
@@ -183,8 +205,8 @@ class SqliteStore:
 
     async def look(self, queue: str, want: int, *, worker: WorkerIdentity, listener: Listener) -> Looked:
         def work(tx: Transaction) -> tuple[Looked, list[UUID]]:
-            found = _known(tx, queue)
             now = self._clock.now()
+            found = amending.expire(tx, _known(tx, queue), now)
             if want <= 0:
                 tx.run("withdraw_waiter", found.id, worker.id.bytes)
                 return Looked(0, now, None, look_again=False), _take_waiters(tx, {found.id: 1})
@@ -318,18 +340,51 @@ class SqliteStore:
 
         return await self._database.read(look)
 
-    async def replay(self, jobs: Sequence[UUID], delay: int | None = None) -> list[Handled]:
-        return await self._handle(lambda tx: operators.replay(tx, jobs, delay, self._clock.now()))
+    async def examine(
+        self, queue: str | None = None, job: UUID | None = None, keys: Mapping[str, str | None] | None = None
+    ) -> Facts:
+        def look(tx: Transaction) -> Facts:
+            name = queue
+            if name is None:
+                assert job is not None
+                name = examining.find_subject(tx, job).queue
+            return examining.look_at(tx, _known(tx, name), job, keys or {}, self._clock.now())
 
-    async def purge(self, jobs: Sequence[UUID]) -> list[Handled]:
-        return await self._write(lambda tx: operators.purge(tx, jobs))
+        return await self._database.read(look)
 
-    async def retry_now(self, jobs: Sequence[UUID]) -> list[Handled]:
-        return await self._handle(lambda tx: operators.retry_now(tx, jobs, self._clock.now()))
+    async def replay(self, jobs: Sequence[UUID], delay: int | None = None, note: Note | None = None) -> list[Handled]:
+        return await self._handle(lambda tx, now: operators.replay(tx, jobs, delay, now), note)
 
-    async def _handle(self, action: Callable[[Transaction], tuple[list[Handled], dict[int, int]]]) -> list[Handled]:
+    async def purge(self, jobs: Sequence[UUID], note: Note | None = None) -> list[Handled]:
+        return await self._handle(lambda tx, now: (operators.purge(tx, jobs), {}), note)
+
+    async def retry_now(self, jobs: Sequence[UUID], note: Note | None = None) -> list[Handled]:
+        return await self._handle(lambda tx, now: operators.retry_now(tx, jobs, now), note)
+
+    async def force(self, jobs: Sequence[UUID], note: Note) -> list[Handled]:
+        return await self._handle(lambda tx, now: amending.force(tx, jobs, now), note)
+
+    async def amend(self, queue: str, put: Sequence[Override], remove: Sequence[str], note: Note) -> Amendment:
+        def work(tx: Transaction) -> tuple[Amendment, list[UUID]]:
+            now = self._clock.now()
+            found = amending.expire(tx, _known(tx, queue), now)
+            amendment = amending.apply(tx, found, put, remove, note, now)
+            return amendment, _take_waiters(tx, {found.id: EVERYONE})
+
+        amendment, waiters = await self._write(work)
+        await self._nudge(waiters)
+        return amendment
+
+    async def audit(self, queue: str | None = None, before: int | None = None, limit: int = 100) -> list[AuditEntry]:
+        return await self._database.read(lambda tx: amending.entries(tx, queue, before or LAST_ENTRY, limit))
+
+    async def _handle(
+        self, action: Callable[[Transaction, Instant], tuple[list[Handled], dict[int, int]]], note: Note | None
+    ) -> list[Handled]:
         def work(tx: Transaction) -> tuple[list[Handled], list[UUID]]:
-            handled, ready = action(tx)
+            now = self._clock.now()
+            handled, ready = action(tx, now)
+            amending.record_jobs(tx, note, now, handled)
             return handled, _take_waiters(tx, ready)
 
         handled, waiters = await self._write(work)

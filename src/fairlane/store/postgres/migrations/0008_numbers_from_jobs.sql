@@ -5,9 +5,3 @@ alter table fairlane.jobs
     add column context text;
 comment on column fairlane.jobs.given is 'Numbers that its bell brings along when it joins its lane for the first time.';
 comment on column fairlane.jobs.context is 'What its producer told of it besides its arguments.';
-alter type fairlane.new_job
-    add attribute given text,
-    add attribute context text;
-
--- A weight can be brought along too, so that it changes while the flow is there.
-alter type fairlane.touched_flow add attribute weight double precision;

@@ -1,0 +1,348 @@
+"""What operators change while a policy is in force: pauses, other bounds and weights for single keys, suspension.
+
+Overrides belong to a queue, not to its policy: a deploy that applies another policy leaves them as they are. One that
+the policy in force has no place for has no effect, and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fairlane.clock import Instant
+from fairlane.errors import InvalidOverride
+from fairlane.policy.by import By
+from fairlane.policy.gates import Ending, GateState, Limit
+from fairlane.policy.keys import BUILT_IN, gate_id
+from fairlane.policy.reasons import Reason, Why
+
+if TYPE_CHECKING:
+    from fairlane.policy.policy import Policy
+
+__all__ = [
+    "MOST_OVERRIDES",
+    "NO_OVERRIDES",
+    "OPEN",
+    "SHUT",
+    "Amendment",
+    "Kind",
+    "Override",
+    "Overrides",
+    "PauseGate",
+    "Suspended",
+    "amend",
+    "check_override",
+    "pause_name",
+]
+
+UNBOUNDED = 1 << 31
+MOST_OVERRIDES = 10_000
+"""Of one queue: every claimer knows them all."""
+
+Values = tuple[str | None, ...]
+Scope = tuple[tuple[str, str | None], ...]
+"""Keys by name, sorted; empty for the whole queue."""
+
+
+class Kind(StrEnum):
+    """What an override changes."""
+
+    PAUSE = "pause"
+    """Nothing in its scope starts. What runs goes on."""
+    LIMIT = "limit"
+    """One limit has another bound for one key."""
+    WEIGHT = "weight"
+    """One flow has another weight."""
+    BOOST = "boost"
+    """One flow's weight is multiplied."""
+    SUSPEND = "suspend"
+    """No limit of the queue holds anything back; all go on counting."""
+
+
+class Override(msgspec.Struct, frozen=True, kw_only=True):
+    """One change of what a queue's policy says. There is one of a kind, limit and scope."""
+
+    kind: Kind
+    scope: Scope = ()
+    limit: str | None = None
+    """The name of the limit whose bound it changes."""
+    value: float | None = None
+    expires_at: Instant | None = None
+    set_at: Instant = 0
+    set_by: str = ""
+    reason: str = ""
+
+    @property
+    def id(self) -> str:
+        """Names what it changes: setting it again replaces it."""
+        scope = msgspec.json.encode(self.scope).decode()
+        return f"{self.kind}/{self.limit or ''}/{scope}"
+
+    def describe(self) -> str:
+        """In words, without who and why."""
+        scope = ", ".join(f"{name}={'None' if value is None else value}" for name, value in self.scope)
+        where = scope or "the whole queue"
+        match self.kind:
+            case Kind.PAUSE:
+                return f"{where} is paused"
+            case Kind.LIMIT:
+                return f"{self.limit} is {self.value:g} for {where}"
+            case Kind.WEIGHT:
+                return f"the weight of {where} is {self.value:g}"
+            case Kind.BOOST:
+                return f"{where} is boosted {self.value:g} times"
+            case Kind.SUSPEND:
+                return "every limit is suspended"
+
+
+class PauseGate:
+    """Where paused lanes wait: a gate that is shut, or was and is open again. It counts nothing."""
+
+    __slots__ = ("_is_shut", "by")
+
+    counts_in_flight = False
+
+    def __init__(self, by: By = (), *, is_shut: bool) -> None:
+        self.by = by
+        self._is_shut = is_shut
+
+    def __repr__(self) -> str:
+        return f"PauseGate({self.by!r}, is_shut={self._is_shut})"
+
+    @property
+    def identity(self) -> str:
+        return pause_name(self.by)
+
+    def room_at(self, gate: GateState, now: Instant) -> int:
+        return 0 if self._is_shut else UNBOUNDED
+
+    def take(self, gate: GateState, now: Instant, count: int) -> None: ...
+
+    def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
+        return False
+
+    def opens_again_at(self, gate: GateState) -> Instant | None:
+        return None
+
+    def carry_over(self, gate: GateState, now: Instant) -> None: ...
+
+    def why(self, gate: GateState, now: Instant) -> Why:
+        return Why(Reason.PAUSED, 0, 0)
+
+    def with_bound(self, bound: float) -> Limit:
+        raise InvalidOverride("a pause has no number")
+
+    def to_document(self) -> dict[str, Any]:
+        raise NotImplementedError("a pause is an override, no part of a policy")
+
+
+SHUT = PauseGate(is_shut=True)
+OPEN = PauseGate(is_shut=False)
+
+
+class Suspended:
+    """A limit that counts and holds nobody back."""
+
+    __slots__ = ("_limit", "by", "counts_in_flight", "identity")
+
+    def __init__(self, limit: Limit) -> None:
+        self._limit = limit
+        self.by = limit.by
+        self.identity = limit.identity
+        self.counts_in_flight = limit.counts_in_flight
+
+    def __repr__(self) -> str:
+        return f"Suspended({self._limit!r})"
+
+    def room_at(self, gate: GateState, now: Instant) -> int:
+        return UNBOUNDED
+
+    def take(self, gate: GateState, now: Instant, count: int) -> None:
+        self._limit.take(gate, now, count)
+
+    def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
+        return self._limit.free(gate, ending, now, held, task)
+
+    def opens_again_at(self, gate: GateState) -> Instant | None:
+        return None
+
+    def carry_over(self, gate: GateState, now: Instant) -> None:
+        self._limit.carry_over(gate, now)
+
+    def why(self, gate: GateState, now: Instant) -> Why:
+        return self._limit.why(gate, now)
+
+    def with_bound(self, bound: float) -> Limit:
+        return Suspended(self._limit.with_bound(bound))
+
+    def to_document(self) -> dict[str, Any]:
+        return self._limit.to_document()
+
+
+def pause_name(by: By) -> str:
+    """The name of the gates at which lanes wait that are paused by these keys."""
+    return f"pause:{','.join(by)}"
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """All overrides of one queue, ready to be looked up."""
+
+    all: tuple[Override, ...] = ()
+
+    @cached_property
+    def pauses(self) -> dict[By, dict[Values, Override]]:
+        """Paused keys, by the names of their keys."""
+        found: dict[By, dict[Values, Override]] = {}
+        for each in self.all:
+            if each.kind is Kind.PAUSE:
+                names, values = _split(each.scope)
+                found.setdefault(names, {})[values] = each
+        return found
+
+    @cached_property
+    def weights(self) -> dict[Scope, float]:
+        return {each.scope: each.value or 1.0 for each in self.all if each.kind is Kind.WEIGHT}
+
+    @cached_property
+    def boosts(self) -> dict[Scope, float]:
+        return {each.scope: each.value or 1.0 for each in self.all if each.kind is Kind.BOOST}
+
+    @cached_property
+    def suspension(self) -> Override | None:
+        return next((each for each in self.all if each.kind is Kind.SUSPEND), None)
+
+    @cached_property
+    def limits(self) -> dict[tuple[str, Scope], Override]:
+        """By limit and scope."""
+        return {(each.limit or "", each.scope): each for each in self.all if each.kind is Kind.LIMIT}
+
+    @cached_property
+    def expires_at(self) -> Instant | None:
+        """When the first of them ends."""
+        return min((each.expires_at for each in self.all if each.expires_at is not None), default=None)
+
+    def expired(self, now: Instant) -> list[Override]:
+        return [each for each in self.all if each.expires_at is not None and each.expires_at <= now]
+
+    def without(self, gone: Iterable[Override]) -> Overrides:
+        names = {each.id for each in gone}
+        return Overrides(tuple(each for each in self.all if each.id not in names))
+
+    def get(self, override_id: str) -> Override | None:
+        return next((each for each in self.all if each.id == override_id), None)
+
+
+NO_OVERRIDES = Overrides()
+
+
+def _split(scope: Scope) -> tuple[By, Values]:
+    return tuple(name for name, _ in scope), tuple(value for _, value in scope)
+
+
+class Amendment(msgspec.Struct, frozen=True):
+    """What setting or removing overrides comes to."""
+
+    overrides: Overrides
+    before: tuple[Override, ...]
+    """Those that were replaced or removed."""
+    after: tuple[Override, ...]
+    """Those that were set."""
+    wakes: tuple[bytes, ...]
+    """Gates that may have room now: whoever waits there must be looked at."""
+    rebuilds: bool
+    """Every lane may start now, wherever it waits."""
+
+
+def amend(policy: Policy, put: Iterable[Override], remove: Iterable[str] = ()) -> Amendment:
+    """Set and remove overrides of a queue, or `InvalidOverride` with the reason."""
+    given = {each.id: each for each in put}
+    for each in given.values():
+        check_override(policy, each)
+    known = {each.id: each for each in policy.overrides.all}
+    gone = dict.fromkeys([*remove, *given])
+    before = tuple(known[each] for each in gone if each in known)
+    after = {**{name: each for name, each in known.items() if name not in gone}, **given}
+    if len(after) > MOST_OVERRIDES:
+        raise InvalidOverride(
+            f"queue {policy.queue!r} would have {len(after):,} overrides; at most {MOST_OVERRIDES:,} are kept. "
+            "Let the number come with the jobs instead: Concurrency(lambda job: …, by=…)"
+        )
+    touched = [*before, *given.values()]
+    wakes = tuple(dict.fromkeys(gate for each in touched for gate in _gates(policy, each)))
+    rebuilds = any(each.kind is Kind.SUSPEND for each in touched)
+    return Amendment(Overrides(tuple(after.values())), before, tuple(given.values()), wakes, rebuilds)
+
+
+def _gates(policy: Policy, override: Override) -> list[bytes]:
+    """The gates whose room it changes."""
+    names, values = _split(override.scope)
+    match override.kind:
+        case Kind.PAUSE:
+            return [gate_id(policy.queue, pause_name(names), values)]
+        case Kind.LIMIT:
+            bound = policy.bound_named(override.limit or "")
+            if bound is None or set(bound.limit.by) != set(names):
+                return []
+            by_name = dict(override.scope)
+            return [policy.gate_of(bound, tuple(by_name[name] for name in bound.limit.by))]
+        case _:
+            return []
+
+
+def check_override(policy: Policy, override: Override) -> None:
+    """Refuse what would have no effect, or makes no sense."""
+    what = f"queue {policy.queue!r}"
+    names, _ = _split(override.scope)
+    match override.kind:
+        case Kind.PAUSE:
+            unknown = [name for name in names if name not in policy.lane_keys and name not in BUILT_IN]
+            if unknown:
+                known = ", ".join(dict.fromkeys([*policy.lane_keys, *BUILT_IN]))
+                raise InvalidOverride(
+                    f"{what} does not tell its jobs apart by {unknown[0]!r}; it can pause by: {known}. "
+                    f"Declare the key first: app.queue({policy.queue!r}, keys=({unknown[0]!r}, …))"
+                )
+        case Kind.LIMIT:
+            _check_limit(policy, what, override, names)
+        case Kind.WEIGHT | Kind.BOOST:
+            if policy.fair is None:
+                raise InvalidOverride(f"{what} has no fair share, so nothing in it has a weight; give it Fair(by=…)")
+            if set(names) != set(policy.fair.by):
+                raise InvalidOverride(
+                    f"{what}: weights belong to {', '.join(policy.fair.by)}; give "
+                    + ", ".join(f"{name}=…" for name in policy.fair.by)
+                )
+            if override.value is None or not 1e-6 <= override.value <= 1e6:
+                raise InvalidOverride(
+                    f"{what}: a weight lies between 0.000001 and 1,000,000, not {override.value!r}; a pause stops a key"
+                )
+        case Kind.SUSPEND:
+            if names:
+                raise InvalidOverride(f"{what}: a policy is suspended as a whole; `limit set` changes a single limit")
+
+
+def _check_limit(policy: Policy, what: str, override: Override, names: By) -> None:
+    bound = policy.bound_named(override.limit or "")
+    if bound is None or isinstance(bound.limit, PauseGate):
+        known = ", ".join(each.name for each in policy.bound) or "none"
+        raise InvalidOverride(f"{what} has no limit named {override.limit!r}; its limits: {known}")
+    if set(names) != set(bound.limit.by):
+        needed = ", ".join(f"{name}=…" for name in bound.limit.by) or "no key"
+        raise InvalidOverride(
+            f"{what}: {bound.name} is kept by {', '.join(bound.limit.by) or 'the whole queue'}; give {needed}. "
+            "To change it for every key, apply another policy"
+        )
+    if override.value is None:
+        raise InvalidOverride(f"{what}: an override of {bound.name} needs a number")
+    if bound.named is not None and override.scope[0][1] not in bound.named:
+        raise InvalidOverride(
+            f"{what}: {bound.name} holds only for {', '.join(sorted(bound.named))}; "
+            "to name another key, apply another policy"
+        )
+    bound.limit.with_bound(override.value)
