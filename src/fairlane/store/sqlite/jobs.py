@@ -48,7 +48,7 @@ def _store(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> dict[int, i
         position += 1
         queue = numbers[job.queue]
         lane_keys = rows.encode_keys(job.lane_keys)
-        given = rows.encode_given(job.given)
+        given = None if job.given is None else rows.encode_given(job.given)
         due_at = _due_at(job, now)
         state = State.READY if due_at is None else State.SCHEDULED
         job_rows.append(
@@ -74,7 +74,8 @@ def _store(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> dict[int, i
         )
         if state is State.READY:
             bell = bells.setdefault(job.lane, [queue, job.lane, job.priority, lane_keys, 0, position, now, None])
-            bell[7] = given
+            if given is not None:
+                bell[7] = given
             counts[job.lane] += 1
             ready[queue] += 1
         else:

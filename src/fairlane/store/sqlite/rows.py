@@ -44,8 +44,8 @@ def decode_context(text: str | None) -> dict[str, Any]:
     return {} if text is None else msgspec.json.decode(text, type=dict[str, Any])
 
 
-def encode_given(given: dict[str, float] | None) -> str | None:
-    return None if given is None else msgspec.json.encode(given).decode()
+def encode_given(given: dict[str, float]) -> str:
+    return msgspec.json.encode(given).decode()
 
 
 def encode_keys(keys: dict[str, str | None]) -> str:
