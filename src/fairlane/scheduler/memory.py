@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 from fairlane.clock import Instant
@@ -149,8 +148,8 @@ class MemoryQueue:
     def _snapshot(self, now: Instant, want: int) -> Snapshot:
         arrivals, self.arrivals = self.arrivals[:FOLDED_AT_ONCE], self.arrivals[FOLDED_AT_ONCE:]
         releases, self.releases = self.releases, []
-        touched = dict.fromkeys(bell.lane for bell in chain(releases, arrivals))
-        lanes = [row for lane in touched if (row := self.lanes.get(lane)) is not None]
+        touched = dict.fromkeys([*(bell.lane for bell in releases), *(bell.lane for bell in arrivals)])
+        lanes = [self.lanes[lane] for lane in touched if lane in self.lanes]
         count = max(want, 1)
         cursor = (self.queue.cursor, self.queue.cursor_tie)
         least = self._ready_flows.least()
@@ -174,8 +173,8 @@ class MemoryQueue:
         )
 
     def _supply(self, need: Need) -> Supply:
-        flows = [row for flow in need.flows if (row := self.flows.get(flow)) is not None]
-        gates = [row for gate in need.gates if (row := self.gates.get(gate)) is not None]
+        flows = [self.flows[flow] for flow in need.flows if flow in self.flows]
+        gates = [self.gates[gate] for gate in need.gates if gate in self.gates]
         lanes = [self.lanes[lane] for flow, count in need.lanes for lane in self._ready_lanes.first(flow, count)]
         for gate, count in need.parked:
             parked = [self.lanes[lane] for lane in self._parked_lanes.first(gate, count)]
