@@ -85,10 +85,11 @@ class MemoryQueue:
         assert known is not None, "a lane that nobody has heard of has no jobs"
         self.arrivals.append(Arrival(lane, known.priority, known.keys, -1, position, now))
 
-    def settle(self, start: Start, ran: int) -> None:
+    def settle(self, start: Start, ran: int, *, failed: bool = False) -> None:
         """End a claim that ran for so many microseconds."""
-        self._claimed_at.pop(start.head.position, None)
-        self.releases.append(Release(start.lane, 1, ran, start.charge, 0, 0.0))
+        claimed_at = self._claimed_at.pop(start.head.position, 0)
+        bell = Release(start.lane, 1, ran, start.charge, 0, 0.0, failed=int(failed), latest=claimed_at)
+        self.releases.append(bell)
 
     def give_back(self, start: Start) -> None:
         """End a claim that never started; its job keeps its place."""
