@@ -60,7 +60,7 @@ MANY = Workload(
             count=10_000,
             jobs=100,
             burst=10,
-            poisson=0.05,
+            poisson=0.2,
             run_time=RunTimes(exponential="200ms"),
         ),
     ),

@@ -190,6 +190,17 @@ def test_fair_turns_are_seen_in_the_index_and_in_the_waits_of_the_small() -> Non
     assert fair.classes[0].share_when_busy == pytest.approx(1 / 11, rel=0.1)
 
 
+def test_a_tenant_that_waits_only_now_and_then_is_compared_over_the_time_that_it_waits() -> None:
+    jobs = jobs_of("hot", 400, 50_000, account="hot")
+    jobs += [job for at in range(0, 8, 2) for job in jobs_of("now and then", 20, 50_000, at * SECOND, account="other")]
+    jobs.sort(key=lambda job: job.at)
+    fair = simulated(Policy("q", Fair(by="account")), jobs, slots=4)
+    assert fair.jain == pytest.approx(1.0, abs=0.05)
+    fifo = measure(play(Policy("q"), jobs, Fleet(slots=4, claim_time=0, settle_time=0)), ("account",))
+    assert fifo.jain is not None
+    assert fifo.jain < 0.8
+
+
 def test_weights_count_in_the_index() -> None:
     jobs = jobs_of("a", 300, 50_000, account="a") + jobs_of("b", 300, 50_000, account="b")
     found = simulated(Policy("q", Fair(by="account", weight={"a": 3})), jobs, slots=4)

@@ -30,9 +30,6 @@ __all__ = [
     "timeline",
 ]
 
-WINDOWS = 20
-"""Stretches of a run in each of which fairness is looked at by itself."""
-
 Name = tuple[str | None, ...]
 
 
@@ -102,7 +99,8 @@ class Simulation:
     utilisation: float
     """The share of the slots' time in which a job ran."""
     jain: float | None
-    """Jain's index over keys of worker-seconds by weight, among those with jobs waiting; `None`: never two of them."""
+    """Jain's index over keys of what each got while it had jobs waiting, as a multiple of what was its share by weight
+    then; `None`: never two of them waited for long enough to be owed a run."""
     classes: tuple[Group, ...]
     keys: tuple[Group, ...]
     limits: tuple[LimitUse, ...]
@@ -221,6 +219,8 @@ class _Grouping:
         spans += [(at, self.record.ended_at) for at in self.left[name]]
         merged: list[tuple[Instant, Instant]] = []
         for begin, end in sorted(spans):
+            if begin == end:
+                continue
             if merged and begin <= merged[-1][1]:
                 if end > merged[-1][1]:
                     merged[-1] = (merged[-1][0], end)
@@ -273,22 +273,77 @@ def _service_within(record: Recording, runs: Iterable[int], spans: list[tuple[In
 
 
 def _jain(record: Recording, keys: _Grouping, by: By) -> float | None:
-    """The mean over windows of the index among keys that had jobs waiting from a window's begin to its end."""
-    width = max(1, ceil((record.ended_at - record.began_at) / WINDOWS))
-    weight = record.policy.fair.weight_of if record.policy.fair and record.policy.fair.by == by else lambda name: 1.0
-    shares: dict[int, list[float]] = defaultdict(list)
-    for name in keys.names:
-        windows = [
-            window
-            for begin, end in keys.backlog(name)
-            for window in range(-((record.began_at - begin) // width), (end - record.began_at) // width)
+    """Whoever has jobs waiting is owed, by weight, an equal part of what all those who have some are getting."""
+    fair = record.policy.fair if record.policy.fair and record.policy.fair.by == by else None
+    backlogs = [keys.backlog(name) for name in keys.names]
+    weights = [fair.weight_of(name) if fair else 1.0 for name in keys.names]
+    begins: list[Instant] = []
+    ends: list[Instant] = []
+    got = []
+    for name, backlog in zip(keys.names, backlogs, strict=True):
+        clipped = [
+            span for nth in keys.runs[name] for span in _overlap([_span(record, nth)], _near(backlog, record, nth))
         ]
-        if windows:
-            service = _service_by_window(record, keys.runs[name], width)
-            for window in windows:
-                shares[window].append(service[window] / weight(name))
-    found = [jain_index(each) for each in shares.values() if len(each) > 1]
-    return sum(found) / len(found) if found else None
+        begins += [begin for begin, _ in clipped]
+        ends += [end for _, end in clipped]
+        got.append(sum(end - begin for begin, end in clipped))
+    owed = _owed(backlogs, weights, _Service(begins, ends))
+    # Whoever is owed less than a run of its own can get none of it, or too much.
+    compared = [
+        mine / fair_share
+        for name, mine, fair_share in zip(keys.names, got, owed, strict=True)
+        if fair_share * max(1, len(keys.runs[name])) >= max(1, keys.service[name])
+    ]
+    return jain_index(compared) if len(compared) > 1 else None
+
+
+def _span(record: Recording, nth: int) -> tuple[Instant, Instant]:
+    return record.started_at[nth], min(record.finished_at[nth], record.ended_at)
+
+
+def _near(backlog: list[tuple[Instant, Instant]], record: Recording, nth: int) -> list[tuple[Instant, Instant]]:
+    """Those stretches of a backlog that may overlap with a run."""
+    first = max(0, bisect_right(backlog, (record.started_at[nth],)) - 1)
+    return backlog[first : bisect_right(backlog, (record.finished_at[nth],))]
+
+
+class _Service:
+    """Worker-time that many runs together have had, up to any instant."""
+
+    def __init__(self, begins: list[Instant], ends: list[Instant]) -> None:
+        self._begins, self._ends = sorted(begins), sorted(ends)
+        self._begun = [0, *accumulate(self._begins)]
+        self._ended = [0, *accumulate(self._ends)]
+
+    def until(self, moment: Instant) -> int:
+        begun, ended = bisect_right(self._begins, moment), bisect_right(self._ends, moment)
+        return (begun - ended) * moment - self._begun[begun] + self._ended[ended]
+
+
+def _owed(backlogs: list[list[tuple[Instant, Instant]]], weights: list[float], service: _Service) -> list[float]:
+    """What each key was owed: over its own backlog, its part by weight of all that those with a backlog got."""
+    changes = sorted(
+        [(begin, 1, nth) for nth, each in enumerate(backlogs) for begin, _ in each]
+        + [(end, 0, nth) for nth, each in enumerate(backlogs) for _, end in each]
+    )
+    owed = [0.0] * len(backlogs)
+    since = [0.0] * len(backlogs)
+    waiting: dict[int, None] = {}
+    weight = part = 0.0
+    served = 0
+    for moment, begins, nth in changes:
+        now = service.until(moment)
+        if waiting:
+            part += (now - served) / weight
+        served = now
+        if begins:
+            waiting[nth] = None
+            since[nth] = part
+        else:
+            del waiting[nth]
+            owed[nth] += (part - since[nth]) * weights[nth]
+        weight = weight + weights[nth] if begins else weight - weights[nth]
+    return owed
 
 
 def _service_by_window(record: Recording, runs: Iterable[int], width: int) -> dict[int, int]:
