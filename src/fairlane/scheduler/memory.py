@@ -17,6 +17,7 @@ from fairlane.policy.policy import Policy
 from fairlane.scheduler.ordered import Ordered, OrderedByPlace
 from fairlane.scheduler.plan import plan_claims
 from fairlane.scheduler.rebuild import rebuild
+from fairlane.scheduler.settlement import Verdict
 from fairlane.scheduler.snapshot import (
     Arrival,
     FlowRow,
@@ -85,11 +86,11 @@ class MemoryQueue:
         assert known is not None, "a lane that nobody has heard of has no jobs"
         self.arrivals.append(Arrival(lane, known.priority, known.keys, -1, position, now))
 
-    def settle(self, start: Start, ran: int, *, failed: bool = False) -> None:
+    def settle(self, start: Start, ran: int, verdict: Verdict = Verdict.GOOD) -> None:
         """End a claim that ran for so many microseconds."""
-        claimed_at = self._claimed_at.pop(start.head.position, 0)
-        bell = Release(start.lane, 1, ran, start.charge, 0, 0.0, failed=int(failed), latest=claimed_at)
-        self.releases.append(bell)
+        failed, neutral = int(verdict is Verdict.FAILED), int(verdict is Verdict.NEUTRAL)
+        latest = self._claimed_at.pop(start.head.position)
+        self.releases.append(Release(start.lane, 1, ran, start.charge, 0, 0.0, 0, failed, neutral, latest))
 
     def give_back(self, start: Start) -> None:
         """End a claim that never started; its job keeps its place."""

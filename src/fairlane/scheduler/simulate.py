@@ -22,6 +22,7 @@ from fairlane.clock import Instant
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.memory import MemoryQueue
 from fairlane.scheduler.saturation import GateUse, Saturation
+from fairlane.scheduler.settlement import Verdict
 from fairlane.scheduler.snapshot import Head, Start
 
 __all__ = ["Fleet", "JobKind", "Recording", "SimulatedJob", "play"]
@@ -246,7 +247,8 @@ class _Play:
         waiting: _Waiting = start.head.ref
         job = waiting.job
         is_retried = waiting.attempt <= len(job.retries)
-        self.queue.settle(start, job.run_time, failed=is_retried or job.dies)
+        verdict = Verdict.FAILED if is_retried or job.dies else Verdict.GOOD
+        self.queue.settle(start, job.run_time, verdict)
         if is_retried:
             self.record.retried += 1
             self.order += 1
