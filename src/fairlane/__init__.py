@@ -37,7 +37,7 @@ from fairlane.errors import (
 from fairlane.handle import Enqueued, Foreseen, Job
 from fairlane.held_claim import HeldClaim
 from fairlane.job import AttemptRecord, JobRecord, Outcome, State
-from fairlane.policy import Backoff, Concurrency, Fair, Limit, Policy, Rate, Unique
+from fairlane.policy import AdaptiveConcurrency, Backoff, Breaker, Concurrency, Fair, Limit, Policy, Rate, Unique
 from fairlane.policy.reasons import Reason
 from fairlane.queue import Queue
 from fairlane.scheduler.explain import Explanation
@@ -50,11 +50,13 @@ from fairlane.workload import JobClass, RunTimes, Workload
 
 __all__ = [
     "ABSENT",
+    "AdaptiveConcurrency",
     "AlreadySettled",
     "App",
     "AttemptRecord",
     "Backoff",
     "BoundTask",
+    "Breaker",
     "Call",
     "Cancel",
     "ClaimLost",

@@ -84,7 +84,7 @@ INDEXES = {
     "select_fitting": {"jobs_pkey", "queues_pkey"},
     "lock_entries": {"finished_by_end", "jobs_pkey"},
     "replay": {"finished_pkey", "jobs_pkey", "waiters_pkey"},
-    "purge": {"attempts_pkey", "finished_pkey", "jobs_pkey"},
+    "purge": {"attempts_pkey", "finished_pkey", "jobs_pkey", "uniques_of_job", "uniques_pkey"},
     "retry_now": {"jobs_pkey", "waiters_pkey"},
     "count_beyond": {"finished_pkey"},
     "collect_lanes": {"lanes_newest", "queue_states_newest"},

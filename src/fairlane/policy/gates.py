@@ -43,6 +43,11 @@ class Ending(Protocol):
         ...
 
     @property
+    def since(self) -> Instant:
+        """When the oldest of those was claimed."""
+        ...
+
+    @property
     def failed(self) -> int:
         """Of those that ran, how many failed; all of them were claimed at `latest` then."""
         ...

@@ -15,7 +15,8 @@ from typing import Any
 
 from fairlane.clock import SECOND, Instant, microseconds
 from fairlane.errors import ConfigurationError, InvalidPolicy
-from fairlane.policy.by import By, normalize_by
+from fairlane.policy.by import By, normalize_by, repr_by
+from fairlane.policy.checking import is_number, is_whole
 from fairlane.policy.gates import Ending, GateState
 from fairlane.policy.reasons import Reason, Why
 
@@ -40,7 +41,7 @@ class Concurrency:
 
     def __init__(self, max: int, *, by: str | tuple[str, ...] | None = None) -> None:
         what = f"Concurrency({max!r})"
-        if not _is_whole(max):
+        if not is_whole(max):
             raise InvalidPolicy(f"{what}: the maximum is a whole number of jobs, not a {type(max).__name__}")
         if not 0 <= max <= MAX_COUNT:
             raise InvalidPolicy(f"{what}: the maximum is at least 0 (0 stops its keys) and at most {MAX_COUNT:,}")
@@ -48,7 +49,7 @@ class Concurrency:
         object.__setattr__(self, "by", normalize_by(what, by))
 
     def __repr__(self) -> str:
-        return f"Concurrency({self.max}{_repr_by(self.by)})"
+        return f"Concurrency({self.max}{repr_by(self.by)})"
 
     @property
     def identity(self) -> str:
@@ -132,7 +133,7 @@ class Rate:
         by: str | tuple[str, ...] | None = None,
     ) -> None:
         what = f"Rate({limit!r}, per={per!r})"
-        if not _is_number(limit):
+        if not is_number(limit):
             raise InvalidPolicy(f"{what}: the rate is a number of jobs, such as 100 or 0.5")
         if limit <= 0:
             raise InvalidPolicy(
@@ -149,7 +150,7 @@ class Rate:
                 f"{what}: more than one job a microsecond cannot be told apart from no limit; remove it"
             )
         allowed = max(1, math.floor(limit)) if burst is None else burst
-        if not _is_whole(allowed) or not 1 <= allowed <= MAX_COUNT:
+        if not is_whole(allowed) or not 1 <= allowed <= MAX_COUNT:
             raise InvalidPolicy(f"{what}: burst={burst!r} is not a whole number of at least 1")
         # Rounded up: the rate that is kept is never above the one that was asked for.
         interval = math.ceil(Fraction(window) / Fraction(str(limit)))
@@ -160,7 +161,7 @@ class Rate:
         object.__setattr__(self, "interval", interval)
 
     def __repr__(self) -> str:
-        return f"Rate({self.limit:g}, per='{self.per / SECOND:g}s', burst={self.burst}{_repr_by(self.by)})"
+        return f"Rate({self.limit:g}, per='{self.per / SECOND:g}s', burst={self.burst}{repr_by(self.by)})"
 
     @property
     def identity(self) -> str:
@@ -233,20 +234,6 @@ class Rate:
         return cls(document["limit"], per=per, burst=document["burst"], by=tuple(document["by"]))
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return _is_whole(value) or (isinstance(value, float) and math.isfinite(value))
-
-
 def _time(amount: int) -> str:
     seconds = amount / SECOND
     return f"{seconds:g} s" if seconds < 120 else f"{seconds / 60:g} min"
-
-
-def _repr_by(by: By) -> str:
-    if not by:
-        return ""
-    return f", by={by[0]!r}" if len(by) == 1 else f", by={by!r}"

@@ -180,6 +180,21 @@ history as (
     using removed
     where a.job = any (array[removed.id])
 ),
+-- A key whose job is gone is free; what somebody decides on at this moment is left to them.
+freed as (
+    delete from fairlane.uniques
+    where id = any (array(
+        select u.id
+        from removed r
+        cross join lateral (
+            select u.id
+            from fairlane.uniques u
+            where u.job = r.id and u.expires_at is null
+            limit 1
+            for update skip locked
+        ) u
+    ))
+),
 entries as materialized (
     select f.is_dead, f.id,
         array(select u.id from unnest(f.jobs) as u (id) where u.id <> all (array(select id from removed))) as rest

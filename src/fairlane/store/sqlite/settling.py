@@ -10,7 +10,7 @@ import msgspec
 
 from fairlane.clock import Instant
 from fairlane.errors import DuplicateJob
-from fairlane.job import Claim, NewJob, StampedEffects, State
+from fairlane.job import Claim, NewJob, Outcome, StampedEffects, State
 from fairlane.policy.unique import Conflict
 from fairlane.scheduler.settlement import Lost, Settlement, Verdict
 from fairlane.scheduler.settlement import settle as decide
@@ -34,10 +34,16 @@ class _Tally:
         self.arrivals: list[tuple[object, ...]] = []
         self.ended: dict[UUID, int] = {}
         self.woken: dict[int, int] = {}
+        self.replaced: list[UUID] = []
 
 
-def settle(tx: Transaction, settlements: Iterable[Settlement], now: Instant) -> tuple[list[UUID], dict[int, int]]:
-    """Apply what still holds its lease. Returns the jobs whose claim was lost, and how many may start now by queue."""
+def settle(
+    tx: Transaction, settlements: Iterable[Settlement], now: Instant
+) -> tuple[list[UUID], dict[int, int], list[UUID]]:
+    """Apply what still holds its lease.
+
+    Returns the jobs whose claim was lost, how many may start now by queue, and the jobs that follow-ups replaced.
+    """
     tally = _Tally()
     lost = []
     for each in settlements:
@@ -62,7 +68,7 @@ def settle(tx: Transaction, settlements: Iterable[Settlement], now: Instant) -> 
         # A freed slot makes a waiting job claimable, and whoever settles may not be there to claim it.
         if queue not in tally.woken and tx.value("has_waiting_work", queue):
             tally.woken[queue] = 1
-    return lost, tally.woken
+    return lost, tally.woken, tally.replaced
 
 
 def _with_on_dead(tx: Transaction, settlement: Settlement, now: Instant) -> Settlement:
@@ -102,6 +108,7 @@ def _enqueue_what_can_be(
 
 def _enqueue(tx: Transaction, follow_ups: Sequence[NewJob], now: Instant, tally: _Tally) -> dict[UUID, Conflict]:
     ready, conflicts = jobs.insert(tx, follow_ups, now)
+    tally.replaced += [each.holder for each in conflicts.values() if each.outcome is Outcome.REPLACED]
     for queue, count in ready.items():
         tally.woken[queue] = tally.woken.get(queue, 0) + count
     return conflicts
@@ -142,8 +149,8 @@ def _settle_one(tx: Transaction, settlement: Settlement, now: Instant, tally: _T
     return True
 
 
-def reap(tx: Transaction, now: Instant, limit: int) -> tuple[Reaped, dict[int, int]]:
-    """End the claims of leases that ran out."""
+def reap(tx: Transaction, now: Instant, limit: int) -> tuple[Reaped, dict[int, int], list[UUID]]:
+    """End the claims of leases that ran out. Returns also how many may start now by queue, and who was replaced."""
     settlements: list[Settlement] = []
     for lease, renewed_at, positions in tx.all("select_expired_leases", now, limit):
         claims = _claims(tx, lease, msgspec.json.decode(positions, type=list[int]))
@@ -154,8 +161,8 @@ def reap(tx: Transaction, now: Instant, limit: int) -> tuple[Reaped, dict[int, i
             settlements.append(decide(claim, Lost("its worker stopped renewing the lease"), ran))
         if len(settlements) >= limit:
             break
-    _, woken = settle(tx, settlements, now)
-    return Reaped(settlements, tx.value("next_lease_end")), woken
+    _, woken, replaced = settle(tx, settlements, now)
+    return Reaped(settlements, tx.value("next_lease_end")), woken, replaced
 
 
 def _claims(tx: Transaction, lease: bytes, positions: Sequence[int]) -> list[Claim]:

@@ -228,8 +228,9 @@ class SqliteStore:
     async def settle(self, settlements: Sequence[Settlement], *, is_repeated: bool = False) -> list[UUID]:
         # A settlement that failed here was rolled back: there is nothing of ours to recognise.
         def work(tx: Transaction) -> tuple[list[UUID], list[UUID], set[UUID]]:
-            lost, ready = settling.settle(tx, settlements, self._clock.now())
-            return lost, _take_waiters(tx, ready), results.take_waiters(tx, (each.job for each in settlements))
+            lost, ready, replaced = settling.settle(tx, settlements, self._clock.now())
+            ended = (*(each.job for each in settlements), *replaced)
+            return lost, _take_waiters(tx, ready), results.take_waiters(tx, ended)
 
         lost, waiters, result_waiters = await self._write(work)
         _announce(result_waiters)
@@ -254,9 +255,13 @@ class SqliteStore:
 
     async def reap(self, limit: int = 1_000) -> Reaped:
         def work(tx: Transaction) -> tuple[Reaped, list[UUID], set[UUID]]:
-            reaped, ready = settling.reap(tx, self._clock.now(), limit)
+            reaped, ready, replaced = settling.reap(tx, self._clock.now(), limit)
             results.forget_deaf_waiters(tx)
-            return reaped, _take_waiters(tx, ready), results.take_waiters(tx, (each.job for each in reaped.settled))
+            return (
+                reaped,
+                _take_waiters(tx, ready),
+                results.take_waiters(tx, [*(each.job for each in reaped.settled), *replaced]),
+            )
 
         reaped, waiters, result_waiters = await self._database.write(work, durable=False)
         _announce(result_waiters)
