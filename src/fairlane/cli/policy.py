@@ -137,8 +137,6 @@ def _drift(app: App, stored: Policy) -> dict[str, Any] | None:
 def _said(document: dict[str, Any]) -> str:
     """A policy as one would write it in Python."""
     from fairlane.policy.policy import Policy
+    from fairlane.scheduler.measures import describe
 
-    stored = Policy.from_document(document)
-    parts = [repr(stored.fair)] if stored.fair else []
-    parts += [repr(limit) for limit in stored.limits]
-    return ", ".join(parts) or "no policy (first come, first served)"
+    return describe(Policy.from_document(document))

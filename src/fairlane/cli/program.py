@@ -16,6 +16,7 @@ from fairlane.cli.explain import explain
 from fairlane.cli.jobs import jobs
 from fairlane.cli.migrate import migrate
 from fairlane.cli.policy import policy
+from fairlane.cli.simulate import simulate
 from fairlane.cli.worker import worker
 from fairlane.errors import FairlaneError
 
@@ -58,7 +59,7 @@ def version(as_json: bool) -> None:
     click.echo(json.dumps(found) if as_json else f"fairlane {found['fairlane']} (Python {found['python']})")
 
 
-for command in (dead, demo, enqueue, explain, jobs, migrate, policy, worker):
+for command in (dead, demo, enqueue, explain, jobs, migrate, policy, simulate, worker):
     program.add_command(command)
 
 

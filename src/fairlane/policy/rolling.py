@@ -2,8 +2,8 @@
 
 A gate's memo is `{"taken": 7, "now": instant, "starts": [[instant, count], …]}`, oldest first; `taken` is the sum of
 the counts, `now` the time of the last claim. Claims of one batch share an entry. A start counts in the half-open window
-that begins with it: one that was made `per` ago has left. Whatever is not known exactly is counted for longer, never for
-less time.
+that begins with it: one that was made `per` ago has left. Whatever is not known exactly is counted for longer, never
+for less time.
 """
 
 from __future__ import annotations

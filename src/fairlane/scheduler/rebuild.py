@@ -42,7 +42,7 @@ def refuse_to_strand(policy: Policy, lanes: Iterable[LaneRow]) -> None:
     if missing:
         name, jobs = max(missing.items(), key=lambda item: item[1])
         raise InvalidPolicy(
-            f"queue {policy.queue!r}: {jobs:,} waiting jobs do not carry the key {name!r} that this policy looks at; "
+            f"queue {policy.queue!r}: {jobs:,} waiting job{'s do' if jobs > 1 else ' does'} not carry the key {name!r} that this policy looks at; "
             "under it they would all count as one key (None). Let them run first, or say that you accept it: "
             "`fairlane policy apply --accept-missing-keys`"
         )
