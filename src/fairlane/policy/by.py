@@ -6,11 +6,12 @@ import re
 
 from fairlane.errors import InvalidPolicy
 
-__all__ = ["By", "normalize_by"]
+__all__ = ["By", "checked_name", "normalize_by"]
 
 By = tuple[str, ...]
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}\Z")
+_SHARED_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,119}\Z")
 
 
 def normalize_by(what: str, by: str | tuple[str, ...] | None) -> By:
@@ -22,6 +23,13 @@ def normalize_by(what: str, by: str | tuple[str, ...] | None) -> By:
     if len(set(names)) != len(names):
         raise InvalidPolicy(f"{what}: by={by!r} names a key twice")
     return names
+
+
+def checked_name(what: str, name: object) -> str | None:
+    """The name by which queues share a limit, if it has one."""
+    if name is None or (isinstance(name, str) and _SHARED_NAME.match(name) is not None):
+        return name
+    raise InvalidPolicy(f"{what}: name={name!r} is no name; use letters, digits, '_', '.', '-' and at most 120 of them")
 
 
 def _is_name(name: object) -> bool:

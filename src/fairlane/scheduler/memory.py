@@ -23,20 +23,32 @@ from fairlane.scheduler.snapshot import (
     Plan,
     QueueRow,
     Release,
+    SharedGateRow,
+    SharedRelease,
     Snapshot,
     Standing,
     Start,
     Supply,
 )
 
-__all__ = ["MemoryQueue"]
+__all__ = ["MemoryQueue", "SharedMemory"]
+
+
+class SharedMemory:
+    """What several queues share: the gates of limits that have a name."""
+
+    def __init__(self) -> None:
+        self.gates: dict[bytes, SharedGateRow] = {}
+        self.releases: list[SharedRelease] = []
+        self.rung: dict[str, set[bytes]] = {}
 
 
 class MemoryQueue:
     """One queue: jobs are their positions."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, shared: SharedMemory | None = None) -> None:
         self.policy = policy
+        self.shared = shared or SharedMemory()
         self.queue = QueueRow(0.0, 0.0, 0, 0, 0.0)
         self.flows: dict[bytes, FlowRow] = {}
         self.lanes: dict[bytes, LaneRow] = {}
@@ -59,17 +71,26 @@ class MemoryQueue:
     def settle(self, start: Start, ran: int) -> None:
         """End a claim that ran for so many microseconds."""
         self.releases.append(Release(start.lane, 1, ran, start.charge, 0, 0.0))
+        self._leave_shared(start, ended=1, ran=ran)
 
     def give_back(self, start: Start) -> None:
         """End a claim that never started; its job keeps its place."""
         self.releases.append(Release(start.lane, 0, 0, 0.0, 1, start.charge, self._claimed_at[start.head.position]))
+        self._leave_shared(start, unstarted=1)
         insort(self.jobs[start.lane], start.head, key=_position)
         row = self.lanes[start.lane]
         self.arrivals.append(Arrival(start.lane, row.priority, row.keys, 1, start.head.position, start.head.ready_at))
 
-    def claim(self, now: Instant, want: int) -> Plan:
+    def _leave_shared(self, start: Start, *, ended: int = 0, ran: int = 0, unstarted: int = 0) -> None:
+        task, since = self.lanes[start.lane].keys.get("task") or "", self._claimed_at[start.head.position]
+        self.shared.releases += [
+            SharedRelease(gate, self.policy.queue, task, ended, ran, unstarted, since, 0, 0, since)
+            for gate in start.shared
+        ]
+
+    def claim(self, now: Instant, want: int, *, listens: bool = False) -> Plan:
         """Plan and apply one claim."""
-        planning = plan_claims(self._snapshot(now, want), want)
+        planning = plan_claims(self._snapshot(now, want, listens), want)
         supply: Supply | None = None
         while True:
             try:
@@ -100,7 +121,7 @@ class MemoryQueue:
         self._position += 1
         return self._position
 
-    def _snapshot(self, now: Instant, want: int) -> Snapshot:
+    def _snapshot(self, now: Instant, want: int, listens: bool = False) -> Snapshot:
         arrivals, self.arrivals = self.arrivals[:1_000], self.arrivals[1_000:]
         releases, self.releases = self.releases, []
         touched = dict.fromkeys([*(bell.lane for bell in releases), *(bell.lane for bell in arrivals)])
@@ -109,7 +130,11 @@ class MemoryQueue:
         scanned = self._scan((self.queue.cursor, self.queue.cursor_tie), count, inclusive=True)
         flows = {row.flow: self.flows[row.flow] for row in lanes} | {row.id: row for row in scanned}
         lanes += [lane for flow in scanned for lane in self._ready_lanes(flow.id, 2)]
-        due = self._due(now, count)
+        shared = self.shared.releases if self.policy.shared_limits else []
+        if shared:
+            self.shared.releases = []
+        rung = self.shared.rung.pop(self.policy.queue, set())
+        due = self._due(now, count) + [self.gates[gate] for gate in sorted(rung) if gate in self.gates]
         self.rows_read += len(arrivals) + len(releases) + len(lanes) + len(flows) + len(due)
         return Snapshot(
             self.policy,
@@ -122,6 +147,9 @@ class MemoryQueue:
             [flow.id for flow in scanned],
             len(scanned) < count,
             due,
+            shared=[self.shared.gates[gate] for gate in sorted({bell.gate for bell in shared})],
+            shared_releases=shared,
+            listens=listens,
         )
 
     def _due(self, now: Instant, count: int) -> list[GateRow]:
@@ -161,13 +189,17 @@ class MemoryQueue:
             lanes += [lane for flow in scanned for lane in self._ready_lanes(flow.id, 2)]
         heads = {lane: _from(self.jobs.get(lane, []), floor, count) for lane, floor, count in need.heads}
         gates = [self.gates[gate] for gate in need.gates if gate in self.gates]
-        return Supply(flows, gates, lanes, heads, [flow.id for flow in scanned])
+        shared = [self.shared.gates[gate] for gate in need.shared if gate in self.shared.gates]
+        return Supply(flows, gates, lanes, heads, [flow.id for flow in scanned], shared)
 
     def _apply(self, plan: Plan) -> None:
         self.queue = plan.queue
         self.flows.update((row.id, row) for row in plan.flows)
         self.lanes.update((row.id, row) for row in plan.lanes)
         self.gates.update((row.id, row) for row in plan.gates)
+        self.shared.gates.update((row.id, row) for row in plan.shared)
+        for ring in plan.rings:
+            self.shared.rung.setdefault(ring.queue, set()).update(() if ring.gate is None else (ring.gate,))
         for start in plan.starts:
             jobs = self.jobs[start.lane]
             del jobs[bisect_left(jobs, start.head.position, key=_position)]
