@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from bench import drains, history, pruning, stream
+from bench import drains, history, pruning, shared, stream
 
 BENCHES: dict[str, Callable[[Sequence[str]], int]] = {
     "drains": drains.main,
     "history": history.main,
     "pruning": pruning.main,
+    "shared": shared.main,
     "stream": stream.main,
 }
 

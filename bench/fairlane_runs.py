@@ -18,7 +18,7 @@ from typing import Any
 
 import asyncpg
 
-__all__ = ["Drain", "drain", "stop"]
+__all__ = ["DRAINED", "ROOT", "WAITING", "Drain", "drain", "stop", "until"]
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT = 300.0
@@ -58,9 +58,9 @@ def drain(
             worker += ["--log-level", "warning"]
             crew += [subprocess.Popen(worker, env=environment, cwd=ROOT) for _ in range(processes)]
             if warm:
-                asyncio.run(_until(url, WAITING, processes, crew))
+                asyncio.run(until(url, WAITING, processes, crew))
                 seconds = _enqueue(calls, jobs, environment)
-            asyncio.run(_until(url, DRAINED, 1, crew))
+            asyncio.run(until(url, DRAINED, 1, crew))
             drained = asyncio.run(_drain_seconds(url))
         finally:
             stop(crew)
@@ -84,7 +84,7 @@ WAITING = "select count(distinct worker) from fairlane.waiters"
 DRAINED = "select 1 - exists (select from fairlane.jobs where state in (0, 1, 2))::integer"
 
 
-async def _until(url: str, query: str, least: int, crew: Sequence[subprocess.Popen[bytes]]) -> None:
+async def until(url: str, query: str, least: int, crew: Sequence[subprocess.Popen[bytes]]) -> None:
     connection = await asyncpg.connect(url)
     try:
         deadline = time.monotonic() + TIMEOUT

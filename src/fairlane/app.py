@@ -42,6 +42,7 @@ from fairlane.policy.fair import Fair
 from fairlane.policy.gates import Limit
 from fairlane.policy.policy import Policy
 from fairlane.policy.retry import Backoff
+from fairlane.policy.sharing import check_agreement
 from fairlane.policy.unique import Conflict, Unique
 from fairlane.producing import Producing
 from fairlane.queue import Hand, Queue
@@ -156,6 +157,7 @@ class App:
         named = (keys,) if isinstance(keys, str) else tuple(keys)
         several = limits if isinstance(limits, Iterable) else (limits,)
         policy = Policy(name, fair, tuple(several), named, microseconds(priority_step))
+        check_agreement(policy, [queue.policy for queue in self.queues.values()])
         self.queues[name] = Queue(policy, self)
         return self.queues[name]
 

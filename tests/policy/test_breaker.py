@@ -140,7 +140,7 @@ def test_it_is_never_stuck_with_nothing_in_flight_it_opens_by_time_and_closes_wh
             life.end(count, what, newest=newest)
     life.end(len(life.claims), "snooze")
     if life.gate.room(life.now) == 0:
-        opens = life.gate.opens_at()
+        opens = life.gate.opens_at(life.now)
         assert opens is not None
         assert opens > life.now
         assert life.gate.room(opens - 1) == 0
@@ -195,7 +195,7 @@ def test_it_opens_at_the_last_failure_of_the_row_and_not_before() -> None:
     assert life.gate.room(life.now) == UNBOUNDED
     life.fail(1)
     assert life.gate.room(life.now) == 0
-    assert life.gate.opens_at() == life.now + COOLDOWN
+    assert life.gate.opens_at(life.now) == life.now + COOLDOWN
 
 
 def test_a_run_that_goes_well_begins_the_row_anew() -> None:

@@ -6,6 +6,7 @@ Each says when it is ready, waits for a line so that all begin together, and tel
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
@@ -130,6 +131,31 @@ async def ack(database: Database) -> list[str]:
     return []
 
 
+async def share(database: Database) -> list[Run]:
+    """Work on two queues that share limits, half of the processes beginning with one, half with the other."""
+    store = await database.open()
+    worker = worker_named("a process")
+    _wait_for_the_others()
+    runs: list[Run] = []
+    held: list[tuple[Claim, int]] = []
+    queues = ("train", "serve") if os.getpid() % 2 else ("serve", "train")
+    while True:
+        claims: list[tuple[Claim, int]] = []
+        for queue in queues:
+            brought = await claim(store, queue, 3, worker=worker)
+            claims += [(each, time.monotonic_ns()) for each in brought]
+        now = time.monotonic_ns()
+        runs += [Run(str(each.id), each.queue, begun, now) for each, begun in held]
+        await finish(store, [each for each, _ in held])
+        if not claims and not held:
+            counts = [await store.counts(queue) for queue in queues]
+            if all(each.ready + each.bells == 0 for each in counts):
+                break
+        held = claims
+    await database.close()
+    return runs
+
+
 async def main(what: str, kind: str, url: str) -> list[str] | list[Run]:
     (chosen,) = (each for each in get_args(Kind) if each == kind)
     database = Database(chosen, url)
@@ -138,6 +164,8 @@ async def main(what: str, kind: str, url: str) -> list[str] | list[Run]:
             return await migrate(database)
         case "ack":
             return await ack(database)
+        case "share":
+            return await share(database)
         case _:
             return await work(database)
 

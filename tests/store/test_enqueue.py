@@ -74,7 +74,7 @@ async def test_a_bulk_enqueue_equals_so_many_single_ones(store: Store, clock: Ma
         clock.advance(-30)
         lanes[name] = defaultdict(list)
         for each in claims:
-            lanes[name][each.keys["account"], each.priority].append(each.payload)
+            lanes[name][each.keys["account"], each.priority, each.task].append(each.payload)
     assert records["bulk"] == records["single"]
     assert lanes["bulk"] == lanes["single"]
     assert sum(map(len, lanes["bulk"].values())) == 40

@@ -30,7 +30,9 @@ SETTLING = {
     "jobs_pkey",
     "leases_pkey",
     "queue_states_newest",
+    "queues_of_shared_limit",
     "result_listeners_pkey",
+    "shared_gates_newest",
     "waiters_pkey",
 }
 INDEXES = {
@@ -102,6 +104,20 @@ INDEXES = {
     "delete_value": {"stored_values_pkey"},
     "delete_value_if_equal": {"stored_values_pkey"},
     "scan_values": {"stored_values_pkey"},
+    "lock_shared_limits": {"shared_limit_queues_pkey", "shared_limits_name_key"},
+    "load_shared": {
+        "gates_newest",
+        "queues_pkey",
+        "rings_pkey",
+        "shared_gates_newest",
+        "shared_limit_queues_pkey",
+        "shared_limits_pkey",
+        "shared_releases_in_order",
+        "shared_states_newest",
+    },
+    "select_shared_gates": {"shared_gates_newest"},
+    "write_shared": {"queues_name_key", "waiters_pkey"},
+    "collect_shared_gates": {"shared_gates_newest", "shared_limit_queues_pkey"},
 }
 
 

@@ -71,3 +71,25 @@ async def test_a_process_that_is_killed_while_it_acks_leaves_all_or_nothing_of_e
             landed.append(follow_up_of(job))
     assert len(landed) >= 31
     assert sorted(ids(await claim(store, "follow-ups", 200))) == sorted(landed)
+
+
+# A09, E09
+@pytest.mark.slow
+@pytest.mark.parametrize("by", [None, "account"], ids=["keyless", "keyed"])
+async def test_shared_limits_hold_among_processes_and_never_deadlock(shared_database: Database, by: str | None) -> None:
+    small, large = Concurrency(5, by=by, name="a"), Concurrency(7, name="b")
+    train = Policy("train", fair=Fair(by="account"), limits=(small, large))
+    serve = Policy("serve", limits=(large, small), keys=("account",))
+    store = await shared_database.open()
+    jobs = []
+    for policy in (train, serve):
+        await store.declare(policy)
+        for account in range(6):
+            jobs += await given_jobs(store, policy, {"account": account}, 30)
+    told = await run_together("share", shared_database, 4)
+    runs = [run for each in told for run in msgspec.json.decode(each, type=list[Run])]
+    assert Counter(run.job for run in runs) == Counter(map(str, jobs))
+    assert most_at_once(runs) <= (5 if by is None else 7)
+    for queue in ("train", "serve"):
+        assert await claim(store, queue, 10) == []
+        assert (await store.counts(queue)).running == 0

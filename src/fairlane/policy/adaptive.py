@@ -72,6 +72,8 @@ class AdaptiveConcurrency:
     by: By
 
     counts_in_flight = True
+    name = None
+    """Queues do not share it: each learns by itself."""
 
     def __init__(
         self,

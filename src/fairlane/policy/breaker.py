@@ -77,6 +77,8 @@ class Breaker:
     by: By
 
     counts_in_flight = True
+    name = None
+    """Queues do not share it: each learns by itself."""
 
     def __init__(
         self,

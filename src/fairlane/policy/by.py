@@ -6,11 +6,12 @@ import re
 
 from fairlane.errors import InvalidPolicy
 
-__all__ = ["By", "normalize_by", "repr_by"]
+__all__ = ["By", "checked_name", "normalize_by", "repr_by", "repr_name"]
 
 By = tuple[str, ...]
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}\Z")
+_SHARED_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,119}\Z")
 
 
 def normalize_by(what: str, by: str | tuple[str, ...] | None) -> By:
@@ -24,11 +25,23 @@ def normalize_by(what: str, by: str | tuple[str, ...] | None) -> By:
     return names
 
 
+def checked_name(what: str, name: object) -> str | None:
+    """The name by which queues share a limit, if it has one."""
+    if name is None or (isinstance(name, str) and _SHARED_NAME.match(name) is not None):
+        return name
+    raise InvalidPolicy(f"{what}: name={name!r} is no name; use letters, digits, '_', '.', '-' and at most 120 of them")
+
+
 def repr_by(by: By) -> str:
     """The last argument of a declaration, as one would write it."""
     if not by:
         return ""
     return f", by={by[0]!r}" if len(by) == 1 else f", by={by!r}"
+
+
+def repr_name(name: str | None) -> str:
+    """The name of a shared limit, as one would write it."""
+    return "" if name is None else f", name={name!r}"
 
 
 def _is_name(name: object) -> bool:

@@ -74,6 +74,11 @@ class Limit(Protocol):
     def by(self) -> By: ...
 
     @property
+    def name(self) -> str | None:
+        """What several queues share it by: one limit with one state. `None`: it is its queue's own."""
+        ...
+
+    @property
     def identity(self) -> str:
         """Names the limit's state. The bound itself is left out: changing it keeps what the gates hold."""
         ...

@@ -24,6 +24,7 @@ __all__ = [
     "gate_id",
     "lane_id",
     "select",
+    "shared_gate_id",
     "unique_id",
 ]
 
@@ -109,6 +110,12 @@ def flow_id(queue: str, by: tuple[str, ...], values: tuple[str | None, ...]) -> 
 def gate_id(queue: str, limit: str, values: tuple[str | None, ...]) -> bytes:
     """The gate of one limit for one key."""
     return _digest("fairlane/gate/1", (queue, limit, *values))
+
+
+@lru_cache(maxsize=65_536)
+def shared_gate_id(limit: str, values: tuple[str | None, ...]) -> bytes:
+    """The gate of a limit that queues share, for one key: it belongs to no queue."""
+    return _digest("fairlane/shared-gate/1", (limit, *values))
 
 
 def unique_id(task: str, values: tuple[str | None, ...]) -> bytes:

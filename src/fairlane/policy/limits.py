@@ -18,7 +18,7 @@ from typing import Any
 from fairlane.clock import SECOND, Instant, microseconds
 from fairlane.errors import ConfigurationError, InvalidPolicy
 from fairlane.policy import rolling as window
-from fairlane.policy.by import By, normalize_by, repr_by
+from fairlane.policy.by import By, checked_name, normalize_by, repr_by, repr_name
 from fairlane.policy.checking import is_whole
 from fairlane.policy.gates import Ending, GateState
 from fairlane.policy.numbers import FROM_JOB, UNTIL_BROUGHT, FromJob, Source, from_job, named_numbers
@@ -38,6 +38,8 @@ class Concurrency:
     Concurrency(5, by='account')
     >>> Concurrency({"acme": 5, "globex": 2}, by="account")  # other accounts: no limit
     Concurrency({'acme': 5, 'globex': 2}, by='account')
+    >>> Concurrency(50, name="gpu")  # in all queues together that name it
+    Concurrency(50, name='gpu')
     """
 
     max: int
@@ -45,11 +47,16 @@ class Concurrency:
     by: By
     named: Mapping[str, int] = field(hash=False)
     from_job: FromJob | None
+    name: str | None
 
     counts_in_flight = True
 
     def __init__(
-        self, max: int | Mapping[Any, int] | Source | FromJob, *, by: str | tuple[str, ...] | None = None
+        self,
+        max: int | Mapping[Any, int] | Source | FromJob,
+        *,
+        by: str | tuple[str, ...] | None = None,
+        name: str | None = None,
     ) -> None:
         brought = from_job(max)
         what = f"Concurrency({brought or max!r})"
@@ -61,9 +68,11 @@ class Concurrency:
         object.__setattr__(self, "by", names)
         object.__setattr__(self, "named", named)
         object.__setattr__(self, "from_job", brought)
+        object.__setattr__(self, "name", _shareable(what, name, named or brought))
 
     def __repr__(self) -> str:
-        return f"Concurrency({self.from_job or self.named or self.max}{repr_by(self.by)})"
+        number = self.from_job or self.named or self.max
+        return f"Concurrency({number}{repr_by(self.by)}{repr_name(self.name)})"
 
     def at(self, values: Sequence[str | None], value: float | None) -> Concurrency | None:
         """What holds at one key, with `value` in place of the declared number if there is one; `None`: nothing."""
@@ -121,20 +130,20 @@ class Concurrency:
         return Why(Reason.CONCURRENCY, gate.in_flight, self.max)
 
     def with_bound(self, bound: float) -> Concurrency:
-        return _concurrency(int(bound) if bound == int(bound) else bound, self.by)
+        return _concurrency(int(bound) if bound == int(bound) else bound, self.by, self.name)
 
     def to_document(self) -> dict[str, Any]:
         number = FROM_JOB if self.from_job else dict(self.named) or self.max
-        return {"kind": "concurrency", "max": number, "by": list(self.by)}
+        return {"kind": "concurrency", "max": number, "by": list(self.by), **_named(self.name)}
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> Concurrency:
-        return cls(document["max"], by=tuple(document["by"]))
+        return cls(document["max"], by=tuple(document["by"]), name=document.get("name"))
 
 
 @lru_cache(maxsize=4_096, typed=True)
-def _concurrency(number: int, by: By) -> Concurrency:
-    return Concurrency(number, by=by)
+def _concurrency(number: int, by: By, name: str | None) -> Concurrency:
+    return Concurrency(number, by=by, name=name)
 
 
 def _checked_max(what: str, number: object) -> int:
@@ -166,6 +175,7 @@ class Rate:
     per: int
     burst: int
     by: By
+    name: str | None
     interval: int
     rolling: bool
     named: Mapping[str, float] = field(hash=False)
@@ -181,6 +191,7 @@ class Rate:
         burst: int | None = None,
         by: str | tuple[str, ...] | None = None,
         rolling: bool = False,
+        name: str | None = None,
     ) -> None:
         brought = from_job(limit)
         what = f"Rate({brought or limit!r}, per={per!r}{', rolling=True' if rolling else ''})"
@@ -208,6 +219,7 @@ class Rate:
         object.__setattr__(self, "per", window)
         object.__setattr__(self, "burst", allowed)
         object.__setattr__(self, "by", names)
+        object.__setattr__(self, "name", _shareable(what, name, named or brought))
         object.__setattr__(self, "interval", interval)
         object.__setattr__(self, "rolling", bool(rolling))
         object.__setattr__(self, "named", named)
@@ -216,7 +228,7 @@ class Rate:
     def __repr__(self) -> str:
         number = self.from_job or self.named or f"{self.limit:g}"
         how = ", rolling=True" if self.rolling else f", burst={self.burst}" if self.burst else ""
-        return f"Rate({number}, per='{self.per / SECOND:g}s'{how}{repr_by(self.by)})"
+        return f"Rate({number}, per='{self.per / SECOND:g}s'{how}{repr_by(self.by)}{repr_name(self.name)})"
 
     def at(self, values: Sequence[str | None], value: float | None) -> Rate | None:
         """What holds at one key, with `value` in place of the declared number if there is one; `None`: nothing."""
@@ -302,11 +314,11 @@ class Rate:
         """A burst that was left to the number goes with it."""
         goes = self.rolling or self.burst == (_default_burst(self.limit) if self.limit else 0)
         number = int(bound) if self.rolling and bound == int(bound) else bound
-        return _rate(number, self.per, None if goes else self.burst, self.by, self.rolling)
+        return _rate(number, self.per, None if goes else self.burst, self.by, self.rolling, self.name)
 
     def to_document(self) -> dict[str, Any]:
         number = FROM_JOB if self.from_job else dict(self.named) or self.limit
-        document = {"limit": number, "per": self.per, "by": list(self.by)}
+        document = {"limit": number, "per": self.per, "by": list(self.by), **_named(self.name)}
         if self.rolling:
             # A kind of its own: a version that does not know it must refuse it, not keep a bucket instead.
             return {"kind": "rolling_rate", **document}
@@ -320,12 +332,13 @@ class Rate:
             burst=document.get("burst"),
             by=tuple(document["by"]),
             rolling=document["kind"] == "rolling_rate",
+            name=document.get("name"),
         )
 
 
 @lru_cache(maxsize=4_096, typed=True)
-def _rate(limit: float, per: int, burst: int | None, by: By, rolling: bool) -> Rate:
-    return Rate(limit, per=timedelta(microseconds=per), burst=burst, by=by, rolling=rolling)
+def _rate(limit: float, per: int, burst: int | None, by: By, rolling: bool, name: str | None) -> Rate:
+    return Rate(limit, per=timedelta(microseconds=per), burst=burst, by=by, rolling=rolling, name=name)
 
 
 def _default_burst(limit: float) -> int:
@@ -350,6 +363,21 @@ def _checked_limit(what: str, limit: object, window: int, rolling: bool) -> floa
     if limit > window:
         raise InvalidPolicy(f"{what}: more than one job a microsecond cannot be told apart from no limit; remove it")
     return limit
+
+
+def _named(name: str | None) -> dict[str, Any]:
+    # Left out where there is none: what was stored before limits had names reads, and compares, as before.
+    return {} if name is None else {"name": name}
+
+
+def _shareable(what: str, name: str | None, differs: object) -> str | None:
+    """The name by which queues share it. One number for all keys: queues would not agree on any other."""
+    if name is not None and differs:
+        raise InvalidPolicy(
+            f"{what}: a limit that queues share by name={name!r} has one number for all keys; give a number, "
+            "or leave the name out"
+        )
+    return checked_name(what, name)
 
 
 def _time(amount: int) -> str:

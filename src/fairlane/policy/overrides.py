@@ -106,6 +106,7 @@ class PauseGate:
     __slots__ = ("_is_shut", "by")
 
     counts_in_flight = False
+    name = None
 
     def __init__(self, by: By = (), *, is_shut: bool) -> None:
         self.by = by
@@ -150,12 +151,13 @@ OPEN = PauseGate(is_shut=False)
 class Suspended:
     """A limit that counts and holds nobody back."""
 
-    __slots__ = ("_limit", "by", "counts_in_flight", "identity")
+    __slots__ = ("_limit", "by", "counts_in_flight", "identity", "name")
 
     def __init__(self, limit: Limit) -> None:
         self._limit = limit
         self.by = limit.by
         self.identity = limit.identity
+        self.name = limit.name
         self.counts_in_flight = limit.counts_in_flight
 
     def __repr__(self) -> str:

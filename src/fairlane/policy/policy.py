@@ -18,13 +18,13 @@ from fairlane.errors import InvalidPolicy
 from fairlane.policy.by import By, normalize_by
 from fairlane.policy.fair import Fair, checked_weight
 from fairlane.policy.gates import Limit
-from fairlane.policy.keys import BUILT_IN, Keys, flow_id, gate_id, select
+from fairlane.policy.keys import BUILT_IN, Keys, flow_id, gate_id, select, shared_gate_id
 from fairlane.policy.kinds import KINDS, read_limit
 from fairlane.policy.limits import Concurrency, Rate
 from fairlane.policy.numbers import FromJob
 from fairlane.policy.overrides import NO_OVERRIDES, OPEN, SHUT, Overrides, PauseGate, Suspended, pause_name
 
-__all__ = ["WEIGHT", "BoundLimit", "Level", "Policy"]
+__all__ = ["WEIGHT", "BoundLimit", "Level", "Policy", "shared_identity"]
 
 PRIORITY_STEP = 60 * SECOND
 WEIGHT = "weight"
@@ -51,6 +51,11 @@ class BoundLimit:
     """The keys that it holds for, if it does not hold for all."""
     from_job: FromJob | None = None
     """Where its number comes from, if jobs bring it along."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether its gates belong to several queues."""
+        return self.limit.name is not None
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,9 @@ class Policy:
             raise InvalidPolicy(f"{what}: the priority step is a time of at least 0")
         if built_in := sorted(set(self.keys) & set(BUILT_IN)):
             raise InvalidPolicy(f"{what}: every job has a {built_in[0]}; leave it out of keys={self.keys!r}")
+        names = [limit.name for limit in self.limits if limit.name is not None]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise InvalidPolicy(f"{what}: the limit {twice[0]!r} is declared twice; give the other one another name")
         missing = sorted(set(self._named()) - set(self.keys))
         if self.keys and missing:
             raise InvalidPolicy(
@@ -108,8 +116,11 @@ class Policy:
         seen: dict[str, int] = {}
         bound = []
         for limit in self.limits:
-            seen[limit.identity] = nth = seen.get(limit.identity, 0) + 1
-            name = limit.identity if nth == 1 else f"{limit.identity}#{nth}"
+            if limit.name is not None:
+                name = shared_identity(limit)
+            else:
+                seen[limit.identity] = nth = seen.get(limit.identity, 0) + 1
+                name = limit.identity if nth == 1 else f"{limit.identity}#{nth}"
             level = self._level(limit.by)
             if isinstance(limit, Concurrency | Rate):
                 bound.append(BoundLimit(name, limit, level, limit.named or None, limit.from_job))
@@ -227,6 +238,28 @@ class Policy:
         bound.limit.with_bound(number)
         return number
 
+    @cached_property
+    def shared_limits(self) -> tuple[BoundLimit, ...]:
+        """The limits that it shares with other queues, by name."""
+        return tuple(sorted((b for b in self.bound if b.is_shared), key=lambda b: b.limit.name or ""))
+
+    @cached_property
+    def keyed_shared_limits(self) -> tuple[BoundLimit, ...]:
+        return tuple(b for b in self.shared_limits if b.limit.by)
+
+    def shared_gates_of(self, priority: int, keys: Keys) -> list[tuple[bytes, BoundLimit, tuple[str | None, ...]]]:
+        """The gates that a lane's jobs pass and that other queues pass too, with their limits and keys."""
+        gates = []
+        for bound in self.shared_limits:
+            key = select(bound.limit.by, keys, priority)
+            gates.append((shared_gate_id(bound.name, key), bound, key))
+        return gates
+
+    def with_shared(self, in_force: Mapping[str, Limit]) -> Policy:
+        """This policy with the shared limits as they are in force, by name, whatever bound it was declared with."""
+        limits = tuple(in_force.get(limit.name, limit) if limit.name else limit for limit in self.limits)
+        return self if limits == self.limits else replace(self, limits=limits)
+
     def flow_key(self, priority: int, keys: Keys) -> tuple[str | None, ...]:
         """The fair key of a lane; empty where the queue is one flow."""
         return select(self.fair.by, keys, priority) if self.fair else ()
@@ -288,6 +321,11 @@ class Policy:
             keys=tuple(document["keys"]),
             priority_step=document["priority_step"],
         )
+
+
+def shared_identity(limit: Limit) -> str:
+    """Names the state of a shared limit: its kind, its scope and its name. All who share it must agree on these."""
+    return f"{limit.to_document()['kind']}:{','.join(limit.by)}@{limit.name}"
 
 
 def _is_queue_name(name: object) -> bool:

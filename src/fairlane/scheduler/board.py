@@ -15,10 +15,11 @@ import msgspec
 
 from fairlane.clock import Instant
 from fairlane.policy.gates import Limit
-from fairlane.policy.keys import select
+from fairlane.policy.keys import gate_id, select, shared_gate_id
 from fairlane.policy.numbers import VALUES_LAST
 from fairlane.policy.policy import BoundLimit, Policy
-from fairlane.scheduler.snapshot import FlowRow, GateRow, Head, LaneRow, QueueRow, Release, Standing
+from fairlane.scheduler.shared import SharedGate
+from fairlane.scheduler.snapshot import FlowRow, GateRow, Head, LaneRow, QueueRow, Release, SharedGateRow, Standing
 
 __all__ = ["Board", "Flow", "Gate", "Lane"]
 
@@ -45,14 +46,16 @@ class Gate:
         "known",
         "limit",
         "memo",
+        "shared",
         "tat",
         "value",
         "waiting",
         "wake_at",
     )
 
-    def __init__(self, row: GateRow, bound: BoundLimit, limit: Limit) -> None:
+    def __init__(self, row: GateRow, bound: BoundLimit, limit: Limit, shared: SharedGate | None = None) -> None:
         self.id = row.id
+        self.shared = shared
         self.bound = bound
         self.limit = limit
         self.memo: Any = None if row.memo is None else msgspec.json.decode(row.memo)
@@ -69,17 +72,20 @@ class Gate:
         self.dirty = False
 
     def room(self, now: Instant) -> int:
-        return self.limit.room_at(self, now)
+        return self.limit.room_at(self, now) if self.shared is None else self.shared.room(now)
 
     def charge(self, now: Instant, count: int = 1) -> None:
+        if self.shared is not None:
+            self.shared.charge(now, count)
+            return
         if self.before is None:
             self.before = self.tat
         self.limit.take(self, now, count)
         self.dirty = True
 
     def free(self, release: Release, now: Instant, held: int | None, task: str | None) -> None:
-        """Take note of claims that ended."""
-        if self.limit.free(self, release, now, held, task):
+        """Take note of claims that ended. Of a shared gate its own bells tell."""
+        if self.shared is None and self.limit.free(self, release, now, held, task):
             self.dirty = True
 
     def bring(self, value: float, limit: Limit | None, now: Instant) -> None:
@@ -93,8 +99,14 @@ class Gate:
         self.tat = max(self.tat, now)
         self.dirty = True
 
-    def opens_at(self) -> Instant | None:
-        return self.limit.opens_again_at(self)
+    def postpone(self, now: Instant, lag: int) -> None:
+        """What was charged starts so much later."""
+        charged = self.shared or self
+        if charged.before is not None:
+            charged.limit.postpone(charged, charged.before, now, lag)
+
+    def opens_at(self, now: Instant) -> Instant | None:
+        return self.limit.opens_again_at(self) if self.shared is None else self.shared.opens_at(now)
 
     def row(self) -> GateRow:
         return GateRow(
@@ -280,6 +292,10 @@ class Board:
         self.gates: dict[bytes, Gate] = {}
         self._queue_gates: list[Gate] | None = None
         self.charges_time = policy.charges_time
+        self.shared: dict[bytes, SharedGate] = {}
+        self._shared_behind = {gate: shared_gate_id(b.name, ()) for gate, b in policy.queue_gates if b.is_shared}
+        """By a gate of this queue's own, the gate that it shares."""
+        self._asked_shared: set[bytes] = set()
 
     def clear(self) -> None:
         """Let flows go of their lanes, which hold their flows: cycles would be left to Python's collector."""
@@ -328,7 +344,48 @@ class Board:
             if row.id not in self.gates and (bound := self.policy.bound_named(row.limit)) is not None:
                 limit = self.policy.limit_at(bound, tuple(row.key), row.value)
                 if limit is not None:
-                    self.gates[row.id] = Gate(row, bound, limit)
+                    self.gates[row.id] = Gate(row, bound, limit, self._shared(bound, tuple(row.key)))
+
+    def add_shared(self, rows: Iterable[SharedGateRow]) -> None:
+        for row in rows:
+            if (bound := self.policy.bound_named(row.limit)) is not None:
+                shared = self._shared(bound, tuple(row.key))
+                if shared is not None and not shared.is_known:
+                    shared.take_over(row)
+                    shared.is_known = True
+
+    def own_gates(self, shared: Iterable[SharedGateRow]) -> list[bytes]:
+        """This queue's own gates, by which its lanes pass these shared ones."""
+        bounds = ((self.policy.bound_named(row.limit), row) for row in shared)
+        return [self.policy.gate_of(bound, tuple(row.key)) for bound, row in bounds if bound is not None]
+
+    def unknown_shared(self, gates: Iterable[bytes]) -> tuple[bytes, ...]:
+        """The shared gates behind these and behind those on the board that the store has not told of yet."""
+        wanted = {self._shared_behind[gate] for gate in gates if gate in self._shared_behind}
+        wanted.update(shared.id for shared in self.shared.values() if not shared.is_known)
+        wanted -= self._asked_shared
+        self._asked_shared |= wanted  # what the store does not find now is new
+        return tuple(sorted(wanted))
+
+    def has_unknown_shared(self) -> bool:
+        return any(not shared.is_known and shared.id not in self._asked_shared for shared in self.shared.values())
+
+    def passed_by(self, lane: Lane) -> tuple[bytes, ...]:
+        """The shared gates that a job of this lane passes."""
+        if not self.policy.shared_limits:
+            return ()
+        return tuple([gate.shared.id for gate in (*(lane.gates or ()), *self.queue_gates()) if gate.shared])
+
+    def _shared(self, bound: BoundLimit, key: tuple[str | None, ...]) -> SharedGate | None:
+        if not bound.is_shared:
+            return None
+        shared_id = shared_gate_id(bound.name, key)
+        found = self.shared.get(shared_id)
+        if found is None:
+            row = SharedGateRow(shared_id, bound.name, list(key), 0, 0, [])
+            limit = self.policy.limit_at(bound, key)
+            found = self.shared[shared_id] = SharedGate(row, bound.limit, self.policy.queue, limit)
+        return found
 
     def gate_ids(self, lane: Lane) -> list[bytes]:
         return [gate_id for gate_id, _ in self._passes(lane)]
@@ -336,6 +393,9 @@ class Board:
     def _passes(self, lane: Lane) -> list[tuple[bytes, BoundLimit]]:
         # Asked for several times in a claim, and always the same.
         if lane.passes is None:
+            for bound in self.policy.keyed_shared_limits:
+                key = select(bound.limit.by, lane.keys, lane.priority)
+                self._shared_behind[gate_id(self.policy.queue, bound.name, key)] = shared_gate_id(bound.name, key)
             lane.passes = self.policy.gates_of(lane.priority, lane.keys)
         return lane.passes
 
@@ -361,5 +421,6 @@ class Board:
         found = self.gates.get(gate_id)
         if found is None:
             limit = self.policy.limit_at(bound, key) or bound.limit
-            found = self.gates[gate_id] = Gate(GateRow(gate_id, bound.name, list(key), 0, 0, 0, 0, None), bound, limit)
+            row = GateRow(gate_id, bound.name, list(key), 0, 0, 0, 0, None)
+            found = self.gates[gate_id] = Gate(row, bound, limit, self._shared(bound, key))
         return found

@@ -20,6 +20,7 @@ from fairlane.policy.policy import Policy
 from fairlane.policy.reasons import Reason, Why
 from fairlane.scheduler.board import FIRST_GUESS, Gate
 from fairlane.scheduler.plan import Working
+from fairlane.scheduler.shared import ask_for_shared
 from fairlane.scheduler.snapshot import FlowRow, LaneRow, Need, QueueRow, Snapshot, Supply
 
 __all__ = ["Examined", "Explanation", "Facts", "Holder", "Subject", "examine", "explain"]
@@ -136,6 +137,11 @@ class Explanation(msgspec.Struct, frozen=True):
 def examine(snapshot: Snapshot, subject: Subject) -> Generator[Need, Supply, Examined]:
     """Fold the bells as a claim would, and ask every gate that the subject has to pass."""
     working = Working(snapshot, 0)
+    steps = _examine(working, snapshot, subject)
+    return (yield from ask_for_shared(working.board, steps) if snapshot.policy.shared_limits else steps)
+
+
+def _examine(working: Working, snapshot: Snapshot, subject: Subject) -> Generator[Need, Supply, Examined]:
     yield from working.fold()
     board, policy, now = working.board, snapshot.policy, snapshot.now
     lane = board.lanes.get(subject.lane) if subject.lane is not None else None
@@ -143,11 +149,14 @@ def examine(snapshot: Snapshot, subject: Subject) -> Generator[Need, Supply, Exa
     if fresh := [gate_id for gate_id, _, _ in named if gate_id not in board.gates]:
         supply = yield Need(gates=tuple(fresh))
         board.add_gates(supply.gates)
+    gates: list[tuple[Gate, tuple[str | None, ...]]] = [(board.gate(*each), each[2]) for each in named]
+    if board.has_unknown_shared():
+        yield Need()
     shut: list[tuple[Sequence[str | None], str, Why, Instant | None]] = []
-    for gate_id, bound, values in named:
-        gate: Gate = board.gate(gate_id, bound, values)
+    for gate, values in gates:
         if gate.room(now) <= 0:
-            shut.append((values, bound.name, gate.limit.why(gate, now), gate.opens_at()))
+            why = gate.limit.why(gate.shared or gate, now)
+            shut.append((values, gate.bound.name, why, gate.opens_at(now)))
     return Examined(lane.row() if lane else None, lane.flow.row() if lane else None, shut)
 
 

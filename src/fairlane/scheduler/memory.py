@@ -28,13 +28,25 @@ from fairlane.scheduler.snapshot import (
     Plan,
     QueueRow,
     Release,
+    SharedGateRow,
+    SharedRelease,
     Snapshot,
     Standing,
     Start,
     Supply,
 )
 
-__all__ = ["MemoryQueue"]
+__all__ = ["MemoryQueue", "SharedMemory"]
+
+
+class SharedMemory:
+    """What several queues share: the gates of limits that have a name."""
+
+    def __init__(self) -> None:
+        self.gates: dict[bytes, SharedGateRow] = {}
+        self.releases: list[SharedRelease] = []
+        self.rung: dict[str, set[bytes]] = {}
+
 
 FOLDED_AT_ONCE = 1_000
 """Arrivals that one claim folds."""
@@ -47,8 +59,9 @@ READY, PARKED = int(Standing.READY), int(Standing.PARKED)
 class MemoryQueue:
     """One queue. Unless its producer says what they are, jobs are their positions."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, shared: SharedMemory | None = None) -> None:
         self.policy = policy
+        self.shared = shared or SharedMemory()
         self.queue = QueueRow(0.0, 0.0, 0, 0, 0.0)
         self.flows: dict[bytes, FlowRow] = {}
         self.lanes: dict[bytes, LaneRow] = {}
@@ -90,20 +103,31 @@ class MemoryQueue:
     def settle(self, start: Start, ran: int, verdict: Verdict = Verdict.GOOD) -> None:
         """End a claim that ran for so many microseconds."""
         failed, neutral = int(verdict is Verdict.FAILED), int(verdict is Verdict.NEUTRAL)
-        latest = self._claimed_at.pop(start.head.position)
+        latest = self._claimed_at[start.head.position]
         self.releases.append(Release(start.lane, 1, ran, start.charge, 0, 0.0, 0, failed, neutral, latest))
+        self._leave_shared(start, ended=1, ran=ran)
+        del self._claimed_at[start.head.position]
 
     def give_back(self, start: Start) -> None:
         """End a claim that never started; its job keeps its place."""
-        claimed_at = self._claimed_at.pop(start.head.position)
+        claimed_at = self._claimed_at[start.head.position]
         self.releases.append(Release(start.lane, 0, 0, 0.0, 1, start.charge, claimed_at))
+        self._leave_shared(start, unstarted=1)
+        del self._claimed_at[start.head.position]
         self._jobs_of(start.lane).put_back(start.head)
         row = self.lanes[start.lane]
         self.arrivals.append(Arrival(start.lane, row.priority, row.keys, 1, start.head.position, start.head.ready_at))
 
-    def claim(self, now: Instant, want: int) -> Plan:
+    def _leave_shared(self, start: Start, *, ended: int = 0, ran: int = 0, unstarted: int = 0) -> None:
+        task, since = self.lanes[start.lane].keys.get("task") or "", self._claimed_at[start.head.position]
+        self.shared.releases += [
+            SharedRelease(gate, self.policy.queue, task, ended, ran, unstarted, since, 0, 0, since)
+            for gate in start.shared
+        ]
+
+    def claim(self, now: Instant, want: int, *, listens: bool = False) -> Plan:
         """Plan and apply one claim."""
-        planning = plan_claims(self._snapshot(now, want), want)
+        planning = plan_claims(self._snapshot(now, want, listens), want)
         supply: Supply | None = None
         while True:
             try:
@@ -148,7 +172,7 @@ class MemoryQueue:
 
     # What the plan asks for.
 
-    def _snapshot(self, now: Instant, want: int) -> Snapshot:
+    def _snapshot(self, now: Instant, want: int, listens: bool = False) -> Snapshot:
         arrivals, self.arrivals = self.arrivals[:FOLDED_AT_ONCE], self.arrivals[FOLDED_AT_ONCE:]
         releases, self.releases = self.releases, []
         touched = dict.fromkeys([*(bell.lane for bell in releases), *(bell.lane for bell in arrivals)])
@@ -160,7 +184,12 @@ class MemoryQueue:
         scanned = self._ready_flows.since(cursor, count)
         flows = dict.fromkeys([*(row.flow for row in lanes), *scanned])
         lanes += self._first_lanes(scanned)
+        shared = self.shared.releases if self.policy.shared_limits else []
+        if shared:
+            self.shared.releases = []
+        rung = self.shared.rung.pop(self.policy.queue, set())
         due = [self.gates[gate] for gate in self._alarms.before((now + 1,), count)]
+        due += [self.gates[gate] for gate in sorted(rung) if gate in self.gates]
         self.rows_read += len(arrivals) + len(releases) + len(lanes) + len(flows) + len(due)
         return Snapshot(
             self.policy,
@@ -173,6 +202,9 @@ class MemoryQueue:
             scanned,
             len(scanned) < count,
             due,
+            shared=[self.shared.gates[gate] for gate in sorted({bell.gate for bell in shared})],
+            shared_releases=shared,
+            listens=listens,
         )
 
     def _supply(self, need: Need) -> Supply:
@@ -191,7 +223,8 @@ class MemoryQueue:
             flows += [self.flows[flow] for flow in scanned]
             lanes += self._first_lanes(scanned)
         heads = {lane: jobs.since(at, n) for lane, at, n in need.heads if (jobs := self.jobs.get(lane)) is not None}
-        return Supply(flows, gates, lanes, heads, scanned)
+        shared = [self.shared.gates[gate] for gate in need.shared if gate in self.shared.gates]
+        return Supply(flows, gates, lanes, heads, scanned, shared)
 
     def _first_lanes(self, flows: list[bytes]) -> list[LaneRow]:
         return [self.lanes[lane] for flow in flows for lane in self._ready_lanes.first(flow, 2)]
@@ -209,6 +242,9 @@ class MemoryQueue:
         for gate in plan.gates:
             self._move_gate(self.gates.get(gate.id), gate)
             self.gates[gate.id] = gate
+        self.shared.gates.update((row.id, row) for row in plan.shared)
+        for ring in plan.rings:
+            self.shared.rung.setdefault(ring.queue, set()).update(() if ring.gate is None else (ring.gate,))
         for start in plan.starts:
             self.jobs[start.lane].remove(start.head.position)
 

@@ -24,7 +24,8 @@ from fairlane.scheduler.fold import (
     tag_of,
     wake,
 )
-from fairlane.scheduler.snapshot import Head, LaneRow, Need, Plan, QueueRow, Snapshot, Start, Supply
+from fairlane.scheduler.shared import ask_for_shared, fold_shared
+from fairlane.scheduler.snapshot import Head, LaneRow, Need, Plan, QueueRow, Ring, Snapshot, Start, Supply
 from fairlane.scheduler.turns import turns
 
 __all__ = ["Planning", "Working", "plan_claims"]
@@ -50,11 +51,8 @@ RECHECK = 100_000
 def plan_claims(snapshot: Snapshot, want: int) -> Planning:
     """Fold the bells, then start up to `want` jobs: never beyond a limit, always the lowest virtual time first."""
     plan = Working(snapshot, want)
-    yield from plan.fold()
-    yield from plan.wake_due()
-    yield from plan.force()
-    yield from plan.serve()
-    result = plan.result()
+    steps = plan.steps()
+    result = yield from ask_for_shared(plan.board, steps) if snapshot.policy.shared_limits else steps
     plan.board.clear()
     return result
 
@@ -77,6 +75,14 @@ class Working:
         self.scan_width = 16
         self.forced: set[int] = set()
         """Positions of jobs that were started out of turn; the store still names them among the heads of lanes."""
+        self.rings: list[Ring] = []
+
+    def steps(self) -> Planning:
+        yield from self.fold()
+        yield from self.wake_due()
+        yield from self.force()
+        yield from self.serve()
+        return self.result()
 
     # -- folding and waking -------------------------------------------------------------------------------------
 
@@ -98,11 +104,14 @@ class Working:
         for bell in snapshot.arrivals:
             if bell.given:
                 gates += self._unasked(g for g, _ in self.policy.gates_of(bell.priority, bell.keys))
-        if new_flows or gates:
+        board.add_shared(snapshot.shared)
+        gates += self._unasked(board.own_gates(snapshot.shared))
+        if new_flows or gates or board.has_unknown_shared():
             supply = yield Need(flows=tuple(sorted(new_flows)), gates=tuple(gates))
             board.add_flows(supply.flows)
             board.add_lanes(supply.lanes)
             board.add_gates(supply.gates)
+        fold_shared(board, snapshot.shared_releases)
         fold_releases(board, snapshot.releases, snapshot.policy_since)
         # Once the corrections are in: a tag that a wrong guess has carried away is no place to join.
         ready = [flow.vtime + flow.debt for flow in board.flows.values() if flow.standing == READY]
@@ -251,7 +260,7 @@ class Working:
         lane.ready -= 1
         lane.in_flight += 1
         lane.dirty = True
-        self.starts.append(Start(head, lane.id, charge))
+        self.starts.append(Start(head, lane.id, charge, self.board.passed_by(lane)))
 
     def _start(self, lane: Lane, head: Head) -> None:
         flow = lane.flow
@@ -444,8 +453,8 @@ class Working:
         board = self.board
         self._unspeak()
         for gate in board.gates.values():
-            if gate.before is not None and self.snapshot.lag:
-                gate.limit.postpone(gate, gate.before, self.now, self.snapshot.lag)
+            if self.snapshot.lag:
+                gate.postpone(self.now, self.snapshot.lag)
             self._set_alarm(gate)
         queue = QueueRow(self.vtime, *self._cursor(), board.tie, board.cost)
         return Plan(
@@ -455,6 +464,8 @@ class Working:
             [lane.row() for lane in board.lanes.values() if lane.dirty],
             [gate.row() for gate in board.gates.values() if gate.dirty],
             self.left_behind,
+            [shared.row() for shared in board.shared.values() if shared.dirty],
+            self.rings,
         )
 
     def _unspeak(self) -> None:
@@ -474,9 +485,13 @@ class Working:
         """When this gate must be looked at although nothing is released."""
         room = gate.room(self.now)
         stops_queue = gate.bound.level is Level.QUEUE and bool(self.heap or not self.scan_ended)
+        waits = room <= 0 and bool(gate.waiting or stops_queue)
+        if gate.shared is not None:
+            is_eager = self.snapshot.listens and len(self.starts) < self.want
+            self.rings += gate.shared.leave(self.now, waits=waits, is_eager=is_eager)
         alarm = None
-        if room <= 0 and (gate.waiting or stops_queue):
-            alarm = gate.opens_at()
+        if waits:
+            alarm = gate.opens_at(self.now)
         elif gate.waiting and room > gate.awake:
             alarm = self.now
             self.left_behind = True

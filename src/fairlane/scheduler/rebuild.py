@@ -7,19 +7,22 @@ release always finds the gate that holds it. Every lane with ready jobs is woken
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from fairlane.clock import Instant
 from fairlane.errors import InvalidPolicy
+from fairlane.policy.gates import Limit
 from fairlane.policy.keys import select
 from fairlane.policy.policy import WEIGHT, Policy
 from fairlane.scheduler.board import IDLE, READY, Board
 from fairlane.scheduler.fold import lag
-from fairlane.scheduler.snapshot import FlowRow, GateRow, LaneRow, QueueRow
+from fairlane.scheduler.shared import SharedGate
+from fairlane.scheduler.snapshot import Contender, FlowRow, GateRow, LaneRow, QueueRow, SharedGateRow
 
-__all__ = ["Rebuilt", "rebuild", "refuse_to_strand"]
+__all__ = ["Claimed", "Rebuilt", "carried_over", "counted_in", "rebuild", "refuse_to_strand", "uncounted"]
 
 
 class Rebuilt(msgspec.Struct, frozen=True):
@@ -65,7 +68,7 @@ def rebuild(
         if (bound := policy.bound_named(gate_row.limit)) is not None:
             value = gate_row.value if bound.from_job else None
             board.add_gates([replace(gate_row, in_flight=0, waiting=0, awake=0, wake_at=None, value=value)])
-            if (known := board.gates.get(gate_row.id)) is not None:
+            if (known := board.gates.get(gate_row.id)) is not None and known.shared is None:
                 known.limit.carry_over(known, now)
     for row in sorted(lanes, key=lambda row: row.id):
         flow_id = policy.flow_of(row.priority, row.keys)
@@ -80,7 +83,7 @@ def rebuild(
         lane.ready, lane.in_flight, lane.rank = row.ready, row.in_flight, row.rank
         for gate_id, bound in (*policy.gates_of(row.priority, row.keys), *policy.queue_gates):
             gate = board.gate(gate_id, bound, select(bound.limit.by, row.keys, row.priority))
-            if bound.limit.counts_in_flight:
+            if bound.limit.counts_in_flight and not bound.is_shared:
                 gate.in_flight += row.in_flight
         if row.ready > 0 or row.standing != IDLE:
             lane.standing = READY
@@ -97,3 +100,51 @@ def rebuild(
         [lane.row() for lane in board.lanes.values()],
         [gate.row() for gate in board.gates.values()],
     )
+
+
+class Claimed(msgspec.Struct, frozen=True):
+    """A running job, and the shared gates that it is counted by; `ref` is whatever its store finds it by."""
+
+    ref: Any
+    priority: int
+    keys: dict[str, str | None]
+    shared: tuple[bytes, ...]
+
+
+def uncounted(policy: Policy, running: Iterable[Claimed]) -> list[tuple[Claimed, list[SharedGateRow]]]:
+    """The running jobs that started before a shared limit was theirs, and the gates (as new) that must count them."""
+    found = []
+    for job in running:
+        gates = [
+            SharedGateRow(gate, bound.name, list(key), 0, 0, [])
+            for gate, bound, key in policy.shared_gates_of(job.priority, job.keys)
+            if bound.limit.counts_in_flight and gate not in job.shared
+        ]
+        if gates:
+            found.append((job, gates))
+    return found
+
+
+def counted_in(
+    queue: str, jobs: Iterable[tuple[Claimed, list[SharedGateRow]]], known: Iterable[SharedGateRow]
+) -> list[SharedGateRow]:
+    """Those gates once the jobs of a queue are counted; `known` are the ones that are stored already."""
+    rows = {row.id: row for row in known}
+    for _, gates in jobs:
+        for gate in gates:
+            row = rows.get(gate.id, gate)
+            others = [each for each in row.contenders if each.queue != queue]
+            own = next((each for each in row.contenders if each.queue == queue), Contender(queue, 0))
+            contenders = [*others, replace(own, taken=own.taken + 1)]
+            rows[gate.id] = replace(row, in_flight=row.in_flight + 1, contenders=contenders)
+    return list(rows.values())
+
+
+def carried_over(rows: Iterable[SharedGateRow], limit: Limit, now: Instant) -> list[SharedGateRow]:
+    """The gates of a shared limit whose bound has changed."""
+    carried = []
+    for row in rows:
+        gate = SharedGate(row, limit, "")
+        limit.carry_over(gate, now)
+        carried.append(gate.row())
+    return carried

@@ -16,6 +16,7 @@ from fairlane.policy.policy import Policy
 
 __all__ = [
     "Arrival",
+    "Contender",
     "FlowRow",
     "Forced",
     "GateRow",
@@ -25,6 +26,9 @@ __all__ = [
     "Plan",
     "QueueRow",
     "Release",
+    "Ring",
+    "SharedGateRow",
+    "SharedRelease",
     "Snapshot",
     "Standing",
     "Start",
@@ -163,6 +167,56 @@ class Release(msgspec.Struct, frozen=True, gc=False):
     """When the last of those that ran was claimed."""
 
 
+class Contender(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A queue whose lanes wait at a gate that it shares, or whose jobs hold slots there."""
+
+    queue: str
+    taken: int
+    """How many of its jobs are in flight there. Where the limit does not count those: how many it has started, by a
+    count of which only the difference between queues means something."""
+    waits: bool = False
+    is_eager: bool = False
+    """Whoever claimed there last had slots left, and waits to be woken."""
+    until: Instant | None = None
+    """It has been rung for its part of the room, which is kept for it until then; `None`: it has not."""
+
+
+class SharedGateRow(msgspec.Struct, frozen=True, gc=False):
+    """What all queues share of a gate: the state of one shared limit for one key."""
+
+    id: bytes
+    limit: str
+    key: list[str | None]
+    in_flight: int
+    tat: Instant
+    contenders: list[Contender]
+    memo: str | None = None
+    value: float | None = None
+
+
+class SharedRelease(msgspec.Struct, frozen=True, gc=False):
+    """A bell: claims that had passed a shared gate ended. The figures are those of `Release`."""
+
+    gate: bytes
+    queue: str
+    task: str
+    ended: int
+    ran: int
+    unstarted: int
+    since: Instant
+    failed: int
+    neutral: int
+    latest: Instant
+
+
+class Ring(msgspec.Struct, frozen=True, gc=False):
+    """There is room for another queue's lanes: it is to look at this gate of its own."""
+
+    queue: str
+    gate: bytes | None
+    """`None`: a gate of the whole queue, at which every claim looks."""
+
+
 class Forced(msgspec.Struct, frozen=True, gc=False):
     """A ready job that an operator wants to start next, whatever its limits say."""
 
@@ -194,6 +248,11 @@ class Snapshot(msgspec.Struct, frozen=True):
     """Their lanes are in `lanes`, if they are known."""
     lag: int = 0
     """Microseconds from this claim until its jobs will have started, as far as whoever claims knows."""
+    shared: list[SharedGateRow] = []
+    """Gates of shared limits: those without a key, and those that bells name."""
+    shared_releases: list[SharedRelease] = []
+    listens: bool = False
+    """Whoever claims waits to be woken if it is left with slots."""
 
 
 class Need(msgspec.Struct, frozen=True):
@@ -211,6 +270,8 @@ class Need(msgspec.Struct, frozen=True):
     """From each lane, the first ready jobs at or above a position: (lane, position, how many)."""
     scan: tuple[float, int, int] | None = None
     """More ready flows: after this (virtual time, tie-breaker), up to so many."""
+    shared: tuple[bytes, ...] = ()
+    """Shared gates by id, where they exist."""
 
 
 class Supply(msgspec.Struct, frozen=True):
@@ -223,6 +284,7 @@ class Supply(msgspec.Struct, frozen=True):
     heads: dict[bytes, list[Head]] = {}
     scanned: list[bytes] = []
     """The flows of a `scan`, in its order; their rows are in `flows`."""
+    shared: list[SharedGateRow] = []
 
 
 class Start(msgspec.Struct, frozen=True, gc=False):
@@ -231,6 +293,8 @@ class Start(msgspec.Struct, frozen=True, gc=False):
     head: Head
     lane: bytes
     charge: float
+    shared: tuple[bytes, ...] = ()
+    """The shared gates that it has passed: its end rings there."""
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -243,3 +307,5 @@ class Plan(msgspec.Struct, frozen=True):
     gates: list[GateRow]
     more: bool
     """Work that could start now was left behind: the next claimer should come at once."""
+    shared: list[SharedGateRow] = []
+    rings: list[Ring] = []

@@ -135,7 +135,7 @@ class Claimer:
             return Claimed([], me.lease, None, more=False, look_again=False)
         want = max(me.asked, min(SLOTS_AT_MOST, sum(holder.asked for holder in holders)))
         await watch.look(connection)
-        loaded = await scheduling.load(want, me=me.worker, lag=watch.start_lag)
+        loaded = await scheduling.load(want, me=me.worker, lag=watch.start_lag, listens=watch.listens)
         now = loaded.snapshot.now
         self._clock.observe(now)
         plan = await scheduling.plan(loaded.snapshot, want)
@@ -197,6 +197,11 @@ class Watch:
         self._before = listener.registration(queue) if listener else None
         self._after = self._before
         self._heard = listener.heard(queue) if listener else 0
+
+    @property
+    def listens(self) -> bool:
+        """Whether it can be woken."""
+        return self._listener is not None and self._listener.ear is not None
 
     @property
     def is_registered(self) -> bool:

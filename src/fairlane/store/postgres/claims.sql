@@ -461,7 +461,8 @@ gates as (
 started as (
     update fairlane.jobs j
     set state = 2, attempt = j.attempt + 1, claimed_at = $16::bigint, lease = ($18::uuid[])[s.holder],
-        worker = ($20::text[])[s.holder], charge = s.charge, outcome = null, progress = null, progress_message = null
+        worker = ($20::text[])[s.holder], charge = s.charge, shared = s.shared, outcome = null, progress = null,
+        progress_message = null
     from unnest($15::fairlane.start[]) with ordinality s
     where j.ctid = s.place and j.position is not distinct from s.position and j.state = 1
     returning j.position, j.id, j.task, j.priority, j.keys, j.payload, j.attempt, j.max_attempts, j.enqueued_at,

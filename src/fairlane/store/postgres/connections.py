@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["CONFLICTS", "STATEMENTS", "Connections", "hang_up", "is_lost", "translating"]
 
-STATEMENTS = load_statements("fairlane.store.postgres", "queries.sql", "claims.sql", "operators.sql", "examining.sql")
+STATEMENTS = load_statements(
+    "fairlane.store.postgres", "queries.sql", "claims.sql", "operators.sql", "examining.sql", "sharing.sql"
+)
 
 T = TypeVar("T")
 

@@ -118,7 +118,7 @@ async def _peek(scheduling: Scheduling, subject: Subject) -> tuple[Snapshot, int
         [],
         row["applied_at"],
     )
-    return snapshot, row["ready"]
+    return await scheduling.sharing.look(snapshot) if policy.shared_limits else snapshot, row["ready"]
 
 
 async def _count_ahead(

@@ -46,6 +46,9 @@ class Housing:
         self._lanes.update({lane.id: lane for lane in found.lanes})
         self._housed.update(found.housed)
 
+    def remember_gates(self, places: dict[bytes, rows.Place]) -> None:
+        self._places.update(places)
+
     def forget(self) -> None:
         for known in (self._places, self._flows, self._lanes, self._housed):
             known.clear()

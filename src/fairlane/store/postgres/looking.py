@@ -43,7 +43,7 @@ async def _look(scheduling: Scheduling, want: int, worker: WorkerIdentity, watch
     connection = scheduling.connection
     await watch.look(connection)
     await connection.execute(STATEMENTS["begin_look"])
-    loaded = await scheduling.load(want)
+    loaded = await scheduling.load(want, listens=True)
     now = loaded.snapshot.now
     plan = await scheduling.plan(loaded.snapshot, want)
     if plan.starts:

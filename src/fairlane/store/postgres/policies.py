@@ -8,7 +8,7 @@ from fairlane.policy.policy import Policy
 from fairlane.scheduler.rebuild import rebuild, refuse_to_strand
 from fairlane.scheduler.snapshot import Plan
 from fairlane.store.auditing import Note
-from fairlane.store.postgres import amending
+from fairlane.store.postgres import amending, sharing
 from fairlane.store.postgres.connections import STATEMENTS
 from fairlane.store.postgres.scheduling import Scheduling, select_overrides
 from fairlane.store.protocol import Declared
@@ -22,12 +22,13 @@ EVERYONE = 1 << 20
 
 
 async def declare(connection: Connection, policy: Policy) -> Declared:
-    await connection.execute(STATEMENTS["insert_queue"], policy.queue, policy.encoded, policy.digest)
-    row = await connection.fetchrow(STATEMENTS["select_policy"], policy.queue)
-    assert row is not None
-    is_drift = row["digest"] != policy.digest
-    stored = Policy.decode(row["policy"]) if is_drift else policy
-    return Declared(stored.overridden(await select_overrides(connection, row["id"])), row["version"], is_drift)
+    if policy.shared_limits:
+        await sharing.declare(connection, policy)
+    else:
+        await connection.execute(STATEMENTS["insert_queue"], policy.queue, policy.encoded, policy.digest)
+    found = await in_force(connection, policy.queue)
+    assert found is not None
+    return Declared(found.policy, found.version, found.policy.digest != policy.digest)
 
 
 async def in_force(connection: Connection, queue: str) -> Declared | None:
@@ -35,6 +36,9 @@ async def in_force(connection: Connection, queue: str) -> Declared | None:
     if row is None:
         return None
     policy = Policy.decode(row["policy"]).overridden(await select_overrides(connection, row["id"]))
+    if policy.shared_limits:
+        documents = await connection.fetch(STATEMENTS["select_shared_limits"], queue)
+        policy = sharing.resolved(policy, [document for _, document in documents])
     return Declared(policy, row["version"], is_drift=False)
 
 
@@ -44,6 +48,8 @@ async def replace(scheduling: Scheduling, policy: Policy, note: Note | None, *, 
     assert found is not None
     if found.policy.digest == policy.digest:
         return found  # somebody else was faster
+    connection, queue = scheduling.connection, scheduling.queue.id
+    await sharing.put_in_force(connection, queue, policy)
     loaded, folded = await scheduling.fold_all()
     flows, lanes, gates = await scheduling.take_all()
     if not accept_missing_keys:
@@ -51,7 +57,7 @@ async def replace(scheduling: Scheduling, policy: Policy, note: Note | None, *, 
     policy = policy.overridden(found.policy.overrides)
     rebuilt = rebuild(policy, loaded.snapshot.now, folded.queue, flows, lanes, gates)
     await scheduling.write(loaded, Plan([], rebuilt.queue, rebuilt.flows, rebuilt.lanes, rebuilt.gates, more=False))
-    connection, queue = scheduling.connection, scheduling.queue.id
+    await sharing.take_over(scheduling.sharing, connection, policy, loaded.snapshot.now)
     version = await connection.fetchval(
         STATEMENTS["update_policy"], queue, policy.encoded, policy.digest, loaded.snapshot.now
     )
@@ -59,4 +65,5 @@ async def replace(scheduling: Scheduling, policy: Policy, note: Note | None, *, 
         target, before = f"version {version}", found.policy.encoded
         await amending.record(connection, note, loaded.snapshot.now, policy.queue, target, before, policy.encoded)
     await connection.execute(STATEMENTS["nudge"], queue, EVERYONE, None)
+    await connection.execute(STATEMENTS["nudge_sharers"], queue, EVERYONE)
     return Declared(policy, version, is_drift=False)

@@ -18,7 +18,8 @@ set enable_memoize = off
 -- there is work. (Prepared, never run.)
 select null::uuid[], null::bigint[], null::integer[], null::bytea[], null::text[], null::fairlane.start[],
     null::fairlane.touched_flow[], null::fairlane.touched_lane[], null::fairlane.touched_gate[], null::fairlane.flows[],
-    null::fairlane.lanes[], null::fairlane.gates[], null::fairlane.done[], null::fairlane.settlement[]
+    null::fairlane.lanes[], null::fairlane.gates[], null::fairlane.shared_gates[], null::fairlane.touched_shared_gate[],
+    null::tid[], null::fairlane.done[], null::fairlane.settlement[]
 
 -- name: guard_claims
 -- Whoever holds a claim lock and goes silent (a stopped process, a lost network) must not stop the queue for good.
@@ -223,7 +224,7 @@ ended as (
         error = g.error
     from given g
     where j.id = any (array[g.id]) and j.lease = g.lease and j.state = 2
-    returning j.id, j.queue_id, j.lane, j.priority, j.position, j.ready_at, fairlane.keys_of_lane(j.lane_keys, j.keys, j.task) as keys,
+    returning j.id, j.queue_id, j.lane, j.task, j.shared, j.priority, j.position, j.ready_at, fairlane.keys_of_lane(j.lane_keys, j.keys, j.task) as keys,
         j.state, j.claimed_at, j.worker, j.charge, j.lease, j.outcome, j.error, g.ran, g.unstarted, g.verdict, g.now,
         case when g.counts_attempt then j.attempt else j.attempt + 1 end as attempt
 ),
@@ -247,6 +248,32 @@ freed as (
         group by queue_id, lane, case when verdict = 1 then claimed_at end
     ) by_lane
     group by queue_id
+),
+-- The same for the shared gates that they had passed. A gate is there for as long as somebody holds it.
+passed as materialized (
+    select g.shared_limit, p.*
+    from (
+        select s.gate, e.queue_id, e.task,
+            count(*) filter (where not unstarted)::integer as ended,
+            coalesce(sum(ran) filter (where not unstarted), 0)::bigint as ran,
+            count(*) filter (where unstarted)::integer as unstarted,
+            coalesce(min(claimed_at) filter (where unstarted), 0) as since,
+            (count(*) filter (where verdict = 1))::integer as failed,
+            (count(*) filter (where verdict = 2 and not unstarted))::integer as neutral,
+            coalesce(max(claimed_at) filter (where not unstarted), 0) as latest
+        from ended e
+        cross join unnest(e.shared) as s (gate)
+        group by s.gate, e.queue_id, e.task, case when verdict = 1 then claimed_at end
+    ) p
+    cross join lateral (
+        select g.shared_limit from fairlane.shared_gates g where g.id = p.gate order by g.version desc limit 1
+    ) g
+),
+freed_shared as (
+    insert into fairlane.shared_releases (shared_limit, gate, queue_id, task, ended, ran, unstarted, since, failed, neutral,
+        latest)
+    select shared_limit, gate, queue_id, task, ended, ran, unstarted, since, failed, neutral, latest
+    from passed
 ),
 rung as (
     insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since)
@@ -287,6 +314,14 @@ woken as (
             least(1, count(*) filter (where state = 0)) as due
         from ended
         group by queue_id
+        union all
+        -- Whoever shares a limit with them may use what they leave.
+        select distinct q.queue_id, 0, 0
+        from passed p
+        cross join lateral (
+            select q.queue_id from fairlane.shared_limit_queues q where q.shared_limit = p.shared_limit limit 1000
+        ) q
+        where q.queue_id not in (select queue_id from ended)
     ) back
     cross join lateral (
         select s.ready
@@ -321,7 +356,7 @@ ended as (
         cross join unnest($2::fairlane.done[]) u
     ) g
     where j.id = any (array[g.id]) and j.lease = g.lease and j.state = 2
-    returning j.id, j.queue_id, j.lane, j.charge, j.claimed_at, g.ran, g.now
+    returning j.id, j.queue_id, j.lane, j.task, j.shared, j.charge, j.claimed_at, g.ran, g.now
 ),
 freed as (
     insert into fairlane.releases (queue_id, lanes, ended, ran, charged, unstarted, refund, since, latest)
@@ -336,6 +371,24 @@ freed as (
     ) by_lane
     group by queue_id
     returning queue_id
+),
+passed as materialized (
+    select g.shared_limit, p.*
+    from (
+        select s.gate, e.queue_id, e.task, count(*)::integer as ended, sum(e.ran)::bigint as ran, max(e.claimed_at) as latest
+        from ended e
+        cross join unnest(e.shared) as s (gate)
+        group by s.gate, e.queue_id, e.task
+    ) p
+    cross join lateral (
+        select g.shared_limit from fairlane.shared_gates g where g.id = p.gate order by g.version desc limit 1
+    ) g
+),
+freed_shared as (
+    insert into fairlane.shared_releases (shared_limit, gate, queue_id, task, ended, ran, unstarted, since, failed, neutral,
+        latest)
+    select shared_limit, gate, queue_id, task, ended, ran, 0, 0, 0, 0, latest
+    from passed
 ),
 filed as (
     insert into fairlane.finished (is_dead, at, jobs)
@@ -354,7 +407,16 @@ forgotten as (
 -- Where jobs wait for slots, one waiter is told, although the settling worker claims for its own slots as a rule.
 woken as (
     select sum(fairlane.nudge(f.queue_id, 1)) as told
-    from freed f
+    from (
+        select queue_id
+        from freed
+        union
+        select q.queue_id
+        from passed p
+        cross join lateral (
+            select q.queue_id from fairlane.shared_limit_queues q where q.shared_limit = p.shared_limit limit 1000
+        ) q
+    ) f
     where (select true from fairlane.waiters w where w.queue_id = f.queue_id limit 1)
       and (
         select s.ready > 0

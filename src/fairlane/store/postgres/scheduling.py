@@ -29,6 +29,7 @@ from fairlane.scheduler.snapshot import (
 from fairlane.store.postgres import rows
 from fairlane.store.postgres.connections import STATEMENTS
 from fairlane.store.postgres.housing import Housing
+from fairlane.store.postgres.sharing import Sharing
 from fairlane.store.postgres.together import Holder, deal
 from fairlane.store.protocol import FOLD_AT_MOST
 
@@ -87,8 +88,9 @@ class Scheduling:
         self.time = now
         self._place: rows.Place = (0, 0)
         self._housing = Housing(queue.id)
+        self.sharing = Sharing(connection, queue.id)
 
-    async def load(self, want: int, *, me: UUID | None = None, lag: int = 0) -> Loaded:
+    async def load(self, want: int, *, me: UUID | None = None, lag: int = 0, listens: bool = False) -> Loaded:
         """Drain the bells, promote what is due, and read what the plan starts from."""
         self._housing.forget()
         count = max(want, 1)
@@ -134,7 +136,11 @@ class Scheduling:
             int(policy_since),
             forced,
             lag,
+            listens=listens,
         )
+        if policy.shared_limits:
+            snapshot, places = await self.sharing.load(snapshot, self.time)
+            self._housing.remember_gates(places)
         return Loaded(snapshot, arrivals_from, releases_from, all_folded, bool(others_wait), policy, expired)
 
     async def plan(self, snapshot: Snapshot, want: int) -> Plan:
@@ -177,7 +183,7 @@ class Scheduling:
             changes.lanes,
             changes.gates,
             [
-                (start.head.ref, start.head.position, start.charge, holder)
+                (start.head.ref, start.head.position, start.charge, holder, start.shared or None)
                 for start, holder in zip(plan.starts, deal(len(plan.starts), holders), strict=True)
             ],
             now,
@@ -188,6 +194,7 @@ class Scheduling:
             [now + holder.duration for holder in holders],
             changes.weights,
         )
+        await self.sharing.write(plan)
         if plan.starts and (not started or started[0]["total"] < len(plan.starts)):
             raise Raced
         by_position = {row[0]: row for row in started}
@@ -253,11 +260,13 @@ class Scheduling:
         return _policies[key]
 
     async def _supply(self, need: Need) -> Supply:
+        shared = await self.sharing.select(need.shared)
         if not (need.flows or need.gates or need.parked or need.lanes or need.scan):
-            found = await self.connection.fetch(STATEMENTS["select_heads"], need.heads)
-            return Supply(heads=_by_lane(need, [(nth, Head(*head)) for nth, *head in found]))
+            found = await self.connection.fetch(STATEMENTS["select_heads"], need.heads) if need.heads else []
+            return Supply(heads=_by_lane(need, [(nth, Head(*head)) for nth, *head in found]), shared=shared)
         answer = await self.ask(need)
-        return Supply(answer.flows, answer.gates, answer.lanes, _by_lane(need, answer.heads), answer.scanned)
+        heads = _by_lane(need, answer.heads)
+        return Supply(answer.flows, answer.gates, answer.lanes, heads, answer.scanned, shared)
 
     async def ask(self, need: Need, lanes: Sequence[bytes] = ()) -> rows.Found:
         """What the plan needs, and lanes by id with their flows."""

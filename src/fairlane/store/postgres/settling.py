@@ -289,7 +289,7 @@ def _abandoned(row: Sequence[object]) -> Claim:
 async def _settle_done(
     connection: Connection, now: int | None, settlements: Sequence[Settlement], emptied: list[UUID]
 ) -> list[UUID]:
-    given = [(each.job, each.lease, each.ran, each.result) for each in settlements]
+    given = [(each.job, each.lease, each.ran, each.result) for each in sorted(settlements, key=_job)]
     lost: list[UUID] = await connection.fetchval(STATEMENTS["settle_done"], now, given, emptied)
     return lost
 
@@ -302,9 +302,14 @@ async def _settle(
     *,
     is_reaper: bool,
 ) -> list[UUID]:
-    given = [_settled_row(each) for each in settlements]
+    given = [_settled_row(each) for each in sorted(settlements, key=_job)]
     lost: list[UUID] = await connection.fetchval(STATEMENTS["settle"], now, given, emptied, is_reaper)
     return lost
+
+
+def _job(settlement: Settlement) -> UUID:
+    # A policy that begins to share a limit locks what runs in this order too: neither waits crosswise for the other.
+    return settlement.job
 
 
 def _settled_row(each: Settlement) -> tuple[object, ...]:

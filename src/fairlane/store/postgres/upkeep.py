@@ -78,10 +78,12 @@ async def collect(scheduling: Scheduling, walk: Walk, now: Instant | None, limit
     lanes, more_lanes = await walk.stretch(scheduling, "lanes", limit)
     flows, more_flows = await walk.stretch(scheduling, "flows", limit)
     gates, more_gates = await walk.stretch(scheduling, "gates", limit, now, VALUES_LAST)
+    await scheduling.connection.execute(STATEMENTS["lock_shared_limits"], scheduling.queue.id, [])
+    shared, more_shared = await walk.stretch(scheduling, "shared_gates", limit, now)
     return Pruned(
         0,
         lanes=lanes["removed"] + flows["lanes"],
         flows=flows["removed"],
-        gates=gates["removed"],
-        more=more_lanes or more_flows or more_gates,
+        gates=gates["removed"] + shared["removed"],
+        more=more_lanes or more_flows or more_gates or more_shared,
     )

@@ -11,6 +11,7 @@ import msgspec
 
 from fairlane.clock import Instant
 from fairlane.job import Claim
+from fairlane.policy.kinds import read_limit
 from fairlane.policy.overrides import Override, Overrides
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.plan import plan_claims
@@ -30,7 +31,7 @@ from fairlane.scheduler.snapshot import (
     Supply,
 )
 from fairlane.store.protocol import FOLD_AT_MOST, Claimed, Looked, WorkerIdentity
-from fairlane.store.sqlite import rows
+from fairlane.store.sqlite import rows, sharing
 from fairlane.store.sqlite.database import Transaction
 
 __all__ = [
@@ -81,7 +82,19 @@ def load_queue(tx: Transaction, name: str) -> QueueInForce | None:
         if len(_policies) >= MOST_POLICIES:
             _policies.clear()
         policy = _policies[key] = Policy.decode(text).overridden(select_overrides(tx, number))
+    if policy.shared_limits:
+        policy = _resolved(tx, policy, number, key)
     return QueueInForce(number, policy, version, applied_at, QueueRow(*state))
+
+
+def _resolved(tx: Transaction, policy: Policy, queue: int, key: str) -> Policy:
+    """The policy with its shared limits as they are in force."""
+    documents = sharing.limits_in_force(tx, queue)
+    key = "/".join([key, *documents.values()])
+    if key not in _policies:
+        in_force = {name: read_limit(msgspec.json.decode(text)) for name, text in documents.items()}
+        _policies[key] = policy.with_shared(in_force)
+    return _policies[key]
 
 
 def select_overrides(tx: Transaction, queue: int) -> Overrides:
@@ -105,38 +118,42 @@ def claim(
     worker: WorkerIdentity,
     lease_expires_at: Instant,
     lag: int = 0,
-) -> Claimed:
-    """Start up to `want` jobs."""
+    listens: bool = False,
+) -> tuple[Claimed, dict[int, int]]:
+    """Start up to `want` jobs. Returned with them: in which other queues somebody is to be woken."""
     _promote(tx, queue.id, now)
     bells = _drain(tx, queue.id)
     forced = _forced(tx, queue.id, want)
-    plan = _plan(tx, queue, want, now, bells, forced, lag)
+    plan = _plan(tx, queue, want, now, bells, forced, lag, listens=listens)
     lease = uuid4()
     claims = _start(tx, queue.policy.queue, plan.starts, lease, worker, now)
     if claims:
         held = msgspec.json.encode([start.head.ref for start in plan.starts]).decode()
         tx.run("insert_lease", lease.bytes, worker.id.bytes, lease_expires_at, now, len(claims), held)
-    _write(tx, queue.id, plan)
+    _write(tx, queue, plan)
     if forced:
         tx.run("forget_forced", queue.id)
     due = next_due(tx, queue.id) if len(claims) < want else None
-    return Claimed(claims, lease, due, plan.more or not bells.are_all, look_again=False)
+    more = plan.more or not bells.are_all
+    return Claimed(claims, lease, due, more, look_again=False), sharing.rung(tx, plan)
 
 
-def look(tx: Transaction, queue: QueueInForce, want: int, *, now: Instant) -> Looked:
-    """How many jobs could start now, up to `want`."""
+def look(tx: Transaction, queue: QueueInForce, want: int, *, now: Instant) -> tuple[Looked, dict[int, int]]:
+    """How many jobs could start now, up to `want`; and in which other queues somebody is to be woken."""
     tx.run("begin_look")
     _promote(tx, queue.id, now)
     bells = _drain(tx, queue.id)
-    plan = _plan(tx, queue, want, now, bells)
+    plan = _plan(tx, queue, want, now, bells, listens=True)
+    rung: dict[int, int] = {}
     if plan.starts:
         tx.run("undo_look")
     else:
         # As a claim that starts nothing: what is shut is parked, and rings when it opens.
-        _write(tx, queue.id, plan)
+        _write(tx, queue, plan)
+        rung = sharing.rung(tx, plan)
     is_filled = len(plan.starts) >= want
     is_partial = not is_filled and (plan.more or not bells.are_all)
-    return Looked(len(plan.starts), now, None if is_filled else next_due(tx, queue.id), is_partial)
+    return Looked(len(plan.starts), now, None if is_filled else next_due(tx, queue.id), is_partial), rung
 
 
 def next_due(tx: Transaction, queue: int) -> Instant | None:
@@ -155,7 +172,7 @@ def fold_all(tx: Transaction, queue: QueueInForce, now: Instant) -> QueueInForce
     while True:
         bells = _drain(tx, queue.id)
         if bells.arrivals or bells.releases:
-            _write(tx, queue.id, _plan(tx, queue, 0, now, bells))
+            _write(tx, queue, _plan(tx, queue, 0, now, bells))
             queue = load_queue(tx, queue.policy.queue) or queue
         if bells.are_all:
             return queue
@@ -167,6 +184,8 @@ def replace_policy(
     """Put another policy in force; `InvalidPolicy` where waiting jobs lack a key that it looks at."""
     remake(tx, queue, policy.overridden(queue.policy.overrides), now, accept_missing_keys=accept_missing_keys)
     tx.run("update_policy", policy.encoded, policy.digest, now, queue.id)
+    sharing.put_in_force(tx, queue.id, policy, now)
+    sharing.count_running(tx, queue.id, policy)
 
 
 def remake(
@@ -187,7 +206,7 @@ def remake(
     )
     for statement in ("delete_flows", "delete_lanes", "delete_gates"):
         tx.run(statement, queue.id)
-    _write(tx, queue.id, Plan([], rebuilt.queue, rebuilt.flows, rebuilt.lanes, rebuilt.gates, False))
+    _write(tx, queue, Plan([], rebuilt.queue, rebuilt.flows, rebuilt.lanes, rebuilt.gates, False))
 
 
 def _promote(tx: Transaction, queue: int, now: Instant) -> None:
@@ -260,8 +279,13 @@ def _plan(
     bells: _Bells,
     forced: Sequence[Forced] = (),
     lag: int = 0,
+    *,
+    listens: bool = False,
 ) -> Plan:
-    return answer(tx, queue.id, plan_claims(_snapshot(tx, queue, want, now, bells, forced, lag), want))
+    snapshot = _snapshot(tx, queue, want, now, bells, forced, lag, listens=listens)
+    if queue.policy.shared_limits:
+        snapshot = sharing.fold_into(tx, queue.id, snapshot)
+    return answer(tx, queue.id, plan_claims(snapshot, want))
 
 
 def answer(tx: Transaction, queue: int, asking: Generator[Need, Supply, T]) -> T:
@@ -287,7 +311,7 @@ def peek(tx: Transaction, queue: QueueInForce, want: int, now: Instant, lanes: I
     bells.lanes.extend(_by_id(tx, "select_lane", {lane for lane in lanes if lane not in known}, rows.lane))
     flows = {flow.id for flow in bells.flows}
     bells.flows.extend(_by_id(tx, "select_flow", {lane.flow for lane in bells.lanes} - flows, rows.flow))
-    return _snapshot(tx, queue, want, now, bells, ())
+    return sharing.look_into(tx, queue.id, _snapshot(tx, queue, want, now, bells, ()))
 
 
 def _snapshot(
@@ -298,6 +322,8 @@ def _snapshot(
     bells: _Bells,
     forced: Sequence[Forced],
     lag: int = 0,
+    *,
+    listens: bool = False,
 ) -> Snapshot:
     count = max(want, 1)
     scanned, lanes = _scan(tx, queue.id, queue.state.cursor, queue.state.cursor_tie, count)
@@ -319,6 +345,7 @@ def _snapshot(
         queue.applied_at,
         forced,
         lag,
+        listens=listens,
     )
 
 
@@ -355,7 +382,8 @@ def _supply(tx: Transaction, queue: int, need: Need) -> Supply:
         lane: [Head(position, position, at) for position, at in tx.all("select_heads", lane, floor, count)]
         for lane, floor, count in need.heads
     }
-    return Supply(flows + scanned, gates, lanes, heads, [flow.id for flow in scanned])
+    shared = sharing.select_gates(tx, need.shared)
+    return Supply(flows + scanned, gates, lanes, heads, [flow.id for flow in scanned], shared)
 
 
 def _start(
@@ -363,7 +391,9 @@ def _start(
 ) -> list[Claim]:
     if not starts:
         return []
-    planned = msgspec.json.encode([(start.head.ref, start.charge) for start in starts]).decode()
+    planned = msgspec.json.encode(
+        [(start.head.ref, start.charge, rows.join_shared(start.shared)) for start in starts]
+    ).decode()
     found = {row[0]: row[1:] for row in tx.all("claim_jobs", now, lease.bytes, worker.name, planned)}
     return [_claim(queue, found[start.head.ref], lease, now) for start in starts]
 
@@ -386,9 +416,11 @@ def _claim(queue: str, row: rows.Row, lease: UUID, now: Instant) -> Claim:
     )
 
 
-def _write(tx: Transaction, queue: int, plan: Plan) -> None:
-    tx.run_many("upsert_flow", [rows.flow_parameters(row, queue) for row in plan.flows])
-    tx.run_many("upsert_lane", [rows.lane_parameters(row, queue) for row in plan.lanes])
-    tx.run_many("upsert_gate", [rows.gate_parameters(row, queue) for row in plan.gates])
+def _write(tx: Transaction, queue: QueueInForce, plan: Plan) -> None:
+    tx.run_many("upsert_flow", [rows.flow_parameters(row, queue.id) for row in plan.flows])
+    tx.run_many("upsert_lane", [rows.lane_parameters(row, queue.id) for row in plan.lanes])
+    tx.run_many("upsert_gate", [rows.gate_parameters(row, queue.id) for row in plan.gates])
     state = plan.queue
-    tx.run("update_queue", state.vtime, state.cursor, state.cursor_tie, state.tie, state.cost, queue)
+    tx.run("update_queue", state.vtime, state.cursor, state.cursor_tie, state.tie, state.cost, queue.id)
+    if plan.shared or plan.rings:
+        sharing.write(tx, queue.policy, plan)

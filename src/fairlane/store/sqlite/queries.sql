@@ -187,12 +187,12 @@ order by position
 limit ?
 
 -- name: claim_jobs
--- ?1 now, ?2 lease, ?3 worker, ?4 [[position, charge], …]
+-- ?1 now, ?2 lease, ?3 worker, ?4 [[position, charge, shared gates], …]
 update jobs
 set state = 2, attempt = attempt + 1, claimed_at = ?1, lease = ?2, worker = ?3, charge = starts.charge,
-    progress = null, progress_message = null
+    shared = starts.shared, progress = null, progress_message = null
 from (
-    select value ->> 0 as position, value ->> 1 as charge
+    select value ->> 0 as position, value ->> 1 as charge, value ->> 2 as shared
     from json_each(?4)
 ) as starts
 where jobs.position = starts.position and state = 1
@@ -240,7 +240,7 @@ from leases
 -- name: select_running
 -- The fence: only the claim that holds this lease finds its job.
 select position, id, queue, lane, priority, lane_keys, attempt, max_attempts, ready_at, claimed_at, worker, charge,
-    cancel_requested
+    cancel_requested, task, shared
 from jobs
 where id = ? and lease = ? and state = 2
 
@@ -569,6 +569,130 @@ savepoint look
 
 -- name: undo_look
 rollback to savepoint look
+
+
+-- Limits that queues share by name.
+
+-- name: select_shared_limits
+-- Those that a queue names.
+select s.id, s.document
+from shared_limits s
+join shared_limit_queues q on q.shared_limit = s.id
+where q.queue = ?
+order by s.name
+
+-- name: select_shared_limit
+select id, document
+from shared_limits
+where name = ?
+
+-- name: select_sharers
+select queues.id, queues.name
+from shared_limit_queues q
+join queues on queues.id = q.queue
+where q.shared_limit = ?
+order by queues.name
+
+-- name: put_shared_limit
+insert into shared_limits (name, document)
+values (?, ?)
+on conflict (name) do update set document = excluded.document
+returning id
+
+-- name: delete_sharing
+delete from shared_limit_queues
+where queue = ?
+
+-- name: insert_sharing
+insert into shared_limit_queues (shared_limit, queue)
+values (?, ?)
+
+-- name: select_shared_releases
+select r.id, r.gate, queues.name, r.task, r.ended, r.ran, r.unstarted, r.since, r.failed, r.neutral, r.latest
+from shared_releases r
+join queues on queues.id = r.queue
+where r.shared_limit = ?
+order by r.id
+limit ?
+
+-- name: delete_shared_releases
+delete from shared_releases
+where shared_limit = ? and id <= ?
+
+-- name: insert_shared_release
+-- The last parameter is the gate, which names its limit.
+insert into shared_releases (shared_limit, gate, queue, task, ended, ran, unstarted, since, failed, neutral, latest)
+select shared_limit, id, ?, ?, ?, ?, ?, ?, ?, ?, ?
+from shared_gates
+where id = ?
+
+-- name: select_queues_behind
+-- Whom the end of a claim that had passed this gate concerns.
+select q.queue
+from shared_gates g
+join shared_limit_queues q on q.shared_limit = g.shared_limit
+where g.id = ?
+
+-- name: select_shared_gate
+select id, "limit", key, in_flight, tat, contenders, memo, value
+from shared_gates
+where id = ?
+
+-- name: select_shared_gates_of_limit
+select id, "limit", key, in_flight, tat, contenders, memo, value
+from shared_gates
+where shared_limit = ?
+
+-- name: upsert_shared_gate
+-- The last parameter is the name of the limit.
+insert into shared_gates (id, "limit", key, in_flight, tat, contenders, memo, value, shared_limit)
+select ?, ?, ?, ?, ?, ?, ?, ?, id
+from shared_limits
+where name = ?
+on conflict (id) do update
+set in_flight = excluded.in_flight, tat = excluded.tat, contenders = excluded.contenders, memo = excluded.memo,
+    value = excluded.value
+
+-- name: take_rings
+delete from rings
+where queue = ?
+returning gate
+
+-- name: insert_ring
+insert into rings (queue, gate)
+select id, ?
+from queues
+where name = ?
+on conflict (queue, gate) do nothing
+
+-- name: select_queue_number
+select id
+from queues
+where name = ?
+
+-- name: select_claimed_of_queue
+select j.position, j.priority, j.lane_keys, j.shared
+from leases l
+join json_each(l.jobs) held
+join jobs j on j.position = held.value
+where j.queue = ? and j.lease = l.id and j.state = 2
+
+-- name: mark_shared
+update jobs
+set shared = ?
+where position = ?
+
+-- name: walk_shared_gates
+select g.id, g.in_flight = 0 and g.contenders = '[]' and g.tat <= ?4
+from shared_limit_queues q
+join shared_gates g on g.shared_limit = q.shared_limit
+where g.id > ?1 and q.queue = ?2
+order by g.id
+limit ?3
+
+-- name: delete_shared_gate
+delete from shared_gates
+where id = ?
 
 -- name: select_overrides
 select document

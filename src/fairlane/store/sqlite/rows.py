@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from fairlane.scheduler.snapshot import Arrival, FlowRow, GateRow, LaneRow, Release
+from fairlane.scheduler.snapshot import Arrival, Contender, FlowRow, GateRow, LaneRow, Release, SharedGateRow
 
 __all__ = [
     "arrival",
@@ -20,9 +20,13 @@ __all__ = [
     "flow_parameters",
     "gate",
     "gate_parameters",
+    "join_shared",
     "lane",
     "lane_parameters",
     "release",
+    "shared_gate",
+    "shared_gate_parameters",
+    "split_shared",
 ]
 
 Row = tuple[Any, ...]
@@ -126,3 +130,32 @@ def arrival(row: Row) -> Arrival:
 
 def release(row: Row) -> Release:
     return Release(*row[1:])
+
+
+def shared_gate(row: Row) -> SharedGateRow:
+    id_, limit, key, in_flight, tat, contenders, *rest = row
+    waiting = msgspec.json.decode(contenders, type=list[Contender])
+    return SharedGateRow(id_, limit, _decode_key(key), in_flight, tat, waiting, *rest)
+
+
+def shared_gate_parameters(row: SharedGateRow) -> Row:
+    return (
+        row.id,
+        row.limit,
+        msgspec.json.encode(row.key).decode(),
+        row.in_flight,
+        row.tat,
+        msgspec.json.encode(row.contenders).decode(),
+        row.memo,
+        row.value,
+    )
+
+
+def join_shared(gates: tuple[bytes, ...]) -> str | None:
+    """The shared gates of a running job, as one text."""
+    return b"".join(gates).hex() or None
+
+
+def split_shared(text: str | None) -> tuple[bytes, ...]:
+    raw = bytes.fromhex(text or "")
+    return tuple(raw[n : n + 16] for n in range(0, len(raw), 16))

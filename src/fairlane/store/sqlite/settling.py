@@ -31,6 +31,7 @@ class _Tally:
     def __init__(self) -> None:
         # Failed runs apart, by when they were claimed: whoever counts failures must know whether they are old news.
         self.releases: dict[tuple[int, bytes, int | None], list[float]] = {}
+        self.shared: dict[tuple[bytes, int, str, int | None], list[float]] = {}
         self.arrivals: list[tuple[object, ...]] = []
         self.ended: dict[UUID, int] = {}
         self.woken: dict[int, int] = {}
@@ -59,12 +60,20 @@ def settle(
             for (queue, lane, _), figures in tally.releases.items()
         ],
     )
+    tx.run_many(
+        "insert_shared_release",
+        [
+            (queue, task, *(int(figure) for n, figure in enumerate(figures) if n not in FRACTIONS), gate)
+            for (gate, queue, task, _), figures in tally.shared.items()
+        ],
+    )
     tx.run_many("insert_arrival", tally.arrivals)
     for lease, count in tally.ended.items():
         if tx.value("drop_claims", count, lease.bytes) == 0:
             tx.run("delete_lease", lease.bytes)
             tx.run("delete_cancellations", lease.bytes)
-    for queue in {queue for queue, _, _ in tally.releases}:
+    behind = {queue for gate, *_ in tally.shared for (queue,) in tx.all("select_queues_behind", gate)}
+    for queue in behind | {queue for queue, _, _ in tally.releases}:
         # A freed slot makes a waiting job claimable, and whoever settles may not be there to claim it.
         if queue not in tally.woken and tx.value("has_waiting_work", queue):
             tally.woken[queue] = 1
@@ -118,7 +127,23 @@ def _settle_one(tx: Transaction, settlement: Settlement, now: Instant, tally: _T
     row = tx.one("select_running", settlement.job.bytes, settlement.lease.bytes)
     if row is None:
         return False
-    position, job, queue, lane, priority, lane_keys, attempt, _, ready_at, claimed_at, worker, charge, cancel = row
+    (
+        position,
+        job,
+        queue,
+        lane,
+        priority,
+        lane_keys,
+        attempt,
+        _,
+        ready_at,
+        claimed_at,
+        worker,
+        charge,
+        cancel,
+        task,
+        shared,
+    ) = row
     if cancel:
         settlement = settlement.if_asked_to_cancel()
     to, outcome = settlement.to, settlement.outcome
@@ -130,18 +155,23 @@ def _settle_one(tx: Transaction, settlement: Settlement, now: Instant, tally: _T
     tx.run("finish_job", to, counted, finished_at, due_at, settlement.error, outcome, settlement.result, position)
     is_failed = settlement.verdict is Verdict.FAILED
     apart = claimed_at if is_failed else None
-    release = tally.releases.setdefault((queue, lane, apart), [0, 0, 0.0, 0, 0.0, now, 0, 0, 0])
-    if settlement.unstarted:
-        release[3] += 1
-        release[4] += charge
-        release[5] = min(release[5], claimed_at)
-    else:
-        release[0] += 1
-        release[1] += settlement.ran
-        release[2] += charge
-        release[6] += is_failed
-        release[7] += settlement.verdict is Verdict.NEUTRAL
-        release[8] = max(release[8], claimed_at)
+    bells = [tally.releases.setdefault((queue, lane, apart), [0, 0, 0.0, 0, 0.0, now, 0, 0, 0])]
+    bells += [
+        tally.shared.setdefault((gate, queue, task, apart), [0, 0, 0.0, 0, 0.0, now, 0, 0, 0])
+        for gate in rows.split_shared(shared)
+    ]
+    for release in bells:
+        if settlement.unstarted:
+            release[3] += 1
+            release[4] += charge
+            release[5] = min(release[5], claimed_at)
+        else:
+            release[0] += 1
+            release[1] += settlement.ran
+            release[2] += charge
+            release[6] += is_failed
+            release[7] += settlement.verdict is Verdict.NEUTRAL
+            release[8] = max(release[8], claimed_at)
     if to is State.READY:
         tally.arrivals.append((queue, lane, priority, lane_keys, 1, position, ready_at, None))
         tally.woken[queue] = tally.woken.get(queue, 0) + 1

@@ -41,6 +41,7 @@ from fairlane.store.sqlite import (
     operators,
     results,
     settling,
+    sharing,
     uniques,
     upkeep,
     values,
@@ -92,19 +93,21 @@ class SqliteStore:
         known = await self.policy(policy.queue)
         if known is not None and known.policy.digest == policy.digest:
             return known
-        return await self._write(lambda tx: self._put_in_force(tx, policy))
+        return await self.apply(policy)
 
     async def apply(self, policy: Policy, note: Note | None = None, *, accept_missing_keys: bool = False) -> Declared:
         declared = await self._write(lambda tx: self._put_in_force(tx, policy, note, accept_missing_keys))
-        await self._wake(lambda tx: {claims.queue_number(tx, policy.queue): 1})
+        await self._wake(lambda tx: dict.fromkeys(sharing.sharers(tx, claims.queue_number(tx, policy.queue)), 1))
         return declared
 
     def _put_in_force(
         self, tx: Transaction, policy: Policy, note: Note | None = None, accept_missing_keys: bool = False
     ) -> Declared:
         queue = claims.load_queue(tx, policy.queue)
+        sharing.check(tx, policy)
         if queue is None:
             tx.run("insert_queue", policy.queue, policy.encoded, policy.digest)
+            sharing.put_in_force(tx, claims.queue_number(tx, policy.queue), policy, self._clock.now())
             return Declared(policy, 1, is_drift=False)
         if queue.policy.digest == policy.digest:
             return Declared(queue.policy, queue.version, is_drift=False)
@@ -191,8 +194,9 @@ class SqliteStore:
             now = self._clock.now()
             found = amending.expire(tx, _known(tx, queue), now)
             count = max(0, want())
-            claimed = claims.claim(
-                tx, found, count, now=now, worker=worker, lease_expires_at=now + duration, lag=start_lag
+            ends_at, listens = now + duration, listener is not None
+            claimed, rung = claims.claim(
+                tx, found, count, now=now, worker=worker, lease_expires_at=ends_at, lag=start_lag, listens=listens
             )
             self.rows_read += tx.rows_read
             if listener is not None and len(claimed.claims) < count:
@@ -200,7 +204,7 @@ class SqliteStore:
             else:
                 tx.run("withdraw_waiter", found.id, worker.id.bytes)
             left = {found.id: 1} if claimed.more and len(claimed.claims) >= count else {}
-            return claimed, _take_waiters(tx, left)
+            return claimed, _take_waiters(tx, left | rung)
 
         claimed, waiters = await self._database.write(work, durable=self._durable_claims)
         await self._nudge(waiters)
@@ -213,13 +217,13 @@ class SqliteStore:
             if want <= 0:
                 tx.run("withdraw_waiter", found.id, worker.id.bytes)
                 return Looked(0, now, None, look_again=False), _take_waiters(tx, {found.id: 1})
-            looked = claims.look(tx, found, want, now=now)
+            looked, rung = claims.look(tx, found, want, now=now)
             self.rows_read += tx.rows_read
             if looked.claimable < want:
                 tx.run("register_waiter", found.id, worker.id.bytes, now)
             else:
                 tx.run("withdraw_waiter", found.id, worker.id.bytes)
-            return looked, []
+            return looked, _take_waiters(tx, rung)
 
         looked, waiters = await self._database.write(work, durable=False)
         await self._nudge(waiters)

@@ -35,6 +35,7 @@ _STATEMENTS = {
     "lanes": ("walk_lanes", "delete_lane"),
     "flows": ("walk_flows", "delete_flow"),
     "gates": ("walk_gates", "delete_gate"),
+    "shared gates": ("walk_shared_gates", "delete_shared_gate"),
 }
 
 
@@ -73,4 +74,6 @@ def collect(tx: Transaction, queue: int, walk: Walk, now: Instant, limit: int) -
     lanes, more_lanes = walk.stretch(tx, queue, "lanes", limit)
     flows, more_flows = walk.stretch(tx, queue, "flows", limit)
     gates, more_gates = walk.stretch(tx, queue, "gates", limit, now, VALUES_LAST)
-    return Pruned(0, lanes=lanes, flows=flows, gates=gates, more=more_lanes or more_flows or more_gates)
+    shared, more_shared = walk.stretch(tx, queue, "shared gates", limit, now)
+    more = more_lanes or more_flows or more_gates or more_shared
+    return Pruned(0, lanes=lanes, flows=flows, gates=gates + shared, more=more)

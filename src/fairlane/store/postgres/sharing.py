@@ -1,0 +1,236 @@
+"""Limits that queues share, on PostgreSQL: each has a lock of its own, taken after the queue's and after the load."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fairlane.clock import Instant
+from fairlane.policy.gates import Limit
+from fairlane.policy.keys import shared_gate_id
+from fairlane.policy.kinds import read_limit
+from fairlane.policy.policy import Policy, shared_identity
+from fairlane.policy.sharing import check_alike
+from fairlane.scheduler.rebuild import Claimed, carried_over, counted_in, uncounted
+from fairlane.scheduler.shared import rings_for_all
+from fairlane.scheduler.snapshot import Contender, GateRow, Plan, Ring, SharedGateRow, SharedRelease, Snapshot
+from fairlane.store.postgres import rows
+from fairlane.store.postgres.connections import STATEMENTS
+
+if TYPE_CHECKING:
+    from fairlane.store.postgres.connections import Connection
+
+__all__ = ["Sharing", "declare", "put_in_force", "resolved", "take_over"]
+
+RELEASES_AT_MOST = 4_000
+
+_resolved: dict[tuple[str, ...], Policy] = {}
+
+
+class Sharing:
+    """The shared limits of one queue, in a transaction that holds its claim lock and then theirs."""
+
+    def __init__(self, connection: Connection, queue: int) -> None:
+        self._connection = connection
+        self._queue = queue
+        self._states: list[tuple[rows.Place, str]] = []
+        self._numbers: dict[str, int] = {}
+        self._places: dict[bytes, rows.Place] = {}
+        self._is_drained = False
+
+    async def load(self, snapshot: Snapshot, now: Instant | None) -> tuple[Snapshot, dict[bytes, rows.Place]]:
+        """Take the locks, then read: what the plan is to know, and where the queue's own gates were found."""
+        policy = snapshot.policy
+        await self._connection.execute(STATEMENTS["lock_shared_limits"], self._queue, [])
+        of_queues = [shared_gate_id(bound.name, ()) for bound in policy.shared_limits if not bound.limit.by]
+        own = {gate: bound for gate, bound in policy.queue_gates if bound.is_shared}
+        found = await self._connection.fetch(
+            STATEMENTS["load_shared"], self._queue, of_queues, RELEASES_AT_MOST, now, list(own)
+        )
+        self._states = []
+        self._places.clear()
+        gates: list[GateRow] = []
+        places: dict[bytes, rows.Place] = {}
+        shared: list[SharedGateRow] = []
+        releases: list[SharedRelease] = []
+        documents: list[str] = []
+        latest = snapshot.now
+        for row in found:
+            match row["kind"]:
+                case "l":
+                    documents.append(row["keys"])
+                    self._states.append((row["place"], row["name"]))
+                    self._numbers[shared_identity(_limit(row["keys"]))] = row["number"]
+                    latest = row["i1"]
+                case "r":
+                    releases.append(SharedRelease(row["id"], row["keys"], row["name"], *row[7:14]))
+                case "s":
+                    shared.append(self._gate(row))
+                case _:
+                    places[row["id"]] = row["place"]
+                    gates.append(_own_gate(row))
+        # Told as they are, or as new: the plan need not ask for them.
+        gates += [GateRow(gate, bound.name, [], 0, 0, 0, 0, None) for gate, bound in own.items() if gate not in places]
+        self._is_drained = bool(releases)
+        snapshot = msgspec.structs.replace(
+            snapshot,
+            policy=resolved(policy, documents),
+            now=latest,
+            due_gates=snapshot.due_gates + gates,
+            shared=shared,
+            shared_releases=releases,
+        )
+        return snapshot, places
+
+    async def look(self, snapshot: Snapshot) -> Snapshot:
+        """The same for those who only look: no lock, and the bells stay where they are."""
+        found = await self._connection.fetch(STATEMENTS["peek_shared_releases"], self._queue, RELEASES_AT_MOST)
+        releases = [SharedRelease(*row) for row in found]
+        documents = await self._connection.fetch(STATEMENTS["select_shared_limits"], snapshot.policy.queue)
+        return msgspec.structs.replace(
+            snapshot,
+            policy=resolved(snapshot.policy, [document for _, document in documents]),
+            shared=await self.select(sorted({release.gate for release in releases})),
+            shared_releases=releases,
+        )
+
+    async def select(self, gates: Sequence[bytes]) -> list[SharedGateRow]:
+        """Shared gates by id, where they exist."""
+        if not gates:
+            return []
+        found = await self._connection.fetch(STATEMENTS["select_shared_gates"], gates)
+        return [self._gate(row) for row in found]
+
+    async def write(self, plan: Plan) -> None:
+        """Store what a plan has changed, and ring."""
+        if plan.shared or plan.rings or self._is_drained:
+            await self._write(plan.shared, plan.rings)
+
+    async def count_running(self, policy: Policy) -> None:
+        """Count what already runs by the shared limits that are new to its queue."""
+        found = uncounted(
+            policy,
+            [
+                Claimed(row["id"], row["priority"], rows.decode_keys(row["keys"]), tuple(row["shared"] or ()))
+                for row in await self._connection.fetch(STATEMENTS["lock_running_of_queue"], self._queue)
+            ],
+        )
+        if found:
+            known = await self.select(sorted({gate.id for _, gates in found for gate in gates}))
+            await self._write(counted_in(policy.queue, found, known), ())
+            marks = [(job.ref, [*job.shared, *(gate.id for gate in gates)]) for job, gates in found]
+            await self._connection.executemany(STATEMENTS["mark_shared"], marks)
+
+    async def change_bound(self, limit: Limit, now: Instant) -> None:
+        """Store a limit's new bound, and let every queue look at it."""
+        await self._connection.execute(STATEMENTS["update_shared_limit"], limit.name, _document(limit))
+        found = await self._connection.fetch(STATEMENTS["select_shared_gates_of_limit"], limit.name)
+        gates = [self._gate(row) for row in found if row["name"] == shared_identity(limit)]
+        gates = carried_over(gates, limit, now)
+        await self._write(gates, rings_for_all(gates))
+
+    async def learn_numbers(self, policy: Policy) -> None:
+        for bound in policy.shared_limits:
+            row = await self._connection.fetchrow(STATEMENTS["select_shared_limit"], bound.limit.name, policy.queue)
+            assert row is not None
+            self._numbers[bound.name] = row["id"]
+
+    def _gate(self, row: Any) -> SharedGateRow:
+        self._places[row["id"]] = row["place"]
+        key = msgspec.json.decode(row["keys"], type=list[str | None])
+        waiting = msgspec.json.decode(row["contenders"], type=list[Contender])
+        return SharedGateRow(row["id"], row["name"], key, row["i1"], row["i2"], waiting, row["memo"], row["value"])
+
+    async def _write(self, gates: Sequence[SharedGateRow], rings: Sequence[Ring]) -> None:
+        changed, new = [], []
+        for row in gates:
+            waiting = rows.encode(row.contenders)
+            if (place := self._places.get(row.id)) is not None:
+                changed.append((place, row.in_flight, row.tat, waiting, row.memo, row.value))
+            else:
+                number, key = self._numbers[row.limit], rows.encode(row.key)
+                new.append((number, row.id, row.limit, key, row.in_flight, row.tat, waiting, row.memo, row.value, 0, 0))
+        states, self._states = self._states, []
+        await self._connection.execute(
+            STATEMENTS["write_shared"],
+            [place for place, _ in states],
+            [bound for _, bound in states],
+            changed,
+            new,
+            [ring.queue for ring in rings],
+            [ring.gate for ring in rings],
+        )
+        # What has been written has moved.
+        self._places.clear()
+
+
+def _own_gate(row: Any) -> GateRow:
+    key = msgspec.json.decode(row["keys"], type=list[str | None])
+    in_flight, tat, waiting, awake, wake_at = row[7:12]
+    return GateRow(row["id"], row["name"], key, in_flight, tat, waiting, awake, wake_at, row["memo"], row["value"])
+
+
+def resolved(policy: Policy, documents: Sequence[str]) -> Policy:
+    """The policy with its shared limits as they are in force."""
+    key = (policy.digest, *documents)
+    if key not in _resolved:
+        limits = [_limit(document) for document in documents]
+        _resolved[key] = policy.with_shared({limit.name: limit for limit in limits if limit.name is not None})
+    return _resolved[key]
+
+
+async def declare(connection: Connection, policy: Policy) -> None:
+    """Store a queue that is new, and those of its shared limits that nobody has declared before."""
+    async with connection.transaction():
+        await connection.execute(STATEMENTS["lock_declarations"])
+        await _check(connection, policy)
+        if await connection.fetchrow(STATEMENTS["select_policy"], policy.queue) is None:
+            await connection.execute(STATEMENTS["insert_queue"], policy.queue, policy.encoded, policy.digest)
+            await _insert_limits(connection, policy)
+
+
+async def put_in_force(connection: Connection, queue: int, policy: Policy) -> None:
+    """Under the queue's lock: take the locks of all limits that it named or will name, and store the new ones."""
+    await connection.execute(STATEMENTS["lock_declarations"])
+    await _check(connection, policy)
+    names = [bound.limit.name for bound in policy.shared_limits]
+    for bound in policy.shared_limits:
+        await connection.execute(STATEMENTS["insert_shared_limit"], bound.limit.name, _document(bound.limit))
+    await connection.execute(STATEMENTS["lock_shared_limits"], queue, names)
+
+
+async def take_over(sharing: Sharing, connection: Connection, policy: Policy, now: Instant) -> None:
+    """Once the queue's state is made anew: it names these limits, with these bounds, and they count what runs."""
+    await _insert_limits(connection, policy)
+    await sharing.learn_numbers(policy)
+    for bound in policy.shared_limits:
+        row = await connection.fetchrow(STATEMENTS["select_shared_limit"], bound.limit.name, policy.queue)
+        assert row is not None
+        if row["document"] != _document(bound.limit):
+            await sharing.change_bound(bound.limit, now)
+    await sharing.count_running(policy)
+
+
+async def _insert_limits(connection: Connection, policy: Policy) -> None:
+    names = [bound.limit.name for bound in policy.shared_limits]
+    for bound in policy.shared_limits:
+        await connection.execute(STATEMENTS["insert_shared_limit"], bound.limit.name, _document(bound.limit))
+    await connection.execute(STATEMENTS["put_sharing"], policy.queue, names)
+
+
+async def _check(connection: Connection, policy: Policy) -> None:
+    """Refuse a policy whose shared limits are of another kind or scope in another queue."""
+    for bound in policy.shared_limits:
+        row = await connection.fetchrow(STATEMENTS["select_shared_limit"], bound.limit.name, policy.queue)
+        if row is not None and row["other"] is not None:
+            check_alike(policy.queue, bound.limit, row["other"], _limit(row["document"]))
+
+
+def _limit(document: str) -> Limit:
+    return read_limit(msgspec.json.decode(document))
+
+
+def _document(limit: Limit) -> str:
+    return msgspec.json.encode(limit.to_document(), order="sorted").decode()

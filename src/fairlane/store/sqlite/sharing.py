@@ -1,0 +1,141 @@
+"""Limits that queues share, on SQLite. There is one writer at a time, so that no lock is needed beside the queue's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from fairlane.clock import Instant
+from fairlane.policy.gates import Limit
+from fairlane.policy.kinds import read_limit
+from fairlane.policy.policy import Policy, shared_identity
+from fairlane.policy.sharing import check_alike
+from fairlane.scheduler.rebuild import Claimed, carried_over, counted_in, uncounted
+from fairlane.scheduler.shared import rings_for_all
+from fairlane.scheduler.snapshot import Plan, Ring, SharedGateRow, SharedRelease, Snapshot
+from fairlane.store.sqlite import rows
+from fairlane.store.sqlite.database import Transaction
+
+__all__ = [
+    "check",
+    "count_running",
+    "fold_into",
+    "limits_in_force",
+    "look_into",
+    "put_in_force",
+    "rung",
+    "select_gates",
+    "sharers",
+    "write",
+]
+
+RELEASES_AT_MOST = 4_000
+
+
+def limits_in_force(tx: Transaction, queue: int) -> dict[str, str]:
+    """The shared limits of a queue as they are stored, by name."""
+    documents = [document for _, document in tx.all("select_shared_limits", queue)]
+    return {msgspec.json.decode(document)["name"]: document for document in documents}
+
+
+def fold_into(tx: Transaction, queue: int, snapshot: Snapshot) -> Snapshot:
+    """What the plan is to know of shared limits: what was released there, and where others have left room."""
+    releases = []
+    for limit, _ in tx.all("select_shared_limits", queue):
+        found = tx.all("select_shared_releases", limit, RELEASES_AT_MOST)
+        if found:
+            tx.run("delete_shared_releases", limit, found[-1][0])
+        releases += [SharedRelease(*row[1:]) for row in found]
+    rung = [row for (gate,) in tx.all("take_rings", queue) if (row := tx.one("select_gate", gate)) is not None]
+    return msgspec.structs.replace(
+        snapshot,
+        due_gates=snapshot.due_gates + [rows.gate(row) for row in rung],
+        shared=select_gates(tx, {release.gate for release in releases}),
+        shared_releases=releases,
+    )
+
+
+def look_into(tx: Transaction, queue: int, snapshot: Snapshot) -> Snapshot:
+    """The same for those who only look: the bells stay where they are."""
+    found = [
+        tx.all("select_shared_releases", limit, RELEASES_AT_MOST) for limit, _ in tx.all("select_shared_limits", queue)
+    ]
+    releases = [SharedRelease(*row[1:]) for rows_of_limit in found for row in rows_of_limit]
+    shared = select_gates(tx, {release.gate for release in releases})
+    return msgspec.structs.replace(snapshot, shared=shared, shared_releases=releases)
+
+
+def select_gates(tx: Transaction, gates: Iterable[bytes]) -> list[SharedGateRow]:
+    """Shared gates by id, where they exist."""
+    return [rows.shared_gate(row) for gate in sorted(gates) if (row := tx.one("select_shared_gate", gate)) is not None]
+
+
+def write(tx: Transaction, policy: Policy, plan: Plan) -> None:
+    """Store what a plan has changed, and ring."""
+    _write_gates(tx, policy, plan.shared)
+    _ring(tx, plan.rings)
+
+
+def _ring(tx: Transaction, rings: Iterable[Ring]) -> None:
+    tx.run_many("insert_ring", [(ring.gate, ring.queue) for ring in rings if ring.gate is not None])
+
+
+def rung(tx: Transaction, plan: Plan) -> dict[int, int]:
+    """In which queues a plan has rung: one waiter each, who passes on what is left."""
+    return {tx.value("select_queue_number", queue): 1 for queue in sorted({ring.queue for ring in plan.rings})}
+
+
+def _write_gates(tx: Transaction, policy: Policy, gates: Sequence[SharedGateRow]) -> None:
+    names = {bound.name: bound.limit.name for bound in policy.shared_limits}
+    tx.run_many("upsert_shared_gate", [(*rows.shared_gate_parameters(row), names[row.limit]) for row in gates])
+
+
+def sharers(tx: Transaction, queue: int) -> set[int]:
+    """This queue, and those that share a limit with it."""
+    shared = (tx.all("select_sharers", limit) for limit, _ in tx.all("select_shared_limits", queue))
+    return {queue, *(other for found in shared for other, _ in found)}
+
+
+def check(tx: Transaction, policy: Policy) -> None:
+    """Refuse a policy whose shared limits are of another kind or scope in another queue."""
+    for bound in policy.shared_limits:
+        row = tx.one("select_shared_limit", bound.limit.name)
+        if row is not None:
+            others = [name for _, name in tx.all("select_sharers", row[0]) if name != policy.queue]
+            for other in others[:1]:
+                check_alike(policy.queue, bound.limit, other, _limit(row[1]))
+
+
+def put_in_force(tx: Transaction, queue: int, policy: Policy, now: Instant) -> None:
+    """Store the shared limits of a policy. Where a bound has changed, every queue's lanes are looked at again."""
+    tx.run("delete_sharing", queue)
+    for bound in policy.shared_limits:
+        limit = bound.limit
+        before = tx.one("select_shared_limit", limit.name)
+        document = msgspec.json.encode(limit.to_document(), order="sorted").decode()
+        number = tx.value("put_shared_limit", limit.name, document)
+        tx.run("insert_sharing", number, queue)
+        if before is not None and before[1] != document and shared_identity(_limit(before[1])) == bound.name:
+            gates = [rows.shared_gate(row) for row in tx.all("select_shared_gates_of_limit", number)]
+            gates = carried_over((row for row in gates if row.limit == bound.name), limit, now)
+            _write_gates(tx, policy, gates)
+            _ring(tx, rings_for_all(gates))
+
+
+def count_running(tx: Transaction, queue: int, policy: Policy) -> None:
+    """Count what already runs by the shared limits that are new to its queue."""
+    running = [
+        Claimed(position, priority, rows.decode_keys(keys), rows.split_shared(shared))
+        for position, priority, keys, shared in tx.all("select_claimed_of_queue", queue)
+    ]
+    found = uncounted(policy, running)
+    if found:
+        known = select_gates(tx, {gate.id for _, gates in found for gate in gates})
+        _write_gates(tx, policy, counted_in(policy.queue, found, known))
+        marks = [(rows.join_shared((*job.shared, *(gate.id for gate in gates))), job.ref) for job, gates in found]
+        tx.run_many("mark_shared", marks)
+
+
+def _limit(document: str) -> Limit:
+    return read_limit(msgspec.json.decode(document))
