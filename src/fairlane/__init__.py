@@ -37,6 +37,7 @@ from fairlane.errors import (
 from fairlane.handle import Enqueued, Foreseen, Job
 from fairlane.held_claim import HeldClaim
 from fairlane.job import AttemptRecord, JobRecord, Outcome, State
+from fairlane.operations import Operations
 from fairlane.policy import Backoff, Concurrency, Fair, Limit, Policy, Rate, Unique
 from fairlane.queue import Queue
 from fairlane.task import BoundTask, Call, Task
@@ -78,6 +79,7 @@ __all__ = [
     "JobRecord",
     "Limit",
     "ManualClock",
+    "Operations",
     "Outcome",
     "Page",
     "PayloadDiffers",

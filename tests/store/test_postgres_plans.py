@@ -93,6 +93,7 @@ INDEXES = {
     "await_results": set(),
     "withdraw_results": {"result_waiters_pkey"},
     "select_ended": {"jobs_pkey"},
+    "select_traces": {"flows_newest", "gates_newest", "waiters_pkey"},
     "select_value": {"stored_values_pkey"},
     "replace_value": {"stored_values_pkey"},
     "delete_value": {"stored_values_pkey"},

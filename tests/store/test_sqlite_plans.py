@@ -22,6 +22,9 @@ INDEXES = {
     "hurry_job": set(),
     "count_beyond": {"jobs_by_end"},
     "select_oldest_finished": {"jobs_by_end"},
+    "has_flow": set(),
+    "has_gate": set(),
+    "select_waiters": set(),
 }
 
 

@@ -16,7 +16,17 @@ if TYPE_CHECKING:
     from fairlane.operations import Selection
     from fairlane.store.operators import JobFilter
 
-__all__ = ["app_named", "filter_of", "filter_options", "instant_of", "job_ids", "place_options", "selection_of"]
+__all__ = [
+    "app_named",
+    "filter_of",
+    "filter_options",
+    "instant_of",
+    "job_ids",
+    "keys_of",
+    "place_options",
+    "selection_of",
+    "time_of",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -71,12 +81,7 @@ def filter_of(options: dict[str, Any], now: Instant, *, by_end: bool) -> JobFilt
     from fairlane.policy.keys import canonical_keys
     from fairlane.store.operators import JobFilter
 
-    keys: dict[str, str] = {}
-    for given in options["keys"]:
-        name, separator, value = given.partition("=")
-        if not separator or not name:
-            raise ConfigurationError(f"--key {given}: write name=value, such as account=acme")
-        keys[name] = value
+    keys = keys_of(options["keys"])
     since, until = instant_of("--since", options["since"], now), instant_of("--until", options["until"], now)
     state = options.get("state")
     span = (
@@ -93,22 +98,40 @@ def filter_of(options: dict[str, Any], now: Instant, *, by_end: bool) -> JobFilt
     )
 
 
+def keys_of(given: tuple[str, ...]) -> dict[str, str]:
+    """`account=acme` as keys by name."""
+    keys: dict[str, str] = {}
+    for each in given:
+        name, separator, value = each.partition("=")
+        if not separator or not name:
+            raise ConfigurationError(f"--key {each}: write name=value, such as account=acme")
+        if keys.setdefault(name, value) != value:
+            raise ConfigurationError(f"--key {each}: {name} is given twice, also as {keys[name]!r}")
+    return keys
+
+
 def instant_of(option: str, given: str | None, now: Instant) -> Instant | None:
     """A time as people write it: a duration ago, or a date with a time (UTC unless it says otherwise)."""
-    from datetime import UTC, datetime
-
-    from fairlane.clock import as_instant, microseconds
+    from fairlane.clock import microseconds
 
     if given is None:
         return None
     try:
         return now - microseconds(given)
     except ConfigurationError:
-        pass
+        return time_of(option, given, "a duration (2h) or a time (2030-01-31T08:00)")
+
+
+def time_of(option: str, given: str, possible: str) -> Instant:
+    """A date with a time, UTC unless it says otherwise."""
+    from datetime import UTC, datetime
+
+    from fairlane.clock import as_instant
+
     try:
         at = datetime.fromisoformat(given)
     except ValueError:
-        raise ConfigurationError(f"{option} {given}: write a duration (2h) or a time (2030-01-31T08:00)") from None
+        raise ConfigurationError(f"{option} {given}: write {possible}") from None
     return as_instant(at if at.tzinfo else at.replace(tzinfo=UTC))
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fairlane.clock import Instant
-from fairlane.errors import InvalidOverride
+from fairlane.errors import ConfigurationError, InvalidOverride
 from fairlane.policy.by import By
 from fairlane.policy.gates import Ending, GateState, Limit
 from fairlane.policy.keys import BUILT_IN, gate_id
@@ -37,6 +37,7 @@ __all__ = [
     "amend",
     "check_override",
     "pause_name",
+    "without_effect",
 ]
 
 UNBOUNDED = 1 << 31
@@ -251,6 +252,11 @@ class Amendment(msgspec.Struct, frozen=True):
     rebuilds: bool
     """Every lane may start now, wherever it waits."""
 
+    @property
+    def changes(self) -> bool:
+        """Whether there is anything to write: removing what is not there is nothing."""
+        return bool(self.before or self.after)
+
 
 def amend(policy: Policy, put: Iterable[Override], remove: Iterable[str] = ()) -> Amendment:
     """Set and remove overrides of a queue, or `InvalidOverride` with the reason."""
@@ -334,3 +340,16 @@ def _check_limit(policy: Policy, what: str, override: Override, names: By) -> No
     if override.value is None:
         raise InvalidOverride(f"{what}: an override of {bound.name} needs a number")
     bound.limit.with_bound(override.value)
+
+
+def without_effect(policy: Policy, override: Override, now: Instant) -> str | None:
+    """Why an override changes nothing under a policy; `None`: it does."""
+    if override.expires_at is not None and override.expires_at <= now:
+        return "its time has come; the next claim ends it"
+    try:
+        check_override(policy, override)
+    except ConfigurationError as error:
+        return str(error)
+    if override.kind is Kind.LIMIT and policy.overrides.suspension is not None:
+        return "every limit of the queue is suspended"
+    return None

@@ -32,6 +32,8 @@ async def apply(scheduling: Scheduling, put: Sequence[Override], remove: Sequenc
     policy, now = await scheduling.in_force()
     ended = [each.id for each in policy.overrides.expired(now)]
     amendment = amend(policy, put, [*remove, *ended])
+    if not amendment.changes:
+        return amendment
     if amendment.rebuilds:
         loaded, folded = await scheduling.fold_all()
         flows, lanes, gates = await scheduling.take_all()

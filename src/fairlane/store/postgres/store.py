@@ -21,7 +21,7 @@ from fairlane.policy.unique import Conflict
 from fairlane.scheduler.settlement import Settlement
 from fairlane.store.auditing import AuditEntry, Note
 from fairlane.store.awaiting import forever
-from fairlane.store.operators import Handled, JobFilter, JobPage
+from fairlane.store.operators import CANCEL, Handled, JobFilter, JobPage
 from fairlane.store.postgres import amending, jobs, looking, operators, policies, schema, uniques, upkeep, values
 from fairlane.store.postgres.claims import Claimer
 from fairlane.store.postgres.connections import STATEMENTS, Connections
@@ -40,6 +40,7 @@ from fairlane.store.protocol import (
     Reaped,
     Renewed,
     Retention,
+    Traces,
     WorkerIdentity,
 )
 
@@ -225,10 +226,15 @@ class PostgresStore:
         async with self._claimer.locked(await self._claimer.queue(queue), durable=False) as scheduling:
             return await upkeep.collect(scheduling, self._walk, self._clock.parameter(), limit)
 
-    async def cancel(self, job: UUID) -> State:
-        return await self._connections.again(
-            lambda connection, _: jobs.cancel(connection, job, self._clock.parameter())
-        )
+    async def cancel(self, job: UUID, note: Note | None = None) -> State:
+        async def attempt(connection: Connection, _: bool) -> State:
+            now = self._clock.parameter()
+            async with connection.transaction():
+                was, state = await jobs.cancel(connection, job, now)
+                await amending.record_jobs(connection, note, now, CANCEL.handled([job], {job: was}))
+            return state
+
+        return await self._connections.again(attempt)
 
     async def report_progress(self, claim: Claim, fraction: float, message: str | None) -> None:
         async with self._connections.session() as connection:
@@ -252,6 +258,14 @@ class PostgresStore:
         row = await self._ask(lambda connection: connection.fetchrow(STATEMENTS["select_counts"], handle.id))
         assert row is not None
         return QueueCounts(row["ready"], row["running"], row["parked"], row["bells"])
+
+    async def traces(self, queue: str, flows: Sequence[bytes], gates: Sequence[bytes]) -> Traces:
+        handle = await self._claimer.queue(queue)
+        row = await self._ask(
+            lambda connection: connection.fetchrow(STATEMENTS["select_traces"], handle.id, flows, gates)
+        )
+        assert row is not None
+        return Traces(frozenset((*row["flows"], *row["gates"])), row["listeners"])
 
     async def _queue_number(self, name: str) -> int:
         return (await self._claimer.queue(name)).id

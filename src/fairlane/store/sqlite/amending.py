@@ -28,6 +28,8 @@ def apply(
 ) -> Amendment:
     """Set and remove overrides, wake whoever may start now, and record it."""
     amendment = amend(queue.policy, put, remove)
+    if not amendment.changes:
+        return amendment
     for each in remove:
         tx.run("delete_override", queue.id, each)
     for override in amendment.after:
