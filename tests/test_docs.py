@@ -320,8 +320,8 @@ def section(text: str, heading: str) -> str:
 # Their constructors are the app's business, or the store's.
 # fmt: off
 NOT_BUILT_BY_USERS = {
-    "BoundTask", "Call", "Clock", "HeldClaim", "Job", "JobContext", "Limit", "Outcome", "Policy", "Queue", "State", "Task",
-    "Worker",
+    "BoundTask", "Call", "Clock", "HeldClaim", "Job", "JobContext", "Limit", "Outcome", "Policy", "Queue", "State",
+    "Task", "Worker",
 }
 # fmt: on
 

@@ -159,9 +159,10 @@ def test_jobs_are_forced_and_every_action_is_in_the_audit(run: Run) -> None:
     page = told(run, "audit", "--limit", "2")
     assert [(each["actor"], each["action"]) for each in page["entries"]] == [("ada", "pause"), ("bob", "cancel")]
     assert page["entries"][1]["before"] == {job: "ready"}
-    (rest,) = told(run, "audit", "--before", str(page["before"]))["entries"]
-    assert (rest["action"], rest["reason"]) == ("force", "the customer waits")
-    assert [each["action"] for each in told(run, "audit", "--queue", "webhooks")["entries"]] == ["pause"]
+    forced, first = told(run, "audit", "--before", str(page["before"]))["entries"]
+    assert (forced["action"], forced["reason"], first["target"]) == ("force", "the customer waits", "version 1")
+    of_queue = [each["action"] for each in told(run, "audit", "--queue", "webhooks")["entries"]]
+    assert of_queue == ["pause", "cancel", "force", "policy apply"]
     shown = run("audit", "--limit", "1")
     assert shown.stdout.splitlines()[0].split() == ["WHEN", "(UTC)", "WHO", "ACTION", "QUEUE", "WHAT", "WHY"]
     assert f"--before {page['entries'][0]['id']}" in shown.stderr
@@ -253,4 +254,4 @@ def test_a_mistake_names_the_thing_and_the_remedy(arguments: list[str], said: st
     assert result.exit_code == 1
     assert said in result.stderr
     assert result.stdout == ""
-    assert told(run, "audit")["entries"] == []
+    assert [each["action"] for each in told(run, "audit")["entries"]] == ["policy apply"]

@@ -229,6 +229,9 @@ async def test_policies_are_shown_compared_and_applied(store: Store) -> None:
     assert describe_policy_change(done[0])["changes"][0]["part"] == "concurrency:account"
     (entry,) = (await list_audit(store)).entries
     assert (entry.actor, entry.action, entry.reason) == ("ada", "policy apply", "an incident")
+    await apply_policies(store, declared, ADA, ["email"])
+    (first,) = (await list_audit(store, "email")).entries
+    assert (first.target, first.before, describe_entry(first)["after"]["queue"]) == ("version 1", None, "email")
     (same,) = await diff_policies(store, {"webhooks": other})
     assert (same.is_drift, same.drift) == (False, ())
     (again,) = await apply_policies(store, {"webhooks": other}, ADA)
@@ -275,6 +278,7 @@ async def test_o02_every_action_on_jobs_is_recorded_in_its_own_transaction(store
     entries = (await list_audit(store)).entries
     assert [each.action for each in entries] == ["purge", "cancel", "force", "replay", "retry"]
     assert [each.reason for each in entries] == ["", "no more", "", "", "now"]
+    assert {each.queue for each in entries} == {"webhooks"}
     assert describe_entry(entries[1])["before"] == {str(later): "ready"}
 
 
@@ -353,6 +357,15 @@ async def test_the_doctor_reports_an_override_without_effect_once(store: Store) 
     (finding,) = await diagnose(store)
     assert finding.check == "override without effect"
     assert "has no limit named" in finding.message
+
+
+async def test_what_an_operator_has_suspended_or_paused_by_priority_is_nothing_wrong(store: Store) -> None:
+    await given_jobs(store, POLICY, ACME, 1)
+    await claim(store, "webhooks", 1)
+    await set_limit(store, "webhooks", "account", 1, ADA, keys={"account": "acme"})
+    await suspend(store, "webhooks", ADA)
+    await pause(store, "webhooks", ADA, keys={"priority": 50})
+    assert await diagnose(store) == []
 
 
 async def test_the_doctor_says_that_no_worker_listens_while_jobs_wait(store: Store) -> None:

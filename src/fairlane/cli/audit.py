@@ -17,7 +17,7 @@ __all__ = ["audit"]
 
 
 @click.command()
-@click.option("--queue", help="Only of this queue. Actions on jobs belong to no queue.")
+@click.option("--queue", help="Only of this queue.")
 @click.option("--limit", type=click.IntRange(1, 1_000), default=50, show_default=True, help="At most so many.")
 @click.option("--before", type=int, metavar="ENTRY", help="Go on where an earlier list has ended.")
 @place_options

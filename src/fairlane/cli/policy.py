@@ -57,8 +57,8 @@ def show(app: str | None, url: str | None, names: tuple[str, ...], as_json: bool
         click.echo(json.dumps([describe_policy(each) for each in shown]))
         return
     for each in shown:
-        in_force = "not known to this database yet" if each.policy is None else _said(each.policy)
-        click.echo(f"{each.queue}: {in_force} (version {each.version})")
+        in_force = "" if each.policy is None else f"{_said(each.policy)} (version {each.version})"
+        click.echo(f"{each.queue}: {in_force or 'not known to this database yet'}")
         if each.declared is not None and each.is_drift:
             click.echo(f"  drift: the app declares {_said(each.declared)}; `fairlane policy apply` puts that in force")
         tell_overrides(each.overrides, now, prefix="  override: ")

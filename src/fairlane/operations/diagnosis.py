@@ -1,18 +1,18 @@
 """What is wrong with queues and can be seen from outside. Looking changes nothing.
 
-Each check is bounded: it reads counts, policies with their overrides, and single rows by their ids.
+Each check is bounded: it reads counts, policies with their overrides, single rows by their ids, and of the jobs at most
+what one page of a listing looks at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fairlane.job import State
-from fairlane.operations.overriding import OverrideInForce
 from fairlane.operations.policies import Declarations, PolicyInForce, show_policies
 from fairlane.policy.keys import flow_id, gate_id
-from fairlane.policy.overrides import Kind, Scope, pause_name
+from fairlane.policy.overrides import Scope, pause_name, without_place
 from fairlane.policy.policy import Policy
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import FOLD_AT_MOST, QueueCounts, Store, Traces
@@ -51,19 +51,24 @@ async def diagnose(store: Store, declared: Declarations | None = None) -> list[F
     findings: list[Finding] = []
     for each in await show_policies(store, declared):
         findings += _drift(each)
-        findings += _overrides_without_effect(each)
-        if each.policy is None:
-            continue
-        named = list(_named_keys(each.policy, each.overrides))
-        flows = [flow for one in named for flow in one.flows]
-        gates = [gate for one in named for gate in one.gates]
-        traces = await store.traces(each.queue, flows, gates)
-        counts = await store.counts(each.queue)
-        findings += [_no_job_carries(one) for one in await _without_jobs(store, each.queue, named, traces)]
-        findings += _bells(each.queue, counts)
-        # A worker whose slots are all in use does not listen; what runs shows that there is one.
-        if not (counts.running or traces.listeners or () in each.policy.overrides.pauses):
-            findings += _no_worker(each.queue, await _has_ready_jobs(store, each.queue, counts))
+        if each.policy is not None:
+            findings += _overrides_without_place(each.policy)
+            findings += await _left_behind(store, each.policy)
+    return findings
+
+
+async def _left_behind(store: Store, policy: Policy) -> list[Finding]:
+    """What jobs and workers have left behind in a queue, or have not."""
+    named = list(_named_keys(policy))
+    flows = [flow for each in named for flow in each.flows]
+    gates = [gate for each in named for gate in each.gates]
+    traces = await store.traces(policy.queue, flows, gates)
+    counts = await store.counts(policy.queue)
+    findings = [_no_job_carries(each) for each in await _without_jobs(store, named, traces)]
+    findings += _bells(policy.queue, counts)
+    # A worker whose slots are all in use does not listen; what runs shows that there is one.
+    if not (counts.running or traces.listeners or () in policy.overrides.pauses):
+        findings += _no_worker(policy.queue, await _has_ready_jobs(store, policy.queue, counts))
     return findings
 
 
@@ -79,26 +84,28 @@ def _drift(each: PolicyInForce) -> Iterator[Finding]:
     yield Finding(check="drift", queue=each.queue, message=message, remedy=remedy)
 
 
-def _overrides_without_effect(each: PolicyInForce) -> Iterator[Finding]:
-    for one in each.overrides:
-        if one.no_effect is not None and one.override.kind is not Kind.SUSPEND:
+def _overrides_without_place(policy: Policy) -> Iterator[Finding]:
+    for override in policy.overrides.all:
+        reason = without_place(policy, override)
+        if reason is not None:
             yield Finding(
                 check="override without effect",
-                queue=each.queue,
-                message=f"{one.override.describe()}, which changes nothing: {one.no_effect}",
+                queue=policy.queue,
+                message=f"{override.describe()}, which changes nothing: {reason}",
                 remedy="clear it with `fairlane resume`, `limit clear` or `weight clear`",
             )
 
 
-def _named_keys(policy: Policy, overrides: Sequence[OverrideInForce]) -> Iterator[_Named]:
+def _named_keys(policy: Policy) -> Iterator[_Named]:
     """Every key that the policy or an override names. Limits for named keys join here."""
     if policy.fair is not None:
         (name, *_) = policy.fair.by
         for value in policy.fair.weights:
             yield _named(policy, f"Fair gives {name}={value} a weight", ((name, value),))
-    for each in overrides:
-        if each.override.scope and each.no_effect is None:
-            yield _named(policy, f"an override says that {each.override.describe()}", each.override.scope)
+    for override in policy.overrides.all:
+        # Any priority is possible, and none of them is a key that jobs are listed by.
+        if override.scope and "priority" not in dict(override.scope) and without_place(policy, override) is None:
+            yield _named(policy, f"an override says that {override.describe()}", override.scope)
 
 
 def _named(policy: Policy, what: str, scope: Scope) -> _Named:
@@ -117,24 +124,19 @@ def _named(policy: Policy, what: str, scope: Scope) -> _Named:
     )
 
 
-async def _without_jobs(store: Store, queue: str, named: list[_Named], traces: Traces) -> list[_Named]:
+async def _without_jobs(store: Store, named: list[_Named], traces: Traces) -> list[_Named]:
     """Those that no job is known to carry: not where it waits or runs, and not among the newest jobs of the queue.
 
     Flows and gates are the cheap look. Idle ones are collected, and jobs that no claim has seen yet have none; so what
     they do not know is looked for among the jobs themselves.
     """
     unseen = [each for each in named if traces.found.isdisjoint((*each.flows, *each.gates))]
-    return [
-        each
-        for number, each in enumerate(unseen)
-        if "priority" not in dict(each.scope)
-        and not (number < MOST_LOOKS and (await store.find_jobs(_jobs_with(queue, each.scope), None, 1)).jobs)
-    ]
+    return [each for each in unseen[:MOST_LOOKS] if not (await store.find_jobs(_jobs_with(each), None, 1)).jobs]
 
 
-def _jobs_with(queue: str, scope: Scope) -> JobFilter:
-    keys = dict(scope)
-    return JobFilter(queue=queue, task=keys.pop("task", None), keys=keys)
+def _jobs_with(named: _Named) -> JobFilter:
+    keys = dict(named.scope)
+    return JobFilter(queue=named.queue, task=keys.pop("task", None), keys=keys)
 
 
 def _no_job_carries(named: _Named) -> Finding:

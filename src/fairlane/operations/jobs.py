@@ -114,7 +114,7 @@ async def replay_jobs(
     note = Note(actor=actor, action="replay", reason=reason)
 
     async def do(jobs: list[JobRecord]) -> list[Handled]:
-        return await store.replay([each.id for each in jobs], delay, note)
+        return await store.replay([each.id for each in jobs], delay, _about(note, jobs))
 
     errand = _Errand(store, REPLAY, do, on_progress)
     return await errand.run(_narrowed(REPLAY, selection, State.DEAD), limit, dry_run)
@@ -134,7 +134,7 @@ async def purge_jobs(
     note = Note(actor=actor, action="purge", reason=reason)
 
     async def do(jobs: list[JobRecord]) -> list[Handled]:
-        return await store.purge([each.id for each in jobs], note)
+        return await store.purge([each.id for each in jobs], _about(note, jobs))
 
     errand = _Errand(store, PURGE, do, on_progress)
     return await errand.run(_narrowed(PURGE, selection, State.DEAD), limit, dry_run)
@@ -154,7 +154,7 @@ async def retry_jobs(
     note = Note(actor=actor, action="retry", reason=reason)
 
     async def do(jobs: list[JobRecord]) -> list[Handled]:
-        return await store.retry_now([each.id for each in jobs], note)
+        return await store.retry_now([each.id for each in jobs], _about(note, jobs))
 
     errand = _Errand(store, RETRY, do, on_progress)
     return await errand.run(_narrowed(RETRY, selection, State.SCHEDULED), limit, dry_run)
@@ -177,7 +177,7 @@ async def cancel_jobs(
         found: dict[UUID, State] = {}
         for each in jobs:
             try:
-                state = await store.cancel(each.id, note)
+                state = await store.cancel(each.id, _about(note, [each]))
             except JobNotFound:
                 continue
             # It may have ended between the look and the touch; then it says so.
@@ -202,9 +202,15 @@ async def force_jobs(
     note = Note(actor=actor, action="force", reason=reason)
 
     async def do(batch: list[JobRecord]) -> list[Handled]:
-        return await store.force([each.id for each in batch], note)
+        return await store.force([each.id for each in batch], _about(note, batch))
 
     return await _Errand(store, FORCE, do, on_progress).run(jobs, limit, dry_run)
+
+
+def _about(note: Note, jobs: Sequence[JobRecord]) -> Note:
+    """The note with the queue of these jobs, if they are of one."""
+    queues = {each.queue for each in jobs}
+    return msgspec.structs.replace(note, queue=queues.pop() if len(queues) == 1 else None)
 
 
 def _narrowed(action: Action, selection: Selection, usual: State | None) -> Selection:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fairlane.clock import Instant
@@ -10,6 +10,7 @@ from fairlane.errors import ConfigurationError, UnknownQueue
 from fairlane.operations.asking import Intent, in_force
 from fairlane.operations.overriding import OverrideInForce, overrides_of
 from fairlane.policy.differences import Difference, differences
+from fairlane.policy.overrides import without_place
 from fairlane.policy.policy import Policy
 from fairlane.store.auditing import AuditEntry
 from fairlane.store.protocol import Store
@@ -65,7 +66,7 @@ class PolicyChange:
     """Keys that jobs enqueued under the policy before need not carry. Applying is refused while such jobs wait, unless
     that is accepted."""
     without_place: tuple[OverrideInForce, ...]
-    """Overrides that have an effect before and none afterwards."""
+    """Overrides that have a place before and none afterwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,36 +133,32 @@ def require_declared(declared: Declarations, queues: Sequence[str]) -> None:
 
 
 async def _apply(store: Store, policy: Policy, intent: Intent, accept_missing_keys: bool) -> PolicyChange:
-    now = await store.now()
     found = await store.policy(policy.queue)
     before = None if found is None else found.policy
     version = 0 if found is None else found.version
+    is_changed = before is None or before.digest != policy.digest
     if not intent.dry_run:
         applied = await store.apply(policy, intent.note(APPLY), accept_missing_keys=accept_missing_keys)
-        is_changed, version = found is None or applied.version != version, applied.version
-    else:
-        is_changed = before is None or before.digest != policy.digest
-    after = policy if before is None else policy.overridden(before.overrides)
-    had_effect = (
-        {}
-        if before is None
-        else {each.override.id: each.no_effect is None for each in overrides_of(before, before.overrides, now)}
-    )
+        # Somebody else may have been faster since the look.
+        is_changed, version = applied.version != version, applied.version
     return PolicyChange(
         queue=policy.queue,
         is_dry_run=intent.dry_run,
         before=before,
-        after=after,
+        after=policy,
         version=version,
         is_changed=is_changed,
         changes=() if before is None else differences(before, policy),
         new_keys=() if before is None else tuple(sorted({*policy.stamped_keys} - {*before.stamped_keys})),
-        without_place=tuple(
-            each
-            for each in overrides_of(after, after.overrides, now)
-            if each.no_effect is not None and had_effect[each.override.id]
-        ),
+        without_place=() if before is None else tuple(_losing_their_place(before, policy)),
     )
+
+
+def _losing_their_place(before: Policy, after: Policy) -> Iterator[OverrideInForce]:
+    for override in before.overrides.all:
+        reason = without_place(after, override)
+        if reason is not None and without_place(before, override) is None:
+            yield OverrideInForce(queue=after.queue, override=override, no_effect=reason)
 
 
 async def list_audit(

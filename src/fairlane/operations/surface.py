@@ -206,7 +206,7 @@ class Operations:
         )
 
     async def list_audit(self, queue: str | None = None, *, before: int | None = None, limit: int = 100) -> AuditPage:
-        """What operators did, the newest first. An action on jobs belongs to no queue."""
+        """What operators did, the newest first."""
         return await policies.list_audit(await self._source.opened(), queue, before=before, limit=limit)
 
     async def diagnose(self) -> list[Finding]:

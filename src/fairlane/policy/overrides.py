@@ -38,6 +38,7 @@ __all__ = [
     "check_override",
     "pause_name",
     "without_effect",
+    "without_place",
 ]
 
 UNBOUNDED = 1 << 31
@@ -346,10 +347,15 @@ def without_effect(policy: Policy, override: Override, now: Instant) -> str | No
     """Why an override changes nothing under a policy; `None`: it does."""
     if override.expires_at is not None and override.expires_at <= now:
         return "its time has come; the next claim ends it"
+    if override.kind is Kind.LIMIT and policy.overrides.suspension is not None:
+        return "every limit of the queue is suspended"
+    return without_place(policy, override)
+
+
+def without_place(policy: Policy, override: Override) -> str | None:
+    """Why a policy has no place for an override; `None`: it has one."""
     try:
         check_override(policy, override)
     except ConfigurationError as error:
         return str(error)
-    if override.kind is Kind.LIMIT and policy.overrides.suspension is not None:
-        return "every limit of the queue is suspended"
     return None

@@ -94,7 +94,7 @@ async def record_jobs(
     touched = {str(each.job): str(each.was) for each in handled if each.skipped is None}
     if note is not None and touched:
         before = msgspec.json.encode(touched).decode()
-        await record(connection, note, now, None, f"{len(touched)} job{'s' * (len(touched) > 1)}", before, None)
+        await record(connection, note, now, note.queue, f"{len(touched)} job{'s' * (len(touched) > 1)}", before, None)
 
 
 async def entries(connection: Connection, queue: str | None, before: int, limit: int) -> list[AuditEntry]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fairlane.clock import Instant
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.rebuild import rebuild, refuse_to_strand
 from fairlane.scheduler.snapshot import Plan
@@ -19,10 +20,16 @@ if TYPE_CHECKING:
 __all__ = ["declare", "in_force", "replace"]
 
 EVERYONE = 1 << 20
+INSERTED = "INSERT 0 1"
 
 
-async def declare(connection: Connection, policy: Policy) -> Declared:
-    await connection.execute(STATEMENTS["insert_queue"], policy.queue, policy.encoded, policy.digest)
+async def declare(
+    connection: Connection, policy: Policy, note: Note | None = None, now: Instant | None = None
+) -> Declared:
+    async with connection.transaction():
+        done = await connection.execute(STATEMENTS["insert_queue"], policy.queue, policy.encoded, policy.digest)
+        if note is not None and done == INSERTED:
+            await amending.record(connection, note, now, policy.queue, "version 1", None, policy.encoded)
     row = await connection.fetchrow(STATEMENTS["select_policy"], policy.queue)
     assert row is not None
     is_drift = row["digest"] != policy.digest

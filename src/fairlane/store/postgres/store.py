@@ -111,7 +111,8 @@ class PostgresStore:
         return await self._ask(lambda connection: policies.declare(connection, policy))
 
     async def apply(self, policy: Policy, note: Note | None = None, *, accept_missing_keys: bool = False) -> Declared:
-        declared = await self.declare(policy)
+        now = self._clock.parameter()
+        declared = await self._ask(lambda connection: policies.declare(connection, policy, note, now))
         if not declared.is_drift:
             return declared
         async with self._claimer.locked(await self._claimer.queue(policy.queue), durable=True) as scheduling:

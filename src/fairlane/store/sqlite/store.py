@@ -92,12 +92,14 @@ class SqliteStore:
         self, tx: Transaction, policy: Policy, note: Note | None = None, accept_missing_keys: bool = False
     ) -> Declared:
         queue = claims.load_queue(tx, policy.queue)
+        now = self._clock.now()
         if queue is None:
             tx.run("insert_queue", policy.queue, policy.encoded, policy.digest)
+            if note is not None:
+                amending.record(tx, note, now, policy.queue, "version 1", None, policy.encoded)
             return Declared(policy, 1, is_drift=False)
         if queue.policy.digest == policy.digest:
             return Declared(queue.policy, queue.version, is_drift=False)
-        now = self._clock.now()
         claims.replace_policy(tx, queue, policy, now, accept_missing_keys=accept_missing_keys)
         if note is not None:
             target = f"version {queue.version + 1}"
