@@ -18,7 +18,7 @@ from typing import Any
 
 import asyncpg
 
-__all__ = ["Drain", "drain"]
+__all__ = ["Drain", "drain", "stop"]
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT = 300.0
@@ -63,7 +63,7 @@ def drain(
             asyncio.run(_until(url, DRAINED, 1, crew))
             drained = asyncio.run(_drain_seconds(url))
         finally:
-            _stop(crew)
+            stop(crew)
         entries: Sequence[dict[str, Any]] = [json.loads(file.read_text()) for file in Path(ledger).glob("*.json")]
     return Drain(
         jobs=jobs,
@@ -109,7 +109,8 @@ async def _drain_seconds(url: str) -> float:
         await connection.close()
 
 
-def _stop(crew: Sequence[subprocess.Popen[bytes]]) -> None:
+def stop(crew: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Ask processes to end, and see to it that they do."""
     _each(crew, lambda process: process.send_signal(signal.SIGTERM))
     for process in crew:
         try:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = """
 from datetime import UTC, datetime
 from typing import reveal_type
-from fairlane import App, Backoff, Call, Job
+from fairlane import App, Backoff, Call, Effects, Job
 
 app = App("sqlite://")
 reports = app.queue("reports")
@@ -34,6 +34,7 @@ async def bare(name: str) -> None: ...
 async def main() -> None:
     await deliver.enqueue(42, account="acme", endpoint="api.acme.com")
     await deliver.using(priority=5, delay="10m", keys={"account": 1}).enqueue(42, "acme")
+    await deliver.using(on_dead=Effects(enqueue=[resize.call("a")], put={"b": 1})).enqueue(42, "acme")
     await app.enqueue_many([deliver.call(1, "acme")])
     await deliver.enqueue_many([deliver.call(1, "acme")])
     deliver.enqueue_sync(1, "acme")
@@ -50,6 +51,7 @@ MISTAKES = [
     ('await deliver.using(priority=5).enqueue("42", "acme")', "arg-type", 'incompatible type "str"; expected "int"'),
     ('deliver.call("42", "acme")', "arg-type", '"call" of "BoundTask" has incompatible type "str"'),
     ('deliver.enqueue_sync("42", "acme")', "arg-type", '"enqueue_sync" of "BoundTask" has incompatible type "str"'),
+    ("deliver.using(on_dead=resize)", "arg-type", 'expected "Effects | None"'),
     ("await resize.enqueue(5)", "arg-type", 'incompatible type "int"; expected "str"'),
     ('deliver.using(colour="red")', "call-arg", 'Unexpected keyword argument "colour" for "using"'),
     ('text: str = await (await deliver.enqueue(1, "a")).result()', "assignment", 'expression has type "float"'),

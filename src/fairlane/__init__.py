@@ -38,19 +38,23 @@ from fairlane.handle import Enqueued, Foreseen, Job
 from fairlane.held_claim import HeldClaim
 from fairlane.job import AttemptRecord, JobRecord, Outcome, State
 from fairlane.operations import Operations
-from fairlane.policy import Backoff, Concurrency, Fair, Limit, Policy, Rate, Unique
+from fairlane.policy import AdaptiveConcurrency, Backoff, Breaker, Concurrency, Fair, Limit, Policy, Rate, Unique
+from fairlane.policy.reasons import Reason
 from fairlane.queue import Queue
+from fairlane.scheduler.explain import Explanation
 from fairlane.task import BoundTask, Call, Task
 from fairlane.values import ABSENT, Page, Values
 from fairlane.worker import Health, JobContext, QueueShare, Worker, WorkerOptions, context, run_worker
 
 __all__ = [
     "ABSENT",
+    "AdaptiveConcurrency",
     "AlreadySettled",
     "App",
     "AttemptRecord",
     "Backoff",
     "BoundTask",
+    "Breaker",
     "Call",
     "Cancel",
     "ClaimLost",
@@ -61,6 +65,7 @@ __all__ = [
     "DuplicateJob",
     "Effects",
     "Enqueued",
+    "Explanation",
     "Fair",
     "FairlaneError",
     "Foreseen",
@@ -88,6 +93,7 @@ __all__ = [
     "Queue",
     "QueueShare",
     "Rate",
+    "Reason",
     "ResultTimeout",
     "Retry",
     "SchemaError",

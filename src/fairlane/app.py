@@ -28,7 +28,6 @@ from fairlane.declaring import (
     key_source,
     name_of,
 )
-from fairlane.effects import Stamp
 from fairlane.errors import (
     ConfigurationError,
     InvalidJob,
@@ -47,6 +46,7 @@ from fairlane.policy.retry import Backoff
 from fairlane.policy.unique import Conflict, Unique
 from fairlane.producing import Producing
 from fairlane.queue import Hand, Queue
+from fairlane.stamping import Stamp
 from fairlane.store.protocol import Retention, Store
 from fairlane.task import (
     AsyncTask,
@@ -406,6 +406,10 @@ class App:
             return Job(job if isinstance(job, UUID) else UUID(job), self)
         except (ValueError, TypeError, AttributeError):
             raise InvalidJob(f"{job!r} is not the id of a job; ids are UUIDs") from None
+
+    def known_tasks(self) -> list[str]:
+        """The names of the tasks of this app."""
+        return [task.name for task in self.registry]
 
     def codec_of(self, task: str) -> Codec | None:
         """How a task's calls and results are stored; `None` for a task of another program."""

@@ -22,6 +22,7 @@ __all__ = [
     "SystemClock",
     "as_datetime",
     "as_instant",
+    "duration_text",
     "microseconds",
     "parse_duration",
 ]
@@ -149,3 +150,9 @@ def parse_duration(text: str) -> int:
     if not stripped or end != len(stripped) or total > MAX_DURATION:
         raise ConfigurationError(f"{text!r} is not a duration; write a number and a unit, such as 250ms, 10m or 1h30m")
     return round(total)
+
+
+def duration_text(duration: int) -> str:
+    """Microseconds as the shortest text that `parse_duration` reads back exactly."""
+    unit = next(unit for unit in ("d", "h", "m", "s", "ms", "us") if duration % _UNITS[unit] == 0)
+    return f"{duration // _UNITS[unit]}{unit}"

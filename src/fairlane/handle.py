@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from datetime import timedelta
 from typing import Any, Generic, Protocol, TypeVar, cast
 from uuid import UUID
@@ -13,6 +13,7 @@ from fairlane.clock import microseconds
 from fairlane.codec import Codec
 from fairlane.errors import JobCancelled, JobFailed, ResultTimeout
 from fairlane.job import AttemptRecord, JobRecord, Outcome, State
+from fairlane.scheduler.explain import Explanation, explain
 from fairlane.store.protocol import Store
 
 __all__ = ["Enqueued", "Foreseen", "Job", "JobSource"]
@@ -27,6 +28,8 @@ class JobSource(Protocol):
     async def opened(self) -> Store: ...
 
     def codec_of(self, task: str) -> Codec | None: ...
+
+    def known_tasks(self) -> Collection[str]: ...
 
     def run_blocking(self, work: Coroutine[Any, Any, T]) -> T: ...
 
@@ -63,6 +66,10 @@ class Job(Generic[R]):
         """Where the job is in its life."""
         return (await self.record()).state
 
+    async def explain(self) -> Explanation:
+        """Everything that holds the job: until when, and who. Looking changes nothing."""
+        return explain(await (await self._source.opened()).examine(job=self.id), self._source.known_tasks())
+
     async def cancel(self) -> State:
         """Cancel the job if it waits, ask it to stop if it runs. Returns the state it is in now."""
         return await (await self._source.opened()).cancel(self.id)
@@ -88,6 +95,10 @@ class Job(Generic[R]):
     def status_sync(self) -> State:
         """`status` for code that is not async."""
         return self._source.run_blocking(self.status())
+
+    def explain_sync(self) -> Explanation:
+        """`explain` for code that is not async."""
+        return self._source.run_blocking(self.explain())
 
     def cancel_sync(self) -> State:
         """`cancel` for code that is not async."""

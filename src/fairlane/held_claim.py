@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from fairlane.clock import Clock, Instant, microseconds
-from fairlane.effects import Effects, Stamp, stamped_effects
+from fairlane.effects import Effects
 from fairlane.errors import AlreadySettled, ClaimLost, ConfigurationError, UndecodablePayload, UnknownTask
 from fairlane.job import Claim, State
 from fairlane.policy.retry import Backoff
@@ -25,6 +25,7 @@ from fairlane.scheduler.settlement import (
     Snoozed,
     settle,
 )
+from fairlane.stamping import Stamp, stamped_effects
 from fairlane.store.protocol import Store
 from fairlane.task import LONGEST_DELAY, Duration, Registry
 from fairlane.worker.outcomes import bounded, storable

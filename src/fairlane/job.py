@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from threading import Lock
 from typing import Literal
@@ -16,7 +17,9 @@ __all__ = [
     "AttemptRecord",
     "Claim",
     "JobRecord",
+    "NewIds",
     "NewJob",
+    "OnDead",
     "Outcome",
     "StampedEffects",
     "State",
@@ -106,6 +109,8 @@ class NewJob(msgspec.Struct, frozen=True):
     run_at: Instant | None = None
     """Or the instant at which it is due."""
     unique: UniqueKey | None = None
+    on_dead: bytes | None = None
+    """What is to land when it dies: an `OnDead` as it is stored."""
 
 
 class StampedEffects(msgspec.Struct, frozen=True):
@@ -117,6 +122,33 @@ class StampedEffects(msgspec.Struct, frozen=True):
 
     def __bool__(self) -> bool:
         return bool(self.jobs or self.puts or self.deletes)
+
+
+NewIds = Callable[[int], Sequence[UUID]]
+"""So many ids that no job has."""
+
+
+class OnDead(msgspec.Struct, frozen=True):
+    """Effects that wait for a job's death. They can land more than once: who is replayed may die again."""
+
+    effects: StampedEffects
+    named: frozenset[UUID] = frozenset()
+    """Follow-ups whose ids were given by the producer. The others have a new one at every death."""
+
+    def encode(self) -> bytes:
+        return msgspec.msgpack.encode(self)
+
+    @classmethod
+    def decode(cls, stored: bytes) -> OnDead:
+        """As it was stored, or a `msgspec.DecodeError`."""
+        return msgspec.msgpack.decode(stored, type=cls)
+
+    def landing(self, new_ids: NewIds) -> StampedEffects:
+        """What lands at one death."""
+        jobs = self.effects.jobs
+        fresh = iter(new_ids(sum(job.id not in self.named for job in jobs)))
+        landing = (job if job.id in self.named else msgspec.structs.replace(job, id=next(fresh)) for job in jobs)
+        return msgspec.structs.replace(self.effects, jobs=tuple(landing))
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -161,6 +193,8 @@ class JobRecord(msgspec.Struct, frozen=True):
     cancel_requested: bool
     replays: int = 0
     """How often it was put back after it had ended; `attempt` counts from the last time on."""
+    has_on_dead: bool = False
+    """It has declared something for its death."""
 
 
 class AttemptRecord(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from fairlane.clock import SECOND, Clock
+from fairlane.effects import Effects
 from fairlane.errors import UnknownQueue
 from fairlane.job import NewJob, new_job_ids
 from fairlane.policy.policy import Policy
@@ -57,7 +58,9 @@ class Producing:
         jobs: list[NewJob] = []
         for number, (call, job) in enumerate(zip(calls, ids, strict=True), start=1):
             policy = self.policies.get(_queue_of(call)) or await self._learn(call)
-            jobs.append(stamp(call, call.options.id or job, policy, self._max_payload))
+            if call.options.on_dead is not None:
+                await self._learn_all(call.options.on_dead)
+            jobs.append(stamp(call, call.options.id or job, policy, self._max_payload, self.stamp))
             if number % STAMP_AT_ONCE == 0:
                 await asyncio.sleep(0)
         return jobs
@@ -69,7 +72,7 @@ class Producing:
         if policy is None:
             raise _unknown(call)
         (job,) = new_job_ids(self._clock.now(), 1)
-        return stamp(call, call.options.id or job, policy, self._max_payload)
+        return stamp(call, call.options.id or job, policy, self._max_payload, self.stamp)
 
     async def look_again(self) -> None:
         """Look up the policies in force, if that was long ago."""
@@ -79,6 +82,15 @@ class Producing:
         for name in list(self.policies):
             if (stored := await self._store.policy(name)) is not None:
                 self.policies[name] = stored.policy
+
+    async def _learn_all(self, effects: Effects) -> None:
+        """The policies of follow-ups, and of what may follow upon those."""
+        for call in effects.enqueue:
+            if isinstance(call, Call):  # else it is refused when it is stamped
+                if _queue_of(call) not in self.policies:
+                    await self._learn(call)
+                if call.options.on_dead is not None:
+                    await self._learn_all(call.options.on_dead)
 
     async def _learn(self, call: Call[Any]) -> Policy:
         """The policy of a queue that was declared after the app was opened, or by another program."""

@@ -10,8 +10,10 @@ from typing import Any, Protocol
 
 from fairlane.clock import microseconds
 from fairlane.errors import ConfigurationError
+from fairlane.explaining import explain_queue
 from fairlane.held_claim import ClaimSource, HeldClaim, HeldLease, as_lease, renew_together, settle_together
 from fairlane.policy.policy import Policy
+from fairlane.scheduler.explain import Explanation
 from fairlane.scheduler.settlement import Released, settle
 from fairlane.store.protocol import Claimed, Store, WorkerIdentity
 from fairlane.task import Duration
@@ -87,6 +89,11 @@ class Queue:
         """
         hand = await self._source.hand(self.policy)
         return await hand.ear.wait(self.name, None if timeout is None else max(0, microseconds(timeout)))
+
+    async def explain(self, **keys: object) -> Explanation:
+        """Everything that holds all jobs of the queue, or all of these keys in it, and what would start next."""
+        hand = await self._source.hand(self.policy)
+        return await explain_queue(hand.store, self.name, keys)
 
     async def renew(self, claims: Iterable[HeldClaim], lease: Duration | None = None) -> None:
         """Hold these claims for another lease. What was settled meanwhile is left out; `ClaimLost` names the lost."""

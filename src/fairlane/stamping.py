@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from uuid import UUID
 
-from fairlane.errors import InvalidKey
-from fairlane.job import NewJob
+from fairlane.codec import encode_value
+from fairlane.effects import Effects
+from fairlane.errors import InvalidJob, InvalidKey, PayloadTooLarge
+from fairlane.job import NewJob, OnDead, StampedEffects
 from fairlane.policy.keys import BUILT_IN, canonical_keys, lane_id
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import unique_key
 from fairlane.task import Call, Task
+from fairlane.values import checked_key
 
-__all__ = ["stamp"]
+__all__ = ["Stamp", "stamp", "stamped_effects"]
+
+Stamp = Callable[[Call[Any]], NewJob]
+"""Makes a job of a call, under the policies in force."""
 
 
-def stamp(call: Call[Any], job: UUID, policy: Policy, max_payload: int) -> NewJob:
-    """The job that a call asks for, under the policy in force for its queue."""
+def stamp(call: Call[Any], job: UUID, policy: Policy, max_payload: int, stamp_follow_up: Stamp | None = None) -> NewJob:
+    """The job that a call asks for, under the policy in force for its queue.
+
+    `stamp_follow_up` is for what it declares for its death; who has no such calls need not give it.
+    """
     task, options = call.task, call.options
     task.codec.check_call(call.args, call.kwargs)
     keys = _keys(task, policy, call)
@@ -38,7 +47,46 @@ def stamp(call: Call[Any], job: UUID, policy: Policy, max_payload: int) -> NewJo
         options.delay,
         options.run_at,
         None if unique is None else unique_key(unique, task.name, call.args, call.kwargs, payload),
+        None if options.on_dead is None else _on_dead(task, job, options.on_dead, stamp_follow_up, max_payload),
     )
+
+
+def stamped_effects(effects: Effects, stamp: Stamp, max_value: int) -> StampedEffects:
+    """Effects as the store takes them; whatever cannot be stored is refused here, before anything is."""
+    for call in effects.enqueue:
+        if not isinstance(call, Call):
+            raise InvalidJob(f"a follow-up is a call, not a {type(call).__name__}; write task.call(…)")
+        if call.options.tx is not None:
+            raise InvalidJob(f"{call!r} names a transaction; a follow-up lands with its job, and takes none")
+    return StampedEffects(
+        tuple(stamp(call) for call in effects.enqueue),
+        {checked_key(key): encode_value(key, value, max_value) for key, value in effects.put.items()},
+        tuple(checked_key(key) for key in effects.delete),
+    )
+
+
+def _on_dead(task: Task[..., Any], job: UUID, effects: Effects, stamp: Stamp | None, max_payload: int) -> bytes | None:
+    """What a job declares for its death, as it is stored with it; nothing, if it says nothing."""
+    assert stamp is not None, "calls that declare something for their death are stamped by a producer"
+    stamped = stamped_effects(effects, stamp, max_payload)
+    if not stamped:
+        return None
+    taken = {job}
+    for call in effects.enqueue:
+        if call.options.id in taken:
+            raise InvalidJob(
+                f"task {task.name!r}: on_dead: {call!r} has the id {call.options.id} of another job; "
+                "give each follow-up an id of its own, or none"
+            )
+        if call.options.id is not None:
+            taken.add(call.options.id)
+    encoded = OnDead(stamped, frozenset(taken - {job})).encode()
+    if len(encoded) > max_payload:
+        raise PayloadTooLarge(
+            f"task {task.name!r}: what it declares for its death takes {len(encoded):,} bytes, more than the "
+            f"{max_payload:,} allowed; store the data elsewhere and pass its address, or raise App(max_payload=…)"
+        )
+    return encoded
 
 
 def _keys(task: Task[..., Any], policy: Policy, call: Call[Any]) -> dict[str, str | None]:

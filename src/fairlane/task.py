@@ -16,6 +16,7 @@ from uuid import UUID
 
 from fairlane.clock import SECOND, Instant, as_instant, microseconds
 from fairlane.codec import Codec
+from fairlane.effects import Effects
 from fairlane.errors import ConfigurationError, InvalidJob, UnknownTask
 from fairlane.handle import Enqueued, Foreseen, Job
 from fairlane.policy.retry import Backoff
@@ -72,6 +73,14 @@ def check_id(what: str, given: object) -> UUID | None:
         raise InvalidJob(f"{what}: id={given!r} is not a UUID; give one, such as uuid.uuid4(), or none") from None
 
 
+def check_effects(what: str, given: object) -> Effects | None:
+    if given is None:
+        return None
+    if not isinstance(given, Effects):
+        raise InvalidJob(f"{what}: on_dead={given!r} is not an Effects(…)")
+    return given.copy()
+
+
 def as_unique(given: object) -> Unique | None:
     return given if given is None or isinstance(given, Unique) else Unique(given)
 
@@ -124,6 +133,7 @@ class EnqueueOptions:
     run_at: Instant | None = None
     id: UUID | None = None
     unique: Unique | None = None
+    on_dead: Effects | None = None
 
     def over(self, base: EnqueueOptions) -> EnqueueOptions:
         """These options, and those of `base` where these leave a choice."""
@@ -138,6 +148,7 @@ class EnqueueOptions:
             run_at=timed.run_at,
             id=self.id,
             unique=base.unique if self.unique is None else self.unique,
+            on_dead=base.on_dead if self.on_dead is None else self.on_dead,
         )
 
 
@@ -228,14 +239,16 @@ class BoundTask(Generic[P, R]):
         max_attempts: int | None = None,
         id: UUID | str | None = None,
         unique: Unique | object | None = None,
+        on_dead: Effects | None = None,
     ) -> BoundTask[P, R]:
         """The same task with these options for its jobs; what is not given stays as it was.
 
         `id` is for one job: `DuplicateJob` if there is one already. `unique` is a `Unique(…)`; a value or a function of
-        the arguments means `Unique(value)`.
+        the arguments means `Unique(value)`. `on_dead` lands if the job dies, in the transaction in which it does.
         """
         what = f"task {self._task.name!r}"
         given: dict[str, Any] = {"tx": tx, "queue": queue, "id": check_id(what, id), "unique": as_unique(unique)}
+        given["on_dead"] = check_effects(what, on_dead)
         if priority is not None:
             given["priority"] = check_priority(what, priority)
         if max_attempts is not None:

@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairlane.errors import InvalidPolicy
-from fairlane.policy import Concurrency, Rate
+from fairlane.policy import BoundLimit, Concurrency, Level, Rate
+from fairlane.scheduler.board import Gate
+from fairlane.scheduler.snapshot import GateRow
 from tests.scheduler.ledger import too_fast
 
 NOW = 1_900_000_000_000_000
@@ -36,6 +38,23 @@ def test_no_window_holds_more_starts_than_burst_plus_rate_times_its_length(
         tat = rate.charged(tat, now, count) if count else tat
         starts += [now] * count
     assert too_fast(rate, starts) == []
+
+
+@settings(deadline=None, max_examples=400)
+@given(rates, st.integers(0, 250_000), st.lists(st.tuples(gaps, st.integers(1, 30), st.floats(0, 1)), max_size=25))
+def test_no_window_is_overfilled_for_whoever_counts_starts_that_come_some_time_after_their_claim(
+    rate: Rate, lag: int, calls: list[tuple[int, int, float]]
+) -> None:
+    gate, now = Gate(GateRow(b"", "", [], 0, 0, 0, 0, None), BoundLimit("", rate, Level.LANE), rate), NOW
+    starts: list[int] = []
+    for gap, asked, late in calls:
+        now += gap
+        before, count = gate.tat, min(asked, rate.room_at(gate, now))
+        if count:
+            rate.take(gate, now, count)
+            rate.postpone(gate, before, now, lag)
+            starts += [now + int(late * lag)] * count
+    assert too_fast(rate, sorted(starts)) == []
 
 
 @settings(deadline=None, max_examples=400)

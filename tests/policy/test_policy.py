@@ -126,6 +126,6 @@ def test_a16_a_policy_that_contradicts_itself_is_refused_and_the_queue_is_named(
 
 
 def test_a_stored_limit_of_an_unknown_kind_is_named() -> None:
-    document = Policy("q").to_document() | {"limits": [{"kind": "breaker", "by": []}]}
-    with pytest.raises(InvalidPolicy, match="'breaker'"):
+    document = Policy("q").to_document() | {"limits": [{"kind": "lottery", "by": []}]}
+    with pytest.raises(InvalidPolicy, match="'lottery'"):
         Policy.from_document(document)

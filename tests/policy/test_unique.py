@@ -133,3 +133,23 @@ def test_nobody_is_stored_while_the_key_is_held_unless_it_replaces(unique: Uniqu
     if not holder.holds(NOW):
         assert admission.stored == [job]
         assert admission.conflicts == {}
+
+
+def test_an_id_given_twice_is_left_to_the_store_to_refuse() -> None:
+    jobs = [new_job(1, None, b"1"), new_job(1, Unique("a"), b"1")]
+    assert admit(jobs, {}, NOW).stored == jobs
+
+
+def test_a_job_that_is_replaced_twice_at_once_goes_for_the_one_that_is_stored() -> None:
+    newest = Unique("a", on_conflict="replace")
+    first, last = new_job(1, newest, b"1"), new_job(2, newest, b"1")
+    old = Holder(UUID(int=9), b"", Until.DONE, None, State.READY, has_started=False)
+    admission = admit([first, last], {unique_id("deliver", ("a",)): old}, NOW)
+    assert (admission.stored, admission.replaced) == ([last], {old.job: last.id})
+
+
+def test_the_id_of_a_job_that_is_gone_is_free_although_its_key_remembers_it() -> None:
+    again = new_job(1, Unique("a"), b"1")
+    gone = Holder(again.id, b"", Until.DONE, None, None, has_started=True)
+    admission = admit([again], {unique_id("deliver", ("a",)): gone}, NOW)
+    assert (admission.stored, admission.own) == ([again], set())

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlane.job import Claim, State
+from fairlane.job import Claim, NewJob, OnDead, StampedEffects, State
 from fairlane.scheduler.settlement import (
     Cancelled,
     Died,
@@ -122,3 +122,45 @@ def test_a_job_whose_attempts_are_used_up_never_runs_again(outcome: Outcome, att
     settlement = settle(claim(attempt, most), outcome, RAN)
     assert settlement.counts_attempt
     assert (settlement.to is State.DEAD) == (attempt >= most)
+
+
+def follow_up(number: int) -> NewJob:
+    return NewJob(UUID(int=number), "q", "task", 0, b"lane", {}, {}, b"[]", 3)
+
+
+def new_ids(count: int) -> list[UUID]:
+    return [UUID(int=1_000 + n) for n in range(count)]
+
+
+def test_only_death_applies_what_was_declared_for_it() -> None:
+    for _, attempt, outcome, _ in TABLE:
+        settlement = settle(claim(attempt), outcome, RAN)
+        assert settlement.is_death is (settlement.to is State.DEAD)
+
+
+def test_a_death_has_the_effects_that_were_declared_and_new_ids_where_none_was_chosen() -> None:
+    declared = StampedEffects((follow_up(10), follow_up(11), follow_up(12)), {"a": b"1"}, ("b",))
+    stored = OnDead(declared, frozenset({UUID(int=11)})).encode()
+    death = settle(claim(3), Died("x"), RAN).with_on_dead(stored, new_ids)
+    expected = StampedEffects((follow_up(1_000), follow_up(11), follow_up(1_001)), {"a": b"1"}, ("b",))
+    assert death == settled(State.DEAD, "dead", error="x", effects=expected)
+
+
+@pytest.mark.parametrize("stored", [b"", b"\xc1", msgspec.msgpack.encode({"effects": 5}), b"\x81\xff\xff"])
+def test_what_cannot_be_read_is_left_out_of_a_death_that_says_so(stored: bytes) -> None:
+    death = settle(claim(3), Died("x"), RAN).with_on_dead(stored, new_ids)
+    assert death.to is State.DEAD
+    assert death.effects is None
+    assert (death.error or "").startswith("x\n\nits on_dead effects were refused: ")
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_keep_a_job_from_dying(stored: bytes) -> None:
+    assert settle(claim(3), Died(""), RAN).with_on_dead(stored, new_ids).to is State.DEAD
+
+
+def test_effects_for_death_are_stored_whole() -> None:
+    nested = OnDead(StampedEffects(puts={"deep": b"\x00\xff"})).encode()
+    job = msgspec.structs.replace(follow_up(10), on_dead=nested, delay=5, keys={"account": None})
+    declared = OnDead(StampedEffects((job,), {"k": b"1"}, ("d",)), frozenset({job.id}))
+    assert OnDead.decode(declared.encode()) == declared

@@ -11,14 +11,18 @@ import time
 from asyncio.subprocess import PIPE, Process
 from pathlib import Path
 from typing import get_args
+from uuid import UUID, uuid5
 
 import msgspec
 
-from fairlane.job import Claim
-from tests.store.harness import Database, Kind, claim, finish, worker_named
+from fairlane.job import Claim, StampedEffects
+from fairlane.policy import Policy
+from fairlane.scheduler.settlement import Done, settle
+from tests.store.harness import Database, Kind, claim, finish, new_jobs, worker_named
 
-__all__ = ["Run", "run_together"]
+__all__ = ["FOLLOW_UPS", "Run", "follow_up_of", "killed_while_it_acks", "run_together"]
 
+FOLLOW_UPS = Policy("follow-ups")
 ROOT = Path(__file__).resolve().parent.parent.parent
 WATCHDOG = 120.0
 
@@ -42,6 +46,23 @@ async def run_together(what: str, database: Database, count: int) -> list[bytes]
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+
+
+async def killed_while_it_acks(database: Database, acks: int) -> None:
+    """Let a process ack jobs, each with a follow-up and a value, and kill it in the middle of it."""
+    process = await _started("ack", database)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"ready\n", "a process did not come up; its error is on stderr"
+    process.stdin.write(b"go\n")
+    for _ in range(acks):
+        assert await asyncio.wait_for(process.stdout.readline(), WATCHDOG) == b"acked\n"
+    process.kill()
+    await process.communicate()
+
+
+def follow_up_of(job: UUID) -> UUID:
+    return uuid5(job, "follow-up")
 
 
 async def _started(what: str, database: Database) -> Process:
@@ -95,10 +116,30 @@ async def work(database: Database) -> list[Run]:
     return runs
 
 
+async def ack(database: Database) -> list[str]:
+    """Claim and ack with effects until nothing is left, and say so each time."""
+    store = await database.open()
+    _wait_for_the_others()
+    while claims := await claim(store, "webhooks", 1):
+        for each in claims:
+            (job,) = new_jobs(FOLLOW_UPS)
+            effects = StampedEffects((msgspec.structs.replace(job, id=follow_up_of(each.id)),), {str(each.id): b"1"})
+            assert await store.settle([settle(each, Done(None, effects), 1)]) == []
+            print("acked", flush=True)
+    await database.close()
+    return []
+
+
 async def main(what: str, kind: str, url: str) -> list[str] | list[Run]:
     (chosen,) = (each for each in get_args(Kind) if each == kind)
     database = Database(chosen, url)
-    return await migrate(database) if what == "migrate" else await work(database)
+    match what:
+        case "migrate":
+            return await migrate(database)
+        case "ack":
+            return await ack(database)
+        case _:
+            return await work(database)
 
 
 if __name__ == "__main__":

@@ -133,23 +133,6 @@ async def test_a_cancel_that_arrives_while_a_job_runs_survives(
     assert [each.outcome for each in await store.attempts(job)] == ["cancelled"]
 
 
-# L05
-async def test_a_cancel_racing_with_a_claim_is_never_forgotten(database: Database, clock: ManualClock) -> None:
-    one, other = await database.open(clock), await database.open(clock)
-    await one.declare(PLAIN)
-    for _ in range(30):
-        (job,) = await given_jobs(one, PLAIN)
-        claims, state = await asyncio.gather(claim(one, "webhooks"), other.cancel(job))
-        record = await one.job(job)
-        if claims:
-            assert (state, record.cancel_requested) == (State.RUNNING, True)
-            await finish(one, claims, Cancelled("as asked"))
-        else:
-            assert (state, record.state) == (State.CANCELLED, State.CANCELLED)
-    assert await claim(one, "webhooks") == []
-    assert (await one.counts("webhooks")).running == 0
-
-
 async def test_cancelled_jobs_are_no_longer_counted_as_ready(store: Store, clock: ManualClock) -> None:
     policy = Policy("webhooks", fair=Fair(by="account"), limits=(Concurrency(1, by="account"),))
     await store.declare(policy)

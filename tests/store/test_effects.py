@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from uuid import UUID
 
 import msgspec
@@ -105,6 +104,27 @@ async def test_a_duplicate_id_aborts_all_of_its_own_settlement_and_nothing_else(
     assert await store.get_value("fine") == b"1"
 
 
+async def test_of_a_batch_that_was_refused_each_can_be_settled_alone(store: Store) -> None:
+    # A store may have recorded some of them, or none; whoever settles them again does not lose them.
+    await given_jobs(store, PLAIN, count=3)
+    refused, plain, fine = await claim(store, "webhooks", 3)
+    (taken,) = new_jobs(OTHER)
+    await store.enqueue([taken])
+    bad, *good = done(refused, taken), settle(plain, Done(b"1"), 0), done(fine, put={"fine": b"1"})
+    with pytest.raises(DuplicateJob):
+        await store.settle([bad, *good])
+    for each in good:
+        assert await store.settle([each], is_repeated=True) == []
+    with pytest.raises(DuplicateJob):
+        await store.settle([bad], is_repeated=True)
+    assert [await state_of(store, each.id) for each in (refused, plain, fine)] == [
+        State.RUNNING,
+        State.DONE,
+        State.DONE,
+    ]
+    assert await store.get_value("fine") == b"1"
+
+
 async def test_settlements_with_and_without_effects_go_together(store: Store) -> None:
     await given_jobs(store, PLAIN, count=3)
     first, second, third = await claim(store, "webhooks", 3)
@@ -130,30 +150,6 @@ async def test_a_follow_up_wakes_whoever_waits_for_it(shared_database: Database)
     assert await soon(listener.wait(None)) is True
     assert ids(await claim(waiting, "email", worker=worker)) == [follow_up.id]
     await listener.close()
-
-
-# L02, L16
-async def test_an_ack_with_effects_and_a_reaper_at_the_same_instant(shared_database: Database) -> None:
-    clock = ManualClock()
-    acking, reaping = [await shared_database.open(clock) for _ in range(2)]
-    await acking.declare(PLAIN)
-    await acking.declare(OTHER)
-    won = 0
-    for turn in range(40):
-        held = await held_claim(acking)
-        clock.advance(2 * LEASE.total_seconds())
-        (follow_up,) = new_jobs(OTHER)
-        lost, _ = await soon(
-            asyncio.gather(acking.settle([done(held, follow_up, put={f"{turn}": b"1"})]), reaping.reap())
-        )
-        followed = await claim(acking, "email", 5)
-        landed = ids(followed) == [follow_up.id]
-        assert landed is (lost == [])
-        assert (await acking.get_value(f"{turn}") is not None) is landed
-        assert await state_of(acking, held.id) is (State.DONE if landed else State.READY)
-        won += landed
-        await finish(acking, [*followed, *await claim(acking, "webhooks", 5)])
-    assert 0 <= won <= 40
 
 
 def _unique(policy: Policy, *keys: str) -> list[NewJob]:

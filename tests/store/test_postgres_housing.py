@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Coroutine
+from random import Random
+from typing import Any, get_args
 
 import asyncpg
 import pytest
@@ -12,8 +13,10 @@ from fairlane.clock import ManualClock
 from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.scheduler.snapshot import Standing
 from fairlane.store.postgres import PostgresStore
-from tests.store.harness import SECOND, assert_at_rest, by_key, claim, claim_once, finish, given_jobs, ids
-from tests.store.test_random_walks import POLICIES, Walk
+from tests.model.home import Home
+from tests.model.life import Life
+from tests.model.steps import Call, End, Ending
+from tests.store.harness import SECOND, Database, assert_at_rest, by_key, claim, claim_once, finish, given_jobs, ids
 
 KEYS = ("account", "endpoint")
 FAIR = Policy("webhooks", fair=Fair(by="account", charge="count"), keys=KEYS)
@@ -316,15 +319,29 @@ async def test_a_change_of_policy_rearranges_the_lanes(
 async def test_whatever_happens_every_lane_is_stored_once_and_where_it_belongs(
     store: PostgresStore, clock: ManualClock, tables: asyncpg.Connection[Any], kind: str, seed: int
 ) -> None:
-    walk = Walk(store, clock, POLICIES[kind], 100 + seed)
-    await store.declare(walk.model.policy)
-    steps = [walk.enqueue] * 3 + [walk.claim] * 4 + [walk.settle] * 4 + [walk.pass_time] * 3
-    steps += [walk.reap, walk.cancel, walk.collect, walk.collect]
+    life = Life(Home(Database("postgres", ""), clock, store), clock, kind)
+    await store.declare(life.model.policy)
+    chance = Random(100 + seed)
     housed = own = 0
     for turn in range(120):
-        await (walk.apply if turn % 40 == 39 else walk.chance.choice(steps))()
+        await (life.apply(chance.randrange(3)) if turn % 40 == 39 else _some_step(life, chance))
         assert await tables.fetch(MISPLACED) == []
         now_housed, now_own = await homes(tables)
         housed, own = max(housed, now_housed), max(own, now_own)
-    assert min(housed, own) > 0, "the walk was meant to see flows of one lane and of several"
-    await walk.come_to_rest()
+    assert min(housed, own) > 0, "the life was meant to see flows of one lane and of several"
+    await life.come_to_rest()
+
+
+def _some_step(life: Life, chance: Random) -> Coroutine[Any, Any, None]:
+    some = Call(chance.choice("abcd"), chance.choice("xyz"), delay=chance.choice([None, None, SECOND]))
+    ends = [End(chance.randrange(30), chance.choice(get_args(Ending))) for _ in range(4)]
+    steps: list[Callable[[], Coroutine[Any, Any, None]]] = [
+        *[lambda: life.enqueue([some] * chance.choice([1, 2, 6]))] * 3,
+        *[lambda: life.claim(chance.choice([1, 2, 5, 20]), seconds=chance.choice([3, 30]))] * 4,
+        *[lambda: life.settle(ends)] * 4,
+        *[lambda: life.pass_time(chance.choice([700_001, 2 * SECOND + 3, 11 * SECOND + 1]))] * 3,
+        life.reap,
+        lambda: life.cancel(chance.randrange(30)),
+        *[lambda: life.collect(chance.choice([2, 1_000]))] * 2,
+    ]
+    return chance.choice(steps)()

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from fairlane.errors import DuplicateJob, StoreUnavailable
-from fairlane.job import Claim, StampedEffects, State
+from fairlane.job import Claim, OnDead, StampedEffects, State
 from fairlane.policy import Policy
-from fairlane.scheduler.settlement import Done, Failed, Released, settle
+from fairlane.scheduler.settlement import Died, Done, Failed, Released, settle
 from fairlane.store.postgres import PostgresStore
 from fairlane.store.postgres.connections import POOL_SIZE, is_lost
 from fairlane.store.protocol import Listener
@@ -284,6 +284,7 @@ def test_a_driver_that_is_confused_by_the_end_of_a_session_has_lost_it() -> None
 
 ROUNDS = int(os.environ.get("FAIRLANE_FAULT_ROUNDS", "120"))
 STEPS = 12  # begin, settle, enqueue, values, commit: each asked and answered, and then some
+DEATH_STEPS = {"a settlement": 24, "the reaper": 50}  # and the looking up, the savepoints, the reaper's own transaction
 
 
 # L16
@@ -305,6 +306,31 @@ async def test_effects_land_with_their_ack_or_not_at_all_wherever_the_connection
         (next_one,) = await claim(other, "webhooks", 5)
         assert next_one.id == follow_up.id
         await finish(other, [next_one])
+    assert proxy.cuts > ROUNDS * 3 // 4
+
+
+# L17
+@pytest.mark.parametrize("killer", ["a settlement", "the reaper"])
+async def test_effects_for_death_land_once_wherever_the_connection_is_cut(
+    store: PostgresStore, proxy: Proxy, other: PostgresStore, killer: str
+) -> None:
+    for turn in range(ROUNDS):
+        (follow_up,), (job,) = new_jobs(PLAIN, task="follow-up"), new_jobs(PLAIN, max_attempts=1)
+        declared = OnDead(StampedEffects((follow_up,), {f"turn {turn}": b"1"})).encode()
+        await store.enqueue([msgspec.structs.replace(job, on_dead=declared)])
+        (held,) = await claim(store, "webhooks", lease=LEASE if killer == "a settlement" else LEASE * 0)
+        proxy.cut_at(1 + turn % DEATH_STEPS[killer])
+        if killer == "a settlement":
+            assert await store.settle([settle(held, Died("no use"), 1_000)]) == []
+        else:
+            await store.reap()
+        proxy.cut_at(0)
+        assert (await other.job(held.id)).state is State.DEAD
+        assert await other.get_value(f"turn {turn}") == b"1"
+        (next_one,) = await claim(other, "webhooks", 5)
+        assert next_one.task == "follow-up"
+        await finish(other, [next_one])
+    assert (await other.reap()).next_due is None
     assert proxy.cuts > ROUNDS * 3 // 4
 
 

@@ -76,7 +76,7 @@ INDEXES = {
     "lock_expired_leases": {"leases_by_end"},
     "select_abandoned": {"jobs_pkey", "leases_pkey"},
     "cancel": {"jobs_pkey", "leases_pkey"},
-    "prune": {"attempts_pkey", "finished_pkey", "jobs_pkey", "uniques_of_job", "uniques_pkey"},
+    "prune": {"attempts_pkey", "finished_by_end", "finished_pkey", "jobs_pkey", "uniques_of_job", "uniques_pkey"},
     "walk_jobs": {"jobs_pkey"},
     "walk_jobs_of_queue": {"jobs_in_queue"},
     "walk_running_jobs": {"leases_by_end"},
@@ -84,7 +84,7 @@ INDEXES = {
     "select_fitting": {"jobs_pkey", "queues_pkey"},
     "lock_entries": {"finished_by_end", "jobs_pkey"},
     "replay": {"finished_pkey", "jobs_pkey", "waiters_pkey"},
-    "purge": {"attempts_pkey", "finished_pkey", "jobs_pkey"},
+    "purge": {"attempts_pkey", "finished_pkey", "jobs_pkey", "uniques_of_job", "uniques_pkey"},
     "retry_now": {"jobs_pkey", "waiters_pkey"},
     "count_beyond": {"finished_pkey"},
     "collect_lanes": {"lanes_newest", "queue_states_newest"},
@@ -94,6 +94,10 @@ INDEXES = {
     "withdraw_results": {"result_waiters_pkey"},
     "select_ended": {"jobs_pkey"},
     "select_traces": {"flows_newest", "gates_newest", "waiters_pkey"},
+    "select_on_dead": {"jobs_pkey"},
+    "lock_expired_lease": {"leases_pkey"},
+    "inherit_claims": {"jobs_pkey", "leases_pkey"},
+    "note_error": {"jobs_pkey"},
     "select_value": {"stored_values_pkey"},
     "replace_value": {"stored_values_pkey"},
     "delete_value": {"stored_values_pkey"},
@@ -180,6 +184,16 @@ async def test_a_hot_statement_keeps_to_its_indexes(
     plan = await plan_of(pinned, statement)
     assert walks(plan) == []
     assert indexes_of(plan) == INDEXES[statement]
+
+
+async def test_pruning_looks_at_nothing_that_is_not_old_yet(
+    store: PostgresStore, pinned: asyncpg.Connection[Any]
+) -> None:
+    await fill(store, 400)
+    (entries,) = [node for node in nodes(await plan_of(pinned, "prune")) if node.get("Index Name") == "finished_by_end"]
+    assert "is_dead" in entries["Index Cond"]
+    assert "(at <= " in entries["Index Cond"]
+    assert "Filter" not in entries
 
 
 async def test_claiming_and_finishing_a_job_leaves_its_indexes_alone(

@@ -15,7 +15,8 @@ import pytest
 from fairlane.job import Claim
 from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.scheduler.settlement import Done, Failed, Outcome, Released, settle
-from fairlane.store.postgres import PostgresStore
+from fairlane.store.postgres import PostgresStore, upkeep
+from fairlane.store.protocol import Pruned, Retention
 from tests.store.harness import given_jobs, worker_named
 
 POLICY = Policy(
@@ -47,6 +48,23 @@ async def connection(postgres_url: str) -> AsyncIterator[asyncpg.Connection[Any]
     connection = await asyncpg.connect(postgres_url)
     yield connection
     await connection.close()
+
+
+async def test_of_two_who_prune_by_count_the_second_does_not_remove_what_is_to_be_kept(
+    stores: list[PostgresStore], connection: asyncpg.Connection[Any]
+) -> None:
+    worker = worker_named("a worker")
+    retention = Retention(keep=4)
+    for _ in range(10):
+        await given_jobs(stores[0], POLICY, {"account": 0, "endpoint": 0})
+        claimed = await stores[0].claim("webhooks", lambda: 1, worker=worker, lease=timedelta(minutes=1))
+        await stores[0].settle([settle(claim, Done(None), 0) for claim in claimed.claims])
+    async with connection.transaction():
+        assert (await upkeep.prune(connection, retention, await stores[0].now(), 100)).jobs == 6
+        # To another, who cannot see that yet, six are too many as well: the next six.
+        assert await stores[1].prune(retention) == Pruned(0)
+    assert await stores[1].prune(retention) == Pruned(0)
+    assert await connection.fetchval("select count(*) from fairlane.jobs") == 4
 
 
 async def live_a_little(store: PostgresStore, seed: int) -> None:

@@ -7,9 +7,10 @@ from collections import Counter, defaultdict
 import msgspec
 import pytest
 
+from fairlane.job import State
 from fairlane.policy import Concurrency, Fair, Policy
-from tests.store.harness import Database, claim, given_jobs
-from tests.store.processes import Run, run_together
+from tests.store.harness import Database, claim, given_jobs, ids, state_of
+from tests.store.processes import FOLLOW_UPS, Run, follow_up_of, killed_while_it_acks, run_together
 
 
 def most_at_once(runs: list[Run]) -> int:
@@ -48,3 +49,25 @@ async def test_no_key_ever_has_more_in_flight_than_its_limit_among_processes(
     assert {account: most_at_once(own) for account, own in by_account.items() if most_at_once(own) > 3} == {}
     assert await claim(store, "webhooks", 10) == []
     assert (await store.counts("webhooks")).running == 0
+
+
+# L16, L18
+@pytest.mark.slow
+async def test_a_process_that_is_killed_while_it_acks_leaves_all_or_nothing_of_each_ack(
+    shared_database: Database,
+) -> None:
+    policy = Policy("webhooks")
+    store = await shared_database.open()
+    await store.declare(policy)
+    await store.declare(FOLLOW_UPS)
+    jobs = await given_jobs(store, policy, count=200)
+    for acks in (1, 7, 20, 3):
+        await killed_while_it_acks(shared_database, acks)
+    landed = []
+    for job in jobs:
+        is_done = await state_of(store, job) is State.DONE
+        assert (await store.get_value(str(job)) is not None) is is_done
+        if is_done:
+            landed.append(follow_up_of(job))
+    assert len(landed) >= 31
+    assert sorted(ids(await claim(store, "follow-ups", 200))) == sorted(landed)

@@ -8,18 +8,20 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
+import msgspec
 import pytest
 
 from fairlane.clock import ManualClock
 from fairlane.errors import JobNotFound, StoreUnavailable
-from fairlane.job import JobRecord, State
+from fairlane.job import JobRecord, StampedEffects, State
 from fairlane.policy import Policy
+from fairlane.policy.unique import Unique, unique_key
 from fairlane.scheduler.settlement import Cancelled, Died, Done, Failed
 from fairlane.store import awaiting
 from fairlane.store.postgres import PostgresStore
 from fairlane.store.protocol import Store
 from fairlane.store.sqlite import SqliteStore
-from tests.store.harness import MINUTE, SECOND, Database, claim, finish, given_jobs, soon
+from tests.store.harness import MINUTE, SECOND, Database, claim, finish, given_jobs, new_jobs, soon
 
 T = TypeVar("T")
 
@@ -127,6 +129,25 @@ async def test_whoever_waits_in_another_process_is_told_too(
     await soon(is_heard(here, [job]))
     await end(there, clock, job)
     assert (await soon(waiting)).state is state
+
+
+@pytest.mark.parametrize("by_a_follow_up", [False, True], ids=["enqueue", "follow-up"])
+async def test_whoever_waits_for_a_job_that_is_replaced_is_told(store: Store, queue: str, by_a_follow_up: bool) -> None:
+    await given_jobs(store, PLAIN)
+    (held,) = await claim(store, "webhooks")
+    newest = Unique("a", on_conflict="replace")
+    old, new = (
+        msgspec.structs.replace(job, unique=unique_key(newest, job.task, (), {}, job.payload))
+        for job in new_jobs(PLAIN, count=2)
+    )
+    await store.enqueue([old])
+    waiting = asyncio.create_task(store.wait_until_ended(old.id, None))
+    await soon(is_heard(store, [old.id]))
+    if by_a_follow_up:
+        await finish(store, [held], Done(None, StampedEffects((new,))))
+    else:
+        await store.enqueue([new])
+    assert (await soon(waiting)).state is State.CANCELLED
 
 
 async def test_a_job_that_has_ended_is_there_at_once(store: Store, clock: ManualClock, queue: str) -> None:

@@ -133,39 +133,6 @@ async def test_settling_nothing_is_nothing(store: Store, queue: str) -> None:
 
 
 # L02
-async def test_a_settlement_and_the_reaper_at_the_same_instant_exactly_one_wins(
-    database: Database, clock: ManualClock
-) -> None:
-    policy = Policy("webhooks", limits=(Concurrency(3),))
-    worker, reaper = await database.open(clock), await database.open(clock)
-    await worker.declare(policy)
-    wins = {"settlement": 0, "reaper": 0}
-    for turn in range(40):
-        (job,) = await given_jobs(worker, policy)
-        (held,) = await claim(worker, "webhooks")
-        clock.advance("31s")
-        settling, reaping = worker.settle([settle(held, Done(b"1"), 5)]), reaper.reap()
-        if turn % 2:
-            lost, reaped = await asyncio.gather(settling, reaping)
-        else:
-            reaped, lost = await asyncio.gather(reaping, settling)
-        ended = await worker.job(job)
-        if lost:
-            wins["reaper"] += 1
-            assert lost == [job] == [each.job for each in reaped.settled]
-            assert (ended.state, ended.result) == (State.READY, None)
-            await finish(worker, await claim(worker, "webhooks"))
-        else:
-            wins["settlement"] += 1
-            assert reaped.settled == []
-            assert (ended.state, ended.result) == (State.DONE, b"1")
-        assert [each.attempt for each in await worker.attempts(job)] == ([1, 2] if lost else [1])
-    assert sum(wins.values()) == 40
-    assert await claim(worker, "webhooks") == []
-    assert (await worker.counts("webhooks")).running == 0
-
-
-# L02
 async def test_two_settlements_of_one_claim_at_the_same_instant_exactly_one_wins(
     database: Database, clock: ManualClock
 ) -> None:

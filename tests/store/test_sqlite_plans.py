@@ -1,4 +1,4 @@
-"""The operator's statements on SQLite keep to their indexes: none walks over the backlog."""
+"""Statements on SQLite keep to their indexes: none walks over the backlog, or over the history."""
 
 from __future__ import annotations
 
@@ -25,11 +25,22 @@ INDEXES = {
     "has_flow": set(),
     "has_gate": set(),
     "select_waiters": set(),
+    "select_heads": {"jobs_by_lane"},
+    "select_due_jobs": {"jobs_by_due"},
+    "next_due_job": {"jobs_by_due"},
+    "claim_jobs": set(),
+    "select_running": {"sqlite_autoindex_jobs_1"},
+    "finish_job": set(),
+    "select_finished": {"jobs_by_end"},
+    "delete_job": set(),
+    "delete_attempts": {"attempts_by_job"},
+    "delete_uniques_of_job": {"uniques_of_job"},
+    "delete_expired_uniques": {"uniques_by_end"},
 }
 
 
 @pytest.mark.parametrize("statement", sorted(INDEXES))
-async def test_an_operators_statement_keeps_to_its_indexes(statement: str, tmp_path: Path) -> None:
+async def test_a_statement_keeps_to_its_indexes(statement: str, tmp_path: Path) -> None:
     store = SqliteStore(str(tmp_path / "jobs.db"))
     await store.open()
     await store.close()
@@ -54,7 +65,13 @@ async def test_every_walk_is_in_the_order_of_its_index(tmp_path: Path) -> None:
     await store.close()
     connection = sqlite3.connect(tmp_path / "jobs.db")
     try:
-        for statement, count in (("walk_jobs", 2), ("walk_jobs_of_queue", 3), ("walk_finished", 5)):
+        for statement, count in (
+            ("walk_jobs", 2),
+            ("walk_jobs_of_queue", 3),
+            ("walk_finished", 5),
+            ("select_finished", 3),
+            ("select_heads", 3),
+        ):
             plan = connection.execute(f"explain query plan {STATEMENTS[statement]}", [None] * count).fetchall()
             assert [row[3] for row in plan if "TEMP B-TREE" in row[3]] == [], statement
     finally:

@@ -256,29 +256,3 @@ async def test_of_two_enqueues_of_one_key_at_once_exactly_one_is_stored(shared_d
         claims = await claim(stores[turn % 4], "webhooks", 10)
         assert sorted(ids(claims)) == sorted(each for _, each in stored)
         await finish(stores[turn % 4], claims)
-
-
-async def test_replace_against_start_loses_neither_and_runs_none_twice(shared_database: Database) -> None:
-    producer, worker = [await shared_database.open() for _ in range(2)]
-    await producer.declare(PLAIN)
-    newest = Unique("a", on_conflict="replace")
-    last: NewJob | None = None
-    started: list[UUID] = []
-    replaced: list[UUID] = []
-    for _ in range(100):
-        (new, outcome, holder), claims = await soon(
-            asyncio.gather(enqueue(producer, newest), claim(worker, "webhooks", 1))
-        )
-        assert outcome.is_stored
-        if outcome is Outcome.REPLACED and holder is not None:
-            replaced.append(holder)
-        started += ids(claims)
-        await finish(worker, claims)
-        last = new
-    started += ids(await claim(worker, "webhooks", 5))
-    assert last is not None
-    assert len(set(started)) == len(started)
-    assert last.id in started
-    assert [await state_of(worker, each) for each in replaced] == [State.CANCELLED] * len(replaced)
-    assert not {*replaced} & {*started}
-    assert len(started) + len(replaced) == 100

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from uuid import UUID
 
 import pytest
 
-from fairlane import App, ManualClock, State, StoreUnavailable
+from fairlane import App, DuplicateJob, ManualClock, State, StoreUnavailable
+from fairlane.scheduler.settlement import Settlement
 from tests.worker.harness import WatchedStore, until, working
 
 
@@ -123,6 +126,36 @@ async def test_a_settlement_that_fails_for_good_does_not_end_the_loop_and_takes_
         assert worker.health().is_well
     assert f"job {first.id}: its outcome (done) could not be recorded" in caplog.text
     assert worker.left_unsettled == 1
+
+
+async def test_what_is_settled_alone_after_its_batch_was_refused_may_have_landed_before(
+    app: App, store: WatchedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # PostgreSQL records what it can of such a batch. Unasked, it would call that lost.
+    both, real = asyncio.Event(), store.real.settle
+    asked: list[tuple[int, bool]] = []
+    started = 0
+
+    @app.task
+    async def work() -> None:
+        nonlocal started
+        started += 1
+        await both.wait()
+
+    async def refuse_batches(batch: Sequence[Settlement], *, is_repeated: bool = False) -> list[UUID]:
+        asked.append((len(batch), is_repeated))
+        if len(batch) > 1:
+            raise DuplicateJob(batch[0].job)
+        return await real(batch, is_repeated=is_repeated)
+
+    async with working(app):
+        monkeypatch.setattr(store.real, "settle", refuse_batches)
+        jobs = await work.enqueue_many([work.call(), work.call()])
+        await until(lambda: started == 2)
+        both.set()
+        for job in jobs:
+            await job.result()
+    assert asked == [(2, False), (1, True), (1, True)]
 
 
 async def test_running_jobs_go_on_while_the_database_is_away(app: App, store: WatchedStore, clock: ManualClock) -> None:

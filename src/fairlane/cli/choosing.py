@@ -22,7 +22,7 @@ __all__ = [
     "filter_options",
     "instant_of",
     "job_ids",
-    "keys_of",
+    "keys_given",
     "place_options",
     "selection_of",
     "time_of",
@@ -81,7 +81,6 @@ def filter_of(options: dict[str, Any], now: Instant, *, by_end: bool) -> JobFilt
     from fairlane.policy.keys import canonical_keys
     from fairlane.store.operators import JobFilter
 
-    keys = keys_of(options["keys"])
     since, until = instant_of("--since", options["since"], now), instant_of("--until", options["until"], now)
     state = options.get("state")
     span = (
@@ -93,12 +92,12 @@ def filter_of(options: dict[str, Any], now: Instant, *, by_end: bool) -> JobFilt
         queue=options["queue"],
         task=options["task"],
         state=None if state is None else State[state.upper()],
-        keys=canonical_keys(keys),
+        keys=canonical_keys(keys_given(options["keys"])),
         **span,
     )
 
 
-def keys_of(given: tuple[str, ...]) -> dict[str, str]:
+def keys_given(given: tuple[str, ...]) -> dict[str, str]:
     """`account=acme` as keys by name."""
     keys: dict[str, str] = {}
     for each in given:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fairlane.cli.changing import change, change_options, key_option, lasting_options, tell_overrides
-from fairlane.cli.choosing import keys_of, place_options
+from fairlane.cli.choosing import keys_given, place_options
 
 if TYPE_CHECKING:
     from fairlane.clock import Instant
@@ -54,7 +54,7 @@ def set_limit(queue: str, limit: str, number: float, keys: tuple[str, ...], **op
     """
     from fairlane import operations
 
-    named = keys_of(keys)
+    named = keys_given(keys)
     change(lambda store, intent: operations.set_limit(store, queue, limit, number, intent, keys=named), options)
 
 
@@ -72,7 +72,7 @@ def clear_limit(queue: str, limit: str, keys: tuple[str, ...], **options: Any) -
     """
     from fairlane import operations
 
-    named = keys_of(keys)
+    named = keys_given(keys)
     change(lambda store, intent: operations.clear_limit(store, queue, limit, intent, keys=named), options)
 
 
@@ -159,7 +159,7 @@ def set_weight(queue: str, number: float, keys: tuple[str, ...], **options: Any)
     """
     from fairlane import operations
 
-    named = keys_of(keys)
+    named = keys_given(keys)
     change(lambda store, intent: operations.set_weight(store, queue, number, intent, keys=named), options)
 
 
@@ -176,7 +176,7 @@ def clear_weight(queue: str, keys: tuple[str, ...], **options: Any) -> None:
     """
     from fairlane import operations
 
-    named = keys_of(keys)
+    named = keys_given(keys)
     change(lambda store, intent: operations.clear_weight(store, queue, intent, keys=named), options)
 
 
@@ -195,7 +195,7 @@ def boost(queue: str, keys: tuple[str, ...], factor: float, **options: Any) -> N
     """
     from fairlane import operations
 
-    named = keys_of(keys)
+    named = keys_given(keys)
     change(lambda store, intent: operations.boost(store, queue, factor, intent, keys=named), options)
 
 

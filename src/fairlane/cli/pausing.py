@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from fairlane.cli.changing import change, change_options, key_option, lasting_options
-from fairlane.cli.choosing import keys_of
+from fairlane.cli.choosing import keys_given
 
 __all__ = ["pause", "resume", "suspend", "unsuspend"]
 
@@ -31,7 +31,7 @@ def pause(queue: str, keys: tuple[str, ...], task: str | None, **options: Any) -
     """
     from fairlane import operations
 
-    named = keys_of(keys)
+    named = keys_given(keys)
     change(lambda store, intent: operations.pause(store, queue, intent, keys=named, task=task), options)
 
 
@@ -50,7 +50,7 @@ def resume(queue: str, keys: tuple[str, ...], task: str | None, **options: Any) 
     """
     from fairlane import operations
 
-    named = keys_of(keys)
+    named = keys_given(keys)
     change(lambda store, intent: operations.resume(store, queue, intent, keys=named, task=task), options)
 
 

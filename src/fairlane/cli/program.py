@@ -14,6 +14,7 @@ from fairlane.cli.dead import dead
 from fairlane.cli.demo import demo
 from fairlane.cli.doctor import doctor
 from fairlane.cli.enqueue import enqueue
+from fairlane.cli.explain import explain
 from fairlane.cli.jobs import jobs
 from fairlane.cli.limits import boost, limit, overrides, weight
 from fairlane.cli.migrate import migrate
@@ -68,6 +69,7 @@ for command in (
     demo,
     doctor,
     enqueue,
+    explain,
     jobs,
     limit,
     migrate,

@@ -51,6 +51,7 @@ def describe_job(record: JobRecord) -> dict[str, Any]:
         "progress": record.progress,
         "progress_message": record.progress_message,
         "cancel_requested": record.cancel_requested,
+        "has_on_dead": record.has_on_dead,
     }
 
 

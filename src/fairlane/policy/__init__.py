@@ -1,5 +1,7 @@
 """The vocabulary of policies: pure values and their arithmetic, without I/O and without a clock."""
 
+from fairlane.policy.adaptive import AdaptiveConcurrency
+from fairlane.policy.breaker import Breaker
 from fairlane.policy.fair import Fair
 from fairlane.policy.gates import Limit
 from fairlane.policy.keys import Keys, canonical_key, canonical_keys, flow_id, gate_id, lane_id
@@ -9,8 +11,10 @@ from fairlane.policy.retry import Backoff
 from fairlane.policy.unique import Unique
 
 __all__ = [
+    "AdaptiveConcurrency",
     "Backoff",
     "BoundLimit",
+    "Breaker",
     "Concurrency",
     "Fair",
     "Keys",

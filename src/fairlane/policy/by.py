@@ -6,7 +6,7 @@ import re
 
 from fairlane.errors import InvalidPolicy
 
-__all__ = ["By", "normalize_by"]
+__all__ = ["By", "normalize_by", "repr_by"]
 
 By = tuple[str, ...]
 
@@ -22,6 +22,13 @@ def normalize_by(what: str, by: str | tuple[str, ...] | None) -> By:
     if len(set(names)) != len(names):
         raise InvalidPolicy(f"{what}: by={by!r} names a key twice")
     return names
+
+
+def repr_by(by: By) -> str:
+    """The last argument of a declaration, as one would write it."""
+    if not by:
+        return ""
+    return f", by={by[0]!r}" if len(by) == 1 else f", by={by!r}"
 
 
 def _is_name(name: object) -> bool:

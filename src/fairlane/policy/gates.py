@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from fairlane.clock import Instant
 from fairlane.policy.by import By
+from fairlane.policy.reasons import Why
 
 __all__ = ["Ending", "GateState", "Limit"]
 
@@ -39,6 +40,11 @@ class Ending(Protocol):
     @property
     def unstarted(self) -> int:
         """Claims that were given back before they started."""
+        ...
+
+    @property
+    def since(self) -> Instant:
+        """When the oldest of those was claimed."""
         ...
 
     @property
@@ -85,6 +91,11 @@ class Limit(Protocol):
         """Charge jobs that start."""
         ...
 
+    def postpone(self, gate: GateState, before: Instant, now: Instant, lag: int) -> None:
+        """The jobs that were taken now start up to `lag` microseconds later: whoever counts their starts must find the
+        limit kept. `before` is what `tat` was before them."""
+        ...
+
     def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
         """Take note of claims of one task that ended; say whether the gate has changed.
 
@@ -99,6 +110,10 @@ class Limit(Protocol):
 
     def carry_over(self, gate: GateState, now: Instant) -> None:
         """Make the state its own that this limit left when it had another bound. `in_flight` is counted anew."""
+        ...
+
+    def why(self, gate: GateState, now: Instant) -> Why:
+        """What a gate without room has to say."""
         ...
 
     def with_bound(self, bound: float) -> Limit:

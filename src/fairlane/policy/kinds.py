@@ -6,12 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from fairlane.errors import InvalidPolicy
+from fairlane.policy.adaptive import AdaptiveConcurrency
+from fairlane.policy.breaker import Breaker
 from fairlane.policy.gates import Limit
 from fairlane.policy.limits import Concurrency, Rate
 
 __all__ = ["KINDS", "read_limit"]
 
 KINDS: Mapping[str, type[Any]] = {
+    "adaptive": AdaptiveConcurrency,
+    "breaker": Breaker,
     "concurrency": Concurrency,
     "rate": Rate,
 }

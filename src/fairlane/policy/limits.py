@@ -15,8 +15,10 @@ from typing import Any
 
 from fairlane.clock import SECOND, Instant, microseconds
 from fairlane.errors import ConfigurationError, InvalidPolicy
-from fairlane.policy.by import By, normalize_by
+from fairlane.policy.by import By, normalize_by, repr_by
+from fairlane.policy.checking import is_number, is_whole
 from fairlane.policy.gates import Ending, GateState
+from fairlane.policy.reasons import Reason, Why
 
 __all__ = ["Concurrency", "Rate"]
 
@@ -39,7 +41,7 @@ class Concurrency:
 
     def __init__(self, max: int, *, by: str | tuple[str, ...] | None = None) -> None:
         what = f"Concurrency({max!r})"
-        if not _is_whole(max):
+        if not is_whole(max):
             raise InvalidPolicy(f"{what}: the maximum is a whole number of jobs, not a {type(max).__name__}")
         if not 0 <= max <= MAX_COUNT:
             raise InvalidPolicy(f"{what}: the maximum is at least 0 (0 stops its keys) and at most {MAX_COUNT:,}")
@@ -47,7 +49,7 @@ class Concurrency:
         object.__setattr__(self, "by", normalize_by(what, by))
 
     def __repr__(self) -> str:
-        return f"Concurrency({self.max}{_repr_by(self.by)})"
+        return f"Concurrency({self.max}{repr_by(self.by)})"
 
     @property
     def identity(self) -> str:
@@ -77,6 +79,9 @@ class Concurrency:
     def take(self, gate: GateState, now: Instant, count: int) -> None:
         gate.in_flight += count
 
+    def postpone(self, gate: GateState, before: Instant, now: Instant, lag: int) -> None:
+        """A claimed job holds its slot, started or not."""
+
     def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
         gate.in_flight = max(0, gate.in_flight - ending.ended - ending.unstarted)
         return True
@@ -86,6 +91,9 @@ class Concurrency:
 
     def carry_over(self, gate: GateState, now: Instant) -> None:
         """What runs is counted anew; there is nothing else."""
+
+    def why(self, gate: GateState, now: Instant) -> Why:
+        return Why(Reason.CONCURRENCY, gate.in_flight, self.max)
 
     def with_bound(self, bound: float) -> Concurrency:
         return Concurrency(int(bound) if bound == int(bound) else bound, by=self.by)  # type: ignore[arg-type]
@@ -125,7 +133,7 @@ class Rate:
         by: str | tuple[str, ...] | None = None,
     ) -> None:
         what = f"Rate({limit!r}, per={per!r})"
-        if not _is_number(limit):
+        if not is_number(limit):
             raise InvalidPolicy(f"{what}: the rate is a number of jobs, such as 100 or 0.5")
         if limit <= 0:
             raise InvalidPolicy(
@@ -142,7 +150,7 @@ class Rate:
                 f"{what}: more than one job a microsecond cannot be told apart from no limit; remove it"
             )
         allowed = max(1, math.floor(limit)) if burst is None else burst
-        if not _is_whole(allowed) or not 1 <= allowed <= MAX_COUNT:
+        if not is_whole(allowed) or not 1 <= allowed <= MAX_COUNT:
             raise InvalidPolicy(f"{what}: burst={burst!r} is not a whole number of at least 1")
         # Rounded up: the rate that is kept is never above the one that was asked for.
         interval = math.ceil(Fraction(window) / Fraction(str(limit)))
@@ -153,7 +161,7 @@ class Rate:
         object.__setattr__(self, "interval", interval)
 
     def __repr__(self) -> str:
-        return f"Rate({self.limit:g}, per='{self.per / SECOND:g}s', burst={self.burst}{_repr_by(self.by)})"
+        return f"Rate({self.limit:g}, per='{self.per / SECOND:g}s', burst={self.burst}{repr_by(self.by)})"
 
     @property
     def identity(self) -> str:
@@ -190,6 +198,10 @@ class Rate:
     def take(self, gate: GateState, now: Instant, count: int) -> None:
         gate.tat = self.charged(gate.tat, now, count)
 
+    def postpone(self, gate: GateState, before: Instant, now: Instant, lag: int) -> None:
+        """As if they had been taken when they start. A bucket that is not full gives its tokens later anyway."""
+        gate.tat += max(0, now + lag - max(before, now))
+
     def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
         """Tokens come back for what never started, unless they were never taken here."""
         if not ending.unstarted or held is None:
@@ -202,6 +214,11 @@ class Rate:
 
     def carry_over(self, gate: GateState, now: Instant) -> None:
         gate.tat = self.carried_over(gate.tat, now)
+
+    def why(self, gate: GateState, now: Instant) -> Why:
+        return Why(
+            Reason.RATE, self.burst - self.room_at(gate, now), self.burst, f"{self.limit:g} per {_time(self.per)}"
+        )
 
     def with_bound(self, bound: float) -> Rate:
         """A burst that was as large as the rate goes with it."""
@@ -217,15 +234,6 @@ class Rate:
         return cls(document["limit"], per=per, burst=document["burst"], by=tuple(document["by"]))
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return _is_whole(value) or (isinstance(value, float) and math.isfinite(value))
-
-
-def _repr_by(by: By) -> str:
-    if not by:
-        return ""
-    return f", by={by[0]!r}" if len(by) == 1 else f", by={by!r}"
+def _time(amount: int) -> str:
+    seconds = amount / SECOND
+    return f"{seconds:g} s" if seconds < 120 else f"{seconds / 60:g} min"

@@ -19,6 +19,7 @@ from fairlane.errors import ConfigurationError, InvalidOverride
 from fairlane.policy.by import By
 from fairlane.policy.gates import Ending, GateState, Limit
 from fairlane.policy.keys import BUILT_IN, gate_id
+from fairlane.policy.reasons import Reason, Why
 
 if TYPE_CHECKING:
     from fairlane.policy.policy import Policy
@@ -124,6 +125,8 @@ class PauseGate:
 
     def take(self, gate: GateState, now: Instant, count: int) -> None: ...
 
+    def postpone(self, gate: GateState, before: Instant, now: Instant, lag: int) -> None: ...
+
     def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
         return False
 
@@ -131,6 +134,9 @@ class PauseGate:
         return None
 
     def carry_over(self, gate: GateState, now: Instant) -> None: ...
+
+    def why(self, gate: GateState, now: Instant) -> Why:
+        return Why(Reason.PAUSED, 0, 0)
 
     def with_bound(self, bound: float) -> Limit:
         raise InvalidOverride("a pause has no number")
@@ -163,6 +169,9 @@ class Suspended:
     def take(self, gate: GateState, now: Instant, count: int) -> None:
         self._limit.take(gate, now, count)
 
+    def postpone(self, gate: GateState, before: Instant, now: Instant, lag: int) -> None:
+        self._limit.postpone(gate, before, now, lag)
+
     def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
         return self._limit.free(gate, ending, now, held, task)
 
@@ -171,6 +180,9 @@ class Suspended:
 
     def carry_over(self, gate: GateState, now: Instant) -> None:
         self._limit.carry_over(gate, now)
+
+    def why(self, gate: GateState, now: Instant) -> Why:
+        return self._limit.why(gate, now)
 
     def with_bound(self, bound: float) -> Limit:
         return Suspended(self._limit.with_bound(bound))

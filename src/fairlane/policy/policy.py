@@ -65,7 +65,8 @@ class Policy:
         object.__setattr__(self, "keys", normalize_by(what, self.keys))
         for limit in self.limits:
             if not isinstance(limit, tuple(KINDS.values())):
-                raise InvalidPolicy(f"{what}: {limit!r} is not a limit; use Concurrency(…) or Rate(…)")
+                kinds = ", ".join(f"{kind.__name__}(…)" for kind in KINDS.values())
+                raise InvalidPolicy(f"{what}: {limit!r} is not a limit; use one of {kinds}")
         if self.fair is not None and not isinstance(self.fair, Fair):
             raise InvalidPolicy(f"{what}: fair={self.fair!r} is not a fair share; use Fair(by=…)")
         if self.priority_step < 0:

@@ -191,14 +191,16 @@ def decide(wanted: UniqueKey, holder: Holder | None, now: Instant) -> Conflict |
 def admit(jobs: Sequence[NewJob], holders: Mapping[bytes, Holder], now: Instant) -> Admission:
     """Decide on jobs one after the other, as if each were enqueued alone."""
     known = dict(holders)
-    stored: dict[UUID, NewJob] = {}
+    # By their places in the batch, not by their ids: an id that is given twice is for the store to refuse.
+    stored: dict[int, NewJob] = {}
+    takers: dict[bytes, int] = {}
     admission = Admission(now, [], {}, {}, {}, set())
-    for job in jobs:
+    for place, job in enumerate(jobs):
         if job.unique is None:
-            stored[job.id] = job
+            stored[place] = job
             continue
         holder = known.get(job.unique.id)
-        if holder is not None and holder.job == job.id:
+        if holder is not None and holder.job == job.id and holder.state is not None:
             admission.own.add(job.id)
             continue
         conflict = decide(job.unique, holder, now)
@@ -206,12 +208,17 @@ def admit(jobs: Sequence[NewJob], holders: Mapping[bytes, Holder], now: Instant)
             admission.conflicts[job.id] = conflict
             if not conflict.outcome.is_stored:
                 continue
-            if stored.pop(conflict.holder, None) is None:
-                admission.replaced[conflict.holder] = job.id
-            else:
-                # Both are of this batch: the first was never there, and the last stands for it.
+            if job.unique.id in takers:
+                # Both are of this batch: the first was never there, and the last stands for it and for all it replaced.
+                del stored[takers[job.unique.id]]
                 admission.conflicts[conflict.holder] = Conflict(Outcome.DUPLICATE, job.id)
-        stored[job.id] = admission.taken[job.unique.id] = job
+                admission.replaced.update(
+                    {old: job.id for old, new in admission.replaced.items() if new == conflict.holder}
+                )
+            else:
+                admission.replaced[conflict.holder] = job.id
+        stored[place] = admission.taken[job.unique.id] = job
+        takers[job.unique.id] = place
         known[job.unique.id] = _newly_held(job, job.unique, now)
     admission.stored.extend(stored.values())
     return admission

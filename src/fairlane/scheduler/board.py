@@ -35,6 +35,7 @@ class Gate:
 
     __slots__ = (
         "awake",
+        "before",
         "bound",
         "dirty",
         "id",
@@ -62,12 +63,16 @@ class Gate:
         self.awake = row.awake
         self.wake_at = row.wake_at
         self.known = 0
+        self.before: Instant | None = None
+        """What `tat` was before the first start of this claim."""
         self.dirty = False
 
     def room(self, now: Instant) -> int:
         return self.limit.room_at(self, now)
 
     def charge(self, now: Instant, count: int = 1) -> None:
+        if self.before is None:
+            self.before = self.tat
         self.limit.take(self, now, count)
         self.dirty = True
 

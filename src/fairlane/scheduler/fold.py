@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from heapq import nsmallest
 
 from fairlane.clock import Instant
+from fairlane.policy.smoothing import smoothed
 from fairlane.scheduler.board import IDLE, PARKED, READY, Board, Flow, Gate, Lane
 from fairlane.scheduler.snapshot import Arrival, Release
 
@@ -21,32 +22,20 @@ __all__ = [
     "lag",
     "settle_debt",
     "sleepers",
-    "smoothed",
     "tag_of",
     "wake",
 ]
 
-SMOOTHING = 0.1
-"""The weight of one run in a moving average."""
-
 MAX_LAG = 1_000
 """How many of its own jobs a parked flow may fall behind. It keeps its turn; it does not save up a siege."""
-
-
-def smoothed(average: float, observed: float, runs: int) -> float:
-    """A moving average of run time, after `runs` more of the mean length `observed`."""
-    if average <= 0.0:
-        return observed
-    if runs == 1:
-        return average + SMOOTHING * (observed - average)
-    return average + (1.0 - (1.0 - SMOOTHING) ** runs) * (observed - average)
 
 
 def fold_releases(board: Board, releases: Iterable[Release], policy_since: Instant) -> None:
     """Free what ended claims held, and correct what their flows were charged."""
     ready = nsmallest(2, ((flow.vtime + flow.debt, flow.id) for flow in board.flows.values() if flow.standing == READY))
     lanes, charges_time, has_limits = board.lanes, board.charges_time, bool(board.policy.limits)
-    for release in releases:
+    # Of runs that are reported together, those that went well are heard first: failures beside them are no row.
+    for release in sorted(releases, key=_has_failed) if has_limits else releases:
         lane = lanes.get(release.lane)
         if lane is None:
             continue
@@ -67,6 +56,10 @@ def fold_releases(board: Board, releases: Iterable[Release], policy_since: Insta
         # at its old tag it would miss turns that are its own.
         if flow.debt < 0.0 and flow.debt < -board.charge(flow) / flow.weight:
             _move_back(board, flow, next((tag for tag, flow_id in ready if flow_id != flow.id), -math.inf))
+
+
+def _has_failed(release: Release) -> bool:
+    return release.failed > 0
 
 
 def _free_gates(board: Board, lane: Lane, release: Release, policy_since: Instant) -> None:

@@ -13,6 +13,7 @@ from fairlane.clock import Instant
 from fairlane.policy.keys import lane_id
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.plan import plan_claims
+from fairlane.scheduler.settlement import Verdict
 from fairlane.scheduler.snapshot import (
     Arrival,
     FlowRow,
@@ -56,9 +57,11 @@ class MemoryQueue:
         self.arrivals.append(Arrival(lane, priority, dict(keys), count, heads[0].position, now))
         return heads
 
-    def settle(self, start: Start, ran: int) -> None:
+    def settle(self, start: Start, ran: int, verdict: Verdict = Verdict.GOOD) -> None:
         """End a claim that ran for so many microseconds."""
-        self.releases.append(Release(start.lane, 1, ran, start.charge, 0, 0.0))
+        failed, neutral = int(verdict is Verdict.FAILED), int(verdict is Verdict.NEUTRAL)
+        latest = self._claimed_at[start.head.position]
+        self.releases.append(Release(start.lane, 1, ran, start.charge, 0, 0.0, 0, failed, neutral, latest))
 
     def give_back(self, start: Start) -> None:
         """End a claim that never started; its job keeps its place."""

@@ -27,7 +27,7 @@ from fairlane.scheduler.fold import (
 from fairlane.scheduler.snapshot import Head, LaneRow, Need, Plan, QueueRow, Snapshot, Start, Supply
 from fairlane.scheduler.turns import turns
 
-__all__ = ["Planning", "plan_claims"]
+__all__ = ["Planning", "Working", "plan_claims"]
 
 Planning = Generator[Need, Supply, Plan]
 
@@ -49,7 +49,7 @@ RECHECK = 100_000
 
 def plan_claims(snapshot: Snapshot, want: int) -> Planning:
     """Fold the bells, then start up to `want` jobs: never beyond a limit, always the lowest virtual time first."""
-    plan = _Plan(snapshot, want)
+    plan = Working(snapshot, want)
     yield from plan.fold()
     yield from plan.wake_due()
     yield from plan.force()
@@ -59,7 +59,7 @@ def plan_claims(snapshot: Snapshot, want: int) -> Planning:
     return result
 
 
-class _Plan:
+class Working:
     def __init__(self, snapshot: Snapshot, want: int) -> None:
         self.snapshot = snapshot
         self.policy = snapshot.policy
@@ -441,6 +441,8 @@ class _Plan:
         board = self.board
         self._unspeak()
         for gate in board.gates.values():
+            if gate.before is not None and self.snapshot.lag:
+                gate.limit.postpone(gate, gate.before, self.now, self.snapshot.lag)
             self._set_alarm(gate)
         queue = QueueRow(self.vtime, *self._cursor(), board.tie, board.cost)
         return Plan(

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import msgspec
 
-from fairlane.job import Claim, StampedEffects, State
+from fairlane.job import Claim, NewIds, OnDead, StampedEffects, State
 
 __all__ = [
     "Cancelled",
@@ -117,7 +117,8 @@ class Settlement(msgspec.Struct, frozen=True):
     unstarted: bool = False
     """Never ran: its rate tokens and its charge are given back."""
     effects: StampedEffects | None = None
-    """What is written in the same transaction. `DuplicateJob` if a follow-up's id is taken: nothing is applied then."""
+    """What is written in the same transaction. `DuplicateJob` if a follow-up's id is taken: nothing is applied then.
+    Death does not wait for its effects: there, what is taken or cannot be stored is left out."""
     fallback: Settlement | None = None
     """What applies instead, if the effects are refused for good."""
 
@@ -134,6 +135,25 @@ class Settlement(msgspec.Struct, frozen=True):
         if self.to.is_final:
             return self
         return msgspec.structs.replace(self, to=State.CANCELLED, outcome="cancelled", delay=None)
+
+    @property
+    def is_death(self) -> bool:
+        """Whether the job is dead then: what it has declared for its death lands with it, whoever settles."""
+        return self.to is State.DEAD
+
+    def with_on_dead(self, stored: bytes, new_ids: NewIds) -> Settlement:
+        """This death, with what the job has declared for it. What cannot be read is left out, and the error says so."""
+        try:
+            effects = OnDead.decode(stored).landing(new_ids)
+        except msgspec.DecodeError as error:
+            return self.without_effects(error)
+        return msgspec.structs.replace(self, effects=effects or None)
+
+    def without_effects(self, refusal: Exception) -> Settlement:
+        """This death where its effects were refused: it says so, and happens all the same."""
+        said = f"its on_dead effects were refused: {type(refusal).__name__}: {refusal}"
+        error = f"{self.error}\n\n{said}" if self.error else said
+        return msgspec.structs.replace(self, effects=None, error=error)
 
 
 def settle(claim: Claim, outcome: Outcome, ran: int) -> Settlement:

@@ -190,6 +190,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     """When this policy came into force: what was claimed before was charged by another one."""
     forced: Sequence[Forced] = ()
     """Their lanes are in `lanes`, if they are known."""
+    lag: int = 0
+    """Microseconds from this claim until its jobs will have started, as far as whoever claims knows."""
 
 
 class Need(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ Stores load and write. What may run, what a claim costs and how it ends is decid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 from uuid import UUID
@@ -17,6 +17,7 @@ from fairlane.job import AttemptRecord, Claim, JobRecord, NewJob, State
 from fairlane.policy.overrides import Amendment, Override
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import Conflict
+from fairlane.scheduler.explain import Facts
 from fairlane.scheduler.settlement import Settlement
 from fairlane.store.auditing import AuditEntry, Note
 from fairlane.store.operators import Handled, JobFilter, JobPage
@@ -220,9 +221,13 @@ class Store(Protocol):
         worker: WorkerIdentity,
         lease: timedelta,
         listener: Listener | None = None,
+        start_lag: int = 0,
     ) -> Claimed:
         """Start up to `want()` jobs, asked once the lock is held. No two callers ever get the same job, and no limit is
-        ever exceeded. Due jobs are promoted first. With a listener: it is registered when slots stay free."""
+        ever exceeded. Due jobs are promoted first. With a listener: it is registered when slots stay free.
+
+        `start_lag` is how many microseconds after the claim its jobs will have started: rates are kept by then.
+        """
         ...
 
     async def look(self, queue: str, want: int, *, worker: WorkerIdentity, listener: Listener) -> Looked:
@@ -233,6 +238,7 @@ class Store(Protocol):
     async def settle(self, settlements: Sequence[Settlement], *, is_repeated: bool = False) -> list[UUID]:
         """End claims, durably. Returns the jobs whose claim was lost: nothing of their settlement was applied.
 
+        A job that dies does so with what it has declared for that (`NewJob.on_dead`), in the same transaction.
         `is_repeated`: the same settlements were given before, and nobody heard whether they landed. What they ended
         is then not lost.
         """
@@ -247,7 +253,7 @@ class Store(Protocol):
         ...
 
     async def reap(self, limit: int = 1_000) -> Reaped:
-        """End the claims of leases that ran out. Each counts as an attempt; the job keeps its place."""
+        """End the claims of leases that ran out. Each counts as an attempt; the job keeps its place, or dies."""
         ...
 
     async def prune(self, retention: Retention, limit: int = 1_000) -> Pruned:
@@ -305,6 +311,15 @@ class Store(Protocol):
         """The job once it is done, dead or cancelled, or as it stands when `until` has come; or `JobNotFound`.
 
         Whoever ends the job tells, in whatever process; looking from time to time is only the last resort.
+        """
+        ...
+
+    async def examine(
+        self, queue: str | None = None, job: UUID | None = None, keys: Mapping[str, str | None] | None = None
+    ) -> Facts:
+        """What there is to know of why a job, the jobs of some keys, or a queue's jobs wait.
+
+        Looking changes nothing, and reads a bounded number of rows. The queue need not be given for a job.
         """
         ...
 

@@ -145,7 +145,12 @@ class Claiming:
 
         async def once() -> Claimed:
             return await self._store.claim(
-                queue.name, want, worker=self._identity, lease=self._lease, listener=self.listener
+                queue.name,
+                want,
+                worker=self._identity,
+                lease=self._lease,
+                listener=self.listener,
+                start_lag=self._execution.start_lag,
             )
 
         # Cleared before the question: what we hear while it is asked may be about work that the answer does not hold.

@@ -10,7 +10,7 @@ import asyncio
 import contextvars
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import UUID
@@ -18,10 +18,11 @@ from uuid import UUID
 import msgspec
 
 from fairlane.clock import SECOND, Clock
-from fairlane.effects import Effects, Stamp, stamped_effects
+from fairlane.effects import Effects
 from fairlane.errors import InvalidJob, UndecodablePayload
 from fairlane.job import Claim, StampedEffects, State
 from fairlane.scheduler.settlement import Cancelled, Died, Done, Failed, Outcome, Released, Settlement, settle
+from fairlane.stamping import Stamp, stamped_effects
 from fairlane.store.protocol import Store
 from fairlane.task import Registry, Task
 from fairlane.worker.context import current_run
@@ -37,6 +38,8 @@ SHORTEST_RUN = 5.0
 """Microseconds: what a run costs us at the least, however short its handler."""
 HELD_AHEAD_AT_MOST = SECOND
 """A job that was claimed ahead and has not started by then is given back: the slots are busy for longer."""
+FIRST_START_LAG, LONGEST_START_LAG = SECOND // 20, SECOND // 4
+"""What is assumed before any job has started, and what is believed at most: clocks can be wrong."""
 FIRST_UNKNOWN_DELAY, LONGEST_UNKNOWN_DELAY = SECOND, 300 * SECOND
 UNKNOWN_REMEMBERED = 10_000
 NOTHING = StampedEffects()
@@ -96,6 +99,8 @@ class Execution:
         self.on_slot_freed: Callable[[], None] = lambda: None
         self.store_offset = 0
         """What to add to our clock to have the store's."""
+        self.start_lag = FIRST_START_LAG
+        """Microseconds from a claim until its jobs have started, about the most of late."""
         self._find = registry.find
         self._slots = slots
         self._clock = clock
@@ -110,7 +115,7 @@ class Execution:
 
     # From claim to handler.
 
-    def start(self, queue: QueueSlots, claims: Iterable[Claim]) -> None:
+    def start(self, queue: QueueSlots, claims: Sequence[Claim]) -> None:
         """Take these claims in: whatever cannot run is settled at once, the others start, or wait for a slot."""
         for claim in claims:
             task = self._find(claim.task)
@@ -127,8 +132,16 @@ class Execution:
                 else:
                     self.waiting.append(Run(self, queue, claim, task, args, kwargs))
         self._fill_slots()
+        if self.running and claims:
+            # Once those that were just created have taken their first step.
+            self.loop.call_soon(self._note_start, claims[0].claimed_at)
         if self.waiting:
             self._stale.set(self._clock.now() + HELD_AHEAD_AT_MOST)
+
+    def _note_start(self, claimed_at: int) -> None:
+        """How late the jobs of a claim have started: rates are kept for those who count their starts."""
+        lag = max(0, min(self._store_now() - claimed_at, LONGEST_START_LAG))
+        self.start_lag = lag if lag > self.start_lag else self.start_lag + (lag - self.start_lag) // 16
 
     def _refuse(self, queue: QueueSlots, claim: Claim, outcome: Outcome) -> None:
         queue.used -= 1

@@ -70,14 +70,14 @@ class Settling:
                 self._empty.set()
             self.on_settled(queues)
 
-    async def _settle(self, batch: Sequence[Settlement]) -> None:
+    async def _settle(self, batch: Sequence[Settlement], *, was_tried: bool = False) -> None:
         """Record a batch, however long the database is away. What it refuses for good is told, and does not stop us."""
         tried = 0
 
         async def once() -> list[UUID]:
             nonlocal tried
             tried += 1
-            return await self._store.settle(batch)
+            return await self._store.settle(batch, is_repeated=was_tried or tried > 1)
 
         try:
             lost = await self._outage.ride_out(once, "settling")
@@ -96,9 +96,9 @@ class Settling:
                     exc_info=error,
                 )
                 return
-            # One bad apple: the others must not be lost with it.
+            # One bad apple: the others must not be lost with it. Some of them may have landed.
             for each in batch:
-                await self._settle([each])
+                await self._settle([each], was_tried=True)
             return
         for job in lost:
             if tried > 1:

@@ -18,8 +18,8 @@ from typing import Any
 from uuid import uuid4
 
 from fairlane.clock import Clock, microseconds
-from fairlane.effects import Stamp
 from fairlane.errors import ConfigurationError
+from fairlane.stamping import Stamp
 from fairlane.store.protocol import Retention, Store, WorkerIdentity
 from fairlane.task import Registry
 from fairlane.worker.claiming import Claiming

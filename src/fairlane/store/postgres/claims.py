@@ -71,9 +71,10 @@ class Claimer:
         worker: WorkerIdentity,
         duration: int,
         listener: PostgresListener | None,
+        start_lag: int = 0,
     ) -> Claimed:
         """Start up to `want()` jobs."""
-        watch = Watch(queue.id, listener)
+        watch = Watch(queue.id, listener, start_lag)
         # Whoever is registered as a waiter withdraws in the claim that fills its slots: its own.
         is_together = self._crowding[queue.id].is_dense and not watch.is_registered
         for _ in range(PLANS_AT_MOST):
@@ -134,7 +135,7 @@ class Claimer:
             return Claimed([], me.lease, None, more=False, look_again=False)
         want = max(me.asked, min(SLOTS_AT_MOST, sum(holder.asked for holder in holders)))
         await watch.look(connection)
-        loaded = await scheduling.load(want, me=me.worker)
+        loaded = await scheduling.load(want, me=me.worker, lag=watch.start_lag)
         now = loaded.snapshot.now
         self._clock.observe(now)
         plan = await scheduling.plan(loaded.snapshot, want)
@@ -189,7 +190,8 @@ class Claimer:
 class Watch:
     """How one claim leaves its listener: waiting for work in the queue, or not."""
 
-    def __init__(self, queue: int, listener: PostgresListener | None) -> None:
+    def __init__(self, queue: int, listener: PostgresListener | None, start_lag: int = 0) -> None:
+        self.start_lag = start_lag
         self._queue = queue
         self._listener = listener
         self._before = listener.registration(queue) if listener else None

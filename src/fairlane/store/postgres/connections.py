@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CONFLICTS", "STATEMENTS", "Connections", "hang_up", "is_lost", "translating"]
 
-STATEMENTS = load_statements("fairlane.store.postgres", "queries.sql", "claims.sql", "operators.sql")
+STATEMENTS = load_statements("fairlane.store.postgres", "queries.sql", "claims.sql", "operators.sql", "examining.sql")
 
 T = TypeVar("T")
 

@@ -81,9 +81,12 @@ async def _store(
 ) -> None:
     try:
         if len(jobs) == 1:
-            await connection.execute(STATEMENTS["enqueue_one"], now, is_callers, *_columns(jobs[0], queues))
+            (job,) = jobs
+            await connection.execute(STATEMENTS["enqueue_one"], now, is_callers, *_columns(job, queues), job.on_dead)
         else:
-            await connection.execute(STATEMENTS["enqueue"], now, is_callers, [_columns(job, queues) for job in jobs])
+            columns = [_columns(job, queues) for job in jobs]
+            on_dead = [job.on_dead for job in jobs]
+            await connection.execute(STATEMENTS["enqueue"], now, is_callers, columns, on_dead if any(on_dead) else [])
     except asyncpg.DataError as error:
         raise InvalidJob(f"a job cannot be stored as it was given: {error}") from error
     except asyncpg.UniqueViolationError as error:

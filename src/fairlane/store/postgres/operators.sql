@@ -43,7 +43,8 @@ limit $5::integer
 -- Of these jobs, in their order, those that fit.
 -- $1 jobs, $2 queue, $3 task, $4 state, $5 keys, $6 and $7 enqueued since and until, $8 and $9 finished, $10 how many
 select j.id, q.name, j.task, j.state, j.priority, j.keys, j.payload, j.attempt, j.max_attempts, j.enqueued_at, j.due_at,
-    j.claimed_at, j.finished_at, j.worker, j.error, j.result, j.progress, j.progress_message, j.cancel_requested, j.replays
+    j.claimed_at, j.finished_at, j.worker, j.error, j.result, j.progress, j.progress_message, j.cancel_requested, j.replays,
+    j.on_dead is not null as has_on_dead
 from unnest($1::uuid[]) with ordinality as g (id, nth)
 cross join lateral (select j.* from fairlane.jobs j where j.id = g.id limit 1) j
 cross join lateral (select q.name from fairlane.queues q where q.id = j.queue_id limit 1) q
@@ -178,6 +179,21 @@ history as (
     delete from fairlane.attempts a
     using removed
     where a.job = any (array[removed.id])
+),
+-- A key whose job is gone is free; what somebody decides on at this moment is left to them.
+freed as (
+    delete from fairlane.uniques
+    where id = any (array(
+        select u.id
+        from removed r
+        cross join lateral (
+            select u.id
+            from fairlane.uniques u
+            where u.job = r.id and u.expires_at is null
+            limit 1
+            for update skip locked
+        ) u
+    ))
 ),
 entries as materialized (
     select f.is_dead, f.id,

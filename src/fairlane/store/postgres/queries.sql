@@ -79,7 +79,7 @@ order by name
 -- name: enqueue
 -- Store jobs, ring one bell for each lane, and wake at most one waiter for each job. An id that is there already fails
 -- the whole statement, and nothing of it is stored.
--- $1 now or null, $2 whether in the caller's transaction, $3 jobs
+-- $1 now or null, $2 whether in the caller's transaction, $3 jobs, $4 what each declares for its death, or nothing at all
 with
 clock as materialized (
     select fairlane.instant($1::bigint) as now
@@ -89,14 +89,16 @@ given as (
     from clock
     cross join lateral (
         select u.*, coalesce(u.run_at, clock.now + u.delay) as due
-        from unnest($3::fairlane.new_job[]) u
+        -- An array beside the jobs: producers of an older version know `new_job` as it was. Where it ends, nulls follow.
+        from unnest($3::fairlane.new_job[], $4::bytea[]) as u (id, queue_id, task, priority, lane, lane_keys, keys, payload,
+            max_attempts, delay, run_at, on_dead)
     ) g
 ),
 stored as (
     insert into fairlane.jobs (id, position, enqueued_at, ready_at, queue_id, max_attempts, priority, state, lane, task,
-        keys, lane_keys, payload, due_at)
+        keys, lane_keys, payload, due_at, on_dead)
     select id, nextval('fairlane.positions'), now, now, queue_id, max_attempts, priority,
-        case when due_at is null then 1 else 0 end, lane, task, keys, lane_keys, payload, due_at
+        case when due_at is null then 1 else 0 end, lane, task, keys, lane_keys, payload, due_at, on_dead
     from given
     returning queue_id, lane, priority, position, ready_at, state, fairlane.keys_of_lane(lane_keys, keys, task) as keys
 ),
@@ -128,18 +130,19 @@ from wanted
 
 -- name: enqueue_one
 -- The same for a single job, at half the price: nothing to take apart and nothing to add up.
--- $1 now or null, $2 whether in the caller's transaction, then the columns of `fairlane.new_job`
+-- $1 now or null, $2 whether in the caller's transaction, then the columns of `fairlane.new_job`, $14 for its death
 with
 clock as materialized (
     select fairlane.instant($1::bigint) as now
 ),
 stored as (
     insert into fairlane.jobs (id, queue_id, task, priority, lane, lane_keys, keys, payload, max_attempts, position,
-        enqueued_at, ready_at, state, due_at)
+        enqueued_at, ready_at, state, due_at, on_dead)
     select $3::uuid, $4::integer, $5::text, $6::smallint, $7::bytea, $8::jsonb, $9::jsonb, $10::bytea, $11::integer,
         nextval('fairlane.positions'), now, now,
         case when coalesce($13::bigint, now + $12::bigint) > now then 0 else 1 end,
-        case when coalesce($13, now + $12) > now then coalesce($13, now + $12) end
+        case when coalesce($13, now + $12) > now then coalesce($13, now + $12) end,
+        $14::bytea
     from clock
     returning position, ready_at, state
 ),
@@ -496,7 +499,8 @@ where id = $1 and lease = $2 and state = 2
 
 -- name: select_job
 select j.id, q.name, j.task, j.state, j.priority, j.keys, j.payload, j.attempt, j.max_attempts, j.enqueued_at, j.due_at,
-    j.claimed_at, j.finished_at, j.worker, j.error, j.result, j.progress, j.progress_message, j.cancel_requested, j.replays
+    j.claimed_at, j.finished_at, j.worker, j.error, j.result, j.progress, j.progress_message, j.cancel_requested, j.replays,
+    j.on_dead is not null as has_on_dead
 from fairlane.jobs j
 join fairlane.queues q on q.id = j.queue_id
 where j.id = $1
@@ -521,22 +525,33 @@ where s.queue_id = $1
 order by s.version desc
 limit 1
 
+-- name: guard_pruning
+-- Pruning is done again if a crash loses it; and whoever falls silent in the middle must not keep its turn for good.
+set local synchronous_commit = off;
+set local idle_in_transaction_session_timeout = '15s'
+
+-- name: take_turn_at_pruning
+-- One at a time, for as long as the transaction lasts. Two who count what is too many would each remove as much; and a
+-- fleet that finds a long backlog must not leave its claims behind it.
+select pg_try_advisory_xact_lock(1717660018, -1)
+
 -- name: prune
 -- The oldest files of finished jobs whose time has passed, with the jobs that are still as they were filed.
 -- $1 whether dead, $2 how old, $3 how many jobs
 with
 old as materialized (
-    select f.id, f.jobs
+    select f.at, f.id, f.jobs
     from fairlane.finished f
-    where f.is_dead = $1::boolean and f.at <= $2::bigint
-    order by f.id
+    -- By their end, not by their id: what is not old yet, however much that is, is not looked at.
+    where f.is_dead::integer = $1::boolean::integer and f.at <= $2::bigint
+    order by f.at, f.id
     limit $3::integer
     for update skip locked
 ),
 taken as materialized (
     select counted.id, counted.jobs[1 : $3 - before] as jobs, counted.jobs[$3 - before + 1 :] as rest
     from (
-        select id, jobs, (sum(cardinality(jobs)) over (order by id) - cardinality(jobs))::integer as before
+        select id, jobs, (sum(cardinality(jobs)) over (order by at, id) - cardinality(jobs))::integer as before
         from old
     ) counted
     where counted.before < $3
@@ -700,3 +715,39 @@ savepoint look
 
 -- name: undo_look
 rollback to savepoint look
+
+
+-- What lands when jobs die.
+
+-- name: select_on_dead
+-- What these jobs have declared for their death. It never changes: whoever is about to kill them may ask beforehand.
+select g.id, j.on_dead
+from unnest($1::uuid[]) as g (id)
+cross join lateral (select j.on_dead from fairlane.jobs j where j.id = g.id and j.on_dead is not null limit 1) j
+
+-- name: lock_expired_lease
+-- One lease, if it is still there and over, and nobody else is at it. (Subtracted: the index on the ends would serve a comparison.)
+-- $1 now or null, $2 lease
+select true
+from fairlane.leases l
+where l.id = $2::uuid and l.expires_at - (select fairlane.instant($1::bigint)) <= 0
+for update skip locked
+
+-- name: inherit_claims
+-- Claims of a lease that has run out pass to a lease that nobody renews: its worker has lost them, although they end later.
+-- $1 lease, $2 the new one, $3 jobs
+with inherited as (
+    insert into fairlane.leases (id, queue_id, worker_id, worker, renewed_at, expires_at, jobs)
+    select $2::uuid, l.queue_id, l.worker_id, l.worker, l.renewed_at, l.expires_at, $3::uuid[]
+    from fairlane.leases l
+    where l.id = $1::uuid
+)
+update fairlane.jobs j
+set lease = $2
+from unnest($3) as g (id)
+where j.id = any (array[g.id]) and j.lease = $1 and j.state = 2
+
+-- name: note_error
+update fairlane.jobs
+set error = $2
+where id = $1

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
 
 __all__ = ["Loaded", "QueueHandle", "Raced", "Scheduling", "select_overrides"]
+
+T = TypeVar("T")
 
 PROMOTE_AT_MOST = 1_000
 RELEASES_AT_MOST = 4_000
@@ -82,16 +84,16 @@ class Scheduling:
     def __init__(self, connection: Connection, queue: QueueHandle, now: Instant | None) -> None:
         self.connection = connection
         self.queue = queue
-        self._now = now
+        self.time = now
         self._place: rows.Place = (0, 0)
         self._housing = Housing(queue.id)
 
-    async def load(self, want: int, *, me: UUID | None = None) -> Loaded:
+    async def load(self, want: int, *, me: UUID | None = None, lag: int = 0) -> Loaded:
         """Drain the bells, promote what is due, and read what the plan starts from."""
         self._housing.forget()
         count = max(want, 1)
         found = await self._find(
-            "load", self.queue.id, self._now, count, RELEASES_AT_MOST, FOLD_AT_MOST, LANES_PER_SCANNED_FLOW, me
+            "load", self.queue.id, self.time, count, RELEASES_AT_MOST, FOLD_AT_MOST, LANES_PER_SCANNED_FLOW, me
         )
         place, digest, bounds, vtime, cursor, cost, now, cursor_tie, tie, release_rows, attention, others_wait = (
             found.queue
@@ -112,10 +114,10 @@ class Scheduling:
             ]
             named_lanes += [each.lane for each in forced]
         if named_lanes:
-            named = await self._ask(Need(), named_lanes)
+            named = await self.ask(Need(), named_lanes)
             found.lanes += named.lanes
             found.flows += named.flows
-        policy = await self._policy(digest)
+        policy = await self.policy_of(digest)
         expired = policy.overrides.expired(now)
         arrivals_from, releases_from, policy_since = bounds.split()
         snapshot = Snapshot(
@@ -131,19 +133,23 @@ class Scheduling:
             found.gates,
             int(policy_since),
             forced,
+            lag,
         )
         return Loaded(snapshot, arrivals_from, releases_from, all_folded, bool(others_wait), policy, expired)
 
     async def plan(self, snapshot: Snapshot, want: int) -> Plan:
         """Ask the plan, and answer what it asks."""
-        planning = plan_claims(snapshot, want)
+        return await self.answer(plan_claims(snapshot, want))
+
+    async def answer(self, asking: Generator[Need, Supply, T]) -> T:
+        """Give whoever asks for rows what it needs, until it has come to a result."""
         try:
-            need = next(planning)
+            need = next(asking)
             while True:
-                need = planning.send(await self._supply(need))
+                need = asking.send(await self._supply(need))
         except StopIteration as stop:
-            plan: Plan = stop.value
-            return plan
+            result: T = stop.value
+            return result
 
     async def write(self, loaded: Loaded, plan: Plan, holders: Sequence[Holder] = ()) -> list[Claim]:
         """Start the jobs of a plan and store what it changed; `Raced` if a job is not ready any more.
@@ -198,9 +204,9 @@ class Scheduling:
 
     async def in_force(self) -> tuple[Policy, Instant]:
         """The queue's policy with what operators have changed, and the time."""
-        row = await self.connection.fetchrow(STATEMENTS["select_in_force"], self.queue.id, self._now)
+        row = await self.connection.fetchrow(STATEMENTS["select_in_force"], self.queue.id, self.time)
         assert row is not None
-        return await self._policy(row["digest"]), row["now"]
+        return await self.policy_of(row["digest"]), row["now"]
 
     async def take_all(self) -> tuple[list[FlowRow], list[LaneRow], list[GateRow]]:
         """Everything that bells were folded into, removed from the tables."""
@@ -230,7 +236,8 @@ class Scheduling:
         found = await self.connection.fetch(STATEMENTS["promote"], self.queue.id, now, PROMOTE_AT_MOST)
         return [Arrival(lane, priority, rows.decode_keys(keys), *rest) for lane, priority, keys, *rest in found]
 
-    async def _policy(self, digest: str) -> Policy:
+    async def policy_of(self, digest: str) -> Policy:
+        """A policy in force, by what the queue's row says of it."""
         key = f"{self.queue.name}/{digest}"
         if key not in _policies:
             row = await self.connection.fetchrow(STATEMENTS["select_policy"], self.queue.name)
@@ -245,10 +252,10 @@ class Scheduling:
         if not (need.flows or need.gates or need.parked or need.lanes or need.scan):
             found = await self.connection.fetch(STATEMENTS["select_heads"], need.heads)
             return Supply(heads=_by_lane(need, [(nth, Head(*head)) for nth, *head in found]))
-        answer = await self._ask(need)
+        answer = await self.ask(need)
         return Supply(answer.flows, answer.gates, answer.lanes, _by_lane(need, answer.heads), answer.scanned)
 
-    async def _ask(self, need: Need, lanes: Sequence[bytes] = ()) -> rows.Found:
+    async def ask(self, need: Need, lanes: Sequence[bytes] = ()) -> rows.Found:
         """What the plan needs, and lanes by id with their flows."""
         return await self._find(
             "supply",

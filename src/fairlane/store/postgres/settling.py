@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
-from uuid import UUID
+from uuid import UUID, uuid4
 
-from fairlane.job import Claim, State
+import msgspec
+
+from fairlane.errors import DuplicateJob, UnknownQueue
+from fairlane.job import Claim, NewJob, State
 from fairlane.scheduler.settlement import Lost, Settlement
 from fairlane.scheduler.settlement import settle as decide
+from fairlane.store.dying import dying, not_taken, refused, tell_of_conflicts
 from fairlane.store.postgres import jobs, values
-from fairlane.store.postgres.connections import STATEMENTS, Connections
+from fairlane.store.postgres.connections import CONFLICTS, STATEMENTS, Connections, is_lost
 from fairlane.store.postgres.rows import storable
 from fairlane.store.postgres.timing import StoreClock
 from fairlane.store.protocol import Reaped
@@ -23,6 +27,10 @@ __all__ = ["Settler"]
 
 LEASES_AT_MOST = 100
 """Leases that one reaping looks at."""
+
+
+class TakenOver(Exception):
+    """Another reaper is at this lease."""
 
 
 class Settler:
@@ -52,47 +60,93 @@ class Settler:
 
     async def settle(self, settlements: Sequence[Settlement], *, was_tried: bool = False) -> list[UUID]:
         """Apply what still holds its lease; returns the jobs whose claim was lost."""
-        if not settlements:
-            return []
-        if len(settlements) > 1 and any(each.effects for each in settlements):
-            # Each lands with its own effects: what one of them is refused for is no concern of the others.
-            plain = [each for each in settlements if not each.effects]
-            lost = await self.settle(plain, was_tried=was_tried)
-            for each in settlements:
-                if each.effects:
-                    lost += await self.settle([each], was_tried=was_tried)
-            return lost
-        ended = defaultdict(set)
-        for each in settlements:
-            ended[each.lease].add(each.job)
-        emptied = [lease for lease, those in ended.items() if lease in self._held and self._held[lease] <= those]
-        attempt = self._try_with_effects if settlements[0].effects else self._try
-        lost = await self._connections.again(
-            lambda connection, is_repeated: attempt(connection, settlements, emptied, is_repeated or was_tried)
-        )
-        for lease, those in ended.items():
+        known = await self._with_on_dead(settlements)
+        plain = [each for each in known if not each.effects]
+        lost = await self._settle_plain(plain, was_tried)
+        # Each lands with its own effects: what one of them is refused for is no concern of the others.
+        for each in known:
+            if each.effects:
+                emptied = self._emptied([each])
+                lost += await self._settle_with_effects(each, emptied, was_tried=was_tried)
+                self._forget([each], emptied)
+        return lost
+
+    async def _with_on_dead(self, settlements: Sequence[Settlement]) -> Sequence[Settlement]:
+        """The same, and each death with what its job has declared for it."""
+        deaths = [each.job for each in settlements if each.is_death]
+        if not deaths:
+            return settlements
+        found = await self._connections.again(lambda connection, _: _on_dead(connection, deaths))
+        return [self._dying(each, found) for each in settlements] if found else settlements
+
+    def _dying(self, settlement: Settlement, on_dead: Mapping[UUID, bytes]) -> Settlement:
+        if not settlement.is_death or settlement.job not in on_dead:
+            return settlement
+        return dying(settlement, on_dead[settlement.job], self._clock.estimate())
+
+    def _emptied(self, settlements: Sequence[Settlement]) -> list[UUID]:
+        """The leases that hold nothing more after these."""
+        ended = _by_lease(settlements)
+        return [lease for lease, those in ended.items() if lease in self._held and self._held[lease] <= those]
+
+    def _forget(self, settlements: Sequence[Settlement], emptied: Iterable[UUID]) -> None:
+        for lease, those in _by_lease(settlements).items():
             if lease in self._held:
                 self._held[lease] -= those
         self.gone(emptied)
+
+    async def _settle_plain(self, settlements: Sequence[Settlement], was_tried: bool) -> list[UUID]:
+        if not settlements:
+            return []
+        emptied = self._emptied(settlements)
+        lost = await self._connections.again(
+            lambda connection, is_repeated: self._try(connection, settlements, emptied, is_repeated or was_tried)
+        )
+        self._forget(settlements, emptied)
         return lost
 
+    async def _settle_with_effects(
+        self, settlement: Settlement, emptied: list[UUID], *, was_tried: bool = False, is_reaper: bool = False
+    ) -> list[UUID]:
+        queues: dict[str, int] = {}
+        try:
+            for job in settlement.effects.jobs if settlement.effects else ():
+                queues[job.queue] = await self._queue_number(job.queue)
+        except UnknownQueue as error:
+            if not settlement.is_death:
+                raise
+            settlement = refused(settlement, error)
+        return await self._connections.again(
+            lambda connection, is_repeated: self._try_with_effects(
+                connection, settlement, queues, emptied, is_repeated=is_repeated or was_tried, is_reaper=is_reaper
+            )
+        )
+
     async def _try_with_effects(
-        self, connection: Connection, settlements: Sequence[Settlement], emptied: list[UUID], is_repeated: bool
+        self,
+        connection: Connection,
+        settlement: Settlement,
+        queues: Mapping[str, int],
+        emptied: list[UUID],
+        *,
+        is_repeated: bool,
+        is_reaper: bool,
     ) -> list[UUID]:
         """One settlement and its effects, all or nothing."""
-        (settlement,) = settlements
-        effects, now = settlement.effects, self._clock.parameter()
-        assert effects is not None
-        queues = {name: await self._queue_number(name) for name in {job.queue for job in effects.jobs}}
+        now = self._clock.parameter()
         async with connection.transaction():
-            given = [_settled_row(settlement)]
-            lost: list[UUID] = await connection.fetchval(STATEMENTS["settle"], now, given, emptied, False)
+            if is_reaper and not await connection.fetchval(STATEMENTS["lock_expired_lease"], now, settlement.lease):
+                raise TakenOver
+            lost = await _settle(connection, now, [settlement], emptied, is_reaper=is_reaper)
             if lost:
                 # If an earlier try committed, it did so with the effects.
-                return await self._truly_lost(connection, settlements, lost) if is_repeated else lost
-            if effects.jobs:
-                await jobs.insert(connection, effects.jobs, queues, now, is_callers=False)
-            await values.write(connection, effects.puts, effects.deletes)
+                return await self._truly_lost(connection, [settlement], lost) if is_repeated else lost
+            if settlement.is_death:
+                await _land_at_death(connection, settlement, queues, now)
+            elif settlement.effects:
+                if settlement.effects.jobs:
+                    await jobs.insert(connection, settlement.effects.jobs, queues, now, is_callers=False)
+                await values.write(connection, settlement.effects.puts, settlement.effects.deletes)
         return []
 
     async def _try(
@@ -115,9 +169,24 @@ class Settler:
 
     async def reap(self, limit: int) -> Reaped:
         """End the claims of leases that ran out."""
-        return await self._connections.again(lambda connection, _: self._reap(connection, limit))
+        reaped, dying = await self._connections.again(lambda connection, _: self._reap(connection, limit))
+        if not dying:
+            return reaped
+        settled = list(reaped.settled)
+        for those in dying:
+            # Should we not come to the end of them, their lease is found again.
+            with contextlib.suppress(TakenOver):
+                for number, each in enumerate(those, 1):
+                    emptied = [each.lease] if number == len(those) else []
+                    if not await self._settle_with_effects(each, emptied, is_reaper=True):
+                        settled.append(each)
+        next_due = await self._connections.again(
+            lambda connection, _: connection.fetchval(STATEMENTS["next_lease_end"])
+        )
+        return Reaped(settled, next_due)
 
-    async def _reap(self, connection: Connection, limit: int) -> Reaped:
+    async def _reap(self, connection: Connection, limit: int) -> tuple[Reaped, list[list[Settlement]]]:
+        """What was reaped; and by lease, the deaths that are to land with effects, in transactions of their own."""
         async with connection.transaction():
             await connection.execute(STATEMENTS["do_not_wait_for_the_disk"])
             await connection.execute(STATEMENTS["delete_deaf_waiters"])
@@ -132,15 +201,83 @@ class Settler:
                     renewed_at[row["id"]] = row["renewed_at"]
                     limit -= row["jobs"]
             settlements: list[Settlement] = []
+            inherited: list[list[Settlement]] = []
             if renewed_at:
-                leases = list(renewed_at)
-                for row in await connection.fetch(STATEMENTS["select_abandoned"], leases):
-                    claim = _abandoned(row)
-                    ran = max(0, renewed_at[claim.lease] - claim.claimed_at)
-                    settlements.append(decide(claim, Lost("its worker stopped renewing the lease"), ran))
-                lost = set(await _settle(connection, now, settlements, leases, is_reaper=True))
+                dying: dict[UUID, list[Settlement]] = {}
+                for each in await self._decided(connection, renewed_at):
+                    if each.effects:
+                        dying.setdefault(each.lease, []).append(each)
+                    else:
+                        settlements.append(each)
+                inherited = [await _inherit(connection, lease, those) for lease, those in dying.items()]
+                lost = set(await _settle(connection, now, settlements, list(renewed_at), is_reaper=True))
                 settlements = [each for each in settlements if each.job not in lost]
-            return Reaped(settlements, await connection.fetchval(STATEMENTS["next_lease_end"]))
+            return Reaped(settlements, await connection.fetchval(STATEMENTS["next_lease_end"])), inherited
+
+    async def _decided(self, connection: Connection, renewed_at: Mapping[UUID, int]) -> list[Settlement]:
+        """How the claims end that still stand under these leases."""
+        settlements = []
+        for row in await connection.fetch(STATEMENTS["select_abandoned"], list(renewed_at)):
+            claim = _abandoned(row)
+            ran = max(0, renewed_at[claim.lease] - claim.claimed_at)
+            settlements.append(decide(claim, Lost("its worker stopped renewing the lease"), ran))
+        deaths = [each.job for each in settlements if each.is_death]
+        on_dead = await _on_dead(connection, deaths) if deaths else {}
+        return [self._dying(each, on_dead) for each in settlements]
+
+
+async def _on_dead(connection: Connection, deaths: Sequence[UUID]) -> dict[UUID, bytes]:
+    """What these jobs have declared for their death."""
+    return dict(await connection.fetch(STATEMENTS["select_on_dead"], deaths))
+
+
+async def _inherit(connection: Connection, lease: UUID, settlements: Sequence[Settlement]) -> list[Settlement]:
+    """The same under a lease of the reaper's: their worker has lost them, with all that its lease held."""
+    inherited = uuid4()
+    await connection.execute(STATEMENTS["inherit_claims"], lease, inherited, [each.job for each in settlements])
+    return [msgspec.structs.replace(each, lease=inherited) for each in settlements]
+
+
+async def _land_at_death(
+    connection: Connection, settlement: Settlement, queues: Mapping[str, int], now: int | None
+) -> None:
+    """The effects of a death. Where the database will not take them, the job is dead without."""
+    if not settlement.effects:
+        return
+    try:
+        async with connection.transaction():
+            await _enqueue_what_can_be(connection, settlement, settlement.effects.jobs, queues, now)
+            await values.write(connection, settlement.effects.puts, settlement.effects.deletes)
+    except Exception as error:
+        if isinstance(error, CONFLICTS) or is_lost(error, connection):
+            raise
+        await connection.execute(STATEMENTS["note_error"], settlement.job, storable(refused(settlement, error).error))
+
+
+async def _enqueue_what_can_be(
+    connection: Connection,
+    settlement: Settlement,
+    follow_ups: tuple[NewJob, ...],
+    queues: Mapping[str, int],
+    now: int | None,
+) -> None:
+    """Store follow-ups, except for those that are there already."""
+    while follow_ups:
+        try:
+            async with connection.transaction():
+                conflicts = await jobs.insert(connection, follow_ups, queues, now, is_callers=False)
+        except DuplicateJob as error:
+            follow_ups = not_taken(settlement, follow_ups, error.job)
+        else:
+            tell_of_conflicts(settlement, conflicts)
+            return
+
+
+def _by_lease(settlements: Sequence[Settlement]) -> dict[UUID, set[UUID]]:
+    ended: dict[UUID, set[UUID]] = {}
+    for each in settlements:
+        ended.setdefault(each.lease, set()).add(each.job)
+    return ended
 
 
 def _abandoned(row: Sequence[object]) -> Claim:

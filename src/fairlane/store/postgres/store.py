@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
@@ -18,11 +18,23 @@ from fairlane.job import AttemptRecord, Claim, JobRecord, NewJob, State
 from fairlane.policy.overrides import Amendment, Override
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import Conflict
+from fairlane.scheduler.explain import Facts
 from fairlane.scheduler.settlement import Settlement
 from fairlane.store.auditing import AuditEntry, Note
 from fairlane.store.awaiting import forever
 from fairlane.store.operators import CANCEL, Handled, JobFilter, JobPage
-from fairlane.store.postgres import amending, jobs, looking, operators, policies, schema, uniques, upkeep, values
+from fairlane.store.postgres import (
+    amending,
+    examining,
+    jobs,
+    looking,
+    operators,
+    policies,
+    schema,
+    uniques,
+    upkeep,
+    values,
+)
 from fairlane.store.postgres.claims import Claimer
 from fairlane.store.postgres.connections import STATEMENTS, Connections
 from fairlane.store.postgres.results import ResultListener
@@ -179,11 +191,12 @@ class PostgresStore:
         worker: WorkerIdentity,
         lease: timedelta,
         listener: Listener | None = None,
+        start_lag: int = 0,
     ) -> Claimed:
         if listener is not None and not isinstance(listener, PostgresListener):
             raise ConfigurationError(f"listener={type(listener).__name__} is not of this store; take it from listen()")
         handle = await self._claimer.queue(queue)
-        claimed = await self._claimer.claim(handle, want, worker, microseconds(lease), listener)
+        claimed = await self._claimer.claim(handle, want, worker, microseconds(lease), listener, start_lag)
         self._settler.claimed(claimed.lease, claimed.claims)
         return claimed
 
@@ -220,7 +233,6 @@ class PostgresStore:
     async def prune(self, retention: Retention, limit: int = 1_000) -> Pruned:
         now = await self.now()
         async with self._connections.session() as connection, connection.transaction():
-            await connection.execute(STATEMENTS["do_not_wait_for_the_disk"])
             return await upkeep.prune(connection, retention, now, limit)
 
     async def collect(self, queue: str, limit: int = 1_000) -> Pruned:
@@ -318,6 +330,16 @@ class PostgresStore:
         queue = None if filter.queue is None else (await self._claimer.queue(filter.queue)).id
         async with self._connections.session() as connection:
             return await operators.find(connection, filter, queue, after, limit)
+
+    async def examine(
+        self, queue: str | None = None, job: UUID | None = None, keys: Mapping[str, str | None] | None = None
+    ) -> Facts:
+        if queue is None:
+            assert job is not None
+            queue = (await self._ask(lambda connection: examining.find_subject(connection, job))).queue
+        handle = await self._claimer.queue(queue)
+        now = self._clock.parameter()
+        return await self._ask(lambda connection: examining.look_at(connection, handle, now, job, keys or {}))
 
     async def replay(self, jobs: Sequence[UUID], delay: int | None = None, note: Note | None = None) -> list[Handled]:
         return await self._handle(lambda connection, now: operators.replay(connection, jobs, delay, now), note)

@@ -22,6 +22,10 @@ class StoreClock:
         """The database says that it is now `now`: a wait on this machine ends by its clock."""
         self._ahead = now - self._local.now()
 
+    def estimate(self) -> Instant:
+        """The time as far as it can be told without asking: for ids, which only have to rise about with it."""
+        return self._local.now() + self._ahead if self._given is None else self._given.now()
+
     async def sleep_until(self, moment: Instant) -> None:
         if self._given is not None:
             await self._given.sleep_until(moment)

@@ -40,7 +40,13 @@ class Walk:
 
 
 async def prune(connection: Connection, retention: Retention, now: Instant, limit: int) -> Pruned:
-    """Remove finished jobs past their time, then those beyond the number to keep, with their history."""
+    """Remove finished jobs past their time, then those beyond the number to keep, with their history.
+
+    Where somebody else is at it, there is nothing to do.
+    """
+    await connection.execute(STATEMENTS["guard_pruning"])
+    if not await connection.fetchval(STATEMENTS["take_turn_at_pruning"]):
+        return Pruned(0)
     removed, more = 0, False
     for is_dead, kept in ((False, retention.done), (True, retention.dead)):
         left = limit - removed

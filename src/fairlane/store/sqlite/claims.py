@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TypeVar
 from uuid import UUID, uuid4
 
@@ -35,11 +35,13 @@ from fairlane.store.sqlite.database import Transaction
 
 __all__ = [
     "QueueInForce",
+    "answer",
     "claim",
     "fold_all",
     "load_queue",
     "look",
     "next_due",
+    "peek",
     "queue_number",
     "remake",
     "replace_policy",
@@ -102,12 +104,13 @@ def claim(
     now: Instant,
     worker: WorkerIdentity,
     lease_expires_at: Instant,
+    lag: int = 0,
 ) -> Claimed:
     """Start up to `want` jobs."""
     _promote(tx, queue.id, now)
     bells = _drain(tx, queue.id)
     forced = _forced(tx, queue.id, want)
-    plan = _plan(tx, queue, want, now, bells, forced)
+    plan = _plan(tx, queue, want, now, bells, forced, lag)
     lease = uuid4()
     claims = _start(tx, queue.policy.queue, plan.starts, lease, worker, now)
     if claims:
@@ -211,9 +214,20 @@ class _Bells(msgspec.Struct, frozen=True):
     lanes: list[LaneRow]
     flows: list[FlowRow]
     are_all: bool
+    last: tuple[int, int] = (0, 0)
+    """The last release and the last arrival that were read."""
 
 
 def _drain(tx: Transaction, queue: int) -> _Bells:
+    """Read the bells, and take them down."""
+    bells = _read_bells(tx, queue)
+    if bells.last != (0, 0):
+        tx.run("delete_releases", queue, bells.last[0])
+        tx.run("delete_arrivals", queue, bells.last[1])
+    return bells
+
+
+def _read_bells(tx: Transaction, queue: int) -> _Bells:
     releases = tx.all("select_releases", queue, RELEASES_AT_MOST)
     arrivals = tx.all("select_arrivals", queue, FOLD_AT_MOST)
     if not releases and not arrivals:
@@ -221,14 +235,13 @@ def _drain(tx: Transaction, queue: int) -> _Bells:
     last = (releases[-1][0] if releases else 0, arrivals[-1][0] if arrivals else 0)
     lanes = [rows.lane(row) for row in tx.all("select_rung_lanes", queue, *last)]
     flows = [rows.flow(row) for row in tx.all("select_rung_flows", queue, *last)]
-    tx.run("delete_releases", queue, last[0])
-    tx.run("delete_arrivals", queue, last[1])
     return _Bells(
         [rows.arrival(row) for row in arrivals],
         [rows.release(row) for row in releases],
         lanes,
         flows,
         are_all=len(arrivals) < FOLD_AT_MOST and len(releases) < RELEASES_AT_MOST,
+        last=last,
     )
 
 
@@ -239,21 +252,51 @@ def _forced(tx: Transaction, queue: int, want: int) -> list[Forced]:
 
 
 def _plan(
-    tx: Transaction, queue: QueueInForce, want: int, now: Instant, bells: _Bells, forced: Sequence[Forced] = ()
+    tx: Transaction,
+    queue: QueueInForce,
+    want: int,
+    now: Instant,
+    bells: _Bells,
+    forced: Sequence[Forced] = (),
+    lag: int = 0,
 ) -> Plan:
-    planning = plan_claims(_snapshot(tx, queue, want, now, bells, forced), want)
+    return answer(tx, queue.id, plan_claims(_snapshot(tx, queue, want, now, bells, forced, lag), want))
+
+
+def answer(tx: Transaction, queue: int, asking: Generator[Need, Supply, T]) -> T:
+    """Give whoever asks for rows what it needs, until it has come to a result."""
     supply: Supply | None = None
     while True:
         try:
-            need = next(planning) if supply is None else planning.send(supply)
+            need = next(asking) if supply is None else asking.send(supply)
         except StopIteration as stop:
-            plan: Plan = stop.value
-            return plan
-        supply = _supply(tx, queue.id, need)
+            result: T = stop.value
+            return result
+        supply = _supply(tx, queue, need)
+
+
+def peek(tx: Transaction, queue: QueueInForce, want: int, now: Instant, lanes: Iterable[bytes]) -> Snapshot:
+    """What a claim would start from, with these lanes too. The bells stay where they are."""
+    expired = queue.policy.overrides.expired(now)
+    if expired:
+        policy = queue.policy.overridden(queue.policy.overrides.without(expired))
+        queue = msgspec.structs.replace(queue, policy=policy)
+    bells = _read_bells(tx, queue.id)
+    known = {lane.id for lane in bells.lanes}
+    bells.lanes.extend(_by_id(tx, "select_lane", {lane for lane in lanes if lane not in known}, rows.lane))
+    flows = {flow.id for flow in bells.flows}
+    bells.flows.extend(_by_id(tx, "select_flow", {lane.flow for lane in bells.lanes} - flows, rows.flow))
+    return _snapshot(tx, queue, want, now, bells, ())
 
 
 def _snapshot(
-    tx: Transaction, queue: QueueInForce, want: int, now: Instant, bells: _Bells, forced: Sequence[Forced]
+    tx: Transaction,
+    queue: QueueInForce,
+    want: int,
+    now: Instant,
+    bells: _Bells,
+    forced: Sequence[Forced],
+    lag: int = 0,
 ) -> Snapshot:
     count = max(want, 1)
     scanned, lanes = _scan(tx, queue.id, queue.state.cursor, queue.state.cursor_tie, count)
@@ -274,6 +317,7 @@ def _snapshot(
         due,
         queue.applied_at,
         forced,
+        lag,
     )
 
 

@@ -66,6 +66,7 @@ def _store(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> dict[int, i
                 now,
                 now,
                 due_at,
+                job.on_dead,
             )
         )
         if state is State.READY:
@@ -145,7 +146,7 @@ def record_of(row: Sequence[Any]) -> JobRecord:
     """A row of `select_job` as people see it."""
     values = list(row)
     values[0], values[3], values[5] = UUID(bytes=row[0]), State(row[3]), rows.decode_keys(row[5])
-    values[-2] = bool(row[-2])
+    values[-3], values[-1] = bool(row[-3]), bool(row[-1])
     return JobRecord(*values)
 
 

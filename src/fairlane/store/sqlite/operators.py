@@ -116,6 +116,7 @@ def purge(tx: Transaction, given: Sequence[UUID]) -> list[Handled]:
     found = _found(tx, PURGE.bounded(given))
     gone = [(job, row[0]) for job, row in found.items() if PURGE.applies_to(State(row[1]))]
     tx.run_many("delete_attempts", [(job.bytes,) for job, _ in gone])
+    tx.run_many("delete_uniques_of_job", [(job.bytes,) for job, _ in gone])
     tx.run_many("delete_job", [(position,) for _, position in gone])
     return PURGE.handled(given, _states(found))
 

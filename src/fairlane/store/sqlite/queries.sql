@@ -32,9 +32,9 @@ returning last
 -- name: insert_job
 insert into jobs (
     position, id, queue, task, priority, lane, lane_keys, keys, payload, state, max_attempts, enqueued_at, ready_at,
-    due_at
+    due_at, on_dead
 )
-values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: delete_jobs_between
 delete from jobs
@@ -320,7 +320,7 @@ where id = ? and lease = ? and state = 2
 
 -- name: select_job
 select jobs.id, queues.name, task, state, priority, keys, payload, attempt, max_attempts, enqueued_at, due_at, claimed_at,
-    finished_at, worker, error, result, progress, progress_message, cancel_requested, replays
+    finished_at, worker, error, result, progress, progress_message, cancel_requested, replays, on_dead is not null
 from jobs
 join queues on queues.id = jobs.queue
 where jobs.id = ?
@@ -636,3 +636,27 @@ limit ?2
 -- Those that do not wait any more, for whatever reason.
 delete from forced
 where queue = ? and not exists (select 1 from jobs where jobs.id = forced.job and jobs.state < 2)
+
+
+-- What lands when jobs die.
+
+-- name: select_on_dead
+-- What a job has declared for its death.
+select on_dead
+from jobs
+where id = ?
+
+-- name: begin_effects
+-- Effects of a death that are refused are taken back, and the death stays.
+savepoint effects
+
+-- name: undo_effects
+rollback to savepoint effects
+
+-- name: keep_effects
+release savepoint effects
+
+-- name: note_error
+update jobs
+set error = ?
+where id = ?

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterable, Sequence
 from uuid import UUID
 
 import msgspec
 
 from fairlane.clock import Instant
-from fairlane.job import Claim, StampedEffects, State
+from fairlane.errors import DuplicateJob
+from fairlane.job import Claim, NewJob, Outcome, StampedEffects, State
+from fairlane.policy.unique import Conflict
 from fairlane.scheduler.settlement import Lost, Settlement, Verdict
 from fairlane.scheduler.settlement import settle as decide
+from fairlane.store.dying import dying, not_taken, refused, tell_of_conflicts
 from fairlane.store.protocol import Reaped
 from fairlane.store.sqlite import jobs, rows, values
 from fairlane.store.sqlite.database import Transaction
@@ -30,17 +34,24 @@ class _Tally:
         self.arrivals: list[tuple[object, ...]] = []
         self.ended: dict[UUID, int] = {}
         self.woken: dict[int, int] = {}
+        self.replaced: list[UUID] = []
 
 
-def settle(tx: Transaction, settlements: Iterable[Settlement], now: Instant) -> tuple[list[UUID], dict[int, int]]:
-    """Apply what still holds its lease. Returns the jobs whose claim was lost, and how many may start now by queue."""
+def settle(
+    tx: Transaction, settlements: Iterable[Settlement], now: Instant
+) -> tuple[list[UUID], dict[int, int], list[UUID]]:
+    """Apply what still holds its lease.
+
+    Returns the jobs whose claim was lost, how many may start now by queue, and the jobs that follow-ups replaced.
+    """
     tally = _Tally()
     lost = []
     for each in settlements:
-        if not _settle_one(tx, each, now, tally):
+        settlement = _with_on_dead(tx, each, now)
+        if not _settle_one(tx, settlement, now, tally):
             lost.append(each.job)
-        elif each.effects is not None:
-            _apply(tx, each.effects, now, tally)
+        elif settlement.effects is not None:
+            _land(tx, settlement, settlement.effects, now, tally)
     tx.run_many(
         "insert_release",
         [
@@ -57,15 +68,50 @@ def settle(tx: Transaction, settlements: Iterable[Settlement], now: Instant) -> 
         # A freed slot makes a waiting job claimable, and whoever settles may not be there to claim it.
         if queue not in tally.woken and tx.value("has_waiting_work", queue):
             tally.woken[queue] = 1
-    return lost, tally.woken
+    return lost, tally.woken, tally.replaced
 
 
-def _apply(tx: Transaction, effects: StampedEffects, now: Instant, tally: _Tally) -> None:
-    if effects.jobs:
-        ready, _ = jobs.insert(tx, effects.jobs, now)
-        for queue, count in ready.items():
-            tally.woken[queue] = tally.woken.get(queue, 0) + count
-    values.write(tx, effects.puts, effects.deletes)
+def _with_on_dead(tx: Transaction, settlement: Settlement, now: Instant) -> Settlement:
+    stored = tx.value("select_on_dead", settlement.job.bytes) if settlement.is_death else None
+    return settlement if stored is None else dying(settlement, stored, now)
+
+
+def _land(tx: Transaction, settlement: Settlement, effects: StampedEffects, now: Instant, tally: _Tally) -> None:
+    if not settlement.is_death:
+        if effects.jobs:
+            _enqueue(tx, effects.jobs, now, tally)
+        values.write(tx, effects.puts, effects.deletes)
+        return
+    tx.run("begin_effects")
+    try:
+        _enqueue_what_can_be(tx, settlement, effects.jobs, now, tally)
+        values.write(tx, effects.puts, effects.deletes)
+    except sqlite3.OperationalError:
+        raise  # a full disk, say: no fault of theirs
+    except Exception as error:
+        tx.run("undo_effects")
+        tx.run("note_error", refused(settlement, error).error, settlement.job.bytes)
+    tx.run("keep_effects")
+
+
+def _enqueue_what_can_be(
+    tx: Transaction, settlement: Settlement, follow_ups: tuple[NewJob, ...], now: Instant, tally: _Tally
+) -> None:
+    """Store follow-ups, except for those that are there already."""
+    while follow_ups:
+        try:
+            tell_of_conflicts(settlement, _enqueue(tx, follow_ups, now, tally))
+            return
+        except DuplicateJob as error:
+            follow_ups = not_taken(settlement, follow_ups, error.job)
+
+
+def _enqueue(tx: Transaction, follow_ups: Sequence[NewJob], now: Instant, tally: _Tally) -> dict[UUID, Conflict]:
+    ready, conflicts = jobs.insert(tx, follow_ups, now)
+    tally.replaced += [each.holder for each in conflicts.values() if each.outcome is Outcome.REPLACED]
+    for queue, count in ready.items():
+        tally.woken[queue] = tally.woken.get(queue, 0) + count
+    return conflicts
 
 
 def _settle_one(tx: Transaction, settlement: Settlement, now: Instant, tally: _Tally) -> bool:
@@ -103,8 +149,8 @@ def _settle_one(tx: Transaction, settlement: Settlement, now: Instant, tally: _T
     return True
 
 
-def reap(tx: Transaction, now: Instant, limit: int) -> tuple[Reaped, dict[int, int]]:
-    """End the claims of leases that ran out."""
+def reap(tx: Transaction, now: Instant, limit: int) -> tuple[Reaped, dict[int, int], list[UUID]]:
+    """End the claims of leases that ran out. Returns also how many may start now by queue, and who was replaced."""
     settlements: list[Settlement] = []
     for lease, renewed_at, positions in tx.all("select_expired_leases", now, limit):
         claims = _claims(tx, lease, msgspec.json.decode(positions, type=list[int]))
@@ -115,8 +161,8 @@ def reap(tx: Transaction, now: Instant, limit: int) -> tuple[Reaped, dict[int, i
             settlements.append(decide(claim, Lost("its worker stopped renewing the lease"), ran))
         if len(settlements) >= limit:
             break
-    _, woken = settle(tx, settlements, now)
-    return Reaped(settlements, tx.value("next_lease_end")), woken
+    _, woken, replaced = settle(tx, settlements, now)
+    return Reaped(settlements, tx.value("next_lease_end")), woken, replaced
 
 
 def _claims(tx: Transaction, lease: bytes, positions: Sequence[int]) -> list[Claim]:

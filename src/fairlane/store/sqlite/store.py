@@ -15,6 +15,7 @@ from fairlane.job import AttemptRecord, Claim, JobRecord, NewJob, Outcome, State
 from fairlane.policy.overrides import Amendment, Override
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import Conflict
+from fairlane.scheduler.explain import Facts
 from fairlane.scheduler.settlement import Settlement
 from fairlane.store.auditing import AuditEntry, Note
 from fairlane.store.awaiting import forever
@@ -33,7 +34,18 @@ from fairlane.store.protocol import (
     Traces,
     WorkerIdentity,
 )
-from fairlane.store.sqlite import amending, claims, jobs, operators, results, settling, uniques, upkeep, values
+from fairlane.store.sqlite import (
+    amending,
+    claims,
+    examining,
+    jobs,
+    operators,
+    results,
+    settling,
+    uniques,
+    upkeep,
+    values,
+)
 from fairlane.store.sqlite.database import Database, Transaction
 from fairlane.store.sqlite.wakeups import SqliteListener, is_listening, nudge
 
@@ -174,6 +186,7 @@ class SqliteStore:
         worker: WorkerIdentity,
         lease: timedelta,
         listener: Listener | None = None,
+        start_lag: int = 0,
     ) -> Claimed:
         duration = microseconds(lease)
 
@@ -181,7 +194,9 @@ class SqliteStore:
             now = self._clock.now()
             found = amending.expire(tx, _known(tx, queue), now)
             count = max(0, want())
-            claimed = claims.claim(tx, found, count, now=now, worker=worker, lease_expires_at=now + duration)
+            claimed = claims.claim(
+                tx, found, count, now=now, worker=worker, lease_expires_at=now + duration, lag=start_lag
+            )
             self.rows_read += tx.rows_read
             if listener is not None and len(claimed.claims) < count:
                 tx.run("register_waiter", found.id, worker.id.bytes, now)
@@ -216,8 +231,9 @@ class SqliteStore:
     async def settle(self, settlements: Sequence[Settlement], *, is_repeated: bool = False) -> list[UUID]:
         # A settlement that failed here was rolled back: there is nothing of ours to recognise.
         def work(tx: Transaction) -> tuple[list[UUID], list[UUID], set[UUID]]:
-            lost, ready = settling.settle(tx, settlements, self._clock.now())
-            return lost, _take_waiters(tx, ready), results.take_waiters(tx, (each.job for each in settlements))
+            lost, ready, replaced = settling.settle(tx, settlements, self._clock.now())
+            ended = (*(each.job for each in settlements), *replaced)
+            return lost, _take_waiters(tx, ready), results.take_waiters(tx, ended)
 
         lost, waiters, result_waiters = await self._write(work)
         _announce(result_waiters)
@@ -242,9 +258,13 @@ class SqliteStore:
 
     async def reap(self, limit: int = 1_000) -> Reaped:
         def work(tx: Transaction) -> tuple[Reaped, list[UUID], set[UUID]]:
-            reaped, ready = settling.reap(tx, self._clock.now(), limit)
+            reaped, ready, replaced = settling.reap(tx, self._clock.now(), limit)
             results.forget_deaf_waiters(tx)
-            return reaped, _take_waiters(tx, ready), results.take_waiters(tx, (each.job for each in reaped.settled))
+            return (
+                reaped,
+                _take_waiters(tx, ready),
+                results.take_waiters(tx, [*(each.job for each in reaped.settled), *replaced]),
+            )
 
         reaped, waiters, result_waiters = await self._database.write(work, durable=False)
         _announce(result_waiters)
@@ -330,6 +350,18 @@ class SqliteStore:
         def look(tx: Transaction) -> JobPage:
             queue = None if filter.queue is None else _known(tx, filter.queue).id
             return operators.find(tx, filter, queue, after, limit)
+
+        return await self._database.read(look)
+
+    async def examine(
+        self, queue: str | None = None, job: UUID | None = None, keys: Mapping[str, str | None] | None = None
+    ) -> Facts:
+        def look(tx: Transaction) -> Facts:
+            name = queue
+            if name is None:
+                assert job is not None
+                name = examining.find_subject(tx, job).queue
+            return examining.look_at(tx, _known(tx, name), job, keys or {}, self._clock.now())
 
         return await self._database.read(look)
 

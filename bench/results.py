@@ -1,0 +1,32 @@
+"""Where results are kept: `bench/RESULTS.md`, under the commit and the machine that they were measured on."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+__all__ = ["ROOT", "append_results"]
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "RESULTS.md"
+
+
+def append_results(what: str, lines: Iterable[str]) -> None:
+    """Append lines of Markdown under a heading that says on what they were measured."""
+    if not RESULTS.exists():
+        RESULTS.write_text(
+            "# Results\n\nAppended by `make bench`; absolute figures mean little, ratios are what counts.\n"
+        )
+    machine = f"{platform.machine()}, Python {platform.python_version()}"
+    heading = f"\n## {_commit()}: {machine}{', ' if what else ''}{what}\n"
+    with RESULTS.open("a") as file:
+        file.write("\n".join([heading, *lines]) + "\n")
+
+
+def _commit() -> str:
+    answer = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    return answer.stdout.strip() or "unknown commit"

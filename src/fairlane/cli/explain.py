@@ -1,0 +1,103 @@
+"""`fairlane explain`: why a job, a key or a queue waits."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from fairlane.cli.choosing import place_options
+from fairlane.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from fairlane.scheduler.explain import Explanation
+
+__all__ = ["explain"]
+
+HOLDERS = 5
+"""Jobs that are named under a limit; of the others there is a number."""
+
+
+@click.command()
+@click.argument("job", required=False, metavar="[ID]")
+@click.option("--queue", help="Explain this queue instead of a job.")
+@click.option("--key", "keys", metavar="NAME=VALUE", multiple=True, help="Of that queue, this key; may be repeated.")
+@place_options
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+def explain(
+    job: str | None, queue: str | None, keys: tuple[str, ...], app: str | None, url: str | None, as_json: bool
+) -> None:
+    """Say everything that holds a job, a key or a queue: until when, and who holds it. Looking changes nothing.
+
+    With --app, a job whose task the app does not know is told too.
+
+    \b
+    Example:
+      fairlane explain 0198c0de-0000-7000-8000-000000000000 --app shop:app
+      fairlane explain --queue webhooks --key account=acme
+    """
+    import asyncio
+
+    from fairlane.explaining import describe_explanation
+
+    if (job is None) == (queue is None):
+        raise ConfigurationError("explain what? Give the id of a job, or --queue (and --key)")
+    if job is not None and keys:
+        raise ConfigurationError("--key belongs to --queue; a job has its own keys")
+    told = asyncio.run(_ask(job, queue, keys, app, url))
+    if as_json:
+        click.echo(json.dumps(describe_explanation(told)))
+    else:
+        _tell(told)
+
+
+async def _ask(
+    job: str | None, queue: str | None, keys: tuple[str, ...], app: str | None, url: str | None
+) -> Explanation:
+    from fairlane.cli.choosing import app_named, job_ids, keys_given
+    from fairlane.cli.database import existing_store
+    from fairlane.explaining import explain_job, explain_queue
+
+    named = app_named(app, url)
+    async with existing_store(named) as store:
+        if job is not None:
+            return await explain_job(store, job_ids((job,))[0], named.known_tasks() if app else None)
+        assert queue is not None
+        return await explain_queue(store, queue, keys_given(keys))
+
+
+def _tell(told: Explanation) -> None:
+    from fairlane.cli.telling import ago
+
+    subject = told.subject
+    keys = " ".join(f"{name}={value}" for name, value in subject.keys.items() if name != "task")
+    if subject.job is not None:
+        click.echo(f"{subject.job}  {subject.state}  {subject.queue}  {subject.task}  {keys}".rstrip())
+    else:
+        click.echo(f"{subject.queue} {keys}".rstrip())
+    if not told.holds:
+        click.echo("  nothing holds it")
+    for hold in told.holds:
+        click.echo(f"  {hold.reason}: {hold.words}")
+        for holder in hold.holders[:HOLDERS]:
+            click.echo(
+                f"    {holder.job}  {holder.task}  {ago(holder.since, told.now)}  {holder.worker or ''}".rstrip()
+            )
+        if len(hold.holders) > HOLDERS:
+            click.echo(f"    … and {len(hold.holders) - HOLDERS} more")
+    if subject.job is not None and not (subject.state and subject.state.is_final):
+        _tell_times(told)
+    if subject.job is None and told.next_up:
+        click.echo("  next to start: " + ", ".join(str(job) for job in told.next_up))
+
+
+def _tell_times(told: Explanation) -> None:
+    from fairlane.cli.telling import ago
+
+    if told.earliest is None:
+        click.echo("  it cannot start until somebody acts")
+        return
+    earliest = "now" if told.earliest <= told.now else ago(told.earliest, told.now)
+    guess = "" if told.estimate is None or told.estimate <= told.now else f", probably {ago(told.estimate, told.now)}"
+    click.echo(f"  earliest start: {earliest}{guess}")

@@ -1,0 +1,263 @@
+"""A cap that learns how much concurrency is good for whatever its jobs call.
+
+It moves as a sender's window moves in TCP: up by one for each cap's worth of good runs, and only while it is what
+binds; down by half on a failure, and by a twentieth while runs take too long. What was claimed before the last step
+down is old news: it frees its slot and says nothing, so one outage is one step and not one for each job that it hit.
+Until the first step down it goes up by one for each good run: that is how the order of magnitude is found.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from fairlane.clock import SECOND, Instant, duration_text
+from fairlane.errors import InvalidPolicy
+from fairlane.policy.by import By, normalize_by, repr_by
+from fairlane.policy.checking import duration_above_zero, is_number, is_whole
+from fairlane.policy.gates import Ending, GateState
+from fairlane.policy.limits import MAX_COUNT
+from fairlane.policy.reasons import Reason, Why
+from fairlane.policy.smoothing import SMOOTHING, smoothed
+
+__all__ = ["AdaptiveConcurrency", "Learned"]
+
+START = 10
+MOST = 1_000
+HALF = 0.5
+EASE = 0.95
+"""What a cap is multiplied by while runs take longer than the target."""
+
+REMEMBERED = 24 * 3_600 * SECOND
+"""How long a cap stays learned after the last run of its key."""
+
+MOST_TASKS = 16
+"""Run times are kept for so many tasks of a key; of more, for those that ran last."""
+
+
+class Learned(msgspec.Struct, frozen=True):
+    """What a gate has learned: its memo."""
+
+    cap: int
+    reached: int = 0
+    """The highest cap since the last step down that was all in flight: one that was not reached has not been tried."""
+    good: int = 0
+    """Good runs that count towards the next step up."""
+    decreased_at: Instant = 0
+    """When the cap was last lowered; 0: never, it is still looking for the order of magnitude."""
+    runs: dict[str, float] = {}
+    """For each task, a moving average of run time in microseconds."""
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class AdaptiveConcurrency:
+    """A cap on jobs in flight that moves between `min` and `max` with how runs end and how long they take.
+
+    Without `target`, a run time, only failures lower it.
+
+    >>> AdaptiveConcurrency(max=200, target="500ms", by="endpoint")
+    AdaptiveConcurrency(start=10, min=1, max=200, target='500ms', by='endpoint')
+    """
+
+    start: int
+    min: int
+    max: int
+    target: int | None
+    decrease: float
+    smoothing: float
+    by: By
+
+    counts_in_flight = True
+
+    def __init__(
+        self,
+        *,
+        start: int | None = None,
+        min: int = 1,
+        max: int = MOST,
+        target: timedelta | str | float | None = None,
+        decrease: float = HALF,
+        smoothing: float = SMOOTHING,
+        by: str | tuple[str, ...] | None = None,
+    ) -> None:
+        what = f"AdaptiveConcurrency(start={start!r}, min={min!r}, max={max!r})"
+        _check_bounds(what, start, min, max)
+        if not is_number(decrease) or not 0 < decrease < 1:
+            raise InvalidPolicy(
+                f"{what}: decrease={decrease!r} would not lower the cap on a failure; give a factor between 0 and 1"
+            )
+        if not is_number(smoothing) or not 0 < smoothing <= 1:
+            raise InvalidPolicy(
+                f"{what}: smoothing={smoothing!r} is not the weight of one run in an average; "
+                "give a number above 0 (at 0 it would never move) and at most 1"
+            )
+        object.__setattr__(self, "start", _clamped(START, min, max) if start is None else start)
+        object.__setattr__(self, "min", min)
+        object.__setattr__(self, "max", max)
+        object.__setattr__(self, "target", None if target is None else duration_above_zero(what, "target", target))
+        object.__setattr__(self, "decrease", float(decrease))
+        object.__setattr__(self, "smoothing", float(smoothing))
+        object.__setattr__(self, "by", normalize_by(what, by))
+
+    def __repr__(self) -> str:
+        parts = [f"start={self.start}", f"min={self.min}", f"max={self.max}"]
+        if self.target is not None:
+            parts.append(f"target={duration_text(self.target)!r}")
+        if self.decrease != HALF:
+            parts.append(f"decrease={self.decrease!r}")
+        if self.smoothing != SMOOTHING:
+            parts.append(f"smoothing={self.smoothing!r}")
+        return f"AdaptiveConcurrency({', '.join(parts)}{repr_by(self.by)})"
+
+    @property
+    def identity(self) -> str:
+        """Names the limit's state. No number takes part: what was learned outlives a change of bounds."""
+        return f"adaptive:{','.join(self.by)}"
+
+    def cap_of(self, gate: GateState) -> int:
+        """How many jobs this gate lets be in flight at present."""
+        # An operator may have set other bounds for a time: what was learned comes back with the old ones.
+        return self.start if gate.memo is None else _clamped(gate.memo["cap"], self.min, self.max)
+
+    def learned(self, gate: GateState) -> Learned:
+        """What this gate knows."""
+        return Learned(self.start) if gate.memo is None else msgspec.convert(gate.memo, Learned)
+
+    def room_at(self, gate: GateState, now: Instant) -> int:
+        return max(0, self.cap_of(gate) - gate.in_flight)
+
+    def take(self, gate: GateState, now: Instant, count: int) -> None:
+        gate.in_flight += count
+        cap = self.cap_of(gate)
+        if gate.in_flight >= cap and (gate.memo is None or gate.memo["reached"] < cap):
+            gate.memo = msgspec.to_builtins(replace(self.learned(gate), reached=cap))
+
+    def postpone(self, gate: GateState, before: Instant, now: Instant, lag: int) -> None:
+        """A claimed job holds its place, started or not."""
+
+    def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
+        gate.in_flight = max(0, gate.in_flight - ending.ended - ending.unstarted)
+        if ending.ended > ending.neutral:
+            gate.memo = msgspec.to_builtins(self.after(self.learned(gate), ending, now, task or ""))
+            gate.tat = now + REMEMBERED
+        return True
+
+    def after(self, learned: Learned, ending: Ending, now: Instant, task: str) -> Learned:
+        """What is known once these claims have ended."""
+        if learned.decreased_at > now:
+            # A clock that was set back must not turn all that follows into old news.
+            learned = replace(learned, decreased_at=now)
+        if ending.latest < learned.decreased_at:
+            return learned
+        if ending.failed:
+            return self._lowered(learned, self.decrease, now)
+        average = smoothed(learned.runs.get(task, 0.0), ending.ran / ending.ended, ending.ended, self.smoothing)
+        if self.target is not None:
+            learned = replace(learned, runs=_noted(learned.runs, task, average))
+            if average > self.target:
+                return self._lowered(learned, EASE, now)
+        return self._raised(learned, ending.ended - ending.neutral)
+
+    def _lowered(self, learned: Learned, factor: float, now: Instant) -> Learned:
+        if learned.decreased_at == now:
+            # Bells of one claim are folded at one instant: they are one piece of news.
+            return learned
+        cap = max(self.min, int(learned.cap * factor))
+        return replace(learned, cap=cap, reached=0, good=0, decreased_at=now)
+
+    def _raised(self, learned: Learned, good: int) -> Learned:
+        if not learned.decreased_at:
+            # To twice of what has been in flight, however the runs of a round are put into bells.
+            most = min(2 * learned.reached, self.max)
+            return replace(learned, cap=max(learned.cap, min(learned.cap + good, most)))
+        if learned.reached < learned.cap or learned.cap >= self.max:
+            return learned
+        if learned.good + good < learned.cap:
+            return replace(learned, good=learned.good + good)
+        return replace(learned, cap=learned.cap + 1, good=0)
+
+    def opens_again_at(self, gate: GateState) -> Instant | None:
+        """Not by time: a slot must be released, or a good run must raise the cap."""
+        return None
+
+    def carry_over(self, gate: GateState, now: Instant) -> None:
+        """A cap that was learned between other bounds is brought between these."""
+        if gate.memo is not None:
+            learned, cap = self.learned(gate), self.cap_of(gate)
+            gate.memo = msgspec.to_builtins(replace(learned, cap=cap, reached=min(learned.reached, cap)))
+
+    def why(self, gate: GateState, now: Instant) -> Why:
+        learned = "never lowered" if not self.learned(gate).decreased_at else "learned"
+        return Why(
+            Reason.ADAPTIVE, gate.in_flight, self.cap_of(gate), f"a cap from {self.min} to {self.max}, {learned}"
+        )
+
+    def with_bound(self, bound: float) -> AdaptiveConcurrency:
+        """With another `max`; the cap goes on moving below it."""
+        most: Any = int(bound) if bound == int(bound) else bound
+        return AdaptiveConcurrency(
+            start=min(self.start, most),
+            min=min(self.min, most),
+            max=most,
+            target=None if self.target is None else timedelta(microseconds=self.target),
+            decrease=self.decrease,
+            smoothing=self.smoothing,
+            by=self.by,
+        )
+
+    def to_document(self) -> dict[str, Any]:
+        return {
+            "kind": "adaptive",
+            "start": self.start,
+            "min": self.min,
+            "max": self.max,
+            "target": self.target,
+            "decrease": self.decrease,
+            "smoothing": self.smoothing,
+            "by": list(self.by),
+        }
+
+    @classmethod
+    def from_document(cls, document: dict[str, Any]) -> AdaptiveConcurrency:
+        target = document["target"]
+        return cls(
+            start=document["start"],
+            min=document["min"],
+            max=document["max"],
+            target=None if target is None else timedelta(microseconds=target),
+            decrease=document["decrease"],
+            smoothing=document["smoothing"],
+            by=tuple(document["by"]),
+        )
+
+
+def _check_bounds(what: str, start: int | None, least: int, most: int) -> None:
+    for name, value in (("start", start), ("min", least), ("max", most)):
+        if value is not None and not is_whole(value):
+            raise InvalidPolicy(f"{what}: `{name}` is a whole number of jobs, not a {type(value).__name__}")
+    if least < 1:
+        raise InvalidPolicy(
+            f"{what}: `min` is at least 1, for a cap of 0 would never learn that it may rise; "
+            "stop a key with Concurrency(0, by=…)"
+        )
+    if most > MAX_COUNT:
+        raise InvalidPolicy(f"{what}: `max` is at most {MAX_COUNT:,}")
+    if least > most:
+        raise InvalidPolicy(f"{what}: `min` is above `max`, which leaves no cap to choose")
+    if start is not None and not least <= start <= most:
+        raise InvalidPolicy(f"{what}: `start` lies between `min` and `max`")
+
+
+def _clamped(value: int, least: int, most: int) -> int:
+    return min(max(value, least), most)
+
+
+def _noted(runs: dict[str, float], task: str, average: float) -> dict[str, float]:
+    noted = {name: each for name, each in runs.items() if name != task} | {task: average}
+    if len(noted) > MOST_TASKS:
+        del noted[next(iter(noted))]
+    return noted

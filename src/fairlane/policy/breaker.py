@@ -1,0 +1,260 @@
+"""A breaker: after failures in a row it lets nothing through, then a few to try, and closes once these go well.
+
+    closed ──failures in a row──▶ open ──cooldown over──▶ probing ──every probe good──▶ closed
+                                   ▲                         │
+                                   └────────a probe fails────┘
+
+Bells may come in any order and late, so runs are told apart by when they were claimed. A failure counts unless a run
+that was claimed no earlier has gone well. What was claimed before the first probe says nothing about what the probes
+are to find out: it neither closes the breaker nor keeps it open.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, assert_never
+
+import msgspec
+
+from fairlane.clock import SECOND, Instant, duration_text
+from fairlane.errors import InvalidPolicy
+from fairlane.policy.by import By, normalize_by, repr_by
+from fairlane.policy.checking import duration_above_zero, is_whole
+from fairlane.policy.gates import Ending, GateState
+from fairlane.policy.limits import MAX_COUNT, UNBOUNDED
+from fairlane.policy.reasons import Reason, Why
+
+__all__ = ["Breaker", "Closed", "Opened", "Probing"]
+
+MOST_FAILURES = 100
+"""The gate keeps when each of them was claimed."""
+
+REMEMBERED = 24 * 3_600 * SECOND
+"""How long a breaker that has opened waits for somebody to probe, before it is forgotten and so closed."""
+
+
+class Closed(msgspec.Struct, frozen=True, tag="closed"):
+    """All may pass."""
+
+    failures: tuple[Instant, ...] = ()
+    """When those were claimed that have failed in a row."""
+    good: Instant = -1
+    """When the newest run that went well was claimed."""
+
+
+class Opened(msgspec.Struct, frozen=True, tag="open"):
+    """Nothing may pass for a time."""
+
+    until: Instant
+
+
+class Probing(msgspec.Struct, frozen=True, tag="probing"):
+    """A few may pass, to find out."""
+
+    since: Instant
+    stragglers: int
+    """Claims in flight that are older than the first probe, at least."""
+    good: int = 0
+    """Probes that went well, at least."""
+
+
+State = Closed | Opened | Probing
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Breaker:
+    """Stops a key after so many failures in a row, and lets `probes` jobs try after each `cooldown`.
+
+    >>> Breaker(5, cooldown="30s", by="endpoint")
+    Breaker(5, within='10m', cooldown='30s', probes=1, by='endpoint')
+    """
+
+    failures: int
+    within: int
+    cooldown: int
+    probes: int
+    by: By
+
+    counts_in_flight = True
+
+    def __init__(
+        self,
+        failures: int = 5,
+        *,
+        within: timedelta | str | float = "10m",
+        cooldown: timedelta | str | float = "30s",
+        probes: int = 1,
+        by: str | tuple[str, ...] | None = None,
+    ) -> None:
+        what = f"Breaker({failures!r})"
+        if not is_whole(failures) or not 1 <= failures <= MOST_FAILURES:
+            raise InvalidPolicy(f"{what}: it opens after a whole number of failures, from 1 to {MOST_FAILURES}")
+        if not is_whole(probes) or not 1 <= probes <= MAX_COUNT:
+            raise InvalidPolicy(
+                f"{what}: probes={probes!r} is not a whole number of at least 1; without a probe it would stay open"
+            )
+        object.__setattr__(self, "failures", failures)
+        object.__setattr__(self, "within", duration_above_zero(what, "within", within))
+        object.__setattr__(self, "cooldown", duration_above_zero(what, "cooldown", cooldown))
+        object.__setattr__(self, "probes", probes)
+        object.__setattr__(self, "by", normalize_by(what, by))
+
+    def __repr__(self) -> str:
+        within, cooldown = duration_text(self.within), duration_text(self.cooldown)
+        parts = f"within={within!r}, cooldown={cooldown!r}, probes={self.probes}"
+        return f"Breaker({self.failures}, {parts}{repr_by(self.by)})"
+
+    @property
+    def identity(self) -> str:
+        """Names the limit's state. No number takes part: an open breaker stays open when they change."""
+        return f"breaker:{','.join(self.by)}"
+
+    def state_of(self, gate: GateState) -> State:
+        """Whether this gate is closed, open or probing."""
+        state: State = Closed() if gate.memo is None else msgspec.convert(gate.memo, State)
+        return state
+
+    def room_at(self, gate: GateState, now: Instant) -> int:
+        if gate.memo is None or gate.memo["type"] == "closed":
+            return UNBOUNDED
+        match self.state_of(gate):
+            case Probing(stragglers=stragglers, good=good):
+                return max(0, self.probes - good - (gate.in_flight - stragglers))
+            case Opened(until=until):
+                return self.probes if now >= until else 0
+            case _:
+                return UNBOUNDED
+
+    def take(self, gate: GateState, now: Instant, count: int) -> None:
+        # Before that time only an operator starts a job: it is counted, and finds nothing out.
+        if gate.memo is not None and gate.memo["type"] == "open" and now >= gate.memo["until"]:
+            self._turn(gate, Probing(now, stragglers=gate.in_flight), now)
+        gate.in_flight += count
+
+    def postpone(self, gate: GateState, before: Instant, now: Instant, lag: int) -> None:
+        """A claimed job holds its place, started or not."""
+
+    def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
+        gate.in_flight = max(0, gate.in_flight - ending.ended - ending.unstarted)
+        before = self.state_of(gate)
+        after = self.after(before, ending, now, gate.in_flight)
+        if after != before:
+            self._turn(gate, after, now)
+        return True
+
+    def after(self, state: State, ending: Ending, now: Instant, in_flight: int) -> State:
+        """Where it stands once these claims have ended, which leaves so many in flight."""
+        match _not_ahead(state, now):
+            case Closed() as closed:
+                return self._counted(closed, ending, now) if ending.ended > ending.neutral else closed
+            case Probing(since=since) if ending.failed and ending.latest >= since:
+                return Opened(now + self.cooldown)
+            case Probing() as probing:
+                return self._probed(probing, ending, in_flight)
+            case Opened() as opened:
+                # Whatever ends now was claimed before it opened.
+                return opened
+            case other:
+                assert_never(other)
+
+    def _counted(self, closed: Closed, ending: Ending, now: Instant) -> State:
+        good, failures = closed.good, closed.failures
+        if ending.failed:
+            failures = tuple(sorted((*failures, *[ending.latest] * min(ending.failed, self.failures))))
+        else:
+            good = max(good, ending.latest)
+        newest = max(failures, default=0)
+        failures = tuple(at for at in failures if at > good and at >= newest - self.within)[-self.failures :]
+        if len(failures) >= self.failures:
+            return Opened(now + self.cooldown)
+        return Closed(failures, good)
+
+    def _probed(self, probing: Probing, ending: Ending, in_flight: int) -> State:
+        # Where a bell cannot tell who ended, it is taken to be a straggler: that never lets one too many try.
+        left, passed = probing.stragglers, 0
+        if ending.unstarted and ending.since < probing.since:
+            left -= min(left, ending.unstarted)
+        if ending.latest >= probing.since:
+            old = min(left, ending.ended - 1)
+            left -= old
+            passed = max(0, ending.ended - old - ending.neutral)
+        else:
+            left -= ending.ended
+        if probing.good + passed >= self.probes:
+            return Closed(good=ending.latest)
+        return Probing(probing.since, min(max(0, left), in_flight), probing.good + passed)
+
+    def _turn(self, gate: GateState, state: State, now: Instant) -> None:
+        gate.memo = msgspec.to_builtins(state)
+        match state:
+            case Closed(failures=()):
+                gate.tat = now
+            case Closed():
+                gate.tat = now + self.within
+            case Opened(until=until):
+                gate.tat = until + REMEMBERED
+            case Probing():
+                gate.tat = now + REMEMBERED
+
+    def opens_again_at(self, gate: GateState) -> Instant | None:
+        match self.state_of(gate):
+            case Opened(until=until):
+                return until
+            case _:
+                # The probes decide.
+                return None
+
+    def carry_over(self, gate: GateState, now: Instant) -> None:
+        """An open breaker opens for probes no later than if it had just opened."""
+        match self.state_of(gate):
+            case Opened(until=until):
+                self._turn(gate, Opened(min(until, now + self.cooldown)), now)
+            case Probing(since=since, good=good) if good >= self.probes:
+                # Fewer probes are asked for now, and these have gone well: nobody else will come to say so.
+                self._turn(gate, Closed(good=since), now)
+
+    def why(self, gate: GateState, now: Instant) -> Why:
+        match self.state_of(gate):
+            case Probing(stragglers=stragglers, good=good):
+                out = gate.in_flight - stragglers
+                return Why(Reason.BREAKER, out, self.probes - good, "probes run; it closes once all go well")
+            case _:
+                return Why(Reason.BREAKER, self.failures, self.failures, "runs failed in a row; then it probes")
+
+    def with_bound(self, bound: float) -> Breaker:
+        """With another number of failures."""
+        failures: Any = int(bound) if bound == int(bound) else bound
+        within, cooldown = timedelta(microseconds=self.within), timedelta(microseconds=self.cooldown)
+        return Breaker(failures, within=within, cooldown=cooldown, probes=self.probes, by=self.by)
+
+    def to_document(self) -> dict[str, Any]:
+        return {
+            "kind": "breaker",
+            "failures": self.failures,
+            "within": self.within,
+            "cooldown": self.cooldown,
+            "probes": self.probes,
+            "by": list(self.by),
+        }
+
+    @classmethod
+    def from_document(cls, document: dict[str, Any]) -> Breaker:
+        return cls(
+            document["failures"],
+            within=timedelta(microseconds=document["within"]),
+            cooldown=timedelta(microseconds=document["cooldown"]),
+            probes=document["probes"],
+            by=tuple(document["by"]),
+        )
+
+
+def _not_ahead(state: State, now: Instant) -> State:
+    """A clock that was set back must not turn all that follows into old news."""
+    match state:
+        case Closed(failures=failures, good=good) if good > now or max(failures, default=now) > now:
+            return Closed(tuple(min(at, now) for at in failures), min(good, now))
+        case Probing(since=since) if since > now:
+            return msgspec.structs.replace(state, since=now)
+        case _:
+            return state

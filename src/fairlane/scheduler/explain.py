@@ -1,0 +1,325 @@
+"""Why something waits: every reason that holds it, with who holds it and until when. The plan's own pieces answer.
+
+A store finds the facts without writing anything, `examine` folds them as a claim would, and `explain` puts them into
+words. What a gate says here is what it says to a claim: it is asked the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from fairlane.clock import SECOND, Instant
+from fairlane.job import State
+from fairlane.policy.keys import Keys, select
+from fairlane.policy.overrides import Override, PauseGate
+from fairlane.policy.policy import Policy
+from fairlane.policy.reasons import Reason, Why
+from fairlane.scheduler.board import FIRST_GUESS, Gate
+from fairlane.scheduler.plan import Working
+from fairlane.scheduler.snapshot import FlowRow, LaneRow, Need, QueueRow, Snapshot, Supply
+
+__all__ = ["Examined", "Explanation", "Facts", "Holder", "Subject", "examine", "explain"]
+
+HOLDERS = 20
+"""Jobs that are named as holders of one gate; of the others there is a number."""
+COUNTED = 1_000
+"""Jobs and flows ahead are counted up to this."""
+
+
+class Subject(msgspec.Struct, frozen=True):
+    """What is asked about: one job, the jobs of some keys, or (without keys) a whole queue."""
+
+    queue: str
+    keys: dict[str, str | None]
+    """All that tells its lane apart, for a job; what was asked for, else."""
+    priority: int = 0
+    job: UUID | None = None
+    task: str | None = None
+    state: State | None = None
+    lane: bytes | None = None
+    position: int = 0
+    due_at: Instant | None = None
+    claimed_at: Instant | None = None
+    worker: str | None = None
+    ended_at: Instant | None = None
+    attempt: int = 0
+
+
+class Running(msgspec.Struct, frozen=True):
+    """A job that runs, with what tells its lane apart."""
+
+    job: UUID
+    task: str
+    priority: int
+    keys: dict[str, str | None]
+    worker: str | None
+    since: Instant
+
+
+class Examined(msgspec.Struct, frozen=True):
+    """The pieces that a claim would look at, once all bells that were read are folded."""
+
+    lane: LaneRow | None
+    flow: FlowRow | None
+    shut: list[tuple[Sequence[str | None], str, Why, Instant | None]]
+    """Gates without room: key, name, what they say, and when they open by themselves."""
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What a store has found."""
+
+    subject: Subject
+    policy: Policy
+    now: Instant
+    queue: QueueRow
+    examined: Examined
+    ready: int
+    """Jobs of the queue that are ready, as far as bells have been folded."""
+    running: list[Running]
+    """Jobs of the queue that run, up to a bound."""
+    ahead: int
+    """Ready jobs before it in its lane, up to `COUNTED`."""
+    flows_ahead: int
+    """Flows whose turn comes before its own, up to `COUNTED`."""
+    has_worker: bool
+    next_up: list[UUID]
+    """The jobs that would start next, in their order."""
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """A running job that takes up a place."""
+
+    job: UUID
+    task: str
+    worker: str | None
+    since: Instant
+
+
+class Hold(msgspec.Struct, frozen=True):
+    """One reason."""
+
+    reason: Reason
+    words: str
+    limit: str | None = None
+    key: dict[str, str | None] = {}
+    used: float | None = None
+    bound: float | None = None
+    until: Instant | None = None
+    """When it ends by itself; `None`: not by time."""
+    holders: list[Holder] = []
+    override: Override | None = None
+    """What an operator has changed, if that is what holds it or sets the bound."""
+    count: int | None = None
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """Everything that holds a job, a key or a queue."""
+
+    subject: Subject
+    now: Instant
+    holds: list[Hold]
+    earliest: Instant | None
+    """No start before this, whatever is released meanwhile; `None`: no time is known, somebody has to act."""
+    estimate: Instant | None
+    """When it will start if things go on as they do; a guess. `None`: they cannot."""
+    next_up: list[UUID]
+
+    @property
+    def reasons(self) -> list[Reason]:
+        return [hold.reason for hold in self.holds]
+
+
+def examine(snapshot: Snapshot, subject: Subject) -> Generator[Need, Supply, Examined]:
+    """Fold the bells as a claim would, and ask every gate that the subject has to pass."""
+    working = Working(snapshot, 0)
+    yield from working.fold()
+    board, policy, now = working.board, snapshot.policy, snapshot.now
+    lane = board.lanes.get(subject.lane) if subject.lane is not None else None
+    named = _gates(policy, subject)
+    if fresh := [gate_id for gate_id, _, _ in named if gate_id not in board.gates]:
+        supply = yield Need(gates=tuple(fresh))
+        board.add_gates(supply.gates)
+    shut: list[tuple[Sequence[str | None], str, Why, Instant | None]] = []
+    for gate_id, bound, values in named:
+        gate: Gate = board.gate(gate_id, bound, values)
+        if gate.room(now) <= 0:
+            shut.append((values, bound.name, gate.limit.why(gate, now), gate.opens_at()))
+    return Examined(lane.row() if lane else None, lane.flow.row() if lane else None, shut)
+
+
+def _gates(policy: Policy, subject: Subject) -> list[tuple[bytes, Any, tuple[str | None, ...]]]:
+    """The gates that every job of the subject passes."""
+    known = {*subject.keys, "priority"} if subject.job is not None else set(subject.keys)
+    keyed = policy.gates_of(subject.priority, subject.keys) if subject.keys else []
+    gates = [(gate_id, bound) for gate_id, bound in keyed if set(bound.limit.by) <= known]
+    return [
+        (gate_id, bound, select(bound.limit.by, subject.keys, subject.priority))
+        for gate_id, bound in (*gates, *policy.queue_gates)
+    ]
+
+
+def explain(facts: Facts, tasks: Collection[str] | None = None) -> Explanation:
+    """Every reason that holds the subject, those that take longest first. `tasks` are those that the app knows."""
+    subject = facts.subject
+    if subject.state is State.RUNNING:
+        words = f"runs since {_seconds(facts.now - (subject.claimed_at or 0))} on {subject.worker or 'a worker'}"
+        return _told(facts, [Hold(Reason.RUNNING, words)], facts.now, facts.now)
+    if subject.state is not None and subject.state.is_final:
+        return _told(facts, [Hold(Reason.ENDED, f"is {subject.state}; it waits for nothing")], None, None)
+    holds = [*_outside(facts, tasks), *_scheduled(facts), *_shut(facts)]
+    stops = [hold for hold in holds if hold.until is None and not _is_released(hold)]
+    earliest = None if stops else max([facts.now, *(hold.until for hold in holds if hold.until is not None)])
+    holds += _queued(facts)
+    if not holds and subject.job is not None:
+        holds.append(Hold(Reason.SLOT, "could start now: it waits for a free slot of a worker"))
+    return _told(facts, holds, earliest, None if stops else _estimate(facts, holds, earliest))
+
+
+def _told(facts: Facts, holds: list[Hold], earliest: Instant | None, estimate: Instant | None) -> Explanation:
+    return Explanation(facts.subject, facts.now, holds, earliest, estimate, facts.next_up)
+
+
+def _outside(facts: Facts, tasks: Collection[str] | None) -> list[Hold]:
+    subject, holds = facts.subject, []
+    if not facts.has_worker:
+        words = f"no worker serves the queue; start one: fairlane worker module:app --queues {subject.queue}"
+        holds.append(Hold(Reason.NO_WORKER, words))
+    if tasks is not None and subject.task is not None and subject.task not in tasks:
+        words = f"no task of the app is named {subject.task!r}; deploy it, or cancel the job"
+        holds.append(Hold(Reason.UNKNOWN_TASK, words))
+    return holds
+
+
+def _scheduled(facts: Facts) -> list[Hold]:
+    due_at = facts.subject.due_at
+    if facts.subject.state is not State.SCHEDULED or due_at is None:
+        return []
+    why = f"for attempt {facts.subject.attempt + 1}" if facts.subject.attempt else "for its time"
+    return [Hold(Reason.SCHEDULED, f"waits {why}, due in {_seconds(due_at - facts.now)}", until=due_at)]
+
+
+def _shut(facts: Facts) -> list[Hold]:
+    holds = []
+    for values, name, why, opens_at in facts.examined.shut:
+        bound = facts.policy.bound_named(name)
+        assert bound is not None
+        key = dict(zip(bound.limit.by, values, strict=True))
+        if isinstance(bound.limit, PauseGate):
+            holds.append(_paused(facts, bound.limit.by, tuple(values)))
+            continue
+        scope = tuple(sorted(key.items()))
+        override = facts.policy.overrides.limits.get((name, scope))
+        holders = _holders(facts, key) if bound.limit.counts_in_flight else []
+        holds.append(
+            Hold(
+                why.reason,
+                _limit_words(facts, name, key, why, opens_at, holders, override),
+                name,
+                key,
+                why.used,
+                why.bound,
+                opens_at,
+                holders[:HOLDERS],
+                override,
+                len(holders) or None,
+            )
+        )
+    return holds
+
+
+def _paused(facts: Facts, by: tuple[str, ...], values: tuple[str | None, ...]) -> Hold:
+    override = facts.policy.overrides.pauses[by][values]
+    key = dict(zip(by, values, strict=True))
+    who = f" by {override.set_by}" if override.set_by else ""
+    because = f": {override.reason}" if override.reason else ""
+    end = "" if override.expires_at is None else f", for another {_seconds(override.expires_at - facts.now)}"
+    words = f"{_key_words(key) or 'the queue'} is paused{who}{end}{because}"
+    return Hold(Reason.PAUSED, words, key=key, until=override.expires_at, override=override)
+
+
+def _limit_words(
+    facts: Facts,
+    name: str,
+    key: Mapping[str, str | None],
+    why: Why,
+    opens_at: Instant | None,
+    holders: list[Holder],
+    override: Override | None,
+) -> str:
+    where = _key_words(key) or "the whole queue"
+    text = f"{where} is at its limit {name}: {why.used:g} of {why.bound:g}"
+    if why.words:
+        text += f" ({why.words})"
+    if override is not None:
+        text += f", set by {override.set_by or 'an operator'}"
+    if holders:
+        oldest = facts.now - min(holder.since for holder in holders)
+        text += f"; held by {len(holders)} running job{'s' * (len(holders) > 1)}, the longest for {_seconds(oldest)}"
+    if opens_at is not None:
+        text += f"; opens in {_seconds(opens_at - facts.now)}"
+    return text
+
+
+def _holders(facts: Facts, key: Mapping[str, str | None]) -> list[Holder]:
+    by = tuple(key)
+    values = tuple(key.values())
+    holding = [each for each in facts.running if select(by, each.keys, each.priority) == values]
+    holding.sort(key=lambda each: each.since)
+    return [Holder(each.job, each.task, each.worker, each.since) for each in holding]
+
+
+def _queued(facts: Facts) -> list[Hold]:
+    subject = facts.subject
+    holds: list[Hold] = []
+    if subject.job is None or subject.state is not State.READY:
+        return holds
+    if facts.examined.lane is None:
+        holds.append(Hold(Reason.NEW, "no claim has seen it yet"))
+    if facts.ahead:
+        noun = "jobs of its lane are" if facts.ahead != 1 else "job of its lane is"
+        words = f"{_many(facts.ahead)} {noun} ahead of it"
+        holds.append(Hold(Reason.LANE, words, count=facts.ahead))
+    if facts.flows_ahead:
+        noun = "flows have their" if facts.flows_ahead != 1 else "flow has its"
+        words = f"{_many(facts.flows_ahead)} {noun} turn before its own"
+        holds.append(Hold(Reason.TURN, words, count=facts.flows_ahead))
+    return holds
+
+
+def _is_released(hold: Hold) -> bool:
+    """Whether it ends when running jobs do."""
+    return bool(hold.holders)
+
+
+def _estimate(facts: Facts, holds: list[Hold], earliest: Instant | None) -> Instant | None:
+    """As jobs have run so far, and with as many slots as are in use now."""
+    if earliest is None or facts.subject.job is None:
+        return None
+    flow, queue = facts.examined.flow, facts.queue
+    cost = ((flow.cost if flow else 0.0) or queue.cost or FIRST_GUESS) * SECOND
+    before = facts.ahead
+    # A full gate lets as many through as it has places, in the time of a run.
+    waits = [cost * (before + 1) / hold.bound for hold in holds if hold.holders and hold.bound]
+    slots = max(1, len(facts.running))
+    waits.append(cost * (before + facts.flows_ahead) / slots)
+    return earliest + int(max(waits))
+
+
+def _key_words(key: Keys) -> str:
+    return ", ".join(f"{name}={'None' if value is None else value}" for name, value in key.items())
+
+
+def _many(count: int) -> str:
+    return f"{COUNTED:,} or more" if count >= COUNTED else f"{count:,}"
+
+
+def _seconds(amount: int) -> str:
+    seconds = max(0, amount) / SECOND
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"

@@ -1,0 +1,94 @@
+-- What is read to explain why something waits. Nothing is written, and no lock is taken: one snapshot answers it all.
+
+-- name: select_subject
+select j.queue_id, q.name as queue, j.task, j.state, j.priority, fairlane.keys_of_lane(j.lane_keys, j.keys, j.task)::text as keys,
+    j.lane, j.position, j.due_at, j.claimed_at, j.worker, j.finished_at, j.attempt
+from fairlane.jobs j
+cross join lateral (select q.name from fairlane.queues q where q.id = j.queue_id limit 1) q
+where j.id = $1::uuid
+
+-- name: peek_queue
+-- $1 queue, $2 now or null
+select q.digest || '/' || q.amended as digest, q.applied_at, fairlane.instant($2::bigint) as now,
+    s.vtime, s.cursor, s.cursor_tie, s.tie, s.cost, s.ready, s.arrivals_from::text, s.releases_from::text
+from fairlane.queues q
+cross join lateral (
+    select s.*
+    from fairlane.queue_states s
+    where s.queue_id = q.id
+    order by s.version desc
+    limit 1
+) s
+where q.id = $1::integer
+
+-- name: peek_arrivals
+-- $1 queue, $2 from which transaction, $3 how many
+select a.lane, a.priority, a.keys::text as keys, a.count, a.floor, a.since
+from fairlane.arrivals a
+where a.queue_id = $1::integer and a.xid >= least($2::text::xid8, pg_snapshot_xmin(pg_current_snapshot()))
+order by a.xid, a.floor
+limit $3::integer
+
+-- name: peek_releases
+select u.lane, u.ended, u.ran, u.charged, u.unstarted, u.refund, u.since, u.failed, u.neutral, u.latest
+from (
+    select r.*
+    from fairlane.releases r
+    where r.queue_id = $1::integer and r.xid >= least($2::text::xid8, pg_snapshot_xmin(pg_current_snapshot()))
+    order by r.xid
+    limit $3::integer
+) r
+cross join unnest(r.lanes, r.ended, r.ran, r.charged, r.unstarted, r.refund, r.since, r.failed, r.neutral, r.latest)
+    as u (lane, ended, ran, charged, unstarted, refund, since, failed, neutral, latest)
+
+-- name: count_ahead
+-- Ready jobs of a lane before a position, up to a number. $1 lane, $2 floor, $3 position, $4 at most
+select count(*)
+from (
+    select
+    from fairlane.jobs j
+    where j.lane = $1::bytea and j.position >= $2::bigint and j.position < $3::bigint and j.state = 1
+    limit $4::integer
+) ahead
+
+-- name: count_flows_ahead
+-- Flows whose turn comes before, up to a number. $1 queue, $2 and $3 the cursor, $4 and $5 its own tag, $6 at most
+select count(*)
+from (
+    select
+    from fairlane.flows f
+    where f.queue_id = $1::integer
+      and f.standing = 1
+      and (f.vtime, f.tie) >= ($2::double precision, $3::bigint)
+      and (f.vtime, f.tie) < ($4::double precision, $5::bigint)
+    limit $6::integer
+) ahead
+
+-- name: select_running_of_queue
+-- Jobs of a queue that run, from the leases: they are few beside what waits. $1 queue, $2 at most
+select j.id, j.task, j.priority, fairlane.keys_of_lane(j.lane_keys, j.keys, j.task)::text as keys, j.worker, j.claimed_at
+from (
+    select held.id, l.id as lease
+    from fairlane.leases l
+    cross join unnest(l.jobs) as held (id)
+    where l.expires_at > 0 and l.queue_id = $1::integer
+    limit $2::integer
+) held
+cross join lateral (
+    select j.*
+    from fairlane.jobs j
+    where j.id = held.id and j.lease = held.lease and j.state = 2
+    limit 1
+) j
+
+-- name: has_worker
+-- Somebody waits for work in the queue, or holds some of it.
+select exists (select from fairlane.waiters w where w.queue_id = $1::integer)
+    or exists (select from fairlane.leases l where l.expires_at > 0 and l.queue_id = $1)
+
+-- name: select_ids
+-- Jobs by their place, in the same snapshot.
+select u.nth, j.id
+from unnest($1::tid[]) with ordinality as u (place, nth)
+cross join lateral (select j.id from fairlane.jobs j where j.ctid = u.place limit 1) j
+order by u.nth

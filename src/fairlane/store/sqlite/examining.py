@@ -1,0 +1,71 @@
+"""Looking at what holds a job, a key or a queue on SQLite: one snapshot, nothing written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from uuid import UUID
+
+from fairlane.clock import Instant
+from fairlane.errors import JobNotFound
+from fairlane.job import State
+from fairlane.scheduler.explain import COUNTED, Examined, Facts, Running, Subject, examine
+from fairlane.scheduler.plan import plan_claims
+from fairlane.scheduler.snapshot import Plan, QueueRow
+from fairlane.store.sqlite import claims, rows
+from fairlane.store.sqlite.database import Transaction
+
+__all__ = ["find_subject", "look_at"]
+
+RUNNING = 1_000
+NEXT_UP = 10
+
+
+def find_subject(tx: Transaction, job: UUID) -> Subject:
+    """A job, as far as it concerns its waiting."""
+    row = tx.one("select_subject", job.bytes)
+    if row is None:
+        raise JobNotFound(f"there is no job {job}; it was never stored, or its retention has passed")
+    queue, task, state, priority, keys, lane, position, *rest = row
+    return Subject(queue, rows.decode_keys(keys), priority, job, task, State(state), lane, position, *rest)
+
+
+def look_at(
+    tx: Transaction, queue: claims.QueueInForce, job: UUID | None, keys: Mapping[str, str | None], now: Instant
+) -> Facts:
+    """Everything that is known of what holds it."""
+    subject = Subject(queue.policy.queue, dict(keys)) if job is None else find_subject(tx, job)
+    snapshot = claims.peek(tx, queue, NEXT_UP, now, [subject.lane] if subject.lane is not None else [])
+    examined: Examined = claims.answer(tx, queue.id, examine(snapshot, subject))
+    plan: Plan = claims.answer(tx, queue.id, plan_claims(snapshot, NEXT_UP))
+    running = [
+        Running(UUID(bytes=held), task, priority, rows.decode_keys(its_keys), worker, since)
+        for held, task, priority, its_keys, worker, since in tx.all("select_running_of_queue", queue.id, RUNNING)
+    ]
+    ahead, flows_ahead = _count_ahead(tx, queue.id, subject, snapshot.queue, examined)
+    ready, _, _ = tx.one("select_counts", queue.id) or (0, 0, 0)
+    return Facts(
+        subject,
+        snapshot.policy,
+        now,
+        snapshot.queue,
+        examined,
+        ready,
+        running,
+        ahead,
+        flows_ahead,
+        bool(running) or bool(tx.value("has_waiter", queue.id)),
+        [UUID(bytes=tx.value("select_id", start.head.ref)) for start in plan.starts],
+    )
+
+
+def _count_ahead(tx: Transaction, queue: int, subject: Subject, state: QueueRow, examined: Examined) -> tuple[int, int]:
+    lane, flow = examined.lane, examined.flow
+    if subject.state is not State.READY or subject.lane is None:
+        return 0, 0
+    ahead: int = tx.value("count_ahead", subject.lane, lane.floor if lane else 0, subject.position, COUNTED)
+    if flow is None:
+        return ahead, 0
+    flows_ahead: int = tx.value(
+        "count_flows_ahead", queue, state.cursor, state.cursor_tie, flow.vtime + flow.debt, flow.tie, COUNTED
+    )
+    return ahead, flows_ahead

@@ -1,0 +1,225 @@
+"""Why a job waits, on every store: every reason, with holders and times, and nothing is changed by asking."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from fairlane.clock import ManualClock
+from fairlane.errors import JobNotFound
+from fairlane.policy import Concurrency, Fair, Policy, Rate
+from fairlane.policy.overrides import Kind, Override
+from fairlane.policy.reasons import Reason
+from fairlane.scheduler.explain import Explanation, explain
+from fairlane.scheduler.settlement import Failed
+from fairlane.store.auditing import Note
+from fairlane.store.protocol import Store
+from tests.store.harness import MINUTE, SECOND, Database, claim, finish, given_jobs, ids, new_jobs
+
+KEYS = int(os.environ.get("FAIRLANE_EXPLAIN_KEYS", "2000"))
+"""The long run has 100,000."""
+NOTE = Note(actor="ada", action="test")
+
+
+async def why(
+    store: Store,
+    job: UUID | None = None,
+    *,
+    queue: str | None = None,
+    tasks: Collection[str] | None = None,
+    **keys: str,
+) -> Explanation:
+    return explain(await store.examine(queue, job, keys), tasks)
+
+
+async def test_a_job_held_by_four_things_at_once_lists_all_four_with_holders_and_times(
+    store: Store, clock: ManualClock
+) -> None:
+    policy = Policy(
+        "webhooks",
+        fair=Fair(by="account", charge="count"),
+        limits=(Concurrency(2, by="account"), Rate(2, per="1m", by="endpoint"), Concurrency(2)),
+    )
+    keys = {"account": "acme", "endpoint": "api"}
+    await store.declare(policy)
+    jobs = await given_jobs(store, policy, keys, 4)
+    running = await claim(store, "webhooks", 10)
+    assert len(running) == 2
+    clock.advance("5s")
+    pause = Override(
+        kind=Kind.PAUSE,
+        scope=(("account", "acme"),),
+        expires_at=clock.now() + MINUTE,
+        set_by="ada",
+        reason="they asked",
+    )
+    await store.amend("webhooks", [pause], [], NOTE)
+    told = await why(store, jobs[3])
+    assert {Reason.CONCURRENCY, Reason.RATE, Reason.PAUSED, Reason.LANE} <= set(told.reasons)
+    by_limit = {hold.limit: hold for hold in told.holds if hold.limit}
+    own, all_of_it = by_limit["concurrency:account"], by_limit["concurrency:"]
+    assert (own.used, own.bound) == (2, 2)
+    assert [holder.job for holder in own.holders] == ids(running)
+    assert {holder.since for holder in own.holders} == {clock.now() - 5 * SECOND}
+    assert [holder.job for holder in all_of_it.holders] == ids(running)
+    rate = by_limit["rate/60s:endpoint"]
+    assert rate.until == clock.now() + 25 * SECOND
+    assert rate.key == {"endpoint": "api"}
+    (paused,) = [hold for hold in told.holds if hold.reason is Reason.PAUSED]
+    assert (paused.until, paused.override) == (clock.now() + MINUTE, pause)
+    assert "ada" in paused.words
+    assert "they asked" in paused.words
+    (lane,) = [hold for hold in told.holds if hold.reason is Reason.LANE]
+    assert lane.count == 1
+    assert told.earliest == clock.now() + MINUTE
+    assert told.estimate is not None
+    assert told.estimate >= told.earliest
+
+
+async def test_a07_a_limit_of_zero_says_so(store: Store, clock: ManualClock) -> None:
+    policy = Policy("q", limits=(Concurrency(0, by="account"),))
+    await store.declare(policy)
+    (job,) = await given_jobs(store, policy, {"account": "acme"})
+    told = await why(store, job)
+    (hold,) = [hold for hold in told.holds if hold.reason is Reason.CONCURRENCY]
+    assert (hold.used, hold.bound, hold.holders, hold.until) == (0, 0, [], None)
+    assert (told.earliest, told.estimate) == (None, None)
+
+
+async def test_a_scheduled_job_says_until_when_and_what_for(store: Store, clock: ManualClock) -> None:
+    policy = Policy("q")
+    await store.declare(policy)
+    (later,) = await given_jobs(store, policy, delay=MINUTE)
+    told = await why(store, later)
+    assert Reason.SCHEDULED in told.reasons
+    (job,) = await given_jobs(store, policy)
+    await finish(store, await claim(store, "q", 1), Failed("boom", 30 * SECOND))
+    told = await why(store, job)
+    (hold,) = [hold for hold in told.holds if hold.reason is Reason.SCHEDULED]
+    assert hold.until == clock.now() + 30 * SECOND
+    assert "attempt 2" in hold.words
+
+
+async def test_what_runs_and_what_has_ended_says_so(store: Store, clock: ManualClock) -> None:
+    policy = Policy("q")
+    await store.declare(policy)
+    (job,) = await given_jobs(store, policy)
+    held = await claim(store, "q", 1)
+    assert (await why(store, job)).reasons == [Reason.RUNNING]
+    await finish(store, held)
+    assert (await why(store, job)).reasons == [Reason.ENDED]
+    with pytest.raises(JobNotFound):
+        await why(store, UUID(int=7))
+
+
+async def test_a_queue_without_a_worker_and_a_task_that_nobody_knows_are_named(
+    store: Store, clock: ManualClock
+) -> None:
+    policy = Policy("q")
+    await store.declare(policy)
+    await store.enqueue(jobs := new_jobs(policy, task="shop.gone"))
+    told = await why(store, jobs[0].id, tasks=["shop.deliver"])
+    assert {Reason.NO_WORKER, Reason.UNKNOWN_TASK} <= set(told.reasons)
+    assert told.earliest is None
+    (other,) = await given_jobs(store, policy)
+    await claim(store, "q", 1)
+    told = await why(store, other, tasks=["deliver"])
+    assert told.reasons == [Reason.SLOT]
+
+
+async def test_a_job_behind_other_flows_says_how_many_have_their_turn_first(store: Store, clock: ManualClock) -> None:
+    policy = Policy("q", fair=Fair(by="account", charge="count"))
+    await store.declare(policy)
+    mine = await given_jobs(store, policy, {"account": "acme"}, 3)
+    others = [(await given_jobs(store, policy, {"account": name}))[0] for name in ("bolt", "coil")]
+    assert ids(await claim(store, "q", 1)) == mine[:1]
+    told = await why(store, mine[2])
+    holds = {hold.reason: hold.count for hold in told.holds}
+    assert holds == {Reason.TURN: 2, Reason.LANE: 1}
+    # O06: what is shown as next is what runs next.
+    assert told.next_up == [*others, *mine[1:]] == ids(await claim(store, "q", 5))
+
+
+async def test_o06_the_order_shown_is_the_order_in_which_they_would_run_bells_not_yet_folded_included(
+    store: Store, clock: ManualClock
+) -> None:
+    policy = Policy("q", fair=Fair(by="account", charge="count"), limits=(Concurrency(2, by="account"),))
+    await store.declare(policy)
+    for name in ("acme", "bolt", "acme", "coil", "acme"):
+        await given_jobs(store, policy, {"account": name}, 2)
+        clock.advance("1s")
+    told = await why(store, queue="q")
+    assert told.next_up == ids(await claim(store, "q", 10))
+    assert len(told.next_up) == 6
+
+
+async def test_a_key_and_a_queue_are_explained_by_what_holds_all_their_jobs(store: Store, clock: ManualClock) -> None:
+    policy = Policy(
+        "q",
+        fair=Fair(by="account", charge="count"),
+        limits=(Concurrency(1, by="account"), Concurrency(1, by="endpoint")),
+    )
+    await store.declare(policy)
+    await given_jobs(store, policy, {"account": "acme", "endpoint": "api"}, 3)
+    running = await claim(store, "q", 5)
+    told = await why(store, queue="q", account="acme")
+    assert [hold.limit for hold in told.holds] == ["concurrency:account"]
+    assert [holder.job for holder in told.holds[0].holders] == ids(running)
+    await store.amend("q", [Override(kind=Kind.PAUSE, set_by="ada")], [], NOTE)
+    assert (await why(store, queue="q")).reasons == [Reason.PAUSED]
+    assert Reason.PAUSED in (await why(store, queue="q", account="bolt")).reasons
+
+
+async def test_o13_asking_why_changes_nothing_and_reads_no_more_with_many_keys(
+    shared_database: Database, clock: ManualClock
+) -> None:
+    """By the database's own statistics: nothing is written, and what is read does not grow."""
+    if shared_database.kind != "postgres":
+        pytest.skip("SQLite keeps no statistics of rows; its reads run in a transaction that cannot write")
+    policy = Policy("q", fair=Fair(by="account", charge="count"), limits=(Concurrency(1, by="account"),))
+    read = []
+    for count in (100, KEYS):
+        store = await shared_database.open(clock)
+        await store.declare(policy)
+        (job, *_) = await given_jobs(store, policy, {"account": "acme"}, 3)
+        for start in range(0, count, 1_000):
+            names = [f"a{count}-{n}" for n in range(start, min(start + 1_000, count))]
+            await store.enqueue([each for name in names for each in new_jobs(policy, {"account": name}, 2)])
+        while await claim(store, "q", 200):
+            pass
+        (job,) = await given_jobs(store, policy, {"account": "acme"})
+        before = await _statistics(shared_database)
+        told = await why(await shared_database.open(clock), job)
+        assert Reason.CONCURRENCY in told.reasons
+        after = await _statistics(shared_database)
+        assert {name for name in after if name.startswith("write") and after[name] != before[name]} == set()
+        read.append(sum(after[name] - before[name] for name in after if name.startswith("read")))
+    print("rows read:", read)
+    assert 0 < read[1] <= 1.5 * read[0] + 2_000
+
+
+async def _statistics(database: Database) -> dict[str, int]:
+    """What the server has counted. A session tells all it has done when it ends, so all of ours end first."""
+    await database.close()
+    connection = await asyncpg.connect(database.url)
+    try:
+        while await connection.fetchval(
+            "select count(*) from pg_stat_activity where datname = current_database() and application_name = 'fairlane'"
+        ):
+            pass
+        rows = await connection.fetch(
+            """
+            select relname, n_tup_ins + n_tup_upd + n_tup_del as written,
+                coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) as read
+            from pg_stat_user_tables
+            where schemaname = 'fairlane'
+            """
+        )
+        found = {f"write {row['relname']}": row["written"] for row in rows}
+        return found | {f"read {row['relname']}": row["read"] for row in rows}
+    finally:
+        await connection.close()
