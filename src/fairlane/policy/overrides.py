@@ -6,6 +6,7 @@ the policy in force has no place for has no effect, and says so.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -350,8 +351,8 @@ def _check_limit(policy: Policy, what: str, override: Override, names: By) -> No
             f"{what}: {bound.name} is kept by {', '.join(bound.limit.by) or 'the whole queue'}; give {needed}. "
             "To change it for every key, apply another policy"
         )
-    if override.value is None:
-        raise InvalidOverride(f"{what}: an override of {bound.name} needs a number")
+    if override.value is None or not math.isfinite(override.value):
+        raise InvalidOverride(f"{what}: an override of {bound.name} needs a number, not {override.value!r}")
     bound.limit.with_bound(override.value)
 
 
