@@ -21,8 +21,8 @@ __all__ = ["Finding", "diagnose"]
 
 MANY_BELLS = 10 * FOLD_AT_MOST
 """More than ten claims fold: claims do not keep up, or nobody claims."""
-MOST_LOOKS = 100
-"""Keys of one queue that are looked for among its jobs."""
+MOST_LOOKS = 20
+"""Keys of one queue that are looked for among its jobs, and reported: a look at ten thousand jobs takes a while."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
