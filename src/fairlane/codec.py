@@ -224,6 +224,19 @@ class Codec:
             )
         return encoded
 
+    def encode_context(self, context: Mapping[str, Any], max_bytes: int) -> str:
+        """What a producer tells of a job besides its arguments."""
+        try:
+            encoded = _said(_encode, dict(context))
+        except Exception as error:
+            raise InvalidJob(f"task {self.name!r}: its context cannot be stored as JSON: {error}") from None
+        if len(encoded) > max_bytes:
+            raise PayloadTooLarge(
+                f"task {self.name!r}: its context takes {len(encoded):,} bytes, more than the {max_bytes:,} allowed; "
+                f"give only what the policy asks for, or raise App(max_payload=…)"
+            )
+        return encoded.decode()
+
     def decode_result(self, encoded: bytes | None) -> Any:
         if encoded is None:
             return None

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from threading import Lock
-from typing import Literal
+from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
@@ -111,6 +111,10 @@ class NewJob(msgspec.Struct, frozen=True):
     unique: UniqueKey | None = None
     on_dead: bytes | None = None
     """What is to land when it dies: an `OnDead` as it is stored."""
+    given: dict[str, float] | None = None
+    """Numbers that it brings along for its queue's policy, by the name of their limit."""
+    context: str | None = None
+    """What its producer told of it besides, as JSON."""
 
 
 class StampedEffects(msgspec.Struct, frozen=True):
@@ -195,6 +199,8 @@ class JobRecord(msgspec.Struct, frozen=True):
     """How often it was put back after it had ended; `attempt` counts from the last time on."""
     has_on_dead: bool = False
     """It has declared something for its death."""
+    context: dict[str, Any] = {}
+    """What its producer told of it besides."""
 
 
 class AttemptRecord(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from fairlane.effects import Effects
 from fairlane.errors import UnknownQueue
 from fairlane.job import NewJob, new_job_ids
 from fairlane.policy.policy import Policy
-from fairlane.stamping import stamp
+from fairlane.stamping import stamp, with_newest_numbers
 from fairlane.store.protocol import Store
 from fairlane.task import Call
 
@@ -56,14 +56,17 @@ class Producing:
         await self.look_again()
         ids = new_job_ids(self._clock.now(), len(calls))
         jobs: list[NewJob] = []
+        bring = False
         for number, (call, job) in enumerate(zip(calls, ids, strict=True), start=1):
             policy = self.policies.get(_queue_of(call)) or await self._learn(call)
             if call.options.on_dead is not None:
                 await self._learn_all(call.options.on_dead)
-            jobs.append(stamp(call, call.options.id or job, policy, self._max_payload, self.stamp))
+            declared = self._declared(policy.queue) if policy.brought else None
+            bring = bring or declared is not None
+            jobs.append(stamp(call, call.options.id or job, policy, self._max_payload, self.stamp, declared))
             if number % STAMP_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        return jobs
+        return with_newest_numbers(jobs, self.policies) if bring else jobs
 
     def stamp(self, call: Call[Any]) -> NewJob:
         """The job of one call, here and now: for handlers, which may be in a thread."""
@@ -72,7 +75,7 @@ class Producing:
         if policy is None:
             raise _unknown(call)
         (job,) = new_job_ids(self._clock.now(), 1)
-        return stamp(call, call.options.id or job, policy, self._max_payload, self.stamp)
+        return stamp(call, call.options.id or job, policy, self._max_payload, self.stamp, self._declared(name))
 
     async def look_again(self) -> None:
         """Look up the policies in force, if that was long ago."""

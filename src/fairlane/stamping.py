@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 from uuid import UUID
+
+from msgspec.structs import replace
 
 from fairlane.codec import encode_value
 from fairlane.effects import Effects
@@ -16,16 +19,24 @@ from fairlane.policy.unique import unique_key
 from fairlane.task import Call, Task
 from fairlane.values import checked_key
 
-__all__ = ["Stamp", "stamp", "stamped_effects"]
+__all__ = ["Stamp", "stamp", "stamped_effects", "with_newest_numbers"]
 
 Stamp = Callable[[Call[Any]], NewJob]
 """Makes a job of a call, under the policies in force."""
 
 
-def stamp(call: Call[Any], job: UUID, policy: Policy, max_payload: int, stamp_follow_up: Stamp | None = None) -> NewJob:
+def stamp(
+    call: Call[Any],
+    job: UUID,
+    policy: Policy,
+    max_payload: int,
+    stamp_follow_up: Stamp | None = None,
+    declared: Policy | None = None,
+) -> NewJob:
     """The job that a call asks for, under the policy in force for its queue.
 
-    `stamp_follow_up` is for what it declares for its death; who has no such calls need not give it.
+    `stamp_follow_up` is for what it declares for its death; who has no such calls need not give it. Where the policy
+    takes numbers from its jobs, the queue's declaration in this program says how.
     """
     task, options = call.task, call.options
     task.codec.check_call(call.args, call.kwargs)
@@ -48,6 +59,8 @@ def stamp(call: Call[Any], job: UUID, policy: Policy, max_payload: int, stamp_fo
         options.run_at,
         None if unique is None else unique_key(unique, task.name, call.args, call.kwargs, payload),
         None if options.on_dead is None else _on_dead(task, job, options.on_dead, stamp_follow_up, max_payload),
+        _numbers(call, job, policy, declared, keys, priority) if policy.brought else None,
+        None if options.context is None else task.codec.encode_context(options.context, max_payload),
     )
 
 
@@ -87,6 +100,46 @@ def _on_dead(task: Task[..., Any], job: UUID, effects: Effects, stamp: Stamp | N
             f"{max_payload:,} allowed; store the data elsewhere and pass its address, or raise App(max_payload=…)"
         )
     return encoded
+
+
+def with_newest_numbers(jobs: Sequence[NewJob], policies: Mapping[str, Policy]) -> list[NewJob]:
+    """Jobs that are stored together bring the last number of each key: their bells may be folded in another order."""
+    newest: dict[tuple[str, str, tuple[str | None, ...]], float] = {}
+
+    def place(job: NewJob, name: str) -> tuple[str, str, tuple[str | None, ...]]:
+        return job.queue, name, policies[job.queue].brought_for(name, job.priority, job.lane_keys)
+
+    for job in jobs:
+        newest.update((place(job, name), number) for name, number in (job.given or {}).items())
+    return [
+        job if job.given is None else replace(job, given={name: newest[place(job, name)] for name in job.given})
+        for job in jobs
+    ]
+
+
+def _numbers(
+    call: Call[Any], job: UUID, policy: Policy, declared: Policy | None, keys: Mapping[str, str | None], priority: int
+) -> dict[str, float]:
+    """What the policy takes from this job."""
+    task = call.task.name
+    told = {**(call.options.context or {}), **keys, "queue": policy.queue, "task": task, "priority": priority}
+    context = MappingProxyType(told)
+    numbers = {}
+    for name in policy.brought:
+        number = None if declared is None else declared.brought.get(name)
+        if number is None or number.source is None:
+            raise InvalidJob(
+                f"queue {policy.queue!r}: the policy in force takes {name!r} from its jobs, and nothing here says how; "
+                f"declare the queue in this program with the function that gives it"
+            )
+        try:
+            numbers[name] = policy.check_brought(name, number.source(context))
+        except Exception as error:
+            raise InvalidJob(
+                f"queue {policy.queue!r}: {name!r} could not be taken from job {job} of task {task!r}: "
+                f"{type(error).__name__}: {error}; give what it asks for with using(context={{…}})"
+            ) from error
+    return numbers
 
 
 def _keys(task: Task[..., Any], policy: Policy, call: Call[Any]) -> dict[str, str | None]:

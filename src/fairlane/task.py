@@ -73,6 +73,12 @@ def check_id(what: str, given: object) -> UUID | None:
         raise InvalidJob(f"{what}: id={given!r} is not a UUID; give one, such as uuid.uuid4(), or none") from None
 
 
+def check_context(what: str, context: object) -> Mapping[str, Any]:
+    if not isinstance(context, Mapping) or not all(isinstance(name, str) for name in context):
+        raise InvalidJob(f"{what}: context={context!r} is not a mapping of names to values")
+    return context
+
+
 def check_effects(what: str, given: object) -> Effects | None:
     if given is None:
         return None
@@ -134,6 +140,7 @@ class EnqueueOptions:
     id: UUID | None = None
     unique: Unique | None = None
     on_dead: Effects | None = None
+    context: Mapping[str, Any] | None = None
 
     def over(self, base: EnqueueOptions) -> EnqueueOptions:
         """These options, and those of `base` where these leave a choice."""
@@ -149,6 +156,7 @@ class EnqueueOptions:
             id=self.id,
             unique=base.unique if self.unique is None else self.unique,
             on_dead=base.on_dead if self.on_dead is None else self.on_dead,
+            context={**(base.context or {}), **(self.context or {})} or None,
         )
 
 
@@ -240,11 +248,13 @@ class BoundTask(Generic[P, R]):
         id: UUID | str | None = None,
         unique: Unique | object | None = None,
         on_dead: Effects | None = None,
+        context: Mapping[str, Any] | None = None,
     ) -> BoundTask[P, R]:
         """The same task with these options for its jobs; what is not given stays as it was.
 
         `id` is for one job: `DuplicateJob` if there is one already. `unique` is a `Unique(…)`; a value or a function of
         the arguments means `Unique(value)`. `on_dead` lands if the job dies, in the transaction in which it does.
+        `context` is stored with the job; a policy's functions are given it.
         """
         what = f"task {self._task.name!r}"
         given: dict[str, Any] = {"tx": tx, "queue": queue, "id": check_id(what, id), "unique": as_unique(unique)}
@@ -255,6 +265,8 @@ class BoundTask(Generic[P, R]):
             given["max_attempts"] = check_attempts(what, max_attempts)
         if keys is not None:
             given["keys"] = {**(self._options.keys or {}), **keys}
+        if context is not None:
+            given["context"] = {**(self._options.context or {}), **check_context(what, context)}
         if delay is not None and run_at is not None:
             raise InvalidJob(f"{what}: give delay= or run_at=, not both")
         if delay is not None:

@@ -63,7 +63,7 @@ def _gates_count_who_runs(bench: Bench) -> None:
             row = bench.queue.gates[gate_id(policy.queue, bound.name, scope)]
             if isinstance(bound.limit, Concurrency):
                 assert row.in_flight == ledger.in_flight(bound.limit, scope)
-            elif isinstance(bound.limit, Rate):
+            elif isinstance(bound.limit, Rate) and not bound.limit.rolling:
                 assert max(row.tat, bench.now) == max(ledger.arrival_time(bound.limit, scope), bench.now)
 
 

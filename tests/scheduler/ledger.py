@@ -86,7 +86,20 @@ class Ledger:
         if isinstance(limit, Concurrency):
             return limit.max - self.in_flight(limit, scope)
         assert isinstance(limit, Rate)
+        if limit.rolling:
+            return max(0, limit.burst - sum(at + limit.per > now for at in self.starts(limit, scope)))
         return limit.room(0, self.arrival_time(limit, scope), now)
+
+    def starts(self, limit: Rate, scope: tuple[str | None, ...]) -> list[Instant]:
+        """What was started, without what was given back while it still counted."""
+        starts: list[Instant] = []
+        for at, lane, charged_at in self.tokens:
+            if self.scope(limit, lane) == scope:
+                if charged_at is None:
+                    starts.append(at)
+                elif charged_at + limit.per > at:
+                    starts.remove(charged_at)
+        return starts
 
     def arrival_time(self, limit: Rate, scope: tuple[str | None, ...]) -> Instant:
         """GCRA played again over what was started and what was given back."""
@@ -128,7 +141,10 @@ def scope_of(by: tuple[str, ...], lane: LaneKey) -> tuple[str | None, ...]:
 
 
 def too_fast(limit: Rate, times: list[Instant]) -> list[str]:
-    """Every window, from each start to each later one: never more than burst + limit·t/per."""
+    """Every window, from each start to each later one: never more than burst + limit·t/per, or than a rolling limit."""
+    if limit.rolling:
+        windows = [[at for at in times if first <= at < first + limit.per] for first in times]
+        return [f"{len(window)} starts from {window[0]} on" for window in windows if len(window) > limit.limit]
     rate = Fraction(str(limit.limit)) / limit.per
     return [
         f"{j - i + 1} starts in {times[j] - times[i]} µs from {times[i]}"

@@ -25,7 +25,10 @@ rates = st.builds(
     burst=st.sampled_from([None, 1, 2, 5]),
     by=scopes,
 )
-limits: st.SearchStrategy[Limit] = concurrencies | rates
+windows = st.builds(
+    Rate, st.integers(1, 4), per=st.sampled_from(["1s", "3s", "10s", "1m"]), by=scopes, rolling=st.just(True)
+)
+limits: st.SearchStrategy[Limit] = concurrencies | rates | windows
 weights = st.sampled_from([1.0, 2.5, {"x": 3}, {"x": 5, "z": 0.5}])
 shares = st.builds(Fair, by=st.just("account"), weight=weights, charge=st.sampled_from(["time", "count"])) | st.builds(
     Fair, by=st.sampled_from([("account", "region"), "endpoint"]), charge=st.sampled_from(["time", "count"])

@@ -327,7 +327,11 @@ async def test_the_doctor_tells_drift_and_a_queue_that_the_database_does_not_kno
 
 
 async def test_a19_the_doctor_reports_a_named_key_that_no_job_carries(store: Store) -> None:
-    named = Policy("named", fair=Fair(by="account", weight={"acme": 3, "acmee": 2}))
+    named = Policy(
+        "named",
+        fair=Fair(by="account", weight={"acme": 3, "acmee": 2}),
+        limits=(Concurrency({"acme": 5, "globx": 1}, by="account"), Rate({"acmé": 1}, per="1m", by="account")),
+    )
     await store.declare(named)
     await given_jobs(store, named, {"account": "acme"}, 1)
     await set_limit(store, "webhooks", "account", 1, ADA, keys={"account": "bolt"})
@@ -337,6 +341,8 @@ async def test_a19_the_doctor_reports_a_named_key_that_no_job_carries(store: Sto
     found = [each for each in await diagnose(store) if each.check == "key that no job carries"]
     assert [each.message.partition(", and")[0] for each in found] == [
         "Fair gives account=acmee a weight",
+        "concurrency:account names account=globx",
+        "rate/60s:account names account=acmé",
         "an override says that concurrency:account is 1 for account=bolt",
         "an override says that endpoint=x is paused",
     ]

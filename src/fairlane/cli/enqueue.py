@@ -27,6 +27,7 @@ __all__ = ["enqueue"]
 @click.option("--priority", type=int, help="Another priority than the task's.")
 @click.option("--delay", metavar="DURATION", help="Run it after this time.")
 @click.option("--keys", metavar="NAME=VALUE", multiple=True, help="A key of the job; may be repeated.")
+@click.option("--context", metavar="JSON", help="What the queue's policy asks about the job: a JSON object.")
 @click.option("--dry-run", is_flag=True, help="Check the call and print the job, but do not store it.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def enqueue(
@@ -38,6 +39,7 @@ def enqueue(
     priority: int | None,
     delay: str | None,
     keys: tuple[str, ...],
+    context: str | None,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -55,6 +57,7 @@ def enqueue(
     loaded = load_app(app)
     found = _task(loaded, task)
     options: dict[str, Any] = {"queue": queue, "priority": priority, "delay": delay, "keys": _keys(keys)}
+    options["context"] = None if context is None else _json("--context", context, dict)
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     call = found.using(**given).call(*_json("--args", args, list), **_json("--kwargs", kwargs, dict))
     stamped = _checked(loaded, found, call)
@@ -113,7 +116,7 @@ def _checked(app: App, task: Task[..., Any], call: Call[Any]) -> NewJob:
 
     name = call.options.queue or task.queue
     policy = app.queues[name].policy if name in app.queues else Policy(name)
-    stamped = stamp(call, UUID(int=0), policy, app.max_payload)
+    stamped = stamp(call, UUID(int=0), policy, app.max_payload, declared=policy)
     try:
         task.codec.decode_call(stamped.payload)
     except UndecodablePayload as error:

@@ -42,6 +42,7 @@ def describe_job(record: JobRecord) -> dict[str, Any]:
         "attempt": record.attempt,
         "max_attempts": record.max_attempts,
         "replays": record.replays,
+        "context": record.context,
         "enqueued_at": _iso(record.enqueued_at),
         "due_at": _iso(record.due_at),
         "claimed_at": _iso(record.claimed_at),

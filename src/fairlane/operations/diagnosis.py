@@ -97,11 +97,15 @@ def _overrides_without_place(policy: Policy) -> Iterator[Finding]:
 
 
 def _named_keys(policy: Policy) -> Iterator[_Named]:
-    """Every key that the policy or an override names. Limits for named keys join here."""
+    """Every key that the policy or an override names."""
     if policy.fair is not None:
         (name, *_) = policy.fair.by
         for value in policy.fair.weights:
             yield _named(policy, f"Fair gives {name}={value} a weight", ((name, value),))
+    for bound in policy.bound:
+        for value in bound.named or ():
+            (name,) = bound.limit.by
+            yield _named(policy, f"{bound.name} names {name}={value}", ((name, value),))
     for override in policy.overrides.all:
         # Any priority is possible, and none of them is a key that jobs are listed by.
         if override.scope and "priority" not in dict(override.scope) and without_place(policy, override) is None:

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from fairlane.errors import InvalidKey, InvalidPolicy
+from fairlane.errors import InvalidPolicy
 from fairlane.policy.by import By, normalize_by
-from fairlane.policy.keys import canonical_key
+from fairlane.policy.numbers import FROM_JOB, FromJob, Source, from_job, named_numbers
 
-__all__ = ["Charge", "Fair"]
+__all__ = ["Charge", "Fair", "checked_weight"]
 
 Charge = Literal["time", "count"]
 
@@ -28,12 +28,13 @@ class Fair:
     weight: float
     weights: Mapping[str, float] = field(hash=False)
     charge: Charge
+    from_job: FromJob | None
 
     def __init__(
         self,
         *,
         by: str | tuple[str, ...],
-        weight: float | Mapping[str, float] = 1.0,
+        weight: float | Mapping[str, float] | Source | FromJob = 1.0,
         charge: Charge = "time",
     ) -> None:
         what = f"Fair(by={by!r})"
@@ -44,47 +45,37 @@ class Fair:
             raise InvalidPolicy(f"{what}: charge={charge!r} is unknown; use 'time' or 'count'")
         named: dict[str, float] = {}
         default: float = 1.0
-        if isinstance(weight, Mapping):
-            if len(names) != 1:
-                raise InvalidPolicy(f"{what}: weights by value need a single key in `by`")
-            for value, number in weight.items():
-                key = _named(what, names[0], value)
-                if key in named:
-                    raise InvalidPolicy(f"{what}: the weight of {key!r} is given twice")
-                named[key] = _checked(what, number)
+        brought = from_job(weight)
+        if brought is not None:
+            pass
+        elif isinstance(weight, Mapping):
+            named = named_numbers(what, names, weight, lambda number: checked_weight(what, number)) if weight else {}
         else:
-            default = _checked(what, weight)
+            default = checked_weight(what, weight)
         object.__setattr__(self, "by", names)
         object.__setattr__(self, "weight", default)
         object.__setattr__(self, "weights", named)
         object.__setattr__(self, "charge", charge)
+        object.__setattr__(self, "from_job", brought)
 
     def __repr__(self) -> str:
         by = repr(self.by[0] if len(self.by) == 1 else self.by)
-        weight = f", weight={dict(self.weights)}" if self.weights else f", weight={self.weight:g}" * (self.weight != 1)
-        return f"Fair(by={by}{weight}, charge={self.charge!r})"
+        weight = self.from_job or dict(self.weights) or (f"{self.weight:g}" if self.weight != 1 else None)
+        return f"Fair(by={by}{f', weight={weight}' if weight else ''}, charge={self.charge!r})"
 
     def weight_of(self, values: tuple[str | None, ...]) -> float:
-        """The weight of the flow of these key values."""
+        """The weight of the flow of these key values, as long as no job has brought another."""
         if self.weights and values[0] is not None:
             return self.weights.get(values[0], self.weight)
         return self.weight
 
     def to_document(self) -> dict[str, Any]:
-        return {"by": list(self.by), "weight": self.weight, "weights": dict(self.weights), "charge": self.charge}
+        weight = FROM_JOB if self.from_job else self.weight
+        return {"by": list(self.by), "weight": weight, "weights": dict(self.weights), "charge": self.charge}
 
 
-def _named(what: str, name: str, value: object) -> str:
-    try:
-        key = canonical_key(name, value)
-    except InvalidKey as error:
-        raise InvalidPolicy(f"{what}: {error}") from None
-    if key is None:
-        raise InvalidPolicy(f"{what}: None cannot be given a weight; it always has 1")
-    return key
-
-
-def _checked(what: str, weight: object) -> float:
+def checked_weight(what: str, weight: object) -> float:
+    """A weight as it may be given; `what` names the policy in errors."""
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
         raise InvalidPolicy(f"{what}: a weight is a number above 0, not {weight!r}")
     if not 1e-6 <= weight <= 1e6:

@@ -18,6 +18,7 @@ KINDS: Mapping[str, type[Any]] = {
     "breaker": Breaker,
     "concurrency": Concurrency,
     "rate": Rate,
+    "rolling_rate": Rate,
 }
 
 

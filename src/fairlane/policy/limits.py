@@ -1,23 +1,27 @@
 """Limits: what they allow, and the arithmetic of their gates.
 
 A gate of these keeps two numbers: how many jobs are in flight, and (for rates) the theoretical arrival time of GCRA.
-Each limit says how much room a gate has, what a start costs, and when a shut gate opens. All in whole numbers: what a
-limit admits never depends on rounding.
+That of a rolling rate remembers its starts instead (see `rolling.py`). Each limit says how much room a gate has, what a
+start costs, and when a shut gate opens. All in whole numbers: what a limit admits never depends on rounding.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 from fairlane.clock import SECOND, Instant, microseconds
 from fairlane.errors import ConfigurationError, InvalidPolicy
+from fairlane.policy import rolling as window
 from fairlane.policy.by import By, normalize_by, repr_by
-from fairlane.policy.checking import is_number, is_whole
+from fairlane.policy.checking import is_whole
 from fairlane.policy.gates import Ending, GateState
+from fairlane.policy.numbers import FROM_JOB, UNTIL_BROUGHT, FromJob, Source, from_job, named_numbers
 from fairlane.policy.reasons import Reason, Why
 
 __all__ = ["Concurrency", "Rate"]
@@ -32,24 +36,45 @@ class Concurrency:
 
     >>> Concurrency(5, by="account")
     Concurrency(5, by='account')
+    >>> Concurrency({"acme": 5, "globex": 2}, by="account")  # other accounts: no limit
+    Concurrency({'acme': 5, 'globex': 2}, by='account')
     """
 
     max: int
+    """0 where it is not the same for all keys: `at` says what holds for one."""
     by: By
+    named: Mapping[str, int] = field(hash=False)
+    from_job: FromJob | None
 
     counts_in_flight = True
 
-    def __init__(self, max: int, *, by: str | tuple[str, ...] | None = None) -> None:
-        what = f"Concurrency({max!r})"
-        if not is_whole(max):
-            raise InvalidPolicy(f"{what}: the maximum is a whole number of jobs, not a {type(max).__name__}")
-        if not 0 <= max <= MAX_COUNT:
-            raise InvalidPolicy(f"{what}: the maximum is at least 0 (0 stops its keys) and at most {MAX_COUNT:,}")
-        object.__setattr__(self, "max", max)
-        object.__setattr__(self, "by", normalize_by(what, by))
+    def __init__(
+        self, max: int | Mapping[Any, int] | Source | FromJob, *, by: str | tuple[str, ...] | None = None
+    ) -> None:
+        brought = from_job(max)
+        what = f"Concurrency({brought or max!r})"
+        names = normalize_by(what, by)
+        named: dict[str, int] = {}
+        if isinstance(max, Mapping) and brought is None:
+            named = named_numbers(what, names, max, lambda number: _checked_max(what, number))
+        object.__setattr__(self, "max", 0 if named or brought else _checked_max(what, max))
+        object.__setattr__(self, "by", names)
+        object.__setattr__(self, "named", named)
+        object.__setattr__(self, "from_job", brought)
 
     def __repr__(self) -> str:
-        return f"Concurrency({self.max}{repr_by(self.by)})"
+        return f"Concurrency({self.from_job or self.named or self.max}{repr_by(self.by)})"
+
+    def at(self, values: Sequence[str | None], value: float | None) -> Concurrency | None:
+        """What holds at one key, with `value` in place of the declared number if there is one; `None`: nothing."""
+        if value is not None:
+            return self.with_bound(value)
+        if self.from_job is not None:
+            return self.with_bound(UNTIL_BROUGHT)
+        if not self.named:
+            return self
+        number = None if values[0] is None else self.named.get(values[0])
+        return None if number is None else self.with_bound(number)
 
     @property
     def identity(self) -> str:
@@ -96,77 +121,118 @@ class Concurrency:
         return Why(Reason.CONCURRENCY, gate.in_flight, self.max)
 
     def with_bound(self, bound: float) -> Concurrency:
-        return Concurrency(int(bound) if bound == int(bound) else bound, by=self.by)  # type: ignore[arg-type]
+        return _concurrency(int(bound) if bound == int(bound) else bound, self.by)
 
     def to_document(self) -> dict[str, Any]:
-        return {"kind": "concurrency", "max": self.max, "by": list(self.by)}
+        number = FROM_JOB if self.from_job else dict(self.named) or self.max
+        return {"kind": "concurrency", "max": number, "by": list(self.by)}
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> Concurrency:
         return cls(document["max"], by=tuple(document["by"]))
 
 
+@lru_cache(maxsize=4_096, typed=True)
+def _concurrency(number: int, by: By) -> Concurrency:
+    return Concurrency(number, by=by)
+
+
+def _checked_max(what: str, number: object) -> int:
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise InvalidPolicy(f"{what}: the maximum is a whole number of jobs, not a {type(number).__name__}")
+    if not 0 <= number <= MAX_COUNT:
+        raise InvalidPolicy(f"{what}: the maximum is at least 0 (0 stops its keys) and at most {MAX_COUNT:,}")
+    return number
+
+
 @dataclass(frozen=True, slots=True, init=False)
 class Rate:
     """At most `burst + limit·t/per` starts in any time t, per key (GCRA). `burst` defaults to `limit`.
+
+    With `rolling=True`: never more than `limit` starts in any window of length `per`, exactly.
 
     >>> Rate(100, per="1m", by="endpoint")
     Rate(100, per='60s', burst=100, by='endpoint')
     >>> Rate(0.5, per="1s").burst  # one job every two seconds
     1
+    >>> Rate(100, per="1m", by="endpoint", rolling=True)
+    Rate(100, per='60s', rolling=True, by='endpoint')
+    >>> Rate({"acme": 10}, per="1s", by="account")  # other accounts: no limit
+    Rate({'acme': 10}, per='1s', by='account')
     """
 
     limit: float
+    """0 where it is not the same for all keys: `at` says what holds for one. So is `burst` if each has its own."""
     per: int
     burst: int
     by: By
     interval: int
+    rolling: bool
+    named: Mapping[str, float] = field(hash=False)
+    from_job: FromJob | None
 
     counts_in_flight = False
 
     def __init__(
         self,
-        limit: float,
+        limit: float | Mapping[Any, float] | Source | FromJob,
         *,
         per: timedelta | str | float,
         burst: int | None = None,
         by: str | tuple[str, ...] | None = None,
+        rolling: bool = False,
     ) -> None:
-        what = f"Rate({limit!r}, per={per!r})"
-        if not is_number(limit):
-            raise InvalidPolicy(f"{what}: the rate is a number of jobs, such as 100 or 0.5")
-        if limit <= 0:
-            raise InvalidPolicy(
-                f"{what} would never admit a job; give a rate above 0, or stop the key with Concurrency(0, by=…)"
-            )
+        brought = from_job(limit)
+        what = f"Rate({brought or limit!r}, per={per!r}{', rolling=True' if rolling else ''})"
+        names = normalize_by(what, by)
         try:
             window = microseconds(per)
         except ConfigurationError as error:
             raise InvalidPolicy(f"{what}: {error}") from None
         if window <= 0:
             raise InvalidPolicy(f"{what}: `per` is a time above 0, such as '1s' or '1m'")
-        if limit > window:
-            raise InvalidPolicy(
-                f"{what}: more than one job a microsecond cannot be told apart from no limit; remove it"
-            )
-        allowed = max(1, math.floor(limit)) if burst is None else burst
-        if not is_whole(allowed) or not 1 <= allowed <= MAX_COUNT:
-            raise InvalidPolicy(f"{what}: burst={burst!r} is not a whole number of at least 1")
-        # Rounded up: the rate that is kept is never above the one that was asked for.
-        interval = math.ceil(Fraction(window) / Fraction(str(limit)))
-        object.__setattr__(self, "limit", limit)
+        if burst is not None and (rolling or not is_whole(burst) or not 1 <= burst <= MAX_COUNT):
+            raise InvalidPolicy(f"{what}: {_wrong_burst(burst, rolling=rolling)}")
+        named: dict[str, float] = {}
+        number, interval, allowed = 0.0, 0, burst or 0
+        if brought is not None:
+            pass
+        elif isinstance(limit, Mapping):
+            named = named_numbers(what, names, limit, lambda number: _checked_limit(what, number, window, rolling))
+        else:
+            number = _checked_limit(what, limit, window, rolling)
+            # Rounded up: the rate that is kept is never above the one that was asked for.
+            interval = math.ceil(Fraction(window) / Fraction(str(number)))
+            allowed = _default_burst(number) if burst is None else burst
+        object.__setattr__(self, "limit", number)
         object.__setattr__(self, "per", window)
         object.__setattr__(self, "burst", allowed)
-        object.__setattr__(self, "by", normalize_by(what, by))
+        object.__setattr__(self, "by", names)
         object.__setattr__(self, "interval", interval)
+        object.__setattr__(self, "rolling", bool(rolling))
+        object.__setattr__(self, "named", named)
+        object.__setattr__(self, "from_job", brought)
 
     def __repr__(self) -> str:
-        return f"Rate({self.limit:g}, per='{self.per / SECOND:g}s', burst={self.burst}{repr_by(self.by)})"
+        number = self.from_job or self.named or f"{self.limit:g}"
+        how = ", rolling=True" if self.rolling else f", burst={self.burst}" if self.burst else ""
+        return f"Rate({number}, per='{self.per / SECOND:g}s'{how}{repr_by(self.by)})"
+
+    def at(self, values: Sequence[str | None], value: float | None) -> Rate | None:
+        """What holds at one key, with `value` in place of the declared number if there is one; `None`: nothing."""
+        if value is not None:
+            return self.with_bound(value)
+        if self.from_job is not None:
+            return self.with_bound(UNTIL_BROUGHT)
+        if not self.named:
+            return self
+        number = None if values[0] is None else self.named.get(values[0])
+        return None if number is None else self.with_bound(number)
 
     @property
     def identity(self) -> str:
         """Names the limit's state. `per` takes part, so that 10 a minute and 600 an hour on one key stay apart."""
-        return f"rate/{self.per / SECOND:g}s:{','.join(self.by)}"
+        return f"{'rolling' if self.rolling else 'rate'}/{self.per / SECOND:g}s:{','.join(self.by)}"
 
     def room(self, in_flight: int, tat: Instant, now: Instant) -> int:
         """How many jobs may start now."""
@@ -193,27 +259,39 @@ class Rate:
         return tat + self.interval - self.burst * self.interval
 
     def room_at(self, gate: GateState, now: Instant) -> int:
+        if self.rolling:
+            return window.room_at(gate, self.burst, self.per, now)
         return self.room(gate.in_flight, gate.tat, now)
 
     def take(self, gate: GateState, now: Instant, count: int) -> None:
-        gate.tat = self.charged(gate.tat, now, count)
+        if self.rolling:
+            window.take(gate, self.per, now, count)
+        else:
+            gate.tat = self.charged(gate.tat, now, count)
 
     def postpone(self, gate: GateState, before: Instant, now: Instant, lag: int) -> None:
         """As if they had been taken when they start. A bucket that is not full gives its tokens later anyway."""
-        gate.tat += max(0, now + lag - max(before, now))
+        if self.rolling:
+            window.postpone(gate, self.per, now, lag)
+        else:
+            gate.tat += max(0, now + lag - max(before, now))
 
     def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
         """Tokens come back for what never started, unless they were never taken here."""
         if not ending.unstarted or held is None:
             return False
+        if self.rolling:
+            return window.give_back(gate, self.per, now, ending.unstarted, now - held)
         gate.tat = self.refunded(gate.tat, ending.unstarted, held)
         return True
 
     def opens_again_at(self, gate: GateState) -> Instant | None:
-        return self.opens_at(gate.tat)
+        return window.opens_again_at(gate, self.burst, self.per) if self.rolling else self.opens_at(gate.tat)
 
     def carry_over(self, gate: GateState, now: Instant) -> None:
-        gate.tat = self.carried_over(gate.tat, now)
+        """What a rolling window remembers are facts, whatever the bound is."""
+        if not self.rolling:
+            gate.tat = self.carried_over(gate.tat, now)
 
     def why(self, gate: GateState, now: Instant) -> Why:
         return Why(
@@ -221,17 +299,57 @@ class Rate:
         )
 
     def with_bound(self, bound: float) -> Rate:
-        """A burst that was as large as the rate goes with it."""
-        burst = None if self.burst == max(1, math.floor(self.limit)) else self.burst
-        return Rate(bound, per=self.per / SECOND, burst=burst, by=self.by)
+        """A burst that was left to the number goes with it."""
+        goes = self.rolling or self.burst == (_default_burst(self.limit) if self.limit else 0)
+        number = int(bound) if self.rolling and bound == int(bound) else bound
+        return _rate(number, self.per, None if goes else self.burst, self.by, self.rolling)
 
     def to_document(self) -> dict[str, Any]:
-        return {"kind": "rate", "limit": self.limit, "per": self.per, "burst": self.burst, "by": list(self.by)}
+        number = FROM_JOB if self.from_job else dict(self.named) or self.limit
+        document = {"limit": number, "per": self.per, "by": list(self.by)}
+        if self.rolling:
+            # A kind of its own: a version that does not know it must refuse it, not keep a bucket instead.
+            return {"kind": "rolling_rate", **document}
+        return {"kind": "rate", "burst": self.burst or None, **document}
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> Rate:
-        per = document["per"] / SECOND
-        return cls(document["limit"], per=per, burst=document["burst"], by=tuple(document["by"]))
+        return cls(
+            document["limit"],
+            per=document["per"] / SECOND,
+            burst=document.get("burst"),
+            by=tuple(document["by"]),
+            rolling=document["kind"] == "rolling_rate",
+        )
+
+
+@lru_cache(maxsize=4_096, typed=True)
+def _rate(limit: float, per: int, burst: int | None, by: By, rolling: bool) -> Rate:
+    return Rate(limit, per=timedelta(microseconds=per), burst=burst, by=by, rolling=rolling)
+
+
+def _default_burst(limit: float) -> int:
+    return max(1, math.floor(limit))
+
+
+def _wrong_burst(burst: object, *, rolling: bool) -> str:
+    if rolling:
+        return f"burst={burst!r} has no meaning in a rolling window, which holds `limit` jobs however they come"
+    return f"burst={burst!r} is not a whole number of at least 1"
+
+
+def _checked_limit(what: str, limit: object, window: int, rolling: bool) -> float:
+    if isinstance(limit, bool) or not isinstance(limit, int | float) or not math.isfinite(limit):
+        raise InvalidPolicy(f"{what}: the rate is a number of jobs, such as 100 or 0.5")
+    if limit <= 0:
+        raise InvalidPolicy(
+            f"{what} would never admit a job; give a rate above 0, or stop the key with Concurrency(0, by=…)"
+        )
+    if rolling and not isinstance(limit, int):
+        raise InvalidPolicy(f"{what}: a rolling window counts whole jobs; give a whole number, or leave rolling out")
+    if limit > window:
+        raise InvalidPolicy(f"{what}: more than one job a microsecond cannot be told apart from no limit; remove it")
+    return limit
 
 
 def _time(amount: int) -> str:

@@ -353,6 +353,11 @@ def _check_limit(policy: Policy, what: str, override: Override, names: By) -> No
         )
     if override.value is None or not math.isfinite(override.value):
         raise InvalidOverride(f"{what}: an override of {bound.name} needs a number, not {override.value!r}")
+    if bound.named is not None and override.scope[0][1] not in bound.named:
+        raise InvalidOverride(
+            f"{what}: {bound.name} holds only for {', '.join(sorted(bound.named))}; "
+            "to name another key, apply another policy"
+        )
     bound.limit.with_bound(override.value)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
 from hashlib import sha256
+from math import isfinite
 from typing import Any
 
 import msgspec
@@ -15,15 +16,19 @@ import msgspec
 from fairlane.clock import SECOND
 from fairlane.errors import InvalidPolicy
 from fairlane.policy.by import By, normalize_by
-from fairlane.policy.fair import Fair
+from fairlane.policy.fair import Fair, checked_weight
 from fairlane.policy.gates import Limit
 from fairlane.policy.keys import BUILT_IN, Keys, flow_id, gate_id, select
 from fairlane.policy.kinds import KINDS, read_limit
+from fairlane.policy.limits import Concurrency, Rate
+from fairlane.policy.numbers import FromJob
 from fairlane.policy.overrides import NO_OVERRIDES, OPEN, SHUT, Overrides, PauseGate, Suspended, pause_name
 
-__all__ = ["BoundLimit", "Level", "Policy"]
+__all__ = ["WEIGHT", "BoundLimit", "Level", "Policy"]
 
 PRIORITY_STEP = 60 * SECOND
+WEIGHT = "weight"
+"""The name under which a job brings its flow's weight along; limits have a colon in theirs."""
 _QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,119}\Z")
 
 
@@ -42,6 +47,10 @@ class BoundLimit:
     name: str
     limit: Limit
     level: Level
+    named: Mapping[str, float] | None = field(default=None, hash=False)
+    """The keys that it holds for, if it does not hold for all."""
+    from_job: FromJob | None = None
+    """Where its number comes from, if jobs bring it along."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +110,11 @@ class Policy:
         for limit in self.limits:
             seen[limit.identity] = nth = seen.get(limit.identity, 0) + 1
             name = limit.identity if nth == 1 else f"{limit.identity}#{nth}"
-            bound.append(BoundLimit(name, limit, self._level(limit.by)))
+            level = self._level(limit.by)
+            if isinstance(limit, Concurrency | Rate):
+                bound.append(BoundLimit(name, limit, level, limit.named or None, limit.from_job))
+            else:
+                bound.append(BoundLimit(name, limit, level))
         return tuple(bound)
 
     def _level(self, by: By) -> Level:
@@ -124,16 +137,23 @@ class Policy:
             return BoundLimit(name, PauseGate(by, is_shut=True), self._level(by))
         return found
 
-    def limit_at(self, bound: BoundLimit, values: tuple[str | None, ...], value: float | None = None) -> Limit:
-        """What holds for one key: the limit as it is declared, or as an operator has changed it."""
+    def limit_at(self, bound: BoundLimit, values: tuple[str | None, ...], value: float | None = None) -> Limit | None:
+        """What holds for one key: the limit as it is declared, with the number that a job has brought along, or as an
+        operator has changed it. `None`: it does not name this key.
+        """
         if isinstance(bound.limit, PauseGate):
             return SHUT if values in self.overrides.pauses.get(bound.limit.by, {}) else OPEN
         limit = bound.limit
+        if isinstance(limit, Concurrency | Rate) and (bound.named is not None or bound.from_job is not None):
+            at = limit.at(values, value)
+            if at is None:
+                return None
+            limit = at
         if self.overrides.limits:
             scope = tuple(sorted(zip(limit.by, values, strict=True)))
             override = self.overrides.limits.get((bound.name, scope))
             if override is not None and override.value is not None:
-                limit = limit.with_bound(override.value)
+                limit = bound.limit.with_bound(override.value)
         return Suspended(limit) if self.overrides.suspension else limit
 
     @cached_property
@@ -173,12 +193,39 @@ class Policy:
 
     def gates_of(self, priority: int, keys: Keys) -> list[tuple[bytes, BoundLimit]]:
         """The keyed gates that a lane's jobs pass."""
-        gates = [(self.gate_of(b, select(b.limit.by, keys, priority)), b) for b in self.keyed_limits]
+        gates = [
+            (self.gate_of(bound, values), bound)
+            for bound in self.keyed_limits
+            if (values := select(bound.limit.by, keys, priority)) and (bound.named is None or values[0] in bound.named)
+        ]
         for bound, paused in self._keyed_pauses:
             values = select(bound.limit.by, keys, priority)
             if values in paused:
                 gates.append((self.gate_of(bound, values), bound))
         return gates
+
+    @cached_property
+    def brought(self) -> Mapping[str, FromJob]:
+        """The numbers that jobs bring along, by the name of their limit; `weight` is the fair share's."""
+        numbers = {bound.name: bound.from_job for bound in self.bound if bound.from_job is not None}
+        if self.fair is not None and self.fair.from_job is not None:
+            numbers[WEIGHT] = self.fair.from_job
+        return numbers
+
+    def brought_for(self, name: str, priority: int, keys: Keys) -> tuple[str | None, ...]:
+        """The key for which a number of this name holds."""
+        bound = self._by_name.get(name)
+        return self.flow_key(priority, keys) if bound is None else select(bound.limit.by, keys, priority)
+
+    def check_brought(self, name: str, number: Any) -> float:
+        """A number as a job brings it along: refused as it would be where it is declared."""
+        if isinstance(number, bool) or not isinstance(number, int | float) or not isfinite(number):
+            raise InvalidPolicy(f"{number!r} is not a number")
+        bound = self._by_name.get(name)
+        if bound is None:
+            return checked_weight("the weight", number)
+        bound.limit.with_bound(number)
+        return number
 
     def flow_key(self, priority: int, keys: Keys) -> tuple[str | None, ...]:
         """The fair key of a lane; empty where the queue is one flow."""

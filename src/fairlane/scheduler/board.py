@@ -16,6 +16,7 @@ import msgspec
 from fairlane.clock import Instant
 from fairlane.policy.gates import Limit
 from fairlane.policy.keys import select
+from fairlane.policy.numbers import VALUES_LAST
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.scheduler.snapshot import FlowRow, GateRow, Head, LaneRow, QueueRow, Release, Standing
 
@@ -80,6 +81,17 @@ class Gate:
         """Take note of claims that ended."""
         if self.limit.free(self, release, now, held, task):
             self.dirty = True
+
+    def bring(self, value: float, limit: Limit | None, now: Instant) -> None:
+        """The newest number for this key is in force."""
+        if value == self.value and now - self.tat < VALUES_LAST // 30:
+            return
+        if limit is not None and value != self.value:
+            self.value, self.limit = value, limit
+            limit.carry_over(self, now)
+        # What says no more than a gate without jobs would, and says when the number came: it is kept from then on.
+        self.tat = max(self.tat, now)
+        self.dirty = True
 
     def opens_at(self) -> Instant | None:
         return self.limit.opens_again_at(self)
@@ -310,9 +322,11 @@ class Board:
 
     def add_gates(self, rows: Iterable[GateRow]) -> None:
         for row in rows:
-            # A gate of a limit that the policy no longer has is left alone; upkeep removes it.
+            # A gate of a limit that the policy no longer has, or not for this key, is left alone; upkeep removes it.
             if row.id not in self.gates and (bound := self.policy.bound_named(row.limit)) is not None:
-                self.gates[row.id] = self._gate(row, bound)
+                limit = self.policy.limit_at(bound, tuple(row.key), row.value)
+                if limit is not None:
+                    self.gates[row.id] = Gate(row, bound, limit)
 
     def gate_ids(self, lane: Lane) -> list[bytes]:
         return [gate_id for gate_id, _ in self.policy.gates_of(lane.priority, lane.keys)]
@@ -338,8 +352,6 @@ class Board:
     def gate(self, gate_id: bytes, bound: BoundLimit, key: tuple[str | None, ...]) -> Gate:
         found = self.gates.get(gate_id)
         if found is None:
-            found = self.gates[gate_id] = self._gate(GateRow(gate_id, bound.name, list(key), 0, 0, 0, 0, None), bound)
+            limit = self.policy.limit_at(bound, key) or bound.limit
+            found = self.gates[gate_id] = Gate(GateRow(gate_id, bound.name, list(key), 0, 0, 0, 0, None), bound, limit)
         return found
-
-    def _gate(self, row: GateRow, bound: BoundLimit) -> Gate:
-        return Gate(row, bound, self.policy.limit_at(bound, tuple(row.key), row.value))

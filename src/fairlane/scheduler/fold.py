@@ -7,10 +7,11 @@ delay the slots that finished jobs have freed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from heapq import nsmallest
 
 from fairlane.clock import Instant
+from fairlane.policy.policy import WEIGHT
 from fairlane.policy.smoothing import smoothed
 from fairlane.scheduler.board import IDLE, PARKED, READY, Board, Flow, Gate, Lane
 from fairlane.scheduler.snapshot import Arrival, Release
@@ -92,6 +93,8 @@ def fold_arrivals(board: Board, arrivals: Iterable[Arrival], join_at: float) -> 
             if bell.count <= 0:
                 continue
             lane = board.new_lane(bell.lane, bell.priority, bell.keys, bell.floor)
+        if bell.given:
+            _bring(board, lane, bell.given)
         lane.ready += bell.count
         lane.dirty = True
         if bell.count > 0:
@@ -99,6 +102,19 @@ def fold_arrivals(board: Board, arrivals: Iterable[Arrival], join_at: float) -> 
             _enter(board, lane, board.policy.rank(bell.since, bell.priority), join_at)
         elif lane.ready <= 0 and lane.standing == PARKED:
             _leave(board, lane)
+
+
+def _bring(board: Board, lane: Lane, given: Mapping[str, float]) -> None:
+    """Put the numbers that a job brought along in force. Bells come in order: the newest is the last."""
+    brought = board.policy.brought
+    for gate in (*board.gates_of(lane), *board.queue_gates()):
+        name = gate.bound.name
+        if name in brought and name in given:
+            gate.bring(given[name], board.policy.limit_at(gate.bound, tuple(gate.key), given[name]), board.now)
+    if WEIGHT in brought and WEIGHT in given:
+        flow = lane.flow
+        flow.own_weight, flow.dirty = given[WEIGHT], True
+        flow.weight = board.policy.weight_at(flow.key, flow.own_weight)
 
 
 def _leave(board: Board, lane: Lane) -> None:

@@ -49,12 +49,19 @@ class MemoryQueue:
         self._position = 0
         self._claimed_at: dict[int, Instant] = {}
 
-    def enqueue(self, now: Instant, keys: Mapping[str, str | None], count: int = 1, priority: int = 0) -> list[Head]:
+    def enqueue(
+        self,
+        now: Instant,
+        keys: Mapping[str, str | None],
+        count: int = 1,
+        priority: int = 0,
+        given: dict[str, float] | None = None,
+    ) -> list[Head]:
         """Append jobs to their lane, and ring its bell."""
         lane = lane_id(self.policy.queue, priority, keys)
         heads = [Head(self._next_position(), self._position, now) for _ in range(count)]
         self.jobs.setdefault(lane, []).extend(heads)
-        self.arrivals.append(Arrival(lane, priority, dict(keys), count, heads[0].position, now))
+        self.arrivals.append(Arrival(lane, priority, dict(keys), count, heads[0].position, now, given))
         return heads
 
     def settle(self, start: Start, ran: int, verdict: Verdict = Verdict.GOOD) -> None:

@@ -95,6 +95,9 @@ class Working:
             and (flow_id := self.policy.flow_of(bell.priority, bell.keys)) not in board.flows
         }
         gates = self._unasked_gates(board.lanes.values()) + self._unasked(g for g, _ in self.policy.queue_gates)
+        for bell in snapshot.arrivals:
+            if bell.given:
+                gates += self._unasked(g for g, _ in self.policy.gates_of(bell.priority, bell.keys))
         if new_flows or gates:
             supply = yield Need(flows=tuple(sorted(new_flows)), gates=tuple(gates))
             board.add_flows(supply.flows)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from fairlane.clock import Instant
 from fairlane.errors import InvalidPolicy
 from fairlane.policy.keys import select
-from fairlane.policy.policy import Policy
+from fairlane.policy.policy import WEIGHT, Policy
 from fairlane.scheduler.board import IDLE, READY, Board
 from fairlane.scheduler.fold import lag
 from fairlane.scheduler.snapshot import FlowRow, GateRow, LaneRow, QueueRow
@@ -61,14 +61,15 @@ def rebuild(
     known_flows = {row.id: row for row in flows}
     for gate_row in gates:
         # Tokens stay spent, also of a key that has no lane any more.
-        if policy.bound_named(gate_row.limit) is not None:
-            board.add_gates([replace(gate_row, in_flight=0, waiting=0, awake=0, wake_at=None)])
-            gate = board.gates[gate_row.id]
-            gate.limit.carry_over(gate, now)
+        if (bound := policy.bound_named(gate_row.limit)) is not None:
+            value = gate_row.value if bound.from_job else None
+            board.add_gates([replace(gate_row, in_flight=0, waiting=0, awake=0, wake_at=None, value=value)])
+            if (known := board.gates.get(gate_row.id)) is not None:
+                known.limit.carry_over(known, now)
     for row in sorted(lanes, key=lambda row: row.id):
         flow_id = policy.flow_of(row.priority, row.keys)
         if flow_id not in board.flows and (old := known_flows.get(flow_id)) is not None:
-            weight = policy.weight_of(row.priority, row.keys)
+            weight = old.weight if WEIGHT in policy.brought else policy.weight_of(row.priority, row.keys)
             board.add_flows([replace(old, weight=weight, open=0, shut=0, standing=IDLE, gate=None)])
         is_new_flow = flow_id not in board.flows
         lane = board.new_lane(row.id, row.priority, dict(row.keys), row.floor)

@@ -135,6 +135,8 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     """The lowest position that became ready."""
     since: Instant
     """When the job at that position joined its lane."""
+    given: dict[str, float] | None = None
+    """Numbers that the newest of the jobs brought along, by the name of their limit; `weight` is the flow's."""
 
 
 class Release(msgspec.Struct, frozen=True, gc=False):

@@ -21,8 +21,8 @@
 --   h a head        ×                                                       nth       position   ready_at
 --
 -- A flow that houses its only lane says more: lane_gate, lane_keys, lane_tag, lane_priority, lane_ready, lane_in_flight,
--- lane_floor, lane_rank, lane_standing. Elsewhere these are null, but for two that are borrowed: a gate's `memo` comes as
--- lane_keys, a release's `latest` as lane_rank.
+-- lane_floor, lane_rank, lane_standing. Elsewhere these are null, but for two that are borrowed: a gate's `memo` and an
+-- arrival's `given` come as lane_keys, a release's `latest` as lane_rank.
 
 -- name: select_queue_id
 -- The opening of a claim cannot have parameters (three statements, one round trip), so the server writes it once.
@@ -93,7 +93,7 @@ arrived as (
         order by a.xid, a.floor
         limit $5::integer
     ))
-    returning xid, floor, count, since, priority, lane, keys
+    returning xid, floor, count, since, priority, lane, keys, given
 ),
 named as materialized (
     -- Rows of lanes first: a lane that has moved out of its flow's row may have left many old versions there.
@@ -153,7 +153,7 @@ cross join unnest(r.lanes, r.ended, r.ran, r.charged, r.unstarted, r.refund, r.s
 union all
 (
     select 'a', null, lane, null, null, null, keys::text, null, null, null, null, priority, count, floor, since, null, null,
-        null, null, null, null, null, null, null, null, null
+        null, given, null, null, null, null, null, null, null
     from arrived
     order by xid, floor
 )
@@ -221,7 +221,8 @@ union all
 -- $1 queue, $2 now, $3 how many
 with
 due as materialized (
-    select j.id, j.due_at
+    -- What comes back after a run, or was put back, brings no numbers again: newer jobs have brought newer ones.
+    select j.id, j.due_at, case when j.claimed_at is null and j.replays = 0 then j.given end as given
     from fairlane.jobs j
     where j.queue_id = $1::integer and j.due_at is not null and j.due_at <= $2::bigint
     order by j.due_at, j.position
@@ -229,7 +230,7 @@ due as materialized (
     for no key update skip locked
 ),
 placed as materialized (
-    select id, nextval('fairlane.positions') as position
+    select id, given, nextval('fairlane.positions') as position
     from due
 ),
 joined as (
@@ -237,9 +238,10 @@ joined as (
     set state = 1, due_at = null, position = p.position, ready_at = $2
     from placed p
     where j.id = any (array[p.id])
-    returning j.lane, j.priority, j.position, fairlane.keys_of_lane(j.lane_keys, j.keys, j.task) as keys
+    returning j.lane, j.priority, j.position, fairlane.keys_of_lane(j.lane_keys, j.keys, j.task) as keys, p.given
 )
-select lane, priority, (array_agg(keys))[1] as keys, count(*)::integer as count, min(position) as floor, $2 as since
+select lane, priority, (array_agg(keys))[1] as keys, count(*)::integer as count, min(position) as floor, $2 as since,
+    (array_agg(given order by position desc) filter (where given is not null))[1] as given
 from joined
 group by lane, priority
 order by min(position)
@@ -402,8 +404,8 @@ cross join lateral (
 -- Rows are found by their place, from the load in the same transaction. A job's position is checked as well: jobs can be
 -- cancelled meanwhile, and a place that was given up can be taken by another row.
 -- $1 queue, $2 to $11 its state, $12 flows, $13 lanes, $14 gates, $15 jobs, $16 now, $17 the place of the queue's state,
--- $18 to $21 who gets the jobs (lease, worker, its name, the lease's end). What the first of them gets is returned, and how
--- many have started in all.
+-- $18 to $21 who gets the jobs (lease, worker, its name, the lease's end), $22 the weights of the flows. What the first of
+-- them gets is returned, and how many have started in all.
 with
 queue as (
     update fairlane.queue_states
@@ -415,7 +417,7 @@ queue as (
 ),
 flows as (
     update fairlane.flows f
-    set vtime = u.vtime, tie = u.tie, cost = u.cost, debt = u.debt, open = u.open, shut = u.shut,
+    set weight = ($22::double precision[])[u.ordinality], vtime = u.vtime, tie = u.tie, cost = u.cost, debt = u.debt, open = u.open, shut = u.shut,
         standing = u.standing, gate = u.gate, spilled = u.spilled,
         -- What never changes about a lane is given when it moves in.
         lane = case when not u.spilled then coalesce(u.lane, f.lane) end,
@@ -431,7 +433,7 @@ flows as (
                 or f.writes = 15 then 1
             else 0
         end
-    from unnest($12::fairlane.touched_flow[]) u
+    from unnest($12::fairlane.touched_flow[]) with ordinality u
     where f.ctid = u.place
 ),
 lanes as (
@@ -657,11 +659,13 @@ select
 
 -- name: collect_gates
 -- Gates that hold nothing, stop nobody and have all their tokens.
--- $4 now
+-- A number that a job brought along outlives its jobs for a time: others of its key may be due later.
+-- $4 now, $5 for how long
 with
 stretch as materialized (
     select g.id, g.ctid as place,
-        g.in_flight <= 0 and g.waiting <= 0 and g.awake <= 0 and g.tat <= fairlane.instant($4::bigint) as is_idle
+        g.in_flight <= 0 and g.waiting <= 0 and g.awake <= 0
+        and g.tat <= fairlane.instant($4::bigint) - case when g.value is null then 0 else $5::bigint end as is_idle
     from fairlane.gates g
     where g.id > $2::bytea and g.queue_id = $1::integer
     order by g.id

@@ -91,7 +91,10 @@ async def _peek(scheduling: Scheduling, subject: Subject) -> tuple[Snapshot, int
     assert row is not None
     arrived = await connection.fetch(STATEMENTS["peek_arrivals"], queue, row["arrivals_from"], BELLS)
     released = await connection.fetch(STATEMENTS["peek_releases"], queue, row["releases_from"], BELLS)
-    arrivals = [Arrival(lane, priority, rows.decode_keys(keys), *rest) for lane, priority, keys, *rest in arrived]
+    arrivals = [
+        Arrival(lane, priority, rows.decode_keys(keys), count, floor, since, rows.decode_given(given))
+        for lane, priority, keys, count, floor, since, given in arrived
+    ]
     releases = [Release(*(figure or 0 for figure in each)) for each in released]  # type: ignore[arg-type]
     named = {bell.lane for bell in arrivals} | {bell.lane for bell in releases}
     if subject.lane is not None:

@@ -26,6 +26,8 @@ class Changes(msgspec.Struct, frozen=True):
     flows: list[rows.Row] = []
     lanes: list[rows.Row] = []
     gates: list[rows.Row] = []
+    weights: list[float] = []
+    """Of the flows that are updated, in their order."""
 
 
 class Housing:
@@ -80,6 +82,7 @@ class Housing:
             lanes, before = without_row.get(flow.id, []), self._housed.get(flow.id)
             if before is not None and len(lanes) == 1 and lanes[0].id == before.id:
                 changes.flows.append(rows.touched_flow(flow, places[flow.id], lanes[0], spilled=False))
+                changes.weights.append(flow.weight)
             else:
                 self._settle_in(flow, lanes, before, changes)
         return changes
@@ -101,3 +104,4 @@ class Housing:
             changes.flows.append(
                 rows.touched_flow(flow, place, lane, spilled=spilled, moves_in=lane is not None and before is None)
             )
+            changes.weights.append(flow.weight)

@@ -82,11 +82,13 @@ async def _store(
     try:
         if len(jobs) == 1:
             (job,) = jobs
-            await connection.execute(STATEMENTS["enqueue_one"], now, is_callers, *_columns(job, queues), job.on_dead)
+            beside = (job.on_dead, _given(job), job.context)
+            await connection.execute(STATEMENTS["enqueue_one"], now, is_callers, *_columns(job, queues), *beside)
         else:
             columns = [_columns(job, queues) for job in jobs]
-            on_dead = [job.on_dead for job in jobs]
-            await connection.execute(STATEMENTS["enqueue"], now, is_callers, columns, on_dead if any(on_dead) else [])
+            several = ([job.on_dead for job in jobs], [_given(job) for job in jobs], [job.context for job in jobs])
+            arrays = [each if any(each) else [] for each in several]
+            await connection.execute(STATEMENTS["enqueue"], now, is_callers, columns, *arrays)
     except asyncpg.DataError as error:
         raise InvalidJob(f"a job cannot be stored as it was given: {error}") from error
     except asyncpg.UniqueViolationError as error:
@@ -124,6 +126,10 @@ def _columns(job: NewJob, queues: Mapping[str, int]) -> tuple[object, ...]:
     )
 
 
+def _given(job: NewJob) -> str | None:
+    return None if job.given is None else rows.encode(job.given)
+
+
 def foreign_transaction(tx: Any) -> Connection:
     """A caller's connection, if jobs can be stored in its transaction."""
     if not isinstance(tx, asyncpg.Connection | PoolConnectionProxy):
@@ -156,8 +162,10 @@ async def record(connection: Connection, job: UUID) -> JobRecord:
 
 def record_of(row: Sequence[Any]) -> JobRecord:
     """A row of `select_job` as people see it."""
-    job, queue, task, state, priority, keys, *rest = row
-    return JobRecord(job, queue, task, State(state), priority, dict(rows.decode_keys(keys)), *rest)
+    job, queue, task, state, priority, keys, *rest, context = row
+    keys, context = dict(rows.decode_keys(keys)), rows.decode_context(context)
+    values = (job, queue, task, State(state), priority, keys, *rest, context)
+    return JobRecord(*values)
 
 
 async def attempts(connection: Connection, job: UUID) -> list[AttemptRecord]:

@@ -79,7 +79,8 @@ order by name
 -- name: enqueue
 -- Store jobs, ring one bell for each lane, and wake at most one waiter for each job. An id that is there already fails
 -- the whole statement, and nothing of it is stored.
--- $1 now or null, $2 whether in the caller's transaction, $3 jobs, $4 what each declares for its death, or nothing at all
+-- $1 now or null, $2 whether in the caller's transaction, $3 jobs, $4 what each declares for its death, $5 the numbers
+-- that each brings along, $6 their contexts: of these, nothing at all if none has any
 with
 clock as materialized (
     select fairlane.instant($1::bigint) as now
@@ -89,22 +90,25 @@ given as (
     from clock
     cross join lateral (
         select u.*, coalesce(u.run_at, clock.now + u.delay) as due
-        -- An array beside the jobs: producers of an older version know `new_job` as it was. Where it ends, nulls follow.
-        from unnest($3::fairlane.new_job[], $4::bytea[]) as u (id, queue_id, task, priority, lane, lane_keys, keys, payload,
-            max_attempts, delay, run_at, on_dead)
+        -- Arrays beside the jobs: producers of an older version know `new_job` as it was. Where they end, nulls follow.
+        from unnest($3::fairlane.new_job[], $4::bytea[], $5::text[], $6::text[]) as u (id, queue_id, task, priority, lane,
+            lane_keys, keys, payload, max_attempts, delay, run_at, on_dead, given, context)
     ) g
 ),
 stored as (
     insert into fairlane.jobs (id, position, enqueued_at, ready_at, queue_id, max_attempts, priority, state, lane, task,
-        keys, lane_keys, payload, due_at, on_dead)
+        keys, lane_keys, payload, due_at, on_dead, given, context)
     select id, nextval('fairlane.positions'), now, now, queue_id, max_attempts, priority,
-        case when due_at is null then 1 else 0 end, lane, task, keys, lane_keys, payload, due_at, on_dead
+        case when due_at is null then 1 else 0 end, lane, task, keys, lane_keys, payload, due_at, on_dead, given.given,
+        context
     from given
-    returning queue_id, lane, priority, position, ready_at, state, fairlane.keys_of_lane(lane_keys, keys, task) as keys
+    returning queue_id, lane, priority, position, ready_at, state, fairlane.keys_of_lane(lane_keys, keys, task) as keys,
+        given
 ),
 rung as (
-    insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since)
-    select queue_id, lane, priority, (array_agg(keys))[1], count(*), min(position), min(ready_at)
+    -- All jobs of a lane that are stored together bring the same numbers.
+    insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since, given)
+    select queue_id, lane, priority, (array_agg(keys))[1], count(*), min(position), min(ready_at), (array_agg(given))[1]
     from stored
     where state = 1
     group by queue_id, lane, priority
@@ -130,25 +134,26 @@ from wanted
 
 -- name: enqueue_one
 -- The same for a single job, at half the price: nothing to take apart and nothing to add up.
--- $1 now or null, $2 whether in the caller's transaction, then the columns of `fairlane.new_job`, $14 for its death
+-- $1 now or null, $2 whether in the caller's transaction, then the columns of `fairlane.new_job`, $14 for its death, $15 the
+-- numbers that it brings along, $16 its context
 with
 clock as materialized (
     select fairlane.instant($1::bigint) as now
 ),
 stored as (
     insert into fairlane.jobs (id, queue_id, task, priority, lane, lane_keys, keys, payload, max_attempts, position,
-        enqueued_at, ready_at, state, due_at, on_dead)
+        enqueued_at, ready_at, state, due_at, on_dead, given, context)
     select $3::uuid, $4::integer, $5::text, $6::smallint, $7::bytea, $8::jsonb, $9::jsonb, $10::bytea, $11::integer,
         nextval('fairlane.positions'), now, now,
         case when coalesce($13::bigint, now + $12::bigint) > now then 0 else 1 end,
         case when coalesce($13, now + $12) > now then coalesce($13, now + $12) end,
-        $14::bytea
+        $14::bytea, $15::text, $16::text
     from clock
     returning position, ready_at, state
 ),
 rung as (
-    insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since)
-    select $4, $7, $6, fairlane.keys_of_lane($8, $9, $5), 1, position, ready_at
+    insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since, given)
+    select $4, $7, $6, fairlane.keys_of_lane($8, $9, $5), 1, position, ready_at, $15
     from stored
     where state = 1
 )
@@ -500,7 +505,7 @@ where id = $1 and lease = $2 and state = 2
 -- name: select_job
 select j.id, q.name, j.task, j.state, j.priority, j.keys, j.payload, j.attempt, j.max_attempts, j.enqueued_at, j.due_at,
     j.claimed_at, j.finished_at, j.worker, j.error, j.result, j.progress, j.progress_message, j.cancel_requested, j.replays,
-    j.on_dead is not null as has_on_dead
+    j.on_dead is not null as has_on_dead, j.context
 from fairlane.jobs j
 join fairlane.queues q on q.id = j.queue_id
 where j.id = $1

@@ -13,6 +13,8 @@ from fairlane.scheduler.snapshot import Arrival, FlowRow, GateRow, Head, LaneRow
 __all__ = [
     "Found",
     "Place",
+    "decode_context",
+    "decode_given",
     "decode_keys",
     "encode",
     "new_flow",
@@ -40,6 +42,16 @@ def _decode_key(text: str) -> list[str | None]:
     return msgspec.json.decode(text, type=list[str | None])
 
 
+@lru_cache(maxsize=65_536)
+def decode_given(text: str | None) -> dict[str, float] | None:
+    """Numbers that a job brought along, by name."""
+    return None if text is None else msgspec.json.decode(text, type=dict[str, float])
+
+
+def decode_context(text: str | None) -> dict[str, Any]:
+    return {} if text is None else msgspec.json.decode(text, type=dict[str, Any])
+
+
 def encode(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
@@ -53,9 +65,9 @@ def storable(text: str | None) -> str | None:
 
 HOUSED_FROM = 17
 """The first of the columns that only a flow has which houses its lane."""
-MEMO = 18
+MEMO = GIVEN = 18
 LATEST = 24
-"""Two of those columns, which gates and releases borrow."""
+"""Two of those columns, which gates, arrivals and releases borrow."""
 
 
 class Found:
@@ -96,7 +108,8 @@ class Found:
                     self.places[id_] = place
                     self.gates.append(GateRow(id_, name, _decode_key(keys), i1, i2, i3, i4, i5, record[MEMO], f1))
                 case "a":
-                    self.arrivals.append(Arrival(id_, i1, decode_keys(keys), i2, i3, i4))
+                    given = decode_given(record[GIVEN])
+                    self.arrivals.append(Arrival(id_, i1, decode_keys(keys), i2, i3, i4, given))
                 case _:
                     self.queue = (place, name, keys, f1, f2, f3, i1, i2, i3, i4, i5, i6)
 

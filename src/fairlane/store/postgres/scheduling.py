@@ -186,6 +186,7 @@ class Scheduling:
             [holder.worker for holder in holders],
             [holder.name for holder in holders],
             [now + holder.duration for holder in holders],
+            changes.weights,
         )
         if plan.starts and (not started or started[0]["total"] < len(plan.starts)):
             raise Raced
@@ -234,7 +235,10 @@ class Scheduling:
 
     async def _promote(self, now: Instant) -> list[Arrival]:
         found = await self.connection.fetch(STATEMENTS["promote"], self.queue.id, now, PROMOTE_AT_MOST)
-        return [Arrival(lane, priority, rows.decode_keys(keys), *rest) for lane, priority, keys, *rest in found]
+        return [
+            Arrival(lane, priority, rows.decode_keys(keys), count, floor, since, rows.decode_given(given))
+            for lane, priority, keys, count, floor, since, given in found
+        ]
 
     async def policy_of(self, digest: str) -> Policy:
         """A policy in force, by what the queue's row says of it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fairlane.clock import Instant
+from fairlane.policy.numbers import VALUES_LAST
 from fairlane.store.postgres.connections import STATEMENTS
 from fairlane.store.postgres.scheduling import Scheduling
 from fairlane.store.protocol import Pruned, Retention
@@ -76,7 +77,7 @@ async def collect(scheduling: Scheduling, walk: Walk, now: Instant | None, limit
     """Walk a stretch of the lanes, the flows and the gates, and remove what is idle."""
     lanes, more_lanes = await walk.stretch(scheduling, "lanes", limit)
     flows, more_flows = await walk.stretch(scheduling, "flows", limit)
-    gates, more_gates = await walk.stretch(scheduling, "gates", limit, now)
+    gates, more_gates = await walk.stretch(scheduling, "gates", limit, now, VALUES_LAST)
     return Pruned(
         0,
         lanes=lanes["removed"] + flows["lanes"],

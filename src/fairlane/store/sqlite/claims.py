@@ -198,10 +198,11 @@ def _promote(tx: Transaction, queue: int, now: Instant) -> None:
     last: int = tx.value("take_positions", len(due))
     first = last - len(due) + 1
     tx.run_many("promote_job", [(first + n, now, row[0]) for n, row in enumerate(due)])
-    counts = Counter(lane for _, lane, _, _ in due)
+    counts = Counter(row[1] for row in due)
+    given = {row[1]: row[4] for row in due if row[4] is not None}
     heads = {
-        lane: (queue, lane, priority, keys, counts[lane], first + n, now)
-        for n, (_, lane, priority, keys) in reversed(list(enumerate(due)))
+        lane: (queue, lane, priority, keys, counts[lane], first + n, now, given.get(lane))
+        for n, (_, lane, priority, keys, _) in reversed(list(enumerate(due)))
     }
     tx.run_many("insert_arrival", list(heads.values()))
 

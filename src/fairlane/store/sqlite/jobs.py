@@ -48,6 +48,7 @@ def _store(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> dict[int, i
         position += 1
         queue = numbers[job.queue]
         lane_keys = rows.encode_keys(job.lane_keys)
+        given = None if job.given is None else rows.encode_given(job.given)
         due_at = _due_at(job, now)
         state = State.READY if due_at is None else State.SCHEDULED
         job_rows.append(
@@ -67,10 +68,14 @@ def _store(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> dict[int, i
                 now,
                 due_at,
                 job.on_dead,
+                given,
+                job.context,
             )
         )
         if state is State.READY:
-            bells.setdefault(job.lane, [queue, job.lane, job.priority, lane_keys, 0, position, now])
+            bell = bells.setdefault(job.lane, [queue, job.lane, job.priority, lane_keys, 0, position, now, None])
+            if given is not None:
+                bell[7] = given
             counts[job.lane] += 1
             ready[queue] += 1
         else:
@@ -131,7 +136,7 @@ def cancel(
         return state, state, None if worker is None else UUID(bytes=worker)
     tx.run("cancel_waiting", now, reason, position)
     if state is State.READY:
-        tx.run("insert_arrival", queue, lane, priority, lane_keys, -1, position, ready_at)
+        tx.run("insert_arrival", queue, lane, priority, lane_keys, -1, position, ready_at, None)
     return state, State.CANCELLED, None
 
 
@@ -146,7 +151,7 @@ def record_of(row: Sequence[Any]) -> JobRecord:
     """A row of `select_job` as people see it."""
     values = list(row)
     values[0], values[3], values[5] = UUID(bytes=row[0]), State(row[3]), rows.decode_keys(row[5])
-    values[-3], values[-1] = bool(row[-3]), bool(row[-1])
+    values[-4], values[-2], values[-1] = bool(row[-4]), bool(row[-2]), rows.decode_context(row[-1])
     return JobRecord(*values)
 
 

@@ -43,7 +43,7 @@ limit ?5
 -- Of these jobs, in their order, those that fit.
 -- ?1 positions, ?2 queue, ?3 task, ?4 state, ?5 keys, ?6 and ?7 enqueued since and until, ?8 and ?9 finished, ?10 how many
 select jobs.id, queues.name, task, state, priority, keys, payload, attempt, max_attempts, enqueued_at, due_at, claimed_at,
-    finished_at, worker, error, result, progress, progress_message, cancel_requested, replays, on_dead is not null
+    finished_at, worker, error, result, progress, progress_message, cancel_requested, replays, on_dead is not null, context
 from json_each(?1) as given
 cross join jobs on jobs.position = given.value
 cross join queues on queues.id = jobs.queue

@@ -32,17 +32,17 @@ returning last
 -- name: insert_job
 insert into jobs (
     position, id, queue, task, priority, lane, lane_keys, keys, payload, state, max_attempts, enqueued_at, ready_at,
-    due_at, on_dead
+    due_at, on_dead, given, context
 )
-values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: delete_jobs_between
 delete from jobs
 where position > ? and position <= ?
 
 -- name: insert_arrival
-insert into arrivals (queue, lane, priority, keys, count, floor, since)
-values (?, ?, ?, ?, ?, ?, ?)
+insert into arrivals (queue, lane, priority, keys, count, floor, since, given)
+values (?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: insert_release
 insert into releases (queue, lane, ended, ran, charged, unstarted, refund, since, failed, neutral, latest)
@@ -50,7 +50,8 @@ values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: select_due_jobs
 -- Scheduled jobs whose time has come, in the order in which they are due.
-select position, lane, priority, lane_keys
+-- What comes back after a run, or was put back, brings no numbers again: newer jobs have brought newer ones.
+select position, lane, priority, lane_keys, case when claimed_at is null and replays = 0 then given end
 from jobs
 where queue = ? and due_at is not null and due_at <= ?
 order by due_at, position
@@ -63,7 +64,7 @@ set position = ?, state = 1, ready_at = ?, due_at = null
 where position = ?
 
 -- name: select_arrivals
-select id, lane, priority, keys, count, floor, since
+select id, lane, priority, keys, count, floor, since, given
 from arrivals
 where queue = ?
 order by id
@@ -320,7 +321,7 @@ where id = ? and lease = ? and state = 2
 
 -- name: select_job
 select jobs.id, queues.name, task, state, priority, keys, payload, attempt, max_attempts, enqueued_at, due_at, claimed_at,
-    finished_at, worker, error, result, progress, progress_message, cancel_requested, replays, on_dead is not null
+    finished_at, worker, error, result, progress, progress_message, cancel_requested, replays, on_dead is not null, context
 from jobs
 join queues on queues.id = jobs.queue
 where jobs.id = ?
@@ -414,7 +415,8 @@ delete from flows
 where id = ?
 
 -- name: walk_gates
-select id, in_flight = 0 and waiting = 0 and tat <= ?4
+-- A number that a job brought along outlives its jobs for a time, ?5: others of its key may be due later.
+select id, in_flight = 0 and waiting = 0 and tat <= ?4 - (value is not null) * ?5
 from gates
 where id > ?1 and queue = ?2
 order by id

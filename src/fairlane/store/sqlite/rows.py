@@ -11,7 +11,10 @@ from fairlane.scheduler.snapshot import Arrival, FlowRow, GateRow, LaneRow, Rele
 
 __all__ = [
     "arrival",
+    "decode_context",
+    "decode_given",
     "decode_keys",
+    "encode_given",
     "encode_keys",
     "flow",
     "flow_parameters",
@@ -29,6 +32,20 @@ Row = tuple[Any, ...]
 def decode_keys(text: str) -> dict[str, str | None]:
     """Keys by name. The same text gives the same mapping: nobody writes to it."""
     return msgspec.json.decode(text, type=dict[str, str | None])
+
+
+@lru_cache(maxsize=65_536)
+def decode_given(text: str | None) -> dict[str, float] | None:
+    """Numbers that a job brought along, by name."""
+    return None if text is None else msgspec.json.decode(text, type=dict[str, float])
+
+
+def decode_context(text: str | None) -> dict[str, Any]:
+    return {} if text is None else msgspec.json.decode(text, type=dict[str, Any])
+
+
+def encode_given(given: dict[str, float]) -> str:
+    return msgspec.json.encode(given).decode()
 
 
 def encode_keys(keys: dict[str, str | None]) -> str:
@@ -103,7 +120,8 @@ def gate_parameters(row: GateRow, queue: int) -> Row:
 
 
 def arrival(row: Row) -> Arrival:
-    return Arrival(row[1], row[2], decode_keys(row[3]), *row[4:])
+    _, lane_id, priority, keys, count, floor, since, given = row
+    return Arrival(lane_id, priority, decode_keys(keys), count, floor, since, decode_given(given))
 
 
 def release(row: Row) -> Release:

@@ -143,7 +143,7 @@ def _settle_one(tx: Transaction, settlement: Settlement, now: Instant, tally: _T
         release[7] += settlement.verdict is Verdict.NEUTRAL
         release[8] = max(release[8], claimed_at)
     if to is State.READY:
-        tally.arrivals.append((queue, lane, priority, lane_keys, 1, position, ready_at))
+        tally.arrivals.append((queue, lane, priority, lane_keys, 1, position, ready_at, None))
         tally.woken[queue] = tally.woken.get(queue, 0) + 1
     tally.ended[settlement.lease] = tally.ended.get(settlement.lease, 0) + 1
     return True

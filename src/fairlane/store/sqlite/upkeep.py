@@ -7,6 +7,7 @@ from typing import Any
 
 from fairlane.clock import Instant
 from fairlane.job import State
+from fairlane.policy.numbers import VALUES_LAST
 from fairlane.store.protocol import Pruned, Retention
 from fairlane.store.sqlite.database import Transaction
 
@@ -71,5 +72,5 @@ def collect(tx: Transaction, queue: int, walk: Walk, now: Instant, limit: int) -
     """Walk a stretch of the lanes, flows and gates, and remove what is idle."""
     lanes, more_lanes = walk.stretch(tx, queue, "lanes", limit)
     flows, more_flows = walk.stretch(tx, queue, "flows", limit)
-    gates, more_gates = walk.stretch(tx, queue, "gates", limit, now)
+    gates, more_gates = walk.stretch(tx, queue, "gates", limit, now, VALUES_LAST)
     return Pruned(0, lanes=lanes, flows=flows, gates=gates, more=more_lanes or more_flows or more_gates)

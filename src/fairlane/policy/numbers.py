@@ -1,0 +1,73 @@
+"""Numbers that are not the same for every key: given for those that are named, or brought along by jobs.
+
+A number that jobs bring along is declared as a function of their context. Producers evaluate it at enqueue, and the
+newest one holds for its key. What is stored of such a declaration is only that it comes from the job: claimers enforce
+what was brought, and never call anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from fairlane.clock import SECOND
+from fairlane.errors import InvalidKey, InvalidPolicy
+from fairlane.policy.by import By
+from fairlane.policy.keys import canonical_key
+
+__all__ = ["FROM_JOB", "UNTIL_BROUGHT", "VALUES_LAST", "FromJob", "Source", "from_job", "named_numbers"]
+
+T = TypeVar("T")
+
+Source = Callable[[Mapping[str, Any]], float]
+"""Gives the number of a job's key, from the job's context."""
+
+FROM_JOB = {"from": "job"}
+"""What is stored in place of a number that jobs bring along."""
+
+UNTIL_BROUGHT = 1
+"""What holds for a key none of whose jobs has brought a number: they were enqueued under a policy that did not ask for
+one. The least with which they run."""
+
+VALUES_LAST = 30 * 24 * 3_600 * SECOND
+"""For how long a gate without jobs keeps the number that was brought to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FromJob:
+    """A number that jobs bring along. Read from a stored policy it has no source, and says the same."""
+
+    source: Source | None = field(default=None, compare=False)
+
+    def __repr__(self) -> str:
+        return "<from the job>"
+
+
+def from_job(number: object) -> FromJob | None:
+    """What was given in place of a number, if that is a function of the job's context or stands for one."""
+    if isinstance(number, FromJob):
+        return number
+    if number == FROM_JOB:
+        return FromJob()
+    return FromJob(number) if callable(number) else None
+
+
+def named_numbers(what: str, by: By, given: Mapping[Any, Any], checked: Callable[[object], T]) -> dict[str, T]:
+    """A number for each key that is named, in canonical form; `what` names the policy in errors."""
+    if len(by) != 1:
+        raise InvalidPolicy(f"{what}: numbers for named keys need a single key in `by`")
+    if not given:
+        raise InvalidPolicy(f"{what}: it names no key, so it would hold for none; name some, or leave it out")
+    numbers: dict[str, T] = {}
+    for value, number in given.items():
+        try:
+            key = canonical_key(by[0], value)
+        except InvalidKey as error:
+            raise InvalidPolicy(f"{what}: {error}") from None
+        if key is None:
+            raise InvalidPolicy(f"{what}: None cannot be named; it is what jobs without a value share")
+        if key in numbers:
+            raise InvalidPolicy(f"{what}: the number of {key!r} is given twice")
+        numbers[key] = checked(number)
+    return numbers
