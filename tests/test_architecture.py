@@ -21,7 +21,7 @@ LAYERS: list[set[str]] = [
     {"store"},
     {"codec", "declaring", "effects", "handle", "producing", "stamping", "task", "values"},
     {"worker"},
-    {"composition", "explaining", "held_claim", "operations", "queue", "waiting"},
+    {"composition", "explaining", "held_claim", "operations", "plots", "queue", "simulating", "waiting", "workload"},
     {"app"},
     {"__main__", "cli", "dashboard", "demo", "forward", "integrations", "testing"},
     {"fairlane"},  # the package itself: its public names come from everywhere, and nothing inside asks it for them

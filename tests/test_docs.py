@@ -1,7 +1,8 @@
 """The documentation is run, not believed.
 
 - Every ```python block of README.md and docs/ runs: those of a page in order, in one namespace, in an empty folder.
-  `await` may stand at the top level. A block that begins with `# name.py` is a file, which the page must then use.
+  `await` may stand at the top level. A block that begins with `# name.py` is a file, which the page must then use; so
+  is a block of JSON or TOML, under a line that ends with its name: "… `monday.toml`:".
 - On a page with files, `$ python …` and `$ fairlane …` run as well, a worker in the background, and must print what the
   page shows (`…` stands for anything, further lines too). On other pages the command and its options must exist.
 - `<!-- docs: worker -->` on a page: a worker serves its `app` meanwhile. `<!-- docs: postgres -->`: DATABASE_URL and
@@ -51,7 +52,7 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 COMMANDS = DOCS / "reference" / "commands.md"
 
-LANGUAGES = {"console", "ini", "python", "sql", "text"}
+LANGUAGES = {"console", "ini", "json", "python", "sql", "text", "toml"}
 FOREIGN = {".", ".venv/bin/pip", "export", "make", "python3"}
 """Programs that a page may call and that are not ours to run."""
 NOT_RUN = re.compile(r"\*\(Not run by the tests: (\S.{9,})\)\*\Z")
@@ -65,10 +66,17 @@ class Block:
     line: int
     """Of its first line, counted from 1."""
     left_out: bool
+    above: str = ""
+    """The last line before it."""
 
     @property
     def file(self) -> str | None:
-        found = re.match(r"# (\w+\.py)\n", self.text) if self.language == "python" else None
+        found = None
+        if self.language == "python":
+            found = re.match(r"# (\w+\.py)\n", self.text)
+        elif self.language in ("json", "toml"):
+            found = re.search(rf"`(\w+\.{self.language})`:\Z", self.above)
+            assert found, f"line {self.line}: above it, say which file this is: `name.{self.language}`:"
         return found[1] if found else None
 
 
@@ -82,7 +90,7 @@ def blocks(text: str) -> Iterator[Block]:
         end = lines.index("```", number + 1)
         body = "\n".join(lines[number + 1 : end]) + "\n"
         assert fence[1] in LANGUAGES, f"line {number + 1}: nobody looks at a block of {fence[1] or 'no language'}"
-        yield Block(fence[1], body, number + 2, left_out=NOT_RUN.match(last) is not None)
+        yield Block(fence[1], body, number + 2, left_out=NOT_RUN.match(last) is not None, above=last)
         last, number = "", end + 1
 
 
@@ -271,6 +279,8 @@ def test_a_broken_page_is_noticed(folder: Path) -> None:
         "```console\n$ fairlane wrk shop:app\n```\n",
         "```console\n$ fairlane worker shop:app --workers 3\n```\n",
         "```py\nassert 1 == 1\n```\n",
+        "```toml\na = 1\n```\n",
+        "The file `a.toml`:\n\n```toml\na = 1\n```\n",
         "```ini\nExecStart=/srv/fairlane worker shop:app --slow\n```\n",
         "```console\n$ make coffee\n```\n",
         "```console\n$ curl example.com\n```\n",

@@ -42,9 +42,12 @@ from fairlane.policy import AdaptiveConcurrency, Backoff, Breaker, Concurrency, 
 from fairlane.policy.reasons import Reason
 from fairlane.queue import Queue
 from fairlane.scheduler.explain import Explanation
+from fairlane.scheduler.measures import Simulation
+from fairlane.simulating import simulate
 from fairlane.task import BoundTask, Call, Task
 from fairlane.values import ABSENT, Page, Values
 from fairlane.worker import Health, JobContext, QueueShare, Worker, WorkerOptions, context, run_worker
+from fairlane.workload import JobClass, RunTimes, Workload
 
 __all__ = [
     "ABSENT",
@@ -78,6 +81,7 @@ __all__ = [
     "InvalidValue",
     "Job",
     "JobCancelled",
+    "JobClass",
     "JobContext",
     "JobFailed",
     "JobNotFound",
@@ -96,9 +100,11 @@ __all__ = [
     "Reason",
     "ResultTimeout",
     "Retry",
+    "RunTimes",
     "SchemaError",
     "SchemaOutOfDate",
     "SchemaTooNew",
+    "Simulation",
     "Snooze",
     "State",
     "StoreUnavailable",
@@ -113,6 +119,8 @@ __all__ = [
     "Worker",
     "WorkerDied",
     "WorkerOptions",
+    "Workload",
     "context",
     "run_worker",
+    "simulate",
 ]

@@ -13,8 +13,7 @@ from itertools import count
 from fairlane.clock import SECOND, Instant
 from fairlane.policy import Policy
 from fairlane.scheduler.memory import MemoryQueue
-from fairlane.scheduler.rebuild import rebuild
-from fairlane.scheduler.snapshot import Arrival, Head, Plan, Release, Start
+from fairlane.scheduler.snapshot import Head, Plan, Release, Start
 from tests.scheduler.ledger import LaneKey, Ledger, Run
 
 EPOCH = 1_900_000_000 * SECOND
@@ -71,19 +70,12 @@ class Bench:
 
     def withdraw(self, lane: LaneKey, position: int) -> None:
         """A waiting job is cancelled."""
-        jobs = self.queue.jobs[self.ledger.lane_id(lane)]
-        jobs[:] = [head for head in jobs if head.position != position]
         self.ledger.withdraw(lane, position)
-        self.queue.arrivals.append(Arrival(self.ledger.lane_id(lane), lane[0], dict(lane[1]), -1, position, self.now))
+        self.queue.withdraw(self.now, self.ledger.lane_id(lane), position)
 
     def apply(self, policy: Policy) -> None:
         """Put another policy in force, the way a store does."""
-        queue = self.queue
-        built = rebuild(policy, self.now, queue.queue, queue.flows.values(), queue.lanes.values(), queue.gates.values())
-        queue.policy, queue.queue = policy, built.queue
-        queue.flows = {row.id: row for row in built.flows}
-        queue.lanes = {row.id: row for row in built.lanes}
-        queue.gates = {row.id: row for row in built.gates}
+        self.queue.apply(policy, self.now)
         self.policy = self.ledger.policy = policy
 
 

@@ -11,7 +11,6 @@ from fairlane.policy import AdaptiveConcurrency, Breaker, Fair, Limit, Policy
 from fairlane.policy.breaker import Closed, Opened, Probing
 from fairlane.scheduler.board import Gate
 from fairlane.scheduler.memory import MemoryQueue
-from fairlane.scheduler.rebuild import rebuild
 from fairlane.scheduler.settlement import Verdict
 from fairlane.scheduler.snapshot import Standing, Start
 
@@ -56,11 +55,7 @@ class Line:
     def apply(self, limit: Limit) -> None:
         queue = self.queue
         policy = Policy("q", queue.policy.fair, (limit,), queue.policy.keys)
-        built = rebuild(policy, self.now, queue.queue, queue.flows.values(), queue.lanes.values(), queue.gates.values())
-        queue.policy, queue.queue = policy, built.queue
-        queue.flows = {row.id: row for row in built.flows}
-        queue.lanes = {row.id: row for row in built.lanes}
-        queue.gates = {row.id: row for row in built.gates}
+        queue.apply(policy, self.now)
 
 
 @pytest.mark.parametrize(("by", "fair"), SCOPES, ids=LEVELS)

@@ -162,6 +162,6 @@ def _ask(app: App, question: Callable[[Store], Awaitable[T]]) -> tuple[T, Instan
 
 def _said(policy: Policy) -> str:
     """A policy as one would write it in Python."""
-    parts = [repr(policy.fair)] if policy.fair else []
-    parts += [repr(limit) for limit in policy.limits]
-    return ", ".join(parts) or "no policy (first come, first served)"
+    from fairlane.scheduler.measures import describe
+
+    return describe(policy)

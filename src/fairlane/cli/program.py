@@ -20,6 +20,7 @@ from fairlane.cli.limits import boost, limit, overrides, weight
 from fairlane.cli.migrate import migrate
 from fairlane.cli.pausing import pause, resume, suspend, unsuspend
 from fairlane.cli.policy import policy
+from fairlane.cli.simulate import simulate
 from fairlane.cli.worker import worker
 from fairlane.errors import FairlaneError
 
@@ -77,6 +78,7 @@ for command in (
     pause,
     policy,
     resume,
+    simulate,
     suspend,
     unsuspend,
     weight,

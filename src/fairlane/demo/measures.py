@@ -8,6 +8,8 @@ from itertools import pairwise
 
 import msgspec
 
+from fairlane.scheduler.measures import jain_index
+
 __all__ = [
     "Run",
     "backlogged_until",
@@ -32,13 +34,6 @@ class Run(msgspec.Struct, frozen=True):
     ended_at: int
     admitted_at: int
     """When the store let the job start (its own clock, in nanoseconds): rates are kept at this moment."""
-
-
-def jain_index(values: Iterable[float]) -> float:
-    """1.0 when all have the same, 1/n when one of n has everything (Jain, Chiu and Hawe 1984)."""
-    listed = list(values)
-    squares = sum(value * value for value in listed)
-    return sum(listed) ** 2 / (len(listed) * squares) if squares else 1.0
 
 
 def backlogged_until(runs: Iterable[Run]) -> int:

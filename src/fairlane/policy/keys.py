@@ -84,6 +84,8 @@ def canonical_keys(values: Mapping[str, object]) -> dict[str, str | None]:
 
 def select(by: tuple[str, ...], keys: Keys, priority: int) -> tuple[str | None, ...]:
     """The values that `by` names, from a lane's keys and the built-ins."""
+    if len(by) == 1:  # nearly always, and several times for every job that is claimed
+        return (str(priority) if by[0] == "priority" else keys.get(by[0]),)
     return tuple(str(priority) if name == "priority" else keys.get(name) for name in by)
 
 

@@ -126,6 +126,7 @@ class Lane:
         "in_flight",
         "keys",
         "next_head",
+        "passes",
         "priority",
         "rank",
         "ready",
@@ -147,6 +148,7 @@ class Lane:
         self.gate = row.gate
         self.tag = row.tag
         self.gates: list[Gate] | None = None
+        self.passes: list[tuple[bytes, BoundLimit]] | None = None
         self.heads: Sequence[Head] = ()
         self.next_head = 0
         self.exhausted = False
@@ -329,7 +331,13 @@ class Board:
                     self.gates[row.id] = Gate(row, bound, limit)
 
     def gate_ids(self, lane: Lane) -> list[bytes]:
-        return [gate_id for gate_id, _ in self.policy.gates_of(lane.priority, lane.keys)]
+        return [gate_id for gate_id, _ in self._passes(lane)]
+
+    def _passes(self, lane: Lane) -> list[tuple[bytes, BoundLimit]]:
+        # Asked for several times in a claim, and always the same.
+        if lane.passes is None:
+            lane.passes = self.policy.gates_of(lane.priority, lane.keys)
+        return lane.passes
 
     def gates_of(self, lane: Lane) -> list[Gate]:
         """The keyed gates of a lane; those that the store did not know are new and open."""
@@ -339,7 +347,7 @@ class Board:
                 return lane.gates
             lane.gates = [
                 self.gate(gate_id, bound, select(bound.limit.by, lane.keys, lane.priority))
-                for gate_id, bound in self.policy.gates_of(lane.priority, lane.keys)
+                for gate_id, bound in self._passes(lane)
             ]
         return lane.gates
 

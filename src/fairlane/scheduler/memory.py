@@ -1,18 +1,22 @@
 """A queue's scheduling state in memory: what a store keeps in tables, in dictionaries.
 
-It answers the plan's questions the way a store does, and counts the rows it hands out. Simulations and property tests
-run the same plan on it that the stores run.
+It answers the plan's questions the way a store does, from the indexes that a store has, and counts the rows it hands
+out. Simulations and property tests run the same plan on it that the stores run. Rows are kept as they come: a field
+that only the plan knows is no business of a store.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fairlane.clock import Instant
 from fairlane.policy.keys import lane_id
 from fairlane.policy.policy import Policy
+from fairlane.scheduler.ordered import Ordered, OrderedByPlace
 from fairlane.scheduler.plan import plan_claims
+from fairlane.scheduler.rebuild import rebuild
 from fairlane.scheduler.settlement import Verdict
 from fairlane.scheduler.snapshot import (
     Arrival,
@@ -32,9 +36,16 @@ from fairlane.scheduler.snapshot import (
 
 __all__ = ["MemoryQueue"]
 
+FOLDED_AT_ONCE = 1_000
+"""Arrivals that one claim folds."""
+TIDY_AFTER = 1_000
+"""Jobs that are gone from the front of a lane before their places are given up."""
+
+READY, PARKED = int(Standing.READY), int(Standing.PARKED)
+
 
 class MemoryQueue:
-    """One queue: jobs are their positions."""
+    """One queue. Unless its producer says what they are, jobs are their positions."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -42,12 +53,13 @@ class MemoryQueue:
         self.flows: dict[bytes, FlowRow] = {}
         self.lanes: dict[bytes, LaneRow] = {}
         self.gates: dict[bytes, GateRow] = {}
-        self.jobs: dict[bytes, list[Head]] = {}
+        self.jobs: dict[bytes, LaneJobs] = {}
         self.arrivals: list[Arrival] = []
         self.releases: list[Release] = []
         self.rows_read = 0
         self._position = 0
         self._claimed_at: dict[int, Instant] = {}
+        self._index()
 
     def enqueue(
         self,
@@ -56,24 +68,36 @@ class MemoryQueue:
         count: int = 1,
         priority: int = 0,
         given: dict[str, float] | None = None,
+        refs: Sequence[Any] | None = None,
     ) -> list[Head]:
         """Append jobs to their lane, and ring its bell."""
         lane = lane_id(self.policy.queue, priority, keys)
-        heads = [Head(self._next_position(), self._position, now) for _ in range(count)]
-        self.jobs.setdefault(lane, []).extend(heads)
-        self.arrivals.append(Arrival(lane, priority, dict(keys), count, heads[0].position, now, given))
+        first = self._position + 1
+        self._position += count
+        heads = [Head(n if refs is None else refs[n - first], n, now) for n in range(first, first + count)]
+        self._jobs_of(lane).extend(heads)
+        self.arrivals.append(Arrival(lane, priority, dict(keys), count, first, now, given))
         return heads
+
+    def withdraw(self, now: Instant, lane: bytes, position: int) -> None:
+        """Cancel a job that waits."""
+        self.jobs[lane].remove(position)
+        row = self.lanes.get(lane)
+        known = next((bell for bell in self.arrivals if bell.lane == lane), row)
+        assert known is not None, "a lane that nobody has heard of has no jobs"
+        self.arrivals.append(Arrival(lane, known.priority, known.keys, -1, position, now))
 
     def settle(self, start: Start, ran: int, verdict: Verdict = Verdict.GOOD) -> None:
         """End a claim that ran for so many microseconds."""
         failed, neutral = int(verdict is Verdict.FAILED), int(verdict is Verdict.NEUTRAL)
-        latest = self._claimed_at[start.head.position]
+        latest = self._claimed_at.pop(start.head.position)
         self.releases.append(Release(start.lane, 1, ran, start.charge, 0, 0.0, 0, failed, neutral, latest))
 
     def give_back(self, start: Start) -> None:
         """End a claim that never started; its job keeps its place."""
-        self.releases.append(Release(start.lane, 0, 0, 0.0, 1, start.charge, self._claimed_at[start.head.position]))
-        insort(self.jobs[start.lane], start.head, key=_position)
+        claimed_at = self._claimed_at.pop(start.head.position)
+        self.releases.append(Release(start.lane, 0, 0, 0.0, 1, start.charge, claimed_at))
+        self._jobs_of(start.lane).put_back(start.head)
         row = self.lanes[start.lane]
         self.arrivals.append(Arrival(start.lane, row.priority, row.keys, 1, start.head.position, start.head.ready_at))
 
@@ -91,7 +115,16 @@ class MemoryQueue:
                 return plan
             supply = self._supply(need)
             self.rows_read += len(supply.flows) + len(supply.lanes) + len(supply.gates)
-            self.rows_read += sum(len(heads) for heads in supply.heads.values())
+            self.rows_read += sum(map(len, supply.heads.values()))
+
+    def apply(self, policy: Policy, now: Instant) -> None:
+        """Put another policy in force."""
+        built = rebuild(policy, now, self.queue, self.flows.values(), self.lanes.values(), self.gates.values())
+        self.policy, self.queue = policy, built.queue
+        self.flows = {row.id: row for row in built.flows}
+        self.lanes = {row.id: row for row in built.lanes}
+        self.gates = {row.id: row for row in built.gates}
+        self._index()
 
     def in_flight(self) -> int:
         """How many claims have not ended, bells not yet folded included."""
@@ -100,26 +133,34 @@ class MemoryQueue:
 
     def waiting(self) -> int:
         """How many jobs are ready."""
-        return sum(len(heads) for heads in self.jobs.values())
+        return sum(len(jobs) for jobs in self.jobs.values())
 
     def next_alarm(self) -> Instant | None:
         """When a gate has to be looked at again."""
-        return min((gate.wake_at for gate in self.gates.values() if gate.wake_at is not None), default=None)
+        least = self._alarms.least()
+        return least[0] if least else None
 
-    def _next_position(self) -> int:
-        self._position += 1
-        return self._position
+    def _jobs_of(self, lane: bytes) -> LaneJobs:
+        jobs = self.jobs.get(lane)
+        if jobs is None:
+            jobs = self.jobs[lane] = LaneJobs()
+        return jobs
+
+    # What the plan asks for.
 
     def _snapshot(self, now: Instant, want: int) -> Snapshot:
-        arrivals, self.arrivals = self.arrivals[:1_000], self.arrivals[1_000:]
+        arrivals, self.arrivals = self.arrivals[:FOLDED_AT_ONCE], self.arrivals[FOLDED_AT_ONCE:]
         releases, self.releases = self.releases, []
         touched = dict.fromkeys([*(bell.lane for bell in releases), *(bell.lane for bell in arrivals)])
         lanes = [self.lanes[lane] for lane in touched if lane in self.lanes]
         count = max(want, 1)
-        scanned = self._scan((self.queue.cursor, self.queue.cursor_tie), count, inclusive=True)
-        flows = {row.flow: self.flows[row.flow] for row in lanes} | {row.id: row for row in scanned}
-        lanes += [lane for flow in scanned for lane in self._ready_lanes(flow.id, 2)]
-        due = self._due(now, count)
+        cursor = (self.queue.cursor, self.queue.cursor_tie)
+        least = self._ready_flows.least()
+        assert least is None or least[:2] >= cursor, "a ready flow lies behind the cursor"
+        scanned = self._ready_flows.since(cursor, count)
+        flows = dict.fromkeys([*(row.flow for row in lanes), *scanned])
+        lanes += self._first_lanes(scanned)
+        due = [self.gates[gate] for gate in self._alarms.before((now + 1,), count)]
         self.rows_read += len(arrivals) + len(releases) + len(lanes) + len(flows) + len(due)
         return Snapshot(
             self.policy,
@@ -128,65 +169,139 @@ class MemoryQueue:
             arrivals,
             releases,
             lanes,
-            list(flows.values()),
-            [flow.id for flow in scanned],
+            [self.flows[flow] for flow in flows],
+            scanned,
             len(scanned) < count,
             due,
         )
 
-    def _due(self, now: Instant, count: int) -> list[GateRow]:
-        due = [gate for gate in self.gates.values() if gate.wake_at is not None and gate.wake_at <= now]
-        return sorted(due, key=lambda gate: (gate.wake_at or 0, gate.id))[:count]
-
-    def _scan(self, after: tuple[float, int], count: int, *, inclusive: bool = False) -> list[FlowRow]:
-        ready = [flow for flow in self.flows.values() if flow.standing == Standing.READY]
-        ready.sort(key=lambda flow: (flow.vtime, flow.tie))
-        behind = [flow for flow in ready if (flow.vtime, flow.tie) < (self.queue.cursor, self.queue.cursor_tie)]
-        assert not behind, "a ready flow lies behind the cursor"
-        return [f for f in ready if (f.vtime, f.tie) > after or (inclusive and (f.vtime, f.tie) == after)][:count]
-
-    def _ready_lanes(self, flow: bytes, count: int) -> list[LaneRow]:
-        lanes = [lane for lane in self.lanes.values() if lane.flow == flow and lane.standing == Standing.READY]
-        return sorted(lanes, key=lambda lane: lane.rank)[:count]
-
-    def _parked(self, gate: bytes, count: int) -> tuple[list[FlowRow], list[LaneRow]]:
-        lanes = [lane for lane in self.lanes.values() if lane.gate == gate and lane.standing == Standing.PARKED]
-        flows = [flow for flow in self.flows.values() if flow.gate == gate and flow.standing == Standing.PARKED]
-        lanes = sorted(lanes, key=lambda lane: lane.tag)[:count]
-        flows = sorted(flows, key=lambda flow: (flow.vtime, flow.tie))[:count]
-        return flows + [self.flows[lane.flow] for lane in lanes], lanes
-
     def _supply(self, need: Need) -> Supply:
         flows = [self.flows[flow] for flow in need.flows if flow in self.flows]
-        lanes = [lane for flow, count in need.lanes for lane in self._ready_lanes(flow, count)]
+        gates = [self.gates[gate] for gate in need.gates if gate in self.gates]
+        lanes = [self.lanes[lane] for flow, count in need.lanes for lane in self._ready_lanes.first(flow, count)]
         for gate, count in need.parked:
-            parked_flows, parked_lanes = self._parked(gate, count)
-            flows += parked_flows
-            lanes += parked_lanes
-        scanned: list[FlowRow] = []
+            parked = [self.lanes[lane] for lane in self._parked_lanes.first(gate, count)]
+            flows += [self.flows[flow] for flow in self._parked_flows.first(gate, count)]
+            flows += [self.flows[row.flow] for row in parked]
+            lanes += parked
+        scanned: list[bytes] = []
         if need.scan is not None:
             vtime, tie, count = need.scan
-            scanned = self._scan((vtime, tie), count)
-            flows += scanned
-            lanes += [lane for flow in scanned for lane in self._ready_lanes(flow.id, 2)]
-        heads = {lane: _from(self.jobs.get(lane, []), floor, count) for lane, floor, count in need.heads}
-        gates = [self.gates[gate] for gate in need.gates if gate in self.gates]
-        return Supply(flows, gates, lanes, heads, [flow.id for flow in scanned])
+            scanned = self._ready_flows.since((vtime, tie + 1), count)
+            flows += [self.flows[flow] for flow in scanned]
+            lanes += self._first_lanes(scanned)
+        heads = {lane: jobs.since(at, n) for lane, at, n in need.heads if (jobs := self.jobs.get(lane)) is not None}
+        return Supply(flows, gates, lanes, heads, scanned)
+
+    def _first_lanes(self, flows: list[bytes]) -> list[LaneRow]:
+        return [self.lanes[lane] for flow in flows for lane in self._ready_lanes.first(flow, 2)]
+
+    # What it writes.
 
     def _apply(self, plan: Plan) -> None:
         self.queue = plan.queue
-        self.flows.update((row.id, row) for row in plan.flows)
-        self.lanes.update((row.id, row) for row in plan.lanes)
-        self.gates.update((row.id, row) for row in plan.gates)
+        for flow in plan.flows:
+            self._move_flow(self.flows.get(flow.id), flow)
+            self.flows[flow.id] = flow
+        for lane in plan.lanes:
+            self._move_lane(self.lanes.get(lane.id), lane)
+            self.lanes[lane.id] = lane
+        for gate in plan.gates:
+            self._move_gate(self.gates.get(gate.id), gate)
+            self.gates[gate.id] = gate
         for start in plan.starts:
-            jobs = self.jobs[start.lane]
-            del jobs[bisect_left(jobs, start.head.position, key=_position)]
+            self.jobs[start.lane].remove(start.head.position)
+
+    def _index(self) -> None:
+        """Build the indexes from the rows."""
+        self._ready_flows = Ordered()
+        self._ready_lanes: OrderedByPlace[bytes] = OrderedByPlace()
+        self._parked_flows: OrderedByPlace[bytes | None] = OrderedByPlace()
+        self._parked_lanes: OrderedByPlace[bytes | None] = OrderedByPlace()
+        self._alarms = Ordered()
+        for flow in self.flows.values():
+            self._move_flow(None, flow)
+        for lane in self.lanes.values():
+            self._move_lane(None, lane)
+        for gate in self.gates.values():
+            self._move_gate(None, gate)
+
+    def _move_flow(self, old: FlowRow | None, new: FlowRow) -> None:
+        entry = (new.vtime, new.tie, new.id)
+        if old is not None:
+            was = (old.vtime, old.tie, old.id)
+            if was == entry and old.standing == new.standing and old.gate == new.gate:
+                return
+            if old.standing == READY:
+                self._ready_flows.drop(was)
+            elif old.standing == PARKED:
+                self._parked_flows.drop(old.gate, was)
+        if new.standing == READY:
+            self._ready_flows.put(entry)
+        elif new.standing == PARKED:
+            self._parked_flows.put(new.gate, entry)
+
+    def _move_lane(self, old: LaneRow | None, new: LaneRow) -> None:
+        if old is not None:
+            if old.rank == new.rank and old.standing == new.standing and old.gate == new.gate and old.tag == new.tag:
+                return
+            if old.standing == READY:
+                self._ready_lanes.drop(old.flow, (old.rank, old.id))
+            elif old.standing == PARKED:
+                self._parked_lanes.drop(old.gate, (old.tag, old.id))
+        if new.standing == READY:
+            self._ready_lanes.put(new.flow, (new.rank, new.id))
+        elif new.standing == PARKED:
+            self._parked_lanes.put(new.gate, (new.tag, new.id))
+
+    def _move_gate(self, old: GateRow | None, new: GateRow) -> None:
+        was = None if old is None else old.wake_at
+        if was != new.wake_at:
+            if was is not None:
+                self._alarms.drop((was, new.id))
+            if new.wake_at is not None:
+                self._alarms.put((new.wake_at, new.id))
+
+
+class LaneJobs:
+    """The ready jobs of a lane, in the order of their positions. Most of them leave at the front."""
+
+    __slots__ = ("_first", "_heads")
+
+    def __init__(self) -> None:
+        self._heads: list[Head] = []
+        self._first = 0
+
+    def __len__(self) -> int:
+        return len(self._heads) - self._first
+
+    def extend(self, heads: list[Head]) -> None:
+        self._heads += heads
+
+    def put_back(self, head: Head) -> None:
+        insort(self._heads, head, lo=self._first, key=_position)
+
+    def remove(self, position: int) -> None:
+        at = self._find(position)
+        if at > self._first:
+            del self._heads[at]
+            return
+        self._first += 1
+        if self._first >= TIDY_AFTER or self._first == len(self._heads):
+            del self._heads[: self._first]
+            self._first = 0
+
+    def since(self, position: int, count: int) -> list[Head]:
+        """The first `count` at or above a position."""
+        at = self._find(position)
+        return self._heads[at : at + count]
+
+    def _find(self, position: int) -> int:
+        heads, first = self._heads, self._first
+        if first < len(heads) and heads[first].position >= position:
+            return first
+        return bisect_left(heads, position, lo=first, key=_position)
 
 
 def _position(head: Head) -> int:
     return head.position
-
-
-def _from(jobs: list[Head], position: int, count: int) -> list[Head]:
-    first = bisect_left(jobs, position, key=_position)
-    return jobs[first : first + count]

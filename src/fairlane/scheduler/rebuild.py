@@ -41,9 +41,10 @@ def refuse_to_strand(policy: Policy, lanes: Iterable[LaneRow]) -> None:
                     missing[name] = missing.get(name, 0) + lane.ready
     if missing:
         name, jobs = max(missing.items(), key=lambda item: item[1])
+        lacking = f"{jobs:,} waiting jobs do" if jobs > 1 else "a waiting job does"
         raise InvalidPolicy(
-            f"queue {policy.queue!r}: {jobs:,} waiting jobs do not carry the key {name!r} that this policy looks at; "
-            "under it they would all count as one key (None). Let them run first, or say that you accept it: "
+            f"queue {policy.queue!r}: {lacking} not carry the key {name!r} that this policy looks at; under it they "
+            "would all count as one key (None). Let them run first, or say that you accept it: "
             "`fairlane policy apply --accept-missing-keys`"
         )
 

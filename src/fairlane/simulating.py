@@ -1,0 +1,120 @@
+"""Simulations: a policy tried on a workload, on a trace, or on what a queue has just been through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from fairlane.clock import SECOND, Instant, microseconds
+from fairlane.errors import ConfigurationError
+from fairlane.job import JobRecord, State
+from fairlane.policy.by import normalize_by
+from fairlane.policy.policy import Policy
+from fairlane.scheduler.measures import Simulation, measure
+from fairlane.scheduler.simulate import Fleet, Recording, SimulatedJob, play
+from fairlane.store.operators import JobFilter
+from fairlane.store.protocol import Store
+from fairlane.workload import Workload, kind_of
+
+__all__ = ["CLAIM_TIME", "HISTORY_LIMIT", "SETTLE_TIME", "read_history", "record", "simulate"]
+
+CLAIM_TIME = "4ms"
+SETTLE_TIME = "4ms"
+"""What a claim and a settlement take a worker beside its database, with all that lies between them and the handler."""
+HISTORY_LIMIT = 200_000
+"""Jobs of a queue's history that are looked at unless told otherwise."""
+PAGE = 1_000
+
+OnProgress = Callable[[int], None]
+
+
+def simulate(
+    policy: Policy,
+    workload: Workload | Iterable[SimulatedJob],
+    *,
+    slots: int = 100,
+    seed: int | None = None,
+    claim_time: str | float = CLAIM_TIME,
+    settle_time: str | float = SETTLE_TIME,
+    until: str | float | None = None,
+    by: str | tuple[str, ...] | None = None,
+    on_progress: OnProgress | None = None,
+) -> Simulation:
+    """Run a workload under a policy on a virtual clock, with the plan that real claims use.
+
+    `slots` is how many jobs the whole fleet runs at once; `claim_time` and `settle_time` are what a claim and a
+    settlement take. It stops when nothing can start any more, or after `until`. `by` says what tells the keys of
+    the result apart; by default, what takes turns.
+    """
+    recording = record(
+        policy,
+        workload,
+        slots=slots,
+        seed=seed,
+        claim_time=claim_time,
+        settle_time=settle_time,
+        until=until,
+        on_progress=on_progress,
+    )
+    return measure(recording, normalize_by("simulate()", by))
+
+
+def record(
+    policy: Policy,
+    workload: Workload | Iterable[SimulatedJob],
+    *,
+    slots: int = 100,
+    seed: int | None = None,
+    claim_time: str | float = CLAIM_TIME,
+    settle_time: str | float = SETTLE_TIME,
+    until: str | float | None = None,
+    on_progress: OnProgress | None = None,
+) -> Recording:
+    """The same, run by run: for those who want to measure or draw something else."""
+    if slots < 1:
+        raise ConfigurationError(f"slots={slots}: a fleet has at least one slot")
+    fleet = Fleet(slots=slots, claim_time=microseconds(claim_time), settle_time=microseconds(settle_time))
+    if min(fleet.claim_time, fleet.settle_time) < 0:
+        raise ConfigurationError(f"claim_time={claim_time!r} and settle_time={settle_time!r} are times of at least 0")
+    jobs: Iterable[SimulatedJob] = workload.simulated(seed) if isinstance(workload, Workload) else workload
+    listed = list(jobs)
+    end = None if until is None else (listed[0].at if listed else 0) + microseconds(until)
+    return play(policy, listed, fleet, until=end, on_progress=on_progress)
+
+
+async def read_history(
+    store: Store,
+    queue: str,
+    now: Instant,
+    last: int = 3_600 * SECOND,
+    *,
+    limit: int = HISTORY_LIMIT,
+    on_progress: OnProgress | None = None,
+) -> list[SimulatedJob]:
+    """The jobs that ran to their end in the last so many microseconds: when they came, and how long they ran.
+
+    A job that came before that time waits from its beginning on. Only its last run is known; for a job that was
+    scheduled, or tried again, the time at which it was enqueued stands for that at which it was due.
+    """
+    since = now - last
+    kinds: dict[Any, Any] = {}
+    jobs: list[SimulatedJob] = []
+    for state in (State.DONE, State.DEAD):
+        wanted = JobFilter(queue=queue, state=state, finished_since=since, finished_until=now)
+        after: str | None = None
+        while len(jobs) < limit:
+            page = await store.find_jobs(wanted, after, min(PAGE, limit - len(jobs)))
+            jobs += [_remembered(each, since, kinds) for each in page.jobs if each.claimed_at is not None]
+            after = page.after
+            if on_progress is not None:
+                on_progress(len(jobs))
+            if after is None:
+                break
+    jobs.sort(key=lambda job: job.at)
+    return jobs
+
+
+def _remembered(job: JobRecord, since: Instant, kinds: dict[Any, Any]) -> SimulatedJob:
+    kind = kind_of(job.task, {**job.keys, "task": job.task}, job.priority, kinds)
+    run_time = max(0, (job.finished_at or 0) - (job.claimed_at or 0))
+    return SimulatedJob(kind, max(since, job.enqueued_at), run_time, (), job.state is State.DEAD)
