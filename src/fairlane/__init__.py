@@ -37,6 +37,7 @@ from fairlane.errors import (
 from fairlane.handle import Enqueued, Foreseen, Job
 from fairlane.held_claim import HeldClaim
 from fairlane.job import AttemptRecord, JobRecord, Outcome, State
+from fairlane.operations import Operations
 from fairlane.policy import AdaptiveConcurrency, Backoff, Breaker, Concurrency, Fair, Limit, Policy, Rate, Unique
 from fairlane.policy.reasons import Reason
 from fairlane.queue import Queue
@@ -87,6 +88,7 @@ __all__ = [
     "JobRecord",
     "Limit",
     "ManualClock",
+    "Operations",
     "Outcome",
     "Page",
     "PayloadDiffers",

@@ -17,7 +17,7 @@ from uuid import UUID
 from fairlane.blocking import BackgroundLoop, wait_for
 from fairlane.clock import Clock, SystemClock, microseconds
 from fairlane.codec import Codec
-from fairlane.composition import hand_of, store_factory, without_password
+from fairlane.composition import actor_of_process, hand_of, store_factory, without_password
 from fairlane.declaring import (
     check_keys,
     checked_count,
@@ -38,6 +38,7 @@ from fairlane.errors import (
 )
 from fairlane.handle import Enqueued, Foreseen, Job
 from fairlane.job import NewJob, Outcome
+from fairlane.operations import Operations
 from fairlane.policy.fair import Fair
 from fairlane.policy.gates import Limit
 from fairlane.policy.policy import Policy
@@ -129,6 +130,7 @@ class App:
         self.registry = Registry()
         self.queues: dict[str, Queue] = {}
         self.values = Values(self)
+        self.operations = Operations(self)
         self._make_store = store_factory(self.url, self.clock, durable_claims)
         self._connection: _Connection | None = None
         self._opening = asyncio.Lock()
@@ -227,6 +229,16 @@ class App:
     def queue_names(self) -> list[str]:
         """The queues of this app: those declared, and `default` where it is used."""
         return [policy.queue for policy in self._declarations()]
+
+    @property
+    def declared_policies(self) -> dict[str, Policy]:
+        """What this app declares, by queue."""
+        return {name: queue.policy for name, queue in self.queues.items()}
+
+    @property
+    def actor(self) -> str:
+        """Who acts where an operation names nobody: FAIRLANE_ACTOR, else user@host."""
+        return actor_of_process()
 
     # Opening and closing.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import socket
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from fairlane.queue import Hand
 from fairlane.store.protocol import Store, WorkerIdentity
 from fairlane.waiting import Ear
 
-__all__ = ["hand_of", "store_factory", "without_password"]
+__all__ = ["actor_of_process", "hand_of", "store_factory", "without_password"]
 
 
 def store_factory(url: str, clock: Clock, durable_claims: bool) -> Callable[[], Store]:
@@ -53,6 +54,17 @@ def hand_of(store: Store, clock: Clock) -> Hand:
     name = f"{socket.gethostname()}:{os.getpid()}"
     # The ear has an id of its own: a claim that fills its slots withdraws its worker, and the ear waits for others.
     return Hand(store, WorkerIdentity(uuid4(), name), Ear(store, clock, WorkerIdentity(uuid4(), name)))
+
+
+def actor_of_process() -> str:
+    """Who acts where nobody is named: FAIRLANE_ACTOR, else user@host."""
+    if named := os.environ.get("FAIRLANE_ACTOR", "").strip():
+        return named
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container may run under a number that has no name
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
 
 
 def without_password(url: str) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from fairlane.clock import SECOND
 from fairlane.policy import Concurrency, Fair, Level, Policy, Rate, gate_id
-from fairlane.scheduler.plan import RECHECK
+from fairlane.scheduler.board import RECHECK
 from fairlane.scheduler.snapshot import Standing
 from tests.scheduler.simulation import EPOCH, Bench, Fleet
 

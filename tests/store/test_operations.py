@@ -38,7 +38,7 @@ async def queue(store: Store) -> str:
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operations, "BATCH", 4)
+    monkeypatch.setattr(operations.jobs, "BATCH", 4)
 
 
 async def dead_jobs(store: Store, count: int) -> list[UUID]:
@@ -75,7 +75,7 @@ async def test_a_job_is_shown_with_its_call_and_its_attempts(store: Store, paylo
 
 async def test_a_dry_run_says_what_would_be_touched_and_changes_nothing(store: Store) -> None:
     jobs = await dead_jobs(store, 14)
-    report = await replay_jobs(store, DEAD, limit=12, dry_run=True)
+    report = await replay_jobs(store, DEAD, limit=12, dry_run=True, actor="ada")
     assert (len(report.done), report.is_dry_run, report.more) == (12, True, True)
     assert len(report.sample) == 10
     assert {each.id for each in report.sample} <= set(jobs)
@@ -85,10 +85,10 @@ async def test_a_dry_run_says_what_would_be_touched_and_changes_nothing(store: S
 async def test_a_bulk_action_works_in_batches_and_is_bounded(store: Store) -> None:
     jobs = await dead_jobs(store, 11)
     said: list[int] = []
-    report = await replay_jobs(store, DEAD, limit=9, on_progress=said.append)
+    report = await replay_jobs(store, DEAD, limit=9, on_progress=said.append, actor="ada")
     assert (len(report.done), report.skipped, report.more) == (9, (), True)
     assert said == [4, 8, 9]
-    rest = await replay_jobs(store, DEAD)
+    rest = await replay_jobs(store, DEAD, actor="ada")
     assert (len(rest.done), rest.more) == (2, False)
     assert sorted(ids(await claim(store, PLAIN.queue, 20))) == jobs
 
@@ -98,13 +98,13 @@ async def test_jobs_named_one_by_one_are_reported_one_by_one(store: Store) -> No
     (ready,) = await given_jobs(store, PLAIN)
     gone = uuid4()
     for dry_run in (True, False):
-        report = await replay_jobs(store, [*jobs, ready, gone, gone], dry_run=dry_run)
+        report = await replay_jobs(store, [*jobs, ready, gone, gone], dry_run=dry_run, actor="ada")
         assert sorted(each.job for each in report.done) == jobs
         reasons = {each.job: each.skipped or "" for each in report.skipped}
         assert "it is ready" in reasons[ready]
         assert "no such job" in reasons[gone]
         assert len(report.skipped) == 2
-    assert (await replay_jobs(store, [*jobs, ready], limit=2)).more is True
+    assert (await replay_jobs(store, [*jobs, ready], limit=2, actor="ada")).more is True
 
 
 async def test_a_filter_without_a_state_means_what_the_action_is_for(store: Store, clock: ManualClock) -> None:
@@ -117,7 +117,7 @@ async def test_a_filter_without_a_state_means_what_the_action_is_for(store: Stor
     (ready,) = await given_jobs(store, PLAIN)
 
     async def touched(action: str, wanted: JobFilter) -> set[UUID]:
-        report = await getattr(operations, action)(store, wanted, dry_run=True)
+        report = await getattr(operations, action)(store, wanted, actor="ada", dry_run=True)
         return {each.job for each in report.done}
 
     everything = JobFilter(queue=PLAIN.queue)
@@ -127,32 +127,32 @@ async def test_a_filter_without_a_state_means_what_the_action_is_for(store: Stor
     assert await touched("retry_jobs", everything) == {later}
     assert await touched("cancel_jobs", everything) == {later, running, ready}
     with pytest.raises(ConfigurationError, match="ready jobs cannot be replayed; possible are: dead, cancelled"):
-        await replay_jobs(store, JobFilter(state=State.READY))
+        await replay_jobs(store, JobFilter(state=State.READY), actor="ada")
 
 
 async def test_cancelling_many_cancels_what_waits_and_asks_what_runs(store: Store) -> None:
     running, *waiting = await given_jobs(store, PLAIN, count=6)
     await claim(store, PLAIN.queue)
-    report = await cancel_jobs(store, JobFilter())
+    report = await cancel_jobs(store, JobFilter(), actor="ada")
     assert {each.job: each.was for each in report.done} == {running: State.RUNNING} | dict.fromkeys(
         waiting, State.READY
     )
     assert {await state_of(store, job) for job in waiting} == {State.CANCELLED}
     assert (await store.job(running)).cancel_requested
-    again = await cancel_jobs(store, waiting)
+    again = await cancel_jobs(store, waiting, actor="ada")
     assert (again.done, len(again.skipped)) == ((), 5)
 
 
 async def test_purging_and_hurrying_many(store: Store) -> None:
     jobs = await dead_jobs(store, 6)
     later = await given_jobs(store, PLAIN, count=6, delay=3_600 * SECOND)
-    assert len((await purge_jobs(store, DEAD)).done) == 6
+    assert len((await purge_jobs(store, DEAD, actor="ada")).done) == 6
     assert (await list_jobs(store, DEAD)).jobs == []
-    assert len((await retry_jobs(store, JobFilter())).done) == 6
+    assert len((await retry_jobs(store, JobFilter(), actor="ada")).done) == 6
     assert sorted(ids(await claim(store, PLAIN.queue, 20))) == later
     assert jobs
 
 
 async def test_a_limit_that_leaves_nothing_is_refused(store: Store) -> None:
     with pytest.raises(ConfigurationError, match="limit=0"):
-        await replay_jobs(store, DEAD, limit=0)
+        await replay_jobs(store, DEAD, limit=0, actor="ada")

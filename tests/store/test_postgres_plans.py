@@ -95,6 +95,7 @@ INDEXES = {
     "await_results": set(),
     "withdraw_results": {"result_waiters_pkey"},
     "select_ended": {"jobs_pkey"},
+    "select_traces": {"flows_newest", "gates_newest", "waiters_pkey"},
     "select_on_dead": {"jobs_pkey"},
     "lock_expired_lease": {"leases_pkey"},
     "inherit_claims": {"jobs_pkey", "leases_pkey"},

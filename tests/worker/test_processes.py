@@ -256,3 +256,36 @@ async def test_processes_that_are_stopped_while_they_load_the_app_end_well_and_q
         assert (await reports.next())[0] == "loading"
     pool.send_signal(number)
     assert await ended(pool) == (0, "")
+
+
+async def test_l19_a_worker_honours_a_pause_that_another_process_sets_from_its_next_claim_on(
+    shop: App, reports: Reports, tmp_path: Path
+) -> None:
+    async def fairlane(*arguments: str) -> None:
+        command = [sys.executable, "-m", "fairlane.cli", *arguments]
+        operator = await asyncio.create_subprocess_exec(*command, cwd=tmp_path, stderr=asyncio.subprocess.PIPE)
+        code, said = await ended(operator)
+        assert code == 0, said
+
+    async with shop:
+        before = await shop.registry["shop.wait_for"].enqueue(str(tmp_path / "first"))
+        worker = await start_worker(tmp_path)
+        await reports.next()
+        await fairlane("pause", "default", "--task", "shop.wait_for", "--reason", "a test")
+        paused = await shop.registry["shop.wait_for"].enqueue(str(tmp_path / "second"))
+        other = await shop.registry["shop.hang"].enqueue()
+        # It came after the paused one: the worker has claimed, and left that one where it is.
+        await reports.next()
+        assert (await other.status(), await paused.status()) == (State.RUNNING, State.READY)
+        (tmp_path / "first").touch()
+        assert await before.result() == "in peace", "what ran goes on"
+        await fairlane("resume", "default", "--task", "shop.wait_for")
+        await reports.next()
+        (tmp_path / "second").touch()
+        assert await paused.result() == "in peace"
+        worker.send_signal(signal.SIGINT)
+        worker.send_signal(signal.SIGTERM)
+        code, said = await ended(worker)
+        assert code == 0, said
+        first, second = (await shop.operations.list_audit("default")).entries
+        assert (first.action, second.action, second.reason) == ("resume", "pause", "a test")

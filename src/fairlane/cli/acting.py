@@ -13,14 +13,22 @@ from fairlane.errors import ConfigurationError
 if TYPE_CHECKING:
     from fairlane.operations import Report
 
-__all__ = ["act", "action_options"]
+__all__ = ["act", "action_options", "who_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 Action = Callable[..., Awaitable["Report"]]
 
 
+def who_options(function: F) -> F:
+    """Who acts, and why."""
+    default = "[default: FAIRLANE_ACTOR, else user@host]"
+    function = click.option("--as", "actor", metavar="ACTOR", help=f"Who acts.  {default}")(function)
+    return click.option("--reason", default="", help="Why; it is recorded.")(function)
+
+
 def action_options(function: F) -> F:
-    """How far an action goes."""
+    """How far an action goes, who takes it, and why."""
+    function = who_options(function)
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print a JSON object."),
         click.option("--yes", is_flag=True, help="Do not ask."),
@@ -48,9 +56,14 @@ def act(action: Action, name: str, ids: tuple[str, ...], options: dict[str, Any]
 
 
 async def _act(action: Action, name: str, ids: tuple[str, ...], options: dict[str, Any], by_end: bool) -> Report | None:
+    from functools import partial
+
     from fairlane.cli.choosing import app_named, selection_of
     from fairlane.cli.database import existing_store
     from fairlane.cli.telling import Progress
+    from fairlane.composition import actor_of_process
+
+    action = partial(action, actor=options["actor"] or actor_of_process(), reason=options["reason"])
 
     async with existing_store(app_named(options["app"], options["url"])) as store:
         selection = selection_of(ids, options, await store.now(), by_end=by_end)

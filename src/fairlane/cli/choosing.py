@@ -25,6 +25,7 @@ __all__ = [
     "keys_given",
     "place_options",
     "selection_of",
+    "time_of",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -96,33 +97,40 @@ def filter_of(options: dict[str, Any], now: Instant, *, by_end: bool) -> JobFilt
     )
 
 
-def keys_given(options: tuple[str, ...]) -> dict[str, str]:
-    """Keys as the command line has them: name=value."""
+def keys_given(given: tuple[str, ...]) -> dict[str, str]:
+    """`account=acme` as keys by name."""
     keys: dict[str, str] = {}
-    for given in options:
-        name, separator, value = given.partition("=")
+    for each in given:
+        name, separator, value = each.partition("=")
         if not separator or not name:
-            raise ConfigurationError(f"--key {given}: write name=value, such as account=acme")
-        keys[name] = value
+            raise ConfigurationError(f"--key {each}: write name=value, such as account=acme")
+        if keys.setdefault(name, value) != value:
+            raise ConfigurationError(f"--key {each}: {name} is given twice, also as {keys[name]!r}")
     return keys
 
 
 def instant_of(option: str, given: str | None, now: Instant) -> Instant | None:
     """A time as people write it: a duration ago, or a date with a time (UTC unless it says otherwise)."""
-    from datetime import UTC, datetime
-
-    from fairlane.clock import as_instant, microseconds
+    from fairlane.clock import microseconds
 
     if given is None:
         return None
     try:
         return now - microseconds(given)
     except ConfigurationError:
-        pass
+        return time_of(option, given, "a duration (2h) or a time (2030-01-31T08:00)")
+
+
+def time_of(option: str, given: str, possible: str) -> Instant:
+    """A date with a time, UTC unless it says otherwise."""
+    from datetime import UTC, datetime
+
+    from fairlane.clock import as_instant
+
     try:
         at = datetime.fromisoformat(given)
     except ValueError:
-        raise ConfigurationError(f"{option} {given}: write a duration (2h) or a time (2030-01-31T08:00)") from None
+        raise ConfigurationError(f"{option} {given}: write {possible}") from None
     return as_instant(at if at.tzinfo else at.replace(tzinfo=UTC))
 
 

@@ -1,4 +1,4 @@
-"""`fairlane jobs`: look at jobs, cancel them, let scheduled ones run now."""
+"""`fairlane jobs`: look at jobs, cancel them, let them run now."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairlane.cli.acting import act, action_options
+from fairlane.cli.acting import act, action_options, who_options
 from fairlane.cli.choosing import filter_options, place_options
 
 if TYPE_CHECKING:
@@ -169,3 +169,23 @@ def retry(ids: tuple[str, ...], **options: Any) -> None:
     from fairlane.operations import retry_jobs
 
     act(retry_jobs, "made due", ids, options, by_end=False)
+
+
+@jobs.command()
+@click.argument("ids", metavar="ID...", nargs=-1, required=True)
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and change nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+@who_options
+@place_options
+def force(ids: tuple[str, ...], **options: Any) -> None:
+    """Let waiting jobs start next, in the slots that come free, whatever pauses and limits say.
+
+    Every limit counts them, and so does the turn of their flow. At most 1,000 jobs.
+
+    \b
+    Example:
+      fairlane jobs force 0198c0de-0000-7000-8000-000000000000 --reason "the customer waits"
+    """
+    from fairlane.operations import force_jobs
+
+    act(force_jobs, "forced to start", ids, {**options, "limit": 1_000, "yes": True, "all": False}, by_end=False)

@@ -1,59 +1,37 @@
-"""`fairlane policy`: what is in force, and putting what the code says in force."""
+"""`fairlane policy`: what is in force, where the code says something else, and putting that in force."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fairlane.errors import ConfigurationError, UnknownQueue
+from fairlane.cli.acting import who_options
 
 if TYPE_CHECKING:
     from fairlane.app import App
+    from fairlane.clock import Instant
     from fairlane.policy.policy import Policy
-    from fairlane.store.protocol import Declared
+    from fairlane.store.protocol import Store
 
 __all__ = ["policy"]
+
+T = TypeVar("T")
 
 
 @click.group()
 def policy() -> None:
-    """Show the policies in force, or put an app's own in force.
+    """Show the policies in force, compare them with an app's own, or put those in force.
 
     \b
     Example:
       fairlane policy show shop:app
+      fairlane policy diff shop:app
       fairlane policy apply shop:app
     """
-
-
-@policy.command()
-@click.argument("app", metavar="MODULE:APP")
-@click.option("--queue", "names", multiple=True, help="Only this queue; may be given several times.")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
-def apply(app: str, names: tuple[str, ...], as_json: bool) -> None:
-    """Put the policies that an app declares in force.
-
-    On PostgreSQL the stored policy wins over a different declaration until this is run, so that a rolling deploy does
-    not flap between two of them. Jobs that wait or run stay what they are.
-
-    \b
-    Example:
-      fairlane policy apply shop:app
-      fairlane policy apply shop:app --queue webhooks
-    """
-    import asyncio
-
-    from fairlane.cli.loading import load_app
-
-    outcomes = asyncio.run(_apply(load_app(app), names))
-    if as_json:
-        click.echo(json.dumps(outcomes))
-        return
-    for outcome in outcomes:
-        change = "was in force already" if outcome["changed"] is False else "is now in force"
-        click.echo(f"{outcome['queue']}: {_said(outcome)} {change} (version {outcome['version']})")
 
 
 @policy.command()
@@ -62,81 +40,128 @@ def apply(app: str, names: tuple[str, ...], as_json: bool) -> None:
 @click.option("--queue", "names", multiple=True, help="Only this queue; may be given several times.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def show(app: str | None, url: str | None, names: tuple[str, ...], as_json: bool) -> None:
-    """Show the policy in force for each queue of a database, and where an app declares another one.
+    """Show the policy in force for each queue of a database, its overrides, and where an app declares another one.
 
     \b
     Example:
       fairlane policy show shop:app
       fairlane policy show --url postgresql://shop@localhost/shop --queue webhooks --json
     """
-    import asyncio
-
+    from fairlane.cli.changing import tell_overrides
     from fairlane.cli.database import app_of
+    from fairlane.operations import describe_policy, show_policies
 
-    shown = asyncio.run(_show(app_of(app, url), names))
+    loaded = app_of(app, url)
+    shown, now = _ask(loaded, lambda store: show_policies(store, loaded.declared_policies, names))
     if as_json:
-        click.echo(json.dumps(shown))
+        click.echo(json.dumps([describe_policy(each) for each in shown]))
         return
     for each in shown:
-        click.echo(f"{each['queue']}: {_said(each)} (version {each['version']})")
-        if each["declared"] is not None:
-            click.echo(
-                f"  drift: the app declares {_said(each['declared'])}; `fairlane policy apply` puts that in force"
-            )
+        in_force = "" if each.policy is None else f"{_said(each.policy)} (version {each.version})"
+        click.echo(f"{each.queue}: {in_force or 'not known to this database yet'}")
+        if each.declared is not None and each.is_drift:
+            click.echo(f"  drift: the app declares {_said(each.declared)}; `fairlane policy apply` puts that in force")
+        tell_overrides(each.overrides, now, prefix="  override: ")
     if not shown:
         click.echo("no queue is known to this database yet")
 
 
-async def _apply(app: App, names: tuple[str, ...]) -> list[dict[str, Any]]:
+@policy.command()
+@click.argument("app", metavar="MODULE:APP")
+@click.option("--queue", "names", multiple=True, help="Only this queue; may be given several times.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
+def diff(app: str, names: tuple[str, ...], as_json: bool) -> None:
+    """Compare the policies in force with those that an app declares. Ends with status 1 if they differ.
+
+    \b
+    Example:
+      fairlane policy diff shop:app
+      fairlane policy diff shop:app --queue webhooks --json
+    """
+    from fairlane.cli.loading import load_app
+    from fairlane.operations import describe_policy, diff_policies, require_declared
+
+    loaded = load_app(app)
+    require_declared(loaded.declared_policies, names)
+    shown, _ = _ask(loaded, lambda store: diff_policies(store, loaded.declared_policies, names))
+    if as_json:
+        click.echo(json.dumps([describe_policy(each) for each in shown if each.is_drift]))
+    for each in () if as_json else shown:
+        if not each.is_drift:
+            click.echo(f"{each.queue}: no difference (version {each.version})")
+        elif each.policy is None:
+            click.echo(f"{each.queue}: not known to this database yet")
+        else:
+            click.echo(f"{each.queue}: the app declares another policy than version {each.version}, which is in force")
+        for difference in each.drift:
+            click.echo(f"  {difference.describe()}")
+    if any(each.is_drift for each in shown):
+        sys.exit(1)
+
+
+@policy.command()
+@click.argument("app", metavar="MODULE:APP")
+@click.option("--queue", "names", multiple=True, help="Only this queue; may be given several times.")
+@click.option(
+    "--accept-missing-keys", is_flag=True, help="Even if waiting jobs lack a key: they count under None together."
+)
+@click.option("--dry-run", is_flag=True, help="Say what would change, and change nothing.")
+@who_options
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
+def apply(app: str, names: tuple[str, ...], accept_missing_keys: bool, as_json: bool, **options: Any) -> None:
+    """Put the policies that an app declares in force.
+
+    On PostgreSQL the stored policy wins over a different declaration until this is run, so that a rolling deploy does
+    not flap between two of them. Jobs that wait or run stay what they are, and so do overrides.
+
+    \b
+    Example:
+      fairlane policy apply shop:app
+      fairlane policy apply shop:app --queue webhooks --reason "more room for accounts"
+    """
+    from fairlane.cli.changing import intent_of, said_of
+    from fairlane.cli.loading import load_app
+    from fairlane.operations import apply_policies, describe_policy_change, require_declared
+
+    loaded = load_app(app)
+    loaded.check()
+    require_declared(loaded.declared_policies, names)
+    intent = intent_of(options)
+    outcomes, now = _ask(
+        loaded,
+        lambda store: apply_policies(
+            store, loaded.declared_policies, intent, names, accept_missing_keys=accept_missing_keys
+        ),
+    )
+    if as_json:
+        click.echo(json.dumps([describe_policy_change(each) for each in outcomes]))
+        return
+    for each in outcomes:
+        done = "would be in force" if each.is_dry_run else "is now in force"
+        change = done if each.is_changed else "was in force already"
+        click.echo(f"{each.queue}: {_said(each.after)} {change} (version {each.version})")
+        for difference in each.changes:
+            click.echo(f"  {difference.describe()}")
+        if each.new_keys:
+            click.echo(f"  jobs that were enqueued before need not carry: {', '.join(each.new_keys)}")
+        for override in each.without_place:
+            click.echo(f"  no effect any more: {said_of(override.override, now)}\n    {override.no_effect}")
+
+
+def _ask(app: App, question: Callable[[Store], Awaitable[T]]) -> tuple[T, Instant]:
+    import asyncio
+
     from fairlane.cli.database import existing_store
 
-    app.check()
-    if unknown := sorted(set(names) - set(app.queues)):
-        raise UnknownQueue(f"the app declares no queue {unknown[0]!r}; it declares {', '.join(app.queues) or 'none'}")
-    if not app.queues:
-        raise ConfigurationError(
-            "the app declares no queue, so there is no policy to apply; declare one with app.queue(…)"
-        )
-    outcomes = []
-    async with existing_store(app) as store:
-        for name in names or tuple(app.queues):
-            before = await store.policy(name)
-            after = await store.apply(app.queues[name].policy)
-            outcomes.append({**_document(after), "changed": before is None or before.version != after.version})
-    return outcomes
+    async def ask() -> tuple[T, Instant]:
+        async with existing_store(app) as store:
+            return await question(store), await store.now()
+
+    return asyncio.run(ask())
 
 
-async def _show(app: App, names: tuple[str, ...]) -> list[dict[str, Any]]:
-    from fairlane.cli.database import existing_store
-
-    shown = []
-    async with existing_store(app) as store:
-        known = sorted(await store.queues())
-        if unknown := sorted(set(names) - set(known)):
-            raise UnknownQueue(
-                f"queue {unknown[0]!r} is not known to this database; known are {', '.join(known) or 'none'}"
-            )
-        for name in names or known:
-            stored = await store.policy(name)
-            if stored is not None:
-                shown.append({**_document(stored), "declared": _drift(app, stored.policy)})
-    return shown
-
-
-def _document(declared: Declared) -> dict[str, Any]:
-    return {**declared.policy.to_document(), "version": declared.version}
-
-
-def _drift(app: App, stored: Policy) -> dict[str, Any] | None:
-    declared = app.queues.get(stored.queue)
-    if declared is None or declared.policy.digest == stored.digest:
-        return None
-    return declared.policy.to_document()
-
-
-def _said(document: dict[str, Any]) -> str:
+def _said(policy: Policy) -> str:
     """A policy as one would write it in Python."""
-    from fairlane.policy.policy import Policy
     from fairlane.scheduler.measures import describe
 
-    return describe(Policy.from_document(document))
+    return describe(policy)

@@ -9,12 +9,16 @@ from typing import Any
 
 import click
 
+from fairlane.cli.audit import audit
 from fairlane.cli.dead import dead
 from fairlane.cli.demo import demo
+from fairlane.cli.doctor import doctor
 from fairlane.cli.enqueue import enqueue
 from fairlane.cli.explain import explain
 from fairlane.cli.jobs import jobs
+from fairlane.cli.limits import boost, limit, overrides, weight
 from fairlane.cli.migrate import migrate
+from fairlane.cli.pausing import pause, resume, suspend, unsuspend
 from fairlane.cli.policy import policy
 from fairlane.cli.simulate import simulate
 from fairlane.cli.worker import worker
@@ -59,7 +63,27 @@ def version(as_json: bool) -> None:
     click.echo(json.dumps(found) if as_json else f"fairlane {found['fairlane']} (Python {found['python']})")
 
 
-for command in (dead, demo, enqueue, explain, jobs, migrate, policy, simulate, worker):
+for command in (
+    audit,
+    boost,
+    dead,
+    demo,
+    doctor,
+    enqueue,
+    explain,
+    jobs,
+    limit,
+    migrate,
+    overrides,
+    pause,
+    policy,
+    resume,
+    simulate,
+    suspend,
+    unsuspend,
+    weight,
+    worker,
+):
     program.add_command(command)
 
 

@@ -6,6 +6,7 @@ the policy in force has no place for has no effect, and says so.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fairlane.clock import Instant
-from fairlane.errors import InvalidOverride
+from fairlane.errors import ConfigurationError, InvalidOverride
 from fairlane.policy.by import By
 from fairlane.policy.gates import Ending, GateState, Limit
 from fairlane.policy.keys import BUILT_IN, gate_id
@@ -38,6 +39,8 @@ __all__ = [
     "amend",
     "check_override",
     "pause_name",
+    "without_effect",
+    "without_place",
 ]
 
 UNBOUNDED = 1 << 31
@@ -265,6 +268,11 @@ class Amendment(msgspec.Struct, frozen=True):
     rebuilds: bool
     """Every lane may start now, wherever it waits."""
 
+    @property
+    def changes(self) -> bool:
+        """Whether there is anything to write: removing what is not there is nothing."""
+        return bool(self.before or self.after)
+
 
 def amend(policy: Policy, put: Iterable[Override], remove: Iterable[str] = ()) -> Amendment:
     """Set and remove overrides of a queue, or `InvalidOverride` with the reason."""
@@ -345,11 +353,29 @@ def _check_limit(policy: Policy, what: str, override: Override, names: By) -> No
             f"{what}: {bound.name} is kept by {', '.join(bound.limit.by) or 'the whole queue'}; give {needed}. "
             "To change it for every key, apply another policy"
         )
-    if override.value is None:
-        raise InvalidOverride(f"{what}: an override of {bound.name} needs a number")
+    if override.value is None or not math.isfinite(override.value):
+        raise InvalidOverride(f"{what}: an override of {bound.name} needs a number, not {override.value!r}")
     if bound.named is not None and override.scope[0][1] not in bound.named:
         raise InvalidOverride(
             f"{what}: {bound.name} holds only for {', '.join(sorted(bound.named))}; "
             "to name another key, apply another policy"
         )
     bound.limit.with_bound(override.value)
+
+
+def without_effect(policy: Policy, override: Override, now: Instant) -> str | None:
+    """Why an override changes nothing under a policy; `None`: it does."""
+    if override.expires_at is not None and override.expires_at <= now:
+        return "its time has come; the next claim ends it"
+    if override.kind is Kind.LIMIT and policy.overrides.suspension is not None:
+        return "every limit of the queue is suspended"
+    return without_place(policy, override)
+
+
+def without_place(policy: Policy, override: Override) -> str | None:
+    """Why a policy has no place for an override; `None`: it has one."""
+    try:
+        check_override(policy, override)
+    except ConfigurationError as error:
+        return str(error)
+    return None

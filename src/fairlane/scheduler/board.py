@@ -29,6 +29,9 @@ FIRST_GUESS = 0.1
 LEAST_CHARGE = 1e-6
 """Jobs that take no time still take turns."""
 
+RECHECK = 100_000
+"""Microseconds after which room that a woken lane has not used is offered again."""
+
 IDLE, READY, PARKED = int(Standing.IDLE), int(Standing.READY), int(Standing.PARKED)
 
 
@@ -104,6 +107,20 @@ class Gate:
         charged = self.shared or self
         if charged.before is not None:
             charged.limit.postpone(charged, charged.before, now, lag)
+
+    def set_alarm(self, now: Instant, room: int, *, waits: bool) -> bool:
+        """Note when it must be looked at although nothing is released; say whether that is at once: there is room for
+        somebody who has not been woken."""
+        alarm, is_now = None, False
+        if waits:
+            alarm = self.opens_at(now)
+        elif self.waiting and room > self.awake:
+            alarm, is_now = now, True
+        elif self.waiting and room > 0:
+            alarm = self.wake_at if self.wake_at is not None and self.wake_at > now else now + RECHECK
+        if alarm != self.wake_at:
+            self.wake_at, self.dirty = alarm, True
+        return is_now
 
     def opens_at(self, now: Instant) -> Instant | None:
         return self.limit.opens_again_at(self) if self.shared is None else self.shared.opens_at(now)

@@ -44,9 +44,6 @@ WIDEST_SCAN = 512
 SIBLINGS = 4
 """Parked lanes looked at beyond those that are woken, for one of the same flow whose head ranks before theirs."""
 
-RECHECK = 100_000
-"""Microseconds after which room that a woken lane has not used is offered again."""
-
 
 def plan_claims(snapshot: Snapshot, want: int) -> Planning:
     """Fold the bells, then start up to `want` jobs: never beyond a limit, always the lowest virtual time first."""
@@ -489,14 +486,5 @@ class Working:
         if gate.shared is not None:
             is_eager = self.snapshot.listens and len(self.starts) < self.want
             self.rings += gate.shared.leave(self.now, waits=waits, is_eager=is_eager)
-        alarm = None
-        if waits:
-            alarm = gate.opens_at(self.now)
-        elif gate.waiting and room > gate.awake:
-            alarm = self.now
+        if gate.set_alarm(self.now, room, waits=waits):
             self.left_behind = True
-        elif gate.waiting and room > 0:
-            later = gate.wake_at is not None and gate.wake_at > self.now
-            alarm = gate.wake_at if later else self.now + RECHECK
-        if alarm != gate.wake_at:
-            gate.wake_at, gate.dirty = alarm, True

@@ -20,6 +20,8 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
     action: str
     """A verb: `pause`, `replay`, `policy apply`."""
     reason: str = ""
+    queue: str | None = None
+    """Of an action on jobs, where all of them are of one queue."""
 
 
 class AuditEntry(msgspec.Struct, frozen=True):

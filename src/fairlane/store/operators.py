@@ -13,6 +13,7 @@ from fairlane.job import JobRecord, State
 
 __all__ = [
     "AT_ONCE",
+    "CANCEL",
     "FORCE",
     "LOOK_AT_MOST",
     "PURGE",
@@ -94,6 +95,7 @@ class Action(msgspec.Struct, frozen=True):
         return list(dict.fromkeys(jobs))
 
 
+CANCEL = Action("cancelled", (State.SCHEDULED, State.READY, State.RUNNING))
 REPLAY = Action("replayed", (State.DEAD, State.CANCELLED))
 PURGE = Action("purged", (State.DONE, State.DEAD, State.CANCELLED))
 RETRY = Action("made due", (State.SCHEDULED,))

@@ -33,6 +33,7 @@ __all__ = [
     "Renewed",
     "Retention",
     "Store",
+    "Traces",
     "WorkerIdentity",
 ]
 
@@ -128,6 +129,15 @@ class QueueCounts(msgspec.Struct, frozen=True):
     parked_lanes: int
     bells: int
     """Bells that no claim has folded yet."""
+
+
+class Traces(msgspec.Struct, frozen=True):
+    """What jobs and workers have left behind in a queue."""
+
+    found: frozenset[bytes]
+    """Of the flows and gates asked for, those that there are: jobs wait or run there, or did so not long ago."""
+    listeners: int
+    """Workers that wait for a job of this queue now. Those whose slots are all in use are not among them."""
 
 
 class Listener(Protocol):
@@ -255,7 +265,7 @@ class Store(Protocol):
         """Remove idle lanes, flows and gates: nothing in flight or waiting, tokens full, the tag behind the cursor."""
         ...
 
-    async def cancel(self, job: UUID) -> State:
+    async def cancel(self, job: UUID, note: Note | None = None) -> State:
         """Cancel a waiting job at once, ask a running one to stop. Returns the state it is in now, or `JobNotFound`."""
         ...
 
@@ -341,4 +351,8 @@ class Store(Protocol):
     async def force(self, jobs: Sequence[UUID], note: Note) -> list[Handled]:
         """Let waiting jobs start next, in the slots that come free, whatever their limits say. Every limit counts them,
         and so does the turn of their flow."""
+        ...
+
+    async def traces(self, queue: str, flows: Sequence[bytes], gates: Sequence[bytes]) -> Traces:
+        """What there is of a queue to see besides its counts; each flow and gate is looked up by its id."""
         ...

@@ -32,6 +32,8 @@ async def apply(scheduling: Scheduling, put: Sequence[Override], remove: Sequenc
     policy, now = await scheduling.in_force()
     ended = [each.id for each in policy.overrides.expired(now)]
     amendment = amend(policy, put, [*remove, *ended])
+    if not amendment.changes:
+        return amendment
     if amendment.rebuilds:
         loaded, folded = await scheduling.fold_all()
         flows, lanes, gates = await scheduling.take_all()
@@ -92,7 +94,7 @@ async def record_jobs(
     touched = {str(each.job): str(each.was) for each in handled if each.skipped is None}
     if note is not None and touched:
         before = msgspec.json.encode(touched).decode()
-        await record(connection, note, now, None, f"{len(touched)} job{'s' * (len(touched) > 1)}", before, None)
+        await record(connection, note, now, note.queue, f"{len(touched)} job{'s' * (len(touched) > 1)}", before, None)
 
 
 async def entries(connection: Connection, queue: str | None, before: int, limit: int) -> list[AuditEntry]:

@@ -55,7 +55,7 @@ async def insert(
         if admission.own or (is_repeated and await _are_stored(connection, stored[:1], queues)):
             return admission.conflicts
         for old, new in admission.replaced.items():
-            found = await cancel(connection, old, now, only_waiting=True, reason=f"replaced by job {new}")
+            _, found = await cancel(connection, old, now, only_waiting=True, reason=f"replaced by job {new}")
             if found is not State.CANCELLED:
                 del admission.conflicts[new]  # it has started since we looked, and goes on beside the new one
         await uniques.take(connection, admission)
@@ -145,12 +145,12 @@ def foreign_transaction(tx: Any) -> Connection:
 
 async def cancel(
     connection: Connection, job: UUID, now: Instant | None, *, only_waiting: bool = False, reason: str | None = None
-) -> State:
-    """Cancel what waits; what runs is asked to stop, or left alone. Returns the state it is in now."""
+) -> tuple[State, State]:
+    """Cancel what waits; what runs is asked to stop, or left alone. Returns its state before and now."""
     row = await connection.fetchrow(STATEMENTS["cancel"], job, now, only_waiting, reason)
     if row is None:
         raise _not_found(job)
-    return State(row["state"])
+    return State(row["was"]), State(row["state"])
 
 
 async def record(connection: Connection, job: UUID) -> JobRecord:

@@ -265,3 +265,23 @@ from (
     order by f.id desc
     limit $2::integer + $3::integer
 ) newest
+
+-- name: select_traces
+-- A waiter is there as long as its ear holds its lock.
+-- $1 queue, $2 flows, $3 gates
+select
+    array(
+        select wanted.id
+        from unnest($2::bytea[]) as wanted (id)
+        where (select true from fairlane.flows f where f.id = wanted.id limit 1)
+    ) as flows,
+    array(
+        select wanted.id
+        from unnest($3::bytea[]) as wanted (id)
+        where (select true from fairlane.gates g where g.id = wanted.id limit 1)
+    ) as gates,
+    (
+        select count(*)
+        from fairlane.waiters w
+        where w.queue_id = $1::integer and not pg_try_advisory_xact_lock_shared(w.ear)
+    ) as listeners

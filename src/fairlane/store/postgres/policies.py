@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fairlane.clock import Instant
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.rebuild import rebuild, refuse_to_strand
 from fairlane.scheduler.snapshot import Plan
@@ -19,13 +20,20 @@ if TYPE_CHECKING:
 __all__ = ["declare", "in_force", "replace"]
 
 EVERYONE = 1 << 20
+INSERTED = "INSERT 0 1"
 
 
-async def declare(connection: Connection, policy: Policy) -> Declared:
-    if policy.shared_limits:
-        await sharing.declare(connection, policy)
-    else:
-        await connection.execute(STATEMENTS["insert_queue"], policy.queue, policy.encoded, policy.digest)
+async def declare(
+    connection: Connection, policy: Policy, note: Note | None = None, now: Instant | None = None
+) -> Declared:
+    async with connection.transaction():
+        if policy.shared_limits:
+            is_new = await sharing.declare(connection, policy)
+        else:
+            done = await connection.execute(STATEMENTS["insert_queue"], policy.queue, policy.encoded, policy.digest)
+            is_new = done == INSERTED
+        if note is not None and is_new:
+            await amending.record(connection, note, now, policy.queue, "version 1", None, policy.encoded)
     found = await in_force(connection, policy.queue)
     assert found is not None
     return Declared(found.policy, found.version, found.policy.digest != policy.digest)

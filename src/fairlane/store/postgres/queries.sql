@@ -551,6 +551,7 @@ noted as (
     on conflict do nothing
 )
 select
+    job.state as was,
     case when job.state < 2 then 5 else job.state end as state,
     (select pg_notify(fairlane.channel(l.worker_id), 'cancel')
      from fairlane.leases l

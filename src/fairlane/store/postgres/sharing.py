@@ -181,14 +181,15 @@ def resolved(policy: Policy, documents: Sequence[str]) -> Policy:
     return _resolved[key]
 
 
-async def declare(connection: Connection, policy: Policy) -> None:
-    """Store a queue that is new, and those of its shared limits that nobody has declared before."""
-    async with connection.transaction():
-        await connection.execute(STATEMENTS["lock_declarations"])
-        await _check(connection, policy)
-        if await connection.fetchrow(STATEMENTS["select_policy"], policy.queue) is None:
-            await connection.execute(STATEMENTS["insert_queue"], policy.queue, policy.encoded, policy.digest)
-            await _insert_limits(connection, policy)
+async def declare(connection: Connection, policy: Policy) -> bool:
+    """Store a queue that is new, and those of its shared limits that nobody has declared before. Was it new?"""
+    await connection.execute(STATEMENTS["lock_declarations"])
+    await _check(connection, policy)
+    is_new = await connection.fetchrow(STATEMENTS["select_policy"], policy.queue) is None
+    if is_new:
+        await connection.execute(STATEMENTS["insert_queue"], policy.queue, policy.encoded, policy.digest)
+        await _insert_limits(connection, policy)
+    return is_new
 
 
 async def put_in_force(connection: Connection, queue: int, policy: Policy) -> None:

@@ -22,7 +22,7 @@ from fairlane.scheduler.explain import Facts
 from fairlane.scheduler.settlement import Settlement
 from fairlane.store.auditing import AuditEntry, Note
 from fairlane.store.awaiting import forever
-from fairlane.store.operators import Handled, JobFilter, JobPage
+from fairlane.store.operators import CANCEL, Handled, JobFilter, JobPage
 from fairlane.store.postgres import (
     amending,
     examining,
@@ -52,6 +52,7 @@ from fairlane.store.protocol import (
     Reaped,
     Renewed,
     Retention,
+    Traces,
     WorkerIdentity,
 )
 
@@ -122,7 +123,8 @@ class PostgresStore:
         return await self._ask(lambda connection: policies.declare(connection, policy))
 
     async def apply(self, policy: Policy, note: Note | None = None, *, accept_missing_keys: bool = False) -> Declared:
-        declared = await self.declare(policy)
+        now = self._clock.parameter()
+        declared = await self._ask(lambda connection: policies.declare(connection, policy, note, now))
         if not declared.is_drift:
             return declared
         async with self._claimer.locked(await self._claimer.queue(policy.queue), durable=True) as scheduling:
@@ -237,10 +239,15 @@ class PostgresStore:
         async with self._claimer.locked(await self._claimer.queue(queue), durable=False) as scheduling:
             return await upkeep.collect(scheduling, self._walk, self._clock.parameter(), limit)
 
-    async def cancel(self, job: UUID) -> State:
-        return await self._connections.again(
-            lambda connection, _: jobs.cancel(connection, job, self._clock.parameter())
-        )
+    async def cancel(self, job: UUID, note: Note | None = None) -> State:
+        async def attempt(connection: Connection, _: bool) -> State:
+            now = self._clock.parameter()
+            async with connection.transaction():
+                was, state = await jobs.cancel(connection, job, now)
+                await amending.record_jobs(connection, note, now, CANCEL.handled([job], {job: was}))
+            return state
+
+        return await self._connections.again(attempt)
 
     async def report_progress(self, claim: Claim, fraction: float, message: str | None) -> None:
         async with self._connections.session() as connection:
@@ -264,6 +271,14 @@ class PostgresStore:
         row = await self._ask(lambda connection: connection.fetchrow(STATEMENTS["select_counts"], handle.id))
         assert row is not None
         return QueueCounts(row["ready"], row["running"], row["parked"], row["bells"])
+
+    async def traces(self, queue: str, flows: Sequence[bytes], gates: Sequence[bytes]) -> Traces:
+        handle = await self._claimer.queue(queue)
+        row = await self._ask(
+            lambda connection: connection.fetchrow(STATEMENTS["select_traces"], handle.id, flows, gates)
+        )
+        assert row is not None
+        return Traces(frozenset((*row["flows"], *row["gates"])), row["listeners"])
 
     async def _queue_number(self, name: str) -> int:
         return (await self._claimer.queue(name)).id

@@ -28,6 +28,8 @@ def apply(
 ) -> Amendment:
     """Set and remove overrides, wake whoever may start now, and record it."""
     amendment = amend(queue.policy, put, remove)
+    if not amendment.changes:
+        return amendment
     for each in remove:
         tx.run("delete_override", queue.id, each)
     for override in amendment.after:
@@ -81,7 +83,7 @@ def record_jobs(tx: Transaction, note: Note | None, now: Instant, handled: Seque
     touched = {str(each.job): str(each.was) for each in handled if each.skipped is None}
     if note is not None and touched:
         before = msgspec.json.encode(touched).decode()
-        record(tx, note, now, None, f"{len(touched)} job{'s' * (len(touched) > 1)}", before, None)
+        record(tx, note, now, note.queue, f"{len(touched)} job{'s' * (len(touched) > 1)}", before, None)
 
 
 def entries(tx: Transaction, queue: str | None, before: int, limit: int) -> list[AuditEntry]:

@@ -120,24 +120,24 @@ def _queue_number(tx: Transaction, name: str) -> int:
 
 def cancel(
     tx: Transaction, job: UUID, now: Instant, *, only_waiting: bool = False, reason: str | None = None
-) -> tuple[State, UUID | None]:
-    """Cancel what waits; what runs is asked to stop, or left alone. Returns its state now, and the worker to tell."""
+) -> tuple[State, State, UUID | None]:
+    """Cancel what waits; what runs is asked to stop, or left alone. Its state before and now, and whom to tell."""
     row = tx.one("select_state", job.bytes)
     if row is None:
         raise _not_found(job)
     position, queue, lane, priority, lane_keys, number, ready_at, lease = row
     state = State(number)
     if state.is_final or (only_waiting and state is State.RUNNING):
-        return state, None
+        return state, state, None
     if state is State.RUNNING:
         tx.run("request_cancel", position)
         tx.run("insert_cancellation", lease, job.bytes)
         worker = tx.value("select_lease_worker", lease)
-        return state, None if worker is None else UUID(bytes=worker)
+        return state, state, None if worker is None else UUID(bytes=worker)
     tx.run("cancel_waiting", now, reason, position)
     if state is State.READY:
         tx.run("insert_arrival", queue, lane, priority, lane_keys, -1, position, ready_at, None)
-    return State.CANCELLED, None
+    return state, State.CANCELLED, None
 
 
 def record(tx: Transaction, job: UUID) -> JobRecord:

@@ -115,3 +115,14 @@ from (
 )
 order by finished_at, position
 limit ?3
+
+-- name: has_flow
+select exists (select 1 from flows where id = ?)
+
+-- name: has_gate
+select exists (select 1 from gates where id = ?)
+
+-- name: select_waiters
+select worker
+from waiters
+where queue = ?

@@ -20,7 +20,7 @@ from fairlane.scheduler.settlement import Settlement
 from fairlane.store.auditing import AuditEntry, Note
 from fairlane.store.awaiting import forever
 from fairlane.store.migrate import load_migrations, pending
-from fairlane.store.operators import Handled, JobFilter, JobPage
+from fairlane.store.operators import CANCEL, Handled, JobFilter, JobPage
 from fairlane.store.protocol import (
     Claimed,
     Declared,
@@ -31,6 +31,7 @@ from fairlane.store.protocol import (
     Reaped,
     Renewed,
     Retention,
+    Traces,
     WorkerIdentity,
 )
 from fairlane.store.sqlite import (
@@ -47,7 +48,7 @@ from fairlane.store.sqlite import (
     values,
 )
 from fairlane.store.sqlite.database import Database, Transaction
-from fairlane.store.sqlite.wakeups import SqliteListener, nudge
+from fairlane.store.sqlite.wakeups import SqliteListener, is_listening, nudge
 
 __all__ = ["SqliteStore"]
 
@@ -105,13 +106,15 @@ class SqliteStore:
     ) -> Declared:
         queue = claims.load_queue(tx, policy.queue)
         sharing.check(tx, policy)
+        now = self._clock.now()
         if queue is None:
             tx.run("insert_queue", policy.queue, policy.encoded, policy.digest)
-            sharing.put_in_force(tx, claims.queue_number(tx, policy.queue), policy, self._clock.now())
+            sharing.put_in_force(tx, claims.queue_number(tx, policy.queue), policy, now)
+            if note is not None:
+                amending.record(tx, note, now, policy.queue, "version 1", None, policy.encoded)
             return Declared(policy, 1, is_drift=False)
         if queue.policy.digest == policy.digest:
             return Declared(queue.policy, queue.version, is_drift=False)
-        now = self._clock.now()
         claims.replace_policy(tx, queue, policy, now, accept_missing_keys=accept_missing_keys)
         if note is not None:
             target = f"version {queue.version + 1}"
@@ -282,9 +285,11 @@ class SqliteStore:
             lambda tx: upkeep.collect(tx, _known(tx, queue).id, self._walk, self._clock.now(), limit), durable=False
         )
 
-    async def cancel(self, job: UUID) -> State:
+    async def cancel(self, job: UUID, note: Note | None = None) -> State:
         def work(tx: Transaction) -> tuple[State, UUID | None, set[UUID]]:
-            state, worker = jobs.cancel(tx, job, self._clock.now())
+            now = self._clock.now()
+            was, state, worker = jobs.cancel(tx, job, now)
+            amending.record_jobs(tx, note, now, CANCEL.handled([job], {job: was}))
             return state, worker, results.take_waiters(tx, [job])
 
         state, worker, result_waiters = await self._write(work)
@@ -386,6 +391,16 @@ class SqliteStore:
         amendment, waiters = await self._write(work)
         await self._nudge(waiters)
         return amendment
+
+    async def traces(self, queue: str, flows: Sequence[bytes], gates: Sequence[bytes]) -> Traces:
+        def look(tx: Transaction) -> tuple[frozenset[bytes], list[UUID]]:
+            number = _known(tx, queue).id
+            found = [each for each in flows if tx.value("has_flow", each)]
+            found += [each for each in gates if tx.value("has_gate", each)]
+            return frozenset(found), [UUID(bytes=worker) for (worker,) in tx.all("select_waiters", number)]
+
+        found, waiters = await self._database.read(look)
+        return Traces(found, sum(map(is_listening, waiters)))
 
     async def audit(self, queue: str | None = None, before: int | None = None, limit: int = 100) -> list[AuditEntry]:
         return await self._database.read(lambda tx: amending.entries(tx, queue, before or LAST_ENTRY, limit))

@@ -1,7 +1,8 @@
-"""What operators see and do, behind every surface: commands now, the dashboard and its API later.
+"""Jobs as operators see and handle them.
 
 An action is over jobs named one by one, or over a filter. It can be looked at before it is taken (`dry_run`), it is
-bounded (`limit`), it works in batches of one transaction each, and it reports what was done, what was not, and why.
+bounded (`limit`), it works in batches of one transaction each, recorded with who and why, and it reports what was done,
+what was not, and why.
 """
 
 from __future__ import annotations
@@ -13,21 +14,19 @@ from uuid import UUID
 
 import msgspec
 
-from fairlane.clock import Instant, as_datetime
 from fairlane.errors import ConfigurationError, JobNotFound
 from fairlane.job import AttemptRecord, JobRecord, State
-from fairlane.store.operators import PURGE, REPLAY, RETRY, Action, Handled, JobFilter, JobPage
+from fairlane.store.auditing import Note
+from fairlane.store.operators import CANCEL, FORCE, PURGE, REPLAY, RETRY, Action, Handled, JobFilter, JobPage
 from fairlane.store.protocol import Store
 
 __all__ = [
-    "CANCEL",
     "LIMIT",
     "JobDetails",
     "Report",
     "Selection",
     "cancel_jobs",
-    "describe_attempt",
-    "describe_job",
+    "force_jobs",
     "list_jobs",
     "purge_jobs",
     "replay_jobs",
@@ -40,8 +39,6 @@ LIMIT = 1_000
 BATCH = 200
 """Jobs of one transaction: small enough that nobody waits long for it."""
 SAMPLE = 10
-
-CANCEL = Action("cancelled", (State.SCHEDULED, State.READY, State.RUNNING))
 
 Selection = Sequence[UUID] | JobFilter
 """Jobs named one by one, or all that fit."""
@@ -106,15 +103,18 @@ async def replay_jobs(
     store: Store,
     selection: Selection,
     *,
+    actor: str,
+    reason: str = "",
     delay: int | None = None,
     limit: int = LIMIT,
     dry_run: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Report:
     """Put dead jobs back, cancelled ones too if they are named or asked for; at once, or in `delay` microseconds."""
+    note = Note(actor=actor, action="replay", reason=reason)
 
     async def do(jobs: list[JobRecord]) -> list[Handled]:
-        return await store.replay([each.id for each in jobs], delay)
+        return await store.replay([each.id for each in jobs], delay, _about(note, jobs))
 
     errand = _Errand(store, REPLAY, do, on_progress)
     return await errand.run(_narrowed(REPLAY, selection, State.DEAD), limit, dry_run)
@@ -124,14 +124,17 @@ async def purge_jobs(
     store: Store,
     selection: Selection,
     *,
+    actor: str,
+    reason: str = "",
     limit: int = LIMIT,
     dry_run: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Report:
     """Remove dead jobs for good, done and cancelled ones too if they are named or asked for."""
+    note = Note(actor=actor, action="purge", reason=reason)
 
     async def do(jobs: list[JobRecord]) -> list[Handled]:
-        return await store.purge([each.id for each in jobs])
+        return await store.purge([each.id for each in jobs], _about(note, jobs))
 
     errand = _Errand(store, PURGE, do, on_progress)
     return await errand.run(_narrowed(PURGE, selection, State.DEAD), limit, dry_run)
@@ -141,14 +144,17 @@ async def retry_jobs(
     store: Store,
     selection: Selection,
     *,
+    actor: str,
+    reason: str = "",
     limit: int = LIMIT,
     dry_run: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Report:
     """Let scheduled jobs be due now, whether they wait for a backoff or for their time."""
+    note = Note(actor=actor, action="retry", reason=reason)
 
     async def do(jobs: list[JobRecord]) -> list[Handled]:
-        return await store.retry_now([each.id for each in jobs])
+        return await store.retry_now([each.id for each in jobs], _about(note, jobs))
 
     errand = _Errand(store, RETRY, do, on_progress)
     return await errand.run(_narrowed(RETRY, selection, State.SCHEDULED), limit, dry_run)
@@ -158,17 +164,20 @@ async def cancel_jobs(
     store: Store,
     selection: Selection,
     *,
+    actor: str,
+    reason: str = "",
     limit: int = LIMIT,
     dry_run: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Report:
     """Cancel jobs that wait, ask those that run to stop. A transaction each: whoever claims meanwhile need not wait."""
+    note = Note(actor=actor, action="cancel", reason=reason)
 
     async def do(jobs: list[JobRecord]) -> list[Handled]:
         found: dict[UUID, State] = {}
         for each in jobs:
             try:
-                state = await store.cancel(each.id)
+                state = await store.cancel(each.id, _about(note, [each]))
             except JobNotFound:
                 continue
             # It may have ended between the look and the touch; then it says so.
@@ -177,6 +186,31 @@ async def cancel_jobs(
         return CANCEL.handled([each.id for each in jobs], found)
 
     return await _Errand(store, CANCEL, do, on_progress).run(_narrowed(CANCEL, selection, None), limit, dry_run)
+
+
+async def force_jobs(
+    store: Store,
+    jobs: Sequence[UUID],
+    *,
+    actor: str,
+    reason: str = "",
+    limit: int = LIMIT,
+    dry_run: bool = False,
+    on_progress: OnProgress | None = None,
+) -> Report:
+    """Let waiting jobs start next, whatever their limits say; every limit counts them. Only jobs that are named."""
+    note = Note(actor=actor, action="force", reason=reason)
+
+    async def do(batch: list[JobRecord]) -> list[Handled]:
+        return await store.force([each.id for each in batch], _about(note, batch))
+
+    return await _Errand(store, FORCE, do, on_progress).run(jobs, limit, dry_run)
+
+
+def _about(note: Note, jobs: Sequence[JobRecord]) -> Note:
+    """The note with the queue of these jobs, if they are of one."""
+    queues = {each.queue for each in jobs}
+    return msgspec.structs.replace(note, queue=queues.pop() if len(queues) == 1 else None)
 
 
 def _narrowed(action: Action, selection: Selection, usual: State | None) -> Selection:
@@ -260,48 +294,6 @@ def _with(report: Report, batch: list[JobRecord], handled: list[Handled], more: 
     return replace(
         report, done=report.done + done, skipped=report.skipped + skipped, sample=sample, more=report.more or more
     )
-
-
-def describe_job(record: JobRecord) -> dict[str, Any]:
-    """A job as JSON has it, without what it carries: times in ISO 8601, the state by its name."""
-    return {
-        "id": str(record.id),
-        "queue": record.queue,
-        "task": record.task,
-        "state": str(record.state),
-        "priority": record.priority,
-        "keys": record.keys,
-        "attempt": record.attempt,
-        "max_attempts": record.max_attempts,
-        "replays": record.replays,
-        "context": record.context,
-        "enqueued_at": _iso(record.enqueued_at),
-        "due_at": _iso(record.due_at),
-        "claimed_at": _iso(record.claimed_at),
-        "finished_at": _iso(record.finished_at),
-        "worker": record.worker,
-        "error": record.error,
-        "progress": record.progress,
-        "progress_message": record.progress_message,
-        "cancel_requested": record.cancel_requested,
-        "has_on_dead": record.has_on_dead,
-    }
-
-
-def describe_attempt(attempt: AttemptRecord) -> dict[str, Any]:
-    """An attempt as JSON has it."""
-    return {
-        "attempt": attempt.attempt,
-        "claimed_at": _iso(attempt.claimed_at),
-        "ended_at": _iso(attempt.ended_at),
-        "worker": attempt.worker,
-        "outcome": attempt.outcome,
-        "error": attempt.error,
-    }
-
-
-def _iso(at: Instant | None) -> str | None:
-    return None if at is None else as_datetime(at).isoformat()
 
 
 def _readable(stored: bytes | None) -> Any:

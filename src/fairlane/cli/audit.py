@@ -1,0 +1,62 @@
+"""`fairlane audit`: who did what, when and why."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from fairlane.cli.choosing import place_options
+
+if TYPE_CHECKING:
+    from fairlane.operations import AuditPage
+    from fairlane.store.auditing import AuditEntry
+
+__all__ = ["audit"]
+
+
+@click.command()
+@click.option("--queue", help="Only of this queue.")
+@click.option("--limit", type=click.IntRange(1, 1_000), default=50, show_default=True, help="At most so many.")
+@click.option("--before", type=int, metavar="ENTRY", help="Go on where an earlier list has ended.")
+@place_options
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+def audit(queue: str | None, limit: int, before: int | None, app: str | None, url: str | None, as_json: bool) -> None:
+    """List what operators did, the newest first: who, when, what and why.
+
+    \b
+    Example:
+      fairlane audit --limit 20
+      fairlane audit --queue webhooks --json
+    """
+    import asyncio
+
+    from fairlane.cli.choosing import app_named
+    from fairlane.cli.database import existing_store
+    from fairlane.operations import describe_entry, list_audit
+
+    async def look() -> AuditPage:
+        async with existing_store(app_named(app, url)) as store:
+            return await list_audit(store, queue, before=before, limit=limit)
+
+    page = asyncio.run(look())
+    if as_json:
+        click.echo(json.dumps({"entries": [describe_entry(each) for each in page.entries], "before": page.before}))
+        return
+    if not page.entries:
+        click.echo("nothing has been done")
+        return
+    from fairlane.cli.telling import print_table
+
+    rows = [_row(each) for each in page.entries]
+    print_table(("WHEN (UTC)", "WHO", "ACTION", "QUEUE", "WHAT", "WHY"), rows, ("WHO", "QUEUE", "WHAT", "WHY"))
+    if page.before is not None:
+        click.echo(f"there are more: --before {page.before}", err=True)
+
+
+def _row(entry: AuditEntry) -> tuple[str, ...]:
+    from fairlane.clock import as_datetime
+
+    when = f"{as_datetime(entry.at):%Y-%m-%d %H:%M:%S}"
+    return when, entry.actor, entry.action, entry.queue or "", entry.target, entry.reason

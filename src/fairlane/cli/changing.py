@@ -1,0 +1,113 @@
+"""How a command that changes what a queue enforces goes about it: who, why, for how long, and what it says then."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from fairlane.cli.acting import who_options
+from fairlane.cli.choosing import place_options, time_of
+
+if TYPE_CHECKING:
+    from fairlane.clock import Instant
+    from fairlane.operations import Change, Intent, OverrideInForce
+    from fairlane.policy.overrides import Override
+    from fairlane.store.protocol import Store
+
+__all__ = ["change", "change_options", "intent_of", "key_option", "lasting_options", "said_of", "tell_overrides"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def change_options(function: F) -> F:
+    """Who changes something, why, and whether in earnest."""
+    function = who_options(place_options(function))
+    function = click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")(function)
+    return click.option("--dry-run", is_flag=True, help="Say what would change, and change nothing.")(function)
+
+
+def lasting_options(function: F) -> F:
+    """Until when; then it ends by itself."""
+    function = click.option("--until", metavar="WHEN", help="It ends at this time: 2030-01-31T08:00 (UTC).")(function)
+    return click.option("--for", "lasting", metavar="DURATION", help="It ends after this time: 30m, 2h.")(function)
+
+
+def key_option(function: F) -> F:
+    return click.option(
+        "--key", "keys", metavar="NAME=VALUE", multiple=True, help="Of this key only; several name one together."
+    )(function)
+
+
+def intent_of(options: dict[str, Any]) -> Intent:
+    """What the options say about who, why and how long."""
+    from fairlane.clock import microseconds
+    from fairlane.composition import actor_of_process
+    from fairlane.operations import Intent
+
+    lasting, until = options.get("lasting"), options.get("until")
+    return Intent(
+        actor=options["actor"] or actor_of_process(),
+        reason=options["reason"],
+        expires_in=None if lasting is None else microseconds(lasting),
+        expires_at=None if until is None else time_of("--until", until, "a time (2030-01-31T08:00), or --for 2h"),
+        dry_run=options["dry_run"],
+    )
+
+
+def change(action: Callable[[Store, Intent], Awaitable[Change]], options: dict[str, Any]) -> None:
+    """Carry out one of `fairlane.operations`, and say what changed."""
+    import asyncio
+
+    from fairlane.cli.choosing import app_named
+    from fairlane.cli.database import existing_store
+    from fairlane.operations import describe_change
+
+    async def act() -> tuple[Change, Instant]:
+        intent = intent_of(options)
+        async with existing_store(app_named(options["app"], options["url"])) as store:
+            return await action(store, intent), await store.now()
+
+    done, now = asyncio.run(act())
+    if options["as_json"]:
+        click.echo(json.dumps(describe_change(done)))
+        return
+    _tell(done, now)
+
+
+def _tell(done: Change, now: Instant) -> None:
+    set_, ended = ("would be set", "would end") if done.is_dry_run else ("set", "ended")
+    replaced = {each.id: each for each in done.before}
+    for each in done.after:
+        click.echo(f"{done.queue}: {set_}: {said_of(each)}")
+        if before := replaced.pop(each.id, None):
+            click.echo(f"  instead of: {said_of(before, now)}")
+    for each in replaced.values():
+        click.echo(f"{done.queue}: {ended}: {said_of(each, now)}")
+    if done.is_empty:
+        click.echo(f"{done.queue}: nothing to change: nothing like that is set; `fairlane overrides` lists what is")
+    if done.action == "resume":
+        for each in done.remaining:
+            if each.kind == "pause":
+                click.echo(f"{done.queue}: still in force: {said_of(each, now)}")
+
+
+def said_of(override: Override, now: Instant | None = None) -> str:
+    """An override in one line: what, until when, who and why; how long ago, if the time is given."""
+    from fairlane.cli.telling import ago
+    from fairlane.clock import as_datetime
+
+    until = f" until {as_datetime(override.expires_at):%Y-%m-%d %H:%M:%S} UTC" if override.expires_at else ""
+    when = "" if now is None else f", {ago(override.set_at, now)} ago"
+    why = f": {override.reason}" if override.reason else ""
+    return f"{override.describe()}{until} ({override.set_by}{when}{why})"
+
+
+def tell_overrides(overrides: Iterable[OverrideInForce], now: Instant, prefix: str | None = None) -> None:
+    """A line each, and a second one where it has no effect. Each has its queue before it, or the prefix."""
+    for each in overrides:
+        click.echo(f"{f'{each.queue}: ' if prefix is None else prefix}{said_of(each.override, now)}")
+        if each.no_effect is not None:
+            click.echo(f"    no effect: {each.no_effect}")

@@ -1,0 +1,224 @@
+"""`fairlane limit`, `weight`, `boost` and `overrides`: other numbers for single keys, and what is set."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from fairlane.cli.changing import change, change_options, key_option, lasting_options, tell_overrides
+from fairlane.cli.choosing import keys_given, place_options
+
+if TYPE_CHECKING:
+    from fairlane.clock import Instant
+    from fairlane.operations import LimitInForce
+    from fairlane.store.protocol import Store
+
+__all__ = ["boost", "limit", "overrides", "weight"]
+
+T = TypeVar("T")
+
+
+@click.group()
+def limit() -> None:
+    """Change a limit for single keys, and see what is in force.
+
+    A limit is named as `limit list` shows it, or by its kind or its keys where that is clear.
+
+    \b
+    Example:
+      fairlane limit set webhooks concurrency 20 --key account=acme --for 1h
+      fairlane limit list webhooks
+    """
+
+
+@limit.command("set")
+@click.argument("queue")
+@click.argument("limit", metavar="LIMIT")
+@click.argument("number", type=float)
+@key_option
+@lasting_options
+@change_options
+def set_limit(queue: str, limit: str, number: float, keys: tuple[str, ...], **options: Any) -> None:
+    """Give a limit another number for one key; for the whole queue if that is its scope.
+
+    In force at every worker's next claim. A lower number preempts nothing: what runs drains first. To change a limit
+    for every key, change the code and run `fairlane policy apply`.
+
+    \b
+    Example:
+      fairlane limit set webhooks concurrency:account 20 --key account=acme
+      fairlane limit set webhooks rate/1m:endpoint 10 --key endpoint=api.acme.com --until 2030-01-31T08:00
+    """
+    from fairlane import operations
+
+    named = keys_given(keys)
+    change(lambda store, intent: operations.set_limit(store, queue, limit, number, intent, keys=named), options)
+
+
+@limit.command("clear")
+@click.argument("queue")
+@click.argument("limit", metavar="LIMIT")
+@key_option
+@change_options
+def clear_limit(queue: str, limit: str, keys: tuple[str, ...], **options: Any) -> None:
+    """Let a key have the number again that the policy declares.
+
+    \b
+    Example:
+      fairlane limit clear webhooks concurrency:account --key account=acme
+    """
+    from fairlane import operations
+
+    named = keys_given(keys)
+    change(lambda store, intent: operations.clear_limit(store, queue, limit, intent, keys=named), options)
+
+
+@limit.command("list")
+@click.argument("queue")
+@place_options
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
+def list_limits(queue: str, app: str | None, url: str | None, as_json: bool) -> None:
+    """List the limits of a queue: what the policy declares, what is in force, and who changed it.
+
+    \b
+    Example:
+      fairlane limit list webhooks
+      fairlane limit list webhooks --json
+    """
+    from fairlane.operations import describe_limit
+    from fairlane.operations import list_limits as look
+
+    found, now = _look(app, url, lambda store: look(store, queue))
+    if as_json:
+        click.echo(json.dumps([describe_limit(each) for each in found]))
+        return
+    if not found:
+        click.echo(f"queue {queue!r} has no limit")
+        return
+    from fairlane.cli.telling import print_table
+
+    headings = ("LIMIT", "KEY", "DECLARED", "IN FORCE", "SET BY", "ENDS", "REASON")
+    print_table(headings, [_row(each, now) for each in found], ("KEY", "SET BY", "REASON"))
+
+
+def _row(limit: LimitInForce, now: Instant) -> tuple[str, ...]:
+    from fairlane.cli.telling import ago
+
+    keys = " ".join(f"{name}={value}" for name, value in limit.scope)
+    everyone = "every key" if limit.declared.by else "the whole queue"
+    return (
+        limit.name,
+        keys or everyone,
+        repr(limit.declared),
+        "suspended" if limit.is_suspended else repr(limit.in_force),
+        limit.override.set_by if limit.override else "",
+        ago(limit.override.expires_at, now) if limit.override else "",
+        limit.override.reason if limit.override else "",
+    )
+
+
+def _look(app: str | None, url: str | None, question: Callable[[Store], Awaitable[T]]) -> tuple[T, Instant]:
+    import asyncio
+
+    from fairlane.cli.choosing import app_named
+    from fairlane.cli.database import existing_store
+
+    async def ask() -> tuple[T, Instant]:
+        async with existing_store(app_named(app, url)) as store:
+            return await question(store), await store.now()
+
+    return asyncio.run(ask())
+
+
+@click.group()
+def weight() -> None:
+    """Change how large the share of a key is.
+
+    \b
+    Example:
+      fairlane weight set webhooks 3 --key account=acme
+      fairlane weight clear webhooks --key account=acme
+    """
+
+
+@weight.command("set")
+@click.argument("queue")
+@click.argument("number", type=float)
+@key_option
+@lasting_options
+@change_options
+def set_weight(queue: str, number: float, keys: tuple[str, ...], **options: Any) -> None:
+    """Give a key another weight than the policy declares.
+
+    \b
+    Example:
+      fairlane weight set webhooks 3 --key account=acme --reason "a larger plan"
+    """
+    from fairlane import operations
+
+    named = keys_given(keys)
+    change(lambda store, intent: operations.set_weight(store, queue, number, intent, keys=named), options)
+
+
+@weight.command("clear")
+@click.argument("queue")
+@key_option
+@change_options
+def clear_weight(queue: str, keys: tuple[str, ...], **options: Any) -> None:
+    """Let a key have the weight again that the policy declares, and no boost.
+
+    \b
+    Example:
+      fairlane weight clear webhooks --key account=acme
+    """
+    from fairlane import operations
+
+    named = keys_given(keys)
+    change(lambda store, intent: operations.clear_weight(store, queue, intent, keys=named), options)
+
+
+@click.command()
+@click.argument("queue")
+@key_option
+@click.option("--by", "factor", type=float, required=True, help="How many times its weight.")
+@lasting_options
+@change_options
+def boost(queue: str, keys: tuple[str, ...], factor: float, **options: Any) -> None:
+    """Multiply the weight of a key, for a while. Limits hold all the same.
+
+    \b
+    Example:
+      fairlane boost webhooks --key account=acme --by 4 --for 30m
+    """
+    from fairlane import operations
+
+    named = keys_given(keys)
+    change(lambda store, intent: operations.boost(store, queue, factor, intent, keys=named), options)
+
+
+@click.command()
+@click.argument("queue", required=False)
+@place_options
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
+def overrides(queue: str | None, app: str | None, url: str | None, as_json: bool) -> None:
+    """List what operators have set, of one queue or of all: pauses, limits, weights, suspensions.
+
+    One that the policy in force has no place for has no effect, and says so.
+
+    \b
+    Example:
+      fairlane overrides
+      fairlane overrides webhooks --json
+    """
+    from fairlane.operations import describe_overrides, list_overrides
+
+    found, now = _look(app, url, lambda store: list_overrides(store, queue))
+    if as_json:
+        click.echo(json.dumps(describe_overrides(found)))
+        return
+    tell_overrides(found, now)
+    if not found:
+        click.echo("nothing is overridden")

@@ -1,0 +1,114 @@
+"""What an operator says with every change, and how the things it is about are named."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from fairlane.clock import SECOND, Instant, microseconds
+from fairlane.errors import ConfigurationError, InvalidOverride, UnknownQueue
+from fairlane.policy.keys import canonical_keys
+from fairlane.policy.overrides import Scope
+from fairlane.policy.policy import BoundLimit, Policy
+from fairlane.store.auditing import Note
+from fairlane.store.protocol import Declared, Store
+
+__all__ = ["Intent", "find_limit", "in_force", "scope_of"]
+
+LONGEST_TEXT = 1_000
+_PER = re.compile(r"(?P<kind>[^/:]+)/(?P<per>[^:#]+)(?P<rest>.*)\Z")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intent:
+    """Who acts and why, for how long, and whether in earnest."""
+
+    actor: str
+    reason: str = ""
+    expires_in: int | None = None
+    """Microseconds."""
+    expires_at: Instant | None = None
+    dry_run: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.actor.strip():
+            raise ConfigurationError("a change is recorded with an actor, and none is given; set FAIRLANE_ACTOR")
+        for name, text in (("actor", self.actor), ("reason", self.reason)):
+            if len(text) > LONGEST_TEXT or "\0" in text:
+                raise ConfigurationError(f"{name}: give at most {LONGEST_TEXT:,} characters, and no NUL")
+        if self.expires_in is not None and self.expires_at is not None:
+            raise ConfigurationError("give how long it lasts or when it ends, not both")
+
+    def note(self, action: str) -> Note:
+        return Note(actor=self.actor, action=action, reason=self.reason)
+
+    def ends_at(self, now: Instant) -> Instant | None:
+        """When what is set ends by itself; `None`: when somebody ends it."""
+        at = now + self.expires_in if self.expires_in is not None else self.expires_at
+        if at is not None and at <= now:
+            raise ConfigurationError("it would have ended already; give a time to come, or leave it out")
+        return at
+
+
+async def in_force(store: Store, queue: str) -> Declared:
+    """The policy of a queue, with what operators have changed; or `UnknownQueue`."""
+    found = await store.policy(queue)
+    if found is None:
+        known = sorted(await store.queues())
+        similar = get_close_matches(queue, known, n=1)
+        hint = f"did you mean {similar[0]!r}?" if similar else f"known are {', '.join(known) or 'none'}"
+        raise UnknownQueue(f"queue {queue!r} is not known to this database; {hint}")
+    return found
+
+
+def scope_of(keys: Mapping[str, object] | None = None, task: str | None = None) -> Scope:
+    """Keys as overrides name them."""
+    given = dict(keys or {})
+    if task is not None:
+        if given.get("task", task) != task:
+            raise ConfigurationError(f"the task is given twice: {given['task']!r} and {task!r}")
+        given["task"] = task
+    return tuple(canonical_keys(given).items())
+
+
+def find_limit(policy: Policy, text: str, scope: Scope) -> BoundLimit:
+    """The limit that somebody means: by its name, its kind or its keys, as long as only one of them can be meant."""
+    wanted = _normalized(text)
+    exact = [bound for bound in policy.bound if bound.name == wanted]
+    meant = exact or [bound for bound in policy.bound if wanted in _forms(bound)]
+    if len(meant) > 1:
+        names = {name for name, _ in scope}
+        meant = [bound for bound in meant if set(bound.limit.by) == names] or meant
+    match meant:
+        case [bound]:
+            return bound
+        case []:
+            known = ", ".join(bound.name for bound in policy.bound) or "none"
+            raise InvalidOverride(f"queue {policy.queue!r} has no limit {text!r}; its limits: {known}")
+        case several:
+            names_of = ", ".join(bound.name for bound in several)
+            raise InvalidOverride(f"queue {policy.queue!r}: {text!r} may be any of {names_of}; give one of these names")
+
+
+def _forms(bound: BoundLimit) -> set[str]:
+    """`rate/60s:endpoint` answers to `rate`, `rate/60s`, `rate:endpoint` and `endpoint` too."""
+    what, _, by = bound.name.partition(":")
+    by = by.partition("#")[0]
+    kind = what.partition("/")[0]
+    return {kind, what, f"{kind}:{by}"} | ({by} if by else set())
+
+
+def _normalized(text: str) -> str:
+    """`Rate/1m:endpoint` as `rate/60s:endpoint`."""
+    what, separator, by = text.strip().partition(":")
+    text = f"{what.lower()}{separator}{by}"
+    found = _PER.match(text)
+    if found is None:
+        return text
+    try:
+        per = microseconds(found["per"])
+    except ConfigurationError:
+        return text
+    return f"{found['kind']}/{per / SECOND:g}s{found['rest']}"

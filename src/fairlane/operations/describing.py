@@ -1,0 +1,172 @@
+"""What operators see as JSON has it: times in ISO 8601, states and kinds by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from fairlane.clock import Instant, as_datetime
+from fairlane.job import AttemptRecord, JobRecord
+from fairlane.operations.diagnosis import Finding
+from fairlane.operations.overriding import Change, LimitInForce, OverrideInForce
+from fairlane.operations.policies import PolicyChange, PolicyInForce
+from fairlane.policy.differences import Difference
+from fairlane.policy.overrides import Override
+from fairlane.store.auditing import AuditEntry
+
+__all__ = [
+    "describe_attempt",
+    "describe_change",
+    "describe_entry",
+    "describe_finding",
+    "describe_job",
+    "describe_limit",
+    "describe_override",
+    "describe_overrides",
+    "describe_policy",
+    "describe_policy_change",
+]
+
+
+def describe_job(record: JobRecord) -> dict[str, Any]:
+    """A job, without what it carries."""
+    return {
+        "id": str(record.id),
+        "queue": record.queue,
+        "task": record.task,
+        "state": str(record.state),
+        "priority": record.priority,
+        "keys": record.keys,
+        "attempt": record.attempt,
+        "max_attempts": record.max_attempts,
+        "replays": record.replays,
+        "context": record.context,
+        "enqueued_at": _iso(record.enqueued_at),
+        "due_at": _iso(record.due_at),
+        "claimed_at": _iso(record.claimed_at),
+        "finished_at": _iso(record.finished_at),
+        "worker": record.worker,
+        "error": record.error,
+        "progress": record.progress,
+        "progress_message": record.progress_message,
+        "cancel_requested": record.cancel_requested,
+        "has_on_dead": record.has_on_dead,
+    }
+
+
+def describe_attempt(attempt: AttemptRecord) -> dict[str, Any]:
+    return {
+        "attempt": attempt.attempt,
+        "claimed_at": _iso(attempt.claimed_at),
+        "ended_at": _iso(attempt.ended_at),
+        "worker": attempt.worker,
+        "outcome": attempt.outcome,
+        "error": attempt.error,
+    }
+
+
+def _iso(at: Instant | None) -> str | None:
+    return None if at is None else as_datetime(at).isoformat()
+
+
+def describe_override(override: Override) -> dict[str, Any]:
+    return {
+        "kind": str(override.kind),
+        "keys": dict(override.scope),
+        "limit": override.limit,
+        "value": override.value,
+        "expires_at": _iso(override.expires_at),
+        "set_at": _iso(override.set_at),
+        "set_by": override.set_by,
+        "reason": override.reason,
+        "says": override.describe(),
+    }
+
+
+def describe_overrides(overrides: Iterable[OverrideInForce]) -> list[dict[str, Any]]:
+    return [
+        {"queue": each.queue, **describe_override(each.override), "no_effect": each.no_effect} for each in overrides
+    ]
+
+
+def describe_change(change: Change) -> dict[str, Any]:
+    return {
+        "queue": change.queue,
+        "action": change.action,
+        "dry_run": change.is_dry_run,
+        "before": [describe_override(each) for each in change.before],
+        "after": [describe_override(each) for each in change.after],
+    }
+
+
+def describe_limit(limit: LimitInForce) -> dict[str, Any]:
+    return {
+        "limit": limit.name,
+        "keys": dict(limit.scope),
+        "declared": limit.declared.to_document(),
+        "in_force": limit.in_force.to_document(),
+        "suspended": limit.is_suspended,
+        "override": None if limit.override is None else describe_override(limit.override),
+    }
+
+
+def describe_policy(shown: PolicyInForce) -> dict[str, Any]:
+    """The policy itself, and beside it what is declared where that differs."""
+    stored: dict[str, Any] = {"queue": shown.queue} if shown.policy is None else shown.policy.to_document()
+    return {
+        **stored,
+        "version": shown.version,
+        "declared": shown.declared.to_document() if shown.declared is not None and shown.is_drift else None,
+        "drift": [_difference(each) for each in shown.drift],
+        "overrides": describe_overrides(shown.overrides),
+    }
+
+
+def describe_policy_change(change: PolicyChange) -> dict[str, Any]:
+    return {
+        **change.after.to_document(),
+        "version": change.version,
+        "changed": change.is_changed,
+        "dry_run": change.is_dry_run,
+        "changes": [_difference(each) for each in change.changes],
+        "new_keys": list(change.new_keys),
+        "without_place": describe_overrides(change.without_place),
+    }
+
+
+def _difference(difference: Difference) -> dict[str, Any]:
+    return {
+        "part": difference.part,
+        "before": difference.before,
+        "after": difference.after,
+        "says": difference.describe(),
+    }
+
+
+def describe_entry(entry: AuditEntry) -> dict[str, Any]:
+    return {
+        "id": entry.id,
+        "at": _iso(entry.at),
+        "actor": entry.actor,
+        "action": entry.action,
+        "queue": entry.queue,
+        "target": entry.target,
+        "before": _decoded(entry.before),
+        "after": _decoded(entry.after),
+        "reason": entry.reason,
+    }
+
+
+def _decoded(document: str | None) -> Any:
+    return None if document is None else msgspec.json.decode(document)
+
+
+def describe_finding(finding: Finding) -> dict[str, Any]:
+    return {
+        "check": finding.check,
+        "queue": finding.queue,
+        "message": finding.message,
+        "remedy": finding.remedy,
+    }

@@ -1,0 +1,219 @@
+"""What operators change while a policy is in force: pauses, bounds and weights of single keys, suspension.
+
+Each is one transaction, recorded with who and why. A dry run says what would change, and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fairlane.clock import Instant
+from fairlane.operations.asking import Intent, find_limit, in_force, scope_of
+from fairlane.policy.gates import Limit
+from fairlane.policy.overrides import Kind, Override, Overrides, Scope, amend, without_effect
+from fairlane.policy.policy import BoundLimit, Policy
+from fairlane.store.protocol import Store
+
+__all__ = [
+    "Change",
+    "LimitInForce",
+    "OverrideInForce",
+    "boost",
+    "clear_limit",
+    "clear_weight",
+    "list_limits",
+    "list_overrides",
+    "pause",
+    "resume",
+    "set_limit",
+    "set_weight",
+    "suspend",
+    "unsuspend",
+]
+
+KeyValues = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What an action changed about a queue, or would change."""
+
+    queue: str
+    action: str
+    is_dry_run: bool
+    before: tuple[Override, ...]
+    """Overrides that were replaced, or ended."""
+    after: tuple[Override, ...]
+    """Overrides that were set."""
+    remaining: tuple[Override, ...]
+    """All that the queue has then."""
+
+    @property
+    def is_empty(self) -> bool:
+        """There was nothing to change."""
+        return not (self.before or self.after)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverrideInForce:
+    """An override, and what it does."""
+
+    queue: str
+    override: Override
+    no_effect: str | None
+    """Why it has none under the policy in force; `None`: it has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitInForce:
+    """A limit for every key, or for one key that an operator has given another bound."""
+
+    name: str
+    scope: Scope
+    """Empty: the whole queue, or every key that is not listed by itself."""
+    declared: Limit
+    in_force: Limit
+    is_suspended: bool
+    override: Override | None
+
+
+async def pause(
+    store: Store, queue: str, intent: Intent, *, keys: KeyValues | None = None, task: str | None = None
+) -> Change:
+    """Start nothing more of a queue, a key or a task. What runs goes on; keys first seen later are covered."""
+    return await _put(store, queue, "pause", Override(kind=Kind.PAUSE, scope=scope_of(keys, task)), intent)
+
+
+async def resume(
+    store: Store, queue: str, intent: Intent, *, keys: KeyValues | None = None, task: str | None = None
+) -> Change:
+    """End a pause: the one of exactly this queue, key or task."""
+    return await _remove(store, queue, "resume", [Override(kind=Kind.PAUSE, scope=scope_of(keys, task)).id], intent)
+
+
+async def set_limit(
+    store: Store, queue: str, limit: str, value: float, intent: Intent, *, keys: KeyValues | None = None
+) -> Change:
+    """Give a limit another bound for one key. A lower one preempts nothing: what runs drains first."""
+    scope = scope_of(keys)
+    bound = find_limit((await in_force(store, queue)).policy, limit, scope)
+    override = Override(kind=Kind.LIMIT, limit=bound.name, value=value, scope=scope)
+    return await _put(store, queue, "limit set", override, intent)
+
+
+async def clear_limit(store: Store, queue: str, limit: str, intent: Intent, *, keys: KeyValues | None = None) -> Change:
+    """Let a key have the bound again that the policy declares."""
+    scope = scope_of(keys)
+    policy = (await in_force(store, queue)).policy
+    # By the name it was set under first: its limit may be gone from the policy.
+    known = policy.overrides.limits.get((limit, scope))
+    name = limit if known else find_limit(policy, limit, scope).name
+    return await _remove(store, queue, "limit clear", [Override(kind=Kind.LIMIT, limit=name, scope=scope).id], intent)
+
+
+async def set_weight(store: Store, queue: str, weight: float, intent: Intent, *, keys: KeyValues) -> Change:
+    """Give a flow another weight."""
+    return await _put(
+        store, queue, "weight set", Override(kind=Kind.WEIGHT, value=weight, scope=scope_of(keys)), intent
+    )
+
+
+async def boost(store: Store, queue: str, factor: float, intent: Intent, *, keys: KeyValues) -> Change:
+    """Multiply a flow's weight."""
+    return await _put(store, queue, "boost", Override(kind=Kind.BOOST, value=factor, scope=scope_of(keys)), intent)
+
+
+async def clear_weight(store: Store, queue: str, intent: Intent, *, keys: KeyValues) -> Change:
+    """Let a flow have the weight again that the policy declares, and no boost."""
+    scope = scope_of(keys)
+    gone = [Override(kind=kind, scope=scope).id for kind in (Kind.WEIGHT, Kind.BOOST)]
+    return await _remove(store, queue, "weight clear", gone, intent)
+
+
+async def suspend(store: Store, queue: str, intent: Intent) -> Change:
+    """Let no limit of a queue hold anything back. All go on counting; pauses and turns stay."""
+    return await _put(store, queue, "suspend", Override(kind=Kind.SUSPEND), intent)
+
+
+async def unsuspend(store: Store, queue: str, intent: Intent) -> Change:
+    """Let the limits of a queue hold again. What runs beyond them drains first."""
+    return await _remove(store, queue, "unsuspend", [Override(kind=Kind.SUSPEND).id], intent)
+
+
+async def _put(store: Store, queue: str, action: str, override: Override, intent: Intent) -> Change:
+    now = await store.now()
+    signed = Override(
+        kind=override.kind,
+        scope=override.scope,
+        limit=override.limit,
+        value=override.value,
+        expires_at=intent.ends_at(now),
+        set_at=now,
+        set_by=intent.actor,
+        reason=intent.reason,
+    )
+    return await _change(store, queue, action, [signed], [], intent)
+
+
+async def _remove(store: Store, queue: str, action: str, gone: Sequence[str], intent: Intent) -> Change:
+    return await _change(store, queue, action, [], gone, intent)
+
+
+async def _change(
+    store: Store, queue: str, action: str, put: Sequence[Override], remove: Sequence[str], intent: Intent
+) -> Change:
+    policy = (await in_force(store, queue)).policy
+    amendment = (
+        amend(policy, put, remove) if intent.dry_run else await store.amend(queue, put, remove, intent.note(action))
+    )
+    return Change(
+        queue=queue,
+        action=action,
+        is_dry_run=intent.dry_run,
+        before=amendment.before,
+        after=amendment.after,
+        remaining=amendment.overrides.all,
+    )
+
+
+async def list_overrides(store: Store, queue: str | None = None) -> list[OverrideInForce]:
+    """The overrides of a queue, or of all queues, and which of them have no effect."""
+    now = await store.now()
+    found = []
+    for name in sorted(await store.queues()) if queue is None else [queue]:
+        policy = (await in_force(store, name)).policy
+        found += overrides_of(policy, policy.overrides, now)
+    return found
+
+
+def overrides_of(policy: Policy, overrides: Overrides, now: Instant) -> list[OverrideInForce]:
+    """What overrides come to under a policy."""
+    return [
+        OverrideInForce(queue=policy.queue, override=each, no_effect=without_effect(policy, each, now))
+        for each in overrides.all
+    ]
+
+
+async def list_limits(store: Store, queue: str) -> list[LimitInForce]:
+    """Every limit of a queue: what the policy declares, what is in force, and who changed it for which key."""
+    policy = (await in_force(store, queue)).policy
+    rows = []
+    for bound in policy.bound:
+        changed = [each for (name, _), each in policy.overrides.limits.items() if name == bound.name]
+        if bound.limit.by or not changed:
+            rows.append(_limit_in_force(policy, bound, None))
+        rows += [_limit_in_force(policy, bound, each) for each in changed]
+    return rows
+
+
+def _limit_in_force(policy: Policy, bound: BoundLimit, override: Override | None) -> LimitInForce:
+    value = None if override is None else override.value
+    return LimitInForce(
+        name=bound.name,
+        scope=() if override is None else override.scope,
+        declared=bound.limit,
+        in_force=bound.limit if value is None else bound.limit.with_bound(value),
+        is_suspended=policy.overrides.suspension is not None,
+        override=override,
+    )

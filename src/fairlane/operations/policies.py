@@ -1,0 +1,173 @@
+"""Policies as operators see them: what is in force, what the code declares instead, and putting that in force."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from fairlane.clock import Instant
+from fairlane.errors import ConfigurationError, UnknownQueue
+from fairlane.operations.asking import Intent, in_force
+from fairlane.operations.overriding import OverrideInForce, overrides_of
+from fairlane.policy.differences import Difference, differences
+from fairlane.policy.overrides import without_place
+from fairlane.policy.policy import Policy
+from fairlane.store.auditing import AuditEntry
+from fairlane.store.protocol import Store
+
+__all__ = [
+    "AuditPage",
+    "PolicyChange",
+    "PolicyInForce",
+    "apply_policies",
+    "diff_policies",
+    "list_audit",
+    "require_declared",
+    "show_policies",
+]
+
+Declarations = Mapping[str, Policy]
+"""What a program declares, by queue."""
+APPLY = "policy apply"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyInForce:
+    """A queue's policy as it is stored, and what the program at hand declares."""
+
+    queue: str
+    policy: Policy | None
+    """`None`: no program has opened this database and declared the queue yet."""
+    version: int
+    declared: Policy | None
+    """`None`: the program at hand does not declare this queue."""
+    drift: tuple[Difference, ...]
+    """What applying the declaration would change."""
+    overrides: tuple[OverrideInForce, ...]
+
+    @property
+    def is_drift(self) -> bool:
+        return self.declared is not None and (self.policy is None or self.policy.digest != self.declared.digest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyChange:
+    """What applying a policy changed, or would change."""
+
+    queue: str
+    is_dry_run: bool
+    before: Policy | None
+    after: Policy
+    version: int
+    """Of what is in force now; of a dry run, as it was."""
+    is_changed: bool
+    changes: tuple[Difference, ...]
+    new_keys: tuple[str, ...]
+    """Keys that jobs enqueued under the policy before need not carry. Applying is refused while such jobs wait, unless
+    that is accepted."""
+    without_place: tuple[OverrideInForce, ...]
+    """Overrides that have a place before and none afterwards."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditPage:
+    """Some of what operators did, the newest first."""
+
+    entries: tuple[AuditEntry, ...]
+    before: int | None
+    """Where to go on; `None`: this was the end."""
+
+
+async def show_policies(
+    store: Store, declared: Declarations | None = None, queues: Sequence[str] = ()
+) -> list[PolicyInForce]:
+    """The policy in force for these queues or for all, and where the code declares another one."""
+    given = declared or {}
+    now = await store.now()
+    known = await store.queues()
+    return [
+        await _in_force(store, name, given.get(name), now)
+        if name in known or name not in given
+        else PolicyInForce(queue=name, policy=None, version=0, declared=given[name], drift=(), overrides=())
+        for name in queues or sorted({*given, *known})
+    ]
+
+
+async def diff_policies(store: Store, declared: Declarations, queues: Sequence[str] = ()) -> list[PolicyInForce]:
+    """What applying the declared policies would change, for these queues or for all that are declared."""
+    require_declared(declared, queues)
+    return await show_policies(store, declared, queues or tuple(declared))
+
+
+async def _in_force(store: Store, queue: str, declared: Policy | None, now: Instant) -> PolicyInForce:
+    stored = await in_force(store, queue)
+    return PolicyInForce(
+        queue=queue,
+        policy=stored.policy,
+        version=stored.version,
+        declared=declared,
+        drift=() if declared is None else differences(stored.policy, declared),
+        overrides=tuple(overrides_of(stored.policy, stored.policy.overrides, now)),
+    )
+
+
+async def apply_policies(
+    store: Store,
+    declared: Declarations,
+    intent: Intent,
+    queues: Sequence[str] = (),
+    *,
+    accept_missing_keys: bool = False,
+) -> list[PolicyChange]:
+    """Put what the code declares in force, a transaction for each queue. Overrides stay as they are."""
+    require_declared(declared, queues)
+    return [await _apply(store, declared[name], intent, accept_missing_keys) for name in queues or declared]
+
+
+def require_declared(declared: Declarations, queues: Sequence[str]) -> None:
+    """Refuse to go on with a queue that the code does not declare."""
+    if unknown := sorted(set(queues) - set(declared)):
+        raise UnknownQueue(f"the app declares no queue {unknown[0]!r}; it declares {', '.join(declared) or 'none'}")
+    if not declared:
+        raise ConfigurationError("the app declares no queue, so it has no policy; declare one with app.queue(…)")
+
+
+async def _apply(store: Store, policy: Policy, intent: Intent, accept_missing_keys: bool) -> PolicyChange:
+    found = await store.policy(policy.queue)
+    before = None if found is None else found.policy
+    version = 0 if found is None else found.version
+    is_changed = before is None or before.digest != policy.digest
+    if not intent.dry_run:
+        applied = await store.apply(policy, intent.note(APPLY), accept_missing_keys=accept_missing_keys)
+        # Somebody else may have been faster since the look.
+        is_changed, version = applied.version != version, applied.version
+    return PolicyChange(
+        queue=policy.queue,
+        is_dry_run=intent.dry_run,
+        before=before,
+        after=policy,
+        version=version,
+        is_changed=is_changed,
+        changes=() if before is None else differences(before, policy),
+        new_keys=() if before is None else tuple(sorted({*policy.stamped_keys} - {*before.stamped_keys})),
+        without_place=() if before is None else tuple(_losing_their_place(before, policy)),
+    )
+
+
+def _losing_their_place(before: Policy, after: Policy) -> Iterator[OverrideInForce]:
+    for override in before.overrides.all:
+        reason = without_place(after, override)
+        if reason is not None and without_place(before, override) is None:
+            yield OverrideInForce(queue=after.queue, override=override, no_effect=reason)
+
+
+async def list_audit(
+    store: Store, queue: str | None = None, *, before: int | None = None, limit: int = 100
+) -> AuditPage:
+    """What operators did, the newest first."""
+    if limit < 1:
+        raise ConfigurationError(f"limit={limit} leaves nothing to show; give a number above 0")
+    # One more than asked for: it says whether there is another page.
+    found = await store.audit(queue, before, limit + 1)
+    entries = tuple(found[:limit])
+    return AuditPage(entries=entries, before=entries[-1].id if len(found) > limit else None)

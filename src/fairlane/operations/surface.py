@@ -1,0 +1,312 @@
+"""`app.operations`: what operators see and do, for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Protocol
+from uuid import UUID
+
+from fairlane.clock import as_instant, microseconds
+from fairlane.operations import jobs, overriding, policies
+from fairlane.operations.asking import Intent
+from fairlane.operations.diagnosis import Finding, diagnose
+from fairlane.operations.jobs import LIMIT, JobDetails, Report, Selection
+from fairlane.operations.overriding import Change, LimitInForce, OverrideInForce
+from fairlane.operations.policies import AuditPage, PolicyChange, PolicyInForce
+from fairlane.policy.policy import Policy
+from fairlane.store.operators import JobFilter, JobPage
+from fairlane.store.protocol import Store
+
+__all__ = ["Operations", "OperationsSource"]
+
+Duration = timedelta | str | float
+KeyValues = Mapping[str, object]
+
+
+class OperationsSource(Protocol):
+    """What operations ask of their app."""
+
+    async def opened(self) -> Store: ...
+
+    @property
+    def declared_policies(self) -> Mapping[str, Policy]: ...
+
+    @property
+    def actor(self) -> str: ...
+
+
+class Operations:
+    """What operators do with queues and jobs: `app.operations`.
+
+    Every change is one transaction, in force at the next claim, and recorded with `actor` (by default FAIRLANE_ACTOR,
+    else user@host) and `reason`. With `dry_run` it is only said what would change.
+    """
+
+    def __init__(self, source: OperationsSource) -> None:
+        self._source = source
+
+    # Queues.
+
+    async def pause(
+        self,
+        queue: str,
+        *,
+        keys: KeyValues | None = None,
+        task: str | None = None,
+        expires_in: Duration | None = None,
+        expires_at: datetime | None = None,
+        reason: str = "",
+        actor: str | None = None,
+        dry_run: bool = False,
+    ) -> Change:
+        """Start nothing more of a queue, a key or a task. What runs goes on; keys first seen later are covered."""
+        intent = self._intent(actor, reason, dry_run, expires_in, expires_at)
+        return await overriding.pause(await self._source.opened(), queue, intent, keys=keys, task=task)
+
+    async def resume(
+        self,
+        queue: str,
+        *,
+        keys: KeyValues | None = None,
+        task: str | None = None,
+        reason: str = "",
+        actor: str | None = None,
+        dry_run: bool = False,
+    ) -> Change:
+        """End a pause: the one of exactly this queue, key or task."""
+        intent = self._intent(actor, reason, dry_run)
+        return await overriding.resume(await self._source.opened(), queue, intent, keys=keys, task=task)
+
+    async def set_limit(
+        self,
+        queue: str,
+        limit: str,
+        value: float,
+        *,
+        keys: KeyValues | None = None,
+        expires_in: Duration | None = None,
+        expires_at: datetime | None = None,
+        reason: str = "",
+        actor: str | None = None,
+        dry_run: bool = False,
+    ) -> Change:
+        """Give a limit another bound for one key. A lower one preempts nothing: what runs drains first."""
+        intent = self._intent(actor, reason, dry_run, expires_in, expires_at)
+        return await overriding.set_limit(await self._source.opened(), queue, limit, value, intent, keys=keys)
+
+    async def clear_limit(
+        self,
+        queue: str,
+        limit: str,
+        *,
+        keys: KeyValues | None = None,
+        reason: str = "",
+        actor: str | None = None,
+        dry_run: bool = False,
+    ) -> Change:
+        """Let a key have the bound again that the policy declares."""
+        intent = self._intent(actor, reason, dry_run)
+        return await overriding.clear_limit(await self._source.opened(), queue, limit, intent, keys=keys)
+
+    async def list_limits(self, queue: str) -> list[LimitInForce]:
+        """Every limit of a queue: what the policy declares, what is in force, and who changed it for which key."""
+        return await overriding.list_limits(await self._source.opened(), queue)
+
+    async def set_weight(
+        self,
+        queue: str,
+        weight: float,
+        *,
+        keys: KeyValues,
+        expires_in: Duration | None = None,
+        expires_at: datetime | None = None,
+        reason: str = "",
+        actor: str | None = None,
+        dry_run: bool = False,
+    ) -> Change:
+        """Give a flow another weight."""
+        intent = self._intent(actor, reason, dry_run, expires_in, expires_at)
+        return await overriding.set_weight(await self._source.opened(), queue, weight, intent, keys=keys)
+
+    async def boost(
+        self,
+        queue: str,
+        factor: float,
+        *,
+        keys: KeyValues,
+        expires_in: Duration | None = None,
+        expires_at: datetime | None = None,
+        reason: str = "",
+        actor: str | None = None,
+        dry_run: bool = False,
+    ) -> Change:
+        """Multiply a flow's weight."""
+        intent = self._intent(actor, reason, dry_run, expires_in, expires_at)
+        return await overriding.boost(await self._source.opened(), queue, factor, intent, keys=keys)
+
+    async def clear_weight(
+        self, queue: str, *, keys: KeyValues, reason: str = "", actor: str | None = None, dry_run: bool = False
+    ) -> Change:
+        """Let a flow have the weight again that the policy declares, and no boost."""
+        intent = self._intent(actor, reason, dry_run)
+        return await overriding.clear_weight(await self._source.opened(), queue, intent, keys=keys)
+
+    async def suspend(
+        self,
+        queue: str,
+        *,
+        expires_in: Duration | None = None,
+        expires_at: datetime | None = None,
+        reason: str = "",
+        actor: str | None = None,
+        dry_run: bool = False,
+    ) -> Change:
+        """Let no limit of a queue hold anything back. All go on counting; pauses and turns stay."""
+        intent = self._intent(actor, reason, dry_run, expires_in, expires_at)
+        return await overriding.suspend(await self._source.opened(), queue, intent)
+
+    async def unsuspend(
+        self, queue: str, *, reason: str = "", actor: str | None = None, dry_run: bool = False
+    ) -> Change:
+        """Let the limits of a queue hold again. What runs beyond them drains first."""
+        return await overriding.unsuspend(await self._source.opened(), queue, self._intent(actor, reason, dry_run))
+
+    async def list_overrides(self, queue: str | None = None) -> list[OverrideInForce]:
+        """The overrides of a queue, or of all queues, and which of them have no effect."""
+        return await overriding.list_overrides(await self._source.opened(), queue)
+
+    # Policies.
+
+    async def show_policies(self, queues: Sequence[str] = ()) -> list[PolicyInForce]:
+        """The policy in force for these queues or for all, and where this app declares another one."""
+        return await policies.show_policies(await self._source.opened(), self._source.declared_policies, queues)
+
+    async def diff_policies(self, queues: Sequence[str] = ()) -> list[PolicyInForce]:
+        """What applying the policies that this app declares would change."""
+        return await policies.diff_policies(await self._source.opened(), self._source.declared_policies, queues)
+
+    async def apply_policies(
+        self,
+        queues: Sequence[str] = (),
+        *,
+        accept_missing_keys: bool = False,
+        reason: str = "",
+        actor: str | None = None,
+        dry_run: bool = False,
+    ) -> list[PolicyChange]:
+        """Put what this app declares in force, a transaction for each queue. Overrides stay as they are."""
+        intent = self._intent(actor, reason, dry_run)
+        return await policies.apply_policies(
+            await self._source.opened(),
+            self._source.declared_policies,
+            intent,
+            queues,
+            accept_missing_keys=accept_missing_keys,
+        )
+
+    async def list_audit(self, queue: str | None = None, *, before: int | None = None, limit: int = 100) -> AuditPage:
+        """What operators did, the newest first."""
+        return await policies.list_audit(await self._source.opened(), queue, before=before, limit=limit)
+
+    async def diagnose(self) -> list[Finding]:
+        """What is wrong with the queues of this database, as far as it can be seen from outside."""
+        return await diagnose(await self._source.opened(), self._source.declared_policies)
+
+    # Jobs.
+
+    async def list_jobs(self, filter: JobFilter, limit: int = 100, after: str | None = None) -> JobPage:
+        """Jobs that fit, the newest first."""
+        return await jobs.list_jobs(await self._source.opened(), filter, limit, after)
+
+    async def show_job(self, job: UUID) -> JobDetails:
+        """Everything about one job, or `JobNotFound`."""
+        return await jobs.show_job(await self._source.opened(), job)
+
+    async def cancel_jobs(
+        self,
+        selection: Selection,
+        *,
+        limit: int = LIMIT,
+        reason: str = "",
+        actor: str | None = None,
+        dry_run: bool = False,
+    ) -> Report:
+        """Cancel jobs that wait, ask those that run to stop."""
+        who = self._intent(actor, reason, dry_run).actor
+        store = await self._source.opened()
+        return await jobs.cancel_jobs(store, selection, actor=who, reason=reason, limit=limit, dry_run=dry_run)
+
+    async def retry_jobs(
+        self,
+        selection: Selection,
+        *,
+        limit: int = LIMIT,
+        reason: str = "",
+        actor: str | None = None,
+        dry_run: bool = False,
+    ) -> Report:
+        """Let scheduled jobs be due now, whether they wait for a backoff or for their time."""
+        who = self._intent(actor, reason, dry_run).actor
+        store = await self._source.opened()
+        return await jobs.retry_jobs(store, selection, actor=who, reason=reason, limit=limit, dry_run=dry_run)
+
+    async def replay_jobs(
+        self,
+        selection: Selection,
+        *,
+        delay: Duration | None = None,
+        limit: int = LIMIT,
+        reason: str = "",
+        actor: str | None = None,
+        dry_run: bool = False,
+    ) -> Report:
+        """Put dead jobs back, cancelled ones too if they are named or asked for."""
+        who = self._intent(actor, reason, dry_run).actor
+        wait = None if delay is None else microseconds(delay)
+        return await jobs.replay_jobs(
+            await self._source.opened(),
+            selection,
+            actor=who,
+            reason=reason,
+            delay=wait,
+            limit=limit,
+            dry_run=dry_run,
+        )
+
+    async def purge_jobs(
+        self,
+        selection: Selection,
+        *,
+        limit: int = LIMIT,
+        reason: str = "",
+        actor: str | None = None,
+        dry_run: bool = False,
+    ) -> Report:
+        """Remove dead jobs for good, done and cancelled ones too if they are named or asked for."""
+        who = self._intent(actor, reason, dry_run).actor
+        store = await self._source.opened()
+        return await jobs.purge_jobs(store, selection, actor=who, reason=reason, limit=limit, dry_run=dry_run)
+
+    async def force_jobs(
+        self, ids: Sequence[UUID], *, reason: str = "", actor: str | None = None, dry_run: bool = False
+    ) -> Report:
+        """Let waiting jobs start next, whatever their limits say; every limit counts them."""
+        who = self._intent(actor, reason, dry_run).actor
+        return await jobs.force_jobs(await self._source.opened(), ids, actor=who, reason=reason, dry_run=dry_run)
+
+    def _intent(
+        self,
+        actor: str | None,
+        reason: str,
+        dry_run: bool,
+        expires_in: Duration | None = None,
+        expires_at: datetime | None = None,
+    ) -> Intent:
+        return Intent(
+            actor=self._source.actor if actor is None else actor,
+            reason=reason,
+            expires_in=None if expires_in is None else microseconds(expires_in),
+            expires_at=None if expires_at is None else as_instant(expires_at),
+            dry_run=dry_run,
+        )
