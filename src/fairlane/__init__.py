@@ -37,7 +37,7 @@ from fairlane.errors import (
 from fairlane.handle import Enqueued, Foreseen, Job
 from fairlane.held_claim import HeldClaim
 from fairlane.job import AttemptRecord, JobRecord, Outcome, State
-from fairlane.policy import Backoff, Concurrency, Fair, Limit, Policy, Rate, Unique
+from fairlane.policy import Backoff, Concurrency, Fair, Limit, Policy, Rate, Sequence, Unique
 from fairlane.policy.reasons import Reason
 from fairlane.queue import Queue
 from fairlane.scheduler.explain import Explanation
@@ -95,6 +95,7 @@ __all__ = [
     "SchemaError",
     "SchemaOutOfDate",
     "SchemaTooNew",
+    "Sequence",
     "Snooze",
     "State",
     "StoreUnavailable",

@@ -9,12 +9,16 @@ import asyncio
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
 import msgspec
 
-from fairlane.job import Claim
+from fairlane.job import Claim, State
+from fairlane.scheduler.settlement import Done, Failed, Outcome
+from fairlane.store.operators import JobFilter
+from fairlane.store.protocol import Store
 from tests.store.harness import Database, Kind, claim, finish, worker_named
 
 __all__ = ["Run", "run_together"]
@@ -73,7 +77,14 @@ async def migrate(database: Database) -> list[str]:
     return applied
 
 
-async def work(database: Database) -> list[Run]:
+async def stumble(database: Database) -> list[Run]:
+    """The same, but every third job fails at its first attempt, and is tried again a little later."""
+    return await work(
+        database, lambda each: Failed("stumbled", 5_000) if each.attempt == 1 and each.id.int % 3 == 0 else Done(None)
+    )
+
+
+async def work(database: Database, outcome: Callable[[Claim], Outcome] = lambda _: Done(None)) -> list[Run]:
     """Claim and finish until nothing is left; hold each batch until the next one has been claimed."""
     store = await database.open()
     worker = worker_named("a process")
@@ -85,20 +96,32 @@ async def work(database: Database) -> list[Run]:
         claims = await claim(store, "webhooks", 4, worker=worker)
         now = time.monotonic_ns()
         runs += [Run(str(each.id), str(each.keys["account"]), begun, now) for each in held]
-        await finish(store, held)
+        for each in held:
+            await finish(store, [each], outcome(each))
         if not claims and not held:
             counts = await store.counts("webhooks")
-            if counts.ready + counts.bells == 0:
+            if counts.ready + counts.bells == 0 and not await _is_scheduled(store):
                 break
         held, begun = claims, now
     await database.close()
     return runs
 
 
+async def _is_scheduled(store: Store) -> bool:
+    page = await store.find_jobs(JobFilter(state=State.SCHEDULED), limit=1)
+    return bool(page.jobs)
+
+
 async def main(what: str, kind: str, url: str) -> list[str] | list[Run]:
     (chosen,) = (each for each in get_args(Kind) if each == kind)
     database = Database(chosen, url)
-    return await migrate(database) if what == "migrate" else await work(database)
+    match what:
+        case "migrate":
+            return await migrate(database)
+        case "stumble":
+            return await stumble(database)
+        case _:
+            return await work(database)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from fairlane.policy.keys import Keys, canonical_key, canonical_keys, flow_id, g
 from fairlane.policy.limits import Concurrency, Rate
 from fairlane.policy.policy import BoundLimit, Level, Policy
 from fairlane.policy.retry import Backoff
+from fairlane.policy.sequence import Sequence
 from fairlane.policy.unique import Unique
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Limit",
     "Policy",
     "Rate",
+    "Sequence",
     "Unique",
     "canonical_key",
     "canonical_keys",

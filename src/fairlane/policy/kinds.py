@@ -8,12 +8,14 @@ from typing import Any
 from fairlane.errors import InvalidPolicy
 from fairlane.policy.gates import Limit
 from fairlane.policy.limits import Concurrency, Rate
+from fairlane.policy.sequence import Sequence
 
 __all__ = ["KINDS", "read_limit"]
 
 KINDS: Mapping[str, type[Any]] = {
     "concurrency": Concurrency,
     "rate": Rate,
+    "sequence": Sequence,
 }
 
 

@@ -7,7 +7,7 @@ written. A row that comes in twice keeps its first, already worked-on form.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -15,8 +15,9 @@ import msgspec
 
 from fairlane.clock import Instant
 from fairlane.policy.gates import Limit
-from fairlane.policy.keys import select
+from fairlane.policy.keys import Keys, select
 from fairlane.policy.policy import BoundLimit, Policy
+from fairlane.policy.sequence import Sequence
 from fairlane.scheduler.snapshot import FlowRow, GateRow, Head, LaneRow, QueueRow, Release, Standing
 
 __all__ = ["Board", "Flow", "Gate", "Lane"]
@@ -76,6 +77,12 @@ class Gate:
         if self.limit.free(self, release, now, held, task):
             self.dirty = True
 
+    def resume(self, count: int) -> None:
+        """Give back places that jobs have kept in a sequence."""
+        if count and isinstance(self.bound.limit, Sequence):
+            self.bound.limit.resume(self, count)
+            self.dirty = True
+
     def opens_at(self) -> Instant | None:
         return self.limit.opens_again_at(self)
 
@@ -130,7 +137,7 @@ class Lane:
         self.gate = row.gate
         self.tag = row.tag
         self.gates: list[Gate] | None = None
-        self.heads: Sequence[Head] = ()
+        self.heads: list[Head] = []
         self.next_head = 0
         self.exhausted = False
         self.dirty = False
@@ -323,6 +330,11 @@ class Board:
                 for gate_id, bound in self.policy.gates_of(lane.priority, lane.keys)
             ]
         return lane.gates
+
+    def sequence_gate(self, priority: int, keys: Keys) -> Gate | None:
+        """The gate at which the jobs of a lane wait for one another, if they run in sequence."""
+        found = self.policy.sequence_gate(priority, keys)
+        return None if found is None else self.gate(*found, select(found[1].limit.by, keys, priority))
 
     def queue_gates(self) -> list[Gate]:
         """The gates of the whole queue. Asked for once the store has told of them."""

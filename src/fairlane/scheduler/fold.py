@@ -94,8 +94,10 @@ def settle_debt(board: Board, flow: Flow) -> None:
 def fold_arrivals(board: Board, arrivals: Iterable[Arrival], join_at: float) -> None:
     """Make lanes ready for the jobs that arrived, and let their flows take turns."""
     for bell in arrivals:
+        if bell.resumed and (gate := board.sequence_gate(bell.priority, bell.keys)) is not None:
+            gate.resume(bell.resumed)
         lane = board.lanes.get(bell.lane)
-        if lane is None:
+        if lane is None or bell.count == 0:
             if bell.count <= 0:
                 continue
             lane = board.new_lane(bell.lane, bell.priority, bell.keys, bell.floor)

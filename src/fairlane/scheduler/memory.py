@@ -62,10 +62,26 @@ class MemoryQueue:
 
     def give_back(self, start: Start) -> None:
         """End a claim that never started; its job keeps its place."""
-        self.releases.append(Release(start.lane, 0, 0, 0.0, 1, start.charge, self._claimed_at[start.head.position]))
+        since = self._claimed_at[start.head.position]
+        self.releases.append(Release(start.lane, 0, 0, 0.0, 1, start.charge, since, kept=1))
+        self.resume(start)
+
+    def retry(self, start: Start, ran: int) -> None:
+        """End a claim whose job will be back: `resume` lets it join again, `abandon` says that it will not."""
+        self.releases.append(Release(start.lane, 1, ran, start.charge, 0, 0.0, kept=1))
+
+    def resume(self, start: Start) -> None:
+        """A job is ready again, in its old place."""
         insort(self.jobs[start.lane], start.head, key=_position)
-        row = self.lanes[start.lane]
-        self.arrivals.append(Arrival(start.lane, row.priority, row.keys, 1, start.head.position, start.head.ready_at))
+        self._ring_again(start, 1)
+
+    def abandon(self, start: Start) -> None:
+        """A job that was to be back was cancelled."""
+        self._ring_again(start, 0)
+
+    def _ring_again(self, start: Start, count: int) -> None:
+        row, head = self.lanes[start.lane], start.head
+        self.arrivals.append(Arrival(start.lane, row.priority, row.keys, count, head.position, head.ready_at, 1))
 
     def claim(self, now: Instant, want: int) -> Plan:
         """Plan and apply one claim."""

@@ -20,6 +20,7 @@ __all__ = [
     "Forced",
     "GateRow",
     "Head",
+    "KeptPlaces",
     "LaneRow",
     "Need",
     "Plan",
@@ -135,6 +136,8 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     """The lowest position that became ready."""
     since: Instant
     """When the job at that position joined its lane."""
+    resumed: int = 0
+    """How many jobs had kept their place in a sequence until now, whether they are ready again or gone for good."""
 
 
 class Release(msgspec.Struct, frozen=True, gc=False):
@@ -159,6 +162,16 @@ class Release(msgspec.Struct, frozen=True, gc=False):
     """Of those that ran, how many say nothing about what they called: snoozed, cancelled."""
     latest: Instant = 0
     """When the last of those that ran was claimed."""
+    kept: int = 0
+    """Of all claims, how many have not ended their job. It keeps its place in a sequence until it is `resumed`."""
+
+
+class KeptPlaces(msgspec.Struct, frozen=True, gc=False):
+    """Jobs of a lane that have kept their place in a sequence: they will be ready again, and run before all others."""
+
+    priority: int
+    keys: dict[str, str | None]
+    count: int
 
 
 class Forced(msgspec.Struct, frozen=True, gc=False):

@@ -9,7 +9,7 @@ from uuid import UUID
 from fairlane.clock import Instant
 from fairlane.errors import JobNotFound
 from fairlane.job import State
-from fairlane.scheduler.explain import COUNTED, Examined, Facts, Running, Subject, examine
+from fairlane.scheduler.explain import COUNTED, Examined, Facts, Kept, Running, Subject, examine, sequence_lane
 from fairlane.scheduler.plan import plan_claims
 from fairlane.scheduler.snapshot import Arrival, Need, Plan, QueueRow, Release, Snapshot
 from fairlane.store.postgres import rows
@@ -76,7 +76,15 @@ async def look_at(
             flows_ahead,
             await connection.fetchval(STATEMENTS["has_worker"], handle.id),
             [row["id"] for row in next_up],
+            await _kept(connection, handle.id, sequence_lane(snapshot.policy, subject)),
         )
+
+
+async def _kept(connection: Connection, queue: int, lane: bytes | None) -> list[Kept]:
+    if lane is None:
+        return []
+    found = await connection.fetch(STATEMENTS["select_kept_places"], queue, lane, RUNNING)
+    return [Kept(job, task, priority, dict(rows.decode_keys(keys)), due) for job, task, priority, keys, due in found]
 
 
 def _running(row: Sequence[Any]) -> Running:

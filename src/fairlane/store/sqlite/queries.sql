@@ -41,36 +41,36 @@ delete from jobs
 where position > ? and position <= ?
 
 -- name: insert_arrival
-insert into arrivals (queue, lane, priority, keys, count, floor, since)
-values (?, ?, ?, ?, ?, ?, ?)
+insert into arrivals (queue, lane, priority, keys, count, floor, since, resumed)
+values (?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: insert_release
-insert into releases (queue, lane, ended, ran, charged, unstarted, refund, since, failed, neutral, latest)
-values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+insert into releases (queue, lane, ended, ran, charged, unstarted, refund, since, failed, neutral, latest, kept)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: select_due_jobs
 -- Scheduled jobs whose time has come, in the order in which they are due.
-select position, lane, priority, lane_keys
+select position, lane, priority, lane_keys, keeps_place, ready_at
 from jobs
 where queue = ? and due_at is not null and due_at <= ?
 order by due_at, position
 limit ?
 
 -- name: promote_job
--- The job joins its lane at the end: it gets a new position.
+-- The job joins its lane at the end: it gets a new position. (In a sequence, one that has kept its place is given that.)
 update jobs
-set position = ?, state = 1, ready_at = ?, due_at = null
+set position = ?, state = 1, ready_at = ?, due_at = null, keeps_place = 0
 where position = ?
 
 -- name: select_arrivals
-select id, lane, priority, keys, count, floor, since
+select id, lane, priority, keys, count, floor, since, resumed
 from arrivals
 where queue = ?
 order by id
 limit ?
 
 -- name: select_releases
-select id, lane, ended, ran, charged, unstarted, refund, since, failed, neutral, latest
+select id, lane, ended, ran, charged, unstarted, refund, since, failed, neutral, latest, kept
 from releases
 where queue = ?
 order by id
@@ -245,7 +245,8 @@ where id = ? and lease = ? and state = 2
 
 -- name: finish_job
 update jobs
-set state = ?, attempt = ?, finished_at = ?, due_at = ?, error = ?, outcome = ?, result = ?, lease = null
+set state = ?, attempt = ?, finished_at = ?, due_at = ?, error = ?, outcome = ?, result = ?, lease = null,
+    keeps_place = ?
 where position = ?
 
 -- name: insert_attempt
@@ -289,14 +290,14 @@ from jobs
 where position = ? and lease = ? and state = 2
 
 -- name: select_state
-select position, queue, lane, priority, lane_keys, state, ready_at, lease
+select position, queue, lane, priority, lane_keys, state, ready_at, lease, keeps_place
 from jobs
 where id = ?
 
 -- name: cancel_waiting
 update jobs
 set state = 5, finished_at = ?, due_at = null, claimed_at = null, worker = null, outcome = 'cancelled',
-    cancel_requested = 1, error = ?
+    cancel_requested = 1, error = ?, keeps_place = 0
 where position = ?
 
 -- name: request_cancel
@@ -660,3 +661,20 @@ release savepoint effects
 update jobs
 set error = ?
 where id = ?
+
+
+-- Jobs that run one after the other.
+
+-- name: count_kept_places
+-- Jobs that wait for another attempt, by their lanes.
+select priority, lane_keys, count(*)
+from jobs indexed by jobs_keeping_place
+where queue = ? and keeps_place = 1
+group by lane, priority, lane_keys
+
+-- name: select_kept_places
+-- Jobs of one lane that wait for another attempt. ?1 queue, ?2 lane, ?3 at most
+select id, task, priority, lane_keys, due_at
+from jobs indexed by jobs_keeping_place
+where queue = ?1 and lane = ?2 and keeps_place = 1
+limit ?3

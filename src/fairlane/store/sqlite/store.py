@@ -271,15 +271,17 @@ class SqliteStore:
         )
 
     async def cancel(self, job: UUID) -> State:
-        def work(tx: Transaction) -> tuple[State, UUID | None, set[UUID]]:
-            state, worker = jobs.cancel(tx, job, self._clock.now())
-            return state, worker, results.take_waiters(tx, [job])
+        def work(tx: Transaction) -> tuple[jobs.Cancelled, list[UUID], set[UUID]]:
+            cancelled = jobs.cancel(tx, job, self._clock.now())
+            waiters = [] if cancelled.frees is None else _take_waiters(tx, {cancelled.frees: 1})
+            return cancelled, waiters, results.take_waiters(tx, [job])
 
-        state, worker, result_waiters = await self._write(work)
+        cancelled, waiters, result_waiters = await self._write(work)
         _announce(result_waiters)
-        if worker is not None:
-            nudge(worker)
-        return state
+        if cancelled.worker is not None:
+            nudge(cancelled.worker)
+        await self._nudge(waiters)
+        return cancelled.state
 
     async def report_progress(self, claim: Claim, fraction: float, message: str | None) -> None:
         await self._database.write(
