@@ -5,6 +5,7 @@ from fairlane.clock import Clock, ManualClock, SystemClock
 from fairlane.effects import Effects
 from fairlane.errors import (
     AlreadySettled,
+    BacklogFull,
     Cancel,
     ClaimLost,
     ConfigurationError,
@@ -37,7 +38,7 @@ from fairlane.errors import (
 from fairlane.handle import Enqueued, Foreseen, Job
 from fairlane.held_claim import HeldClaim
 from fairlane.job import AttemptRecord, JobRecord, Outcome, State
-from fairlane.policy import Backoff, Concurrency, Fair, Limit, Policy, Rate, Sequence, Unique
+from fairlane.policy import Backlog, Backoff, Concurrency, Fair, FullBacklog, Limit, Policy, Rate, Sequence, Unique
 from fairlane.policy.reasons import Reason
 from fairlane.queue import Queue
 from fairlane.scheduler.explain import Explanation
@@ -50,6 +51,8 @@ __all__ = [
     "AlreadySettled",
     "App",
     "AttemptRecord",
+    "Backlog",
+    "BacklogFull",
     "Backoff",
     "BoundTask",
     "Call",
@@ -66,6 +69,7 @@ __all__ = [
     "Fair",
     "FairlaneError",
     "Foreseen",
+    "FullBacklog",
     "Health",
     "HeldClaim",
     "InvalidJob",

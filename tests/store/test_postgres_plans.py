@@ -78,6 +78,7 @@ INDEXES = {
     "cancel": {"jobs_pkey", "leases_pkey", "waiters_pkey"},
     "count_kept_places": {"arrivals_in_order", "jobs_in_lane", "jobs_keeping_place", "releases_in_order"},
     "select_kept_places": {"jobs_keeping_place"},
+    "count_ready": {"arrivals_in_order", "gates_newest", "queue_states_newest"},
     "prune": {"attempts_pkey", "finished_by_end", "finished_pkey", "jobs_pkey", "uniques_of_job", "uniques_pkey"},
     "walk_jobs": {"jobs_pkey"},
     "walk_jobs_of_queue": {"jobs_in_queue"},

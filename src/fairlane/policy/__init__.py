@@ -1,5 +1,6 @@
 """The vocabulary of policies: pure values and their arithmetic, without I/O and without a clock."""
 
+from fairlane.policy.backlog import Backlog, FullBacklog
 from fairlane.policy.fair import Fair
 from fairlane.policy.gates import Limit
 from fairlane.policy.keys import Keys, canonical_key, canonical_keys, flow_id, gate_id, lane_id
@@ -10,10 +11,12 @@ from fairlane.policy.sequence import Sequence
 from fairlane.policy.unique import Unique
 
 __all__ = [
+    "Backlog",
     "Backoff",
     "BoundLimit",
     "Concurrency",
     "Fair",
+    "FullBacklog",
     "Keys",
     "Level",
     "Limit",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fairlane.errors import InvalidPolicy
+from fairlane.policy.backlog import Backlog
 from fairlane.policy.gates import Limit
 from fairlane.policy.limits import Concurrency, Rate
 from fairlane.policy.sequence import Sequence
@@ -13,6 +14,7 @@ from fairlane.policy.sequence import Sequence
 __all__ = ["KINDS", "read_limit"]
 
 KINDS: Mapping[str, type[Any]] = {
+    "backlog": Backlog,
     "concurrency": Concurrency,
     "rate": Rate,
     "sequence": Sequence,

@@ -14,6 +14,7 @@ import msgspec
 
 from fairlane.clock import SECOND
 from fairlane.errors import InvalidPolicy
+from fairlane.policy.backlog import Backlog
 from fairlane.policy.by import By, normalize_by
 from fairlane.policy.fair import Fair
 from fairlane.policy.gates import Limit
@@ -66,7 +67,9 @@ class Policy:
         object.__setattr__(self, "keys", normalize_by(what, self.keys))
         for limit in self.limits:
             if not isinstance(limit, tuple(KINDS.values())):
-                raise InvalidPolicy(f"{what}: {limit!r} is not a limit; use Concurrency(…), Rate(…) or Sequence(…)")
+                raise InvalidPolicy(
+                    f"{what}: {limit!r} is not a limit; use Concurrency(…), Rate(…), Sequence(…) or Backlog(…)"
+                )
         if self.fair is not None and not isinstance(self.fair, Fair):
             raise InvalidPolicy(f"{what}: fair={self.fair!r} is not a fair share; use Fair(by=…)")
         self._check_sequence(what)
@@ -216,6 +219,15 @@ class Policy:
         if self.sequence is None:
             return None
         return self.gate_of(self.sequence, select(self.sequence.limit.by, keys, priority)), self.sequence
+
+    @cached_property
+    def backlogs(self) -> tuple[BoundLimit, ...]:
+        """The limits that count who waits."""
+        return tuple(bound for bound in self.bound if isinstance(bound.limit, Backlog))
+
+    def backlog_gates(self, priority: int, keys: Keys) -> list[tuple[bytes, BoundLimit]]:
+        """Where the ready jobs of a lane are counted."""
+        return [(self.gate_of(b, select(b.limit.by, keys, priority)), b) for b in self.backlogs]
 
     def flow_key(self, priority: int, keys: Keys) -> tuple[str | None, ...]:
         """The fair key of a lane; empty where the queue is one flow."""

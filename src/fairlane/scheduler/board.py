@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from fairlane.clock import Instant
+from fairlane.policy.backlog import Backlog
 from fairlane.policy.gates import Limit
 from fairlane.policy.keys import Keys, select
 from fairlane.policy.policy import BoundLimit, Policy
@@ -81,6 +82,12 @@ class Gate:
         """Give back places that jobs have kept in a sequence."""
         if count and isinstance(self.bound.limit, Sequence):
             self.bound.limit.resume(self, count)
+            self.dirty = True
+
+    def arrive(self, count: int) -> None:
+        """Count jobs that wait."""
+        if isinstance(self.bound.limit, Backlog):
+            self.bound.limit.arrive(self, count)
             self.dirty = True
 
     def opens_at(self) -> Instant | None:
@@ -335,6 +342,11 @@ class Board:
         """The gate at which the jobs of a lane wait for one another, if they run in sequence."""
         found = self.policy.sequence_gate(priority, keys)
         return None if found is None else self.gate(*found, select(found[1].limit.by, keys, priority))
+
+    def backlog_gates(self, priority: int, keys: Keys) -> list[Gate]:
+        """Where the ready jobs of a lane are counted."""
+        found = self.policy.backlog_gates(priority, keys)
+        return [self.gate(gate_id, bound, select(bound.limit.by, keys, priority)) for gate_id, bound in found]
 
     def queue_gates(self) -> list[Gate]:
         """The gates of the whole queue. Asked for once the store has told of them."""

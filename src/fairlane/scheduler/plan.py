@@ -8,7 +8,7 @@ returns what is to be written.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
 from heapq import heapify, heappop, heappush
 from math import ceil, inf
 
@@ -19,6 +19,7 @@ from fairlane.scheduler.fold import (
     by_rank_within_flows,
     fold_arrivals,
     fold_releases,
+    rung_gates,
     settle_debt,
     sleepers,
     tag_of,
@@ -95,7 +96,7 @@ class Working:
             and (flow_id := self.policy.flow_of(bell.priority, bell.keys)) not in board.flows
         }
         gates = self._unasked_gates(board.lanes.values()) + self._unasked(g for g, _ in self.policy.queue_gates)
-        gates += self._unasked(self._resumed_gates())
+        gates += self._unasked(rung_gates(self.policy, snapshot.arrivals))
         if new_flows or gates:
             supply = yield Need(flows=tuple(sorted(new_flows)), gates=tuple(gates))
             board.add_flows(supply.flows)
@@ -106,12 +107,6 @@ class Working:
         ready = [flow.vtime + flow.debt for flow in board.flows.values() if flow.standing == READY]
         self.join_at = max(0.0, min(ready, default=self.vtime))
         fold_arrivals(board, snapshot.arrivals, self.join_at)
-
-    def _resumed_gates(self) -> Iterator[bytes]:
-        """Where places are given back. A lane that only waited for a retry may be forgotten, its gate is not."""
-        for bell in self.snapshot.arrivals:
-            if bell.resumed and (found := self.policy.sequence_gate(bell.priority, bell.keys)) is not None:
-                yield found[0]
 
     def wake_due(self) -> Generator[Need, Supply, bool]:
         """Wake as many parked lanes as there is room for; say whether any was woken."""

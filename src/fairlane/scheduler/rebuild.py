@@ -105,6 +105,7 @@ def rebuild(
             gate = board.gate(gate_id, bound, select(bound.limit.by, row.keys, row.priority))
             if bound.limit.counts_in_flight:
                 gate.in_flight += row.in_flight
+            gate.arrive(row.ready)
         if row.ready > 0 or row.standing != IDLE:
             lane.standing = READY
             lane.flow.open += 1

@@ -758,3 +758,34 @@ where j.id = any (array[g.id]) and j.lease = $1 and j.state = 2
 update fairlane.jobs
 set error = $2
 where id = $1
+
+
+-- Back-pressure on producers.
+
+-- name: count_ready
+-- What the gates of backlogs count, and the bells that are not folded yet: in one snapshot, so that they add up.
+-- $1 queue, $2 gates, $3 how many bells
+select n.id as gate, g.in_flight as count, null::smallint as priority, null::text as keys
+from unnest($2::bytea[]) as n (id)
+cross join lateral (
+    select g.in_flight
+    from fairlane.gates g
+    where g.id = n.id
+    order by g.version desc
+    limit 1
+) g
+union all
+(
+    select null, a.count, a.priority, a.keys::text
+    from fairlane.arrivals a
+    where a.queue_id = $1::integer
+      and a.xid >= (
+        select least(s.arrivals_from, pg_snapshot_xmin(pg_current_snapshot()))
+        from fairlane.queue_states s
+        where s.queue_id = $1
+        order by s.version desc
+        limit 1
+      )
+    order by a.xid, a.floor
+    limit $3::integer
+)

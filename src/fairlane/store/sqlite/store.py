@@ -35,6 +35,7 @@ from fairlane.store.protocol import (
 )
 from fairlane.store.sqlite import (
     amending,
+    backlogs,
     claims,
     examining,
     jobs,
@@ -147,6 +148,12 @@ class SqliteStore:
         if progress is not None:
             progress(len(new))
         return conflicts
+
+    async def count_ready(self, policy: Policy, gates: Sequence[bytes], tx: Any = None) -> dict[bytes, int]:
+        counts = await self._looked(lambda inner: backlogs.count_ready(inner, policy, gates), tx)
+        if counts is not None:
+            return counts
+        return await self._written(lambda inner: backlogs.count_folded(inner, policy, gates, self._clock.now()), tx)
 
     async def foresee(self, new: Sequence[NewJob]) -> dict[UUID, Conflict]:
         return await self._database.read(lambda tx: uniques.admitted(tx, new, self._clock.now()).conflicts)
