@@ -25,6 +25,7 @@ from fairlane import (
     ManualClock,
     PayloadTooLarge,
     Rate,
+    Sequence,
 )
 from fairlane.policy import lane_id
 from tests.worker.harness import watched_app, working
@@ -178,6 +179,22 @@ async def test_the_lane_of_a_job_is_the_one_that_its_policy_sees(clock: ManualCl
     assert new.lane_keys == {"account": "acme", "task": deliver.name}
     assert new.lane == lane_id("webhooks", 3, new.lane_keys)
     assert new.keys == {"account": "acme", "label": "blue"}
+    await app.close()
+
+
+async def test_in_a_sequence_the_lane_is_the_key_alone_and_a_priority_is_refused(clock: ManualClock) -> None:
+    app, store = watched_app(clock)
+    app.queue("documents", limits=[Sequence(by="document")])
+
+    @app.task(queue="documents")
+    async def change(document: str) -> None: ...
+
+    await change.enqueue("a")
+    [[new], _] = store.arguments["enqueue"][0]
+    assert new.lane_keys == {"document": "a"}
+    assert new.lane == lane_id("documents", 0, {"document": "a"})
+    with pytest.raises(InvalidJob, match=r"priority=3 has no effect in queue 'documents'.*leave it out"):
+        await change.using(priority=3).enqueue("a")
     await app.close()
 
 

@@ -5,6 +5,7 @@ from fairlane.clock import Clock, ManualClock, SystemClock
 from fairlane.effects import Effects
 from fairlane.errors import (
     AlreadySettled,
+    BacklogFull,
     Cancel,
     ClaimLost,
     ConfigurationError,
@@ -38,7 +39,20 @@ from fairlane.handle import Enqueued, Foreseen, Job
 from fairlane.held_claim import HeldClaim
 from fairlane.job import AttemptRecord, JobRecord, Outcome, State
 from fairlane.operations import Operations
-from fairlane.policy import AdaptiveConcurrency, Backoff, Breaker, Concurrency, Fair, Limit, Policy, Rate, Unique
+from fairlane.policy import (
+    AdaptiveConcurrency,
+    Backlog,
+    Backoff,
+    Breaker,
+    Concurrency,
+    Fair,
+    FullBacklog,
+    Limit,
+    Policy,
+    Rate,
+    Sequence,
+    Unique,
+)
 from fairlane.policy.reasons import Reason
 from fairlane.queue import Queue
 from fairlane.scheduler.explain import Explanation
@@ -55,6 +69,8 @@ __all__ = [
     "AlreadySettled",
     "App",
     "AttemptRecord",
+    "Backlog",
+    "BacklogFull",
     "Backoff",
     "BoundTask",
     "Breaker",
@@ -72,6 +88,7 @@ __all__ = [
     "Fair",
     "FairlaneError",
     "Foreseen",
+    "FullBacklog",
     "Health",
     "HeldClaim",
     "InvalidJob",
@@ -104,6 +121,7 @@ __all__ = [
     "SchemaError",
     "SchemaOutOfDate",
     "SchemaTooNew",
+    "Sequence",
     "Simulation",
     "Snooze",
     "State",

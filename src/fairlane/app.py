@@ -7,7 +7,7 @@ import inspect
 import logging
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from types import TracebackType
@@ -29,6 +29,7 @@ from fairlane.declaring import (
     name_of,
 )
 from fairlane.errors import (
+    BacklogFull,
     ConfigurationError,
     InvalidJob,
     PayloadDiffers,
@@ -36,15 +37,15 @@ from fairlane.errors import (
     UniqueConflict,
     UnknownQueue,
 )
-from fairlane.handle import Enqueued, Foreseen, Job
-from fairlane.job import NewJob, Outcome
+from fairlane.handle import Enqueued, Foreseen, Job, handles_of
+from fairlane.job import Outcome
 from fairlane.operations import Operations
 from fairlane.policy.fair import Fair
 from fairlane.policy.gates import Limit
 from fairlane.policy.policy import Policy
 from fairlane.policy.retry import Backoff
 from fairlane.policy.sharing import check_agreement
-from fairlane.policy.unique import Conflict, Unique
+from fairlane.policy.unique import Unique
 from fairlane.producing import Producing
 from fairlane.queue import Hand, Queue
 from fairlane.stamping import Stamp
@@ -342,7 +343,11 @@ class App:
         Each has the outcome that it would have alone: a call whose unique key is held is a duplicate, or refused, and
         the others are stored all the same. `progress` is told how many have been stored, and how many there are.
         """
-        listed = list(calls)
+        return await self._store_calls(list(calls), tx, progress)
+
+    async def _store_calls(
+        self, listed: list[Call[R]], tx: Any, progress: Progress | None = None, *, pace: bool = False
+    ) -> Enqueued[R]:
         for call in listed:
             if not isinstance(call, Call):
                 raise InvalidJob(f"enqueue_many takes calls, not a {type(call).__name__}; write task.call(…) for each")
@@ -350,53 +355,56 @@ class App:
                 raise InvalidJob(f"{call!r} names a transaction of its own; give tx= to enqueue_many, for all of them")
         connection = await self._connected()
         jobs = await connection.producing.stamped(listed)
-        told = None if progress is None else lambda stored: progress(stored, len(jobs))
-        conflicts = await connection.store.enqueue(jobs, tx, told)
-        return self._handles(jobs, conflicts)
+        verdicts = await connection.producing.judged(jobs, tx, pace=pace)
+        stored = [job for job in jobs if job.id not in verdicts.refused]
+        told = None if progress is None else lambda done: progress(done, len(stored))
+        conflicts = await connection.store.enqueue(stored, tx, told)
+        return handles_of(jobs, conflicts, verdicts, self)
 
     async def enqueue_stream(
-        self, calls: Iterable[Call[R]], *, batch: int = STREAMED_AT_ONCE, tx: Any = None
+        self, calls: Iterable[Call[R]], *, batch: int = STREAMED_AT_ONCE, tx: Any = None, pace: bool = False
     ) -> AsyncIterator[Enqueued[R]]:
         """Store calls as they come, a batch at a time: any number of them, in constant memory.
 
         Each batch is stored, all or none, when it is handed out; with `tx`, all of them with the caller's transaction.
+        With `pace`, each batch waits until no backlog that it joins is full; so none of it is too many by more than a
+        batch, and none of it is refused.
         """
+        if pace and tx is not None:
+            raise ConfigurationError(
+                "enqueue_stream: pace=True waits for workers, which see nothing of tx= before it commits; give one of "
+                "the two"
+            )
         if batch < 1:
             raise ConfigurationError(f"enqueue_stream: batch={batch} is not a number of jobs of at least 1")
         coming = iter(calls)
         while listed := list(islice(coming, batch)):
-            yield await self.enqueue_many(listed, tx)
+            yield await self._store_calls(listed, tx, pace=pace)
 
     async def enqueue_one(self, call: Call[R]) -> Job[R]:
-        """Store one call; `UniqueConflict` if it is refused."""
+        """Store one call; `UniqueConflict` or `BacklogFull` if it is refused."""
         connection = await self._connected()
         jobs = await connection.producing.stamped([call])
+        verdicts = await connection.producing.judged(jobs, call.options.tx)
+        for full in verdicts.refused.values():
+            raise BacklogFull(full.queue, full.key, full.ready, full.max)
         conflicts = await connection.store.enqueue(jobs, call.options.tx)
         for conflict in conflicts.values():
             if conflict.outcome is Outcome.REFUSED:
                 kind = PayloadDiffers if conflict.differs else UniqueConflict
                 raise kind(call.task.name, conflict.holder)
-        return self._handles(jobs, conflicts)[0]
+        return handles_of(jobs, conflicts, verdicts, self)[0]
 
     async def foresee(self, call: Call[R]) -> Foreseen:
         """What enqueueing this call would do now."""
         connection = await self._connected()
         (job,) = await connection.producing.stamped([call])
+        if (await connection.producing.judged([job])).refused:
+            return Foreseen(Outcome.FULL)
         conflict = (await connection.store.foresee([job])).get(job.id)
         if conflict is None:
             return Foreseen(Outcome.ENQUEUED)
         return Foreseen(conflict.outcome, conflict.holder, conflict.differs)
-
-    def _handles(self, jobs: Sequence[NewJob], conflicts: Mapping[UUID, Conflict]) -> Enqueued[Any]:
-        if not conflicts:
-            return Enqueued(Job(job.id, self, Outcome.ENQUEUED) for job in jobs)
-        handles: Enqueued[Any] = Enqueued()
-        for job in jobs:
-            conflict = conflicts.get(job.id)
-            outcome = Outcome.ENQUEUED if conflict is None else conflict.outcome
-            stands = job.id if conflict is None or outcome.is_stored else conflict.holder
-            handles.append(Job(stands, self, outcome))
-        return handles
 
     def enqueue_many_sync(self, calls: Iterable[Call[R]], tx: Any = None) -> Enqueued[R]:
         """`enqueue_many` for code that is not async."""
@@ -476,6 +484,12 @@ class App:
         if policy.queue not in connection.producing.policies:
             connection.producing.policies[policy.queue] = (await connection.store.declare(policy)).policy
         return connection.hand
+
+    async def wait_for_room(self, policy: Policy, keys: Mapping[str, object], timeout: int | None) -> bool:
+        """Wait until no backlog of these keys is full: for the methods of a queue, not for programs."""
+        await self.hand(policy)
+        producing = (await self._connected()).producing
+        return await producing.wait_for_room(policy.queue, keys, timeout)
 
     async def upkeep(self) -> bool:
         """One bounded round of what workers do by themselves, for programs without one; whether there is more to do.

@@ -12,6 +12,7 @@ FairlaneError
 │   ├── DuplicateJob        an id that a job has already; nothing of that enqueue was stored
 │   ├── UniqueConflict      a unique key that another job holds, and `on_conflict="reject"`
 │   │   └── PayloadDiffers  the same unique key with another payload, and `same_payload=True`
+│   ├── BacklogFull         as many jobs wait as `Backlog(when_full="reject")` holds
 │   ├── InvalidKey          a key that has no canonical form, is missing, or is too long
 │   └── PayloadTooLarge     arguments or a result beyond the limit
 ├── InvalidValue            a key or a value that the key-value store cannot hold
@@ -33,12 +34,13 @@ FairlaneError
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from uuid import UUID
 
 __all__ = [
     "AlreadySettled",
+    "BacklogFull",
     "Cancel",
     "ClaimLost",
     "ConfigurationError",
@@ -130,6 +132,25 @@ class UniqueConflict(InvalidJob):
         return (
             f"task {self.task!r}: job {self.job} holds this unique key, and nothing of this enqueue was stored; "
             "wait for it to end, or enqueue with on_conflict='return' or 'replace'"
+        )
+
+
+class BacklogFull(InvalidJob):
+    """As many jobs of the key wait as its backlog holds. Nothing of that enqueue was stored."""
+
+    def __init__(self, queue: str, key: Mapping[str, str | None], ready: int, most: int) -> None:
+        super().__init__(queue, key, ready, most)
+        self.queue = queue
+        self.key = dict(key)
+        """The key whose backlog is full; empty for the whole queue."""
+        self.ready = ready
+        self.max = most
+
+    def __str__(self) -> str:
+        key = "".join(f", {name}={'None' if value is None else value}" for name, value in self.key.items())
+        return (
+            f"queue {self.queue!r}{key}: {self.ready:,} jobs wait, and its backlog holds {self.max:,}; nothing of this "
+            "enqueue was stored. Wait for room (`await queue.pace(…)`) and enqueue again"
         )
 
 

@@ -48,7 +48,13 @@ def describe_explanation(told: Explanation) -> dict[str, Any]:
 
 def _described(hold: Hold) -> dict[str, Any]:
     holders = [
-        {"job": str(each.job), "task": each.task, "worker": each.worker, "since": _iso(each.since)}
+        {
+            "job": str(each.job),
+            "task": each.task,
+            "worker": each.worker,
+            "since": _iso(each.since if each.due_at is None else None),
+            "due_at": _iso(each.due_at),
+        }
         for each in hold.holders
     ]
     override = hold.override

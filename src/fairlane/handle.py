@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Coroutine
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Generic, Protocol, TypeVar, cast
 from uuid import UUID
@@ -12,11 +12,14 @@ import msgspec
 from fairlane.clock import microseconds
 from fairlane.codec import Codec
 from fairlane.errors import JobCancelled, JobFailed, ResultTimeout
-from fairlane.job import AttemptRecord, JobRecord, Outcome, State
+from fairlane.job import AttemptRecord, JobRecord, NewJob, Outcome, State
+from fairlane.policy.backlog import FullBacklog
+from fairlane.policy.unique import Conflict
+from fairlane.scheduler.backlog import Verdicts
 from fairlane.scheduler.explain import Explanation, explain
 from fairlane.store.protocol import Store
 
-__all__ = ["Enqueued", "Foreseen", "Job", "JobSource"]
+__all__ = ["Enqueued", "Foreseen", "Job", "JobSource", "handles_of"]
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -37,13 +40,17 @@ class JobSource(Protocol):
 class Job(Generic[R]):
     """A stored job. It holds nothing but the id: every question goes to the database."""
 
-    __slots__ = ("_source", "id", "outcome")
+    __slots__ = ("_source", "backlog", "id", "outcome")
 
-    def __init__(self, job: UUID, source: JobSource, outcome: Outcome | None = None) -> None:
+    def __init__(
+        self, job: UUID, source: JobSource, outcome: Outcome | None = None, backlog: FullBacklog | None = None
+    ) -> None:
         self.id = job
         self._source = source
         self.outcome = outcome
         """What became of the enqueue that returned this handle; `None` if it comes from elsewhere."""
+        self.backlog = backlog
+        """The backlog that was full when it was enqueued; `None` if there was room."""
 
     def __repr__(self) -> str:
         return f"<job {self.id}>"
@@ -53,6 +60,11 @@ class Job(Generic[R]):
 
     def __hash__(self) -> int:
         return hash(self.id)
+
+    @property
+    def is_over_backlog(self) -> bool:
+        """Whether more jobs waited than should when it was enqueued: its producer had better slow down."""
+        return self.backlog is not None
 
     async def record(self) -> JobRecord:
         """Everything that is known about the job, or `JobNotFound`."""
@@ -142,8 +154,37 @@ class Enqueued(list[Job[R]]):
         """The jobs because of which calls were refused."""
         return [job for job in self if job.outcome is Outcome.REFUSED]
 
+    @property
+    def full(self) -> list[Job[R]]:
+        """Those that were not stored because a backlog was full. No job has their ids."""
+        return [job for job in self if job.outcome is Outcome.FULL]
+
+    @property
+    def over_backlog(self) -> list[Job[R]]:
+        """Those that met a full backlog, stored or not: whoever enqueues had better slow down."""
+        return [job for job in self if job.is_over_backlog]
+
     def __repr__(self) -> str:
-        return f"<{len(self.stored)} enqueued, {len(self.duplicates)} duplicates, {len(self.refused)} refused>"
+        refused = len(self.refused) + len(self.full)
+        return f"<{len(self.stored)} enqueued, {len(self.duplicates)} duplicates, {refused} refused>"
+
+
+def handles_of(
+    jobs: Sequence[NewJob], conflicts: Mapping[UUID, Conflict], verdicts: Verdicts, source: JobSource
+) -> Enqueued[Any]:
+    """What became of these jobs, as their producer is told."""
+    if not conflicts and not verdicts:
+        return Enqueued(Job(job.id, source, Outcome.ENQUEUED) for job in jobs)
+    handles: Enqueued[Any] = Enqueued()
+    for job in jobs:
+        if (refusal := verdicts.refused.get(job.id)) is not None:
+            handles.append(Job(job.id, source, Outcome.FULL, refusal))
+            continue
+        conflict = conflicts.get(job.id)
+        outcome = Outcome.ENQUEUED if conflict is None else conflict.outcome
+        stands = job.id if conflict is None or outcome.is_stored else conflict.holder
+        handles.append(Job(stands, source, outcome, verdicts.told.get(job.id) if outcome.is_stored else None))
+    return handles
 
 
 class Foreseen(msgspec.Struct, frozen=True):

@@ -58,6 +58,8 @@ class Outcome(IntEnum):
     """Not stored: the job that holds its unique key stands for it."""
     REFUSED = 3
     """Not stored: another job holds its unique key, and that was to be an error."""
+    FULL = 4
+    """Not stored: as many jobs wait as its backlog holds, and more were to be refused."""
 
     @property
     def is_stored(self) -> bool:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fairlane.clock import SECOND, Clock
 from fairlane.effects import Effects
 from fairlane.errors import UnknownQueue
 from fairlane.job import NewJob, new_job_ids
+from fairlane.pacing import Pacing
 from fairlane.policy.policy import Policy
+from fairlane.scheduler.backlog import Verdicts
 from fairlane.stamping import stamp, with_newest_numbers
 from fairlane.store.protocol import Store
 from fairlane.task import Call
@@ -36,6 +38,7 @@ class Producing:
         self._declared = declared
         self._max_payload = max_payload
         self._looked_at = 0
+        self._pacing = Pacing(store, clock)
 
     async def declare(self, policies: Iterable[Policy]) -> None:
         """Make queues known, and say so where another policy is in force than the one declared."""
@@ -67,6 +70,19 @@ class Producing:
             if number % STAMP_AT_ONCE == 0:
                 await asyncio.sleep(0)
         return with_newest_numbers(jobs, self.policies) if bring else jobs
+
+    async def judged(self, jobs: Sequence[NewJob], tx: Any = None, *, pace: bool = False) -> Verdicts:
+        """What full backlogs mean for these jobs. With `pace` they wait for room first, and none is refused."""
+        if pace:
+            await self._pacing.wait_for_jobs(self.policies, jobs)
+        verdicts = await self._pacing.judge(self.policies, jobs, tx)
+        return Verdicts({**verdicts.told, **verdicts.refused}, {}) if pace else verdicts
+
+    async def wait_for_room(self, queue: str, keys: Mapping[str, object], timeout: int | None) -> bool:
+        """Return True once no backlog of these keys is full, False after `timeout`."""
+        await self.look_again()
+        until = None if timeout is None else self._clock.now() + timeout
+        return await self._pacing.wait_for_keys(self.policies[queue], keys, until)
 
     def stamp(self, call: Call[Any]) -> NewJob:
         """The job of one call, here and now: for handlers, which may be in a thread."""

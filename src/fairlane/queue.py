@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -39,6 +39,8 @@ class QueueSource(ClaimSource, Protocol):
     """What a queue asks of its app."""
 
     async def hand(self, policy: Policy) -> Hand: ...
+
+    async def wait_for_room(self, policy: Policy, keys: Mapping[str, object], timeout: int | None) -> bool: ...
 
 
 class Queue:
@@ -94,6 +96,15 @@ class Queue:
         """Everything that holds all jobs of the queue, or all of these keys in it, and what would start next."""
         hand = await self._source.hand(self.policy)
         return await explain_queue(hand.store, self.name, keys)
+
+    async def pace(self, timeout: Duration | None = None, /, **keys: object) -> bool:
+        """Return True once fewer jobs of these keys wait than their backlogs hold, False after `timeout`.
+
+        For producers of many jobs. It looks again after 50 ms, then ever more rarely, at least once a second.
+        """
+        return await self._source.wait_for_room(
+            self.policy, keys, None if timeout is None else max(0, microseconds(timeout))
+        )
 
     async def renew(self, claims: Iterable[HeldClaim], lease: Duration | None = None) -> None:
         """Hold these claims for another lease. What was settled meanwhile is left out; `ClaimLost` names the lost."""

@@ -43,6 +43,11 @@ def stamp(
     keys = _keys(task, policy, call)
     lane_keys = {name: task.name if name == "task" else keys[name] for name in policy.lane_keys}
     priority = task.options.priority if options.priority is None else options.priority
+    if priority and policy.sequence is not None:
+        raise InvalidJob(
+            f"task {task.name!r}: priority={priority} has no effect in queue {policy.queue!r}, whose jobs run one "
+            f"after the other ({policy.sequence.limit!r}); leave it out"
+        )
     payload = task.codec.encode_call(call.args, call.kwargs, max_payload)
     unique = task.options.unique if options.unique is None else options.unique
     return NewJob(

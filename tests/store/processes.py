@@ -10,15 +10,18 @@ import os
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 from uuid import UUID, uuid5
 
 import msgspec
 
-from fairlane.job import Claim, StampedEffects
+from fairlane.job import Claim, StampedEffects, State
 from fairlane.policy import Policy
-from fairlane.scheduler.settlement import Done, settle
+from fairlane.scheduler.settlement import Done, Failed, Outcome, settle
+from fairlane.store.operators import JobFilter
+from fairlane.store.protocol import Store
 from tests.store.harness import Database, Kind, claim, finish, new_jobs, worker_named
 
 __all__ = ["FOLLOW_UPS", "Run", "follow_up_of", "killed_while_it_acks", "run_together"]
@@ -95,7 +98,14 @@ async def migrate(database: Database) -> list[str]:
     return applied
 
 
-async def work(database: Database) -> list[Run]:
+async def stumble(database: Database) -> list[Run]:
+    """The same, but every third job fails at its first attempt, and is tried again a little later."""
+    return await work(
+        database, lambda each: Failed("stumbled", 5_000) if each.attempt == 1 and each.id.int % 3 == 0 else Done(None)
+    )
+
+
+async def work(database: Database, outcome: Callable[[Claim], Outcome] = lambda _: Done(None)) -> list[Run]:
     """Claim and finish until nothing is left; hold each batch until the next one has been claimed."""
     store = await database.open()
     worker = worker_named("a process")
@@ -107,10 +117,11 @@ async def work(database: Database) -> list[Run]:
         claims = await claim(store, "webhooks", 4, worker=worker)
         now = time.monotonic_ns()
         runs += [Run(str(each.id), str(each.keys["account"]), begun, now) for each in held]
-        await finish(store, held)
+        for each in held:
+            await finish(store, [each], outcome(each))
         if not claims and not held:
             counts = await store.counts("webhooks")
-            if counts.ready + counts.bells == 0:
+            if counts.ready + counts.bells == 0 and not await _is_scheduled(store):
                 break
         held, begun = claims, now
     await database.close()
@@ -156,6 +167,11 @@ async def share(database: Database) -> list[Run]:
     return runs
 
 
+async def _is_scheduled(store: Store) -> bool:
+    page = await store.find_jobs(JobFilter(state=State.SCHEDULED), limit=1)
+    return bool(page.jobs)
+
+
 async def main(what: str, kind: str, url: str) -> list[str] | list[Run]:
     (chosen,) = (each for each in get_args(Kind) if each == kind)
     database = Database(chosen, url)
@@ -166,6 +182,8 @@ async def main(what: str, kind: str, url: str) -> list[str] | list[Run]:
             return await ack(database)
         case "share":
             return await share(database)
+        case "stumble":
+            return await stumble(database)
         case _:
             return await work(database)
 

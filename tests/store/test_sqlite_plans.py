@@ -29,6 +29,8 @@ INDEXES = {
     "select_due_jobs": {"jobs_by_due"},
     "next_due_job": {"jobs_by_due"},
     "claim_jobs": set(),
+    "count_kept_places": {"jobs_keeping_place"},
+    "select_kept_places": {"jobs_keeping_place"},
     "select_running": {"sqlite_autoindex_jobs_1"},
     "finish_job": set(),
     "select_finished": {"jobs_by_end"},

@@ -1,6 +1,7 @@
 """The vocabulary of policies: pure values and their arithmetic, without I/O and without a clock."""
 
 from fairlane.policy.adaptive import AdaptiveConcurrency
+from fairlane.policy.backlog import Backlog, FullBacklog
 from fairlane.policy.breaker import Breaker
 from fairlane.policy.fair import Fair
 from fairlane.policy.gates import Limit
@@ -8,20 +9,24 @@ from fairlane.policy.keys import Keys, canonical_key, canonical_keys, flow_id, g
 from fairlane.policy.limits import Concurrency, Rate
 from fairlane.policy.policy import BoundLimit, Level, Policy
 from fairlane.policy.retry import Backoff
+from fairlane.policy.sequence import Sequence
 from fairlane.policy.unique import Unique
 
 __all__ = [
     "AdaptiveConcurrency",
+    "Backlog",
     "Backoff",
     "BoundLimit",
     "Breaker",
     "Concurrency",
     "Fair",
+    "FullBacklog",
     "Keys",
     "Level",
     "Limit",
     "Policy",
     "Rate",
+    "Sequence",
     "Unique",
     "canonical_key",
     "canonical_keys",

@@ -58,6 +58,11 @@ class Ending(Protocol):
         ...
 
     @property
+    def kept(self) -> int:
+        """Of all these, how many have not ended their job: it is ready again, or will be, in its old place."""
+        ...
+
+    @property
     def latest(self) -> Instant:
         """When the last of those that ran was claimed."""
         ...

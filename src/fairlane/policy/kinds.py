@@ -7,18 +7,22 @@ from typing import Any
 
 from fairlane.errors import InvalidPolicy
 from fairlane.policy.adaptive import AdaptiveConcurrency
+from fairlane.policy.backlog import Backlog
 from fairlane.policy.breaker import Breaker
 from fairlane.policy.gates import Limit
 from fairlane.policy.limits import Concurrency, Rate
+from fairlane.policy.sequence import Sequence
 
 __all__ = ["KINDS", "read_limit"]
 
 KINDS: Mapping[str, type[Any]] = {
     "adaptive": AdaptiveConcurrency,
+    "backlog": Backlog,
     "breaker": Breaker,
     "concurrency": Concurrency,
     "rate": Rate,
     "rolling_rate": Rate,
+    "sequence": Sequence,
 }
 
 

@@ -316,7 +316,14 @@ def check_override(policy: Policy, override: Override) -> None:
     names, _ = _split(override.scope)
     match override.kind:
         case Kind.PAUSE:
-            unknown = [name for name in names if name not in policy.lane_keys and name not in BUILT_IN]
+            built_in = BUILT_IN if policy.sequence is None else ()
+            unknown = [name for name in names if name not in policy.lane_keys and name not in built_in]
+            if unknown and policy.sequence is not None:
+                raise InvalidOverride(
+                    f"{what} runs its jobs in sequence, by {', '.join(policy.lane_keys)}, whatever their "
+                    f"{unknown[0]}: one that is held back would hold back all behind it. Pause by "
+                    f"{', '.join(policy.lane_keys)}, or the whole queue"
+                )
             if unknown:
                 known = ", ".join(dict.fromkeys([*policy.lane_keys, *BUILT_IN]))
                 raise InvalidOverride(

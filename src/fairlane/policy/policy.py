@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
@@ -15,6 +15,7 @@ import msgspec
 
 from fairlane.clock import SECOND
 from fairlane.errors import InvalidPolicy
+from fairlane.policy.backlog import Backlog
 from fairlane.policy.by import By, normalize_by
 from fairlane.policy.fair import Fair, checked_weight
 from fairlane.policy.gates import Limit
@@ -23,6 +24,7 @@ from fairlane.policy.kinds import KINDS, read_limit
 from fairlane.policy.limits import Concurrency, Rate
 from fairlane.policy.numbers import FromJob
 from fairlane.policy.overrides import NO_OVERRIDES, OPEN, SHUT, Overrides, PauseGate, Suspended, pause_name
+from fairlane.policy.sequence import Sequence
 
 __all__ = ["WEIGHT", "BoundLimit", "Level", "Policy", "shared_identity"]
 
@@ -83,6 +85,7 @@ class Policy:
                 raise InvalidPolicy(f"{what}: {limit!r} is not a limit; use one of {kinds}")
         if self.fair is not None and not isinstance(self.fair, Fair):
             raise InvalidPolicy(f"{what}: fair={self.fair!r} is not a fair share; use Fair(by=…)")
+        self._check_sequence(what)
         if self.priority_step < 0:
             raise InvalidPolicy(f"{what}: the priority step is a time of at least 0")
         if built_in := sorted(set(self.keys) & set(BUILT_IN)):
@@ -96,6 +99,26 @@ class Policy:
                 f"{what}: its policy looks at {', '.join(missing)}, which keys={self.keys!r} leaves out"
             )
 
+    def _check_sequence(self, what: str) -> None:
+        sequences = [limit for limit in self.limits if isinstance(limit, Sequence)]
+        if not sequences:
+            return
+        if len(sequences) > 1:
+            raise InvalidPolicy(
+                f"{what}: {sequences[0]!r} and {sequences[1]!r}: a queue has one sequence; name all keys in its by="
+            )
+        (sequence,) = sequences
+        for each in (self.fair, *self.limits):
+            outside = [name for name in (each.by if each else ()) if name not in sequence.by]
+            if outside and outside[0] == "priority":
+                raise InvalidPolicy(f"{what}: {each!r} looks at the priority, which has no part in {sequence!r}")
+            if outside:
+                by = (*sequence.by, *outside)
+                raise InvalidPolicy(
+                    f"{what}: {each!r} looks at {outside[0]!r}, by which {sequence!r} does not tell its jobs apart; "
+                    f"put it into the sequence: Sequence(by={by!r})"
+                )
+
     def _named(self) -> list[str]:
         scopes = [self.fair.by if self.fair else (), *(limit.by for limit in self.limits)]
         return sorted({name for by in scopes for name in by} - set(BUILT_IN))
@@ -107,7 +130,12 @@ class Policy:
 
     @cached_property
     def lane_keys(self) -> By:
-        """What tells lanes apart, priority aside: the keys, and always the task, so that it can be held back alone."""
+        """What tells lanes apart, priority aside: the keys, and always the task, so that it can be held back alone.
+
+        With a sequence, the lane is the sequence's key, and neither task nor priority takes part.
+        """
+        if self.sequence is not None:
+            return tuple(sorted(self.sequence.limit.by))
         return tuple(sorted((*self.stamped_keys, "task")))
 
     @cached_property
@@ -131,6 +159,11 @@ class Policy:
     def _level(self, by: By) -> Level:
         fair_by = set(self.fair.by) if self.fair else set()
         return Level.QUEUE if not by else Level.FLOW if set(by) <= fair_by else Level.LANE
+
+    @cached_property
+    def sequence(self) -> BoundLimit | None:
+        """The limit that lets jobs run one after the other."""
+        return next((bound for bound in self.bound if isinstance(bound.limit, Sequence)), None)
 
     def overridden(self, overrides: Overrides) -> Policy:
         """This policy, with what operators have changed."""
@@ -260,6 +293,21 @@ class Policy:
         limits = tuple(in_force.get(limit.name, limit) if limit.name else limit for limit in self.limits)
         return self if limits == self.limits else replace(self, limits=limits)
 
+    def sequence_gate(self, priority: int, keys: Keys) -> tuple[bytes, BoundLimit] | None:
+        """Where the jobs of a lane wait for one another, if they run in sequence."""
+        if self.sequence is None:
+            return None
+        return self.gate_of(self.sequence, select(self.sequence.limit.by, keys, priority)), self.sequence
+
+    @cached_property
+    def backlogs(self) -> tuple[BoundLimit, ...]:
+        """The limits that count who waits."""
+        return tuple(bound for bound in self.bound if isinstance(bound.limit, Backlog))
+
+    def backlog_gates(self, priority: int, keys: Keys) -> list[tuple[bytes, BoundLimit]]:
+        """Where the ready jobs of a lane are counted."""
+        return [(self.gate_of(b, select(b.limit.by, keys, priority)), b) for b in self.backlogs]
+
     def flow_key(self, priority: int, keys: Keys) -> tuple[str | None, ...]:
         """The fair key of a lane; empty where the queue is one flow."""
         return select(self.fair.by, keys, priority) if self.fair else ()
@@ -273,7 +321,7 @@ class Policy:
         """The weight of a lane's flow, as it is declared."""
         return self.fair.weight_of(self.flow_key(priority, keys)) if self.fair else 1.0
 
-    def weight_at(self, key: Sequence[str | None], own: float) -> float:
+    def weight_at(self, key: Iterable[str | None], own: float) -> float:
         """The weight that a flow is served by: its own, unless an operator has changed it."""
         if self.fair is None or not (self.overrides.weights or self.overrides.boosts):
             return own

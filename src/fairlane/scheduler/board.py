@@ -7,17 +7,19 @@ written. A row that comes in twice keeps its first, already worked-on form.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from typing import Any
 
 import msgspec
 
 from fairlane.clock import Instant
+from fairlane.policy.backlog import Backlog
 from fairlane.policy.gates import Limit
-from fairlane.policy.keys import gate_id, select, shared_gate_id
+from fairlane.policy.keys import Keys, gate_id, select, shared_gate_id
 from fairlane.policy.numbers import VALUES_LAST
 from fairlane.policy.policy import BoundLimit, Policy
+from fairlane.policy.sequence import Sequence
 from fairlane.scheduler.shared import SharedGate
 from fairlane.scheduler.snapshot import FlowRow, GateRow, Head, LaneRow, QueueRow, Release, SharedGateRow, Standing
 
@@ -89,6 +91,18 @@ class Gate:
     def free(self, release: Release, now: Instant, held: int | None, task: str | None) -> None:
         """Take note of claims that ended. Of a shared gate its own bells tell."""
         if self.shared is None and self.limit.free(self, release, now, held, task):
+            self.dirty = True
+
+    def resume(self, count: int) -> None:
+        """Give back places that jobs have kept in a sequence."""
+        if count and isinstance(self.bound.limit, Sequence):
+            self.bound.limit.resume(self, count)
+            self.dirty = True
+
+    def arrive(self, count: int) -> None:
+        """Count jobs that wait."""
+        if isinstance(self.bound.limit, Backlog):
+            self.bound.limit.arrive(self, count)
             self.dirty = True
 
     def bring(self, value: float, limit: Limit | None, now: Instant) -> None:
@@ -178,7 +192,7 @@ class Lane:
         self.tag = row.tag
         self.gates: list[Gate] | None = None
         self.passes: list[tuple[bytes, BoundLimit]] | None = None
-        self.heads: Sequence[Head] = ()
+        self.heads: list[Head] = []
         self.next_head = 0
         self.exhausted = False
         self.dirty = False
@@ -427,6 +441,16 @@ class Board:
                 for gate_id, bound in self._passes(lane)
             ]
         return lane.gates
+
+    def sequence_gate(self, priority: int, keys: Keys) -> Gate | None:
+        """The gate at which the jobs of a lane wait for one another, if they run in sequence."""
+        found = self.policy.sequence_gate(priority, keys)
+        return None if found is None else self.gate(*found, select(found[1].limit.by, keys, priority))
+
+    def backlog_gates(self, priority: int, keys: Keys) -> list[Gate]:
+        """Where the ready jobs of a lane are counted."""
+        found = self.policy.backlog_gates(priority, keys)
+        return [self.gate(gate_id, bound, select(bound.limit.by, keys, priority)) for gate_id, bound in found]
 
     def queue_gates(self) -> list[Gate]:
         """The gates of the whole queue. Asked for once the store has told of them."""

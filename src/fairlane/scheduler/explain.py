@@ -14,7 +14,7 @@ import msgspec
 
 from fairlane.clock import SECOND, Instant
 from fairlane.job import State
-from fairlane.policy.keys import Keys, select
+from fairlane.policy.keys import Keys, lane_id, select
 from fairlane.policy.overrides import Override, PauseGate
 from fairlane.policy.policy import Policy
 from fairlane.policy.reasons import Reason, Why
@@ -23,7 +23,7 @@ from fairlane.scheduler.plan import Working
 from fairlane.scheduler.shared import ask_for_shared
 from fairlane.scheduler.snapshot import FlowRow, LaneRow, Need, QueueRow, Snapshot, Supply
 
-__all__ = ["Examined", "Explanation", "Facts", "Holder", "Subject", "examine", "explain"]
+__all__ = ["Examined", "Explanation", "Facts", "Holder", "Kept", "Subject", "examine", "explain", "sequence_lane"]
 
 HOLDERS = 20
 """Jobs that are named as holders of one gate; of the others there is a number."""
@@ -61,6 +61,16 @@ class Running(msgspec.Struct, frozen=True):
     since: Instant
 
 
+class Kept(msgspec.Struct, frozen=True):
+    """A job that waits for its next attempt and keeps its place in a sequence meanwhile."""
+
+    job: UUID
+    task: str
+    priority: int
+    keys: dict[str, str | None]
+    due_at: Instant
+
+
 class Examined(msgspec.Struct, frozen=True):
     """The pieces that a claim would look at, once all bells that were read are folded."""
 
@@ -89,15 +99,20 @@ class Facts(msgspec.Struct, frozen=True):
     has_worker: bool
     next_up: list[UUID]
     """The jobs that would start next, in their order."""
+    kept: list[Kept] = []
+    """Jobs of the subject's sequence that keep their place, up to a bound."""
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """A running job that takes up a place."""
+    """A job that takes up a place: it runs, or keeps it until its next attempt."""
 
     job: UUID
     task: str
     worker: str | None
     since: Instant
+    """Since when it runs; for one that waits, `due_at`."""
+    due_at: Instant | None = None
+    """When it runs again."""
 
 
 class Hold(msgspec.Struct, frozen=True):
@@ -171,6 +186,16 @@ def _gates(policy: Policy, subject: Subject) -> list[tuple[bytes, Any, tuple[str
     ]
 
 
+def sequence_lane(policy: Policy, subject: Subject) -> bytes | None:
+    """The lane whose jobs run one after the other with the subject: who keeps a place there is to be found."""
+    if policy.sequence is None:
+        return None
+    if subject.lane is not None:
+        return subject.lane
+    keys = {name: subject.keys[name] for name in policy.lane_keys if name in subject.keys}
+    return lane_id(policy.queue, 0, keys) if len(keys) == len(policy.lane_keys) else None
+
+
 def explain(facts: Facts, tasks: Collection[str] | None = None) -> Explanation:
     """Every reason that holds the subject, those that take longest first. `tasks` are those that the app knows."""
     subject = facts.subject
@@ -220,6 +245,9 @@ def _shut(facts: Facts) -> list[Hold]:
         if isinstance(bound.limit, PauseGate):
             holds.append(_paused(facts, bound.limit.by, tuple(values)))
             continue
+        if why.reason is Reason.SEQUENCE:
+            holds += _in_sequence(facts, name, key, why)
+            continue
         scope = tuple(sorted(key.items()))
         override = facts.policy.overrides.limits.get((name, scope))
         holders = _holders(facts, key) if bound.limit.counts_in_flight else []
@@ -238,6 +266,23 @@ def _shut(facts: Facts) -> list[Hold]:
             )
         )
     return holds
+
+
+def _in_sequence(facts: Facts, name: str, key: Mapping[str, str | None], why: Why) -> list[Hold]:
+    """Who is before it. A job that keeps its place itself waits for its time alone."""
+    by, values = tuple(key), tuple(key.values())
+    kept = [each for each in facts.kept if select(by, each.keys, each.priority) == values]
+    holders = [Holder(each.job, each.task, None, each.due_at, each.due_at) for each in kept] + _holders(facts, key)
+    if any(each.job == facts.subject.job for each in holders):
+        holders = [each for each in holders if each.job != facts.subject.job]
+        if not holders:
+            return []
+    until = max((each.due_at for each in kept if each.job != facts.subject.job), default=None)
+    words = f"the jobs of {_key_words(key)} run one after the other"
+    for first in holders[:1]:
+        does = "runs since" if first.due_at is None else "runs again in"
+        words += f"; job {first.job} ({first.task}) {does} {_seconds(abs(facts.now - first.since))}"
+    return [Hold(why.reason, words, name, dict(key), why.used, why.bound, until, holders[:HOLDERS], count=len(holders))]
 
 
 def _paused(facts: Facts, by: tuple[str, ...], values: tuple[str | None, ...]) -> Hold:

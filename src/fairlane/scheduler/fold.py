@@ -7,11 +7,11 @@ delay the slots that finished jobs have freed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from heapq import nsmallest
 
 from fairlane.clock import Instant
-from fairlane.policy.policy import WEIGHT
+from fairlane.policy.policy import WEIGHT, Policy
 from fairlane.policy.smoothing import smoothed
 from fairlane.scheduler.board import IDLE, PARKED, READY, Board, Flow, Gate, Lane
 from fairlane.scheduler.snapshot import Arrival, Release
@@ -21,6 +21,7 @@ __all__ = [
     "fold_arrivals",
     "fold_releases",
     "lag",
+    "rung_gates",
     "settle_debt",
     "sleepers",
     "tag_of",
@@ -85,11 +86,26 @@ def settle_debt(board: Board, flow: Flow) -> None:
     flow.dirty = True
 
 
+def rung_gates(policy: Policy, arrivals: Iterable[Arrival]) -> Iterator[bytes]:
+    """Gates that arrivals change, whether their lanes are known or not."""
+    if policy.sequence is None and not policy.backlogs:
+        return
+    for bell in arrivals:
+        if bell.resumed and (found := policy.sequence_gate(bell.priority, bell.keys)) is not None:
+            yield found[0]
+        for gate_id, _ in policy.backlog_gates(bell.priority, bell.keys):
+            yield gate_id
+
+
 def fold_arrivals(board: Board, arrivals: Iterable[Arrival], join_at: float) -> None:
     """Make lanes ready for the jobs that arrived, and let their flows take turns."""
     for bell in arrivals:
+        if bell.resumed and (gate := board.sequence_gate(bell.priority, bell.keys)) is not None:
+            gate.resume(bell.resumed)
+        for backlog in board.backlog_gates(bell.priority, bell.keys) if board.policy.backlogs else ():
+            backlog.arrive(bell.count)
         lane = board.lanes.get(bell.lane)
-        if lane is None:
+        if lane is None or bell.count == 0:
             if bell.count <= 0:
                 continue
             lane = board.new_lane(bell.lane, bell.priority, bell.keys, bell.floor)

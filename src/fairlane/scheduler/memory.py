@@ -8,7 +8,7 @@ that only the plan knows is no business of a store.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fairlane.clock import Instant
@@ -23,6 +23,7 @@ from fairlane.scheduler.snapshot import (
     FlowRow,
     GateRow,
     Head,
+    KeptPlaces,
     LaneRow,
     Need,
     Plan,
@@ -111,12 +112,30 @@ class MemoryQueue:
     def give_back(self, start: Start) -> None:
         """End a claim that never started; its job keeps its place."""
         claimed_at = self._claimed_at[start.head.position]
-        self.releases.append(Release(start.lane, 0, 0, 0.0, 1, start.charge, claimed_at))
+        self.releases.append(Release(start.lane, 0, 0, 0.0, 1, start.charge, claimed_at, kept=1))
         self._leave_shared(start, unstarted=1)
         del self._claimed_at[start.head.position]
+        self.resume(start)
+
+    def retry(self, start: Start, ran: int) -> None:
+        """End a claim whose job will be back: `resume` lets it join again, `abandon` says that it will not."""
+        self.releases.append(Release(start.lane, 1, ran, start.charge, 0, 0.0, kept=1))
+        self._leave_shared(start, ended=1, ran=ran)
+        del self._claimed_at[start.head.position]
+
+    def resume(self, start: Start) -> None:
+        """A job is ready again, in its old place."""
         self._jobs_of(start.lane).put_back(start.head)
-        row = self.lanes[start.lane]
-        self.arrivals.append(Arrival(start.lane, row.priority, row.keys, 1, start.head.position, start.head.ready_at))
+        self._ring_again(start, 1)
+
+    def abandon(self, start: Start) -> None:
+        """A job that was to be back was cancelled."""
+        self._ring_again(start, 0)
+
+    def _ring_again(self, start: Start, count: int) -> None:
+        row, head = self.lanes[start.lane], start.head
+        bell = Arrival(start.lane, row.priority, row.keys, count, head.position, head.ready_at, resumed=1)
+        self.arrivals.append(bell)
 
     def _leave_shared(self, start: Start, *, ended: int = 0, ran: int = 0, unstarted: int = 0) -> None:
         task, since = self.lanes[start.lane].keys.get("task") or "", self._claimed_at[start.head.position]
@@ -141,9 +160,10 @@ class MemoryQueue:
             self.rows_read += len(supply.flows) + len(supply.lanes) + len(supply.gates)
             self.rows_read += sum(map(len, supply.heads.values()))
 
-    def apply(self, policy: Policy, now: Instant) -> None:
-        """Put another policy in force."""
-        built = rebuild(policy, now, self.queue, self.flows.values(), self.lanes.values(), self.gates.values())
+    def apply(self, policy: Policy, now: Instant, kept: Iterable[KeptPlaces] = ()) -> None:
+        """Put another policy in force. `kept` are places in a sequence that jobs keep."""
+        state = (self.flows.values(), self.lanes.values(), self.gates.values())
+        built = rebuild(policy, now, self.queue, *state, kept)
         self.policy, self.queue = policy, built.queue
         self.flows = {row.id: row for row in built.flows}
         self.lanes = {row.id: row for row in built.lanes}

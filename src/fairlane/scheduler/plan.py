@@ -19,6 +19,7 @@ from fairlane.scheduler.fold import (
     by_rank_within_flows,
     fold_arrivals,
     fold_releases,
+    rung_gates,
     settle_debt,
     sleepers,
     tag_of,
@@ -101,6 +102,7 @@ class Working:
         for bell in snapshot.arrivals:
             if bell.given:
                 gates += self._unasked(g for g, _ in self.policy.gates_of(bell.priority, bell.keys))
+        gates += self._unasked(rung_gates(self.policy, snapshot.arrivals))
         board.add_shared(snapshot.shared)
         gates += self._unasked(board.own_gates(snapshot.shared))
         if new_flows or gates or board.has_unknown_shared():

@@ -20,7 +20,7 @@ from fairlane.policy.policy import WEIGHT, Policy
 from fairlane.scheduler.board import IDLE, READY, Board
 from fairlane.scheduler.fold import lag
 from fairlane.scheduler.shared import SharedGate
-from fairlane.scheduler.snapshot import Contender, FlowRow, GateRow, LaneRow, QueueRow, SharedGateRow
+from fairlane.scheduler.snapshot import Contender, FlowRow, GateRow, KeptPlaces, LaneRow, QueueRow, SharedGateRow
 
 __all__ = ["Claimed", "Rebuilt", "carried_over", "counted_in", "rebuild", "refuse_to_strand", "uncounted"]
 
@@ -35,11 +35,20 @@ class Rebuilt(msgspec.Struct, frozen=True):
 
 
 def refuse_to_strand(policy: Policy, lanes: Iterable[LaneRow]) -> None:
-    """Refuse a policy that looks at keys which jobs in these lanes do not carry: they would all share one."""
+    """Refuse a policy under which jobs in these lanes would not be what it takes them for.
+
+    It may look at keys that they do not carry: they would all share one. Or it may promise an order between lanes that
+    were told apart.
+    """
+    lanes = list(lanes)
+    _refuse_disorder(policy, lanes)
     missing: dict[str, int] = {}
+    scopes = [policy.fair, *policy.limits]
+    # The lanes of a sequence do not know their task.
+    needed = {*policy.stamped_keys, *(name for each in scopes if each for name in each.by)} - {"priority"}
     for lane in lanes:
         if lane.ready > 0:
-            for name in policy.stamped_keys:
+            for name in sorted(needed):
                 if name not in lane.keys:
                     missing[name] = missing.get(name, 0) + lane.ready
     if missing:
@@ -52,6 +61,18 @@ def refuse_to_strand(policy: Policy, lanes: Iterable[LaneRow]) -> None:
         )
 
 
+def _refuse_disorder(policy: Policy, lanes: Iterable[LaneRow]) -> None:
+    if policy.sequence is None:
+        return
+    apart = sum(lane.ready for lane in lanes if lane.ready > 0 and set(lane.keys) - set(policy.lane_keys))
+    if apart:
+        raise InvalidPolicy(
+            f"queue {policy.queue!r}: {apart:,} waiting jobs were enqueued without {policy.sequence.limit!r}, in lanes "
+            "by task, priority and keys; under it they would run one at a time, but in no strict order. Let them run "
+            "first, or say that you accept it: `fairlane policy apply --accept-missing-keys`"
+        )
+
+
 def rebuild(
     policy: Policy,
     now: Instant,
@@ -59,8 +80,12 @@ def rebuild(
     flows: Iterable[FlowRow],
     lanes: Iterable[LaneRow],
     gates: Iterable[GateRow],
+    kept: Iterable[KeptPlaces] = (),
 ) -> Rebuilt:
-    """State under the new policy. Flows keep their virtual time and gates their tokens if both policies know them."""
+    """State under the new policy. Flows keep their virtual time and gates their tokens if both policies know them.
+
+    `kept` are places that jobs keep which do not run: only a policy with a sequence asks for them.
+    """
     board = Board(policy, now, queue)
     known_flows = {row.id: row for row in flows}
     for gate_row in gates:
@@ -85,6 +110,7 @@ def rebuild(
             gate = board.gate(gate_id, bound, select(bound.limit.by, row.keys, row.priority))
             if bound.limit.counts_in_flight and not bound.is_shared:
                 gate.in_flight += row.in_flight
+            gate.arrive(row.ready)
         if row.ready > 0 or row.standing != IDLE:
             lane.standing = READY
             lane.flow.open += 1
@@ -92,6 +118,9 @@ def rebuild(
                 lane.flow.standing = READY
                 lane.flow.vtime = max(lane.flow.vtime, queue.vtime - lag(board, lane.flow))
                 lane.flow.tie = board.next_tie()
+    for places in kept:
+        if (held := board.sequence_gate(places.priority, places.keys)) is not None:
+            held.in_flight += places.count
     ready = [(flow.vtime, flow.tie) for flow in board.flows.values() if flow.standing == READY]
     cursor = min(ready, default=(queue.vtime, board.tie))
     return Rebuilt(

@@ -21,6 +21,7 @@ __all__ = [
     "Forced",
     "GateRow",
     "Head",
+    "KeptPlaces",
     "LaneRow",
     "Need",
     "Plan",
@@ -141,6 +142,8 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     """When the job at that position joined its lane."""
     given: dict[str, float] | None = None
     """Numbers that the newest of the jobs brought along, by the name of their limit; `weight` is the flow's."""
+    resumed: int = 0
+    """How many jobs had kept their place in a sequence until now, whether they are ready again or gone for good."""
 
 
 class Release(msgspec.Struct, frozen=True, gc=False):
@@ -165,6 +168,16 @@ class Release(msgspec.Struct, frozen=True, gc=False):
     """Of those that ran, how many say nothing about what they called: snoozed, cancelled."""
     latest: Instant = 0
     """When the last of those that ran was claimed."""
+    kept: int = 0
+    """Of all claims, how many have not ended their job. It keeps its place in a sequence until it is `resumed`."""
+
+
+class KeptPlaces(msgspec.Struct, frozen=True, gc=False):
+    """Jobs of a lane that have kept their place in a sequence: they will be ready again, and run before all others."""
+
+    priority: int
+    keys: dict[str, str | None]
+    count: int
 
 
 class Contender(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -207,6 +220,8 @@ class SharedRelease(msgspec.Struct, frozen=True, gc=False):
     failed: int
     neutral: int
     latest: Instant
+    kept: int = 0
+    """Sequences are not shared."""
 
 
 class Ring(msgspec.Struct, frozen=True, gc=False):

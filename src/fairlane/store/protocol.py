@@ -39,6 +39,8 @@ __all__ = [
 
 FOLD_AT_MOST = 1_000
 """Arrival bells folded by one claim: activating a lane has a cost, and releases must not wait behind a flood."""
+UNFOLDED_AT_MOST = 200
+"""Bells of arrivals that a producer adds up by itself. More of them are folded first: perhaps nobody claims."""
 
 
 class WorkerIdentity(msgspec.Struct, frozen=True):
@@ -178,6 +180,14 @@ class Store(Protocol):
 
         Overrides stay as they are. `InvalidPolicy` where waiting jobs lack a key that it looks at, unless that is
         accepted.
+        """
+        ...
+
+    async def count_ready(self, policy: Policy, gates: Sequence[bytes], tx: Any = None) -> dict[bytes, int]:
+        """How many jobs are ready, by these gates of a queue's backlogs, with those that no claim has seen yet.
+
+        With the caller's transaction, its own jobs are among them. It scans no backlog: bells that have piled up are
+        folded, as a claim would.
         """
         ...
 

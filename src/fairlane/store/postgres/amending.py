@@ -37,7 +37,8 @@ async def apply(scheduling: Scheduling, put: Sequence[Override], remove: Sequenc
     if amendment.rebuilds:
         loaded, folded = await scheduling.fold_all()
         flows, lanes, gates = await scheduling.take_all()
-        rebuilt = rebuild(policy.overridden(amendment.overrides), now, folded.queue, flows, lanes, gates)
+        kept = await scheduling.kept_places(policy)
+        rebuilt = rebuild(policy.overridden(amendment.overrides), now, folded.queue, flows, lanes, gates, kept)
         plan = Plan([], rebuilt.queue, rebuilt.flows, rebuilt.lanes, rebuilt.gates, more=False)
         await scheduling.write(loaded, plan)
     await _store(scheduling, policy, amendment, note, now)

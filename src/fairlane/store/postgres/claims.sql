@@ -13,7 +13,7 @@
 --   q the queue     ×                digest bounds vtime   cursor cost      now       cursor_tie tie       releases due? (1) waiters?
 --                                                                                                              forced? (2)
 --   r a release          ×                         charged refund           ended     ran        unstarted since    failed   neutral
---   a an arrival         ×                  ×                               priority  count      floor     since
+--   a an arrival         ×                  ×                               priority  count      floor     since    resumed
 --   f a flow        ×    ×  lane ×          ×      weight  vtime  cost debt tie       open       shut      standing spilled?
 --   s one scanned   ×    ×  lane ×          ×      weight  vtime  cost debt tie       open       shut      standing spilled?
 --   l a lane        ×    ×  flow ×          ×      tag                      priority  ready      in_flight floor    rank     standing
@@ -21,8 +21,8 @@
 --   h a head        ×                                                       nth       position   ready_at
 --
 -- A flow that houses its only lane says more: lane_gate, lane_keys, lane_tag, lane_priority, lane_ready, lane_in_flight,
--- lane_floor, lane_rank, lane_standing. Elsewhere these are null, but for two that are borrowed: a gate's `memo` and an
--- arrival's `given` come as lane_keys, a release's `latest` as lane_rank.
+-- lane_floor, lane_rank, lane_standing. Elsewhere these are null, but for those that are borrowed: a gate's `memo` and an
+-- arrival's `given` come as lane_keys, a release's `latest` as lane_rank and its `kept` as lane_ready.
 
 -- name: select_queue_id
 -- The opening of a claim cannot have parameters (three statements, one round trip), so the server writes it once.
@@ -82,7 +82,7 @@ released as (
         order by r.xid
         limit $4::integer
     ))
-    returning xid, lanes, ended, ran, charged, unstarted, refund, since, failed, neutral, latest
+    returning xid, lanes, ended, ran, charged, unstarted, refund, since, failed, neutral, latest, kept
 ),
 arrived as (
     delete from fairlane.arrivals
@@ -93,7 +93,7 @@ arrived as (
         order by a.xid, a.floor
         limit $5::integer
     ))
-    returning xid, floor, count, since, priority, lane, keys, given
+    returning xid, floor, count, since, priority, lane, keys, given, resumed
 ),
 named as materialized (
     -- Rows of lanes first: a lane that has moved out of its flow's row may have left many old versions there.
@@ -146,13 +146,13 @@ select 'q' as kind, place, null::bytea as id, null::bytea as kin, null::bytea as
 from queue
 union all
 select 'r', null, u.lane, null, null, null, null, u.charged, u.refund, null, null, u.ended, u.ran, u.unstarted, u.since, u.failed, u.neutral,
-    null, null, null, null, null, null, null, u.latest, null
+    null, null, null, null, u.kept, null, null, u.latest, null
 from released r
-cross join unnest(r.lanes, r.ended, r.ran, r.charged, r.unstarted, r.refund, r.since, r.failed, r.neutral, r.latest)
-    as u (lane, ended, ran, charged, unstarted, refund, since, failed, neutral, latest)
+cross join unnest(r.lanes, r.ended, r.ran, r.charged, r.unstarted, r.refund, r.since, r.failed, r.neutral, r.latest, r.kept)
+    as u (lane, ended, ran, charged, unstarted, refund, since, failed, neutral, latest, kept)
 union all
 (
-    select 'a', null, lane, null, null, null, keys::text, null, null, null, null, priority, count, floor, since, null, null,
+    select 'a', null, lane, null, null, null, keys::text, null, null, null, null, priority, count, floor, since, resumed, null,
         null, given, null, null, null, null, null, null, null
     from arrived
     order by xid, floor
@@ -217,12 +217,14 @@ union all
 )
 
 -- name: promote
--- Scheduled jobs whose time has come join their lanes at the end. Their bells go straight to the plan.
--- $1 queue, $2 now, $3 how many
+-- Scheduled jobs whose time has come join their lanes at the end, or, in a sequence, in the place that they have kept.
+-- Their bells go straight to the plan.
+-- $1 queue, $2 now, $3 how many, $4 whether its jobs run in sequence
 with
 due as materialized (
     -- What comes back after a run, or was put back, brings no numbers again: newer jobs have brought newer ones.
-    select j.id, j.due_at, case when j.claimed_at is null and j.replays = 0 then j.given end as given
+    select j.id, j.due_at, j.keeps_place, j.position, j.ready_at,
+        case when j.claimed_at is null and j.replays = 0 then j.given end as given
     from fairlane.jobs j
     where j.queue_id = $1::integer and j.due_at is not null and j.due_at <= $2::bigint
     order by j.due_at, j.position
@@ -230,18 +232,23 @@ due as materialized (
     for no key update skip locked
 ),
 placed as materialized (
-    select id, given, nextval('fairlane.positions') as position
+    select id, keeps_place, given,
+        case when $4::boolean and keeps_place then position else nextval('fairlane.positions') end as position,
+        case when $4 and keeps_place then ready_at else $2 end as ready_at
     from due
 ),
 joined as (
     update fairlane.jobs j
-    set state = 1, due_at = null, position = p.position, ready_at = $2
+    set state = 1, due_at = null, position = p.position, ready_at = p.ready_at, keeps_place = false
     from placed p
     where j.id = any (array[p.id])
-    returning j.lane, j.priority, j.position, fairlane.keys_of_lane(j.lane_keys, j.keys, j.task) as keys, p.given
+    returning j.lane, j.priority, j.position, j.ready_at, fairlane.keys_of_lane(j.lane_keys, j.keys, j.task) as keys,
+        p.keeps_place as had_kept, p.given
 )
-select lane, priority, (array_agg(keys))[1] as keys, count(*)::integer as count, min(position) as floor, $2 as since,
-    (array_agg(given order by position desc) filter (where given is not null))[1] as given
+select lane, priority, (array_agg(keys))[1] as keys, count(*)::integer as count, min(position) as floor,
+    min(ready_at) as since,
+    (array_agg(given order by position desc) filter (where given is not null))[1] as given,
+    (count(*) filter (where had_kept))::integer as resumed
 from joined
 group by lane, priority
 order by min(position)
@@ -769,3 +776,34 @@ woken as (
 )
 select found.id, found.state, woken.told
 from found, woken
+
+
+-- Jobs that run one after the other.
+
+-- name: count_kept_places
+-- How many jobs keep a place, by their lanes, as far as the bells of it have been folded: what has changed since the last of
+-- them was drained is told by those that are left, in the same snapshot.
+-- $1 queue
+select k.priority, k.keys::text as keys, sum(k.count)::integer as count
+from (
+    select j.lane, j.priority, fairlane.keys_of_lane(j.lane_keys, j.keys, j.task) as keys, 1 as count
+    from fairlane.jobs j
+    where j.queue_id = $1::integer and j.keeps_place
+    union all
+    select a.lane, a.priority, a.keys, a.resumed
+    from fairlane.arrivals a
+    where a.queue_id = $1 and a.resumed > 0
+    union all
+    select u.lane, j.priority, j.keys, -u.kept
+    from fairlane.releases r
+    cross join unnest(r.lanes, r.kept) as u (lane, kept)
+    cross join lateral (
+        select j.priority, fairlane.keys_of_lane(j.lane_keys, j.keys, j.task) as keys
+        from fairlane.jobs j
+        where j.lane = u.lane
+        limit 1
+    ) j
+    where r.queue_id = $1 and u.kept > 0
+) k
+group by k.lane, k.priority, k.keys
+having sum(k.count) > 0

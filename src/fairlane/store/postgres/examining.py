@@ -9,7 +9,7 @@ from uuid import UUID
 from fairlane.clock import Instant
 from fairlane.errors import JobNotFound
 from fairlane.job import State
-from fairlane.scheduler.explain import COUNTED, Examined, Facts, Running, Subject, examine
+from fairlane.scheduler.explain import COUNTED, Examined, Facts, Kept, Running, Subject, examine, sequence_lane
 from fairlane.scheduler.plan import plan_claims
 from fairlane.scheduler.snapshot import Arrival, Need, Plan, QueueRow, Release, Snapshot
 from fairlane.store.postgres import rows
@@ -76,7 +76,15 @@ async def look_at(
             flows_ahead,
             await connection.fetchval(STATEMENTS["has_worker"], handle.id),
             [row["id"] for row in next_up],
+            await _kept(connection, handle.id, sequence_lane(snapshot.policy, subject)),
         )
+
+
+async def _kept(connection: Connection, queue: int, lane: bytes | None) -> list[Kept]:
+    if lane is None:
+        return []
+    found = await connection.fetch(STATEMENTS["select_kept_places"], queue, lane, RUNNING)
+    return [Kept(job, task, priority, dict(rows.decode_keys(keys)), due) for job, task, priority, keys, due in found]
 
 
 def _running(row: Sequence[Any]) -> Running:
@@ -92,8 +100,8 @@ async def _peek(scheduling: Scheduling, subject: Subject) -> tuple[Snapshot, int
     arrived = await connection.fetch(STATEMENTS["peek_arrivals"], queue, row["arrivals_from"], BELLS)
     released = await connection.fetch(STATEMENTS["peek_releases"], queue, row["releases_from"], BELLS)
     arrivals = [
-        Arrival(lane, priority, rows.decode_keys(keys), count, floor, since, rows.decode_given(given))
-        for lane, priority, keys, count, floor, since, given in arrived
+        Arrival(lane, priority, rows.decode_keys(keys), count, floor, since, rows.decode_given(given), resumed)
+        for lane, priority, keys, count, floor, since, given, resumed in arrived
     ]
     releases = [Release(*(figure or 0 for figure in each)) for each in released]  # type: ignore[arg-type]
     named = {bell.lane for bell in arrivals} | {bell.lane for bell in releases}

@@ -23,14 +23,14 @@ where q.id = $1::integer
 
 -- name: peek_arrivals
 -- $1 queue, $2 from which transaction, $3 how many
-select a.lane, a.priority, a.keys::text as keys, a.count, a.floor, a.since, a.given
+select a.lane, a.priority, a.keys::text as keys, a.count, a.floor, a.since, a.given, coalesce(a.resumed, 0) as resumed
 from fairlane.arrivals a
 where a.queue_id = $1::integer and a.xid >= least($2::text::xid8, pg_snapshot_xmin(pg_current_snapshot()))
 order by a.xid, a.floor
 limit $3::integer
 
 -- name: peek_releases
-select u.lane, u.ended, u.ran, u.charged, u.unstarted, u.refund, u.since, u.failed, u.neutral, u.latest
+select u.lane, u.ended, u.ran, u.charged, u.unstarted, u.refund, u.since, u.failed, u.neutral, u.latest, u.kept
 from (
     select r.*
     from fairlane.releases r
@@ -38,8 +38,8 @@ from (
     order by r.xid
     limit $3::integer
 ) r
-cross join unnest(r.lanes, r.ended, r.ran, r.charged, r.unstarted, r.refund, r.since, r.failed, r.neutral, r.latest)
-    as u (lane, ended, ran, charged, unstarted, refund, since, failed, neutral, latest)
+cross join unnest(r.lanes, r.ended, r.ran, r.charged, r.unstarted, r.refund, r.since, r.failed, r.neutral, r.latest, r.kept)
+    as u (lane, ended, ran, charged, unstarted, refund, since, failed, neutral, latest, kept)
 
 -- name: count_ahead
 -- Ready jobs of a lane before a position, up to a number. $1 lane, $2 floor, $3 position, $4 at most
@@ -92,3 +92,10 @@ select u.nth, j.id
 from unnest($1::tid[]) with ordinality as u (place, nth)
 cross join lateral (select j.id from fairlane.jobs j where j.ctid = u.place limit 1) j
 order by u.nth
+
+-- name: select_kept_places
+-- Jobs of one lane that wait for another attempt and keep their place. $1 queue, $2 lane, $3 at most
+select j.id, j.task, j.priority, fairlane.keys_of_lane(j.lane_keys, j.keys, j.task)::text as keys, j.due_at
+from fairlane.jobs j
+where j.queue_id = $1::integer and j.lane = $2::bytea and j.keeps_place
+limit $3::integer

@@ -63,7 +63,8 @@ async def replace(scheduling: Scheduling, policy: Policy, note: Note | None, *, 
     if not accept_missing_keys:
         refuse_to_strand(policy, lanes)
     policy = policy.overridden(found.policy.overrides)
-    rebuilt = rebuild(policy, loaded.snapshot.now, folded.queue, flows, lanes, gates)
+    kept = await scheduling.kept_places(policy)
+    rebuilt = rebuild(policy, loaded.snapshot.now, folded.queue, flows, lanes, gates, kept)
     await scheduling.write(loaded, Plan([], rebuilt.queue, rebuilt.flows, rebuilt.lanes, rebuilt.gates, more=False))
     await sharing.take_over(scheduling.sharing, connection, policy, loaded.snapshot.now)
     version = await connection.fetchval(

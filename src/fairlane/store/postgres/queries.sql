@@ -218,6 +218,7 @@ ended as (
         finished_at = case when case when j.cancel_requested then g.state_if_cancelled else g.state end > 2 then g.now end,
         due_at = case when case when j.cancel_requested then g.state_if_cancelled else g.state end = 0
             then g.now + coalesce(g.delay, 0) end,
+        keeps_place = case when j.cancel_requested then g.state_if_cancelled else g.state end = 0,
         -- The lease stays: a settlement that is tried again after a lost connection must recognise its own work.
         lease = case when $4::boolean then null else j.lease end,
         result = g.result,
@@ -229,11 +230,13 @@ ended as (
         case when g.counts_attempt then j.attempt else j.attempt + 1 end as attempt
 ),
 freed as (
-    insert into fairlane.releases (queue_id, lanes, ended, ran, charged, unstarted, refund, since, failed, neutral, latest)
+    insert into fairlane.releases (queue_id, lanes, ended, ran, charged, unstarted, refund, since, failed, neutral, latest,
+        kept)
     select queue_id, array_agg(lane), array_agg(ended), array_agg(ran), array_agg(charged), array_agg(unstarted),
-        array_agg(refund), array_agg(since), array_agg(failed), array_agg(neutral), array_agg(latest)
+        array_agg(refund), array_agg(since), array_agg(failed), array_agg(neutral), array_agg(latest), array_agg(kept)
     from (
         select queue_id, lane,
+            (count(*) filter (where state < 2))::integer as kept,
             (count(*) filter (where verdict = 1))::integer as failed,
             (count(*) filter (where verdict = 2 and not unstarted))::integer as neutral,
             coalesce(max(claimed_at) filter (where not unstarted), 0) as latest,
@@ -276,8 +279,8 @@ freed_shared as (
     from passed
 ),
 rung as (
-    insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since)
-    select queue_id, lane, priority, (array_agg(keys))[1], count(*), min(position), min(ready_at)
+    insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since, resumed)
+    select queue_id, lane, priority, (array_agg(keys))[1], count(*), min(position), min(ready_at), count(*)
     from ended
     where state = 1
     group by queue_id, lane, priority
@@ -519,16 +522,17 @@ job as materialized (
 ended as (
     update fairlane.jobs j
     set state = 5, outcome = 'cancelled', cancel_requested = true, finished_at = job.now, due_at = null,
-        claimed_at = null, worker = null, error = $4::text
+        claimed_at = null, worker = null, error = $4::text, keeps_place = false
     from job
     where j.id = any (array[job.id]) and job.state < 2
     returning j.id
 ),
 rung as (
-    insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since)
-    select queue_id, lane, priority, fairlane.keys_of_lane(lane_keys, keys, task), -1, position, ready_at
+    insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since, resumed)
+    select queue_id, lane, priority, fairlane.keys_of_lane(lane_keys, keys, task), -state, position, ready_at,
+        keeps_place::integer
     from job
-    where state = 1
+    where state = 1 or (state = 0 and keeps_place)
 ),
 filed as (
     insert into fairlane.finished (is_dead, at, jobs)
@@ -556,7 +560,11 @@ select
     (select pg_notify(fairlane.channel(l.worker_id), 'cancel')
      from fairlane.leases l
      where l.id = job.lease and job.state = 2 and not $3)::text as told,
-    case when job.state < 2 then fairlane.announce(array[job.id]) end as announced
+    case when job.state < 2 then fairlane.announce(array[job.id]) end as announced,
+    -- Whoever has waited behind it in a sequence can start now.
+    case when job.state = 0 and job.keeps_place
+        and exists (select from fairlane.waiters w where w.queue_id = job.queue_id)
+        then fairlane.nudge(job.queue_id, 1) end as woken
 from job
 
 -- name: update_progress
@@ -818,3 +826,34 @@ where j.id = any (array[g.id]) and j.lease = $1 and j.state = 2
 update fairlane.jobs
 set error = $2
 where id = $1
+
+
+-- Back-pressure on producers.
+
+-- name: count_ready
+-- What the gates of backlogs count, and the bells that are not folded yet: in one snapshot, so that they add up.
+-- $1 queue, $2 gates, $3 how many bells
+select n.id as gate, g.in_flight as count, null::smallint as priority, null::text as keys
+from unnest($2::bytea[]) as n (id)
+cross join lateral (
+    select g.in_flight
+    from fairlane.gates g
+    where g.id = n.id
+    order by g.version desc
+    limit 1
+) g
+union all
+(
+    select null, a.count, a.priority, a.keys::text
+    from fairlane.arrivals a
+    where a.queue_id = $1::integer
+      and a.xid >= (
+        select least(s.arrivals_from, pg_snapshot_xmin(pg_current_snapshot()))
+        from fairlane.queue_states s
+        where s.queue_id = $1
+        order by s.version desc
+        limit 1
+      )
+    order by a.xid, a.floor
+    limit $3::integer
+)

@@ -66,8 +66,8 @@ def storable(text: str | None) -> str | None:
 HOUSED_FROM = 17
 """The first of the columns that only a flow has which houses its lane."""
 MEMO = GIVEN = 18
-LATEST = 24
-"""Two of those columns, which gates, arrivals and releases borrow."""
+LATEST, KEPT = 24, 21
+"""Columns of those, which gates, arrivals and releases borrow."""
 
 
 class Found:
@@ -98,7 +98,8 @@ class Found:
                     if not i5:
                         self._house(id_, kin, record[HOUSED_FROM:])
                 case "r":
-                    self.releases.append(Release(id_, i1, i2, f1, i3, f2, i4, i5 or 0, i6 or 0, record[LATEST] or 0))
+                    latest, kept = record[LATEST] or 0, record[KEPT] or 0
+                    self.releases.append(Release(id_, i1, i2, f1, i3, f2, i4, i5 or 0, i6 or 0, latest, kept))
                 case "h":
                     self.heads.append((i1, Head(place, i2, i3)))
                 case "l":
@@ -109,7 +110,7 @@ class Found:
                     self.gates.append(GateRow(id_, name, _decode_key(keys), i1, i2, i3, i4, i5, record[MEMO], f1))
                 case "a":
                     given = decode_given(record[GIVEN])
-                    self.arrivals.append(Arrival(id_, i1, decode_keys(keys), i2, i3, i4, given))
+                    self.arrivals.append(Arrival(id_, i1, decode_keys(keys), i2, i3, i4, given, i5 or 0))
                 case _:
                     self.queue = (place, name, keys, f1, f2, f3, i1, i2, i3, i4, i5, i6)
 

@@ -19,6 +19,7 @@ from fairlane.scheduler.snapshot import (
     Forced,
     GateRow,
     Head,
+    KeptPlaces,
     LaneRow,
     Need,
     Plan,
@@ -102,9 +103,10 @@ class Scheduling:
         )
         self._place = place
         all_folded = len(found.arrivals) < FOLD_AT_MOST and release_rows < RELEASES_AT_MOST
+        policy = await self.policy_of(digest)
         named_lanes: list[bytes] = []
         if attention & IS_DUE:
-            promoted = await self._promote(now)
+            promoted = await self._promote(now, policy)
             all_folded = all_folded and sum(bell.count for bell in promoted) < PROMOTE_AT_MOST
             found.arrivals += promoted
             named_lanes += [bell.lane for bell in promoted]
@@ -119,7 +121,6 @@ class Scheduling:
             named = await self.ask(Need(), named_lanes)
             found.lanes += named.lanes
             found.flows += named.flows
-        policy = await self.policy_of(digest)
         expired = policy.overrides.expired(now)
         arrivals_from, releases_from, policy_since = bounds.split()
         snapshot = Snapshot(
@@ -240,11 +241,19 @@ class Scheduling:
             cancel,
         )
 
-    async def _promote(self, now: Instant) -> list[Arrival]:
-        found = await self.connection.fetch(STATEMENTS["promote"], self.queue.id, now, PROMOTE_AT_MOST)
+    async def kept_places(self, policy: Policy) -> list[KeptPlaces]:
+        """Where jobs keep their place in a sequence, as far as bells have been folded."""
+        if policy.sequence is None:
+            return []
+        found = await self.connection.fetch(STATEMENTS["count_kept_places"], self.queue.id)
+        return [KeptPlaces(priority, rows.decode_keys(keys), count) for priority, keys, count in found]
+
+    async def _promote(self, now: Instant, policy: Policy) -> list[Arrival]:
+        in_sequence = policy.sequence is not None
+        found = await self.connection.fetch(STATEMENTS["promote"], self.queue.id, now, PROMOTE_AT_MOST, in_sequence)
         return [
-            Arrival(lane, priority, rows.decode_keys(keys), count, floor, since, rows.decode_given(given))
-            for lane, priority, keys, count, floor, since, given in found
+            Arrival(lane, priority, rows.decode_keys(keys), count, floor, since, rows.decode_given(given), resumed)
+            for lane, priority, keys, count, floor, since, given, resumed in found
         ]
 
     async def policy_of(self, digest: str) -> Policy:

@@ -25,6 +25,7 @@ from fairlane.store.awaiting import forever
 from fairlane.store.operators import CANCEL, Handled, JobFilter, JobPage
 from fairlane.store.postgres import (
     amending,
+    backlogs,
     examining,
     jobs,
     looking,
@@ -178,6 +179,24 @@ class PostgresStore:
             )
         if not is_proxy:
             self._known.add(connection)
+
+    async def count_ready(self, policy: Policy, gates: Sequence[bytes], tx: Any = None) -> dict[bytes, int]:
+        queue = await self._claimer.queue(policy.queue)
+
+        async def count() -> tuple[dict[bytes, int], bool]:
+            if tx is None:
+                return await self._ask(lambda own: backlogs.count_ready(own, queue.id, policy, gates))
+            connection = jobs.foreign_transaction(tx)
+            await self._require_same_database(connection)
+            return await backlogs.count_ready(connection, queue.id, policy, gates)
+
+        counts, is_partial = await count()
+        if is_partial:
+            # In a transaction of our own, also where the caller has one: the state of a queue is nobody's to roll back.
+            async with self._claimer.locked(queue, durable=False) as scheduling:
+                await scheduling.fold_all()
+            counts, _ = await count()
+        return counts
 
     async def foresee(self, new: Sequence[NewJob]) -> dict[UUID, Conflict]:
         now = self._clock.parameter()

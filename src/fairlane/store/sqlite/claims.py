@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
 import msgspec
@@ -21,6 +20,7 @@ from fairlane.scheduler.snapshot import (
     FlowRow,
     Forced,
     Head,
+    KeptPlaces,
     LaneRow,
     Need,
     Plan,
@@ -121,7 +121,7 @@ def claim(
     listens: bool = False,
 ) -> tuple[Claimed, dict[int, int]]:
     """Start up to `want` jobs. Returned with them: in which other queues somebody is to be woken."""
-    _promote(tx, queue.id, now)
+    _promote(tx, queue, now)
     bells = _drain(tx, queue.id)
     forced = _forced(tx, queue.id, want)
     plan = _plan(tx, queue, want, now, bells, forced, lag, listens=listens)
@@ -141,7 +141,7 @@ def claim(
 def look(tx: Transaction, queue: QueueInForce, want: int, *, now: Instant) -> tuple[Looked, dict[int, int]]:
     """How many jobs could start now, up to `want`; and in which other queues somebody is to be woken."""
     tx.run("begin_look")
-    _promote(tx, queue.id, now)
+    _promote(tx, queue, now)
     bells = _drain(tx, queue.id)
     plan = _plan(tx, queue, want, now, bells, listens=True)
     rung: dict[int, int] = {}
@@ -203,27 +203,38 @@ def remake(
         [rows.flow(row) for row in tx.all("select_all_flows", queue.id)],
         lanes,
         [rows.gate(row) for row in tx.all("select_all_gates", queue.id)],
+        [] if policy.sequence is None else _kept_places(tx, queue.id),
     )
     for statement in ("delete_flows", "delete_lanes", "delete_gates"):
         tx.run(statement, queue.id)
     _write(tx, queue, Plan([], rebuilt.queue, rebuilt.flows, rebuilt.lanes, rebuilt.gates, False))
 
 
-def _promote(tx: Transaction, queue: int, now: Instant) -> None:
-    """Scheduled jobs that are due join their lanes at the end, and ring."""
-    due = tx.all("select_due_jobs", queue, now, PROMOTE_AT_MOST)
+def _kept_places(tx: Transaction, queue: int) -> list[KeptPlaces]:
+    found = tx.all("count_kept_places", queue)
+    return [KeptPlaces(priority, rows.decode_keys(keys), count) for priority, keys, count in found]
+
+
+def _promote(tx: Transaction, queue: QueueInForce, now: Instant) -> None:
+    """Scheduled jobs that are due join their lanes, and ring: at the end, or in the place they kept in a sequence."""
+    due = tx.all("select_due_jobs", queue.id, now, PROMOTE_AT_MOST)
     if not due:
         return
-    last: int = tx.value("take_positions", len(due))
-    first = last - len(due) + 1
-    tx.run_many("promote_job", [(first + n, now, row[0]) for n, row in enumerate(due)])
-    counts = Counter(row[1] for row in due)
-    given = {row[1]: row[4] for row in due if row[4] is not None}
-    heads = {
-        lane: (queue, lane, priority, keys, counts[lane], first + n, now, given.get(lane))
-        for n, (_, lane, priority, keys, _) in reversed(list(enumerate(due)))
-    }
-    tx.run_many("insert_arrival", list(heads.values()))
+    place: int = tx.value("take_positions", len(due)) - len(due)
+    in_sequence = queue.policy.sequence is not None
+    promoted = []
+    bells: dict[bytes, list[Any]] = {}
+    for position, lane, priority, keys, keeps_place, ready_at, given in due:
+        place += 1
+        joins = (position, ready_at) if in_sequence and keeps_place else (place, now)
+        promoted.append((*joins, position))
+        bell = bells.setdefault(lane, [queue.id, lane, priority, keys, 0, *joins, None, 0])
+        bell[4] += 1
+        bell[5:7] = min(tuple(bell[5:7]), joins)
+        bell[7] = given or bell[7]
+        bell[8] += keeps_place
+    tx.run_many("promote_job", promoted)
+    tx.run_many("insert_arrival", list(bells.values()))
 
 
 class _Bells(msgspec.Struct, frozen=True):

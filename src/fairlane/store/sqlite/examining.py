@@ -8,7 +8,7 @@ from uuid import UUID
 from fairlane.clock import Instant
 from fairlane.errors import JobNotFound
 from fairlane.job import State
-from fairlane.scheduler.explain import COUNTED, Examined, Facts, Running, Subject, examine
+from fairlane.scheduler.explain import COUNTED, Examined, Facts, Kept, Running, Subject, examine, sequence_lane
 from fairlane.scheduler.plan import plan_claims
 from fairlane.scheduler.snapshot import Plan, QueueRow
 from fairlane.store.sqlite import claims, rows
@@ -55,7 +55,13 @@ def look_at(
         flows_ahead,
         bool(running) or bool(tx.value("has_waiter", queue.id)),
         [UUID(bytes=tx.value("select_id", start.head.ref)) for start in plan.starts],
+        _kept(tx, queue.id, sequence_lane(snapshot.policy, subject)),
     )
+
+
+def _kept(tx: Transaction, queue: int, lane: bytes | None) -> list[Kept]:
+    found = [] if lane is None else tx.all("select_kept_places", queue, lane, RUNNING)
+    return [Kept(UUID(bytes=job), task, level, rows.decode_keys(keys), due) for job, task, level, keys, due in found]
 
 
 def _count_ahead(tx: Transaction, queue: int, subject: Subject, state: QueueRow, examined: Examined) -> tuple[int, int]:

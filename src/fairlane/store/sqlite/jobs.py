@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
+import msgspec
+
 from fairlane.clock import Instant
 from fairlane.errors import DuplicateJob, JobNotFound, UnknownQueue
 from fairlane.job import AttemptRecord, JobRecord, NewJob, State
@@ -15,7 +17,7 @@ from fairlane.policy.unique import Conflict
 from fairlane.store.sqlite import rows, uniques
 from fairlane.store.sqlite.database import Transaction
 
-__all__ = ["attempts", "cancel", "insert", "record", "record_of"]
+__all__ = ["Cancelled", "attempts", "cancel", "insert", "record", "record_of"]
 
 
 def insert(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> tuple[dict[int, int], dict[UUID, Conflict]]:
@@ -30,7 +32,9 @@ def insert(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> tuple[dict[
         raise DuplicateJob(min(admission.own))
     woken = _store(tx, admission.stored, now) if admission.stored else {}
     for old, new in admission.replaced.items():
-        cancel(tx, old, now, only_waiting=True, reason=f"replaced by job {new}")
+        freed = cancel(tx, old, now, only_waiting=True, reason=f"replaced by job {new}").frees
+        if freed is not None:
+            woken[freed] = woken.get(freed, 0) + 1
     uniques.take(tx, admission)
     return woken, admission.conflicts
 
@@ -73,7 +77,7 @@ def _store(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> dict[int, i
             )
         )
         if state is State.READY:
-            bell = bells.setdefault(job.lane, [queue, job.lane, job.priority, lane_keys, 0, position, now, None])
+            bell = bells.setdefault(job.lane, [queue, job.lane, job.priority, lane_keys, 0, position, now, None, 0])
             if given is not None:
                 bell[7] = given
             counts[job.lane] += 1
@@ -118,26 +122,40 @@ def _queue_number(tx: Transaction, name: str) -> int:
     return number
 
 
+class Cancelled(msgspec.Struct, frozen=True):
+    """What a cancel came to."""
+
+    was: State
+    state: State
+    worker: UUID | None = None
+    """Who runs it, and is to be told."""
+    frees: int | None = None
+    """The queue in which it has kept a place in a sequence: somebody may start now."""
+
+
 def cancel(
     tx: Transaction, job: UUID, now: Instant, *, only_waiting: bool = False, reason: str | None = None
-) -> tuple[State, State, UUID | None]:
-    """Cancel what waits; what runs is asked to stop, or left alone. Its state before and now, and whom to tell."""
+) -> Cancelled:
+    """Cancel what waits; what runs is asked to stop, or left alone."""
     row = tx.one("select_state", job.bytes)
     if row is None:
         raise _not_found(job)
-    position, queue, lane, priority, lane_keys, number, ready_at, lease = row
+    position, queue, lane, priority, lane_keys, number, ready_at, lease, keeps_place = row
     state = State(number)
     if state.is_final or (only_waiting and state is State.RUNNING):
-        return state, state, None
+        return Cancelled(state, state)
     if state is State.RUNNING:
         tx.run("request_cancel", position)
         tx.run("insert_cancellation", lease, job.bytes)
         worker = tx.value("select_lease_worker", lease)
-        return state, state, None if worker is None else UUID(bytes=worker)
+        return Cancelled(state, state, None if worker is None else UUID(bytes=worker))
     tx.run("cancel_waiting", now, reason, position)
     if state is State.READY:
-        tx.run("insert_arrival", queue, lane, priority, lane_keys, -1, position, ready_at, None)
-    return state, State.CANCELLED, None
+        tx.run("insert_arrival", queue, lane, priority, lane_keys, -1, position, ready_at, None, 0)
+    if not keeps_place:
+        return Cancelled(state, State.CANCELLED)
+    tx.run("insert_arrival", queue, lane, priority, lane_keys, 0, position, ready_at, None, 1)
+    return Cancelled(state, State.CANCELLED, frees=queue)
 
 
 def record(tx: Transaction, job: UUID) -> JobRecord:

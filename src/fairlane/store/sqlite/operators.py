@@ -102,7 +102,7 @@ def replay(
         if claimed_at is not None:
             tx.run("insert_attempt", job.bytes, attempt, claimed_at, finished_at, worker, outcome, error)
         tx.run("replay_job", place, int(state), now, due_at, position)
-        bells.setdefault(lane, [queue, lane, priority, lane_keys, 0, place, now, None])
+        bells.setdefault(lane, [queue, lane, priority, lane_keys, 0, place, now, None, 0])
         counts[lane] += 1
         woken[queue] += 1
     if state is State.READY:

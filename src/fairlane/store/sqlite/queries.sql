@@ -41,37 +41,38 @@ delete from jobs
 where position > ? and position <= ?
 
 -- name: insert_arrival
-insert into arrivals (queue, lane, priority, keys, count, floor, since, given)
-values (?, ?, ?, ?, ?, ?, ?, ?)
+insert into arrivals (queue, lane, priority, keys, count, floor, since, given, resumed)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: insert_release
-insert into releases (queue, lane, ended, ran, charged, unstarted, refund, since, failed, neutral, latest)
-values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+insert into releases (queue, lane, ended, ran, charged, unstarted, refund, since, failed, neutral, latest, kept)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: select_due_jobs
 -- Scheduled jobs whose time has come, in the order in which they are due.
 -- What comes back after a run, or was put back, brings no numbers again: newer jobs have brought newer ones.
-select position, lane, priority, lane_keys, case when claimed_at is null and replays = 0 then given end
+select position, lane, priority, lane_keys, keeps_place, ready_at,
+    case when claimed_at is null and replays = 0 then given end
 from jobs
 where queue = ? and due_at is not null and due_at <= ?
 order by due_at, position
 limit ?
 
 -- name: promote_job
--- The job joins its lane at the end: it gets a new position.
+-- The job joins its lane at the end: it gets a new position. (In a sequence, one that has kept its place is given that.)
 update jobs
-set position = ?, state = 1, ready_at = ?, due_at = null
+set position = ?, state = 1, ready_at = ?, due_at = null, keeps_place = 0
 where position = ?
 
 -- name: select_arrivals
-select id, lane, priority, keys, count, floor, since, given
+select id, lane, priority, keys, count, floor, since, given, resumed
 from arrivals
 where queue = ?
 order by id
 limit ?
 
 -- name: select_releases
-select id, lane, ended, ran, charged, unstarted, refund, since, failed, neutral, latest
+select id, lane, ended, ran, charged, unstarted, refund, since, failed, neutral, latest, kept
 from releases
 where queue = ?
 order by id
@@ -246,7 +247,8 @@ where id = ? and lease = ? and state = 2
 
 -- name: finish_job
 update jobs
-set state = ?, attempt = ?, finished_at = ?, due_at = ?, error = ?, outcome = ?, result = ?, lease = null
+set state = ?, attempt = ?, finished_at = ?, due_at = ?, error = ?, outcome = ?, result = ?, lease = null,
+    keeps_place = ?
 where position = ?
 
 -- name: insert_attempt
@@ -290,14 +292,14 @@ from jobs
 where position = ? and lease = ? and state = 2
 
 -- name: select_state
-select position, queue, lane, priority, lane_keys, state, ready_at, lease
+select position, queue, lane, priority, lane_keys, state, ready_at, lease, keeps_place
 from jobs
 where id = ?
 
 -- name: cancel_waiting
 update jobs
 set state = 5, finished_at = ?, due_at = null, claimed_at = null, worker = null, outcome = 'cancelled',
-    cancel_requested = 1, error = ?
+    cancel_requested = 1, error = ?, keeps_place = 0
 where position = ?
 
 -- name: request_cancel
@@ -786,3 +788,20 @@ release savepoint effects
 update jobs
 set error = ?
 where id = ?
+
+
+-- Jobs that run one after the other.
+
+-- name: count_kept_places
+-- Jobs that wait for another attempt, by their lanes.
+select priority, lane_keys, count(*)
+from jobs indexed by jobs_keeping_place
+where queue = ? and keeps_place = 1
+group by lane, priority, lane_keys
+
+-- name: select_kept_places
+-- Jobs of one lane that wait for another attempt. ?1 queue, ?2 lane, ?3 at most
+select id, task, priority, lane_keys, due_at
+from jobs indexed by jobs_keeping_place
+where queue = ?1 and lane = ?2 and keeps_place = 1
+limit ?3

@@ -124,8 +124,8 @@ def gate_parameters(row: GateRow, queue: int) -> Row:
 
 
 def arrival(row: Row) -> Arrival:
-    _, lane_id, priority, keys, count, floor, since, given = row
-    return Arrival(lane_id, priority, decode_keys(keys), count, floor, since, decode_given(given))
+    _, lane_id, priority, keys, count, floor, since, given, resumed = row
+    return Arrival(lane_id, priority, decode_keys(keys), count, floor, since, decode_given(given), resumed)
 
 
 def release(row: Row) -> Release:

@@ -152,10 +152,21 @@ def _settle_one(tx: Transaction, settlement: Settlement, now: Instant, tally: _T
     finished_at = now if to.is_final else None
     if not to.is_final:
         tx.run("insert_attempt", job, attempt, claimed_at, now, worker, outcome, settlement.error)
-    tx.run("finish_job", to, counted, finished_at, due_at, settlement.error, outcome, settlement.result, position)
+    tx.run(
+        "finish_job",
+        to,
+        counted,
+        finished_at,
+        due_at,
+        settlement.error,
+        outcome,
+        settlement.result,
+        to is State.SCHEDULED,
+        position,
+    )
     is_failed = settlement.verdict is Verdict.FAILED
     apart = claimed_at if is_failed else None
-    bells = [tally.releases.setdefault((queue, lane, apart), [0, 0, 0.0, 0, 0.0, now, 0, 0, 0])]
+    bells = [tally.releases.setdefault((queue, lane, apart), [0, 0, 0.0, 0, 0.0, now, 0, 0, 0, 0])]
     bells += [
         tally.shared.setdefault((gate, queue, task, apart), [0, 0, 0.0, 0, 0.0, now, 0, 0, 0])
         for gate in rows.split_shared(shared)
@@ -172,8 +183,9 @@ def _settle_one(tx: Transaction, settlement: Settlement, now: Instant, tally: _T
             release[6] += is_failed
             release[7] += settlement.verdict is Verdict.NEUTRAL
             release[8] = max(release[8], claimed_at)
+    bells[0][9] += not to.is_final
     if to is State.READY:
-        tally.arrivals.append((queue, lane, priority, lane_keys, 1, position, ready_at, None))
+        tally.arrivals.append((queue, lane, priority, lane_keys, 1, position, ready_at, None, 1))
         tally.woken[queue] = tally.woken.get(queue, 0) + 1
     tally.ended[settlement.lease] = tally.ended.get(settlement.lease, 0) + 1
     return True

@@ -36,6 +36,7 @@ from fairlane.store.protocol import (
 )
 from fairlane.store.sqlite import (
     amending,
+    backlogs,
     claims,
     examining,
     jobs,
@@ -153,6 +154,12 @@ class SqliteStore:
         if progress is not None:
             progress(len(new))
         return conflicts
+
+    async def count_ready(self, policy: Policy, gates: Sequence[bytes], tx: Any = None) -> dict[bytes, int]:
+        counts = await self._looked(lambda inner: backlogs.count_ready(inner, policy, gates), tx)
+        if counts is not None:
+            return counts
+        return await self._written(lambda inner: backlogs.count_folded(inner, policy, gates, self._clock.now()), tx)
 
     async def foresee(self, new: Sequence[NewJob]) -> dict[UUID, Conflict]:
         return await self._database.read(lambda tx: uniques.admitted(tx, new, self._clock.now()).conflicts)
@@ -286,17 +293,19 @@ class SqliteStore:
         )
 
     async def cancel(self, job: UUID, note: Note | None = None) -> State:
-        def work(tx: Transaction) -> tuple[State, UUID | None, set[UUID]]:
+        def work(tx: Transaction) -> tuple[jobs.Cancelled, list[UUID], set[UUID]]:
             now = self._clock.now()
-            was, state, worker = jobs.cancel(tx, job, now)
-            amending.record_jobs(tx, note, now, CANCEL.handled([job], {job: was}))
-            return state, worker, results.take_waiters(tx, [job])
+            cancelled = jobs.cancel(tx, job, now)
+            amending.record_jobs(tx, note, now, CANCEL.handled([job], {job: cancelled.was}))
+            waiters = [] if cancelled.frees is None else _take_waiters(tx, {cancelled.frees: 1})
+            return cancelled, waiters, results.take_waiters(tx, [job])
 
-        state, worker, result_waiters = await self._write(work)
+        cancelled, waiters, result_waiters = await self._write(work)
         _announce(result_waiters)
-        if worker is not None:
-            nudge(worker)
-        return state
+        if cancelled.worker is not None:
+            nudge(cancelled.worker)
+        await self._nudge(waiters)
+        return cancelled.state
 
     async def report_progress(self, claim: Claim, fraction: float, message: str | None) -> None:
         await self._database.write(

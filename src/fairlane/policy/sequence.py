@@ -1,0 +1,87 @@
+"""One after the other: a job of a sequence starts once the one before it has ended for good."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fairlane.clock import Instant
+from fairlane.errors import InvalidOverride, InvalidPolicy
+from fairlane.policy.by import By, normalize_by
+from fairlane.policy.gates import Ending, GateState
+from fairlane.policy.reasons import Reason, Why
+
+__all__ = ["Sequence"]
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Sequence:
+    """Jobs of one key run strictly one after the other, in the order of their enqueue.
+
+    A gate holds one place, from a job's start to its final end: done, dead or cancelled. A job that waits for a retry,
+    or was snoozed, keeps it, so that nothing of its key starts before it has run again.
+
+    >>> Sequence(by="document")
+    Sequence(by='document')
+    """
+
+    by: By
+
+    counts_in_flight = True
+    name = None
+    """Queues do not share it."""
+
+    def __init__(self, *, by: str | tuple[str, ...]) -> None:
+        what = f"Sequence(by={by!r})"
+        names = normalize_by(what, by)
+        if not names:
+            raise InvalidPolicy(f"{what}: name the key whose jobs follow one another, such as by='document'")
+        if "priority" in names:
+            raise InvalidPolicy(f"{what}: in a sequence the order of enqueue decides, not priority; leave it out")
+        object.__setattr__(self, "by", names)
+
+    def __repr__(self) -> str:
+        return f"Sequence(by={self.by[0]!r})" if len(self.by) == 1 else f"Sequence(by={self.by!r})"
+
+    @property
+    def identity(self) -> str:
+        return f"sequence:{','.join(self.by)}"
+
+    def room_at(self, gate: GateState, now: Instant) -> int:
+        return 0 if gate.in_flight > 0 else 1
+
+    def take(self, gate: GateState, now: Instant, count: int) -> None:
+        gate.in_flight += count
+
+    def postpone(self, gate: GateState, before: Instant, now: Instant, lag: int) -> None:
+        """It does not look at when jobs start."""
+
+    def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
+        gate.in_flight = max(0, gate.in_flight - (ending.ended + ending.unstarted - ending.kept))
+        return True
+
+    def resume(self, gate: GateState, count: int) -> None:
+        """Jobs that had kept their place are ready again, or will never be: the place is free."""
+        gate.in_flight = max(0, gate.in_flight - count)
+
+    def opens_again_at(self, gate: GateState) -> Instant | None:
+        return None
+
+    def carry_over(self, gate: GateState, now: Instant) -> None:
+        """Who holds a place is counted anew; there is nothing else."""
+
+    def why(self, gate: GateState, now: Instant) -> Why:
+        return Why(Reason.SEQUENCE, gate.in_flight, 1)
+
+    def with_bound(self, bound: float) -> Sequence:
+        raise InvalidOverride(
+            f"{self!r} has no number to change: its jobs run one after the other. Start a job out of order by force, "
+            "or suspend the policy"
+        )
+
+    def to_document(self) -> dict[str, Any]:
+        return {"kind": "sequence", "by": list(self.by)}
+
+    @classmethod
+    def from_document(cls, document: dict[str, Any]) -> Sequence:
+        return cls(by=tuple(document["by"]))

@@ -1,0 +1,544 @@
+"""Jobs that run one after the other, on every store: nothing starts before the one before it has ended for good."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Sequence as Several
+from itertools import pairwise
+from uuid import UUID
+
+import msgspec
+import pytest
+
+from fairlane.clock import ManualClock
+from fairlane.errors import InvalidOverride, InvalidPolicy
+from fairlane.job import Claim, State
+from fairlane.policy import Concurrency, Fair, Policy, Rate, Sequence
+from fairlane.policy.overrides import Kind, Override
+from fairlane.policy.reasons import Reason
+from fairlane.scheduler.explain import explain
+from fairlane.scheduler.settlement import Cancelled, Died, Done, Failed, Lost, Outcome, Released, Retried, Snoozed
+from fairlane.store.auditing import Note
+from fairlane.store.protocol import QueueCounts, Store
+from tests.store.harness import (
+    LEASE,
+    SECOND,
+    Database,
+    claim,
+    claim_once,
+    finish,
+    given_jobs,
+    hear,
+    ids,
+    new_jobs,
+    soon,
+    state_of,
+    worker_named,
+)
+from tests.store.processes import Run, run_together
+
+QUEUE = "documents"
+PLAIN = Policy(QUEUE, limits=(Sequence(by="document"),))
+POLICIES = [
+    PLAIN,
+    Policy(QUEUE, fair=Fair(by="document"), limits=(Sequence(by="document"),)),
+    Policy(
+        QUEUE,
+        fair=Fair(by="account"),
+        limits=(Sequence(by=("account", "document")), Concurrency(3, by="account"), Concurrency(20)),
+    ),
+]
+NOTE = Note(actor="ada", action="test")
+A = {"document": "a", "account": "acme"}
+B = {"document": "b", "account": "acme"}
+
+
+async def next_job(store: Store) -> Claim:
+    """The one job that may start now."""
+    (only,) = await claim(store, QUEUE, 10)
+    return only
+
+
+async def nothing_starts(store: Store) -> None:
+    assert await claim(store, QUEUE, 10) == []
+
+
+async def assert_free(store: Store, policy: Policy, clock: ManualClock) -> None:
+    """A14: nothing runs and nothing waits for a retry, so every place is free."""
+    await nothing_starts(store)
+    assert await store.counts(QUEUE) == QueueCounts(ready=0, running=0, parked_lanes=0, bells=0)
+    for keys in (A, B):
+        jobs = await given_jobs(store, policy, keys, 2)
+        for job in jobs:
+            only = await next_job(store)
+            assert only.id == job
+            await finish(store, [only])
+    clock.advance("1d")
+    await nothing_starts(store)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=["plain", "fair", "fair by account"])
+async def test_jobs_of_one_key_run_one_after_the_other_whatever_their_task(store: Store, policy: Policy) -> None:
+    await store.declare(policy)
+    mixed = [new_jobs(policy, A, task=f"task{n % 3}")[0] for n in range(6)]
+    await store.enqueue(mixed)
+    others = await given_jobs(store, policy, B, 2)
+    first = await claim(store, QUEUE, 10)
+    assert {each.id for each in first} == {mixed[0].id, others[0]}
+    await nothing_starts(store)
+    ran = []
+    held = first
+    while held:
+        ran += [each.id for each in held if each.keys["document"] == "a"]
+        await finish(store, held)
+        held = await claim(store, QUEUE, 10)
+    assert ran == [each.id for each in mixed]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=["plain", "fair", "fair by account"])
+@pytest.mark.parametrize(
+    "again",
+    [Failed("no", 60 * SECOND), Retried("no", 60 * SECOND), Snoozed("later", 60 * SECOND)],
+    ids=lambda o: type(o).__name__,
+)
+async def test_a_head_that_will_be_tried_again_blocks_until_it_has_ended(
+    store: Store, clock: ManualClock, policy: Policy, again: Outcome
+) -> None:
+    await store.declare(policy)
+    jobs = await given_jobs(store, policy, A, 3, max_attempts=3)
+    other = await given_jobs(store, policy, B, 1)
+    held = await claim(store, QUEUE, 10)
+    assert set(ids(held)) == {jobs[0], other[0]}
+    await finish(store, [each for each in held if each.id == other[0]])
+    await finish(store, [each for each in held if each.id == jobs[0]], again)
+    await nothing_starts(store)
+    clock.advance("59s")
+    await nothing_starts(store)
+    # Long after its time: whoever promotes late must not let another one in.
+    clock.advance("1h")
+    (head,) = await claim(store, QUEUE, 10)
+    assert head.id == jobs[0]
+    await finish(store, [head], again)
+    await nothing_starts(store)
+    clock.advance("60s")
+    (head,) = await claim(store, QUEUE, 10)
+    await finish(store, [head], Died("for good"))
+    for job in jobs[1:]:
+        head = await next_job(store)
+        assert head.id == job
+        await finish(store, [head])
+    await assert_free(store, policy, clock)
+
+
+@pytest.mark.parametrize("end", [Done(None), Died("no"), Cancelled("no")], ids=lambda o: type(o).__name__)
+async def test_every_final_end_lets_the_next_one_start(store: Store, clock: ManualClock, end: Outcome) -> None:
+    await store.declare(PLAIN)
+    jobs = await given_jobs(store, PLAIN, A, 2)
+    await finish(store, [await next_job(store)], end)
+    last = await next_job(store)
+    assert last.id == jobs[1]
+    await finish(store, [last])
+    await assert_free(store, PLAIN, clock)
+
+
+async def test_a_released_job_is_the_head_again(store: Store, clock: ManualClock) -> None:
+    await store.declare(PLAIN)
+    jobs = await given_jobs(store, PLAIN, A, 2)
+    await finish(store, [await next_job(store)], Released("shutting down"))
+    again = await next_job(store)
+    assert again.id == jobs[0]
+    # Given back for a while, it keeps its place for as long.
+    await finish(store, [again], Released("not here", delay=5 * SECOND))
+    await nothing_starts(store)
+    clock.advance("5s")
+    for job in jobs:
+        head = await next_job(store)
+        assert head.id == job
+        await finish(store, [head])
+    await assert_free(store, PLAIN, clock)
+
+
+async def test_a_job_that_a_flood_of_bells_hides_is_not_overtaken(store: Store, clock: ManualClock) -> None:
+    await store.declare(PLAIN)
+    jobs = await given_jobs(store, PLAIN, A, 2)
+    head = await next_job(store)
+    # More bells than one claim folds: that the job is ready again is told last.
+    await store.enqueue([new_jobs(PLAIN, {"document": str(n)})[0] for n in range(1_500)])
+    await finish(store, [head], Released("shutting down"))
+    started: list[UUID] = []
+    while len(started) < 1_502:
+        held = await claim(store, QUEUE, 200)
+        assert held, "everything could start"
+        started += ids(held)
+        await finish(store, held)
+    assert started.index(jobs[0]) < started.index(jobs[1])
+    await assert_free(store, PLAIN, clock)
+
+
+async def test_l18_a_job_whose_worker_is_gone_runs_again_before_all_others(store: Store, clock: ManualClock) -> None:
+    await store.declare(PLAIN)
+    jobs = await given_jobs(store, PLAIN, A, 2, max_attempts=2)
+    for _ in range(2):
+        assert (await next_job(store)).id == jobs[0]
+        await nothing_starts(store)
+        clock.advance(LEASE)
+        reaped = await store.reap()
+        assert [each.job for each in reaped.settled] == [jobs[0]]
+    assert await state_of(store, jobs[0]) is State.DEAD
+    last = await next_job(store)
+    assert last.id == jobs[1]
+    await finish(store, [last])
+    await assert_free(store, PLAIN, clock)
+
+
+async def test_cancelling_a_job_that_waits_for_its_retry_lets_the_next_one_start_at_once(
+    store: Store, clock: ManualClock
+) -> None:
+    await store.declare(PLAIN)
+    jobs = await given_jobs(store, PLAIN, A, 2)
+    await finish(store, [await next_job(store)], Failed("no", 3_600 * SECOND))
+    await nothing_starts(store)
+    waiter = worker_named("a waiter")
+    listener = await store.listen(waiter)
+    try:
+        await hear(store, QUEUE, listener, worker=waiter)
+        assert await store.cancel(jobs[0]) is State.CANCELLED
+        assert await soon(listener.wait(None)), "whoever waits is told"
+        last = await next_job(store)
+        assert last.id == jobs[1]
+        await finish(store, [last])
+    finally:
+        await listener.close()
+    await assert_free(store, PLAIN, clock)
+
+
+async def test_a_place_is_given_back_although_its_lane_was_forgotten(store: Store, clock: ManualClock) -> None:
+    await store.declare(PLAIN)
+    for cancels in (True, False):
+        (job,) = await given_jobs(store, PLAIN, A, 1)
+        await finish(store, [await next_job(store)], Failed("no", 60 * SECOND))
+        await nothing_starts(store)
+        clock.advance("1s")
+        for _ in range(3):
+            await store.collect(QUEUE)
+        (behind,) = await given_jobs(store, PLAIN, A, 1)
+        await nothing_starts(store)
+        if cancels:
+            await store.cancel(job)
+        else:
+            clock.advance("60s")
+            head = await next_job(store)
+            assert head.id == job
+            await finish(store, [head])
+        head = await next_job(store)
+        assert head.id == behind
+        await finish(store, [head])
+    await assert_free(store, PLAIN, clock)
+
+
+async def test_a_future_job_joins_at_the_end_when_it_is_due(store: Store, clock: ManualClock) -> None:
+    await store.declare(PLAIN)
+    (later,) = await given_jobs(store, PLAIN, A, 1, delay=10 * SECOND)
+    jobs = await given_jobs(store, PLAIN, A, 2)
+    first = await next_job(store)
+    assert first.id == jobs[0]
+    clock.advance("10s")
+    await nothing_starts(store)
+    await finish(store, [first])
+    for job in (jobs[1], later):
+        head = await next_job(store)
+        assert head.id == job
+        await finish(store, [head])
+    await assert_free(store, PLAIN, clock)
+
+
+async def test_a_retry_that_is_hurried_keeps_its_place(store: Store, clock: ManualClock) -> None:
+    await store.declare(PLAIN)
+    jobs = await given_jobs(store, PLAIN, A, 2)
+    await finish(store, [await next_job(store)], Failed("no", 3_600 * SECOND))
+    await store.retry_now([jobs[0]])
+    for job in jobs:
+        head = await next_job(store)
+        assert head.id == job
+        await finish(store, [head])
+    await assert_free(store, PLAIN, clock)
+
+
+async def test_a_replayed_job_joins_at_the_end(store: Store, clock: ManualClock) -> None:
+    await store.declare(PLAIN)
+    jobs = await given_jobs(store, PLAIN, A, 3)
+    await finish(store, [await next_job(store)], Died("no"))
+    await store.replay([jobs[0]])
+    for job in (jobs[1], jobs[2], jobs[0]):
+        head = await next_job(store)
+        assert head.id == job
+        await finish(store, [head])
+    await assert_free(store, PLAIN, clock)
+
+
+# A10
+async def test_a_forced_start_breaks_the_order_and_is_counted(store: Store, clock: ManualClock) -> None:
+    await store.declare(PLAIN)
+    jobs = await given_jobs(store, PLAIN, A, 4)
+    head = await next_job(store)
+    await store.force([jobs[2]], NOTE)
+    forced = await next_job(store)
+    assert forced.id == jobs[2]
+    await finish(store, [head])
+    await nothing_starts(store)
+    await finish(store, [forced], Failed("no", 60 * SECOND))
+    await nothing_starts(store)
+    await store.force([jobs[2]], NOTE)
+    forced = await next_job(store)
+    assert forced.id == jobs[2]
+    await finish(store, [forced])
+    for job in (jobs[1], jobs[3]):
+        head = await next_job(store)
+        assert head.id == job
+        await finish(store, [head])
+    await assert_free(store, PLAIN, clock)
+
+
+async def test_a_restart_changes_nothing(shared_database: Database, clock: ManualClock) -> None:
+    store = await shared_database.open(clock)
+    await store.declare(PLAIN)
+    jobs = await given_jobs(store, PLAIN, A, 2)
+    await finish(store, [await next_job(store)], Failed("no", 60 * SECOND))
+    await shared_database.close()
+    store = await shared_database.open(clock)
+    await store.declare(PLAIN)
+    await nothing_starts(store)
+    clock.advance("60s")
+    for job in jobs:
+        head = await next_job(store)
+        assert head.id == job
+        await finish(store, [head])
+    await assert_free(store, PLAIN, clock)
+
+
+@pytest.mark.parametrize("forgotten", [False, True], ids=["", "its lane was forgotten"])
+async def test_another_policy_counts_the_places_that_are_kept(
+    store: Store, clock: ManualClock, forgotten: bool
+) -> None:
+    await store.declare(PLAIN)
+    (job,) = await given_jobs(store, PLAIN, A, 1)
+    await given_jobs(store, PLAIN, B, 1)
+    held = await claim(store, QUEUE, 2)
+    await finish(store, [each for each in held if each.id == job], Failed("no", 60 * SECOND))
+    running = [each for each in held if each.id != job]
+    await nothing_starts(store)
+    if forgotten:
+        for _ in range(3):
+            await store.collect(QUEUE)
+    capped = Policy(QUEUE, limits=(Sequence(by="document"), Concurrency(50)))
+    await store.apply(capped)
+    await store.amend(QUEUE, [Override(kind=Kind.SUSPEND)], [], NOTE)
+    await store.amend(QUEUE, [], [Override(kind=Kind.SUSPEND).id], NOTE)
+    (behind,) = await given_jobs(store, capped, A, 1)
+    await given_jobs(store, capped, B, 1)
+    await nothing_starts(store)
+    await finish(store, running)
+    await finish(store, [await next_job(store)])
+    clock.advance("60s")
+    for each in (job, behind):
+        head = await next_job(store)
+        assert head.id == each
+        await finish(store, [head])
+    await assert_free(store, capped, clock)
+
+
+async def test_a_sequence_that_is_added_counts_who_waits_for_a_retry(store: Store, clock: ManualClock) -> None:
+    plain = Policy(QUEUE, keys=("document",))
+    await store.declare(plain)
+    (job,) = await given_jobs(store, plain, A, 1)
+    await finish(store, [await next_job(store)], Failed("no", 60 * SECOND))
+    await store.apply(PLAIN)
+    clock.advance("1s")
+    (behind,) = await given_jobs(store, PLAIN, A, 1)
+    await nothing_starts(store)
+    clock.advance("60s")
+    for each in (job, behind):
+        head = await next_job(store)
+        assert head.id == each
+        await finish(store, [head])
+    await assert_free(store, PLAIN, clock)
+
+
+async def test_a_sequence_is_not_put_over_jobs_that_wait_without_order_unless_that_is_accepted(
+    store: Store, clock: ManualClock
+) -> None:
+    plain = Policy(QUEUE, keys=("document",))
+    await store.declare(plain)
+    jobs = [new_jobs(plain, A, task=f"task{n}", priority=n)[0] for n in range(3)]
+    await store.enqueue(jobs)
+    with pytest.raises(InvalidPolicy, match=r"3 waiting jobs were enqueued without Sequence\(by='document'\)"):
+        await store.apply(PLAIN)
+    await store.apply(PLAIN, accept_missing_keys=True)
+    new = await given_jobs(store, PLAIN, A, 1)
+    seen = set()
+    for _ in range(4):
+        only = await next_job(store)
+        seen.add(only.id)
+        await finish(store, [only])
+    assert seen == {*(each.id for each in jobs), *new}
+    await assert_free(store, PLAIN, clock)
+
+
+async def test_without_its_sequence_a_queue_lets_everything_start(store: Store, clock: ManualClock) -> None:
+    await store.declare(PLAIN)
+    jobs = await given_jobs(store, PLAIN, A, 3)
+    await finish(store, [await next_job(store)], Failed("no", 60 * SECOND))
+    with pytest.raises(InvalidPolicy, match="2 waiting jobs do not carry the key 'task'"):
+        await store.apply(Policy(QUEUE, limits=(Concurrency(1, by=("task", "document")),)))
+    await store.apply(Policy(QUEUE, keys=("document",)))
+    assert set(ids(await claim(store, QUEUE, 10))) == set(jobs[1:])
+    clock.advance("60s")
+    assert ids(await claim(store, QUEUE, 10)) == [jobs[0]]
+
+
+async def test_a_task_cannot_be_paused_where_lanes_do_not_know_it(store: Store) -> None:
+    await store.declare(PLAIN)
+    await given_jobs(store, PLAIN, A, 1)
+    for name in ("task", "priority"):
+        with pytest.raises(InvalidOverride, match=f"in sequence, by document, whatever their {name}"):
+            await store.amend(QUEUE, [Override(kind=Kind.PAUSE, scope=((name, "deliver"),))], [], NOTE)
+    limit = Override(kind=Kind.LIMIT, limit="sequence:document", scope=(("document", "a"),), value=2)
+    with pytest.raises(InvalidOverride, match="has no number to change"):
+        await store.amend(QUEUE, [limit], [], NOTE)
+    await store.amend(QUEUE, [Override(kind=Kind.PAUSE, scope=(("document", "a"),))], [], NOTE)
+    await nothing_starts(store)
+
+
+async def test_explain_names_the_job_before(store: Store, clock: ManualClock) -> None:
+    await store.declare(PLAIN)
+    jobs = await given_jobs(store, PLAIN, A, 2)
+    head = await next_job(store)
+    clock.advance("3s")
+    told = explain(await store.examine(job=jobs[1]))
+    (hold,) = [each for each in told.holds if each.reason is Reason.SEQUENCE]
+    assert (hold.limit, hold.key, hold.until) == ("sequence:document", {"document": "a"}, None)
+    assert [(each.job, each.due_at) for each in hold.holders] == [(jobs[0], None)]
+    assert told.earliest == clock.now()
+    await finish(store, [head], Failed("no", 60 * SECOND))
+    due_at = clock.now() + 60 * SECOND
+    told = explain(await store.examine(job=jobs[1]))
+    (hold,) = [each for each in told.holds if each.reason is Reason.SEQUENCE]
+    assert [(each.job, each.due_at) for each in hold.holders] == [(jobs[0], due_at)]
+    assert hold.until == due_at
+    assert f"job {jobs[0]} (deliver) runs again in 60 s" in hold.words
+    told = explain(await store.examine(QUEUE, keys={"document": "a"}))
+    assert Reason.SEQUENCE in told.reasons
+    told = explain(await store.examine(job=jobs[0]))
+    assert Reason.SCHEDULED in told.reasons
+    assert Reason.SEQUENCE not in told.reasons, "it waits for its own time, not for itself"
+
+
+async def test_a_rate_in_a_sequence_holds_its_key_only(store: Store, clock: ManualClock) -> None:
+    policy = Policy(QUEUE, limits=(Sequence(by="document"), Rate(1, per="1m", by="document")))
+    await store.declare(policy)
+    await given_jobs(store, policy, A, 2)
+    await given_jobs(store, policy, B, 1)
+    await finish(store, await claim(store, QUEUE, 10))
+    await nothing_starts(store)
+    clock.advance("60s")
+    assert (await next_job(store)).keys["document"] == "a"
+
+
+OUTCOMES: Several[Outcome] = (
+    Done(None),
+    Done(None),
+    Failed("no", 5 * SECOND),
+    Failed("no", 0),
+    Retried("no", 40 * SECOND),
+    Snoozed("no", 7 * SECOND),
+    Released("no"),
+    Released("no", 3 * SECOND),
+    Lost("gone"),
+    Died("no"),
+    Cancelled("no"),
+)
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_whatever_happens_the_jobs_of_a_key_end_in_the_order_of_their_enqueue(
+    store: Store, clock: ManualClock, seed: int
+) -> None:
+    chance = random.Random(seed)
+    policy = POLICIES[seed % 3]
+    await store.declare(policy)
+    order: dict[str, list[UUID]] = {name: [] for name in "abc"}
+    ended: defaultdict[str, list[UUID]] = defaultdict(list)
+    held: list[Claim] = []
+    alive: dict[str, list[UUID]] = {name: [] for name in "abc"}
+    for step in range(150):
+        name = chance.choice("abc")
+        match chance.choice(("enqueue", "claim", "settle", "settle", "wait", "cancel", "collect", "apply")):
+            case "enqueue" if step < 100:
+                keys = {"document": name, "account": "acme"}
+                jobs = await given_jobs(store, policy, keys, chance.randint(1, 4), max_attempts=3)
+                order[name] += jobs
+                alive[name] += jobs
+            case "claim":
+                for each in (await claim_once(store, QUEUE, chance.randint(1, 3))).claims:
+                    key = str(each.keys["document"])
+                    assert each.id == alive[key][0], "it has overtaken the one before it"
+                    assert all(other.keys["document"] != key for other in held), "two of one key run"
+                    held.append(each)
+            case "settle" if held:
+                each = held.pop(chance.randrange(len(held)))
+                await finish(store, [each], chance.choice(OUTCOMES))
+                if (await state_of(store, each.id)).is_final:
+                    key = str(each.keys["document"])
+                    ended[key].append(each.id)
+                    alive[key].remove(each.id)
+            case "wait":
+                clock.advance(f"{chance.randint(1, 10)}s")
+            case "cancel" if alive[name] and chance.random() < 0.3:
+                job = chance.choice(alive[name])
+                if all(each.id != job for each in held):
+                    assert await store.cancel(job) is State.CANCELLED
+                    alive[name].remove(job)
+                    order[name].remove(job)
+            case "collect":
+                await store.collect(QUEUE)
+            case "apply" if chance.random() < 0.2:
+                first = policy.limits[0]
+                policy = Policy(QUEUE, fair=policy.fair, limits=(first, Concurrency(chance.randint(5, 9))))
+                await store.apply(policy)
+    while any(alive.values()) or held:
+        for each in held:
+            key = str(each.keys["document"])
+            assert each.id == alive[key][0]
+            ended[key].append(each.id)
+            alive[key].remove(each.id)
+        await finish(store, held)
+        held = await claim(store, QUEUE, 10)
+        if not held:
+            clock.advance("60s")
+            held = await claim(store, QUEUE, 10)
+    assert ended == {name: jobs for name, jobs in order.items() if jobs}
+    await assert_free(store, policy, clock)
+
+
+# A09
+@pytest.mark.slow
+async def test_among_processes_the_jobs_of_a_key_run_one_after_the_other_in_their_order(
+    shared_database: Database,
+) -> None:
+    store = await shared_database.open()
+    policy = Policy("webhooks", limits=(Sequence(by="account"),))
+    await store.declare(policy)
+    order: dict[str, list[str]] = {}
+    for n in range(6):
+        order[str(n)] = [str(job) for job in await given_jobs(store, policy, {"account": n}, 20)]
+        order[str(n)] += [str(job) for _ in range(5) for job in await given_jobs(store, policy, {"account": n}, 1)]
+    told = await run_together("stumble", shared_database, 4)
+    runs = [run for each in told for run in msgspec.json.decode(each, type=list[Run])]
+    by_account: defaultdict[str, list[Run]] = defaultdict(list)
+    for run in sorted(runs, key=lambda run: run.start):
+        by_account[run.account].append(run)
+    for account, own in by_account.items():
+        assert all(before.end <= after.start for before, after in pairwise(own)), "two ran at once"
+        assert list(dict.fromkeys(run.job for run in own)) == order[account], "one has overtaken another"
+    assert len(runs) > sum(map(len, order.values())), "some were tried again"
