@@ -172,6 +172,8 @@ class HeldClaim:
         """
         done = self._done(result)
         if effects is not None:
+            if not isinstance(effects, Effects):
+                raise ConfigurationError(f"effects={effects!r} are none; give Effects().enqueue(…).put(…)")
             stamped = stamped_effects(effects, await self._source.stamper(), self._source.max_payload)
             done = Done(done.result, stamped)
         await self._end(done, ran)

@@ -211,3 +211,11 @@ def test_a16_nonsense_is_refused_where_it_is_declared_and_named(declare: object,
     assert callable(declare)
     with pytest.raises(InvalidPolicy, match=named):
         declare()
+
+
+@pytest.mark.parametrize(("limit", "burst"), [(1e-13, None), (1e-300, None), (1e-9, 1_000_000_000)])
+def test_a16_a_rate_beyond_what_any_clock_can_count_is_refused_where_it_is_declared(
+    limit: float, burst: int | None
+) -> None:
+    with pytest.raises(InvalidPolicy, match=r"hundred years|any clock"):
+        Rate(limit, per="1s", burst=burst)

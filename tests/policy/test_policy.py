@@ -25,9 +25,9 @@ def test_a_policy_read_back_is_the_policy_that_was_stored(policy: Policy) -> Non
 
 @settings(deadline=None, max_examples=200)
 @given(
-    st.floats(1e-3, 1e6) | st.integers(1, 10**6),
+    st.floats(1e-2, 1e6) | st.integers(1, 10**6),
     st.integers(10**6, 10**13),
-    st.integers(1, 10**9),
+    st.integers(1, 10**3),
 )
 def test_a_rate_read_back_has_the_same_interval_to_the_microsecond(limit: float, per: int, burst: int) -> None:
     policy = Policy("q", limits=(Rate(limit, per=per / 1_000_000, burst=burst),))

@@ -46,7 +46,19 @@ from fairlane.operations import (
 from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.scheduler.settlement import Died
 from fairlane.store.protocol import Store
-from tests.store.harness import MINUTE, SECOND, by_key, claim, finish, given_jobs, hear, ids, state_of, worker_named
+from tests.store.harness import (
+    MINUTE,
+    SECOND,
+    by_key,
+    claim,
+    finish,
+    given_jobs,
+    hear,
+    ids,
+    new_jobs,
+    state_of,
+    worker_named,
+)
 
 POLICY = Policy(
     "webhooks",
@@ -395,3 +407,26 @@ async def test_the_doctor_says_that_bells_pile_up(store: Store, monkeypatch: pyt
     for _ in range(3):
         await given_jobs(store, POLICY, ACME, 1)
     assert checks(await diagnose(store)) == ["bells pile up", "no worker"]
+
+
+async def test_a_dry_run_of_a_policy_is_refused_where_applying_it_would_be(store: Store, clock: ManualClock) -> None:
+    policy = Policy("orders", limits=(Concurrency(5, by="account"),))
+    await store.declare(policy)
+    await given_jobs(store, policy, {"account": "acme"}, 3)
+    await claim(store, "orders", 1)
+    other = Policy("orders", limits=(Concurrency(5, by="region"),))
+    with pytest.raises(InvalidPolicy, match="2 waiting jobs do not carry the key 'region'"):
+        await apply_policies(store, {"orders": other}, DRY)
+    (change,) = await apply_policies(store, {"orders": other}, DRY, accept_missing_keys=True)
+    assert change.is_dry_run
+
+
+async def test_a_task_can_be_paused_by_the_last_part_of_its_name(store: Store, clock: ManualClock) -> None:
+    policy = Policy("orders")
+    await store.declare(policy)
+    await store.enqueue(new_jobs(policy, task="shop.deliver"))
+    change = await pause(store, "orders", Intent(actor="ada"), task="deliver")
+    assert change.after[0].scope == (("task", "shop.deliver"),)
+    assert await claim(store, "orders", 5) == []
+    await resume(store, "orders", Intent(actor="ada"), task="deliver")
+    assert len(await claim(store, "orders", 5)) == 1

@@ -11,6 +11,8 @@ from fairlane.errors import InvalidOverride, InvalidPolicy
 from fairlane.job import State
 from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.policy.overrides import Kind, Override
+from fairlane.policy.reasons import Reason
+from fairlane.scheduler.explain import explain
 from fairlane.store.auditing import EXPIRY, Note
 from fairlane.store.protocol import Store
 from tests.store.harness import (
@@ -319,6 +321,19 @@ async def test_a10_a_forced_start_is_counted_by_every_limit_and_by_fairness_and_
     assert (entry.action, entry.actor) == ("force", "ada")
 
 
+async def test_a_forced_job_says_so_and_is_shown_as_the_next(store: Store, clock: ManualClock) -> None:
+    await store.declare(POLICY)
+    first, second = await given_jobs(store, POLICY, {"account": "acme"}, 2)
+    await put(store, "webhooks", pause())
+    await store.force([second], note("force"))
+    facts = await store.examine(job=second)
+    told = explain(facts)
+    assert Reason.FORCED in told.reasons
+    assert Reason.PAUSED not in told.reasons
+    assert told.next_up == [second] == ids(await claim(store, "webhooks", 5))
+    assert Reason.PAUSED in explain(await store.examine(job=first)).reasons
+
+
 async def test_a_scheduled_job_can_be_forced_and_an_ended_one_cannot(store: Store, clock: ManualClock) -> None:
     await store.declare(POLICY)
     (later,) = await given_jobs(store, POLICY, {"account": "acme"}, delay=3_600 * SECOND)
@@ -360,3 +375,74 @@ async def test_o02_every_action_on_jobs_is_recorded_with_who_when_and_what(store
     assert [entry.action for entry in await store.audit(before=entries[0].id)] == ["retry"]
     at: Any = entries[0].at
     assert at == clock.now()
+
+
+@pytest.mark.parametrize("shares", [False, True], ids=["own limits", "a shared limit"])
+async def test_an_override_is_honoured_whatever_a_process_has_seen_before(
+    shared_database: Database, clock: ManualClock, shares: bool
+) -> None:
+    limits = (Concurrency(9, name="gpu"),) if shares else (Concurrency(9),)
+    policy = Policy("q", limits=limits, keys=("account",))
+    operator, worker = await shared_database.open(clock), await shared_database.open(clock)
+    await operator.declare(policy)
+    await given_jobs(operator, policy, {"account": "acme"}, 6)
+    assert len(await claim(worker, "q", 1)) == 1
+    for _ in range(2):
+        await put(operator, "q", pause(account="acme"))
+        assert await claim(worker, "q", 5) == []
+        await remove(operator, "q", pause(account="acme"))
+        assert len(await claim(worker, "q", 2)) == 2
+
+
+async def test_a24_a_rate_that_was_lowered_and_is_cleared_opens_by_its_own_bound(
+    store: Store, clock: ManualClock
+) -> None:
+    policy = Policy("calls", limits=(Rate(10, per="1s", by="vendor"),))
+    await store.declare(policy)
+    await given_jobs(store, policy, {"vendor": "v"}, 30)
+    lowered = limit("rate/1s:vendor", 1 / 60, vendor="v")
+    await put(store, "calls", lowered)
+    assert len(await claim(store, "calls", 30)) == 1
+    await remove(store, "calls", lowered)
+    clock.advance("1s")
+    assert len(await claim(store, "calls", 30)) == 10
+
+
+async def test_a_suspension_that_ends_by_itself_leaves_no_rate_shut(store: Store, clock: ManualClock) -> None:
+    policy = Policy("calls", limits=(Rate(10, per="1s"),))
+    await store.declare(policy)
+    await given_jobs(store, policy, {}, 500)
+    ends_at = await store.now() + SECOND
+    await put(store, "calls", Override(kind=Kind.SUSPEND, expires_at=ends_at))
+    assert len(await claim(store, "calls", 400)) == 400
+    clock.advance("1s")
+    await claim(store, "calls", 100)
+    clock.advance("1s")
+    assert len(await claim(store, "calls", 100)) == 10
+
+
+async def test_a_shared_limit_holds_for_a_queue_whose_policy_is_suspended_and_has_no_override(
+    store: Store, clock: ManualClock
+) -> None:
+    policy = Policy("train", limits=(Concurrency(2, name="gpu"), Concurrency(1)))
+    await store.declare(policy)
+    await given_jobs(store, policy, {}, 5)
+    await put(store, "train", Override(kind=Kind.SUSPEND))
+    assert len(await claim(store, "train", 5)) == 2
+    with pytest.raises(InvalidOverride, match="shared by several queues"):
+        await put(store, "train", limit("concurrency:@gpu", 3))
+
+
+async def test_an_override_that_ended_is_not_booked_on_the_next_operator(store: Store, clock: ManualClock) -> None:
+    await store.declare(POLICY)
+    ends_at = await store.now() + SECOND
+    await put(store, "webhooks", Override(kind=Kind.PAUSE, scope=scope(account="acme"), expires_at=ends_at))
+    clock.advance("2s")
+    amendment = await store.amend("webhooks", [pause(account="bolt")], [], Note(actor="carol", action="pause"))
+    assert amendment.before == ()
+    by_actor = {entry.actor: entry.target for entry in await store.audit("webhooks")}
+    assert by_actor == {
+        "ada": "account=acme is paused",
+        EXPIRY: "account=acme is paused",
+        "carol": "account=bolt is paused",
+    }

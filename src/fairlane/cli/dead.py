@@ -58,7 +58,7 @@ def list_(as_json: bool, **options: Any) -> None:
         (
             str(each.id),
             each.queue,
-            each.task.rpartition(".")[2],
+            each.task,
             f"{each.attempt}/{each.max_attempts}",
             ago(each.finished_at, now),
             first_line(each.error),

@@ -59,7 +59,7 @@ def list_(as_json: bool, **options: Any) -> None:
             str(each.id),
             str(each.state),
             each.queue,
-            each.task.rpartition(".")[2],
+            each.task,
             f"{each.attempt}/{each.max_attempts}",
             ago(each.enqueued_at, now),
             keys_of(each),

@@ -65,6 +65,8 @@ async def in_force(store: Store, queue: str) -> Declared:
 
 def scope_of(keys: Mapping[str, object] | None = None, task: str | None = None) -> Scope:
     """Keys as overrides name them."""
+    if keys is not None and not isinstance(keys, Mapping):
+        raise ConfigurationError(f"keys={keys!r} are none; give a mapping, such as {{'account': 'acme'}}")
     given = dict(keys or {})
     if task is not None:
         if given.get("task", task) != task:

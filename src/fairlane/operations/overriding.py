@@ -9,10 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fairlane.clock import Instant
+from fairlane.errors import InvalidOverride
 from fairlane.operations.asking import Intent, find_limit, in_force, scope_of
 from fairlane.policy.gates import Limit
 from fairlane.policy.overrides import Kind, Override, Overrides, Scope, amend, without_effect
 from fairlane.policy.policy import BoundLimit, Policy
+from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
 
 __all__ = [
@@ -33,6 +35,8 @@ __all__ = [
 ]
 
 KeyValues = Mapping[str, object]
+LOOKED_AT = 200
+"""Jobs of a queue among which a task is looked for that was not named in full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,18 +82,37 @@ class LimitInForce:
     override: Override | None
 
 
+async def full_name(store: Store, queue: str, task: str | None) -> str | None:
+    """A task by its full name, if the queue's newest jobs have one that ends so; it may be one that is yet to come."""
+    if task is None:
+        return None
+    await in_force(store, queue)
+    seen = {each.task for each in (await store.find_jobs(JobFilter(queue=queue), limit=LOOKED_AT)).jobs}
+    alike = sorted(each for each in seen if each.endswith(f".{task}"))
+    if task in seen or not alike:
+        return task
+    if len(alike) > 1:
+        raise InvalidOverride(f"queue {queue!r}: several tasks end in {task!r}: {', '.join(alike)}; give the full name")
+    return alike[0]
+
+
 async def pause(
     store: Store, queue: str, intent: Intent, *, keys: KeyValues | None = None, task: str | None = None
 ) -> Change:
     """Start nothing more of a queue, a key or a task. What runs goes on; keys first seen later are covered."""
-    return await _put(store, queue, "pause", Override(kind=Kind.PAUSE, scope=scope_of(keys, task)), intent)
+    scope = scope_of(keys, await full_name(store, queue, task))
+    return await _put(store, queue, "pause", Override(kind=Kind.PAUSE, scope=scope), intent)
 
 
 async def resume(
     store: Store, queue: str, intent: Intent, *, keys: KeyValues | None = None, task: str | None = None
 ) -> Change:
     """End a pause: the one of exactly this queue, key or task."""
-    return await _remove(store, queue, "resume", [Override(kind=Kind.PAUSE, scope=scope_of(keys, task)).id], intent)
+    scope = scope_of(keys, await full_name(store, queue, task))
+    known = (await in_force(store, queue)).policy.overrides
+    if task is not None and known.get(Override(kind=Kind.PAUSE, scope=scope_of(keys, task)).id):
+        scope = scope_of(keys, task)  # paused under just that name
+    return await _remove(store, queue, "resume", [Override(kind=Kind.PAUSE, scope=scope).id], intent)
 
 
 async def set_limit(

@@ -137,6 +137,8 @@ async def _apply(store: Store, policy: Policy, intent: Intent, accept_missing_ke
     before = None if found is None else found.policy
     version = 0 if found is None else found.version
     is_changed = before is None or before.digest != policy.digest
+    if intent.dry_run and is_changed and found is not None and not accept_missing_keys:
+        await store.check_waiting(policy)
     if not intent.dry_run:
         applied = await store.apply(policy, intent.note(APPLY), accept_missing_keys=accept_missing_keys)
         # Somebody else may have been faster since the look.

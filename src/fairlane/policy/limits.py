@@ -28,6 +28,9 @@ __all__ = ["Concurrency", "Rate"]
 
 UNBOUNDED = 1 << 31
 MAX_COUNT = 1_000_000_000
+LONGEST_INTERVAL = 100 * 365 * 86_400 * SECOND
+LONGEST_DEBT = 4 * 10**18
+"""Microseconds: an instant must stay what a database can hold."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -215,6 +218,8 @@ class Rate:
             # Rounded up: the rate that is kept is never above the one that was asked for.
             interval = math.ceil(Fraction(window) / Fraction(str(number)))
             allowed = _default_burst(number) if burst is None else burst
+            if interval * allowed > LONGEST_DEBT:
+                raise InvalidPolicy(f"{what}: burst={allowed} would take longer to refill than any clock can count")
         object.__setattr__(self, "limit", number)
         object.__setattr__(self, "per", window)
         object.__setattr__(self, "burst", allowed)
@@ -360,6 +365,8 @@ def _checked_limit(what: str, limit: object, window: int, rolling: bool) -> floa
         )
     if rolling and not isinstance(limit, int):
         raise InvalidPolicy(f"{what}: a rolling window counts whole jobs; give a whole number, or leave rolling out")
+    if Fraction(window) / Fraction(str(limit)) > LONGEST_INTERVAL:
+        raise InvalidPolicy(f"{what} is less than one job in a hundred years; stop the key instead: fairlane pause")
     if limit > window:
         raise InvalidPolicy(f"{what}: more than one job a microsecond cannot be told apart from no limit; remove it")
     return limit

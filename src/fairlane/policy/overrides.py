@@ -6,7 +6,6 @@ the policy in force has no place for has no effect, and says so.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,6 +17,7 @@ import msgspec
 from fairlane.clock import Instant
 from fairlane.errors import ConfigurationError, InvalidOverride
 from fairlane.policy.by import By
+from fairlane.policy.checking import is_number
 from fairlane.policy.gates import Ending, GateState, Limit
 from fairlane.policy.keys import BUILT_IN, gate_id
 from fairlane.policy.reasons import Reason, Why
@@ -360,13 +360,19 @@ def _check_limit(policy: Policy, what: str, override: Override, names: By) -> No
             f"{what}: {bound.name} is kept by {', '.join(bound.limit.by) or 'the whole queue'}; give {needed}. "
             "To change it for every key, apply another policy"
         )
-    if override.value is None or not math.isfinite(override.value):
+    if bound.is_shared:
+        raise InvalidOverride(
+            f"{what}: {bound.name} is shared by several queues, and one of them cannot have a number of its own; "
+            "change it where it is declared, and apply that policy"
+        )
+    if not is_number(override.value):
         raise InvalidOverride(f"{what}: an override of {bound.name} needs a number, not {override.value!r}")
     if bound.named is not None and override.scope[0][1] not in bound.named:
         raise InvalidOverride(
             f"{what}: {bound.name} holds only for {', '.join(sorted(bound.named))}; "
             "to name another key, apply another policy"
         )
+    assert override.value is not None
     bound.limit.with_bound(override.value)
 
 

@@ -198,7 +198,7 @@ class Policy:
             override = self.overrides.limits.get((bound.name, scope))
             if override is not None and override.value is not None:
                 limit = bound.limit.with_bound(override.value)
-        return Suspended(limit) if self.overrides.suspension else limit
+        return Suspended(limit) if self.overrides.suspension and not bound.is_shared else limit
 
     @cached_property
     def queue_gates(self) -> tuple[tuple[bytes, BoundLimit], ...]:

@@ -38,6 +38,8 @@ class Reason(StrEnum):
     """No worker serves its queue."""
     UNKNOWN_TASK = "unknown_task"
     """No task of the app has its name."""
+    FORCED = "forced"
+    """Nothing holds it: an operator wants it to start next, whatever its limits say."""
     RUNNING = "running"
     """It runs."""
     ENDED = "ended"

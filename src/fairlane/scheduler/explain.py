@@ -101,6 +101,8 @@ class Facts(msgspec.Struct, frozen=True):
     """The jobs that would start next, in their order."""
     kept: list[Kept] = []
     """Jobs of the subject's sequence that keep their place, up to a bound."""
+    is_forced: bool = False
+    """An operator wants the job to start next."""
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -204,6 +206,11 @@ def explain(facts: Facts, tasks: Collection[str] | None = None) -> Explanation:
         return _told(facts, [Hold(Reason.RUNNING, words)], facts.now, facts.now)
     if subject.state is not None and subject.state.is_final:
         return _told(facts, [Hold(Reason.ENDED, f"is {subject.state}; it waits for nothing")], None, None)
+    if facts.is_forced:
+        words = "an operator wants it to start next, whatever holds it: it starts with the next free slot"
+        holds = [*_outside(facts, tasks), Hold(Reason.FORCED, words)]
+        earliest = facts.now if facts.has_worker else None
+        return _told(facts, holds, earliest, earliest)
     holds = [*_outside(facts, tasks), *_scheduled(facts), *_shut(facts)]
     stops = [hold for hold in holds if hold.until is None and not _is_released(hold)]
     earliest = None if stops else max([facts.now, *(hold.until for hold in holds if hold.until is not None)])

@@ -17,12 +17,12 @@ from fairlane.errors import InvalidPolicy
 from fairlane.policy.gates import Limit
 from fairlane.policy.keys import select
 from fairlane.policy.policy import WEIGHT, Policy
-from fairlane.scheduler.board import IDLE, READY, Board
+from fairlane.scheduler.board import IDLE, READY, Board, Gate
 from fairlane.scheduler.fold import lag
 from fairlane.scheduler.shared import SharedGate
 from fairlane.scheduler.snapshot import Contender, FlowRow, GateRow, KeptPlaces, LaneRow, QueueRow, SharedGateRow
 
-__all__ = ["Claimed", "Rebuilt", "carried_over", "counted_in", "rebuild", "refuse_to_strand", "uncounted"]
+__all__ = ["Claimed", "Rebuilt", "carried_over", "carry_over", "counted_in", "rebuild", "refuse_to_strand", "uncounted"]
 
 
 class Rebuilt(msgspec.Struct, frozen=True):
@@ -32,6 +32,19 @@ class Rebuilt(msgspec.Struct, frozen=True):
     flows: list[FlowRow]
     lanes: list[LaneRow]
     gates: list[GateRow]
+
+
+def carry_over(policy: Policy, now: Instant, gates: Iterable[GateRow]) -> list[GateRow]:
+    """Gates whose limit an operator has changed: what they hold, as the limit has it that is in force now."""
+    carried = []
+    for row in gates:
+        bound = policy.bound_named(row.limit)
+        limit = None if bound is None or bound.is_shared else policy.limit_at(bound, tuple(row.key), row.value)
+        if bound is not None and limit is not None:
+            gate = Gate(row, bound, limit)
+            limit.carry_over(gate, now)
+            carried.append(gate.row())
+    return carried
 
 
 def refuse_to_strand(policy: Policy, lanes: Iterable[LaneRow]) -> None:

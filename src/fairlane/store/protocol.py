@@ -191,6 +191,10 @@ class Store(Protocol):
         """
         ...
 
+    async def check_waiting(self, policy: Policy) -> None:
+        """Refuse what `apply` would refuse because of the jobs that wait, as far as claims have seen them."""
+        ...
+
     async def policy(self, queue: str) -> Declared | None:
         """The policy in force, with what operators have changed."""
         ...

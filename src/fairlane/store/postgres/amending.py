@@ -12,8 +12,8 @@ from fairlane.clock import Instant
 from fairlane.job import State
 from fairlane.policy.overrides import Amendment, Override, amend
 from fairlane.policy.policy import Policy
-from fairlane.scheduler.rebuild import rebuild
-from fairlane.scheduler.snapshot import Plan
+from fairlane.scheduler.rebuild import carry_over, rebuild
+from fairlane.scheduler.snapshot import Need, Plan
 from fairlane.store.auditing import EXPIRY, AuditEntry, Note, describe_overrides
 from fairlane.store.operators import FORCE, Handled
 from fairlane.store.postgres.connections import STATEMENTS
@@ -30,26 +30,38 @@ EVERYONE = 1 << 20
 async def apply(scheduling: Scheduling, put: Sequence[Override], remove: Sequence[str], note: Note) -> Amendment:
     """Set and remove overrides, wake whoever may start now, and record it."""
     policy, now = await scheduling.in_force()
-    ended = [each.id for each in policy.overrides.expired(now)]
-    amendment = amend(policy, put, [*remove, *ended])
-    if not amendment.changes:
-        return amendment
-    if amendment.rebuilds:
-        loaded, folded = await scheduling.fold_all()
-        flows, lanes, gates = await scheduling.take_all()
-        kept = await scheduling.kept_places(policy)
-        rebuilt = rebuild(policy.overridden(amendment.overrides), now, folded.queue, flows, lanes, gates, kept)
-        plan = Plan([], rebuilt.queue, rebuilt.flows, rebuilt.lanes, rebuilt.gates, more=False)
-        await scheduling.write(loaded, plan)
-    await _store(scheduling, policy, amendment, note, now)
+    ended = policy.overrides.expired(now)
+    if ended:
+        await _end(scheduling, policy, ended, now)
+        policy, now = await scheduling.in_force()
+    amendment = amend(policy, put, remove)
+    if amendment.changes:
+        await _remake(scheduling, policy, amendment, now)
+        await _store(scheduling, policy, amendment, note, now)
     return amendment
 
 
 async def expire(scheduling: Scheduling, loaded: Loaded) -> None:
     """End the overrides whose time has come. The plan has done without them already."""
-    amendment = amend(loaded.policy, [], [each.id for each in loaded.expired])
-    note = Note(actor=EXPIRY, action="expire")
-    await _store(scheduling, loaded.policy, amendment, note, loaded.snapshot.now)
+    await _end(scheduling, loaded.policy, loaded.expired, loaded.snapshot.now)
+
+
+async def _end(scheduling: Scheduling, policy: Policy, ended: Sequence[Override], now: Instant) -> None:
+    amendment = amend(policy, [], [each.id for each in ended])
+    await _remake(scheduling, policy, amendment, now)
+    await _store(scheduling, policy, amendment, Note(actor=EXPIRY, action="expire"), now)
+
+
+async def _remake(scheduling: Scheduling, policy: Policy, amendment: Amendment, now: Instant) -> None:
+    """Where every lane may start now: make flows and gates anew."""
+    if not amendment.rebuilds:
+        return
+    loaded, folded = await scheduling.fold_all()
+    flows, lanes, gates = await scheduling.take_all()
+    kept = await scheduling.kept_places(policy)
+    rebuilt = rebuild(policy.overridden(amendment.overrides), now, folded.queue, flows, lanes, gates, kept)
+    plan = Plan([], rebuilt.queue, rebuilt.flows, rebuilt.lanes, rebuilt.gates, more=False)
+    await scheduling.write(loaded, plan)
 
 
 async def _store(scheduling: Scheduling, policy: Policy, amendment: Amendment, note: Note, now: Instant) -> None:
@@ -58,7 +70,15 @@ async def _store(scheduling: Scheduling, policy: Policy, amendment: Amendment, n
     await connection.execute(STATEMENTS["delete_overrides"], queue.id, [each.id for each in before])
     documents = [msgspec.json.encode(each).decode() for each in after]
     await connection.execute(STATEMENTS["put_overrides"], queue.id, [each.id for each in after], documents)
-    await connection.execute(STATEMENTS["wake_gates"], list(amendment.wakes), now)
+    found = await scheduling.ask(Need(gates=amendment.wakes))
+    carried = carry_over(policy.overridden(amendment.overrides), now, found.gates)
+    await connection.execute(
+        STATEMENTS["wake_gates"],
+        [each.id for each in carried],
+        now,
+        [each.tat for each in carried],
+        [each.memo for each in carried],
+    )
     # A name that no other state of any queue has: whoever knows it knows these overrides.
     await connection.execute(STATEMENTS["update_amended"], queue.id, uuid4().hex, amendment.overrides.expires_at)
     target = "; ".join(each.describe() for each in after or before)

@@ -727,9 +727,12 @@ set amended = $2, overrides_end_at = $3::bigint
 where id = $1::integer
 
 -- name: wake_gates
-update fairlane.gates
-set wake_at = $2::bigint, version = version + 1
-where id = any ($1::bytea[]) and waiting > 0
+-- $1 gates, $2 now, $3 and $4 what they hold under the limits that are in force now
+update fairlane.gates g
+set tat = u.tat, memo = u.memo, wake_at = case when g.waiting > 0 then $2::bigint else g.wake_at end,
+    version = g.version + 1
+from unnest($1::bytea[], $3::bigint[], $4::text[]) as u (id, tat, memo)
+where g.id = any (array[u.id])
 
 -- name: insert_audit
 insert into fairlane.audit (at, actor, action, queue, target, before, after, reason)

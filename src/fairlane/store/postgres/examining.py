@@ -11,7 +11,7 @@ from fairlane.errors import JobNotFound
 from fairlane.job import State
 from fairlane.scheduler.explain import COUNTED, Examined, Facts, Kept, Running, Subject, examine, sequence_lane
 from fairlane.scheduler.plan import plan_claims
-from fairlane.scheduler.snapshot import Arrival, Need, Plan, QueueRow, Release, Snapshot
+from fairlane.scheduler.snapshot import Arrival, Forced, Head, LaneRow, Need, Plan, QueueRow, Release, Snapshot
 from fairlane.store.postgres import rows
 from fairlane.store.postgres.connections import STATEMENTS
 from fairlane.store.postgres.scheduling import QueueHandle, Scheduling
@@ -19,7 +19,7 @@ from fairlane.store.postgres.scheduling import QueueHandle, Scheduling
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
 
-__all__ = ["find_subject", "look_at"]
+__all__ = ["find_subject", "look_at", "waiting_lanes"]
 
 BELLS = 1_000
 RUNNING = 1_000
@@ -77,6 +77,7 @@ async def look_at(
             await connection.fetchval(STATEMENTS["has_worker"], handle.id),
             [row["id"] for row in next_up],
             await _kept(connection, handle.id, sequence_lane(snapshot.policy, subject)),
+            job is not None and await connection.fetchval(STATEMENTS["is_forced"], job),
         )
 
 
@@ -90,6 +91,15 @@ async def _kept(connection: Connection, queue: int, lane: bytes | None) -> list[
 def _running(row: Sequence[Any]) -> Running:
     job, task, priority, keys, worker, since = row
     return Running(job, task, priority, dict(rows.decode_keys(keys)), worker, since)
+
+
+async def waiting_lanes(connection: Connection, queue: int) -> list[LaneRow]:
+    """Every lane with ready jobs, as far as bells have been folded."""
+    found = await connection.fetch(STATEMENTS["select_waiting_lanes"], queue)
+    return [
+        LaneRow(lane, b"", priority, rows.decode_keys(keys), ready, 0, 0, 0, 0, None, 0.0)
+        for lane, priority, keys, ready in found
+    ]
 
 
 async def _peek(scheduling: Scheduling, subject: Subject) -> tuple[Snapshot, int]:
@@ -107,6 +117,10 @@ async def _peek(scheduling: Scheduling, subject: Subject) -> tuple[Snapshot, int
     named = {bell.lane for bell in arrivals} | {bell.lane for bell in releases}
     if subject.lane is not None:
         named.add(subject.lane)
+    forced = [
+        Forced(lane, Head(*head)) for lane, *head in await connection.fetch(STATEMENTS["select_forced"], queue, NEXT_UP)
+    ]
+    named.update(each.lane for each in forced)
     state = QueueRow(row["vtime"], row["cursor"], row["cursor_tie"], row["tie"], row["cost"])
     # Tie-breakers are whole numbers: strictly after the one before is at it or after.
     scan = (state.cursor, state.cursor_tie - 1, NEXT_UP)
@@ -125,6 +139,7 @@ async def _peek(scheduling: Scheduling, subject: Subject) -> tuple[Snapshot, int
         len(found.scanned) < NEXT_UP,
         [],
         row["applied_at"],
+        forced,
     )
     return await scheduling.sharing.look(snapshot) if policy.shared_limits else snapshot, row["ready"]
 

@@ -81,6 +81,19 @@ cross join lateral (
     limit 1
 ) j
 
+-- name: select_waiting_lanes
+-- Every lane with ready jobs, for whoever wants to know what another policy would make of them.
+select l.id, l.priority, l.keys, l.ready
+from fairlane.lanes l
+where l.queue_id = $1::integer and l.ready > 0
+union all
+select f.lane, f.lane_priority, f.lane_keys, f.lane_ready
+from fairlane.flows f
+where f.queue_id = $1 and f.lane is not null and f.lane_ready > 0
+
+-- name: is_forced
+select exists (select from fairlane.forced x where x.job = $1::uuid)
+
 -- name: has_worker
 -- Somebody waits for work in the queue, or holds some of it.
 select exists (select from fairlane.waiters w where w.queue_id = $1::integer)

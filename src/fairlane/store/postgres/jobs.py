@@ -63,6 +63,8 @@ async def insert(
             some = stored[first : first + AT_ONCE]
             await _store(connection, some, queues, now, is_callers=is_callers, is_repeated=False)
             tell(first + len(some))
+    if len(stored) < len(jobs):
+        tell(len(jobs))  # those that were not stored have been decided on too
     return admission.conflicts
 
 

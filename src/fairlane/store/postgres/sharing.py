@@ -26,7 +26,10 @@ __all__ = ["Sharing", "declare", "put_in_force", "resolved", "take_over"]
 
 RELEASES_AT_MOST = 4_000
 
-_resolved: dict[tuple[str, ...], Policy] = {}
+MOST_RESOLVED = 1_000
+"""Policies that are kept with their shared limits."""
+
+_resolved: dict[tuple[object, ...], tuple[Policy, Policy]] = {}
 
 
 class Sharing:
@@ -174,11 +177,16 @@ def _own_gate(row: Any) -> GateRow:
 
 def resolved(policy: Policy, documents: Sequence[str]) -> Policy:
     """The policy with its shared limits as they are in force."""
-    key = (policy.digest, *documents)
-    if key not in _resolved:
+    # By the very object: it carries overrides, and stands for the policy of one queue in one database.
+    key = (id(policy), *documents)
+    known = _resolved.get(key)
+    if known is None or known[0] is not policy:
+        if len(_resolved) >= MOST_RESOLVED:
+            _resolved.clear()
         limits = [_limit(document) for document in documents]
-        _resolved[key] = policy.with_shared({limit.name: limit for limit in limits if limit.name is not None})
-    return _resolved[key]
+        found = policy.with_shared({limit.name: limit for limit in limits if limit.name is not None})
+        known = _resolved[key] = (policy, found)
+    return known[1]
 
 
 async def declare(connection: Connection, policy: Policy) -> bool:

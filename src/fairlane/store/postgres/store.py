@@ -19,6 +19,7 @@ from fairlane.policy.overrides import Amendment, Override
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import Conflict
 from fairlane.scheduler.explain import Facts
+from fairlane.scheduler.rebuild import refuse_to_strand
 from fairlane.scheduler.settlement import Settlement
 from fairlane.store.auditing import AuditEntry, Note
 from fairlane.store.awaiting import forever
@@ -137,6 +138,10 @@ class PostgresStore:
 
     async def audit(self, queue: str | None = None, before: int | None = None, limit: int = 100) -> list[AuditEntry]:
         return await self._ask(lambda connection: amending.entries(connection, queue, before or LAST_ENTRY, limit))
+
+    async def check_waiting(self, policy: Policy) -> None:
+        handle = await self._claimer.queue(policy.queue)
+        refuse_to_strand(policy, await self._ask(lambda connection: examining.waiting_lanes(connection, handle.id)))
 
     async def policy(self, queue: str) -> Declared | None:
         return await self._ask(lambda connection: policies.in_force(connection, queue))

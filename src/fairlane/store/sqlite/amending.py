@@ -10,9 +10,10 @@ import msgspec
 from fairlane.clock import Instant
 from fairlane.job import State
 from fairlane.policy.overrides import Amendment, Override, amend
+from fairlane.scheduler.rebuild import carry_over
 from fairlane.store.auditing import EXPIRY, AuditEntry, Note, describe_overrides
 from fairlane.store.operators import FORCE, Handled
-from fairlane.store.sqlite import claims
+from fairlane.store.sqlite import claims, rows
 from fairlane.store.sqlite.database import Transaction
 
 __all__ = ["apply", "entries", "expire", "force", "record", "record_jobs"]
@@ -36,8 +37,9 @@ def apply(
         tx.run("put_override", queue.id, override.id, msgspec.json.encode(override).decode())
     if amendment.rebuilds:
         claims.remake(tx, queue, queue.policy.overridden(amendment.overrides), now)
-    for gate in amendment.wakes:
-        tx.run("wake_gate", now, gate)
+    held = [rows.gate(row) for gate in amendment.wakes if (row := tx.one("select_gate", gate)) is not None]
+    for gate in carry_over(queue.policy.overridden(amendment.overrides), now, held):
+        tx.run("wake_gate", gate.tat, gate.memo, now if gate.waiting > 0 else gate.wake_at, gate.id)
     # A name that no other state of any queue has: whoever knows it knows these overrides.
     tx.run("update_amended", uuid4().hex, amendment.overrides.expires_at, queue.id)
     target = "; ".join(each.describe() for each in amendment.after or amendment.before)

@@ -37,6 +37,7 @@ from fairlane.store.sqlite.database import Transaction
 __all__ = [
     "QueueInForce",
     "answer",
+    "check_waiting",
     "claim",
     "fold_all",
     "load_queue",
@@ -188,6 +189,11 @@ def replace_policy(
     sharing.count_running(tx, queue.id, policy)
 
 
+def check_waiting(tx: Transaction, queue: QueueInForce, policy: Policy) -> None:
+    """Refuse what `replace_policy` would refuse because of jobs that wait, as far as bells have been folded."""
+    refuse_to_strand(policy, [rows.lane(row) for row in tx.all("select_all_lanes", queue.id)])
+
+
 def remake(
     tx: Transaction, queue: QueueInForce, policy: Policy, now: Instant, *, accept_missing_keys: bool = True
 ) -> None:
@@ -318,11 +324,12 @@ def peek(tx: Transaction, queue: QueueInForce, want: int, now: Instant, lanes: I
         policy = queue.policy.overridden(queue.policy.overrides.without(expired))
         queue = msgspec.structs.replace(queue, policy=policy)
     bells = _read_bells(tx, queue.id)
+    forced = _forced(tx, queue.id, want)
     known = {lane.id for lane in bells.lanes}
     bells.lanes.extend(_by_id(tx, "select_lane", {lane for lane in lanes if lane not in known}, rows.lane))
     flows = {flow.id for flow in bells.flows}
     bells.flows.extend(_by_id(tx, "select_flow", {lane.flow for lane in bells.lanes} - flows, rows.flow))
-    return sharing.look_into(tx, queue.id, _snapshot(tx, queue, want, now, bells, ()))
+    return sharing.look_into(tx, queue.id, _snapshot(tx, queue, want, now, bells, forced))
 
 
 def _snapshot(

@@ -56,6 +56,7 @@ def look_at(
         bool(running) or bool(tx.value("has_waiter", queue.id)),
         [UUID(bytes=tx.value("select_id", start.head.ref)) for start in plan.starts],
         _kept(tx, queue.id, sequence_lane(snapshot.policy, subject)),
+        job is not None and bool(tx.value("is_forced", job.bytes)),
     )
 
 

@@ -36,6 +36,9 @@ cross join jobs on jobs.position = held.value
 where jobs.queue = ?1 and jobs.lease = leases.id and jobs.state = 2
 limit ?2
 
+-- name: is_forced
+select exists (select 1 from forced where job = ?)
+
 -- name: has_waiter
 select exists (select 1 from waiters where queue = ?)
 

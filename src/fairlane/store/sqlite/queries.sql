@@ -724,8 +724,8 @@ where id = ?
 
 -- name: wake_gate
 update gates
-set wake_at = ?
-where id = ? and waiting > 0
+set tat = ?, memo = ?, wake_at = ?
+where id = ?
 
 -- name: insert_audit
 insert into audit (at, actor, action, queue, target, before, after, reason)

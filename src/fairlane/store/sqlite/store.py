@@ -122,6 +122,9 @@ class SqliteStore:
             amending.record(tx, note, now, policy.queue, target, queue.policy.encoded, policy.encoded)
         return Declared(policy.overridden(queue.policy.overrides), queue.version + 1, is_drift=False)
 
+    async def check_waiting(self, policy: Policy) -> None:
+        await self._database.read(lambda tx: claims.check_waiting(tx, _known(tx, policy.queue), policy))
+
     async def policy(self, queue: str) -> Declared | None:
         found = await self._database.read(lambda tx: claims.load_queue(tx, queue))
         return None if found is None else Declared(found.policy, found.version, is_drift=False)
