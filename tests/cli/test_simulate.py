@@ -230,3 +230,17 @@ def test_a_policy_file_that_makes_no_sense_is_refused_by_name(tmp_path: Path, te
     (tmp_path / "p.json").write_text(text)
     with pytest.raises(ConfigurationError, match=rf"--policy .*p\.json: .*{reason}"):
         read_policy("--policy", str(tmp_path / "p.json"))
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ('{"limts": []}', "no field limts"),
+        ('{"limits": [{"kind": "rate", "limit": 12, "per": "1s", "rolling": true}]}', "no field rolling"),
+        ('{"limits": [{"kind": "concurency", "max": 1}]}', "knows adaptive"),
+    ],
+)
+def test_a_field_of_a_policy_that_nobody_reads_is_refused(tmp_path: Path, document: str, said: str) -> None:
+    (tmp_path / "policy.json").write_text(document)
+    with pytest.raises(ConfigurationError, match=said):
+        read_policy("--policy", str(tmp_path / "policy.json"))

@@ -42,7 +42,9 @@ def read_policy(option: str, path: str) -> Policy:
         what = f"{len(found)} policies" if isinstance(found, list) else f"a {type(found).__name__}"
         raise ConfigurationError(f"{option} {path}: this holds {what}, not one policy such as {EXAMPLE}")
     try:
-        return Policy.from_document(_whole(found))
+        policy = Policy.from_document(_whole(found))
+        _refuse_unknown(found, policy)
+        return policy
     except FairlaneError as error:
         raise ConfigurationError(f"{option} {path}: {error}") from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -64,8 +66,24 @@ def _whole(document: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _refuse_unknown(document: dict[str, Any], policy: Policy) -> None:
+    """A field that nobody reads is a mistake: what would be tried is not what was meant."""
+    # What `policy show --json` says besides.
+    told = {"version", "declared", "overrides", "drift", "in_words"}
+    unknown = sorted({*document} - {*policy.to_document()} - told)
+    for given, limit in zip(document.get("limits", []), policy.limits, strict=True):
+        unknown += [f"{name} (of {given['kind']})" for name in sorted({*given} - {*limit.to_document(), "burst"})]
+    if unknown:
+        raise ConfigurationError(f"a policy has no field {unknown[0]}; fields are {', '.join(policy.to_document())}")
+
+
 def _limit(document: dict[str, Any]) -> dict[str, Any]:
-    whole = {"burst": None, **document, "by": _names(document.get("by") or [])}
+    from fairlane.policy.adaptive import AdaptiveConcurrency
+    from fairlane.policy.breaker import Breaker
+
+    usual = {"adaptive": AdaptiveConcurrency, "breaker": Breaker}.get(document.get("kind", ""))
+    defaults = usual().to_document() if usual else {"burst": None}
+    whole = {**defaults, **document, "by": _names(document.get("by") or [])}
     # Stored times are whole microseconds; people write "1m".
     return {name: microseconds(value) if _is_time(name, value) else value for name, value in whole.items()}
 

@@ -31,8 +31,8 @@ def read_limit(document: dict[str, Any]) -> Limit:
     kind = KINDS.get(document["kind"])
     if kind is None:
         raise InvalidPolicy(
-            f"the stored policy holds a limit of kind {document['kind']!r}, which this version does not know; "
-            "upgrade fairlane here, or apply a policy without it"
+            f"a limit of kind {document['kind']!r} is not known to this version, which knows {', '.join(KINDS)}; "
+            "if the policy is stored so, upgrade fairlane here, or apply a policy without it"
         )
     limit: Limit = kind.from_document(document)
     return limit
