@@ -36,9 +36,10 @@ async def test_a_clean_shutdown_lets_running_jobs_end_and_releases_what_had_not_
         assert [(await job.record()).attempt for job in jobs] == [1, 0, 0, 0]
         release.set()
         assert await jobs[0].result() == 0
-    clock.advance("1s")  # rates are kept by when jobs start, which is a little after their claim
     async with working(app, lease="1h"):  # the tokens were given back: all of them may run within the same hour
-        assert [await job.result() for job in jobs] == [0, 1, 2, 3]
+        assert [await job.result() for job in jobs[:3]] == [0, 1, 2]
+        clock.advance("1s")  # rates are kept by when jobs start, which is a little after their claim
+        assert await jobs[3].result() == 3
 
 
 async def test_a_stopped_worker_starts_nothing_new(app: App, store: WatchedStore) -> None:
