@@ -22,7 +22,16 @@ from fairlane.scheduler.fold import lag
 from fairlane.scheduler.shared import SharedGate
 from fairlane.scheduler.snapshot import Contender, FlowRow, GateRow, KeptPlaces, LaneRow, QueueRow, SharedGateRow
 
-__all__ = ["Claimed", "Rebuilt", "carried_over", "carry_over", "counted_in", "rebuild", "refuse_to_strand", "uncounted"]
+__all__ = [
+    "Claimed",
+    "Rebuilt",
+    "carried_gates",
+    "carried_over",
+    "counted_in",
+    "rebuild",
+    "refuse_to_strand",
+    "uncounted",
+]
 
 
 class Rebuilt(msgspec.Struct, frozen=True):
@@ -34,7 +43,7 @@ class Rebuilt(msgspec.Struct, frozen=True):
     gates: list[GateRow]
 
 
-def carry_over(policy: Policy, now: Instant, gates: Iterable[GateRow]) -> list[GateRow]:
+def carried_gates(policy: Policy, now: Instant, gates: Iterable[GateRow]) -> list[GateRow]:
     """Gates whose limit an operator has changed: what they hold, as the limit has it that is in force now."""
     carried = []
     for row in gates:

@@ -12,7 +12,7 @@ from fairlane.clock import Instant
 from fairlane.job import State
 from fairlane.policy.overrides import Amendment, Override, amend
 from fairlane.policy.policy import Policy
-from fairlane.scheduler.rebuild import carry_over, rebuild
+from fairlane.scheduler.rebuild import carried_gates, rebuild
 from fairlane.scheduler.snapshot import Need, Plan
 from fairlane.store.auditing import EXPIRY, AuditEntry, Note, describe_overrides
 from fairlane.store.operators import FORCE, Handled
@@ -71,7 +71,7 @@ async def _store(scheduling: Scheduling, policy: Policy, amendment: Amendment, n
     documents = [msgspec.json.encode(each).decode() for each in after]
     await connection.execute(STATEMENTS["put_overrides"], queue.id, [each.id for each in after], documents)
     found = await scheduling.ask(Need(gates=amendment.wakes))
-    carried = carry_over(policy.overridden(amendment.overrides), now, found.gates)
+    carried = carried_gates(policy.overridden(amendment.overrides), now, found.gates)
     await connection.execute(
         STATEMENTS["wake_gates"],
         [each.id for each in carried],

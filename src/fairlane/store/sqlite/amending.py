@@ -10,7 +10,7 @@ import msgspec
 from fairlane.clock import Instant
 from fairlane.job import State
 from fairlane.policy.overrides import Amendment, Override, amend
-from fairlane.scheduler.rebuild import carry_over
+from fairlane.scheduler.rebuild import carried_gates
 from fairlane.store.auditing import EXPIRY, AuditEntry, Note, describe_overrides
 from fairlane.store.operators import FORCE, Handled
 from fairlane.store.sqlite import claims, rows
@@ -38,7 +38,7 @@ def apply(
     if amendment.rebuilds:
         claims.remake(tx, queue, queue.policy.overridden(amendment.overrides), now)
     held = [rows.gate(row) for gate in amendment.wakes if (row := tx.one("select_gate", gate)) is not None]
-    for gate in carry_over(queue.policy.overridden(amendment.overrides), now, held):
+    for gate in carried_gates(queue.policy.overridden(amendment.overrides), now, held):
         tx.run("wake_gate", gate.tat, gate.memo, now if gate.waiting > 0 else gate.wake_at, gate.id)
     # A name that no other state of any queue has: whoever knows it knows these overrides.
     tx.run("update_amended", uuid4().hex, amendment.overrides.expires_at, queue.id)
