@@ -165,7 +165,7 @@ def test_jobs_are_listed_by_filter_and_page(run: Run, enqueue: Callable[..., str
     assert [each["id"] for each in listed(run, "jobs", "list", "--after", first["after"])] == [jobs[0]]
     table = run("jobs", "list", "--limit", "2")
     assert table.stdout.split()[:7] == ["ID", "STATE", "QUEUE", "TASK", "TRIES", "AGE", "KEYS"]
-    assert table.stdout.splitlines()[1].startswith(f"{jobs[2]}  ready  webhooks  deliver  0/1")
+    assert table.stdout.splitlines()[1].startswith(f"{jobs[2]}  ready  webhooks  operators_shop.deliver  0/1")
     assert f"--after {first['after']}" in table.stderr
     assert run("jobs", "list", "--task", "nothing").stdout == "no job fits\n"
 

@@ -51,7 +51,9 @@ def carried_gates(policy: Policy, now: Instant, gates: Iterable[GateRow]) -> lis
         limit = None if bound is None or bound.is_shared else policy.limit_at(bound, tuple(row.key), row.value)
         if bound is not None and limit is not None:
             gate = Gate(row, bound, limit)
-            limit.carry_over(gate, now)
+            if not limit.counts_in_flight:
+                # What was spent is measured by the old bound. What was learned stays for when the override ends.
+                limit.carry_over(gate, now)
             carried.append(gate.row())
     return carried
 
