@@ -18,6 +18,8 @@ OLD_JOBS_AT_ONCE = 2_000
 """In a busy worker the turns of its event loop take longer than the removal; twice as many take little more."""
 SHORTEST_REAP = SECOND // 10
 BUSY, LONGEST_IDLE = 5 * SECOND, 60 * SECOND
+SOON = 2 * SECOND
+"""Until the next look after one that found something: what finishes meanwhile piles up."""
 RESTS = 4
 """A pass is followed by a rest of this part of the time that it took."""
 BETWEEN_PASSES, BETWEEN_STRETCHES = SECOND // 100, SECOND // 5
@@ -90,6 +92,6 @@ async def _sweep(clock: Clock, rest: int, once: Callable[[], Awaitable[Pruned]])
             # longer.) Resting for as long as a pass takes, 6,650 jobs a second were removed while 10,000 finished.
             wait = min(max((clock.monotonic() - started) // RESTS, rest), BUSY)
         elif removed.jobs:
-            wait = BUSY
+            wait = SOON
         else:
-            wait = min(max(wait, BUSY) * 2, LONGEST_IDLE)
+            wait = min(max(wait * 2, SOON), LONGEST_IDLE)
