@@ -10,7 +10,7 @@ model follows it there. Nothing else is left to choose.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -22,7 +22,7 @@ import msgspec
 
 from fairlane.clock import ManualClock
 from fairlane.errors import DuplicateJob
-from fairlane.job import Claim, NewJob, Outcome, StampedEffects, State
+from fairlane.job import Claim, NewJob, StampedEffects, State
 from fairlane.policy.unique import Conflict, Unique, unique_key
 from fairlane.scheduler.settlement import (
     Done,
@@ -105,7 +105,6 @@ class Life:
             if not is_lonely:
                 await _enqueue_in_transaction(self.home, jobs, commit=False)
             return
-        before = deepcopy(self.model)
         expected = self.model.enqueue(jobs, self.now)
         if tx == "none" or is_lonely:
             got = await _enqueue(self.store, jobs)
@@ -113,9 +112,6 @@ class Life:
             got = await _enqueue_in_transaction(self.home, jobs, commit=True)
         if isinstance(expected, UUID):
             assert isinstance(got, UUID), f"the id {expected} was taken twice"
-        elif isinstance(got, UUID) and _is_replaced_in(expected, got):
-            # The id of a job that another of the batch replaces: the store says that it is taken, and stores nothing.
-            self.model = before
         else:
             assert got == expected
 
@@ -383,13 +379,6 @@ class Life:
 
     async def end(self) -> None:
         await self.home.database.close()
-
-
-def _is_replaced_in(conflicts: Mapping[UUID, Conflict], job: UUID) -> bool:
-    """Whether a batch names a job that it replaces once more, by its id."""
-    return job in conflicts and any(
-        each.outcome is Outcome.REPLACED and each.holder == job for each in conflicts.values()
-    )
 
 
 async def _enqueue(store: Store, jobs: Sequence[NewJob], tx: Any = None) -> dict[UUID, Conflict] | UUID:

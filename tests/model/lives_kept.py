@@ -51,9 +51,16 @@ async def a_purged_job_left_its_unique_key_behind(life: Life) -> None:
     await life.purge([0])
 
 
+async def a_job_with_the_id_of_one_that_its_batch_replaces_was_taken_by_the_model_for_that_one(life: Life) -> None:
+    # The fault was the model's: the stores say that the id is taken, and store nothing.
+    await life.enqueue([Call(unique=Key(0))])
+    await life.enqueue([Call(known=0), Call(unique=Key(0, on_conflict="replace"))])
+
+
 LIVES = [
     Kept("plain", an_id_given_twice_beside_a_unique_key_was_stored_once),
     Kept("plain", a_job_was_replaced_by_one_that_was_never_stored),
     Kept("plain", the_id_of_a_job_that_was_purged_counted_as_taken_by_its_unique_key),
     Kept("plain", a_purged_job_left_its_unique_key_behind),
+    Kept("plain", a_job_with_the_id_of_one_that_its_batch_replaces_was_taken_by_the_model_for_that_one),
 ]

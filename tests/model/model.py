@@ -129,6 +129,7 @@ class Model:
         fresh: list[NewJob] = []
         taken = dict(self.uniques)
         replaced: dict[UUID, UUID] = {}
+        ours: set[bytes] = set()
         for new in batch:
             last = taken.get(new.unique.id) if new.unique is not None else None
             if last is not None and last.job == new.id and (new.id in self.jobs or _has(fresh, new.id)):
@@ -139,7 +140,7 @@ class Model:
                     conflicts[new.id] = conflict
                     if conflict.outcome is not Outcome.REPLACED:
                         continue
-                    if _has(fresh, last.job):
+                    if last.key.id in ours:
                         # Both came together: the first was never there, and whatever it stood for goes for the last.
                         fresh = [each for each in fresh if each.id != last.job]
                         conflicts[last.job] = Conflict(Outcome.DUPLICATE, new.id)
@@ -149,6 +150,7 @@ class Model:
             fresh.append(new)
             if new.unique is not None:
                 taken[new.unique.id] = Taken(new.id, new.unique, new.unique.expires_at(now))
+                ours.add(new.unique.id)
         named = Counter(new.id for new in fresh)
         for new in fresh:
             if new.id in self.jobs or named[new.id] > 1:

@@ -69,7 +69,7 @@ def _whole(document: dict[str, Any]) -> dict[str, Any]:
 def _refuse_unknown(document: dict[str, Any], policy: Policy) -> None:
     """A field that nobody reads is a mistake: what would be tried is not what was meant."""
     # What `policy show --json` says besides.
-    told = {"version", "declared", "overrides", "drift", "in_words"}
+    told = {"version", "declared", "overrides", "drift"}
     unknown = sorted({*document} - {*policy.to_document()} - told)
     for given, limit in zip(document.get("limits", []), policy.limits, strict=True):
         unknown += [f"{name} (of {given['kind']})" for name in sorted({*given} - {*limit.to_document(), "burst"})]

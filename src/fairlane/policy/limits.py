@@ -21,7 +21,7 @@ from fairlane.policy import rolling as window
 from fairlane.policy.by import By, checked_name, normalize_by, repr_by, repr_name
 from fairlane.policy.checking import is_whole
 from fairlane.policy.gates import Ending, GateState
-from fairlane.policy.numbers import FROM_JOB, UNTIL_BROUGHT, FromJob, Source, from_job, named_numbers
+from fairlane.policy.numbers import FROM_JOB, SAME, FromJob, Source, from_job, named_numbers, number_at
 from fairlane.policy.reasons import Reason, Why
 
 __all__ = ["Concurrency", "Rate"]
@@ -79,14 +79,8 @@ class Concurrency:
 
     def at(self, values: Sequence[str | None], value: float | None) -> Concurrency | None:
         """What holds at one key, with `value` in place of the declared number if there is one; `None`: nothing."""
-        if value is not None:
-            return self.with_bound(value)
-        if self.from_job is not None:
-            return self.with_bound(UNTIL_BROUGHT)
-        if not self.named:
-            return self
-        number = None if values[0] is None else self.named.get(values[0])
-        return None if number is None else self.with_bound(number)
+        own = number_at(self.named, self.from_job, values, value)
+        return self if own is SAME else None if own is None else self.with_bound(own)
 
     @property
     def identity(self) -> str:
@@ -237,14 +231,8 @@ class Rate:
 
     def at(self, values: Sequence[str | None], value: float | None) -> Rate | None:
         """What holds at one key, with `value` in place of the declared number if there is one; `None`: nothing."""
-        if value is not None:
-            return self.with_bound(value)
-        if self.from_job is not None:
-            return self.with_bound(UNTIL_BROUGHT)
-        if not self.named:
-            return self
-        number = None if values[0] is None else self.named.get(values[0])
-        return None if number is None else self.with_bound(number)
+        own = number_at(self.named, self.from_job, values, value)
+        return self if own is SAME else None if own is None else self.with_bound(own)
 
     @property
     def identity(self) -> str:

@@ -7,8 +7,9 @@ what was brought, and never call anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, TypeVar
 
 from fairlane.clock import SECOND
@@ -16,9 +17,29 @@ from fairlane.errors import InvalidKey, InvalidPolicy
 from fairlane.policy.by import By
 from fairlane.policy.keys import canonical_key
 
-__all__ = ["FROM_JOB", "UNTIL_BROUGHT", "VALUES_LAST", "FromJob", "Source", "from_job", "named_numbers"]
+__all__ = [
+    "FROM_JOB",
+    "SAME",
+    "UNTIL_BROUGHT",
+    "VALUES_LAST",
+    "FromJob",
+    "Same",
+    "Source",
+    "from_job",
+    "named_numbers",
+    "number_at",
+]
 
 T = TypeVar("T")
+
+
+class Same(Enum):
+    """The declared number is that of every key."""
+
+    SAME = "same"
+
+
+SAME = Same.SAME
 
 Source = Callable[[Mapping[str, Any]], float]
 """Gives the number of a job's key, from the job's context."""
@@ -51,6 +72,19 @@ def from_job(number: object) -> FromJob | None:
     if number == FROM_JOB:
         return FromJob()
     return FromJob(number) if callable(number) else None
+
+
+def number_at(
+    named: Mapping[str, float], brought: FromJob | None, values: Sequence[str | None], value: float | None
+) -> float | Same | None:
+    """The number that holds at one key, where a `value` came in place of what is declared; `None`: none does."""
+    if value is not None:
+        return value
+    if brought is not None:
+        return UNTIL_BROUGHT
+    if not named:
+        return SAME
+    return None if values[0] is None else named.get(values[0])
 
 
 def named_numbers(what: str, by: By, given: Mapping[Any, Any], checked: Callable[[object], T]) -> dict[str, T]:
