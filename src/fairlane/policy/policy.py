@@ -30,6 +30,8 @@ __all__ = ["WEIGHT", "BoundLimit", "Level", "Policy", "shared_identity"]
 
 PRIORITY_STEP = 60 * SECOND
 WEIGHT = "weight"
+MOST_LANES = 100_000
+"""Lanes whose gates are remembered."""
 """The name under which a job brings its flow's weight along; limits have a colon in theirs."""
 _QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,119}\Z")
 
@@ -58,6 +60,11 @@ class BoundLimit:
     def is_shared(self) -> bool:
         """Whether its gates belong to several queues."""
         return self.limit.name is not None
+
+    @property
+    def is_the_same_for_all(self) -> bool:
+        """Whether it holds for every key as it is declared."""
+        return self.named is None and self.from_job is None and not isinstance(self.limit, PauseGate)
 
 
 @dataclass(frozen=True)
@@ -185,6 +192,8 @@ class Policy:
         """What holds for one key: the limit as it is declared, with the number that a job has brought along, or as an
         operator has changed it. `None`: it does not name this key.
         """
+        if bound.is_the_same_for_all and not (self.overrides.limits or self.overrides.suspension):
+            return bound.limit
         if isinstance(bound.limit, PauseGate):
             return SHUT if values in self.overrides.pauses.get(bound.limit.by, {}) else OPEN
         limit = bound.limit
@@ -234,6 +243,19 @@ class Policy:
     def gate_of(self, bound: BoundLimit, values: tuple[str | None, ...]) -> bytes:
         """The gate of one limit for one key."""
         return gate_id(self.queue, bound.name, values)
+
+    @cached_property
+    def _passes(self) -> dict[bytes, list[tuple[bytes, BoundLimit]]]:
+        return {}
+
+    def passes(self, lane: bytes, priority: int, keys: Keys) -> list[tuple[bytes, BoundLimit]]:
+        """The same for a lane by its id, worked out once: a lane's keys never change, and claim after claim asks."""
+        found = self._passes.get(lane)
+        if found is None:
+            if len(self._passes) >= MOST_LANES:
+                self._passes.clear()
+            found = self._passes[lane] = self.gates_of(priority, keys)
+        return found
 
     def gates_of(self, priority: int, keys: Keys) -> list[tuple[bytes, BoundLimit]]:
         """The keyed gates that a lane's jobs pass."""

@@ -499,6 +499,8 @@ class Working:
 
     def _set_alarm(self, gate: Gate) -> None:
         """When this gate must be looked at although nothing is released."""
+        if not gate.waiting and gate.wake_at is None and gate.shared is None and gate.bound.level is not Level.QUEUE:
+            return
         room = gate.room(self.now)
         stops_queue = gate.bound.level is Level.QUEUE and bool(self.heap or not self.scan_ended)
         waits = room <= 0 and bool(gate.waiting or stops_queue)
