@@ -1,0 +1,59 @@
+"""The bars: what has to be shown in one run, on two cores that client and server share."""
+
+from __future__ import annotations
+
+from bench.judging import Bar, Figure
+from bench.measuring import JOBS_PER_SECOND
+from bench.works_postgres import IDLE_CPU, IDLE_QUERIES, LAST_SMALL, P50, P99, SLOT_GAP, TOTAL, VIOLATIONS
+
+__all__ = ["BARS"]
+
+POSTGRES_PEERS = ("pgqueuer", "awa", "procrastinate", "chancy", "dbos")
+
+
+def _rate(work: str) -> Figure:
+    return Figure(work, JOBS_PER_SECOND)
+
+
+def _best(work: str, name: str = JOBS_PER_SECOND) -> tuple[Figure, ...]:
+    return tuple(Figure(f"{peer}: {work}", name) for peer in POSTGRES_PEERS)
+
+
+PGQUEUER = (_rate("pgqueuer: drain"),)
+
+BARS = (
+    Bar(what="drain / pgqueuer's best", figure=_rate("drain"), against=PGQUEUER, least=2),
+    Bar(what="drain / awa's best", figure=_rate("drain"), against=(_rate("awa: drain"),), least=4),
+    Bar(
+        what="fair drain / pgqueuer's (FIFO) best", figure=_rate("fair drain, 1,000 keys"), against=PGQUEUER, least=1.3
+    ),
+    Bar(
+        what="fair + concurrency + rate / pgqueuer's (FIFO, no limits) best",
+        figure=_rate("gated drain, 1,000 keys"),
+        against=PGQUEUER,
+        least=1,
+    ),
+    Bar(what="violations of those limits", figure=Figure("gated drain, 1,000 keys", VIOLATIONS), most=0),
+    Bar(
+        what="64 claimers with 4 slots / one with 256, jobs of 20 ms",
+        figure=_rate("20 ms jobs, 64 × 4 slots"),
+        against=(_rate("20 ms jobs, 1 × 256 slots"),),
+        least=0.75,
+    ),
+    Bar(what="64 × 4: slot free to next start, ms", figure=Figure("20 ms jobs, 64 × 4 slots", SLOT_GAP), most=15),
+    Bar(
+        what="single enqueue / the best peer", figure=_rate("single enqueue"), against=_best("single enqueue"), least=3
+    ),
+    Bar(what="bulk enqueue / the best peer", figure=_rate("bulk enqueue"), against=_best("bulk enqueue"), least=2),
+    Bar(what="pickup p50 / the best peer", figure=Figure("pickup", P50), against=_best("pickup", P50), most=1),
+    Bar(what="pickup p99 / the best peer", figure=Figure("pickup", P99), against=_best("pickup", P99), most=1.2),
+    Bar(what="whale: last small / total", figure=Figure("whale", LAST_SMALL), most=0.25),
+    Bar(
+        what="whale: total / own FIFO total",
+        figure=Figure("whale", TOTAL),
+        against=(Figure("whale, FIFO", TOTAL),),
+        most=1.1,
+    ),
+    Bar(what="idle worker, % of a core", figure=Figure("idle worker", IDLE_CPU), most=0.5),
+    Bar(what="idle worker, transactions/s", figure=Figure("idle worker", IDLE_QUERIES), most=1),
+)

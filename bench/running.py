@@ -1,0 +1,101 @@
+"""Runs works by turns, repeats what others disturbed, and keeps everything that was measured."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.judging import Run, Series, is_noisy, quietest
+from bench.measuring import FOREIGN
+from fairlane.testing.postgres import ThrowawayPostgres
+
+__all__ = ["Bench", "Work", "run_all"]
+
+Say = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Bench:
+    """Where works run: one throw-away PostgreSQL and one folder, and a fresh database for every run."""
+
+    server: ThrowawayPostgres
+    folder: Path
+    jobs: int
+    """How many jobs a drain has; other counts follow from it."""
+    databases: int = 0
+    made: list[str] = field(default_factory=list)
+
+    @classmethod
+    @contextmanager
+    def opened(cls, jobs: int) -> Iterator[Bench]:
+        with ThrowawayPostgres() as server, tempfile.TemporaryDirectory(prefix="fairlane-bench-") as folder:
+            yield cls(server, Path(folder), jobs)
+
+    def database(self) -> str:
+        """The URL of a new, empty database of the server."""
+        self.databases += 1
+        self.made.append(f"bench_{self.databases}")
+        return asyncio.run(self.server.create_database(self.made[-1]))
+
+    def file(self) -> Path:
+        """The path of a new SQLite file."""
+        self.databases += 1
+        return self.folder / f"bench_{self.databases}.db"
+
+    def clear(self) -> None:
+        """Remove what the last run has made: a million jobs take a gigabyte."""
+        while self.made:
+            asyncio.run(self.server.drop_database(self.made.pop()))
+        for file in self.folder.iterdir():
+            file.unlink()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """Something that is measured: its name, one sentence about it, and how to run it once."""
+
+    name: str
+    what: str
+    run: Callable[[Bench], Run]
+    is_short: bool = False
+    """Part of `make bench`; all works are part of `make bench-full`."""
+    rounds: int | None = None
+    """Where a work takes its own medians, or minutes: fewer rounds than the others."""
+
+
+def run_all(bench: Bench, works: Sequence[Work], *, rounds: int, attempts: int, say: Say) -> Mapping[str, Series]:
+    """Every work once a round, one after the other, so that whatever the machine does it does to all of them."""
+    series = {work.name: Series(work.name) for work in works}
+    for number in range(1, rounds + 1):
+        for work in works:
+            known = series[work.name]
+            if number <= (work.rounds or rounds) and not known.unsupported:
+                run = _run_quietly(bench, work, attempts)
+                known.runs.append(run)
+                say(f"round {number}: {work.name}: {told(run)}")
+    return series
+
+
+def _run_quietly(bench: Bench, work: Work, attempts: int) -> Run:
+    """Run once, and again while others disturb it; the least disturbed attempt counts."""
+    tried: list[Run] = []
+    for _ in range(attempts):
+        try:
+            tried.append(work.run(bench))
+        finally:
+            bench.clear()
+        if tried[-1].unsupported or not is_noisy(tried[-1]):
+            break
+    return quietest(tried)
+
+
+def told(run: Run) -> str:
+    """A run in one line."""
+    if run.unsupported:
+        return f"not supported: {run.unsupported}"
+    figures = ", ".join(f"{value:,.{0 if value >= 100 else 2}f} {name}" for name, value in run.figures.items())
+    return f"{figures}; {run.foreign_load:.2f} {FOREIGN}"
