@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bench.claims import MEMORY, PINS, RATIO
 from bench.judging import Bar, Figure
 from bench.measuring import JOBS_PER_SECOND
 from bench.works_postgres import IDLE_CPU, IDLE_QUERIES, LAST_SMALL, P50, P99, SLOT_GAP, TOTAL, VIOLATIONS
+from bench.works_sqlite import LEAST_SHARE, LONGEST_WAIT
 
 __all__ = ["BARS"]
 
@@ -19,6 +21,7 @@ def _best(work: str, name: str = JOBS_PER_SECOND) -> tuple[Figure, ...]:
     return tuple(Figure(f"{peer}: {work}", name) for peer in POSTGRES_PEERS)
 
 
+HUEY = (_rate("huey: SQLite drain"),)
 PGQUEUER = (_rate("pgqueuer: drain"),)
 
 BARS = (
@@ -34,6 +37,25 @@ BARS = (
         least=1,
     ),
     Bar(what="violations of those limits", figure=Figure("gated drain, 1,000 keys", VIOLATIONS), most=0),
+    Bar(what="claim time, 1,000 → 100,000 keys", figure=Figure("claim, 1,000 → 100,000 keys", RATIO), most=1.3),
+    Bar(
+        what="claim time, 10k → 1M waiting, one lane",
+        figure=Figure("claim, 10k → 1M waiting, one lane", RATIO),
+        most=1.2,
+    ),
+    Bar(
+        what="claim time, 10k → 1M waiting, 1,000 lanes",
+        figure=Figure("claim, 10k → 1M waiting, 1,000 lanes", RATIO),
+        most=1.5,
+    ),
+    *(
+        Bar(
+            what=f"claim time, horizon pinned 60 s by {pin}",
+            figure=Figure(f"claim, horizon pinned 60 s by {pin}", RATIO),
+            most=most,
+        )
+        for pin, most in zip(PINS, (1.3, 4), strict=True)
+    ),
     Bar(
         what="64 claimers with 4 slots / one with 256, jobs of 20 ms",
         figure=_rate("20 ms jobs, 64 × 4 slots"),
@@ -56,4 +78,13 @@ BARS = (
     ),
     Bar(what="idle worker, % of a core", figure=Figure("idle worker", IDLE_CPU), most=0.5),
     Bar(what="idle worker, transactions/s", figure=Figure("idle worker", IDLE_QUERIES), most=1),
+    Bar(what="SQLite drain / huey's best", figure=_rate("SQLite drain"), against=HUEY, least=8),
+    Bar(what="SQLite fair drain / huey's best", figure=_rate("SQLite fair drain, 1,000 keys"), against=HUEY, least=5),
+    Bar(what="SQLite with limits / huey's best", figure=_rate("SQLite gated drain, 1,000 keys"), against=HUEY, least=4),
+    Bar(what="SQLite: violations of those limits", figure=Figure("SQLite gated drain, 1,000 keys", VIOLATIONS), most=0),
+    Bar(what="SQLite, four processes: least share", figure=Figure("SQLite, four processes", LEAST_SHARE), least=0.5),
+    Bar(
+        what="SQLite, four processes: longest wait, ms", figure=Figure("SQLite, four processes", LONGEST_WAIT), most=100
+    ),
+    Bar(what="memory of a worker, MiB", figure=Figure("memory of a worker", MEMORY), most=150),
 )

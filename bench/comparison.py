@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from bench import works_peers, works_postgres
+from bench import claims, works_peers, works_postgres, works_sqlite
 from bench.bars import BARS
 from bench.judging import Verdict, judge
 from bench.report import keep, show
@@ -32,19 +32,24 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     # A line that goes to a file or a pipe is not broken.
     console = Console(width=None if sys.stdout.isatty() else 200)
-    works = chosen([*works_peers.works(), *works_postgres.works()], options.only, options.full)
+    works = chosen(
+        [*works_peers.works(), *works_postgres.works(), *works_sqlite.works(), *claims.works()],
+        options.only,
+        options.full,
+    )
     if options.list:
         _list(console, works)
         return 0
     rounds = options.rounds or (FULL_ROUNDS if options.full else SHORT_ROUNDS)
     with Bench.opened(options.jobs) as bench:
         series = run_all(bench, works, rounds=rounds, attempts=options.attempts, say=console.print)
-    judged = [judge(bar, series) for bar in BARS]
+    judged = [judge(bar, series) for bar in BARS if bar.figure.work in series]
     show(console, series, judged)
     # A part of the works says little by itself: it is kept when that is asked for.
     if options.save or (options.save is None and not options.only):
         keep(f"{'full' if options.full else 'short'}, {rounds} rounds", works, series, judged)
-    return 1 if any(one.verdict is Verdict.MISSED for one in judged) else 0
+    is_missed = any(one.verdict is Verdict.MISSED for one in judged)
+    return 1 if is_missed or any(each.failed for each in series.values()) else 0
 
 
 def chosen(works: Sequence[Work], only: Sequence[str], is_full: bool) -> list[Work]:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,20 @@ import asyncpg
 from bench.ledger import Entry, read_ledger
 from bench.measuring import process_seconds
 
-__all__ = ["DRAINED", "ROOT", "WAITING", "Crew", "Produced", "migrate", "produce", "stop", "until"]
+__all__ = [
+    "DRAINED",
+    "LOOK_EVERY",
+    "ROOT",
+    "TIMEOUT",
+    "WAITING",
+    "Crew",
+    "Produced",
+    "migrate",
+    "produce",
+    "producing",
+    "stop",
+    "until",
+]
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT = 600.0
@@ -53,7 +66,12 @@ def environment(url: str, ledger: str | None = None) -> dict[str, str]:
 
 
 def migrate(url: str) -> None:
-    subprocess.run([*FAIRLANE, "migrate", "--url", url], check=True, env=environment(url), stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [*FAIRLANE, "migrate", "--url", url],
+        check=True,
+        env=environment(url),
+        stdout=subprocess.DEVNULL,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +84,27 @@ class Produced:
 
 def produce(url: str, how: str, work: str, count: int, **options: Any) -> Produced:
     """Enqueue in a process of its own; see bench/producer.py."""
+    command = _producer(how, work, count, options)
+    answer = subprocess.run(command, check=True, env=environment(url), cwd=ROOT, stdout=subprocess.PIPE)
+    return Produced(**json.loads(answer.stdout))
+
+
+@contextmanager
+def producing(url: str, how: str, work: str, count: int, **options: Any) -> Iterator[None]:
+    """A producer beside whatever the block does; it is stopped with it."""
+    command = _producer(how, work, count, options)
+    process = subprocess.Popen(command, env=environment(url), cwd=ROOT, stdout=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        stop([process])
+
+
+def _producer(how: str, work: str, count: int, options: Mapping[str, Any]) -> list[str]:
     command = [sys.executable, "-m", "bench.producer", how, work, str(count)]
     for name, value in options.items():
         command += [f"--{name.replace('_', '-')}", str(value)]
-    answer = subprocess.run(command, check=True, env=environment(url), cwd=ROOT, stdout=subprocess.PIPE)
-    return Produced(**json.loads(answer.stdout))
+    return command
 
 
 @dataclass(slots=True)
@@ -117,6 +151,10 @@ class Crew:
         """Processor time from the first handler of each worker until it was read: starting up is not charged."""
         return sum(self.cpu[entry.process] - entry.cpu_at_first for entry in self.entries if entry.process in self.cpu)
 
+    def check(self) -> None:
+        """Raise if a worker has ended."""
+        check_alive(self.processes)
+
     def wait(self, url: str, query: str, least: int) -> int:
         """Look until the answer is so high; how often it was asked."""
         return asyncio.run(until(url, query, least, self.processes))
@@ -131,12 +169,16 @@ async def until(url: str, query: str, least: int, crew: Sequence[subprocess.Pope
             asked += 1
             if await connection.fetchval(query) >= least:
                 return asked
-            if dead := [process.returncode for process in crew if process.poll() is not None]:
-                raise RuntimeError(f"a worker ended before its work was done (exit status {dead[0]})")
+            check_alive(crew)
             await asyncio.sleep(LOOK_EVERY)
         raise RuntimeError(f"not within {TIMEOUT:.0f} s: {query}")
     finally:
         await connection.close()
+
+
+def check_alive(crew: Sequence[subprocess.Popen[bytes]]) -> None:
+    if dead := [process.returncode for process in crew if process.poll() is not None]:
+        raise RuntimeError(f"a worker ended before its work was done (exit status {dead[0]})")
 
 
 def stop(crew: Sequence[subprocess.Popen[bytes]]) -> None:

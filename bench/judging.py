@@ -30,6 +30,8 @@ class Run:
     configuration: str = ""
     unsupported: str = ""
     """Why a peer cannot do this work; it has no figures then."""
+    failed: str = ""
+    """What went wrong: jobs that did not run exactly once, a process that broke. It has no figures either."""
 
 
 @dataclass(slots=True)
@@ -53,6 +55,10 @@ class Series:
     @property
     def unsupported(self) -> str:
         return next((run.unsupported for run in self.runs if run.unsupported), "")
+
+    @property
+    def failed(self) -> str:
+        return next((run.failed for run in self.runs if run.failed), "")
 
 
 class Verdict(StrEnum):

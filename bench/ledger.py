@@ -8,10 +8,23 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from time import monotonic_ns, process_time
+from time import process_time
 
-__all__ = ["Entry", "HandlerLedger", "Started", "free_slot_gaps", "most_at_once", "read_ledger", "too_many_starts"]
+__all__ = [
+    "Entry",
+    "HandlerLedger",
+    "Shares",
+    "Started",
+    "free_slot_gaps",
+    "most_at_once",
+    "ran_otherwise",
+    "read_ledger",
+    "shares",
+    "too_many_starts",
+    "violations",
+]
 
 FIELDS = 4
 
@@ -19,30 +32,18 @@ FIELDS = 4
 class HandlerLedger:
     """Kept inside a worker process. Counting one job takes about a tenth of a microsecond, noting it four."""
 
-    __slots__ = ("cpu_at_first", "first", "last", "longest_gap", "notes", "runs")
+    __slots__ = ("cpu_at_first", "notes", "runs")
 
     def __init__(self) -> None:
         self.runs = 0
         self.cpu_at_first = 0.0
-        self.first = 0
-        self.last = 0
-        self.longest_gap = 0
         self.notes = array("q")
 
     def count(self) -> None:
         """A job ran."""
         if not self.runs:
             self.cpu_at_first = process_time()
-            self.first = monotonic_ns()
         self.runs += 1
-
-    def clock(self) -> None:
-        """A job ran, and the time since the one before it matters."""
-        now = monotonic_ns()
-        self.count()
-        if self.last and now - self.last > self.longest_gap:
-            self.longest_gap = now - self.last
-        self.last = now
 
     def note(self, number: int, key: int, began: int, ended: int) -> None:
         """The job of this number and key ran from then till then."""
@@ -72,8 +73,6 @@ class Entry:
     process: int
     runs: int
     cpu_at_first: float
-    first: int
-    longest_gap: int
     starts: Sequence[Started]
 
 
@@ -88,8 +87,6 @@ def read_ledger(folder: str | Path) -> list[Entry]:
                 process=int(file.stem),
                 runs=values["runs"],
                 cpu_at_first=values["cpu_at_first"],
-                first=values["first"],
-                longest_gap=values["longest_gap"],
                 starts=starts,
             )
         )
@@ -143,3 +140,23 @@ def free_slot_gaps(starts: Iterable[Started]) -> list[int]:
     slots = most_at_once((run.began, run.ended) for run in runs)
     later = sorted(run.began for run in runs)[slots:]
     return [began - ended for ended, began in zip(ends, later, strict=False) if began >= ended]
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """How processes shared the work while all of them were at it."""
+
+    least: float
+    """The share of the one that ran fewest, as a part of what an even share would be."""
+    longest_wait: int
+    """The longest time from one start to the next within one process, in nanoseconds."""
+
+
+def shares(processes: Sequence[Sequence[Started]]) -> Shares:
+    """From when the last of them had begun until the first had started its last job."""
+    times = [sorted(start.began for start in each) for each in processes]
+    since, until = max(each[0] for each in times), min(each[-1] for each in times)
+    within = [[time for time in each if since <= time <= until] for each in times]
+    even = sum(map(len, within)) / len(within)
+    waits = [later - earlier for each in within for earlier, later in pairwise(each)]
+    return Shares(min(map(len, within)) / even if even else 0.0, max(waits, default=0))

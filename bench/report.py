@@ -32,6 +32,8 @@ def show(console: Console, series: Mapping[str, Series], judged: Sequence[Judged
     for each in series.values():
         for nth, name in enumerate(each.names):
             table.add_row("" if nth else each.work, name, _figures(each, name))
+        if each.failed or each.unsupported:
+            table.add_row(each.work, "", f"failed: {each.failed}" if each.failed else f"none: {each.unsupported}")
     console.print(table)
     bars = Table("bar", "asked", "reached", "of the best, which was", "verdict")
     for one in judged:
@@ -56,7 +58,9 @@ def keep(what: str, works: Sequence[Work], series: Mapping[str, Series], judged:
     lines += ["", "| work | figures: median (least – most) | foreign load | configuration |", "|---|---|---|---|"]
     for work in works:
         each = series[work.name]
-        if each.unsupported:
+        if each.failed:
+            lines.append(f"| {each.work} | **failed**: {each.failed.splitlines()[0]} | | |")
+        elif each.unsupported:
             lines.append(f"| {each.work} | not supported: {each.unsupported} | | |")
         elif each.runs:
             figures = "; ".join(f"{_figures(each, name)} {name}" for name in each.names)

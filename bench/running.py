@@ -73,7 +73,7 @@ def run_all(bench: Bench, works: Sequence[Work], *, rounds: int, attempts: int, 
     for number in range(1, rounds + 1):
         for work in works:
             known = series[work.name]
-            if number <= (work.rounds or rounds) and not known.unsupported:
+            if number <= (work.rounds or rounds) and not known.unsupported and not known.failed:
                 run = _run_quietly(bench, work, attempts)
                 known.runs.append(run)
                 say(f"round {number}: {work.name}: {told(run)}")
@@ -86,15 +86,20 @@ def _run_quietly(bench: Bench, work: Work, attempts: int) -> Run:
     for _ in range(attempts):
         try:
             tried.append(work.run(bench))
+        except Exception as error:
+            # The others are measured all the same; a work that failed is told at the end, and is no success.
+            return Run(figures={}, foreign_load=0.0, failed=f"{type(error).__name__}: {error}")
         finally:
             bench.clear()
-        if tried[-1].unsupported or not is_noisy(tried[-1]):
+        if not is_noisy(tried[-1]):
             break
     return quietest(tried)
 
 
 def told(run: Run) -> str:
     """A run in one line."""
+    if run.failed:
+        return f"FAILED: {run.failed}"
     if run.unsupported:
         return f"not supported: {run.unsupported}"
     figures = ", ".join(f"{value:,.{0 if value >= 100 else 2}f} {name}" for name, value in run.figures.items())

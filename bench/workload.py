@@ -57,8 +57,9 @@ async def plain_noop(number: int, text: str) -> None:
 
 
 @app.task(queue="plain")
-async def clocked_noop(number: int, text: str) -> None:
-    LEDGER.clock()
+async def timed_noop(number: int, text: str) -> None:
+    now = monotonic_ns()
+    LEDGER.note(number, 0, now, now)
 
 
 @app.task(queue="fair")
@@ -106,8 +107,8 @@ def calls(work: str, count: int, keys: int = ACCOUNTS, text: str = FILLER) -> It
     match work:
         case "plain":
             return (plain_noop.call(n, text) for n in range(count))
-        case "clocked":
-            return (clocked_noop.call(n, text) for n in range(count))
+        case "timed":
+            return (timed_noop.call(n, text) for n in range(count))
         case "fair":
             return (fair_noop.call(n, f"account-{n % keys}", text) for n in range(count))
         case "gated":

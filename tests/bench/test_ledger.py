@@ -13,6 +13,7 @@ from bench.ledger import (
     most_at_once,
     ran_otherwise,
     read_ledger,
+    shares,
     too_many_starts,
     violations,
 )
@@ -74,3 +75,11 @@ def test_a_ledger_is_read_as_it_was_left(tmp_path: Path) -> None:
 def test_a_worker_that_ran_nothing_leaves_nothing(tmp_path: Path) -> None:
     HandlerLedger().leave(str(tmp_path))
     assert read_ledger(tmp_path) == []
+
+
+def test_shares_are_counted_while_all_processes_work() -> None:
+    early = [Started(0, 0, time, time) for time in (0, 1, 2, 10, 11, 12, 13)]
+    late = [Started(0, 0, time, time) for time in (10, 13, 20, 25)]
+    found = shares([early, late])
+    assert found.least == 2 / 3  # 4 and 2 of the 6 that started from 10 to 13
+    assert found.longest_wait == 3
