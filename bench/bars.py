@@ -5,12 +5,13 @@ from __future__ import annotations
 from bench.claims import MEMORY, PINS, RATIO
 from bench.judging import Bar, Figure
 from bench.measuring import JOBS_PER_SECOND
+from bench.peer import POSTGRES_PEERS
+from bench.works_partitions import name_of
+from bench.works_peers import HUEY_DRAIN
 from bench.works_postgres import IDLE_CPU, IDLE_QUERIES, LAST_SMALL, P50, P99, SLOT_GAP, TOTAL, VIOLATIONS
 from bench.works_sqlite import LEAST_SHARE, LONGEST_WAIT
 
 __all__ = ["BARS"]
-
-POSTGRES_PEERS = ("pgqueuer", "awa", "procrastinate", "chancy", "dbos")
 
 
 def _rate(work: str) -> Figure:
@@ -21,12 +22,12 @@ def _best(work: str, name: str = JOBS_PER_SECOND) -> tuple[Figure, ...]:
     return tuple(Figure(f"{peer}: {work}", name) for peer in POSTGRES_PEERS)
 
 
-HUEY = (_rate("huey: SQLite drain"),)
+HUEY = (_rate(HUEY_DRAIN),)
 PGQUEUER = (_rate("pgqueuer: drain"),)
 
 BARS = (
     Bar(what="drain / pgqueuer's best", figure=_rate("drain"), against=PGQUEUER, least=2),
-    Bar(what="drain / awa's best", figure=_rate("drain"), against=(_rate("awa: drain"),), least=4),
+    Bar(what="drain / awa's best", figure=_rate("drain"), against=(_rate("awa-pg: drain"),), least=4),
     Bar(
         what="fair drain / pgqueuer's (FIFO) best", figure=_rate("fair drain, 1,000 keys"), against=PGQUEUER, least=1.3
     ),
@@ -75,6 +76,12 @@ BARS = (
         figure=Figure("whale", TOTAL),
         against=(Figure("whale, FIFO", TOTAL),),
         most=1.1,
+    ),
+    Bar(
+        what="2 processes on 2 partitions / 2 on 1, through the 1 ms proxy",
+        figure=_rate(name_of(2, 2, is_far=True)),
+        against=(_rate(name_of(2, 1, is_far=True)),),
+        least=1.8,
     ),
     Bar(what="idle worker, % of a core", figure=Figure("idle worker", IDLE_CPU), most=0.5),
     Bar(what="idle worker, transactions/s", figure=Figure("idle worker", IDLE_QUERIES), most=1),

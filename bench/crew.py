@@ -30,6 +30,7 @@ __all__ = [
     "WAITING",
     "Crew",
     "Produced",
+    "environment",
     "migrate",
     "produce",
     "producing",
@@ -119,16 +120,23 @@ class Crew:
     @classmethod
     @contextmanager
     def at_work(
-        cls, url: str, queue: str, processes: int, concurrency: int, app: str = "bench.workload:app"
+        cls,
+        url: str,
+        queue: str,
+        processes: int,
+        concurrency: int,
+        *,
+        app: str = "bench.workload:app",
+        settings: Mapping[str, str] | None = None,
     ) -> Iterator[Crew]:
         """Workers that run inside the block, each a `fairlane worker` of its own; at its end the ledger is read."""
         worker = [*FAIRLANE, "worker", app, "--queues", queue, "--concurrency", str(concurrency)]
         worker += ["--log-level", "warning"]
         with tempfile.TemporaryDirectory(prefix="fairlane-bench-") as ledger:
-            crew = cls(ledger)
+            crew, here = cls(ledger), environment(url, ledger) | dict(settings or {})
             try:
                 for _ in range(processes):
-                    crew.processes.append(subprocess.Popen(worker, env=environment(url, ledger), cwd=ROOT))
+                    crew.processes.append(subprocess.Popen(worker, env=here, cwd=ROOT))
                 yield crew
             finally:
                 stop(crew.processes)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PEERS", "POSTGRES_PEERS", "PeerFailed", "PeerRun", "pgqueuer_drain", "run_peer"]
+__all__ = ["FOLDER", "PEERS", "POSTGRES_PEERS", "PeerFailed", "PeerRun", "pgqueuer_drain", "run_peer"]
 
 POSTGRES_PEERS: tuple[str, ...] = ("pgqueuer", "awa-pg", "procrastinate", "chancy", "dbos")
 PEERS: tuple[str, ...] = (*POSTGRES_PEERS, "huey")

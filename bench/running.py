@@ -13,7 +13,7 @@ from bench.judging import Run, Series, is_noisy, quietest
 from bench.measuring import FOREIGN
 from fairlane.testing.postgres import ThrowawayPostgres
 
-__all__ = ["Bench", "Work", "run_all"]
+__all__ = ["Bench", "Work", "run_all", "side_by_side"]
 
 Say = Callable[[str], None]
 
@@ -65,6 +65,17 @@ class Work:
     """Part of `make bench`; all works are part of `make bench-full`."""
     rounds: int | None = None
     """Where a work takes its own medians, or minutes: fewer rounds than the others."""
+
+
+def side_by_side(works: Sequence[Work]) -> list[Work]:
+    """The same order, but every peer's work right before ours of that name: what is compared is run close together."""
+    ours = [work for work in works if ": " not in work.name]
+    theirs = [work for work in works if ": " in work.name]
+    ordered: list[Work] = []
+    for work in ours:
+        ordered += [other for other in theirs if other.name.partition(": ")[2] == work.name]
+        ordered.append(work)
+    return [*ordered, *(other for other in theirs if other not in ordered)]
 
 
 def run_all(bench: Bench, works: Sequence[Work], *, rounds: int, attempts: int, say: Say) -> Mapping[str, Series]:

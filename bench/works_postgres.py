@@ -28,18 +28,35 @@ from bench.measuring import (
     thread_seconds,
 )
 from bench.running import Bench, Work
-from bench.workload import ACCOUNTS, ENDPOINTS, GATED
+from bench.workload import ACCOUNTS, EACH, ENDPOINTS, GATED, HOT, SMALL
 
-__all__ = ["CONCURRENCY", "VIOLATIONS", "Drain", "gate_violations", "works"]
+__all__ = [
+    "CONCURRENCY",
+    "IDLE_CPU",
+    "IDLE_QUERIES",
+    "LAST_SMALL",
+    "P50",
+    "P99",
+    "PICKUPS",
+    "SLOT_GAP",
+    "TOTAL",
+    "VIOLATIONS",
+    "WHALE_JOBS",
+    "Drain",
+    "gate_violations",
+    "run_drain",
+    "works",
+]
 
 CONCURRENCY = 500
 """`--concurrency` of the drains: also the batch that is pgqueuer's best."""
 NAPPING_SLOTS = 256
 WHALE_SLOTS = 20
+WHALE_JOBS = HOT + SMALL * EACH
 PRODUCERS = 16
 BULK, BULKS = 1_000, 2
 """Jobs a call, and calls at once."""
-PICKUPS, WARM_UP = 500, 10
+PICKUPS, WARM_UP = 300, 10
 P50, P99 = "p50 ms", "p99 ms"
 VIOLATIONS = "violations"
 SLOT_GAP = "slot free to next start p50 ms"
@@ -323,4 +340,7 @@ def works() -> list[Work]:
             for name, size, share in (("100 B", 100, 1.0), ("10 kB", 10_000, 0.4), ("100 kB", 100_000, 0.06))
         ),
     ]
-    return [Work(name=name, what=what, run=run, is_short=short) for name, what, run, short in named]
+    return [
+        Work(name=name, what=what, run=run, is_short=short, rounds=1 if run is idle_worker else None)
+        for name, what, run, short in named
+    ]

@@ -1,0 +1,104 @@
+"""Processes × partitions: a fair queue with a claim lock for each of its partitions, near and a round trip away."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import asyncpg
+
+from bench.crew import DRAINED, ROOT, Crew, environment, migrate
+from bench.judging import Run
+from bench.measuring import CLIENT, JOBS_PER_SECOND, SERVER, Load, family, process_seconds
+from bench.proxy import far_away
+from bench.running import Bench, Work
+from bench.works_postgres import CONCURRENCY
+
+__all__ = ["works"]
+
+ROUND_TRIP_MS = 1.0
+SHAPES = ((1, 1), (2, 1), (4, 1), (2, 2), (4, 4))
+FAR_SHAPES = ((2, 1), (2, 2))
+TRIP = "round trip ms"
+SPAN = "select max(finished_at) - min(claimed_at) from fairlane.jobs where state = 3"
+
+
+def partitioned(processes: int, partitions: int, *, is_far: bool = False) -> Callable[[Bench], Run]:
+    """Drain one queue. Its jobs are enqueued from near; only the workers are far away."""
+
+    def run(bench: Bench) -> Run:
+        jobs, url = bench.jobs * 2, bench.database()
+        migrate(url)
+        settings = {"BENCH_PARTITIONS": str(partitions)}
+        command = [sys.executable, "-m", "bench.partitioned", str(jobs)]
+        subprocess.run(command, check=True, env=environment(url) | settings, cwd=ROOT)
+        with ExitStack() as stack:
+            workers_url = stack.enter_context(far_away(url, ROUND_TRIP_MS)) if is_far else url
+            trip = asyncio.run(_round_trip(workers_url))
+            server, load = process_seconds(family(bench.server.pid)), Load.now()
+            crew = stack.enter_context(
+                Crew.at_work(
+                    workers_url, "email", processes, CONCURRENCY, app="bench.partitioned:app", settings=settings
+                )
+            )
+            crew.wait(url, DRAINED, 1)
+            foreign = load.foreign_until_now()
+            crew.read_processors()
+            server = process_seconds(family(bench.server.pid)) - server
+        if crew.runs != jobs:
+            raise RuntimeError(f"partitions: {jobs} jobs were enqueued, but handlers counted {crew.runs} runs")
+        return Run(
+            figures={
+                JOBS_PER_SECOND: jobs / asyncio.run(_seconds(url)),
+                CLIENT: crew.handling_cpu / jobs * 1e6,
+                SERVER: server / jobs * 1e6,
+                TRIP: trip,
+            },
+            foreign_load=foreign,
+            configuration=f"{jobs:,} jobs, {processes} × `fairlane worker --concurrency {CONCURRENCY}`",
+        )
+
+    return run
+
+
+async def _round_trip(url: str) -> float:
+    """Milliseconds of the shortest of many statements: what the way alone takes."""
+    connection = await asyncpg.connect(url)
+    try:
+        times = []
+        for _ in range(100):
+            began = time.perf_counter()
+            await connection.fetchval("select 1")
+            times.append(time.perf_counter() - began)
+        return min(times) * 1e3
+    finally:
+        await connection.close()
+
+
+async def _seconds(url: str) -> float:
+    connection = await asyncpg.connect(url)
+    try:
+        return float(await connection.fetchval(SPAN)) / 1e6
+    finally:
+        await connection.close()
+
+
+def name_of(processes: int, partitions: int, *, is_far: bool = False) -> str:
+    return f"{processes} processes × {partitions} partitions{', 1 ms away' if is_far else ''}"
+
+
+def works() -> list[Work]:
+    shapes = [(*shape, False) for shape in SHAPES] + [(*shape, True) for shape in FAR_SHAPES]
+    return [
+        Work(
+            name=name_of(processes, partitions, is_far=is_far),
+            what="`Fair` over 1,000 accounts, no-op",
+            run=partitioned(processes, partitions, is_far=is_far),
+            rounds=3,
+        )
+        for processes, partitions, is_far in shapes
+    ]
