@@ -12,6 +12,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any
 
 import msgspec
+from msgspec.structs import astuple
 
 from fairlane.clock import Instant
 from fairlane.policy.backlog import Backlog
@@ -154,48 +155,32 @@ class Gate:
         )
 
 
-class Lane:
+class Lane(msgspec.Struct, eq=False):
     """One lane, being worked on. `heads` are the jobs loaded so far that have not been started."""
 
-    __slots__ = (
-        "dirty",
-        "exhausted",
-        "floor",
-        "flow",
-        "gate",
-        "gates",
-        "heads",
-        "id",
-        "in_flight",
-        "keys",
-        "next_head",
-        "passes",
-        "priority",
-        "rank",
-        "ready",
-        "standing",
-        "tag",
-    )
+    id: bytes
+    flow: Flow
+    priority: int
+    keys: dict[str, str | None]
+    ready: int
+    in_flight: int
+    floor: int
+    rank: int
+    standing: int
+    gate: bytes | None
+    tag: float
+    gates: list[Gate] | None = None
+    passes: list[tuple[bytes, BoundLimit]] | None = None
+    heads: list[Head] = []
+    next_head: int = 0
+    exhausted: bool = False
+    dirty: bool = False
 
-    def __init__(self, row: LaneRow, flow: Flow) -> None:
-        self.id = row.id
-        self.flow = flow
+    @classmethod
+    def of(cls, row: LaneRow, flow: Flow) -> Lane:
         flow.known += 1
-        self.priority = row.priority
-        self.keys = row.keys
-        self.ready = row.ready
-        self.in_flight = row.in_flight
-        self.floor = row.floor
-        self.rank = row.rank
-        self.standing = row.standing
-        self.gate = row.gate
-        self.tag = row.tag
-        self.gates: list[Gate] | None = None
-        self.passes: list[tuple[bytes, BoundLimit]] | None = None
-        self.heads: list[Head] = []
-        self.next_head = 0
-        self.exhausted = False
-        self.dirty = False
+        id_, _, *rest = astuple(row)
+        return cls(id_, flow, *rest)
 
     def row(self) -> LaneRow:
         return LaneRow(
@@ -212,53 +197,40 @@ class Lane:
             self.tag,
         )
 
+    @property
+    def lacks_heads(self) -> bool:
+        """Whether the store must be asked for its next job."""
+        return self.next_head >= len(self.heads) and not self.exhausted
 
-class Flow:
+
+class Flow(msgspec.Struct, eq=False):
     """One flow, being worked on. `lanes` are its ready lanes on the board, by rank; `known` counts all its lanes there.
 
     Below the rank `reach` every ready lane is on the board; beyond it the store may hold one that ranks before these.
     """
 
-    __slots__ = (
-        "cost",
-        "debt",
-        "dirty",
-        "gate",
-        "id",
-        "key",
-        "known",
-        "lanes",
-        "loaded",
-        "open",
-        "own_weight",
-        "queued",
-        "reach",
-        "shut",
-        "standing",
-        "tie",
-        "vtime",
-        "weight",
-    )
+    id: bytes
+    key: list[str | None]
+    own_weight: float
+    vtime: float
+    tie: int
+    cost: float
+    debt: float
+    open: int
+    shut: int
+    standing: int
+    gate: bytes | None
+    weight: float
+    lanes: list[tuple[int, bytes, Lane]] = []
+    loaded: int = 0
+    known: int = 0
+    reach: float = -math.inf
+    queued: bool = False
+    dirty: bool = False
 
-    def __init__(self, row: FlowRow, weight: float) -> None:
-        self.id = row.id
-        self.key = row.key
-        self.own_weight = row.weight
-        self.weight = weight
-        self.vtime = row.vtime
-        self.tie = row.tie
-        self.cost = row.cost
-        self.debt = row.debt
-        self.open = row.open
-        self.shut = row.shut
-        self.standing = row.standing
-        self.gate = row.gate
-        self.lanes: list[tuple[int, bytes, Lane]] = []
-        self.loaded = 0
-        self.known = 0
-        self.reach = -math.inf
-        self.queued = False
-        self.dirty = False
+    @classmethod
+    def of(cls, row: FlowRow, weight: float) -> Flow:
+        return cls(*astuple(row), weight)  # type: ignore[call-arg]  # as many as the row has, and one more
 
     def row(self) -> FlowRow:
         return FlowRow(
@@ -274,6 +246,11 @@ class Flow:
             self.standing,
             self.gate,
         )
+
+    @property
+    def tag(self) -> float:
+        """Its virtual time with what it owes or is owed: when its turn is."""
+        return max(0.0, self.vtime + self.debt)
 
     def push(self, lane: Lane) -> None:
         """Let a ready lane take part in this plan."""
@@ -347,13 +324,13 @@ class Board:
     def add_flows(self, rows: Iterable[FlowRow]) -> None:
         for row in rows:
             if row.id not in self.flows:
-                self.flows[row.id] = Flow(row, self.policy.weight_at(row.key, row.weight))
+                self.flows[row.id] = Flow.of(row, self.policy.weight_at(row.key, row.weight))
 
     def add_lanes(self, rows: Iterable[LaneRow]) -> None:
         """Put lanes on the table (their flows are there already); those that are ready take part in the plan."""
         for row in rows:
             if row.id not in self.lanes:
-                lane = self.lanes[row.id] = Lane(row, self.flows[row.flow])
+                lane = self.lanes[row.id] = Lane.of(row, self.flows[row.flow])
                 if lane.standing == READY:
                     lane.flow.push(lane)
 
@@ -365,7 +342,7 @@ class Board:
             weight = self.policy.weight_of(priority, keys)
             self.add_flows([FlowRow(flow_id, key, weight, 0.0, 0, 0.0, 0.0, 0, 0, IDLE, None)])
         row = LaneRow(lane_id, flow_id, priority, keys, 0, 0, floor, 0, IDLE, None, 0.0)
-        lane = self.lanes[lane_id] = Lane(row, self.flows[flow_id])
+        lane = self.lanes[lane_id] = Lane.of(row, self.flows[flow_id])
         lane.dirty = True
         return lane
 
