@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import median
 
-__all__ = ["NOISE", "Bar", "Figure", "Run", "Series", "Verdict", "is_noisy", "judge", "quietest", "spread"]
+__all__ = ["NOISE", "Bar", "Figure", "Judged", "Run", "Series", "Verdict", "is_noisy", "judge", "quietest", "spread"]
 
 NOISE = 0.25
 """Foreign load, in cores, from which on a run is repeated: an eighth of the two that the bars are made for."""

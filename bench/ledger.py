@@ -146,6 +146,7 @@ def free_slot_gaps(starts: Iterable[Started]) -> list[int]:
 class Shares:
     """How processes shared the work while all of them were at it."""
 
+    jobs_per_second: float
     least: float
     """The share of the one that ran fewest, as a part of what an even share would be."""
     longest_wait: int
@@ -157,6 +158,8 @@ def shares(processes: Sequence[Sequence[Started]]) -> Shares:
     times = [sorted(start.began for start in each) for each in processes]
     since, until = max(each[0] for each in times), min(each[-1] for each in times)
     within = [[time for time in each if since <= time <= until] for each in times]
-    even = sum(map(len, within)) / len(within)
+    total = sum(map(len, within))
+    if since >= until or not total:
+        return Shares(0.0, 0.0, 0)
     waits = [later - earlier for each in within for earlier, later in pairwise(each)]
-    return Shares(min(map(len, within)) / even if even else 0.0, max(waits, default=0))
+    return Shares(total / (until - since) * 1e9, min(map(len, within)) * len(within) / total, max(waits, default=0))

@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from bench.judging import Judged, Series, Verdict, is_noisy, spread
-from bench.results import append_results
+from bench.judging import NOISE, Judged, Series, Verdict, is_noisy, spread
+from bench.pictures import draw
+from bench.results import ROOT, append_results, commit
 from bench.running import Work
 
 __all__ = ["keep", "show"]
 
+IMAGES = ROOT / "docs" / "images"
 SIGNS = {Verdict.MET: "met", Verdict.MISSED: "[bold red]missed[/]", Verdict.NOT_MEASURED: "[dim]not measured[/]"}
 
 
@@ -43,11 +45,12 @@ def show(console: Console, series: Mapping[str, Series], judged: Sequence[Judged
 
 
 def keep(what: str, works: Sequence[Work], series: Mapping[str, Series], judged: Sequence[Judged]) -> None:
-    """Append everything to bench/RESULTS.md."""
+    """Append everything to bench/RESULTS.md, and draw it for the docs."""
     noisy = sum(is_noisy(run) for each in series.values() for run in each.runs)
     total = sum(len(each.runs) for each in series.values())
     lines = [
-        f"{os.cpu_count()} cores, load {os.getloadavg()[1]:.1f}; {noisy} of {total} runs were noisy to the end.\n",
+        f"Load {os.getloadavg()[1]:.1f}; others used more than {NOISE:g} cores during {noisy} of {total} runs.",
+        "Figures are medians of alternating runs (least – most).\n",
         "| bar | asked | reached | verdict |",
         "|---|---|---|---|",
     ]
@@ -55,7 +58,7 @@ def keep(what: str, works: Sequence[Work], series: Mapping[str, Series], judged:
         if one.value is not None:
             verdict = "**missed**" if one.verdict is Verdict.MISSED else one.verdict.value
             lines.append(f"| {one.bar.what} | {one.bar} | {number(one.value)} | {verdict} |")
-    lines += ["", "| work | figures: median (least – most) | foreign load | configuration |", "|---|---|---|---|"]
+    lines += ["", "| work | figures | foreign load | configuration |", "|---|---|---|---|"]
     for work in works:
         each = series[work.name]
         if each.failed:
@@ -67,3 +70,5 @@ def keep(what: str, works: Sequence[Work], series: Mapping[str, Series], judged:
             foreign = number(spread(run.foreign_load for run in each.runs)[0])
             lines.append(f"| {each.work} | {figures} | {foreign} | {work.what}; {each.configuration} |")
     append_results(what, lines)
+    for name, picture in draw(series, f"{what}, {commit()}").items():
+        (IMAGES / name).write_text(picture)

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import asyncpg
+
 from bench.judging import Run, Series, is_noisy, quietest
 from bench.measuring import FOREIGN
 from fairlane.testing.postgres import ThrowawayPostgres
@@ -39,7 +41,17 @@ class Bench:
         """The URL of a new, empty database of the server."""
         self.databases += 1
         self.made.append(f"bench_{self.databases}")
-        return asyncio.run(self.server.create_database(self.made[-1]))
+        return asyncio.run(self._create(self.made[-1]))
+
+    async def _create(self, name: str) -> str:
+        url = await self.server.create_database(name)
+        connection = await asyncpg.connect(url)
+        try:
+            # Whatever was run before has its pages written now, and not during this run.
+            await connection.execute("checkpoint")
+        finally:
+            await connection.close()
+        return url
 
     def file(self) -> Path:
         """The path of a new SQLite file."""

@@ -13,6 +13,7 @@ import asyncpg
 
 from bench.crew import DRAINED, ROOT, Crew, environment, migrate
 from bench.judging import Run
+from bench.ledger import ran_otherwise, shares
 from bench.measuring import CLIENT, JOBS_PER_SECOND, SERVER, Load, family, process_seconds
 from bench.proxy import far_away
 from bench.running import Bench, Work
@@ -24,7 +25,6 @@ ROUND_TRIP_MS = 1.0
 SHAPES = ((1, 1), (2, 1), (4, 1), (2, 2), (4, 4))
 FAR_SHAPES = ((2, 1), (2, 2))
 TRIP = "round trip ms"
-SPAN = "select max(finished_at) - min(claimed_at) from fairlane.jobs where state = 3"
 
 
 def partitioned(processes: int, partitions: int, *, is_far: bool = False) -> Callable[[Bench], Run]:
@@ -49,11 +49,13 @@ def partitioned(processes: int, partitions: int, *, is_far: bool = False) -> Cal
             foreign = load.foreign_until_now()
             crew.read_processors()
             server = process_seconds(family(bench.server.pid)) - server
-        if crew.runs != jobs:
-            raise RuntimeError(f"partitions: {jobs} jobs were enqueued, but handlers counted {crew.runs} runs")
+        if wrong := ran_otherwise((start for entry in crew.entries for start in entry.starts), jobs):
+            raise RuntimeError(f"partitions: {wrong} of {jobs} jobs did not run exactly once")
+        shared = shares([entry.starts for entry in crew.entries])
         return Run(
             figures={
-                JOBS_PER_SECOND: jobs / asyncio.run(_seconds(url)),
+                # Workers that start one after the other are only compared while all of them work.
+                JOBS_PER_SECOND: shared.jobs_per_second if len(crew.entries) == processes else 0.0,
                 CLIENT: crew.handling_cpu / jobs * 1e6,
                 SERVER: server / jobs * 1e6,
                 TRIP: trip,
@@ -75,14 +77,6 @@ async def _round_trip(url: str) -> float:
             await connection.fetchval("select 1")
             times.append(time.perf_counter() - began)
         return min(times) * 1e3
-    finally:
-        await connection.close()
-
-
-async def _seconds(url: str) -> float:
-    connection = await asyncpg.connect(url)
-    try:
-        return float(await connection.fetchval(SPAN)) / 1e6
     finally:
         await connection.close()
 

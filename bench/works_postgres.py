@@ -107,7 +107,7 @@ def run_drain(bench: Bench, drain: Drain, extra: Extra) -> Run:
         options["size"] = drain.size
     if not drain.is_warm:
         produce(url, "fill", drain.work, jobs, **options)
-    before = asyncio.run(_counters(url))
+    before = asyncio.run(DatabaseCounters.now(url))
     server = process_seconds(family(bench.server.pid))
     load = Load.now()
     with Crew.at_work(url, drain.queue or drain.work, drain.processes, drain.concurrency) as crew:
@@ -133,16 +133,6 @@ def run_drain(bench: Bench, drain: Drain, extra: Extra) -> Run:
         }
     figures |= extra(url, jobs, crew)
     return Run(figures=figures, foreign_load=foreign, configuration=drain.configuration(jobs))
-
-
-async def _counters(url: str) -> DatabaseCounters:
-    """The counters once nothing of the enqueue is left to be written."""
-    connection = await asyncpg.connect(url)
-    try:
-        await connection.execute("checkpoint")
-    finally:
-        await connection.close()
-    return await DatabaseCounters.now(url)
 
 
 async def _ask(url: str, query: str) -> float:
@@ -225,7 +215,7 @@ def enqueue(how: str, share: float, **options: int) -> Callable[[Bench], Run]:
         jobs = round(bench.jobs * share)
         url = bench.database()
         migrate(url)
-        before = asyncio.run(_counters(url))
+        before = asyncio.run(DatabaseCounters.now(url))
         server = process_seconds(family(bench.server.pid))
         load = Load.now()
         produced = produce(url, how, "plain", jobs, **options)

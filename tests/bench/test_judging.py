@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from bench.bars import BARS
+from bench.comparison import all_works
 from bench.judging import NOISE, Bar, Figure, Run, Series, Verdict, is_noisy, judge, quietest
+from bench.pictures import draw
+from bench.running import Bench, Work, run_all, side_by_side
+from fairlane.testing.postgres import ThrowawayPostgres
+
+NOTHING = Run(figures={}, foreign_load=0.0)
 
 
 def runs(work: str, *values: float, name: str = "jobs/s", foreign: float = 0.0) -> dict[str, Series]:
@@ -74,3 +82,44 @@ def test_a_peer_that_cannot_do_a_work_has_no_figures_and_says_why() -> None:
 
 def test_no_bar_is_stated_twice() -> None:
     assert len({bar.what for bar in BARS}) == len(BARS)
+
+
+def test_what_is_compared_is_run_close_together() -> None:
+    names = ["a: drain", "b: drain", "a: pickup", "huey: x", "drain", "fair drain", "pickup"]
+    works = [Work(name=name, what="", run=lambda bench: NOTHING) for name in names]
+    ordered = [work.name for work in side_by_side(works)]
+    assert ordered == ["a: drain", "b: drain", "drain", "fair drain", "a: pickup", "pickup", "huey: x"]
+
+
+def test_every_bar_is_about_works_that_exist() -> None:
+    works = {work.name for work in all_works()}
+    asked = {figure.work for bar in BARS for figure in (bar.figure, *bar.against)}
+    theirs = {name for name in asked if ": " in name}  # peers are present when their folder is
+    assert asked - theirs <= works
+
+
+def test_a_picture_needs_two_things_to_compare() -> None:
+    alone = runs("drain", 10)
+    assert draw(alone, "test") == {}
+    both = draw(alone | runs("fair drain, 1,000 keys", 5), "test")
+    assert list(both) == ["bench-drain.svg"]
+    assert "<svg" in both["bench-drain.svg"]
+
+
+def test_a_work_that_fails_is_told_and_the_others_are_run(tmp_path: Path) -> None:
+    def fail(bench: Bench) -> Run:
+        raise RuntimeError("3 of 10 jobs did not run exactly once")
+
+    works = [Work(name="fails", what="", run=fail), Work(name="runs", what="", run=lambda bench: NOTHING)]
+    told: list[str] = []
+    series = run_all(Bench(ThrowawayPostgres(), tmp_path, 1), works, rounds=2, attempts=1, say=told.append)
+    assert [len(each.runs) for each in series.values()] == [1, 2]
+    assert series["fails"].failed == "RuntimeError: 3 of 10 jobs did not run exactly once"
+    assert "FAILED" in told[0]
+
+
+def test_a_disturbed_run_is_repeated_and_no_longer_than_agreed(tmp_path: Path) -> None:
+    loads = iter([1.0, 0.6, 0.9, 0.5, 0.1])
+    work = Work(name="x", what="", run=lambda bench: Run(figures={"n": 1.0}, foreign_load=next(loads)))
+    series = run_all(Bench(ThrowawayPostgres(), tmp_path, 1), [work], rounds=2, attempts=3, say=lambda text: None)
+    assert [run.foreign_load for run in series["x"].runs] == [0.6, 0.1]

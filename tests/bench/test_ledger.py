@@ -83,3 +83,8 @@ def test_shares_are_counted_while_all_processes_work() -> None:
     found = shares([early, late])
     assert found.least == 2 / 3  # 4 and 2 of the 6 that started from 10 to 13
     assert found.longest_wait == 3
+    assert found.jobs_per_second == 6 / 3 * 1e9
+
+
+def test_processes_that_never_worked_together_shared_nothing() -> None:
+    assert shares([[Started(0, 0, 1, 1)], [Started(0, 0, 2, 2)]]).least == 0.0
