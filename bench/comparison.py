@@ -24,7 +24,9 @@ def main(arguments: Sequence[str]) -> int:
     """Run the works, judge and keep them; the exit status."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--full", action="store_true", help="every work, not only the short ones")
-    parser.add_argument("--only", action="append", default=[], metavar="TEXT", help="works whose name contains this")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="TEXT", help="the work of this name, or all that contain it"
+    )
     parser.add_argument("--list", action="store_true", help="name the works and the bars, and run nothing")
     parser.add_argument("--rounds", type=int, help=f"{SHORT_ROUNDS}, or {FULL_ROUNDS} in full")
     parser.add_argument("--jobs", type=int, help="of a drain: 30,000, or 50,000 in full; other counts follow")
@@ -65,9 +67,12 @@ def all_works() -> list[Work]:
 
 
 def chosen(works: Sequence[Work], only: Sequence[str], is_full: bool) -> list[Work]:
-    """Those named, whatever they cost; else all, or the short ones."""
+    """Those named, whatever they cost; else all, or the short ones. A whole name means that work alone."""
+    names = {work.name for work in works}
     if only:
-        return [work for work in works if any(text in work.name for text in only)]
+        return [
+            work for work in works if any(text == work.name if text in names else text in work.name for text in only)
+        ]
     return [work for work in works if is_full or work.is_short]
 
 

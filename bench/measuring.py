@@ -125,7 +125,8 @@ class DatabaseCounters:
     """What a database has written and ended until a moment."""
 
     wal_bytes: int
-    transactions: int
+    commits: int
+    rollbacks: int
     dead_rows: int
 
     @classmethod
@@ -134,14 +135,15 @@ class DatabaseCounters:
         try:
             row = await connection.fetchrow(_COUNTERS)
             assert row is not None
-            return cls(wal_bytes=int(row[0]), transactions=int(row[1]), dead_rows=int(row[2]))
+            return cls(**{name: int(value) for name, value in row.items()})
         finally:
             await connection.close()
 
 
 # Backends report to the statistics when they end, or after a second or ten: read them once the workers are gone.
 _COUNTERS = """
-select pg_current_wal_insert_lsn() - '0/0'::pg_lsn,
-    (select xact_commit from pg_stat_database where datname = current_database()),
-    (select coalesce(sum(n_dead_tup), 0) from pg_stat_user_tables)
+select pg_current_wal_insert_lsn() - '0/0'::pg_lsn as wal_bytes, d.xact_commit as commits, d.xact_rollback as rollbacks,
+    (select coalesce(sum(t.n_dead_tup), 0) from pg_stat_user_tables t) as dead_rows
+from pg_stat_database d
+where d.datname = current_database()
 """

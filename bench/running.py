@@ -17,6 +17,9 @@ from fairlane.testing.postgres import ThrowawayPostgres
 
 __all__ = ["Bench", "Work", "run_all", "side_by_side"]
 
+CONNECTIONS = 600
+"""Of sixty-four workers. Everything else about the server is as PostgreSQL ships it."""
+
 Say = Callable[[str], None]
 
 
@@ -34,7 +37,10 @@ class Bench:
     @classmethod
     @contextmanager
     def opened(cls, jobs: int) -> Iterator[Bench]:
-        with ThrowawayPostgres() as server, tempfile.TemporaryDirectory(prefix="fairlane-bench-") as folder:
+        with (
+            ThrowawayPostgres(max_connections=CONNECTIONS) as server,
+            tempfile.TemporaryDirectory(prefix="fairlane-bench-") as folder,
+        ):
             yield cls(server, Path(folder), jobs)
 
     def database(self) -> str:
@@ -91,15 +97,20 @@ def side_by_side(works: Sequence[Work]) -> list[Work]:
 
 
 def run_all(bench: Bench, works: Sequence[Work], *, rounds: int, attempts: int, say: Say) -> Mapping[str, Series]:
-    """Every work once a round, one after the other, so that whatever the machine does it does to all of them."""
+    """Every work once a round, one after the other, so that whatever the machine does it does to all of them.
+
+    Ctrl-C ends it; what was measured until then is returned.
+    """
     series = {work.name: Series(work.name) for work in works}
-    for number in range(1, rounds + 1):
-        for work in works:
+    turns = [(number, work) for number in range(1, rounds + 1) for work in works if number <= (work.rounds or rounds)]
+    try:
+        for number, work in turns:
             known = series[work.name]
-            if number <= (work.rounds or rounds) and not known.unsupported and not known.failed:
-                run = _run_quietly(bench, work, attempts)
-                known.runs.append(run)
-                say(f"round {number}: {work.name}: {told(run)}")
+            if not known.unsupported and not known.failed:
+                known.runs.append(_run_quietly(bench, work, attempts))
+                say(f"round {number}: {work.name}: {told(known.runs[-1])}")
+    except KeyboardInterrupt:
+        say("stopped; what follows is what was measured until then")
     return series
 
 

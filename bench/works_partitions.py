@@ -14,7 +14,8 @@ import asyncpg
 from bench.crew import DRAINED, ROOT, Crew, environment, migrate
 from bench.judging import Run
 from bench.ledger import ran_otherwise, shares
-from bench.measuring import CLIENT, JOBS_PER_SECOND, SERVER, Load, family, process_seconds
+from bench.measuring import CLIENT, JOBS_PER_SECOND
+from bench.metering import Meter
 from bench.proxy import far_away
 from bench.running import Bench, Work
 from bench.works_postgres import CONCURRENCY
@@ -39,16 +40,15 @@ def partitioned(processes: int, partitions: int, *, is_far: bool = False) -> Cal
         with ExitStack() as stack:
             workers_url = stack.enter_context(far_away(url, ROUND_TRIP_MS)) if is_far else url
             trip = asyncio.run(_round_trip(workers_url))
-            server, load = process_seconds(family(bench.server.pid)), Load.now()
+            meter = Meter.started(bench, url)
             crew = stack.enter_context(
                 Crew.at_work(
                     workers_url, "email", processes, CONCURRENCY, app="bench.partitioned:app", settings=settings
                 )
             )
-            crew.wait(url, DRAINED, 1)
-            foreign = load.foreign_until_now()
+            looks = crew.wait(url, DRAINED, 1)
+            meter.stop()
             crew.read_processors()
-            server = process_seconds(family(bench.server.pid)) - server
         if wrong := ran_otherwise((start for entry in crew.entries for start in entry.starts), jobs):
             raise RuntimeError(f"partitions: {wrong} of {jobs} jobs did not run exactly once")
         shared = shares([entry.starts for entry in crew.entries])
@@ -57,10 +57,10 @@ def partitioned(processes: int, partitions: int, *, is_far: bool = False) -> Cal
                 # Workers that start one after the other are only compared while all of them work.
                 JOBS_PER_SECOND: shared.jobs_per_second if len(crew.entries) == processes else 0.0,
                 CLIENT: crew.handling_cpu / jobs * 1e6,
-                SERVER: server / jobs * 1e6,
+                **meter.figures(jobs, looks),
                 TRIP: trip,
             },
-            foreign_load=foreign,
+            foreign_load=meter.foreign_load,
             configuration=f"{jobs:,} jobs, {processes} × `fairlane worker --concurrency {CONCURRENCY}`",
         )
 

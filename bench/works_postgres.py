@@ -7,26 +7,14 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from statistics import median, quantiles
-from typing import Any
 
 import asyncpg
 
 from bench.crew import DRAINED, WAITING, Crew, migrate, produce
 from bench.judging import Run
 from bench.ledger import free_slot_gaps, most_at_once, ran_otherwise, violations
-from bench.measuring import (
-    CLIENT,
-    COMMITS,
-    DEAD,
-    JOBS_PER_SECOND,
-    SERVER,
-    WAL,
-    DatabaseCounters,
-    Load,
-    family,
-    process_seconds,
-    thread_seconds,
-)
+from bench.measuring import CLIENT, JOBS_PER_SECOND, DatabaseCounters, Load, thread_seconds
+from bench.metering import Meter
 from bench.running import Bench, Work
 from bench.workload import ACCOUNTS, EACH, ENDPOINTS, GATED, HOT, SMALL
 
@@ -64,6 +52,7 @@ LAST_SMALL = "last small / total"
 TOTAL = "total s"
 
 SPAN = "select max(finished_at) - min(claimed_at) from fairlane.jobs where state = 3"
+STORED = "select count(*) from fairlane.jobs where task = 'plain_noop'"
 HELD = "select keys->>'account', claimed_at, finished_at from fairlane.jobs"
 
 
@@ -89,6 +78,11 @@ class Drain:
     def _nothing(url: str, jobs: int, crew: Crew) -> dict[str, float]:
         return {}
 
+    @property
+    def options(self) -> dict[str, int]:
+        """What the producer is told."""
+        return {"keys": self.keys} | ({} if self.size is None else {"size": self.size})
+
     def configuration(self, jobs: int) -> str:
         payload = "" if self.size is None else f", payload {self.size:,} B"
         return f"{jobs:,} jobs, {self.processes} × `fairlane worker --concurrency {self.concurrency}`{payload}"
@@ -102,37 +96,29 @@ def run_drain(bench: Bench, drain: Drain, extra: Extra) -> Run:
     jobs = max(drain.processes, round(bench.jobs * drain.share))
     url = bench.database()
     migrate(url)
-    options: dict[str, Any] = {"keys": drain.keys}
-    if drain.size is not None:
-        options["size"] = drain.size
     if not drain.is_warm:
-        produce(url, "fill", drain.work, jobs, **options)
-    before = asyncio.run(DatabaseCounters.now(url))
-    server = process_seconds(family(bench.server.pid))
-    load = Load.now()
+        produce(url, "fill", drain.work, jobs, **drain.options)
+    meter = Meter.started(bench, url)
     with Crew.at_work(url, drain.queue or drain.work, drain.processes, drain.concurrency) as crew:
         if drain.is_warm:
             crew.wait(url, WAITING, drain.processes)
-            load = Load.now()
-            produce(url, "fill", drain.work, jobs, **options)
+            meter.restart()
+            produce(url, "fill", drain.work, jobs, **drain.options)
         looks = crew.wait(url, DRAINED, 1)
-        foreign = load.foreign_until_now()
+        meter.stop()
         crew.read_processors()
-        server = process_seconds(family(bench.server.pid)) - server
     if crew.runs != jobs:
         raise RuntimeError(f"{drain.work}: {jobs} jobs were enqueued, but handlers counted {crew.runs} runs")
-    after = asyncio.run(DatabaseCounters.now(url))
-    seconds = asyncio.run(_ask(url, SPAN)) / 1e6
-    figures = {JOBS_PER_SECOND: jobs / seconds, CLIENT: crew.handling_cpu / jobs * 1e6}
-    if not drain.is_warm:
-        figures |= {
-            SERVER: server / jobs * 1e6,
-            WAL: (after.wal_bytes - before.wal_bytes) / jobs,
-            COMMITS: (after.transactions - before.transactions - looks) / jobs,
-            DEAD: after.dead_rows / jobs,
-        }
+    figures = {JOBS_PER_SECOND: jobs / _span(url), CLIENT: crew.handling_cpu / jobs * 1e6}
+    # Where the jobs came while the workers were there, the server's cost of storing them is not told from the rest.
+    figures |= {} if drain.is_warm else meter.figures(jobs, looks)
     figures |= extra(url, jobs, crew)
-    return Run(figures=figures, foreign_load=foreign, configuration=drain.configuration(jobs))
+    return Run(figures=figures, foreign_load=meter.foreign_load, configuration=drain.configuration(jobs))
+
+
+def _span(url: str) -> float:
+    """Seconds from the first claim to the last settlement, on the database's clock."""
+    return asyncio.run(_ask(url, SPAN)) / 1e6
 
 
 async def _ask(url: str, query: str) -> float:
@@ -196,6 +182,8 @@ def whale(queue: str) -> Callable[[Bench], Run]:
             crew.wait(url, DRAINED, 1)
             foreign = load.foreign_until_now()
         starts = [start for entry in crew.entries for start in entry.starts]
+        if wrong := ran_otherwise(starts, WHALE_JOBS):
+            raise RuntimeError(f"{queue}: {wrong} of {WHALE_JOBS} jobs did not run exactly once")
         began = min(start.began for start in starts)
         total = max(start.ended for start in starts) - began
         last_small = max(start.ended for start in starts if start.key) - began
@@ -215,25 +203,16 @@ def enqueue(how: str, share: float, **options: int) -> Callable[[Bench], Run]:
         jobs = round(bench.jobs * share)
         url = bench.database()
         migrate(url)
-        before = asyncio.run(DatabaseCounters.now(url))
-        server = process_seconds(family(bench.server.pid))
-        load = Load.now()
+        meter = Meter.started(bench, url)
         produced = produce(url, how, "plain", jobs, **options)
-        foreign = load.foreign_until_now()
-        server = process_seconds(family(bench.server.pid)) - server
-        after = asyncio.run(DatabaseCounters.now(url))
-        stored = asyncio.run(_ask(url, "select count(*) from fairlane.jobs where task like '%plain_noop'"))
+        meter.stop()
+        stored = asyncio.run(_ask(url, STORED))
         if stored != jobs:
             raise RuntimeError(f"enqueue: {jobs} jobs were enqueued, but {stored:.0f} are stored")
+        figures = {JOBS_PER_SECOND: jobs / produced.seconds, CLIENT: produced.cpu / jobs * 1e6}
         return Run(
-            figures={
-                JOBS_PER_SECOND: jobs / produced.seconds,
-                CLIENT: produced.cpu / jobs * 1e6,
-                SERVER: server / jobs * 1e6,
-                WAL: (after.wal_bytes - before.wal_bytes) / jobs,
-                COMMITS: (after.transactions - before.transactions) / jobs,
-            },
-            foreign_load=foreign,
+            figures=figures | meter.figures(jobs),
+            foreign_load=meter.foreign_load,
             configuration=f"{jobs:,} jobs, " + ", ".join(f"{name} {value:,}" for name, value in options.items()),
         )
 
@@ -279,7 +258,8 @@ def idle_worker(bench: Bench) -> Run:
             time.sleep(seconds)
             cpu = thread_seconds(crew.pids) - cpu
             foreign = load.foreign_until_now()
-        counts.append(asyncio.run(DatabaseCounters.now(url)).transactions - looks)
+        ended = asyncio.run(DatabaseCounters.now(url))
+        counts.append(ended.commits + ended.rollbacks - looks)
     return Run(
         figures={IDLE_CPU: cpu / IDLE * 100, IDLE_QUERIES: (counts[1] - counts[0]) / IDLE},
         foreign_load=foreign,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.bars import BARS
-from bench.comparison import all_works
+from bench.comparison import all_works, chosen
 from bench.judging import NOISE, Bar, Figure, Run, Series, Verdict, is_noisy, judge, quietest
 from bench.pictures import draw
 from bench.running import Bench, Work, run_all, side_by_side
@@ -123,3 +123,20 @@ def test_a_disturbed_run_is_repeated_and_no_longer_than_agreed(tmp_path: Path) -
     work = Work(name="x", what="", run=lambda bench: Run(figures={"n": 1.0}, foreign_load=next(loads)))
     series = run_all(Bench(ThrowawayPostgres(), tmp_path, 1), [work], rounds=2, attempts=3, say=lambda text: None)
     assert [run.foreign_load for run in series["x"].runs] == [0.6, 0.1]
+
+
+def test_whoever_stops_a_run_keeps_what_was_measured(tmp_path: Path) -> None:
+    def stop(bench: Bench) -> Run:
+        raise KeyboardInterrupt
+
+    works = [Work(name="runs", what="", run=lambda bench: NOTHING), Work(name="stops", what="", run=stop)]
+    series = run_all(Bench(ThrowawayPostgres(), tmp_path, 1), works, rounds=2, attempts=1, say=lambda text: None)
+    assert [len(each.runs) for each in series.values()] == [1, 0]
+
+
+def test_a_whole_name_chooses_one_work_and_a_part_of_it_many() -> None:
+    works = [Work(name=name, what="", run=lambda bench: NOTHING) for name in ("drain", "fair drain", "pickup")]
+    assert [work.name for work in chosen(works, ["drain"], is_full=False)] == ["drain"]
+    assert [work.name for work in chosen(works, ["dra"], is_full=False)] == ["drain", "fair drain"]
+    assert chosen(works, [], is_full=False) == []
+    assert len(chosen(works, [], is_full=True)) == 3
