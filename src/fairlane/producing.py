@@ -14,7 +14,7 @@ from fairlane.job import NewJob, new_job_ids
 from fairlane.pacing import Pacing
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.backlog import Verdicts
-from fairlane.stamping import stamp, with_newest_numbers
+from fairlane.stamping import Stamper, stamp, with_newest_numbers
 from fairlane.store.protocol import Store
 from fairlane.task import Call
 
@@ -39,6 +39,8 @@ class Producing:
         self._max_payload = max_payload
         self._looked_at = 0
         self._pacing = Pacing(store, clock)
+        self._stamper: Stamper | None = None
+        """Of the last call: the next one is often of the same task."""
 
     async def declare(self, policies: Iterable[Policy]) -> None:
         """Make queues known, and say so where another policy is in force than the one declared."""
@@ -60,15 +62,20 @@ class Producing:
         ids = new_job_ids(self._clock.now(), len(calls))
         jobs: list[NewJob] = []
         bring = False
+        stamper = self._stamper
         for number, (call, job) in enumerate(zip(calls, ids, strict=True), start=1):
             policy = self.policies.get(_queue_of(call)) or await self._learn(call)
-            if call.options.on_dead is not None:
-                await self._learn_all(call.options.on_dead)
-            declared = self._declared(policy.queue) if policy.brought else None
-            bring = bring or declared is not None
-            jobs.append(stamp(call, call.options.id or job, policy, self._max_payload, self.stamp, declared))
+            if stamper is None or not stamper.fits(call, policy):
+                if call.options.on_dead is not None:
+                    await self._learn_all(call.options.on_dead)
+                declared = self._declared(policy.queue) if policy.brought else None
+                bring = bring or declared is not None
+                stamper = Stamper(call, policy, self._max_payload, self.stamp, declared)
+            jobs.append(stamper.stamp(call, call.options.id or job))
             if number % STAMP_AT_ONCE == 0:
                 await asyncio.sleep(0)
+        # What a job brings along, the queue's declaration says: it may be made at any time.
+        self._stamper = None if bring else stamper
         return with_newest_numbers(jobs, self.policies) if bring else jobs
 
     async def judged(self, jobs: Sequence[NewJob], tx: Any = None, *, pace: bool = False) -> Verdicts:

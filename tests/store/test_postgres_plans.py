@@ -70,6 +70,8 @@ INDEXES = {
     "has_alarms": {"gates_to_wake", "jobs_due"},
     "enqueue": {"waiters_pkey"},
     "enqueue_one": {"waiters_pkey"},
+    "ring": {"waiters_pkey"},
+    "are_stored": {"jobs_pkey"},
     "settle_done": SETTLING,
     "settle": SETTLING,
     "select_settled": {"attempts_pkey", "jobs_pkey"},

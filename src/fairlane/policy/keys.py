@@ -37,6 +37,9 @@ Keys = Mapping[str, str | None]
 
 def canonical_key(name: str, value: object) -> str | None:
     """The one form of a key's value, or `InvalidKey` with the reason."""
+    # Nearly always, and for every job of every producer.
+    if type(value) is str and len(value) <= MAX_KEY_BYTES and value.isascii() and "\x00" not in value:
+        return value
     match value:
         case None:
             return None

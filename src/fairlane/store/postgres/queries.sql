@@ -168,11 +168,48 @@ select case
 end
 from stored
 
+-- name: ring
+-- The same for jobs whose rows this transaction copies in next: take their positions, ring their lanes' bells, wake waiters.
+-- $1 now or null, $2 whether in the caller's transaction, $3 how many jobs; of each bell $4 queue, $5 lane, $6 priority, $7
+-- keys, $8 how many jobs, $9 the place of the first of them, $10 the numbers that they bring along; $11 queues and $12 how
+-- many waiters of each
+with
+clock as materialized (
+    select fairlane.instant($1::bigint) as now
+),
+taken as materialized (
+    select array(select nextval('fairlane.positions') from generate_series(1, $3::integer)) as positions
+),
+rung as (
+    insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since, given)
+    select b.queue_id, b.lane, b.priority, b.keys, b.count, taken.positions[b.place], clock.now, b.given
+    from clock
+    cross join taken
+    cross join unnest($4::integer[], $5::bytea[], $6::smallint[], $7::jsonb[], $8::integer[], $9::integer[], $10::text[])
+        as b (queue_id, lane, priority, keys, count, place, given)
+),
+woken as (
+    select sum(case
+        when $2::boolean and (
+            current_setting('transaction_isolation') <> 'read committed' or fairlane.nudge(queue_id, most) = 0
+        ) then length(pg_notify('fairlane', queue_id::text)::text)
+        when $2 then 0
+        when exists (select from fairlane.waiters w where w.queue_id = wanted.queue_id)
+            then fairlane.nudge(queue_id, most)
+        else 0
+    end) as told
+    from unnest($11::integer[], $12::bigint[]) as wanted (queue_id, most)
+)
+select clock.now, taken.positions, woken.told
+from clock
+cross join taken
+cross join woken
+
 -- name: are_stored
 -- Whether every one of these jobs is there as it was given: then it was this producer that stored them.
 select count(*) = cardinality($1)
 from unnest($1::fairlane.new_job[]) u
-join fairlane.jobs j on j.id = any (array[u.id])
+cross join lateral (select j.* from fairlane.jobs j where j.id = u.id limit 1) j
 where j.queue_id = u.queue_id and j.task = u.task and j.lane = u.lane and j.keys = u.keys and j.payload = u.payload
 
 -- name: lock_uniques

@@ -39,6 +39,7 @@ from fairlane.store.postgres import (
 )
 from fairlane.store.postgres.claims import Claimer
 from fairlane.store.postgres.connections import STATEMENTS, Connections
+from fairlane.store.postgres.gathering import Gathering
 from fairlane.store.postgres.results import ResultListener
 from fairlane.store.postgres.rows import storable
 from fairlane.store.postgres.settling import Settler
@@ -83,6 +84,8 @@ class PostgresStore:
         self._connections = Connections(url, application_name)
         self._claimer = Claimer(self._connections, self._clock, durable=durable_claims)
         self._settler = Settler(self._connections, self._clock, self._queue_number)
+        self._queue_numbers: dict[str, int] = {}
+        self._gathering = Gathering(self._connections, self._clock, self._queue_numbers)
         self._walk = upkeep.Walk()
         self._database: Record | None = None
         self._known: WeakSet[Any] = WeakSet()
@@ -155,12 +158,21 @@ class PostgresStore:
     ) -> dict[UUID, Conflict]:
         if not new:
             return {}
-        queues = {name: (await self._claimer.queue(name)).id for name in {job.queue for job in new}}
+        queues = self._queue_numbers
+        for job in new:
+            if job.queue not in queues:
+                queues[job.queue] = await self._queue_number(job.queue)
         now = self._clock.parameter()
         if tx is not None:
             connection = jobs.foreign_transaction(tx)
             await self._require_same_database(connection)
             return await jobs.insert(connection, new, queues, now, is_callers=True, progress=progress)
+        # A unique key or an id of one's own may have to wait for another transaction, and others not with it.
+        if len(new) == 1 and new[0].unique is None and not new[0].is_named:
+            await self._gathering.store(new[0])
+            if progress is not None:
+                progress(1)
+            return {}
         return await self._connections.again(
             lambda connection, is_repeated: jobs.insert(
                 connection, new, queues, now, is_callers=False, is_repeated=is_repeated, progress=progress
