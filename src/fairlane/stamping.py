@@ -13,11 +13,12 @@ from fairlane.codec import encode_value
 from fairlane.effects import Effects
 from fairlane.errors import InvalidJob, InvalidKey, PayloadTooLarge
 from fairlane.job import NewJob, OnDead, StampedEffects
-from fairlane.policy.keys import BUILT_IN, canonical_keys, lane_id
+from fairlane.policy.keys import BUILT_IN, canonical_key, canonical_keys, lane_id
+from fairlane.policy.partitions import Partition, partition_name, partition_of
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import unique_key
 from fairlane.task import Call, Task
-from fairlane.values import checked_key
+from fairlane.values import ABSENT, checked_key
 
 __all__ = ["Stamp", "stamp", "stamped_effects", "with_newest_numbers"]
 
@@ -48,14 +49,15 @@ def stamp(
             f"task {task.name!r}: priority={priority} has no effect in queue {policy.queue!r}, whose jobs run one "
             f"after the other ({policy.sequence.limit!r}); leave it out"
         )
+    queue = policy.queue if policy.partition is None else _partition(call, job, policy, policy.partition, keys)
     payload = task.codec.encode_call(call.args, call.kwargs, max_payload)
     unique = task.options.unique if options.unique is None else options.unique
     return NewJob(
         job,
-        policy.queue,
+        queue,
         task.name,
         priority,
-        lane_id(policy.queue, priority, lane_keys),
+        lane_id(queue, priority, lane_keys),
         lane_keys,
         keys,
         payload,
@@ -67,6 +69,35 @@ def stamp(
         _numbers(call, job, policy, declared, keys, priority) if policy.brought else None,
         None if options.context is None else task.codec.encode_context(options.context, max_payload),
     )
+
+
+def _partition(call: Call[Any], job: UUID, policy: Policy, partition: Partition, keys: Mapping[str, str | None]) -> str:
+    """The partition that a job goes to: where its keys belong, unless its producer says otherwise."""
+    index, key = call.options.partition, call.options.partition_key
+    if partition.index:
+        raise InvalidJob(
+            f"task {call.task.name!r}: {policy.queue!r} is a partition; enqueue to {partition.of!r}, which finds it by "
+            f"the job's keys, or with using(queue={partition.of!r}, partition={partition.index})"
+        )
+    if index is None and key is ABSENT:
+        home = partition.home_of(keys)
+        # Without partition_by any partition will do: ids are as good as dice, and the same job goes the same way.
+        return partition_name(partition.of, partition_of((str(job),), partition.width) if home is None else home)
+    what = f"task {call.task.name!r}: queue {partition.of!r}"
+    for bound in policy.bound:
+        if partition.determines(bound.limit.by) and not policy.is_own(bound):
+            raise InvalidJob(
+                f"{what} keeps {bound.limit!r} in the partition that {', '.join(partition.by)} belongs to, and would "
+                "not count this job elsewhere; leave partition= and partition_key= out, or let each partition keep "
+                "the limit for itself: per_partition=[…]"
+            )
+    if index is None:
+        values = key if isinstance(key, tuple) else (key,)
+        found = tuple(canonical_key("partition_key", value) for value in values)
+        return partition_name(partition.of, 0 if key is None else partition_of(found, partition.width))
+    if index >= partition.width:
+        raise InvalidJob(f"{what} has partitions 0 to {partition.width - 1}, not partition={index!r}")
+    return partition_name(partition.of, index)
 
 
 def stamped_effects(effects: Effects, stamp: Stamp, max_value: int) -> StampedEffects:

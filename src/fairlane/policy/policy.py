@@ -24,6 +24,7 @@ from fairlane.policy.kinds import KINDS, read_limit
 from fairlane.policy.limits import Concurrency, Rate
 from fairlane.policy.numbers import FromJob
 from fairlane.policy.overrides import NO_OVERRIDES, OPEN, SHUT, Overrides, PauseGate, Suspended, pause_name
+from fairlane.policy.partitions import Partition, checked_partition
 from fairlane.policy.sequence import Sequence
 
 __all__ = ["WEIGHT", "BoundLimit", "Level", "Policy", "shared_identity"]
@@ -69,6 +70,8 @@ class Policy:
     limits: tuple[Limit, ...] = ()
     keys: By = ()
     priority_step: int = PRIORITY_STEP
+    partition: Partition | None = None
+    """Its place among the partitions of a queue, if it is one of several."""
     overrides: Overrides = field(default=NO_OVERRIDES, compare=False, repr=False)
     """What operators have changed meanwhile. No part of what is declared."""
 
@@ -86,6 +89,8 @@ class Policy:
         if self.fair is not None and not isinstance(self.fair, Fair):
             raise InvalidPolicy(f"{what}: fair={self.fair!r} is not a fair share; use Fair(by=…)")
         self._check_sequence(what)
+        if self.partition is not None:
+            checked_partition(self.partition)
         if self.priority_step < 0:
             raise InvalidPolicy(f"{what}: the priority step is a time of at least 0")
         if built_in := sorted(set(self.keys) & set(BUILT_IN)):
@@ -121,6 +126,7 @@ class Policy:
 
     def _named(self) -> list[str]:
         scopes = [self.fair.by if self.fair else (), *(limit.by for limit in self.limits)]
+        scopes.append(self.partition.by if self.partition else ())
         return sorted({name for by in scopes for name in by} - set(BUILT_IN))
 
     @cached_property
@@ -159,6 +165,11 @@ class Policy:
     def _level(self, by: By) -> Level:
         fair_by = set(self.fair.by) if self.fair else set()
         return Level.QUEUE if not by else Level.FLOW if set(by) <= fair_by else Level.LANE
+
+    def is_own(self, bound: BoundLimit) -> bool:
+        """Whether each partition keeps this limit for itself, on purpose."""
+        own = 0 if self.partition is None else self.partition.own
+        return bound in self.bound[len(self.bound) - own :]
 
     @cached_property
     def sequence(self) -> BoundLimit | None:
@@ -338,12 +349,15 @@ class Policy:
 
     def to_document(self) -> dict[str, Any]:
         """What is stored; `from_document` reads it back."""
+        # Left out where there is none: what was stored before queues had partitions reads, and compares, as before.
+        partition = {} if self.partition is None else {"partition": msgspec.to_builtins(self.partition)}
         return {
             "queue": self.queue,
             "fair": self.fair.to_document() if self.fair else None,
             "limits": [limit.to_document() for limit in self.limits],
             "keys": list(self.keys),
             "priority_step": self.priority_step,
+            **partition,
         }
 
     @cached_property
@@ -368,6 +382,7 @@ class Policy:
             limits=tuple(read_limit(each) for each in document["limits"]),
             keys=tuple(document["keys"]),
             priority_step=document["priority_step"],
+            partition=msgspec.convert(document["partition"], Partition) if "partition" in document else None,
         )
 
 

@@ -70,6 +70,8 @@ class Claimed(msgspec.Struct, frozen=True):
     """Work that could start was left behind, or bells were not all folded: claim again at once if slots are free."""
     look_again: bool
     """The waiter was registered while a producer's transaction may have been open: claim again shortly."""
+    vtime: float | None = None
+    """The queue's virtual time, once these jobs have started. `None`: somebody else has claimed for us."""
 
 
 class Looked(msgspec.Struct, frozen=True):

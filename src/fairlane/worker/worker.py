@@ -13,7 +13,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -52,6 +52,7 @@ class Worker:
         options: WorkerOptions,
         clock: Clock,
         *,
+        served: Mapping[str, Sequence[str]] | None = None,
         retention: Retention | None = None,
         max_result: int = 256 * 1024,
         stamp: Stamp,
@@ -69,7 +70,9 @@ class Worker:
         # No loop is cancelled in the middle of a statement.
         self._supervisor = Supervisor(cancel=self._outage.cancel)
         self._settling = Settling(store, self._outage)
-        self._slots = Slots(options.shares, options.concurrency, options.order, lambda: self._settling.unsettled)
+        self._slots = Slots(
+            options.shares, options.concurrency, options.order, lambda: self._settling.unsettled, served
+        )
         self._execution = Execution(store, registry, self._slots, clock, self._settling.add, max_result, stamp)
         self._leases = Leases(store, self._execution, self._settling, self._outage, clock, options.time("lease"))
         self._claiming = Claiming(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fairlane.clock import Instant
+from fairlane.policy.dividing import check_width
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.rebuild import rebuild, refuse_to_strand
 from fairlane.scheduler.snapshot import Plan
@@ -36,6 +37,7 @@ async def declare(
             await amending.record(connection, note, now, policy.queue, "version 1", None, policy.encoded)
     found = await in_force(connection, policy.queue)
     assert found is not None
+    check_width(found.policy, policy)
     return Declared(found.policy, found.version, found.policy.digest != policy.digest)
 
 

@@ -136,7 +136,7 @@ def claim(
         tx.run("forget_forced", queue.id)
     due = next_due(tx, queue.id) if len(claims) < want else None
     more = plan.more or not bells.are_all
-    return Claimed(claims, lease, due, more, look_again=False), sharing.rung(tx, plan)
+    return Claimed(claims, lease, due, more, False, plan.queue.vtime), sharing.rung(tx, plan)
 
 
 def look(tx: Transaction, queue: QueueInForce, want: int, *, now: Instant) -> tuple[Looked, dict[int, int]]:

@@ -12,6 +12,7 @@ from uuid import UUID
 from fairlane.clock import Clock, Instant, SystemClock, microseconds
 from fairlane.errors import ConfigurationError, UnknownQueue
 from fairlane.job import AttemptRecord, Claim, JobRecord, NewJob, Outcome, State
+from fairlane.policy.dividing import check_width
 from fairlane.policy.overrides import Amendment, Override
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import Conflict
@@ -95,6 +96,8 @@ class SqliteStore:
         known = await self.policy(policy.queue)
         if known is not None and known.policy.digest == policy.digest:
             return known
+        if known is not None:
+            check_width(known.policy, policy)
         return await self.apply(policy)
 
     async def apply(self, policy: Policy, note: Note | None = None, *, accept_missing_keys: bool = False) -> Declared:
