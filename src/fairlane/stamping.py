@@ -84,13 +84,11 @@ def _partition(call: Call[Any], job: UUID, policy: Policy, partition: Partition,
         # Without partition_by any partition will do: ids are as good as dice, and the same job goes the same way.
         return partition_name(partition.of, partition_of((str(job),), partition.width) if home is None else home)
     what = f"task {call.task.name!r}: queue {partition.of!r}"
-    for bound in policy.bound:
-        if partition.determines(bound.limit.by) and not policy.is_own(bound):
-            raise InvalidJob(
-                f"{what} keeps {bound.limit!r} in the partition that {', '.join(partition.by)} belongs to, and would "
-                "not count this job elsewhere; leave partition= and partition_key= out, or let each partition keep "
-                "the limit for itself: per_partition=[…]"
-            )
+    if partition.by:
+        raise InvalidJob(
+            f"{what} is partitioned by {', '.join(partition.by)}, whose limits do not count a job that is elsewhere; "
+            "leave partition= and partition_key= out, or declare the queue without partition_by"
+        )
     if index is None:
         values = key if isinstance(key, tuple) else (key,)
         found = tuple(canonical_key("partition_key", value) for value in values)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fairlane.errors import ConfigurationError, InvalidPolicy
 from fairlane.policy import AdaptiveConcurrency, Backlog, Concurrency, Fair, Policy, Rate, Sequence, lane_id
-from fairlane.policy.dividing import check_width, divided, logical
+from fairlane.policy.dividing import as_divided, divided, logical
 from fairlane.policy.keys import routing_number
 from fairlane.policy.partitions import parse_partition, partition_for, partition_name
 
@@ -162,10 +162,10 @@ def test_jobs_must_carry_the_keys_that_say_where_they_belong() -> None:
 def test_another_width_is_refused_with_the_remedy() -> None:
     policy = Policy("email")
     four, eight = divided(policy, 4, ("account",)), divided(policy, 8, ("account",))
-    check_width(four[2], four[2])
+    as_divided(four[2], four[2])
     with pytest.raises(ConfigurationError, match=r"has 4 partitions.*declares 8.*fairlane partition email --to 8"):
-        check_width(four[0], eight[0])
+        as_divided(four[0], eight[0])
     with pytest.raises(ConfigurationError, match=r"has one partition.*declares 4"):
-        check_width(policy, four[0])
+        as_divided(policy, four[0])
     with pytest.raises(ConfigurationError, match=r"partitioned by account.*declares region"):
-        check_width(four[0], divided(policy, 4, ("region",))[0])
+        as_divided(four[0], divided(policy, 4, ("region",))[0])

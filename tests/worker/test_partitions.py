@@ -6,11 +6,11 @@ from collections import Counter
 
 import pytest
 
-from fairlane import App, Fair, UnknownQueue, WorkerOptions
+from fairlane import App, Fair, ManualClock, UnknownQueue, WorkerOptions
 from fairlane.worker.options import QueueShare
 from fairlane.worker.slots import Slots
 from fairlane.worker.turns import Turns
-from tests.worker.harness import until, working
+from tests.worker.harness import turns, until, working
 
 
 def serve(turns: Turns, tenants: dict[str, int], rounds: int, clock: dict[str, float]) -> Counter[str]:
@@ -131,3 +131,39 @@ async def test_without_names_a_worker_serves_all_partitions_of_all_queues(app: A
     mailing(app, 2)
     worker = await app.worker()
     assert list(worker._slots.queues) == ["email", "email__p1"]
+
+
+async def test_a_worker_serves_partitions_that_come_later(app: App, clock: ManualClock) -> None:
+    seen = mailing(app, 2)
+    send = app.registry["send"]
+    async with working(app, queues="email") as worker:
+        await app.operations.change_partitions("email", 4)
+        await app.enqueue_many([send.call(f"account-{n}") for n in range(40)])
+        while len(worker._slots.queues) < 4:
+            clock.advance("10s")
+            await turns()
+        await until(lambda: len(seen) == 40)
+
+
+async def test_a_worker_moves_what_an_old_producer_has_sent_to_the_old_place(app: App, clock: ManualClock) -> None:
+    seen = mailing(app, 4)
+    send = app.registry["send"]
+    await app.opened()
+    await app.operations.change_partitions("email", 2)
+    # This program has not looked again yet: it sends jobs to partitions that are no more.
+    jobs = await app.enqueue_many([send.call(f"account-{n}") for n in range(40)])
+    assert {(await job.record()).queue for job in jobs} > {"email", "email__p1"}
+    async with working(app, queues="email"):
+        while len(seen) < 40:
+            clock.advance("10s")
+            await turns()
+
+
+async def test_a_program_without_a_worker_moves_them_by_its_upkeep(app: App) -> None:
+    mailing(app, 4)
+    send = app.registry["send"]
+    await app.opened()
+    await app.operations.change_partitions("email", 2)
+    jobs = await app.enqueue_many([send.call(f"account-{n}") for n in range(40)])
+    await app.upkeep()
+    assert {(await job.record()).queue for job in jobs} == {"email", "email__p1"}

@@ -20,7 +20,7 @@ from fairlane.policy.partitions import Partition, partition_name
 from fairlane.policy.policy import Policy
 from fairlane.policy.sequence import Sequence
 
-__all__ = ["check_width", "divided", "logical", "sibling"]
+__all__ = ["adopted", "as_divided", "divided", "logical", "partitioned", "sibling"]
 
 
 def divided(policy: Policy, width: int, by: By = (), per_partition: Iterable[Limit] = ()) -> tuple[Policy, ...]:
@@ -31,16 +31,21 @@ def divided(policy: Policy, width: int, by: By = (), per_partition: Iterable[Lim
         if left_out := sorted(set(by) - set(keys)):
             raise InvalidPolicy(f"queue {policy.queue!r}: keys={keys!r} leaves out {left_out[0]!r}, its partition_by")
         return (replace(policy, limits=(*policy.limits, *own), keys=keys),)
-    partition = Partition(of=policy.queue, index=0, width=width, by=by, own=len(own))
+    first = partitioned(policy, Partition(of=policy.queue, index=0, width=width, by=by), own)
+    return tuple(sibling(first, index) for index in range(width))
+
+
+def partitioned(policy: Policy, place: Partition, per_partition: Iterable[Limit] = ()) -> Policy:
+    """What one partition of a queue enforces, of however many."""
+    own = tuple(per_partition)
     for limit in own:
         if limit.name is not None:
             raise InvalidPolicy(
                 f"queue {policy.queue!r}: per_partition has {limit!r}, which other queues share by its name; "
                 "put it into limits, or leave the name out"
             )
-    crossing = tuple(_crossing(partition, policy.limits))
-    first = replace(policy, limits=(*crossing, *own), partition=partition)
-    return tuple(sibling(first, index) for index in range(width))
+    limits = (*_crossing(place, policy.limits), *own)
+    return replace(policy, limits=limits, partition=msgspec.structs.replace(place, own=len(own)))
 
 
 def sibling(policy: Policy, index: int) -> Policy:
@@ -60,8 +65,11 @@ def logical(policy: Policy) -> tuple[Policy, tuple[Limit, ...]]:
     return replace(policy, queue=place.of, limits=limits, partition=None), own
 
 
-def check_width(stored: Policy, declared: Policy) -> None:
-    """Refuse a declaration that divides a queue otherwise than it is: its jobs would go where nobody looks for them."""
+def as_divided(stored: Policy, declared: Policy) -> Policy:
+    """A declaration, with what it does not say: how far a change of the width has come.
+
+    Refused where it divides the queue otherwise than it is: its jobs would go where nobody looks for them.
+    """
     before, after = stored.partition, declared.partition
     name = (before or after or Partition(of=declared.queue, index=0, width=1)).of
     has, wants = (1 if before is None else before.width), (1 if after is None else after.width)
@@ -75,6 +83,15 @@ def check_width(stored: Policy, declared: Policy) -> None:
             f"queue {name!r} is partitioned by {_keys(before.by)}, and this program declares {_keys(after.by)}; let it "
             f"be one queue in between: `fairlane partition {name} --to 1`, then `--to {wants}` with the new keys"
         )
+    return adopted(stored, declared)
+
+
+def adopted(stored: Policy, declared: Policy) -> Policy:
+    """A declaration, with how far a change of the width has come, if it divides the queue as it is divided."""
+    before, after = stored.partition, declared.partition
+    if before is None or after is None or before.width != after.width:
+        return declared
+    return replace(declared, partition=msgspec.structs.replace(after, was=before.was, is_guarded=before.is_guarded))
 
 
 def _crossing(partition: Partition, limits: Iterable[Limit]) -> Iterator[Limit]:

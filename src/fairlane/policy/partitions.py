@@ -26,6 +26,7 @@ __all__ = [
     "partition_for",
     "partition_name",
     "partition_of",
+    "whole_of",
 ]
 
 MOST_PARTITIONS = 256
@@ -46,6 +47,8 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
     """How many there were, while their number changes."""
     own: int = 0
     """How many of the policy's limits, its last ones, each partition keeps for itself."""
+    is_guarded: bool = False
+    """Their number has changed before: jobs may be here that belong elsewhere, and must not start here."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -60,6 +63,20 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
         """Where jobs with these keys belong; `None`: anywhere."""
         return partition_of(tuple(keys.get(name) for name in self.by), self.width) if self.by else None
 
+    def strays(self, keys: Keys) -> bool:
+        """Whether jobs with these keys belong to another partition."""
+        home = self.home_of(keys)
+        return self.index >= self.width if home is None else home != self.index
+
+    def holds_back(self, keys: Keys) -> bool:
+        """Whether such jobs must not start here: they belong elsewhere, or some of them may still run elsewhere."""
+        if not self.is_guarded or not all(name in keys for name in self.by):
+            return False
+        if self.strays(keys):
+            return True
+        values = tuple(keys.get(name) for name in self.by)
+        return bool(self.was and self.by) and partition_of(values, self.was or 1) != self.index
+
 
 def partition_name(of: str, index: int) -> str:
     """What a partition is stored under."""
@@ -70,6 +87,12 @@ def parse_partition(name: str) -> tuple[str, int] | None:
     """`email__p2` as (`email`, 2), and `email__p0` as its first partition alone; `None` for any other name."""
     found = _RESERVED.match(name)
     return None if found is None else (found["of"], int(found["index"]))
+
+
+def whole_of(name: str) -> str:
+    """The queue that a partition belongs to; of any other queue, its own name."""
+    place = parse_partition(name)
+    return name if place is None else place[0]
 
 
 def partition_for(key: object, partitions: int) -> int:

@@ -22,6 +22,7 @@ from fairlane.policy.gates import Limit
 from fairlane.policy.keys import BUILT_IN, Keys, flow_id, gate_id, select, shared_gate_id
 from fairlane.policy.kinds import KINDS, read_limit
 from fairlane.policy.limits import Concurrency, Rate
+from fairlane.policy.moving import MOVING, MovingGate
 from fairlane.policy.numbers import FromJob
 from fairlane.policy.overrides import NO_OVERRIDES, OPEN, SHUT, Overrides, PauseGate, Suspended, pause_name
 from fairlane.policy.partitions import Partition, checked_partition
@@ -59,6 +60,9 @@ class BoundLimit:
     def is_shared(self) -> bool:
         """Whether its gates belong to several queues."""
         return self.limit.name is not None
+
+
+_MOVING = BoundLimit(MOVING, MovingGate(), Level.LANE)
 
 
 @dataclass(frozen=True)
@@ -187,6 +191,8 @@ class Policy:
     def bound_named(self, name: str) -> BoundLimit | None:
         """A limit by the name of its gates. A pause has one too, also when nothing is paused any more."""
         found = self._by_name.get(name)
+        if name == MOVING:
+            return _MOVING
         if found is None and name.startswith("pause:"):
             by = tuple(part for part in name.removeprefix("pause:").split(",") if part)
             return BoundLimit(name, PauseGate(by, is_shut=True), self._level(by))
@@ -199,6 +205,8 @@ class Policy:
         if isinstance(bound.limit, PauseGate):
             return SHUT if values in self.overrides.pauses.get(bound.limit.by, {}) else OPEN
         limit = bound.limit
+        if isinstance(limit, MovingGate):
+            return limit
         if isinstance(limit, Concurrency | Rate) and (bound.named is not None or bound.from_job is not None):
             at = limit.at(values, value)
             if at is None:
@@ -235,7 +243,7 @@ class Policy:
     @cached_property
     def has_keyed_gates(self) -> bool:
         """Whether anything may hold back some lanes and not others."""
-        return bool(self.keyed_limits or self._keyed_pauses)
+        return bool(self.keyed_limits or self._keyed_pauses or (self.partition and self.partition.is_guarded))
 
     @cached_property
     def stops_flows(self) -> bool:
@@ -257,6 +265,8 @@ class Policy:
             values = select(bound.limit.by, keys, priority)
             if values in paused:
                 gates.append((self.gate_of(bound, values), bound))
+        if self.partition is not None and self.partition.holds_back(keys):
+            gates.append((self.gate_of(_MOVING, ()), _MOVING))
         return gates
 
     @cached_property

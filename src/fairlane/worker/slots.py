@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from fairlane.clock import Instant
+from fairlane.policy.partitions import parse_partition
 from fairlane.worker.options import Order, QueueShare
 from fairlane.worker.turns import Turns
 
-__all__ = ["QueueSlots", "Slots"]
+__all__ = ["QueueSlots", "ShareSlots", "Slots"]
 
 MOST_UNSETTLED = 2_000
 """Outcomes that may wait for the store: beyond it, running more would only pile up more to lose in a crash."""
@@ -78,6 +79,20 @@ class Slots:
         self.ahead = 0
         """Jobs that may be held beyond the slots, because they will have their turn before the next claim is back."""
         self.is_closed = False
+
+    @property
+    def wholes(self) -> list[ShareSlots]:
+        """What is served with all its partitions, however many."""
+        return [each for each in self._shares if parse_partition(each.share.name) is None]
+
+    def add(self, whole: ShareSlots, name: str) -> QueueSlots:
+        """Serve one more partition."""
+        queue = QueueSlots(name, whole)
+        whole.turns.add(name)
+        whole.queues.append(queue)
+        self._all.append(queue)
+        self.queues[name] = queue
+        return queue
 
     @property
     def used(self) -> int:

@@ -24,6 +24,7 @@ from fairlane.store.protocol import Retention, Store, WorkerIdentity
 from fairlane.task import Registry
 from fairlane.worker.claiming import Claiming
 from fairlane.worker.execution import Execution
+from fairlane.worker.following import follow_partitions
 from fairlane.worker.health import Health
 from fairlane.worker.leases import Leases
 from fairlane.worker.listening import Listening
@@ -39,7 +40,7 @@ __all__ = ["Worker"]
 
 log = logging.getLogger("fairlane.worker")
 
-UPKEEP = ("reaping", "pruning", "collecting")
+UPKEEP = ("reaping", "pruning", "collecting", "following")
 
 
 class Worker:
@@ -137,7 +138,8 @@ class Worker:
         start("claiming", self._claiming.run())
         start("reaping", reap_leases(store, outage, clock, lease, self._before_reaping, self._claiming.look_everywhere))
         start("pruning", remove_old_jobs(store, outage, clock, self._retention))
-        start("collecting", remove_idle_state(store, outage, clock, list(self._slots.queues)))
+        start("collecting", remove_idle_state(store, outage, clock, self._slots.queues))
+        start("following", follow_partitions(store, outage, clock, self._slots, self._claiming))
 
     # The database.
 
