@@ -150,7 +150,7 @@ class Claimer:
         look_again = await watch.update(connection, me.worker, is_filled=is_filled)
         if loaded.others_wait and is_filled and (more or await watch.hands_over(connection)):
             await connection.execute(STATEMENTS["nudge"], queue.id, 1, me.worker)
-        return Claimed(claims, me.lease, due, more, look_again)
+        return Claimed(claims, me.lease, due, more, look_again, bool(loaded.snapshot.policy.limits))
 
     @contextlib.asynccontextmanager
     async def locked(self, queue: QueueHandle, *, durable: bool) -> AsyncIterator[Scheduling]:
