@@ -22,6 +22,8 @@ __all__ = ["Claiming"]
 
 log = logging.getLogger("fairlane.worker")
 
+AHEAD_AT_MOST = 16
+"""Jobs that a worker which may choose claims ahead of its free slots."""
 LONGEST_LOOK = 1.0
 """Seconds, at most, until another look: for what a producer may commit that did not see us wait, or at a time that has
 come and opened nothing."""
@@ -41,7 +43,7 @@ class Claiming:
         *,
         lease: timedelta,
         poll: timedelta,
-        prefetch: int,
+        prefetch: int | None,
     ) -> None:
         self.listener: Listener | None = None
         self._store = store
@@ -52,7 +54,10 @@ class Claiming:
         self._clock = clock
         self._lease = lease
         self._poll = microseconds(poll)
-        self._prefetch = prefetch
+        self._is_free_to_choose = prefetch is None
+        self._prefetch = min(2 * slots.concurrency, AHEAD_AT_MOST) if prefetch is None else prefetch
+        for queue in slots.queues.values():
+            queue.may_claim_ahead = prefetch is not None
         self._alarm = Alarm(clock, self._on_time)
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
@@ -162,6 +167,8 @@ class Claiming:
             return  # told to stop, and nobody there to claim from
         self._slots.note_claimed(queue, len(claimed.claims))
         self._note_time(self._loop.time() - began)
+        if self._is_free_to_choose:
+            queue.may_claim_ahead = claimed.may_claim_ahead
         if claimed.claims:
             self._is_nudged = False
         self._execution.start(queue, claimed.claims)

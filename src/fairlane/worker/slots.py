@@ -22,6 +22,7 @@ class QueueSlots:
         "is_idle",
         "is_registered",
         "looks",
+        "may_claim_ahead",
         "name",
         "owes_wakeup",
         "served",
@@ -45,6 +46,8 @@ class QueueSlots:
         """We were nudged, and must ask or pass the wake-up on, even without room."""
         self.due_at: Instant | None = None
         self.looks = 0
+        self.may_claim_ahead = False
+        """Nobody else is kept waiting by a job of it that we hold and have not started."""
 
 
 class Slots:
@@ -71,7 +74,8 @@ class Slots:
         """How many more jobs of this queue may be held now."""
         if self.is_closed:
             return 0
-        free = min(self.concurrency + self.ahead - self.used, MOST_UNSETTLED - self._unsettled())
+        ahead = self.ahead if queue.may_claim_ahead else 0
+        free = min(self.concurrency + ahead - self.used, MOST_UNSETTLED - self._unsettled())
         for other in self._reserving:
             if other is not queue and other.used < other.share.min_slots:
                 free -= other.share.min_slots - other.used
