@@ -12,7 +12,7 @@ import pytest
 
 from fairlane.clock import ManualClock
 from fairlane.job import Claim, State
-from fairlane.policy import Concurrency, Policy
+from fairlane.policy import Policy
 from fairlane.scheduler.settlement import Done, settle
 from fairlane.store.postgres import PostgresStore
 from fairlane.store.postgres.carriage import Carriage
@@ -157,34 +157,6 @@ async def test_without_a_claim_it_goes_by_itself(store: PostgresStore) -> None:
     assert store._claimer.carriage.is_in_service
     assert await soon(settling(store, claims)) == []
     assert await states(store, jobs) == [State.DONE, State.READY]
-
-
-@pytest.mark.parametrize(("limits", "ahead"), [((), True), ((Concurrency(100),), False)])
-async def test_more_than_the_slots_is_asked_for_only_in_a_crowd_and_without_limits(
-    store: PostgresStore,
-    postgres_url: str,
-    clock: ManualClock,
-    connection: asyncpg.Connection[Any],
-    limits: tuple[Concurrency, ...],
-    ahead: bool,
-) -> None:
-    other = PostgresStore(postgres_url, clock=clock)
-    await other.open()
-    try:
-        await store.apply(Policy("webhooks", limits=limits))
-        await given_jobs(store, PLAIN, count=10)
-        for each in (store, other):
-            assert not (await claim_once(each, "webhooks", 1)).may_claim_ahead
-            await crowded(each)
-        await take_lock(connection)
-        asked = [claiming(store, 1), claiming(other, 1)]
-        while await soon(requests(connection)) < 2:
-            pass
-        await release_lock(connection)
-        claimed = await soon(asyncio.gather(*asked))
-        assert [each.may_claim_ahead for each in claimed] == [ahead, ahead]
-    finally:
-        await other.close()
 
 
 class Journey:

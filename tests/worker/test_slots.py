@@ -28,16 +28,6 @@ def test_one_queue_may_use_all_slots() -> None:
     assert slots.portion(slots.queues["a"]) == 20
 
 
-def test_only_queues_that_may_be_claimed_ahead_are_asked_for_more_than_the_slots() -> None:
-    slots = slots_of("a,b", 4)
-    slots.ahead = 8
-    slots.queues["a"].may_claim_ahead = True
-    assert slots.room(slots.queues["a"]) == 12
-    assert slots.room(slots.queues["b"]) == 4
-    slots.note_claimed(slots.queues["a"], 5)
-    assert slots.room(slots.queues["b"]) == 0
-
-
 def test_queues_share_slots_by_weight() -> None:
     got = fill(slots_of("a,b=3", 10), 4_000)
     assert abs(got["b"] / got["a"] - 3) < 0.05

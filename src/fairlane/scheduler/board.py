@@ -228,6 +228,10 @@ class Flow(msgspec.Struct, eq=False):
     queued: bool = False
     dirty: bool = False
 
+    @classmethod
+    def of(cls, row: FlowRow, weight: float) -> Flow:
+        return cls(*astuple(row), weight)  # type: ignore[call-arg]  # as many as the row has, and one more
+
     def row(self) -> FlowRow:
         return FlowRow(
             self.id,
@@ -320,7 +324,7 @@ class Board:
     def add_flows(self, rows: Iterable[FlowRow]) -> None:
         for row in rows:
             if row.id not in self.flows:
-                self.flows[row.id] = Flow(*astuple(row), self.policy.weight_at(row.key, row.weight))
+                self.flows[row.id] = Flow.of(row, self.policy.weight_at(row.key, row.weight))
 
     def add_lanes(self, rows: Iterable[LaneRow]) -> None:
         """Put lanes on the table (their flows are there already); those that are ready take part in the plan."""

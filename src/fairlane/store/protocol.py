@@ -70,8 +70,8 @@ class Claimed(msgspec.Struct, frozen=True):
     """Work that could start was left behind, or bells were not all folded: claim again at once if slots are free."""
     look_again: bool
     """The waiter was registered while a producer's transaction may have been open: claim again shortly."""
-    may_claim_ahead: bool = False
-    """Many claim from this queue and no limit holds its jobs: a worker may ask for more than it has free slots."""
+    is_limited: bool | None = None
+    """The queue has limits: what is claimed and has not started holds slots and tokens. `None`: as far as is known."""
 
 
 class Looked(msgspec.Struct, frozen=True):

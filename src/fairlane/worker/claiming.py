@@ -22,8 +22,8 @@ __all__ = ["Claiming"]
 
 log = logging.getLogger("fairlane.worker")
 
-AHEAD_AT_MOST = 16
-"""Jobs that a worker which may choose claims ahead of its free slots."""
+AHEAD_AT_MOST = 1_000
+"""Jobs that are held beyond the slots, unless the worker is told how many."""
 LONGEST_LOOK = 1.0
 """Seconds, at most, until another look: for what a producer may commit that did not see us wait, or at a time that has
 come and opened nothing."""
@@ -54,10 +54,8 @@ class Claiming:
         self._clock = clock
         self._lease = lease
         self._poll = microseconds(poll)
-        self._is_free_to_choose = prefetch is None
-        self._prefetch = min(2 * slots.concurrency, AHEAD_AT_MOST) if prefetch is None else prefetch
-        for queue in slots.queues.values():
-            queue.may_claim_ahead = prefetch is not None
+        self._prefetch = AHEAD_AT_MOST if prefetch is None else prefetch
+        slots.holds_limited_ahead = prefetch is not None
         self._alarm = Alarm(clock, self._on_time)
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
@@ -166,9 +164,9 @@ class Claiming:
         except StoreUnavailable:
             return  # told to stop, and nobody there to claim from
         self._slots.note_claimed(queue, len(claimed.claims))
+        if claimed.is_limited is not None:
+            queue.is_limited = claimed.is_limited
         self._note_time(self._loop.time() - began)
-        if self._is_free_to_choose:
-            queue.may_claim_ahead = claimed.may_claim_ahead
         if claimed.claims:
             self._is_nudged = False
         self._execution.start(queue, claimed.claims)

@@ -63,7 +63,10 @@ class WorkerOptions:
     """Slots: how many jobs run at the same time."""
     prefetch: int | None = None
     """The most jobs to claim ahead of free slots: as many as end while a claim takes place; none if jobs are long.
-    `None`: a few, where many workers claim from a queue without limits; elsewhere none."""
+
+    Unless it is given, as many as there are slots, and none of a queue that has limits: there a job that waits in a
+    worker would hold slots and tokens.
+    """
     lease: Duration = timedelta(seconds=30)
     """For how long a claim is held without a sign of life; renewed every third of it."""
     drain_timeout: Duration = timedelta(seconds=30)

@@ -12,6 +12,9 @@ __all__ = ["QueueSlots", "Slots"]
 MOST_UNSETTLED = 2_000
 """Outcomes that may wait for the store: beyond it, running more would only pile up more to lose in a crash."""
 
+CLAIMED_AT_ONCE = 1_000
+"""Whoever claims keeps others from it for as long as that takes."""
+
 
 class QueueSlots:
     """One queue as this worker sees it."""
@@ -20,9 +23,9 @@ class QueueSlots:
         "due_at",
         "is_hungry",
         "is_idle",
+        "is_limited",
         "is_registered",
         "looks",
-        "may_claim_ahead",
         "name",
         "owes_wakeup",
         "served",
@@ -40,14 +43,14 @@ class QueueSlots:
         """There may be work: ask as soon as there is room."""
         self.is_idle = False
         """It had nothing for us when we last asked."""
+        self.is_limited = True
+        """A job of its that waits here holds slots and tokens which others could use."""
         self.is_registered = False
         """The store will nudge us."""
         self.owes_wakeup = False
         """We were nudged, and must ask or pass the wake-up on, even without room."""
         self.due_at: Instant | None = None
         self.looks = 0
-        self.may_claim_ahead = False
-        """Nobody else is kept waiting by a job of it that we hold and have not started."""
 
 
 class Slots:
@@ -64,6 +67,8 @@ class Slots:
         self.concurrency = concurrency
         self.ahead = 0
         """Jobs that may be held beyond the slots, because they will have their turn before the next claim is back."""
+        self.holds_limited_ahead = False
+        """Also those of queues that have limits."""
         self.is_closed = False
 
     @property
@@ -74,7 +79,7 @@ class Slots:
         """How many more jobs of this queue may be held now."""
         if self.is_closed:
             return 0
-        ahead = self.ahead if queue.may_claim_ahead else 0
+        ahead = self.ahead if self.holds_limited_ahead or not queue.is_limited else 0
         free = min(self.concurrency + ahead - self.used, MOST_UNSETTLED - self._unsettled())
         for other in self._reserving:
             if other is not queue and other.used < other.share.min_slots:
@@ -86,7 +91,7 @@ class Slots:
 
     def portion(self, queue: QueueSlots) -> int:
         """How many to ask for: all the room there is, or its share where other queues wait for the same slots."""
-        room = self.room(queue)
+        room = min(self.room(queue), CLAIMED_AT_ONCE)
         if self._order == "strict" or room <= 1:
             return room
         rivals = sum(other.share.weight for other in self._all if other.is_hungry and other is not queue)

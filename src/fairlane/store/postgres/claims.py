@@ -140,8 +140,7 @@ class Claimer:
                 # Left short, we look for ourselves: only who claims alone can register as a waiter.
                 is_short = len(entry.claims) < asked
                 crowding.is_dense = not is_short
-                ahead = not is_short and not crowding.is_limited
-                return Claimed(entry.claims, entry.lease, None, more=is_short, look_again=False, may_claim_ahead=ahead)
+                return Claimed(entry.claims, entry.lease, None, more=is_short, look_again=False)
             crowding.led(len(entry.requests))
             await connection.execute(queue.take_over if self._durable else queue.take_over_unflushed)
             me = Holder(uuid4(), want(), worker.id, worker.name, duration)
@@ -159,8 +158,7 @@ class Claimer:
         loaded = await scheduling.load(want, me=me.worker, lag=watch.start_lag, listens=watch.listens)
         now = loaded.snapshot.now
         self._clock.observe(now)
-        crowding = self._crowding[queue.id]
-        crowding.is_limited = bool(loaded.policy.limits or loaded.policy.overrides.all)
+        self._crowding[queue.id].is_limited = bool(loaded.policy.limits or loaded.policy.overrides.all)
         plan = await scheduling.plan(loaded.snapshot, want)
         claims = await scheduling.write(loaded, plan, holders)
         if loaded.snapshot.forced:
@@ -173,8 +171,7 @@ class Claimer:
         look_again = await watch.update(connection, me.worker, is_filled=is_filled)
         if loaded.others_wait and is_filled and (more or await watch.hands_over(connection)):
             await connection.execute(STATEMENTS["nudge"], queue.id, 1, me.worker)
-        ahead = is_filled and crowding.is_dense and not crowding.is_limited
-        return Claimed(claims, me.lease, due, more, look_again, ahead)
+        return Claimed(claims, me.lease, due, more, look_again, bool(loaded.snapshot.policy.limits))
 
     @contextlib.asynccontextmanager
     async def locked(self, queue: QueueHandle, *, durable: bool) -> AsyncIterator[Scheduling]:

@@ -136,7 +136,8 @@ def claim(
         tx.run("forget_forced", queue.id)
     due = next_due(tx, queue.id) if len(claims) < want else None
     more = plan.more or not bells.are_all
-    return Claimed(claims, lease, due, more, look_again=False), sharing.rung(tx, plan)
+    claimed = Claimed(claims, lease, due, more, look_again=False, is_limited=bool(queue.policy.limits))
+    return claimed, sharing.rung(tx, plan)
 
 
 def look(tx: Transaction, queue: QueueInForce, want: int, *, now: Instant) -> tuple[Looked, dict[int, int]]:
