@@ -512,6 +512,9 @@ on conflict (pid) do update set base = excluded.base, worker = excluded.worker, 
 select *
 from fairlane.enter($1, $2, $3)
 
+-- name: settle_and_enter
+call fairlane.settle_and_enter($1, $2, $3, $4, $5, $6, null, null, null)
+
 -- name: insert_state
 -- Flows, lanes and gates that are seen for the first time.
 with

@@ -87,7 +87,7 @@ class PostgresStore:
         self._clock = StoreClock(clock)
         self._connections = Connections(url, application_name)
         self._claimer = Claimer(self._connections, self._clock, durable=durable_claims)
-        self._settler = Settler(self._connections, self._clock, self._queue_number)
+        self._settler = Settler(self._connections, self._clock, self._queue_number, self._claimer.carriage)
         self._queue_numbers: dict[str, int] = {}
         self._gathering = Gathering(self._connections, self._clock, self._queue_numbers)
         self._walk = upkeep.Walk()
