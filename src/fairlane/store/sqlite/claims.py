@@ -14,14 +14,11 @@ from fairlane.policy.kinds import read_limit
 from fairlane.policy.overrides import Override, Overrides
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.plan import plan_claims
-from fairlane.scheduler.rebuild import rebuild, refuse_to_strand
 from fairlane.scheduler.snapshot import (
     Arrival,
     FlowRow,
     Forced,
-    GateRow,
     Head,
-    KeptPlaces,
     LaneRow,
     Need,
     Plan,
@@ -31,7 +28,6 @@ from fairlane.scheduler.snapshot import (
     Start,
     Supply,
 )
-from fairlane.scheduler.strays import imported
 from fairlane.store.protocol import FOLD_AT_MOST, Claimed, Looked, WorkerIdentity
 from fairlane.store.sqlite import rows, sharing
 from fairlane.store.sqlite.database import Transaction
@@ -41,7 +37,6 @@ from fairlane.store.sqlite.writing import write_rows
 __all__ = [
     "QueueInForce",
     "answer",
-    "check_waiting",
     "claim",
     "fold_all",
     "load_queue",
@@ -49,9 +44,8 @@ __all__ = [
     "next_due",
     "peek",
     "queue_number",
-    "remake",
-    "replace_policy",
     "select_overrides",
+    "write",
 ]
 
 T = TypeVar("T")
@@ -138,7 +132,7 @@ def claim(
     if claims:
         held = msgspec.json.encode([start.head.ref for start in plan.starts]).decode()
         tx.run("insert_lease", lease.bytes, worker.id.bytes, lease_expires_at, now, len(claims), held)
-    _write(tx, queue, plan)
+    write(tx, queue, plan)
     if forced:
         tx.run("forget_forced", queue.id)
     due = next_due(tx, queue.id) if len(claims) < want else None
@@ -158,7 +152,7 @@ def look(tx: Transaction, queue: QueueInForce, want: int, *, now: Instant) -> tu
         tx.run("undo_look")
     else:
         # As a claim that starts nothing: what is shut is parked, and rings when it opens.
-        _write(tx, queue, plan)
+        write(tx, queue, plan)
         rung = sharing.rung(tx, plan)
     is_filled = len(plan.starts) >= want
     is_partial = not is_filled and (plan.more or not bells.are_all)
@@ -181,67 +175,10 @@ def fold_all(tx: Transaction, queue: QueueInForce, now: Instant) -> QueueInForce
     while True:
         bells = _drain(tx, queue)
         if bells.arrivals or bells.releases:
-            _write(tx, queue, _plan(tx, queue, 0, now, bells))
+            write(tx, queue, _plan(tx, queue, 0, now, bells))
             queue = load_queue(tx, queue.policy.queue) or queue
         if bells.are_all:
             return queue
-
-
-def replace_policy(
-    tx: Transaction,
-    queue: QueueInForce,
-    policy: Policy,
-    now: Instant,
-    *,
-    accept_missing_keys: bool,
-    coming: Sequence[GateRow] = (),
-) -> None:
-    """Put another policy in force; `InvalidPolicy` where waiting jobs lack a key that it looks at."""
-    in_force = policy.overridden(queue.policy.overrides)
-    remake(tx, queue, in_force, now, accept_missing_keys=accept_missing_keys, coming=coming)
-    tx.run("update_policy", policy.encoded, policy.digest, now, queue.id)
-    sharing.put_in_force(tx, queue.id, policy, now)
-    sharing.count_running(tx, queue.id, policy)
-
-
-def check_waiting(tx: Transaction, queue: QueueInForce, policy: Policy) -> None:
-    """Refuse what `replace_policy` would refuse because of jobs that wait, as far as bells have been folded."""
-    refuse_to_strand(policy, [rows.lane(row) for row in tx.all("select_all_lanes", queue.id)])
-
-
-def remake(
-    tx: Transaction,
-    queue: QueueInForce,
-    policy: Policy,
-    now: Instant,
-    *,
-    accept_missing_keys: bool = True,
-    coming: Sequence[GateRow] = (),
-) -> None:
-    """Make flows and gates anew from the lanes, as this policy has them; every lane with ready jobs is woken."""
-    queue = fold_all(tx, queue, now)
-    lanes = [rows.lane(row) for row in tx.all("select_all_lanes", queue.id)]
-    if not accept_missing_keys:
-        refuse_to_strand(policy, lanes)
-    rebuilt = rebuild(
-        policy,
-        now,
-        queue.state,
-        [rows.flow(row) for row in tx.all("select_all_flows", queue.id)],
-        lanes,
-        imported(policy.queue, [rows.gate(row) for row in tx.all("select_all_gates", queue.id)], coming),
-        [] if policy.sequence is None else _kept_places(tx, queue.id),
-    )
-    for statement in ("delete_flows", "delete_lanes", "delete_gates"):
-        tx.run(statement, queue.id)
-    queue.known.forget()
-    _write(tx, queue, Plan([], rebuilt.queue, rebuilt.flows, rebuilt.lanes, rebuilt.gates, False))
-    queue.known.forget()
-
-
-def _kept_places(tx: Transaction, queue: int) -> list[KeptPlaces]:
-    found = tx.all("count_kept_places", queue)
-    return [KeptPlaces(priority, rows.decode_keys(keys), count) for priority, keys, count in found]
 
 
 def _promote(tx: Transaction, queue: QueueInForce, now: Instant) -> None:
@@ -497,7 +434,7 @@ def _claim(queue: str, row: rows.Row, lease: UUID, now: Instant) -> Claim:
     )
 
 
-def _write(tx: Transaction, queue: QueueInForce, plan: Plan) -> None:
+def write(tx: Transaction, queue: QueueInForce, plan: Plan) -> None:
     write_rows(tx, queue.id, queue.known, plan)
     state = plan.queue
     tx.run("update_queue", state.vtime, state.cursor, state.cursor_tie, state.tie, state.cost, queue.id)
