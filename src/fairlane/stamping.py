@@ -15,10 +15,11 @@ from fairlane.effects import Effects
 from fairlane.errors import InvalidJob, InvalidKey, PayloadTooLarge
 from fairlane.job import NewJob, OnDead, StampedEffects
 from fairlane.policy.keys import BUILT_IN, canonical_key, canonical_keys, lane_id
+from fairlane.policy.partitions import Partition, partition_name, partition_of
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import unique_key
 from fairlane.task import Call, Task
-from fairlane.values import checked_key
+from fairlane.values import ABSENT, checked_key
 
 __all__ = ["Stamp", "Stamper", "stamp", "stamped_effects", "with_newest_numbers"]
 
@@ -82,9 +83,9 @@ class Stamper:
                 f"task {task.name!r}: priority={self._priority} has no effect in queue {policy.queue!r}, whose jobs "
                 f"run one after the other ({policy.sequence.limit!r}); leave it out"
             )
-        # Without keys, all their jobs are of one lane.
+        # Without keys and partitions, all their jobs are of one lane.
         self._keyless: tuple[dict[str, str | None], bytes, dict[str, str | None]] | None = None
-        if task.options.keys is None and not policy.stamped_keys and not options.keys:
+        if task.options.keys is None and not policy.stamped_keys and not options.keys and policy.partition is None:
             self._keyless = {}, *_lane(policy.queue, self._priority, task.name, policy.lane_keys)
 
     def stamp(self, call: Call[Any], job: UUID) -> NewJob:
@@ -94,14 +95,16 @@ class Stamper:
         codec.check_call(args, kwargs)
         if self._keyless is None:
             keys = _keys(task, policy, call)
-            lane, lane_keys = _lane(policy.queue, priority, task.name, policy.lane_keys, *keys.items())
+            queue = policy.queue if policy.partition is None else _partition(call, job, policy, policy.partition, keys)
+            lane, lane_keys = _lane(queue, priority, task.name, policy.lane_keys, *keys.items())
         else:
+            queue = policy.queue
             keys, lane, lane_keys = self._keyless
         payload = codec.encode_call(args, kwargs, self._max_payload)
         unique, on_dead = self._unique, options.on_dead
         return NewJob(
             job,
-            policy.queue,
+            queue,
             task.name,
             priority,
             lane,
@@ -127,6 +130,33 @@ def _lane(
     held = dict(keys)
     lane_keys = {name: task if name == "task" else held[name] for name in names}
     return lane_id(queue, priority, lane_keys), lane_keys
+
+
+def _partition(call: Call[Any], job: UUID, policy: Policy, partition: Partition, keys: Mapping[str, str | None]) -> str:
+    """The partition that a job goes to: where its keys belong, unless its producer says otherwise."""
+    index, key = call.options.partition, call.options.partition_key
+    if partition.index:
+        raise InvalidJob(
+            f"task {call.task.name!r}: {policy.queue!r} is a partition; enqueue to {partition.of!r}, which finds it by "
+            f"the job's keys, or with using(queue={partition.of!r}, partition={partition.index})"
+        )
+    if index is None and key is ABSENT:
+        home = partition.home_of(keys)
+        # Without partition_by any partition will do: ids are as good as dice, and the same job goes the same way.
+        return partition_name(partition.of, partition_of((str(job),), partition.width) if home is None else home)
+    what = f"task {call.task.name!r}: queue {partition.of!r}"
+    if partition.by:
+        raise InvalidJob(
+            f"{what} is partitioned by {', '.join(partition.by)}, whose limits do not count a job that is elsewhere; "
+            "leave partition= and partition_key= out, or declare the queue without partition_by"
+        )
+    if index is None:
+        values = key if isinstance(key, tuple) else (key,)
+        found = tuple(canonical_key("partition_key", value) for value in values)
+        return partition_name(partition.of, 0 if key is None else partition_of(found, partition.width))
+    if index >= partition.width:
+        raise InvalidJob(f"{what} has partitions 0 to {partition.width - 1}, not partition={index!r}")
+    return partition_name(partition.of, index)
 
 
 def stamped_effects(effects: Effects, stamp: Stamp, max_value: int) -> StampedEffects:

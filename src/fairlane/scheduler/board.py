@@ -12,6 +12,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any
 
 import msgspec
+from msgspec.structs import astuple
 
 from fairlane.clock import Instant
 from fairlane.policy.backlog import Backlog
@@ -37,44 +38,42 @@ RECHECK = 100_000
 IDLE, READY, PARKED = int(Standing.IDLE), int(Standing.READY), int(Standing.PARKED)
 
 
-class Gate:
+class Gate(msgspec.Struct, eq=False):
     """One limit for one key, being worked on."""
 
-    __slots__ = (
-        "awake",
-        "before",
-        "bound",
-        "dirty",
-        "id",
-        "in_flight",
-        "key",
-        "known",
-        "limit",
-        "memo",
-        "shared",
-        "tat",
-        "value",
-        "waiting",
-        "wake_at",
-    )
+    id: bytes
+    key: list[str | None]
+    in_flight: int
+    tat: Instant
+    waiting: int
+    awake: int
+    wake_at: Instant | None
+    memo: Any
+    value: float | None
+    bound: BoundLimit
+    limit: Limit
+    shared: SharedGate | None = None
+    known: int = 0
+    before: Instant | None = None
+    """What `tat` was before the first start of this claim."""
+    dirty: bool = False
 
-    def __init__(self, row: GateRow, bound: BoundLimit, limit: Limit, shared: SharedGate | None = None) -> None:
-        self.id = row.id
-        self.shared = shared
-        self.bound = bound
-        self.limit = limit
-        self.memo: Any = None if row.memo is None else msgspec.json.decode(row.memo)
-        self.value = row.value
-        self.key = row.key
-        self.in_flight = row.in_flight
-        self.tat = row.tat
-        self.waiting = row.waiting
-        self.awake = row.awake
-        self.wake_at = row.wake_at
-        self.known = 0
-        self.before: Instant | None = None
-        """What `tat` was before the first start of this claim."""
-        self.dirty = False
+    @classmethod
+    def of(cls, row: GateRow, bound: BoundLimit, limit: Limit, shared: SharedGate | None = None) -> Gate:
+        return cls(
+            row.id,
+            row.key,
+            row.in_flight,
+            row.tat,
+            row.waiting,
+            row.awake,
+            row.wake_at,
+            None if row.memo is None else msgspec.json.decode(row.memo),
+            row.value,
+            bound,
+            limit,
+            shared,
+        )
 
     def room(self, now: Instant) -> int:
         return self.limit.room_at(self, now) if self.shared is None else self.shared.room(now)
@@ -154,48 +153,32 @@ class Gate:
         )
 
 
-class Lane:
+class Lane(msgspec.Struct, eq=False):
     """One lane, being worked on. `heads` are the jobs loaded so far that have not been started."""
 
-    __slots__ = (
-        "dirty",
-        "exhausted",
-        "floor",
-        "flow",
-        "gate",
-        "gates",
-        "heads",
-        "id",
-        "in_flight",
-        "keys",
-        "next_head",
-        "passes",
-        "priority",
-        "rank",
-        "ready",
-        "standing",
-        "tag",
-    )
+    id: bytes
+    flow: Flow
+    priority: int
+    keys: dict[str, str | None]
+    ready: int
+    in_flight: int
+    floor: int
+    rank: int
+    standing: int
+    gate: bytes | None
+    tag: float
+    gates: list[Gate] | None = None
+    passes: list[tuple[bytes, BoundLimit]] | None = None
+    heads: list[Head] = []
+    next_head: int = 0
+    exhausted: bool = False
+    dirty: bool = False
 
-    def __init__(self, row: LaneRow, flow: Flow) -> None:
-        self.id = row.id
-        self.flow = flow
+    @classmethod
+    def of(cls, row: LaneRow, flow: Flow) -> Lane:
         flow.known += 1
-        self.priority = row.priority
-        self.keys = row.keys
-        self.ready = row.ready
-        self.in_flight = row.in_flight
-        self.floor = row.floor
-        self.rank = row.rank
-        self.standing = row.standing
-        self.gate = row.gate
-        self.tag = row.tag
-        self.gates: list[Gate] | None = None
-        self.passes: list[tuple[bytes, BoundLimit]] | None = None
-        self.heads: list[Head] = []
-        self.next_head = 0
-        self.exhausted = False
-        self.dirty = False
+        id_, _, *rest = astuple(row)
+        return cls(id_, flow, *rest)
 
     def row(self) -> LaneRow:
         return LaneRow(
@@ -212,53 +195,40 @@ class Lane:
             self.tag,
         )
 
+    @property
+    def lacks_heads(self) -> bool:
+        """Whether the store must be asked for its next job."""
+        return self.next_head >= len(self.heads) and not self.exhausted
 
-class Flow:
+
+class Flow(msgspec.Struct, eq=False):
     """One flow, being worked on. `lanes` are its ready lanes on the board, by rank; `known` counts all its lanes there.
 
     Below the rank `reach` every ready lane is on the board; beyond it the store may hold one that ranks before these.
     """
 
-    __slots__ = (
-        "cost",
-        "debt",
-        "dirty",
-        "gate",
-        "id",
-        "key",
-        "known",
-        "lanes",
-        "loaded",
-        "open",
-        "own_weight",
-        "queued",
-        "reach",
-        "shut",
-        "standing",
-        "tie",
-        "vtime",
-        "weight",
-    )
+    id: bytes
+    key: list[str | None]
+    own_weight: float
+    vtime: float
+    tie: int
+    cost: float
+    debt: float
+    open: int
+    shut: int
+    standing: int
+    gate: bytes | None
+    weight: float
+    lanes: list[tuple[int, bytes, Lane]] = []
+    loaded: int = 0
+    known: int = 0
+    reach: float = -math.inf
+    queued: bool = False
+    dirty: bool = False
 
-    def __init__(self, row: FlowRow, weight: float) -> None:
-        self.id = row.id
-        self.key = row.key
-        self.own_weight = row.weight
-        self.weight = weight
-        self.vtime = row.vtime
-        self.tie = row.tie
-        self.cost = row.cost
-        self.debt = row.debt
-        self.open = row.open
-        self.shut = row.shut
-        self.standing = row.standing
-        self.gate = row.gate
-        self.lanes: list[tuple[int, bytes, Lane]] = []
-        self.loaded = 0
-        self.known = 0
-        self.reach = -math.inf
-        self.queued = False
-        self.dirty = False
+    @classmethod
+    def of(cls, row: FlowRow, weight: float) -> Flow:
+        return cls(*astuple(row), weight)  # type: ignore[call-arg]  # as many as the row has, and one more
 
     def row(self) -> FlowRow:
         return FlowRow(
@@ -274,6 +244,11 @@ class Flow:
             self.standing,
             self.gate,
         )
+
+    @property
+    def tag(self) -> float:
+        """Its virtual time with what it owes or is owed: when its turn is."""
+        return max(0.0, self.vtime + self.debt)
 
     def push(self, lane: Lane) -> None:
         """Let a ready lane take part in this plan."""
@@ -347,13 +322,13 @@ class Board:
     def add_flows(self, rows: Iterable[FlowRow]) -> None:
         for row in rows:
             if row.id not in self.flows:
-                self.flows[row.id] = Flow(row, self.policy.weight_at(row.key, row.weight))
+                self.flows[row.id] = Flow.of(row, self.policy.weight_at(row.key, row.weight))
 
     def add_lanes(self, rows: Iterable[LaneRow]) -> None:
         """Put lanes on the table (their flows are there already); those that are ready take part in the plan."""
         for row in rows:
             if row.id not in self.lanes:
-                lane = self.lanes[row.id] = Lane(row, self.flows[row.flow])
+                lane = self.lanes[row.id] = Lane.of(row, self.flows[row.flow])
                 if lane.standing == READY:
                     lane.flow.push(lane)
 
@@ -365,7 +340,7 @@ class Board:
             weight = self.policy.weight_of(priority, keys)
             self.add_flows([FlowRow(flow_id, key, weight, 0.0, 0, 0.0, 0.0, 0, 0, IDLE, None)])
         row = LaneRow(lane_id, flow_id, priority, keys, 0, 0, floor, 0, IDLE, None, 0.0)
-        lane = self.lanes[lane_id] = Lane(row, self.flows[flow_id])
+        lane = self.lanes[lane_id] = Lane.of(row, self.flows[flow_id])
         lane.dirty = True
         return lane
 
@@ -375,7 +350,7 @@ class Board:
             if row.id not in self.gates and (bound := self.policy.bound_named(row.limit)) is not None:
                 limit = self.policy.limit_at(bound, tuple(row.key), row.value)
                 if limit is not None:
-                    self.gates[row.id] = Gate(row, bound, limit, self._shared(bound, tuple(row.key)))
+                    self.gates[row.id] = Gate.of(row, bound, limit, self._shared(bound, tuple(row.key)))
 
     def add_shared(self, rows: Iterable[SharedGateRow]) -> None:
         for row in rows:
@@ -427,7 +402,7 @@ class Board:
             for bound in self.policy.keyed_shared_limits:
                 key = select(bound.limit.by, lane.keys, lane.priority)
                 self._shared_behind[gate_id(self.policy.queue, bound.name, key)] = shared_gate_id(bound.name, key)
-            lane.passes = self.policy.gates_of(lane.priority, lane.keys)
+            lane.passes = self.policy.passes(lane.id, lane.priority, lane.keys)
         return lane.passes
 
     def gates_of(self, lane: Lane) -> list[Gate]:
@@ -437,7 +412,7 @@ class Board:
                 lane.gates = []
                 return lane.gates
             lane.gates = [
-                self.gate(gate_id, bound, select(bound.limit.by, lane.keys, lane.priority))
+                self.gates.get(gate_id) or self.gate(gate_id, bound, select(bound.limit.by, lane.keys, lane.priority))
                 for gate_id, bound in self._passes(lane)
             ]
         return lane.gates
@@ -463,5 +438,5 @@ class Board:
         if found is None:
             limit = self.policy.limit_at(bound, key) or bound.limit
             row = GateRow(gate_id, bound.name, list(key), 0, 0, 0, 0, None)
-            found = self.gates[gate_id] = Gate(row, bound, limit, self._shared(bound, key))
+            found = self.gates[gate_id] = Gate.of(row, bound, limit, self._shared(bound, key))
         return found

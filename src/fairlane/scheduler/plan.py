@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator, Iterable
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from math import ceil, inf
 
 from fairlane.policy.limits import UNBOUNDED
@@ -177,8 +177,8 @@ class Working:
 
     def serve(self) -> Generator[Need, Supply, None]:
         board = self.board
-        self.heap = [(f.vtime, f.tie, f.id, f) for f in board.flows.values() if f.standing == READY]
-        heapify(self.heap)
+        self.heap = [(f.tag, f.tie, f.id, f) for f in board.flows.values() if f.standing == READY]
+        self.heap.sort()
         for entry in self.heap:
             entry[3].queued = True
         room = min((gate.room(self.now) for gate in board.queue_gates()), default=UNBOUNDED)
@@ -201,49 +201,79 @@ class Working:
                 break
             flow = heappop(self.heap)[3]
             flow.queued = False
-            started = yield from self._visit(flow, budget)
-            budget -= started
-            visits -= 1 - started
+            if self._lacks_rows(flow):
+                yield from self._provide(flow, budget)
+            if self._visit(flow):
+                budget -= 1
+            else:
+                visits -= 1
             if flow.standing == READY:
                 self._push(flow)
+        self._pass_over()
         self.left_behind = bool(self.heap or not self.scan_ended) and (budget > 0 or room > self.want)
 
-    def _visit(self, flow: Flow, budget: int) -> Generator[Need, Supply, int]:
-        """Start one job of this flow, or find out why not. Returns how many it started: 0 or 1."""
+    def _visit(self, flow: Flow) -> bool:
+        """Start one job of this flow, or find out why not. What is to be known of it is on the board."""
         self._visited(flow)
         if flow.debt:
-            owed = flow.debt > 0.0
             settle_debt(self.board, flow)
-            if owed:
-                return 0
-        if flow.is_blind():
-            yield from self._load([flow], budget)
         if flow.loaded == 0:
             # Every lane that was counted open has turned out to be gone.
             flow.open, flow.standing, flow.dirty = 0, IDLE, True
-            return 0
+            return False
         lane = flow.pop()
-        if lane.ready <= 0 and (yield from self._head(lane, budget)) is None:
-            # Cancelled to the last job: parked, it would be woken in place of a lane that has some.
-            self._close(lane)
-            return 0
-        if lane.gates is None:
-            yield from self._learn_gates(lane, budget)
-        for gate in self.board.gates_of(lane):
-            if gate.room(self.now) <= 0:
-                self._park(lane, gate)
-                return 0
-        head = yield from self._head(lane, budget)
+        head = lane.heads[lane.next_head] if lane.next_head < len(lane.heads) else None
+        if lane.ready > 0 or head is not None:
+            # Cancelled to the last job it is not parked: it would be woken in place of a lane that has some.
+            for gate in self.board.gates_of(lane):
+                if gate.room(self.now) <= 0:
+                    self._park(lane, gate)
+                    return False
         if head is None:
             self._close(lane)
-            return 0
+            return False
         rank = self.policy.rank(head.ready_at, lane.priority)
         if rank > lane.rank and flow.has_before(rank):
             lane.rank, lane.dirty = rank, True
             flow.push(lane)
-            return 0
+            return False
         self._start(lane, head)
-        return 1
+        return True
+
+    def _lacks_rows(self, flow: Flow) -> bool:
+        """Whether the store must be asked before this flow can be visited."""
+        if flow.loaded < flow.open and flow.is_blind():
+            return True
+        if not flow.lanes:
+            return False
+        lane = flow.lanes[0][2]
+        return lane.lacks_heads or (lane.gates is None and self.policy.has_keyed_gates)
+
+    def _provide(self, flow: Flow, budget: int) -> Generator[Need, Supply, None]:
+        """Ask for what a visit looks at: its first lane, the gates of that and, if they have room, its next job."""
+        if flow.is_blind():
+            yield from self._load([flow], budget)
+        if not flow.lanes:
+            return
+        lane = flow.lanes[0][2]
+        if lane.gates is None:
+            yield from self._learn_gates(lane, budget)
+        if not lane.lacks_heads:
+            return
+        if lane.ready <= 0 or all(gate.room(self.now) > 0 for gate in self.board.gates_of(lane)):
+            # Whoever else has run out is asked for in the same breath.
+            others = [
+                other.lanes[0][2]
+                for other in self.board.flows.values()
+                if other.queued and other.lanes and other.lanes[0][2].lacks_heads
+            ]
+            yield from self._load_heads([lane, *others][:budget], budget)
+
+    def _pass_over(self) -> None:
+        """Whoever owes and was passed by pays now: left where it stands, every scan would meet it again."""
+        for _, _, _, flow in self.heap if self.starts else ():
+            if flow.debt > 0.0 and flow.vtime < self.vtime:
+                settle_debt(self.board, flow)
 
     def _charge(self, lane: Lane, head: Head) -> None:
         """Start a job: every limit and its flow are charged for it."""
@@ -275,19 +305,6 @@ class Working:
         if lane.next_head < len(lane.heads) and flow.open + flow.shut > 1:
             lane.rank = self.policy.rank(lane.heads[lane.next_head].ready_at, lane.priority)
         flow.push(lane)
-
-    def _head(self, lane: Lane, budget: int) -> Generator[Need, Supply, Head | None]:
-        if lane.next_head >= len(lane.heads) and not lane.exhausted:
-            # Whoever else has run out is asked for in the same breath.
-            empty = [lane] + [
-                other
-                for flow in self.board.flows.values()
-                if flow.queued
-                for _, _, other in flow.lanes[:1]
-                if other.next_head >= len(other.heads) and not other.exhausted
-            ]
-            yield from self._load_heads(empty[:budget], budget)
-        return lane.heads[lane.next_head] if lane.next_head < len(lane.heads) else None
 
     # -- standing -----------------------------------------------------------------------------------------------
 
@@ -338,7 +355,7 @@ class Working:
 
     def _push(self, flow: Flow) -> None:
         flow.queued = True
-        heappush(self.heap, (flow.vtime, flow.tie, flow.id, flow))
+        heappush(self.heap, (flow.tag, flow.tie, flow.id, flow))
 
     def _requeue_woken(self) -> None:
         for flow in self.board.flows.values():
@@ -482,6 +499,8 @@ class Working:
 
     def _set_alarm(self, gate: Gate) -> None:
         """When this gate must be looked at although nothing is released."""
+        if not gate.waiting and gate.wake_at is None and gate.shared is None and gate.bound.level is not Level.QUEUE:
+            return
         room = gate.room(self.now)
         stops_queue = gate.bound.level is Level.QUEUE and bool(self.heap or not self.scan_ended)
         waits = room <= 0 and bool(gate.waiting or stops_queue)

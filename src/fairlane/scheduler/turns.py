@@ -12,14 +12,15 @@ __all__ = ["turns"]
 def turns(board: Board, flows: list[Flow], budget: int) -> dict[bytes, int]:
     """How many of the next `budget` turns each flow will get, and one to spare where that is only a guess."""
     counts = [0] * len(flows)
-    heap = [(max(0.0, f.vtime + f.debt), f.tie, n, board.charge(f) / f.weight) for n, f in enumerate(flows)]
+    most = [flow.most() for flow in flows]
+    heap = [(flow.tag, flow.tie, n, board.charge(flow) / flow.weight) for n, flow in enumerate(flows)]
     heapify(heap)
     for tie in range(board.tie + 1, board.tie + 1 + budget):
         if not heap:
             break
         tag, _, n, step = heap[0]
         counts[n] += 1
-        if counts[n] < flows[n].most():
+        if counts[n] < most[n]:
             heapreplace(heap, (tag + step, tie, n, step))
         else:
             heappop(heap)

@@ -22,6 +22,8 @@ __all__ = ["Claiming"]
 
 log = logging.getLogger("fairlane.worker")
 
+AHEAD_AT_MOST = 1_000
+"""Jobs that are held beyond the slots, unless the worker is told how many."""
 LONGEST_LOOK = 1.0
 """Seconds, at most, until another look: for what a producer may commit that did not see us wait, or at a time that has
 come and opened nothing."""
@@ -41,7 +43,7 @@ class Claiming:
         *,
         lease: timedelta,
         poll: timedelta,
-        prefetch: int,
+        prefetch: int | None,
     ) -> None:
         self.listener: Listener | None = None
         self._store = store
@@ -52,7 +54,8 @@ class Claiming:
         self._clock = clock
         self._lease = lease
         self._poll = microseconds(poll)
-        self._prefetch = prefetch
+        self._prefetch = AHEAD_AT_MOST if prefetch is None else prefetch
+        slots.holds_limited_ahead = prefetch is not None
         self._alarm = Alarm(clock, self._on_time)
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
@@ -160,7 +163,9 @@ class Claiming:
             claimed = await self._outage.ride_out(once, "claiming", unless=self._stopping)
         except StoreUnavailable:
             return  # told to stop, and nobody there to claim from
-        self._slots.note_claimed(queue, len(claimed.claims))
+        self._slots.note_claimed(queue, len(claimed.claims), claimed.vtime)
+        if claimed.is_limited is not None:
+            queue.is_limited = claimed.is_limited
         self._note_time(self._loop.time() - began)
         if claimed.claims:
             self._is_nudged = False
@@ -185,7 +190,8 @@ class Claiming:
             return
         queue.is_registered = self.listener is not None
         queue.is_hungry = queue.is_hungry or claimed.more
-        queue.is_idle = not queue.is_hungry
+        if not queue.is_hungry:
+            self._slots.note_idle(queue)
         now = self._clock.now()
         due = now + jittered(self._poll)
         if claimed.next_due is not None:

@@ -132,9 +132,6 @@ class Execution:
                 else:
                     self.waiting.append(Run(self, queue, claim, task, args, kwargs))
         self._fill_slots()
-        if self.running and claims:
-            # Once those that were just created have taken their first step.
-            self.loop.call_soon(self._note_start, claims[0].claimed_at)
         if self.waiting:
             self._stale.set(self._clock.now() + HELD_AHEAD_AT_MOST)
 
@@ -164,12 +161,16 @@ class Execution:
     def _fill_slots(self) -> None:
         waiting, running, most = self.waiting, self.running, self._slots.concurrency
         create_task = self.loop.create_task
+        run: Run | None = None
         while waiting and len(running) < most:
             run = waiting.popleft()
             running.add(run)
             run.handle = create_task(self._run_async(run) if run.task.is_async else self._run_in_thread(run))
             if run.task.timeout is not None:
                 self._timeouts.set(self._clock.now() + run.task.timeout)
+        if run is not None and not waiting:
+            # Once those that were just created have taken their first step.
+            self.loop.call_soon(self._note_start, run.claim.claimed_at)
 
     # The run itself.
 

@@ -61,8 +61,12 @@ class WorkerOptions:
     """Between queues: by weight, or strictly in the order given."""
     concurrency: int = 100
     """Slots: how many jobs run at the same time."""
-    prefetch: int = 0
-    """The most jobs to claim ahead of free slots: as many as end while a claim takes place; none if jobs are long."""
+    prefetch: int | None = None
+    """The most jobs to claim ahead of free slots: as many as end while a claim takes place; none if jobs are long.
+
+    Unless it is given, as many as there are slots, and none of a queue that has limits: there a job that waits in a
+    worker would hold slots and tokens.
+    """
     lease: Duration = timedelta(seconds=30)
     """For how long a claim is held without a sign of life; renewed every third of it."""
     drain_timeout: Duration = timedelta(seconds=30)
@@ -76,7 +80,8 @@ class WorkerOptions:
 
     def __post_init__(self) -> None:
         _whole("concurrency", self.concurrency, 1, MOST_SLOTS)
-        _whole("prefetch", self.prefetch, 0, MOST_SLOTS)
+        if self.prefetch is not None:
+            _whole("prefetch", self.prefetch, 0, MOST_SLOTS)
         if self.order not in ("weighted", "strict"):
             raise ConfigurationError(f"order={self.order!r} is unknown; use 'weighted' or 'strict'")
         for setting, least, most in (
