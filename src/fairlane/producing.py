@@ -25,8 +25,8 @@ __all__ = ["Producing"]
 
 log = logging.getLogger("fairlane.app")
 
-STAMP_AT_ONCE = 1_000
-"""Jobs of a bulk that are stamped before other coroutines get a turn."""
+STAMP_AT_ONCE = 250
+"""Jobs of a bulk that are stamped before other coroutines get a turn: another bulk may be on its way to the server."""
 POLICIES_LAST = 30 * SECOND
 """Policies in force are looked up again after this time: an operator may have applied others."""
 
