@@ -58,6 +58,8 @@ T = TypeVar("T")
 MIGRATIONS = "fairlane.store.sqlite"
 EVERYONE = 1 << 20
 LAST_ENTRY = 1 << 62
+CROWDED_CLAIM = 100
+"""Jobs a claim starts at most while other processes wait to write: it comes back sooner, and so do they."""
 
 
 class SqliteStore:
@@ -206,7 +208,7 @@ class SqliteStore:
         def work(tx: Transaction) -> tuple[Claimed, list[UUID]]:
             now = self._clock.now()
             found = amending.expire(tx, _known(tx, queue), now)
-            count = max(0, want())
+            count = max(0, min(want(), CROWDED_CLAIM if self._database.is_crowded else EVERYONE))
             ends_at, listens = now + duration, listener is not None
             claimed, rung = claims.claim(
                 tx, found, count, now=now, worker=worker, lease_expires_at=ends_at, lag=start_lag, listens=listens
