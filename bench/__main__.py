@@ -1,14 +1,13 @@
-"""`python -m bench [drains|history|pruning|stream] …`; without a name, the drains, as `make bench` runs them."""
+"""`python -m bench [history|pruning|shared|stream] …`; without a name, the comparison that `make bench` runs."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
 
-from bench import drains, history, pruning, shared, stream
+from bench import comparison, history, pruning, shared, stream
 
 BENCHES: dict[str, Callable[[Sequence[str]], int]] = {
-    "drains": drains.main,
     "history": history.main,
     "pruning": pruning.main,
     "shared": shared.main,
@@ -18,7 +17,7 @@ BENCHES: dict[str, Callable[[Sequence[str]], int]] = {
 
 def main(arguments: Sequence[str]) -> int:
     name = arguments[0] if arguments and arguments[0] in BENCHES else None
-    return BENCHES[name or "drains"](arguments[1:] if name else arguments)
+    return BENCHES[name](arguments[1:]) if name else comparison.main(arguments)
 
 
 if __name__ == "__main__":

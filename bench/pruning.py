@@ -23,7 +23,7 @@ import asyncpg
 from rich.console import Console
 from rich.table import Table
 
-from bench.fairlane_runs import stop
+from bench.crew import stop
 from bench.results import ROOT, append_results
 from fairlane.testing.postgres import ThrowawayPostgres
 

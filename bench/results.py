@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["ROOT", "append_results"]
+__all__ = ["ROOT", "append_results", "commit"]
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "RESULTS.md"
@@ -19,14 +20,26 @@ def append_results(what: str, lines: Iterable[str]) -> None:
         RESULTS.write_text(
             "# Results\n\nAppended by `make bench`; absolute figures mean little, ratios are what counts.\n"
         )
-    machine = f"{platform.machine()}, Python {platform.python_version()}"
-    heading = f"\n## {_commit()}: {machine}{', ' if what else ''}{what}\n"
+    machine = f"{os.cpu_count()} × {_processor()}, Python {platform.python_version()}"
+    heading = f"\n## {commit()}: {machine}{', ' if what else ''}{what}\n"
     with RESULTS.open("a") as file:
         file.write("\n".join([heading, *lines]) + "\n")
 
 
-def _commit() -> str:
+def commit() -> str:
+    """What is checked out, with a sign where it was changed since."""
     answer = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT, check=False
+        ["git", "describe", "--always", "--dirty=+changes", "--exclude=*"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
     )
     return answer.stdout.strip() or "unknown commit"
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import asyncpg
 
-from bench.fairlane_runs import DRAINED, ROOT, WAITING, stop, until
+from bench.crew import DRAINED, ROOT, WAITING, stop, until
 from bench.shared_workload import QUEUES, SLOTS, app, serve, train
 from fairlane.testing.postgres import ThrowawayPostgres
 

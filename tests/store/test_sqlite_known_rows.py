@@ -12,7 +12,7 @@ from fairlane.clock import ManualClock
 from fairlane.policy import Concurrency, Fair, Policy
 from fairlane.scheduler.snapshot import FlowRow, LaneRow, Plan, QueueRow
 from fairlane.store.migrate import load_migrations
-from fairlane.store.sqlite import SqliteStore
+from fairlane.store.sqlite import SqliteStore, schema
 from fairlane.store.sqlite import store as sqlite_store
 from fairlane.store.sqlite.database import STATEMENTS, Database
 from fairlane.store.sqlite.known import MOST_ROWS, Known
@@ -133,10 +133,10 @@ async def test_release_bells_of_an_older_schema_are_folded(tmp_path: Path, monke
     migrations = load_migrations("fairlane.store.sqlite")
     newest = next(n for n, each in enumerate(migrations) if each.name.endswith("hot_path"))
     with monkeypatch.context() as patched:
-        patched.setattr(sqlite_store, "load_migrations", lambda package: migrations[:newest])
+        patched.setattr(schema, "load_migrations", lambda package: migrations[:newest])
         database = Database(path)
         await database.open()
-        await database.write(sqlite_store._migrate, durable=True)
+        await database.write(schema.migrate, durable=True)
         await database.close()
     connection = sqlite3.connect(path)
     job = new_jobs(ONE_EACH, {"account": "a"})[0]

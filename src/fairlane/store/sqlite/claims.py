@@ -19,6 +19,7 @@ from fairlane.scheduler.snapshot import (
     Arrival,
     FlowRow,
     Forced,
+    GateRow,
     Head,
     KeptPlaces,
     LaneRow,
@@ -30,6 +31,7 @@ from fairlane.scheduler.snapshot import (
     Start,
     Supply,
 )
+from fairlane.scheduler.strays import imported
 from fairlane.store.protocol import FOLD_AT_MOST, Claimed, Looked, WorkerIdentity
 from fairlane.store.sqlite import rows, sharing
 from fairlane.store.sqlite.database import Transaction
@@ -141,7 +143,7 @@ def claim(
         tx.run("forget_forced", queue.id)
     due = next_due(tx, queue.id) if len(claims) < want else None
     more = plan.more or not bells.are_all
-    claimed = Claimed(claims, lease, due, more, look_again=False, is_limited=bool(queue.policy.limits))
+    claimed = Claimed(claims, lease, due, more, False, plan.queue.vtime, bool(queue.policy.limits))
     return claimed, sharing.rung(tx, plan)
 
 
@@ -186,10 +188,17 @@ def fold_all(tx: Transaction, queue: QueueInForce, now: Instant) -> QueueInForce
 
 
 def replace_policy(
-    tx: Transaction, queue: QueueInForce, policy: Policy, now: Instant, *, accept_missing_keys: bool
+    tx: Transaction,
+    queue: QueueInForce,
+    policy: Policy,
+    now: Instant,
+    *,
+    accept_missing_keys: bool,
+    coming: Sequence[GateRow] = (),
 ) -> None:
     """Put another policy in force; `InvalidPolicy` where waiting jobs lack a key that it looks at."""
-    remake(tx, queue, policy.overridden(queue.policy.overrides), now, accept_missing_keys=accept_missing_keys)
+    in_force = policy.overridden(queue.policy.overrides)
+    remake(tx, queue, in_force, now, accept_missing_keys=accept_missing_keys, coming=coming)
     tx.run("update_policy", policy.encoded, policy.digest, now, queue.id)
     sharing.put_in_force(tx, queue.id, policy, now)
     sharing.count_running(tx, queue.id, policy)
@@ -201,7 +210,13 @@ def check_waiting(tx: Transaction, queue: QueueInForce, policy: Policy) -> None:
 
 
 def remake(
-    tx: Transaction, queue: QueueInForce, policy: Policy, now: Instant, *, accept_missing_keys: bool = True
+    tx: Transaction,
+    queue: QueueInForce,
+    policy: Policy,
+    now: Instant,
+    *,
+    accept_missing_keys: bool = True,
+    coming: Sequence[GateRow] = (),
 ) -> None:
     """Make flows and gates anew from the lanes, as this policy has them; every lane with ready jobs is woken."""
     queue = fold_all(tx, queue, now)
@@ -214,7 +229,7 @@ def remake(
         queue.state,
         [rows.flow(row) for row in tx.all("select_all_flows", queue.id)],
         lanes,
-        [rows.gate(row) for row in tx.all("select_all_gates", queue.id)],
+        imported(policy.queue, [rows.gate(row) for row in tx.all("select_all_gates", queue.id)], coming),
         [] if policy.sequence is None else _kept_places(tx, queue.id),
     )
     for statement in ("delete_flows", "delete_lanes", "delete_gates"):

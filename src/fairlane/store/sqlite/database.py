@@ -22,7 +22,7 @@ __all__ = ["Database", "Row", "Transaction"]
 
 T = TypeVar("T")
 
-STATEMENTS = load_statements("fairlane.store.sqlite", "queries.sql", "operators.sql", "examining.sql")
+STATEMENTS = load_statements("fairlane.store.sqlite", "queries.sql", "operators.sql", "examining.sql", "partitions.sql")
 BUSY_TIMEOUT = 10.0
 
 Row = tuple[Any, ...]
