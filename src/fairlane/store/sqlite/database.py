@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 STATEMENTS = load_statements("fairlane.store.sqlite", "queries.sql", "operators.sql", "examining.sql", "partitions.sql")
 BUSY_TIMEOUT = 10.0
+CROWDED_CLAIM, MOST_JOBS = 100, 1 << 20
 
 Row = tuple[Any, ...]
 
@@ -82,9 +83,9 @@ class Database:
         self._known: dict[int, Known] = {}
 
     @property
-    def is_crowded(self) -> bool:
-        """Whether other processes write too."""
-        return self._lock is not None and self._lock.is_crowded
+    def most_at_once(self) -> int:
+        """Jobs a claim may start: fewer while other processes wait to write. It is done sooner, and so are they."""
+        return CROWDED_CLAIM if self._lock is not None and self._lock.is_crowded else MOST_JOBS
 
     async def open(self) -> None:
         await self._hop(self._open)

@@ -62,8 +62,6 @@ T = TypeVar("T")
 
 EVERYONE = 1 << 20
 LAST_ENTRY = 1 << 62
-CROWDED_CLAIM = 100
-"""Jobs a claim starts at most while other processes wait to write: it comes back sooner, and so do they."""
 
 
 class SqliteStore:
@@ -240,7 +238,7 @@ class SqliteStore:
         def work(tx: Transaction) -> tuple[Claimed, list[UUID]]:
             now = self._clock.now()
             found = amending.expire(tx, _known(tx, queue), now)
-            count = max(0, min(want(), CROWDED_CLAIM if self._database.is_crowded else EVERYONE))
+            count = max(0, min(want(), self._database.most_at_once))
             ends_at, listens = now + duration, listener is not None
             claimed, rung = claims.claim(
                 tx, found, count, now=now, worker=worker, lease_expires_at=ends_at, lag=start_lag, listens=listens
