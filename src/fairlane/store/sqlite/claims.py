@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
 from typing import Any, TypeVar
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import msgspec
 
 from fairlane.clock import Instant
-from fairlane.job import Claim
 from fairlane.policy.kinds import read_limit
 from fairlane.policy.overrides import Override, Overrides
 from fairlane.policy.policy import Policy
@@ -28,7 +27,6 @@ from fairlane.scheduler.snapshot import (
     QueueRow,
     Release,
     Snapshot,
-    Start,
     Supply,
 )
 from fairlane.scheduler.strays import imported
@@ -36,6 +34,7 @@ from fairlane.store.protocol import FOLD_AT_MOST, Claimed, Looked, WorkerIdentit
 from fairlane.store.sqlite import rows, sharing
 from fairlane.store.sqlite.database import Transaction
 from fairlane.store.sqlite.known import Known
+from fairlane.store.sqlite.starting import start
 from fairlane.store.sqlite.writing import write_rows
 
 __all__ = [
@@ -60,7 +59,7 @@ PROMOTE_AT_MOST = 1_000
 RELEASES_AT_MOST = 4_000
 LANES_PER_SCANNED_FLOW = 2
 MOST_ONE_BY_ONE = 4
-"""Flows whose lanes are read, or kinds of starts that are written, by a statement each: more go together."""
+"""Flows whose lanes are read by a statement each: more are read together."""
 
 
 class QueueInForce(msgspec.Struct, frozen=True):
@@ -134,7 +133,7 @@ def claim(
     forced = _forced(tx, queue.id, want)
     plan = _plan(tx, queue, want, now, bells, forced, lag, listens=listens)
     lease = uuid4()
-    claims = _start(tx, queue.policy.queue, plan.starts, lease, worker, now)
+    claims = start(tx, queue.policy.queue, plan.starts, lease, worker, now)
     if claims:
         held = msgspec.json.encode([start.head.ref for start in plan.starts]).decode()
         tx.run("insert_lease", lease.bytes, worker.id.bytes, lease_expires_at, now, len(claims), held)
@@ -457,44 +456,6 @@ def _heads(tx: Transaction, asked: Iterable[tuple[bytes, int, int]]) -> dict[byt
         for number, position, at in found:
             heads[lanes[number][0]].append(Head(position, position, at))
     return heads
-
-
-def _start(
-    tx: Transaction, queue: str, starts: list[Start], lease: UUID, worker: WorkerIdentity, now: Instant
-) -> list[Claim]:
-    if not starts:
-        return []
-    alike: dict[tuple[float, tuple[bytes, ...]], list[int]] = {}
-    for start in starts:
-        alike.setdefault((start.charge, start.shared), []).append(start.head.ref)
-    started: list[rows.Row] = []
-    if len(alike) <= MOST_ONE_BY_ONE:
-        for (charge, shared), positions in alike.items():
-            listed = msgspec.json.encode(positions).decode()
-            started += tx.all("claim_alike", now, lease.bytes, worker.name, listed, charge, rows.join_shared(shared))
-    else:
-        planned = [(start.head.ref, start.charge, rows.join_shared(start.shared)) for start in starts]
-        started = tx.all("claim_jobs", now, lease.bytes, worker.name, msgspec.json.encode(planned).decode())
-    found = {row[0]: row[1:] for row in started}
-    return [_claim(queue, found[start.head.ref], lease, now) for start in starts]
-
-
-def _claim(queue: str, row: rows.Row, lease: UUID, now: Instant) -> Claim:
-    job, task, priority, keys, payload, attempt, most, enqueued_at, cancel = row
-    return Claim(
-        UUID(bytes=job),
-        lease,
-        queue,
-        task,
-        priority,
-        rows.decode_keys(keys),
-        payload,
-        attempt,
-        most,
-        enqueued_at,
-        now,
-        bool(cancel),
-    )
 
 
 def _write(tx: Transaction, queue: QueueInForce, plan: Plan) -> None:

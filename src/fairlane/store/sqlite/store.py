@@ -238,7 +238,7 @@ class SqliteStore:
         def work(tx: Transaction) -> tuple[Claimed, list[UUID]]:
             now = self._clock.now()
             found = amending.expire(tx, _known(tx, queue), now)
-            count = max(0, want())
+            count = max(0, min(want(), self._database.most_at_once))
             ends_at, listens = now + duration, listener is not None
             claimed, rung = claims.claim(
                 tx, found, count, now=now, worker=worker, lease_expires_at=ends_at, lag=start_lag, listens=listens
