@@ -53,6 +53,7 @@ from fairlane.policy import (
     Sequence,
     Unique,
 )
+from fairlane.policy.partitions import partition_for
 from fairlane.policy.reasons import Reason
 from fairlane.queue import Queue
 from fairlane.scheduler.explain import Explanation
@@ -139,6 +140,7 @@ __all__ = [
     "WorkerOptions",
     "Workload",
     "context",
+    "partition_for",
     "run_worker",
     "simulate",
 ]

@@ -7,8 +7,7 @@ import inspect
 import logging
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from itertools import islice
 from types import TracebackType
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
@@ -17,9 +16,10 @@ from uuid import UUID
 from fairlane.blocking import BackgroundLoop, wait_for
 from fairlane.clock import Clock, SystemClock, microseconds
 from fairlane.codec import Codec
-from fairlane.composition import actor_of_process, hand_of, store_factory, without_password
+from fairlane.composition import Connection, actor_of_process, hand_of, store_factory, without_password
 from fairlane.declaring import (
     check_keys,
+    check_name,
     checked_count,
     checked_size,
     checked_time,
@@ -27,6 +27,8 @@ from fairlane.declaring import (
     is_async,
     key_source,
     name_of,
+    names,
+    several,
 )
 from fairlane.errors import (
     BacklogFull,
@@ -40,14 +42,16 @@ from fairlane.errors import (
 from fairlane.handle import Enqueued, Foreseen, Job, handles_of
 from fairlane.job import Outcome
 from fairlane.operations import Operations
+from fairlane.policy.dividing import divided
 from fairlane.policy.fair import Fair
 from fairlane.policy.gates import Limit
+from fairlane.policy.partitions import checked_width
 from fairlane.policy.policy import Policy
 from fairlane.policy.retry import Backoff
 from fairlane.policy.sharing import check_agreement
 from fairlane.policy.unique import Unique
 from fairlane.producing import Producing
-from fairlane.queue import Hand, Queue
+from fairlane.queue import Hand, Queue, partitions_served
 from fairlane.stamping import Stamp
 from fairlane.store.protocol import Retention, Store
 from fairlane.task import (
@@ -91,20 +95,6 @@ class TaskDecorator(Protocol):
     def __call__(self, function: Callable[P, R], /) -> SyncTask[P, R]: ...
 
 
-@dataclass(slots=True)
-class _Connection:
-    """An open store and the event loop that it belongs to."""
-
-    store: Store
-    loop: asyncio.AbstractEventLoop
-    hand: Hand
-    producing: Producing
-
-    async def close(self) -> None:
-        await self.hand.ear.close()
-        await self.store.close()
-
-
 class App:
     """A program's queues and tasks, and the database they live in. It opens itself at first use."""
 
@@ -133,7 +123,7 @@ class App:
         self.values = Values(self)
         self.operations = Operations(self)
         self._make_store = store_factory(self.url, self.clock, durable_claims)
-        self._connection: _Connection | None = None
+        self._connection: Connection | None = None
         self._opening = asyncio.Lock()
         self._background: BackgroundLoop | None = None
         self._retired: BackgroundLoop | None = None
@@ -153,15 +143,20 @@ class App:
         limits: Limit | Iterable[Limit] = (),
         keys: Iterable[str] = (),
         priority_step: Duration = "60s",
+        partitions: int = 1,
+        partition_by: str | Iterable[str] = (),
+        per_partition: Limit | Iterable[Limit] = (),
     ) -> Queue:
-        """Declare a queue and its policy. Without one, a queue is first come, first served."""
-        if name in self.queues:
-            raise ConfigurationError(f"queue {name!r} is declared twice; put its whole policy into one declaration")
-        named = (keys,) if isinstance(keys, str) else tuple(keys)
-        several = limits if isinstance(limits, Iterable) else (limits,)
-        policy = Policy(name, fair, tuple(several), named, microseconds(priority_step))
-        check_agreement(policy, [queue.policy for queue in self.queues.values()])
-        self.queues[name] = Queue(policy, self)
+        """Declare a queue and its policy. Without one, a queue is first come, first served.
+
+        With `partitions`, it is divided into so many queues with a claim lock each, by the keys that `partition_by`
+        names. Limits hold for all of them together; those of `per_partition` hold in each by itself.
+        """
+        policy = Policy(name, fair, several(limits), names(keys), microseconds(priority_step))
+        check_name(name, self.queues)
+        parts = divided(policy, checked_width(partitions), names(partition_by), several(per_partition))
+        check_agreement(parts[0], [queue.partitions[0] for queue in self.queues.values()])
+        self.queues[name] = Queue(policy, parts, self)
         return self.queues[name]
 
     @overload
@@ -224,17 +219,17 @@ class App:
                 raise UnknownQueue(f"task {task.name!r}: declare its queue with app.queue({task.queue!r}, …)")
             task.codec.check_types()
         for queue in self.queues.values():
-            check_keys(queue.policy, self.registry.of_queue(queue.name))
+            check_keys(queue.partitions[0], self.registry.of_queue(queue.name))
 
     @property
     def queue_names(self) -> list[str]:
         """The queues of this app: those declared, and `default` where it is used."""
-        return [policy.queue for policy in self._declarations()]
+        return [policies[0].queue for policies in self._declarations()]
 
     @property
     def declared_policies(self) -> dict[str, Policy]:
-        """What this app declares, by queue."""
-        return {name: queue.policy for name, queue in self.queues.items()}
+        """What this app declares, by queue; a queue of several partitions by each of them."""
+        return {policy.queue: policy for queue in self.queues.values() for policy in queue.partitions}
 
     @property
     def actor(self) -> str:
@@ -251,7 +246,7 @@ class App:
         """The open store; the first caller opens it, checks the app and declares its queues."""
         return (await self._connected()).store
 
-    async def _connected(self) -> _Connection:
+    async def _connected(self) -> Connection:
         loop = asyncio.get_running_loop()
         self._refuse_if_retired(loop)
         connection = self._connection
@@ -267,14 +262,14 @@ class App:
             )
         return connection
 
-    async def _open(self, loop: asyncio.AbstractEventLoop) -> _Connection:
+    async def _open(self, loop: asyncio.AbstractEventLoop) -> Connection:
         self.check()
         store = self._make_store()
         await store.open()
         producing = Producing(store, self.clock, self._declared, self.max_payload)
-        connection = _Connection(store, loop, hand_of(store, self.clock), producing)
+        connection = Connection(store, loop, hand_of(store, self.clock), producing)
         try:
-            await producing.declare(self._declarations())
+            await producing.declare(policy for policies in self._declarations() for policy in policies)
             self._refuse_if_retired(loop)
         except BaseException:
             await store.close()
@@ -286,15 +281,15 @@ class App:
         if self._retired is not None and loop is self._retired.loop:
             raise StoreUnavailable("the app was closed while this call waited; call again, and it opens itself")
 
-    def _declared(self, name: str) -> Policy | None:
+    def _declared(self, name: str) -> tuple[Policy, ...]:
         if name in self.queues:
-            return self.queues[name].policy
-        return Policy(DEFAULT_QUEUE) if name == DEFAULT_QUEUE else None
+            return self.queues[name].partitions
+        return (Policy(DEFAULT_QUEUE),) if name == DEFAULT_QUEUE else ()
 
-    def _declarations(self) -> list[Policy]:
-        declared = [queue.policy for queue in self.queues.values()]
+    def _declarations(self) -> list[tuple[Policy, ...]]:
+        declared = [queue.partitions for queue in self.queues.values()]
         if DEFAULT_QUEUE not in self.queues and (not declared or self.registry.of_queue(DEFAULT_QUEUE)):
-            declared.append(Policy(DEFAULT_QUEUE))
+            declared.append((Policy(DEFAULT_QUEUE),))
         return declared
 
     async def close(self) -> None:
@@ -458,15 +453,13 @@ class App:
         """A worker for this app's tasks, in this process: `await (await app.worker()).run()`."""
         connection = await self._connected()
         options = (options or WorkerOptions()).serving(self.queue_names)
-        for share in options.shares:
-            if share.name not in connection.producing.policies and await connection.store.policy(share.name) is None:
-                known = ", ".join(self.queue_names)
-                raise UnknownQueue(f"queues: {share.name!r} is unknown; this app has {known}")
+        served = await partitions_served(connection.store, [share.name for share in options.shares], self.queue_names)
         return Worker(
             connection.store,
             self.registry,
             options,
             self.clock,
+            served=served,
             retention=self.retention,
             max_result=self.max_payload,
             stamp=connection.producing.stamp,
@@ -478,22 +471,22 @@ class App:
         await producing.look_again()
         return producing.stamp
 
-    async def hand(self, policy: Policy) -> Hand:
+    async def hand(self, policies: Sequence[Policy]) -> Hand:
         """What a queue claims with by hand: for its methods, not for programs."""
         connection = await self._connected()
-        if policy.queue not in connection.producing.policies:
-            connection.producing.policies[policy.queue] = (await connection.store.declare(policy)).policy
+        if policies[0].queue not in connection.producing.policies:
+            await connection.producing.declare(policies)
         return connection.hand
 
-    async def wait_for_room(self, policy: Policy, keys: Mapping[str, object], timeout: int | None) -> bool:
+    async def wait_for_room(self, policies: Sequence[Policy], keys: Mapping[str, object], timeout: int | None) -> bool:
         """Wait until no backlog of these keys is full: for the methods of a queue, not for programs."""
-        await self.hand(policy)
+        await self.hand(policies)
         producing = (await self._connected()).producing
-        return await producing.wait_for_room(policy.queue, keys, timeout)
+        return await producing.wait_for_room(policies[0].queue, keys, timeout)
 
     async def upkeep(self) -> bool:
         """One bounded round of what workers do by themselves, for programs without one; whether there is more to do.
 
         Claims whose lease ran out are ended, finished jobs past their time and idle scheduling state removed.
         """
-        return await keep_up(await self.opened(), self.retention, self.queue_names)
+        return await keep_up(await self.opened(), self.retention, list(self.declared_policies) or self.queue_names)

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import getpass
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from uuid import uuid4
 
 from fairlane.clock import Clock, SystemClock
 from fairlane.errors import ConfigurationError
+from fairlane.producing import Producing
 from fairlane.queue import Hand
 from fairlane.store.protocol import Store, WorkerIdentity
 from fairlane.waiting import Ear
 
-__all__ = ["actor_of_process", "hand_of", "store_factory", "without_password"]
+__all__ = ["Connection", "actor_of_process", "hand_of", "store_factory", "without_password"]
+
+
+@dataclass(slots=True)
+class Connection:
+    """An open store, the event loop that it belongs to, and what an app does with it."""
+
+    store: Store
+    loop: asyncio.AbstractEventLoop
+    hand: Hand
+    producing: Producing
+
+    async def close(self) -> None:
+        await self.hand.ear.close()
+        await self.store.close()
 
 
 def store_factory(url: str, clock: Clock, durable_claims: bool) -> Callable[[], Store]:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from fairlane.clock import microseconds
 from fairlane.errors import ConfigurationError, InvalidPolicy
+from fairlane.policy.gates import Limit
 from fairlane.policy.keys import BUILT_IN
+from fairlane.policy.partitions import parse_partition
 from fairlane.policy.policy import Policy
 from fairlane.task import Duration, KeySource, Task
 
 __all__ = [
     "check_keys",
+    "check_name",
     "checked_count",
     "checked_size",
     "checked_time",
@@ -24,10 +27,33 @@ __all__ = [
     "is_async",
     "key_source",
     "name_of",
+    "names",
+    "several",
 ]
 
 MOST_KEPT = 1_000_000
 """Finished jobs that can be kept by count: every sweep counts them."""
+
+
+def check_name(name: str, declared: Collection[str]) -> None:
+    """Refuse a queue's name that is taken, or that a partition has or could have."""
+    if name in declared:
+        raise ConfigurationError(f"queue {name!r} is declared twice; put its whole policy into one declaration")
+    if (partition := parse_partition(name)) is not None:
+        raise ConfigurationError(
+            f"queue {name!r}: names that end in __p and a number belong to partitions; give it another name, or "
+            f"declare app.queue({partition[0]!r}, partitions=…), which makes them"
+        )
+
+
+def names(given: str | Iterable[str]) -> tuple[str, ...]:
+    """One name or several."""
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def several(limits: Limit | Iterable[Limit]) -> tuple[Limit, ...]:
+    """One limit or several."""
+    return tuple(limits) if isinstance(limits, Iterable) else (limits,)
 
 
 def check_keys(policy: Policy, tasks: Iterable[Task[..., Any]]) -> None:
@@ -39,6 +65,8 @@ def check_keys(policy: Policy, tasks: Iterable[Task[..., Any]]) -> None:
     if policy.fair:
         scopes.insert(0, (repr(policy.fair), policy.fair.by))
     scopes.append((f"keys={policy.keys!r}", policy.keys))
+    if policy.partition is not None:
+        scopes.append((f"partition_by={policy.partition.by!r}", policy.partition.by))
     for what, by in scopes:
         for key in by:
             if key not in BUILT_IN and not any(task.can_provide(key) for task in listed):

@@ -9,7 +9,7 @@ from uuid import UUID
 from fairlane.clock import Instant, as_datetime
 from fairlane.errors import UnknownQueue
 from fairlane.policy.keys import canonical_keys
-from fairlane.scheduler.explain import Explanation, Hold, explain
+from fairlane.scheduler.explain import Explanation, Hold, explain, together
 from fairlane.store.protocol import Store
 
 __all__ = ["describe_explanation", "explain_job", "explain_queue"]
@@ -25,7 +25,15 @@ async def explain_queue(store: Store, queue: str, keys: Mapping[str, object] | N
     if queue not in await store.queues():
         known = ", ".join(await store.queues()) or "none"
         raise UnknownQueue(f"queue {queue!r} is not known to this database; known are {known}")
-    return explain(await store.examine(queue, keys=canonical_keys(keys or {})))
+    canonical = canonical_keys(keys or {})
+    found = await store.policy(queue)
+    place = None if found is None else found.policy.partition
+    if place is None or place.of != queue:
+        return explain(await store.examine(queue, keys=canonical))
+    if place.by and set(place.by) <= set(canonical):
+        home = place.names[place.home_of(canonical) or 0]
+        return together(queue, [explain(await store.examine(home, keys=canonical))])
+    return together(queue, [explain(await store.examine(name, keys=canonical)) for name in place.names])
 
 
 def describe_explanation(told: Explanation) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from enum import IntEnum
+from struct import Struct, unpack
 from threading import Lock
 from typing import Any, Literal
 from uuid import UUID
@@ -92,7 +93,7 @@ class UniqueKey(msgspec.Struct, frozen=True):
         return None if self.window is None else now + self.window
 
 
-class NewJob(msgspec.Struct, frozen=True):
+class NewJob(msgspec.Struct, frozen=True, gc=False):
     """A job as its producer hands it to the store."""
 
     id: UUID
@@ -117,6 +118,8 @@ class NewJob(msgspec.Struct, frozen=True):
     """Numbers that it brings along for its queue's policy, by the name of their limit."""
     context: str | None = None
     """What its producer told of it besides, as JSON."""
+    is_named: bool = False
+    """Its producer chose its id, so that another job may have it."""
 
 
 class StampedEffects(msgspec.Struct, frozen=True):
@@ -218,6 +221,7 @@ class AttemptRecord(msgspec.Struct, frozen=True):
 
 _lock = Lock()
 _last = 0
+_two_words = Struct(">QQ").pack
 
 
 def new_job_ids(now: Instant, count: int) -> list[UUID]:
@@ -227,11 +231,9 @@ def new_job_ids(now: Instant, count: int) -> list[UUID]:
         # 48 bits of milliseconds and 12 of a counter; a clock that steps back does not make ids fall.
         first = max(_last + 1, (now // 1_000) << 12)
         _last = first + count - 1
-    random = os.urandom(8 * count)
-    ids = []
-    for n in range(count):
-        stamp = first + n
-        tail = int.from_bytes(random[8 * n : 8 * n + 8]) & 0x3FFF_FFFF_FFFF_FFFF
-        high = (stamp >> 12) << 16 | 0x7000 | stamp & 0xFFF
-        ids.append(UUID(int=(high << 64) | 0x8000_0000_0000_0000 | tail))
-    return ids
+    tails = unpack(f">{count}Q", os.urandom(8 * count))
+    raw = [
+        _two_words((stamp >> 12) << 16 | 0x7000 | stamp & 0xFFF, 0x8000_0000_0000_0000 | tail & 0x3FFF_FFFF_FFFF_FFFF)
+        for stamp, tail in zip(range(first, first + count), tails, strict=True)
+    ]
+    return msgspec.convert(raw, list[UUID])  # at a third of the price of calling `UUID` for each

@@ -12,9 +12,12 @@ from fairlane.effects import Effects
 from fairlane.errors import UnknownQueue
 from fairlane.job import NewJob, new_job_ids
 from fairlane.pacing import Pacing
+from fairlane.policy.dividing import sibling
+from fairlane.policy.keys import canonical_keys
+from fairlane.policy.partitions import partition_name
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.backlog import Verdicts
-from fairlane.stamping import stamp, with_newest_numbers
+from fairlane.stamping import Stamper, stamp, with_newest_numbers
 from fairlane.store.protocol import Store
 from fairlane.task import Call
 
@@ -31,20 +34,25 @@ POLICIES_LAST = 30 * SECOND
 class Producing:
     """Stamps calls. It remembers the policies in force."""
 
-    def __init__(self, store: Store, clock: Clock, declared: Callable[[str], Policy | None], max_payload: int) -> None:
+    def __init__(
+        self, store: Store, clock: Clock, declared: Callable[[str], Sequence[Policy]], max_payload: int
+    ) -> None:
         self.policies: dict[str, Policy] = {}
+        """In force, by queue; of one that is partitioned, by each partition."""
         self._store = store
         self._clock = clock
         self._declared = declared
         self._max_payload = max_payload
         self._looked_at = 0
         self._pacing = Pacing(store, clock)
+        self._stamper: Stamper | None = None
+        """Of the last call: the next one is often of the same task."""
 
     async def declare(self, policies: Iterable[Policy]) -> None:
         """Make queues known, and say so where another policy is in force than the one declared."""
         for policy in policies:
             declared = await self._store.declare(policy)
-            self.policies[policy.queue] = declared.policy
+            self._remember(declared.policy)
             if declared.is_drift:
                 log.warning(
                     "queue %r: the policy in force (version %d) differs from the one declared here; "
@@ -60,15 +68,20 @@ class Producing:
         ids = new_job_ids(self._clock.now(), len(calls))
         jobs: list[NewJob] = []
         bring = False
+        stamper = self._stamper
         for number, (call, job) in enumerate(zip(calls, ids, strict=True), start=1):
             policy = self.policies.get(_queue_of(call)) or await self._learn(call)
-            if call.options.on_dead is not None:
-                await self._learn_all(call.options.on_dead)
-            declared = self._declared(policy.queue) if policy.brought else None
-            bring = bring or declared is not None
-            jobs.append(stamp(call, call.options.id or job, policy, self._max_payload, self.stamp, declared))
+            if stamper is None or not stamper.fits(call, policy):
+                if call.options.on_dead is not None:
+                    await self._learn_all(call.options.on_dead)
+                declared = self._source_of(policy.queue) if policy.brought else None
+                bring = bring or declared is not None
+                stamper = Stamper(call, policy, self._max_payload, self.stamp, declared)
+            jobs.append(stamper.stamp(call, call.options.id or job))
             if number % STAMP_AT_ONCE == 0:
                 await asyncio.sleep(0)
+        # What a job brings along, the queue's declaration says: it may be made at any time.
+        self._stamper = None if bring else stamper
         return with_newest_numbers(jobs, self.policies) if bring else jobs
 
     async def judged(self, jobs: Sequence[NewJob], tx: Any = None, *, pace: bool = False) -> Verdicts:
@@ -82,16 +95,19 @@ class Producing:
         """Return True once no backlog of these keys is full, False after `timeout`."""
         await self.look_again()
         until = None if timeout is None else self._clock.now() + timeout
-        return await self._pacing.wait_for_keys(self.policies[queue], keys, until)
+        policy = self.policies[queue]
+        if policy.partition is not None and set(policy.partition.by) <= set(keys):
+            policy = self.policies[partition_name(queue, policy.partition.home_of(canonical_keys(keys)) or 0)]
+        return await self._pacing.wait_for_keys(policy, keys, until)
 
     def stamp(self, call: Call[Any]) -> NewJob:
         """The job of one call, here and now: for handlers, which may be in a thread."""
         name = _queue_of(call)
-        policy = self.policies.get(name) or self._declared(name)
+        policy = self.policies.get(name) or self._source_of(name)
         if policy is None:
             raise _unknown(call)
         (job,) = new_job_ids(self._clock.now(), 1)
-        return stamp(call, call.options.id or job, policy, self._max_payload, self.stamp, self._declared(name))
+        return stamp(call, call.options.id or job, policy, self._max_payload, self.stamp, self._source_of(name))
 
     async def look_again(self) -> None:
         """Look up the policies in force, if that was long ago."""
@@ -100,7 +116,18 @@ class Producing:
         self._looked_at = self._clock.monotonic()
         for name in list(self.policies):
             if (stored := await self._store.policy(name)) is not None:
-                self.policies[name] = stored.policy
+                self._remember(stored.policy)
+
+    def _remember(self, policy: Policy) -> None:
+        self.policies[policy.queue] = policy
+        if policy.partition is not None:
+            # Another program may have declared it, or it has grown meanwhile: one partition tells of all.
+            for index, name in enumerate(policy.partition.names):
+                self.policies.setdefault(name, sibling(policy, index))
+
+    def _source_of(self, queue: str) -> Policy | None:
+        """What this program declares, with the functions that take numbers from jobs."""
+        return next(iter(self._declared(queue)), None)
 
     async def _learn_all(self, effects: Effects) -> None:
         """The policies of follow-ups, and of what may follow upon those."""
@@ -114,15 +141,13 @@ class Producing:
     async def _learn(self, call: Call[Any]) -> Policy:
         """The policy of a queue that was declared after the app was opened, or by another program."""
         name = _queue_of(call)
-        declared = self._declared(name)
-        if declared is not None:
-            policy = (await self._store.declare(declared)).policy
+        if declared := self._declared(name):
+            await self.declare(declared)
         elif (stored := await self._store.policy(name)) is not None:
-            policy = stored.policy
+            self._remember(stored.policy)
         else:
             raise _unknown(call)
-        self.policies[name] = policy
-        return policy
+        return self.policies[name]
 
 
 def _queue_of(call: Call[Any]) -> str:

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Protocol
 
 from fairlane.clock import microseconds
-from fairlane.errors import ConfigurationError
+from fairlane.errors import ConfigurationError, UnknownQueue
 from fairlane.explaining import explain_queue
 from fairlane.held_claim import ClaimSource, HeldClaim, HeldLease, as_lease, renew_together, settle_together
+from fairlane.policy.partitions import parse_partition, partition_for, partition_name
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.explain import Explanation
 from fairlane.scheduler.settlement import Released, settle
@@ -19,8 +21,9 @@ from fairlane.store.protocol import Claimed, Store, WorkerIdentity
 from fairlane.task import Duration
 from fairlane.waiting import Ear
 from fairlane.worker.timing import ANSWER_WITHIN
+from fairlane.worker.turns import Turns
 
-__all__ = ["Hand", "Queue", "QueueSource"]
+__all__ = ["Hand", "Queue", "QueueSource", "partitions_served"]
 
 ASKED_AT_MOST = 100
 """Claims that bring nothing and promise more, until the answer is that there is nothing."""
@@ -38,19 +41,25 @@ class Hand:
 class QueueSource(ClaimSource, Protocol):
     """What a queue asks of its app."""
 
-    async def hand(self, policy: Policy) -> Hand: ...
+    async def hand(self, policies: Sequence[Policy]) -> Hand: ...
 
-    async def wait_for_room(self, policy: Policy, keys: Mapping[str, object], timeout: int | None) -> bool: ...
+    async def wait_for_room(
+        self, policies: Sequence[Policy], keys: Mapping[str, object], timeout: int | None
+    ) -> bool: ...
 
 
 class Queue:
     """A queue as this program declares it."""
 
-    __slots__ = ("_source", "policy")
+    __slots__ = ("_source", "_turns", "partitions", "policy")
 
-    def __init__(self, policy: Policy, source: QueueSource) -> None:
+    def __init__(self, policy: Policy, partitions: tuple[Policy, ...], source: QueueSource) -> None:
         self.policy = policy
+        """As it is declared, for the whole queue."""
+        self.partitions = partitions
+        """What each partition enforces; a plain queue has one."""
         self._source = source
+        self._turns = Turns(each.queue for each in partitions)
 
     def __repr__(self) -> str:
         return f"<queue {self.name!r}>"
@@ -58,6 +67,10 @@ class Queue:
     @property
     def name(self) -> str:
         return self.policy.queue
+
+    def partition_for(self, key: object) -> int:
+        """The partition, from 0 on, that a value of `partition_by` belongs to; a tuple where it names several keys."""
+        return partition_for(key, len(self.partitions))
 
     async def claim(self, n: int = 1, *, lease: Duration = "30s", worker: str | None = None) -> list[HeldClaim]:
         """Hold up to `n` jobs for the time of one lease, in the order in which they should start.
@@ -67,11 +80,19 @@ class Queue:
         if n < 1:
             raise ConfigurationError(f"claim({n}): claim at least 1 job")
         duration = as_lease(lease)
-        hand = await self._source.hand(self.policy)
+        hand = await self._source.hand(self.partitions)
         identity = hand.identity if worker is None else WorkerIdentity(hand.identity.id, worker)
+        held: list[HeldClaim] = []
+        for queue in self._turns.in_order():
+            if len(held) < n:
+                held += await self._claim(hand, queue, n - len(held), identity, duration)
+        return held
 
+    async def _claim(
+        self, hand: Hand, queue: str, n: int, identity: WorkerIdentity, duration: timedelta
+    ) -> list[HeldClaim]:
         async def once() -> Claimed:
-            return await hand.store.claim(self.name, lambda: n, worker=identity, lease=duration)
+            return await hand.store.claim(queue, lambda: n, worker=identity, lease=duration)
 
         try:
             claimed = await _unbroken(hand.store, once())
@@ -80,7 +101,8 @@ class Queue:
                 claimed = await _unbroken(hand.store, once())
                 asked += 1
         finally:
-            hand.ear.claimed(self.name)
+            hand.ear.claimed(queue)
+        self._turns.note(queue, claimed.vtime, is_idle=len(claimed.claims) < n)
         held = HeldLease(claimed.lease, duration)
         return [HeldClaim(each, held, self._source) for each in claimed.claims]
 
@@ -89,12 +111,15 @@ class Queue:
 
         A job wakes one of those who wait. Nothing that came after an empty claim is missed.
         """
-        hand = await self._source.hand(self.policy)
-        return await hand.ear.wait(self.name, None if timeout is None else max(0, microseconds(timeout)))
+        hand = await self._source.hand(self.partitions)
+        until = None if timeout is None else max(0, microseconds(timeout))
+        if len(self.partitions) == 1:
+            return await hand.ear.wait(self.name, until)
+        return await _any_of([hand.ear.wait(each.queue, until) for each in self.partitions])
 
     async def explain(self, **keys: object) -> Explanation:
         """Everything that holds all jobs of the queue, or all of these keys in it, and what would start next."""
-        hand = await self._source.hand(self.policy)
+        hand = await self._source.hand(self.partitions)
         return await explain_queue(hand.store, self.name, keys)
 
     async def pace(self, timeout: Duration | None = None, /, **keys: object) -> bool:
@@ -103,7 +128,7 @@ class Queue:
         For producers of many jobs. It looks again after 50 ms, then ever more rarely, at least once a second.
         """
         return await self._source.wait_for_room(
-            self.policy, keys, None if timeout is None else max(0, microseconds(timeout))
+            self.partitions, keys, None if timeout is None else max(0, microseconds(timeout))
         )
 
     async def renew(self, claims: Iterable[HeldClaim], lease: Duration | None = None) -> None:
@@ -124,10 +149,50 @@ class Queue:
 
     def _own(self, claims: Iterable[HeldClaim]) -> Sequence[HeldClaim]:
         held = list(claims)
+        own = {each.queue for each in self.partitions}
         for claim in held:
-            if claim.queue != self.name or claim._source is not self._source:
+            if claim.queue not in own or claim._source is not self._source:
                 raise ConfigurationError(f"{claim!r} is not of {self!r} of this app; give it to its own queue")
         return held
+
+
+async def partitions_served(store: Store, shares: Sequence[str], known: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The queues that a worker asks, by the names it was given: all partitions, or one of them.
+
+    A partition that is named by itself is left out of the whole.
+    """
+    served = {}
+    for name in shares:
+        of, index = parse_partition(name) or (name, None)
+        found = await store.policy(of)
+        if found is None or (index is not None and index >= _names(found.policy)[1]):
+            raise UnknownQueue(f"queues: {name!r} is unknown; this app has {', '.join(known)}")
+        names, _ = _names(found.policy)
+        alone = {partition_name(*each) for other in shares if (each := parse_partition(other)) is not None}
+        served[name] = (
+            tuple(each for each in names if each not in alone) if index is None else (partition_name(of, index),)
+        )
+    return served
+
+
+def _names(policy: Policy) -> tuple[tuple[str, ...], int]:
+    names = (policy.queue,) if policy.partition is None else policy.partition.names
+    return names, len(names)
+
+
+async def _any_of(waits: Sequence[Coroutine[Any, Any, bool]]) -> bool:
+    """Whether one of these is so. Those that go on waiting are told not to."""
+    waiting = {asyncio.ensure_future(each) for each in waits}
+    try:
+        while waiting:
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if any(each.result() for each in done):
+                return True
+        return False
+    finally:
+        for each in waiting:
+            each.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
 
 
 async def _unbroken(store: Store, claim: Coroutine[Any, Any, Claimed]) -> Claimed:

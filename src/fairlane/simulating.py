@@ -12,6 +12,7 @@ from fairlane.policy.by import normalize_by
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.measures import Simulation, measure
 from fairlane.scheduler.simulate import Fleet, Recording, SimulatedJob, play
+from fairlane.store.finding import find_jobs
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
 from fairlane.workload import Workload, kind_of
@@ -103,7 +104,7 @@ async def read_history(
         wanted = JobFilter(queue=queue, state=state, finished_since=since, finished_until=now)
         after: str | None = None
         while len(jobs) < limit:
-            page = await store.find_jobs(wanted, after, min(PAGE, limit - len(jobs)))
+            page = await find_jobs(store, wanted, after, min(PAGE, limit - len(jobs)))
             jobs += [_remembered(each, since, kinds) for each in page.jobs if each.claimed_at is not None]
             after = page.after
             if on_progress is not None:

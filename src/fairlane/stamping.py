@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 from uuid import UUID
@@ -13,13 +14,14 @@ from fairlane.codec import encode_value
 from fairlane.effects import Effects
 from fairlane.errors import InvalidJob, InvalidKey, PayloadTooLarge
 from fairlane.job import NewJob, OnDead, StampedEffects
-from fairlane.policy.keys import BUILT_IN, canonical_keys, lane_id
+from fairlane.policy.keys import BUILT_IN, canonical_key, canonical_keys, lane_id
+from fairlane.policy.partitions import Partition, partition_name, partition_of
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import unique_key
 from fairlane.task import Call, Task
-from fairlane.values import checked_key
+from fairlane.values import ABSENT, checked_key
 
-__all__ = ["Stamp", "stamp", "stamped_effects", "with_newest_numbers"]
+__all__ = ["Stamp", "Stamper", "stamp", "stamped_effects", "with_newest_numbers"]
 
 Stamp = Callable[[Call[Any]], NewJob]
 """Makes a job of a call, under the policies in force."""
@@ -38,35 +40,118 @@ def stamp(
     `stamp_follow_up` is for what it declares for its death; who has no such calls need not give it. Where the policy
     takes numbers from its jobs, the queue's declaration in this program says how.
     """
-    task, options = call.task, call.options
-    task.codec.check_call(call.args, call.kwargs)
-    keys = _keys(task, policy, call)
-    lane_keys = {name: task.name if name == "task" else keys[name] for name in policy.lane_keys}
-    priority = task.options.priority if options.priority is None else options.priority
-    if priority and policy.sequence is not None:
-        raise InvalidJob(
-            f"task {task.name!r}: priority={priority} has no effect in queue {policy.queue!r}, whose jobs run one "
-            f"after the other ({policy.sequence.limit!r}); leave it out"
-        )
-    payload = task.codec.encode_call(call.args, call.kwargs, max_payload)
-    unique = task.options.unique if options.unique is None else options.unique
-    return NewJob(
-        job,
-        policy.queue,
-        task.name,
-        priority,
-        lane_id(policy.queue, priority, lane_keys),
-        lane_keys,
-        keys,
-        payload,
-        task.options.max_attempts if options.max_attempts is None else options.max_attempts,
-        options.delay,
-        options.run_at,
-        None if unique is None else unique_key(unique, task.name, call.args, call.kwargs, payload),
-        None if options.on_dead is None else _on_dead(task, job, options.on_dead, stamp_follow_up, max_payload),
-        _numbers(call, job, policy, declared, keys, priority) if policy.brought else None,
-        None if options.context is None else task.codec.encode_context(options.context, max_payload),
+    return Stamper(call, policy, max_payload, stamp_follow_up, declared).stamp(call, job)
+
+
+class Stamper:
+    """Stamps calls of one task that have the same options: what holds for all of them is found out once."""
+
+    __slots__ = (
+        "_context",
+        "_declared",
+        "_lane_keys",
+        "_max_attempts",
+        "_max_payload",
+        "_options",
+        "_policy",
+        "_priority",
+        "_stamp_follow_up",
+        "_task",
+        "_unique",
     )
+
+    def __init__(
+        self,
+        call: Call[Any],
+        policy: Policy,
+        max_payload: int,
+        stamp_follow_up: Stamp | None = None,
+        declared: Policy | None = None,
+    ) -> None:
+        self._task, self._options, self._policy = task, options, _ = call.task, call.options, policy
+        self._max_payload = max_payload
+        self._stamp_follow_up = stamp_follow_up
+        self._declared = declared
+        self._lane_keys = policy.lane_keys
+        self._priority = task.options.priority if options.priority is None else options.priority
+        self._max_attempts = task.options.max_attempts if options.max_attempts is None else options.max_attempts
+        self._unique = task.options.unique if options.unique is None else options.unique
+        self._context = None if options.context is None else task.codec.encode_context(options.context, max_payload)
+        if self._priority and policy.sequence is not None:
+            raise InvalidJob(
+                f"task {task.name!r}: priority={self._priority} has no effect in queue {policy.queue!r}, whose jobs "
+                f"run one after the other ({policy.sequence.limit!r}); leave it out"
+            )
+
+    def fits(self, call: Call[Any], policy: Policy) -> bool:
+        """Whether it stamps this call as one that was made for it would."""
+        return call.task is self._task and call.options is self._options and policy is self._policy
+
+    def stamp(self, call: Call[Any], job: UUID) -> NewJob:
+        """The job that a call asks for."""
+        task, options, policy, args, kwargs = self._task, self._options, self._policy, call.args, call.kwargs
+        codec, priority = task.codec, self._priority
+        codec.check_call(args, kwargs)
+        keys = _keys(task, policy, call)
+        queue = policy.queue if policy.partition is None else _partition(call, job, policy, policy.partition, keys)
+        lane, lane_keys = _lane(queue, priority, task.name, self._lane_keys, *keys.items())
+        payload = codec.encode_call(args, kwargs, self._max_payload)
+        unique, on_dead = self._unique, options.on_dead
+        return NewJob(
+            job,
+            queue,
+            task.name,
+            priority,
+            lane,
+            lane_keys,
+            keys,
+            payload,
+            self._max_attempts,
+            options.delay,
+            options.run_at,
+            None if unique is None else unique_key(unique, task.name, args, kwargs, payload),
+            None if on_dead is None else _on_dead(task, job, on_dead, self._stamp_follow_up, self._max_payload),
+            _numbers(call, job, policy, self._declared, keys, priority) if policy.brought else None,
+            self._context,
+            options.id is not None,
+        )
+
+
+@lru_cache(maxsize=65_536)
+def _lane(
+    queue: str, priority: int, task: str, names: tuple[str, ...], *keys: tuple[str, str | None]
+) -> tuple[bytes, dict[str, str | None]]:
+    """The lane of a job of these keys, and those that tell it apart. Nobody writes to them."""
+    held = dict(keys)
+    lane_keys = {name: task if name == "task" else held[name] for name in names}
+    return lane_id(queue, priority, lane_keys), lane_keys
+
+
+def _partition(call: Call[Any], job: UUID, policy: Policy, partition: Partition, keys: Mapping[str, str | None]) -> str:
+    """The partition that a job goes to: where its keys belong, unless its producer says otherwise."""
+    index, key = call.options.partition, call.options.partition_key
+    if partition.index:
+        raise InvalidJob(
+            f"task {call.task.name!r}: {policy.queue!r} is a partition; enqueue to {partition.of!r}, which finds it by "
+            f"the job's keys, or with using(queue={partition.of!r}, partition={partition.index})"
+        )
+    if index is None and key is ABSENT:
+        home = partition.home_of(keys)
+        # Without partition_by any partition will do: ids are as good as dice, and the same job goes the same way.
+        return partition_name(partition.of, partition_of((str(job),), partition.width) if home is None else home)
+    what = f"task {call.task.name!r}: queue {partition.of!r}"
+    if partition.by:
+        raise InvalidJob(
+            f"{what} is partitioned by {', '.join(partition.by)}, whose limits do not count a job that is elsewhere; "
+            "leave partition= and partition_key= out, or declare the queue without partition_by"
+        )
+    if index is None:
+        values = key if isinstance(key, tuple) else (key,)
+        found = tuple(canonical_key("partition_key", value) for value in values)
+        return partition_name(partition.of, 0 if key is None else partition_of(found, partition.width))
+    if index >= partition.width:
+        raise InvalidJob(f"{what} has partitions 0 to {partition.width - 1}, not partition={index!r}")
+    return partition_name(partition.of, index)
 
 
 def stamped_effects(effects: Effects, stamp: Stamp, max_value: int) -> StampedEffects:
@@ -152,6 +237,8 @@ def _keys(task: Task[..., Any], policy: Policy, call: Call[Any]) -> dict[str, st
     if source is None and not needed and not given:
         return {}
     codec, args, kwargs = task.codec, call.args, call.kwargs
+    if source is None and not given and codec.parameters.issuperset(needed):  # as a rule; and they are in order
+        return {name: canonical_key(name, codec.argument(name, args, kwargs)) for name in needed}
     values: dict[str, object] = {}
     if source is None:
         for name in needed:

@@ -21,6 +21,7 @@ from fairlane.errors import ConfigurationError, InvalidJob, UnknownTask
 from fairlane.handle import Enqueued, Foreseen, Job
 from fairlane.policy.retry import Backoff
 from fairlane.policy.unique import Unique
+from fairlane.values import ABSENT
 
 __all__ = [
     "AsyncTask",
@@ -77,6 +78,12 @@ def check_context(what: str, context: object) -> Mapping[str, Any]:
     if not isinstance(context, Mapping) or not all(isinstance(name, str) for name in context):
         raise InvalidJob(f"{what}: context={context!r} is not a mapping of names to values")
     return context
+
+
+def check_partition(what: str, partition: object) -> int | None:
+    if partition is None or (isinstance(partition, int) and not isinstance(partition, bool) and partition >= 0):
+        return partition
+    raise InvalidJob(f"{what}: partition={partition!r} is not the number of a partition, which count from 0")
 
 
 def check_effects(what: str, given: object) -> Effects | None:
@@ -141,10 +148,14 @@ class EnqueueOptions:
     unique: Unique | None = None
     on_dead: Effects | None = None
     context: Mapping[str, Any] | None = None
+    partition: int | None = None
+    partition_key: object = ABSENT
+    """What its partition is found by, instead of its keys; `None`: it has none."""
 
     def over(self, base: EnqueueOptions) -> EnqueueOptions:
         """These options, and those of `base` where these leave a choice."""
         timed = self if self.delay is not None or self.run_at is not None else base
+        routed = self if self.partition is not None or self.partition_key is not ABSENT else base
         return EnqueueOptions(
             tx=base.tx if self.tx is None else self.tx,
             queue=base.queue if self.queue is None else self.queue,
@@ -157,6 +168,8 @@ class EnqueueOptions:
             unique=base.unique if self.unique is None else self.unique,
             on_dead=base.on_dead if self.on_dead is None else self.on_dead,
             context={**(base.context or {}), **(self.context or {})} or None,
+            partition=routed.partition,
+            partition_key=routed.partition_key,
         )
 
 
@@ -249,12 +262,17 @@ class BoundTask(Generic[P, R]):
         unique: Unique | object | None = None,
         on_dead: Effects | None = None,
         context: Mapping[str, Any] | None = None,
+        partition: int | None = None,
+        partition_key: object = ABSENT,
     ) -> BoundTask[P, R]:
         """The same task with these options for its jobs; what is not given stays as it was.
 
         `id` is for one job: `DuplicateJob` if there is one already. `unique` is a `Unique(…)`; a value or a function of
         the arguments means `Unique(value)`. `on_dead` lands if the job dies, in the transaction in which it does.
         `context` is stored with the job; a policy's functions are given it.
+
+        In a partitioned queue the job's keys say where it goes, unless `partition` names the partition, or
+        `partition_key` a value to find it by instead; with `None` it goes to the first.
         """
         what = f"task {self._task.name!r}"
         given: dict[str, Any] = {"tx": tx, "queue": queue, "id": check_id(what, id), "unique": as_unique(unique)}
@@ -273,7 +291,11 @@ class BoundTask(Generic[P, R]):
             given |= {"delay": _delay(what, delay), "run_at": None}
         if run_at is not None:
             given |= {"run_at": _run_at(what, run_at), "delay": None}
+        if partition is not None and partition_key is not ABSENT:
+            raise InvalidJob(f"{what}: give partition= or partition_key=, not both")
         kept = {name: value for name, value in given.items() if value is not None or name in ("delay", "run_at")}
+        if partition is not None or partition_key is not ABSENT:
+            kept |= {"partition": check_partition(what, partition), "partition_key": partition_key}
         return BoundTask(self._task, replace(self._options, **kept))
 
 

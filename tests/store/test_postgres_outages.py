@@ -18,6 +18,7 @@ from fairlane.policy import Policy
 from fairlane.scheduler.settlement import Died, Done, Failed, Released, settle
 from fairlane.store.postgres import PostgresStore
 from fairlane.store.postgres.connections import POOL_SIZE, is_lost
+from fairlane.store.postgres.jobs import COPIED_FROM
 from fairlane.store.protocol import Listener
 from tests.store.harness import LEASE, WORKER, claim, claim_once, finish, given_jobs, new_jobs, soon, worker_named
 
@@ -174,6 +175,32 @@ async def test_an_enqueue_whose_commit_was_not_heard_of_stores_its_jobs_once(
     assert proxy.cuts == 1
     assert len(await claim(store, "webhooks", 10)) == 1 + count
     assert (await store.counts("webhooks")).ready == 0
+
+
+async def test_a_bulk_is_copied_in_once_or_not_at_all_wherever_the_connection_is_cut(
+    store: PostgresStore, proxy: Proxy, other: PostgresStore
+) -> None:
+    await given_jobs(store, PLAIN, count=COPIED_FROM)
+    await claim(other, "webhooks", 2 * COPIED_FROM)
+    # Begin, bells, the rows in several pieces, commit: each asked and answered, and tried again over a new connection.
+    for turn in range(ROUNDS):
+        jobs = new_jobs(PLAIN, count=COPIED_FROM)
+        proxy.cut_at(1 + turn % 10)
+        await soon(store.enqueue(jobs))
+        proxy.cut_at(0)
+        assert [each.id for each in await claim(other, "webhooks", 2 * COPIED_FROM)] == [job.id for job in jobs]
+    assert proxy.cuts > ROUNDS * 3 // 4
+
+
+async def test_producers_that_were_stored_together_and_did_not_hear_of_it_are_stored_once(
+    store: PostgresStore, proxy: Proxy
+) -> None:
+    await given_jobs(store, PLAIN, count=2)
+    jobs = new_jobs(PLAIN, count=5)
+    proxy.swallow_the_answer_to(jobs[3].id.bytes)
+    await asyncio.gather(*(store.enqueue([job]) for job in jobs))
+    assert proxy.cuts == 1
+    assert len(await claim(store, "webhooks", 10)) == 2 + 5
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -70,6 +70,8 @@ INDEXES = {
     "has_alarms": {"gates_to_wake", "jobs_due"},
     "enqueue": {"waiters_pkey"},
     "enqueue_one": {"waiters_pkey"},
+    "ring": {"waiters_pkey"},
+    "are_stored": {"jobs_pkey"},
     "settle_done": SETTLING,
     "settle": SETTLING,
     "select_settled": {"attempts_pkey", "jobs_pkey"},
@@ -125,6 +127,9 @@ INDEXES = {
 }
 
 
+FUNCTIONS = {"settle_done"}
+
+
 @pytest.fixture
 async def store(postgres_url: str) -> AsyncIterator[PostgresStore]:
     store = PostgresStore(postgres_url, clock=ManualClock())
@@ -143,15 +148,24 @@ async def pinned(store: PostgresStore, postgres_url: str) -> AsyncIterator[async
 
 async def plan_of(connection: asyncpg.Connection[Any], statement: str) -> dict[str, Any]:
     """The generic plan: the one that is made once and used for every set of parameters."""
-    prepared = await connection.prepare(STATEMENTS[statement])
+    text = await body_of(connection, statement) if statement in FUNCTIONS else STATEMENTS[statement]
+    prepared = await connection.prepare(text)
     nothing = ", ".join(["null"] * len(prepared.get_parameters()))
-    await connection.execute(f"prepare asked as {STATEMENTS[statement]}")
+    await connection.execute(f"prepare asked as {text}")
     try:
         found = await connection.fetchval(f"explain (format json, costs off) execute asked ({nothing})")
     finally:
         await connection.execute("deallocate asked")
     plan: dict[str, Any] = json.loads(found)[0]["Plan"]
     return plan
+
+
+async def body_of(connection: asyncpg.Connection[Any], function: str) -> str:
+    """The only statement of a function, which names its parameters by their numbers."""
+    source: str = await connection.fetchval(
+        "select prosrc from pg_proc where oid = $1::text::regproc", f"fairlane.{function}"
+    )
+    return source.partition("begin\n")[2].partition(";\n")[0].replace("into settled\n", "")
 
 
 def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:

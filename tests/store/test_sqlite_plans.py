@@ -26,13 +26,29 @@ INDEXES = {
     "has_gate": set(),
     "select_waiters": set(),
     "select_heads": {"jobs_by_lane"},
+    "select_heads_of_lanes": {"jobs_by_lane"},
+    "scan_flows": {"flows_in_turn"},
+    "scan_lanes": {"flows_in_turn", "lanes_in_turn"},
+    "select_ready_lanes": {"lanes_in_turn"},
+    "select_lanes": set(),
+    "select_flows": set(),
+    "select_gates": set(),
+    "select_releases": {"releases_by_queue"},
     "select_due_jobs": {"jobs_by_due"},
     "next_due_job": {"jobs_by_due"},
     "claim_jobs": set(),
+    "claim_alike": set(),
     "count_kept_places": {"jobs_keeping_place"},
     "select_kept_places": {"jobs_keeping_place"},
     "select_running": {"sqlite_autoindex_jobs_1"},
+    "select_claims": {"sqlite_autoindex_jobs_1"},
     "finish_job": set(),
+    "finish_jobs": set(),
+    "finish_with_result": set(),
+    "update_flow_figures": set(),
+    "update_flow_turn": set(),
+    "update_lane_figures": set(),
+    "update_gate_figures": set(),
     "select_finished": {"jobs_by_end"},
     "delete_job": set(),
     "delete_attempts": {"attempts_by_job"},
@@ -54,7 +70,7 @@ async def test_a_statement_keeps_to_its_indexes(statement: str, tmp_path: Path) 
         plan = [row[3] for row in connection.execute(f"explain query plan {text}", parameters)]
     finally:
         connection.close()
-    assert [step for step in plan if re.match(r"SCAN jobs\b", step)] == []
+    assert [step for step in plan if re.match(r"SCAN (jobs|flows|lanes|gates|releases)\b", step)] == []
     # A row's own number is looked up without an index.
     assert {name for step in plan for name in re.findall(r"USING (?:COVERING )?INDEX (\w+)", step)} == INDEXES[
         statement
@@ -73,6 +89,7 @@ async def test_every_walk_is_in_the_order_of_its_index(tmp_path: Path) -> None:
             ("walk_finished", 5),
             ("select_finished", 3),
             ("select_heads", 3),
+            ("scan_flows", 4),
         ):
             plan = connection.execute(f"explain query plan {STATEMENTS[statement]}", [None] * count).fetchall()
             assert [row[3] for row in plan if "TEMP B-TREE" in row[3]] == [], statement

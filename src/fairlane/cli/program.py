@@ -18,6 +18,7 @@ from fairlane.cli.explain import explain
 from fairlane.cli.jobs import jobs
 from fairlane.cli.limits import boost, limit, overrides, weight
 from fairlane.cli.migrate import migrate
+from fairlane.cli.partition import partition
 from fairlane.cli.pausing import pause, resume, suspend, unsuspend
 from fairlane.cli.policy import policy
 from fairlane.cli.simulate import simulate
@@ -75,6 +76,7 @@ for command in (
     limit,
     migrate,
     overrides,
+    partition,
     pause,
     policy,
     resume,

@@ -47,8 +47,11 @@ def _parse_slots(given: str) -> tuple[str, int, int | None]:
 
 
 def _require_known(names: Sequence[str], declared: Sequence[str]) -> None:
+    from fairlane.policy.partitions import parse_partition
+
     for name in names:
-        if name not in declared:
+        of, _ = parse_partition(name) or (name, 0)
+        if of not in declared:
             similar = get_close_matches(name, declared, n=1)
             suggestion = f"did you mean {similar[0]!r}?" if similar else f"it declares {', '.join(declared)}"
             raise UnknownQueue(f"--queues: the app declares no queue {name!r}; {suggestion}")

@@ -6,7 +6,7 @@ import click
 
 __all__ = ["worker"]
 
-COLLECT_AFTER = 20_000
+COLLECT_AFTER = 100_000
 """Values made and not yet let go of. A claim makes as many and lets go of them all; at Python's 700, looking for cycles
 among them took a fifth of its time."""
 

@@ -1,6 +1,6 @@
 """What operators see and do, behind every surface: commands and `app.operations` now, the dashboard later."""
 
-from fairlane.operations.asking import Intent, find_limit, in_force, scope_of
+from fairlane.operations.asking import Intent, find_limit, in_force, partitions_of, scope_of
 from fairlane.operations.describing import (
     describe_attempt,
     describe_change,
@@ -10,6 +10,7 @@ from fairlane.operations.describing import (
     describe_limit,
     describe_override,
     describe_overrides,
+    describe_partitions,
     describe_policy,
     describe_policy_change,
 )
@@ -43,6 +44,12 @@ from fairlane.operations.overriding import (
     suspend,
     unsuspend,
 )
+from fairlane.operations.partitioning import (
+    PartitionPlan,
+    Repartitioned,
+    change_partitions,
+    plan_partitions,
+)
 from fairlane.operations.policies import (
     AuditPage,
     PolicyChange,
@@ -67,13 +74,16 @@ __all__ = [
     "LimitInForce",
     "Operations",
     "OverrideInForce",
+    "PartitionPlan",
     "PolicyChange",
     "PolicyInForce",
+    "Repartitioned",
     "Report",
     "Selection",
     "apply_policies",
     "boost",
     "cancel_jobs",
+    "change_partitions",
     "clear_limit",
     "clear_weight",
     "describe_attempt",
@@ -84,6 +94,7 @@ __all__ = [
     "describe_limit",
     "describe_override",
     "describe_overrides",
+    "describe_partitions",
     "describe_policy",
     "describe_policy_change",
     "diagnose",
@@ -95,7 +106,9 @@ __all__ = [
     "list_jobs",
     "list_limits",
     "list_overrides",
+    "partitions_of",
     "pause",
+    "plan_partitions",
     "purge_jobs",
     "replay_jobs",
     "require_declared",

@@ -13,9 +13,10 @@ from fairlane.policy.keys import canonical_keys
 from fairlane.policy.overrides import Scope
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.store.auditing import Note
+from fairlane.store.finding import known_partitions
 from fairlane.store.protocol import Declared, Store
 
-__all__ = ["Intent", "find_limit", "in_force", "scope_of"]
+__all__ = ["Intent", "find_limit", "in_force", "partitions_of", "scope_of"]
 
 LONGEST_TEXT = 1_000
 _PER = re.compile(r"(?P<kind>[^/:]+)/(?P<per>[^:#]+)(?P<rest>.*)\Z")
@@ -61,6 +62,13 @@ async def in_force(store: Store, queue: str) -> Declared:
         hint = f"did you mean {similar[0]!r}?" if similar else f"known are {', '.join(known) or 'none'}"
         raise UnknownQueue(f"queue {queue!r} is not known to this database; {hint}")
     return found
+
+
+async def partitions_of(store: Store, queue: str) -> list[str]:
+    """Every partition of a queue that the database knows, in order: also those that it has no more. Of a partition that
+    is named by itself, only that one; `UnknownQueue` where there is none."""
+    await in_force(store, queue)
+    return await known_partitions(store, queue)
 
 
 def scope_of(keys: Mapping[str, object] | None = None, task: str | None = None) -> Scope:

@@ -11,6 +11,7 @@ from fairlane.clock import Instant, as_datetime
 from fairlane.job import AttemptRecord, JobRecord
 from fairlane.operations.diagnosis import Finding
 from fairlane.operations.overriding import Change, LimitInForce, OverrideInForce
+from fairlane.operations.partitioning import Repartitioned
 from fairlane.operations.policies import PolicyChange, PolicyInForce
 from fairlane.policy.differences import Difference
 from fairlane.policy.overrides import Override
@@ -25,6 +26,7 @@ __all__ = [
     "describe_limit",
     "describe_override",
     "describe_overrides",
+    "describe_partitions",
     "describe_policy",
     "describe_policy_change",
 ]
@@ -169,4 +171,19 @@ def describe_finding(finding: Finding) -> dict[str, Any]:
         "queue": finding.queue,
         "message": finding.message,
         "remedy": finding.remedy,
+    }
+
+
+def describe_partitions(done: Repartitioned) -> dict[str, Any]:
+    plan = done.plan
+    return {
+        "queue": plan.queue,
+        "before": plan.before,
+        "after": plan.after,
+        "by": list(plan.by),
+        "dry_run": done.is_dry_run,
+        "resumed": plan.is_resumed,
+        "waiting": plan.waiting,
+        "running": plan.running,
+        "moved": done.moved,
     }

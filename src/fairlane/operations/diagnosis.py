@@ -13,7 +13,9 @@ from fairlane.job import State
 from fairlane.operations.policies import Declarations, PolicyInForce, show_policies
 from fairlane.policy.keys import flow_id, gate_id
 from fairlane.policy.overrides import Scope, pause_name, without_place
+from fairlane.policy.partitions import parse_partition, whole_of
 from fairlane.policy.policy import Policy
+from fairlane.store.finding import find_jobs
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import FOLD_AT_MOST, QueueCounts, Store, Traces
 
@@ -49,8 +51,13 @@ class _Named:
 async def diagnose(store: Store, declared: Declarations | None = None) -> list[Finding]:
     """Look at every queue of a database, and at what the code declares."""
     findings: list[Finding] = []
-    for each in await show_policies(store, declared):
-        findings += _drift(each)
+    shown = {each.queue: each for each in await show_policies(store, declared, with_partitions=True)}
+    for each in shown.values():
+        whole = shown.get(whole_of(each.queue))
+        findings += _width(each)
+        # Of a queue with another width than its stored one that is said, and of its partitions what is not said of it.
+        if not (whole is not None and (_is_divided_otherwise(whole) or (whole is not each and whole.is_drift))):
+            findings += _drift(each)
         if each.policy is not None:
             findings += _overrides_without_place(each.policy)
             findings += await _left_behind(store, each.policy)
@@ -72,6 +79,40 @@ async def _left_behind(store: Store, policy: Policy) -> list[Finding]:
     return findings
 
 
+def _is_divided_otherwise(each: PolicyInForce) -> bool:
+    return (
+        each.policy is not None
+        and each.declared is not None
+        and (_divided_by(each.policy) != _divided_by(each.declared))
+    )
+
+
+def _divided_by(policy: Policy) -> tuple[int, tuple[str, ...]]:
+    return (1, ()) if policy.partition is None else (policy.partition.width, policy.partition.by)
+
+
+def _width(each: PolicyInForce) -> Iterator[Finding]:
+    """A queue that is divided otherwise than the code says, or on its way to another number of partitions."""
+    place = None if each.policy is None else each.policy.partition
+    if place is not None and place.was is not None and place.index == 0:
+        yield Finding(
+            check="partitions",
+            queue=each.queue,
+            message=f"it is on its way from {place.was} to {place.width} partitions: keys that move stand still",
+            remedy=f"let that end, or go on with it: `fairlane partition {place.of} --to {place.width}`",
+        )
+    if each.policy is None or each.declared is None or not _is_divided_otherwise(each) or parse_partition(each.queue):
+        return
+    (has, has_by), (wants, wants_by) = _divided_by(each.policy), _divided_by(each.declared)
+    yield Finding(
+        check="partitions",
+        queue=each.queue,
+        message=f"it has {has} (by {', '.join(has_by) or 'no key'}), and the code declares {wants} (by "
+        f"{', '.join(wants_by) or 'no key'}): programs with this code are refused",
+        remedy=f"declare partitions={has}, or change the queue: `fairlane partition {each.queue} --to {wants}`",
+    )
+
+
 def _drift(each: PolicyInForce) -> Iterator[Finding]:
     if not each.is_drift:
         return
@@ -85,7 +126,7 @@ def _drift(each: PolicyInForce) -> Iterator[Finding]:
 
 
 def _overrides_without_place(policy: Policy) -> Iterator[Finding]:
-    for override in policy.overrides.all:
+    for override in policy.overrides.all if parse_partition(policy.queue) is None else ():
         reason = without_place(policy, override)
         if reason is not None:
             yield Finding(
@@ -97,7 +138,9 @@ def _overrides_without_place(policy: Policy) -> Iterator[Finding]:
 
 
 def _named_keys(policy: Policy) -> Iterator[_Named]:
-    """Every key that the policy or an override names."""
+    """Every key that the policy or an override names. All partitions have the same ones: they are named once."""
+    if policy.partition is not None and policy.partition.index:
+        return
     if policy.fair is not None:
         (name, *_) = policy.fair.by
         for value in policy.fair.weights:
@@ -135,7 +178,7 @@ async def _without_jobs(store: Store, named: list[_Named], traces: Traces) -> li
     they do not know is looked for among the jobs themselves.
     """
     unseen = [each for each in named if traces.found.isdisjoint((*each.flows, *each.gates))]
-    return [each for each in unseen[:MOST_LOOKS] if not (await store.find_jobs(_jobs_with(each), None, 1)).jobs]
+    return [each for each in unseen[:MOST_LOOKS] if not (await find_jobs(store, _jobs_with(each), None, 1)).jobs]
 
 
 def _jobs_with(named: _Named) -> JobFilter:
@@ -167,7 +210,7 @@ async def _has_ready_jobs(store: Store, queue: str, counts: QueueCounts) -> bool
     """A bell that nobody has folded may tell of a job that came, or of one that ended."""
     if counts.ready or not counts.bells:
         return counts.ready > 0
-    return bool((await store.find_jobs(JobFilter(queue=queue, state=State.READY), None, 1)).jobs)
+    return bool((await find_jobs(store, JobFilter(queue=queue, state=State.READY), None, 1)).jobs)
 
 
 def _no_worker(queue: str, has_ready_jobs: bool) -> Iterator[Finding]:

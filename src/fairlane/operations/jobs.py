@@ -17,6 +17,7 @@ import msgspec
 from fairlane.errors import ConfigurationError, JobNotFound
 from fairlane.job import AttemptRecord, JobRecord, State
 from fairlane.store.auditing import Note
+from fairlane.store.finding import find_jobs
 from fairlane.store.operators import CANCEL, FORCE, PURGE, REPLAY, RETRY, Action, Handled, JobFilter, JobPage
 from fairlane.store.protocol import Store
 
@@ -83,7 +84,7 @@ async def list_jobs(
     """Jobs that fit, the newest first: as many as asked for, however many have to be looked at to find them."""
     found: list[JobRecord] = []
     while True:
-        page = await store.find_jobs(wanted, after, limit - len(found))
+        page = await find_jobs(store, wanted, after, limit - len(found))
         found += page.jobs
         after = page.after
         if after is None or len(found) >= limit:
@@ -255,7 +256,7 @@ class _Errand:
         after: str | None = None
         left = limit
         while left > 0:
-            page = await self._store.find_jobs(wanted, after, min(BATCH, left))
+            page = await find_jobs(self._store, wanted, after, min(BATCH, left))
             batch = [each for each in page.jobs if self._action.applies_to(each.state)]
             left -= len(batch)
             after = page.after
@@ -266,7 +267,7 @@ class _Errand:
                 return
 
     async def _has_more(self, wanted: JobFilter, after: str) -> bool:
-        page = await self._store.find_jobs(wanted, after, 1)
+        page = await find_jobs(self._store, wanted, after, 1)
         # Where a bounded look found nothing and has not come to the end, more cannot be ruled out.
         return bool(page.jobs) or page.after is not None
 

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 
 from fairlane.clock import Instant
 from fairlane.errors import InvalidOverride
-from fairlane.operations.asking import Intent, find_limit, in_force, scope_of
+from fairlane.operations.asking import Intent, find_limit, in_force, partitions_of, scope_of
 from fairlane.policy.gates import Limit
 from fairlane.policy.overrides import Kind, Override, Overrides, Scope, amend, without_effect
+from fairlane.policy.partitions import parse_partition
 from fairlane.policy.policy import BoundLimit, Policy
+from fairlane.store.finding import find_jobs
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
 
@@ -87,7 +89,7 @@ async def full_name(store: Store, queue: str, task: str | None) -> str | None:
     if task is None:
         return None
     await in_force(store, queue)
-    seen = {each.task for each in (await store.find_jobs(JobFilter(queue=queue), limit=LOOKED_AT)).jobs}
+    seen = {each.task for each in (await find_jobs(store, JobFilter(queue=queue), limit=LOOKED_AT)).jobs}
     alike = sorted(each for each in seen if each.endswith(f".{task}"))
     if task in seen or not alike:
         return task
@@ -186,10 +188,14 @@ async def _remove(store: Store, queue: str, action: str, gone: Sequence[str], in
 async def _change(
     store: Store, queue: str, action: str, put: Sequence[Override], remove: Sequence[str], intent: Intent
 ) -> Change:
+    """Every partition of a queue has the same overrides: they hold for whatever key may come there."""
     policy = (await in_force(store, queue)).policy
-    amendment = (
-        amend(policy, put, remove) if intent.dry_run else await store.amend(queue, put, remove, intent.note(action))
-    )
+    amendment = amend(policy, put, remove)
+    if not intent.dry_run:
+        first, *others = await partitions_of(store, queue)
+        amendment = await store.amend(first, put, remove, intent.note(action))
+        for name in others:
+            await store.amend(name, put, remove, intent.note(action))
     return Change(
         queue=queue,
         action=action,
@@ -205,6 +211,8 @@ async def list_overrides(store: Store, queue: str | None = None) -> list[Overrid
     now = await store.now()
     found = []
     for name in sorted(await store.queues()) if queue is None else [queue]:
+        if queue is None and parse_partition(name) is not None:
+            continue  # they have what their queue has
         policy = (await in_force(store, name)).policy
         found += overrides_of(policy, policy.overrides, now)
     return found

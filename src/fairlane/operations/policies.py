@@ -10,7 +10,9 @@ from fairlane.errors import ConfigurationError, UnknownQueue
 from fairlane.operations.asking import Intent, in_force
 from fairlane.operations.overriding import OverrideInForce, overrides_of
 from fairlane.policy.differences import Difference, differences
+from fairlane.policy.dividing import adopted
 from fairlane.policy.overrides import without_place
+from fairlane.policy.partitions import parse_partition, whole_of
 from fairlane.policy.policy import Policy
 from fairlane.store.auditing import AuditEntry
 from fairlane.store.protocol import Store
@@ -79,9 +81,16 @@ class AuditPage:
 
 
 async def show_policies(
-    store: Store, declared: Declarations | None = None, queues: Sequence[str] = ()
+    store: Store,
+    declared: Declarations | None = None,
+    queues: Sequence[str] = (),
+    *,
+    with_partitions: bool = False,
 ) -> list[PolicyInForce]:
-    """The policy in force for these queues or for all, and where the code declares another one."""
+    """The policy in force for these queues or for all, and where the code declares another one.
+
+    The first partition of a queue stands for all of them, unless they are asked for.
+    """
     given = declared or {}
     now = await store.now()
     known = await store.queues()
@@ -90,17 +99,19 @@ async def show_policies(
         if name in known or name not in given
         else PolicyInForce(queue=name, policy=None, version=0, declared=given[name], drift=(), overrides=())
         for name in queues or sorted({*given, *known})
+        if name in queues or with_partitions or parse_partition(name) is None
     ]
 
 
 async def diff_policies(store: Store, declared: Declarations, queues: Sequence[str] = ()) -> list[PolicyInForce]:
     """What applying the declared policies would change, for these queues or for all that are declared."""
     require_declared(declared, queues)
-    return await show_policies(store, declared, queues or tuple(declared))
+    return await show_policies(store, declared, queues or [name for name in declared if parse_partition(name) is None])
 
 
 async def _in_force(store: Store, queue: str, declared: Policy | None, now: Instant) -> PolicyInForce:
     stored = await in_force(store, queue)
+    declared = None if declared is None else adopted(stored.policy, declared)
     return PolicyInForce(
         queue=queue,
         policy=stored.policy,
@@ -121,7 +132,8 @@ async def apply_policies(
 ) -> list[PolicyChange]:
     """Put what the code declares in force, a transaction for each queue. Overrides stay as they are."""
     require_declared(declared, queues)
-    return [await _apply(store, declared[name], intent, accept_missing_keys) for name in queues or declared]
+    names = [name for name in declared if not queues or whole_of(name) in queues or name in queues]
+    return [await _apply(store, declared[name], intent, accept_missing_keys) for name in names]
 
 
 def require_declared(declared: Declarations, queues: Sequence[str]) -> None:
@@ -135,6 +147,7 @@ def require_declared(declared: Declarations, queues: Sequence[str]) -> None:
 async def _apply(store: Store, policy: Policy, intent: Intent, accept_missing_keys: bool) -> PolicyChange:
     found = await store.policy(policy.queue)
     before = None if found is None else found.policy
+    policy = policy if before is None else adopted(before, policy)
     version = 0 if found is None else found.version
     is_changed = before is None or before.digest != policy.digest
     if intent.dry_run and is_changed and found is not None and not accept_missing_keys:

@@ -8,11 +8,12 @@ from typing import Protocol
 from uuid import UUID
 
 from fairlane.clock import as_instant, microseconds
-from fairlane.operations import jobs, overriding, policies
+from fairlane.operations import jobs, overriding, partitioning, policies
 from fairlane.operations.asking import Intent
 from fairlane.operations.diagnosis import Finding, diagnose
 from fairlane.operations.jobs import LIMIT, JobDetails, Report, Selection
 from fairlane.operations.overriding import Change, LimitInForce, OverrideInForce
+from fairlane.operations.partitioning import Repartitioned
 from fairlane.operations.policies import AuditPage, PolicyChange, PolicyInForce
 from fairlane.policy.policy import Policy
 from fairlane.store.operators import JobFilter, JobPage
@@ -204,6 +205,24 @@ class Operations:
             queues,
             accept_missing_keys=accept_missing_keys,
         )
+
+    async def change_partitions(
+        self,
+        queue: str,
+        to: int,
+        *,
+        by: Sequence[str] | None = None,
+        reason: str = "",
+        actor: str | None = None,
+        dry_run: bool = False,
+    ) -> Repartitioned:
+        """Change the number of a queue's partitions while it works; by these keys, if it has had only one.
+
+        Not one transaction but many. Broken off, it leaves keys standing still that move; called again, it goes on.
+        """
+        intent = self._intent(actor, reason, dry_run)
+        keys = None if by is None else tuple(by)
+        return await partitioning.change_partitions(await self._source.opened(), queue, to, intent, by=keys)
 
     async def list_audit(self, queue: str | None = None, *, before: int | None = None, limit: int = 100) -> AuditPage:
         """What operators did, the newest first."""

@@ -22,14 +22,18 @@ from fairlane.policy.gates import Limit
 from fairlane.policy.keys import BUILT_IN, Keys, flow_id, gate_id, select, shared_gate_id
 from fairlane.policy.kinds import KINDS, read_limit
 from fairlane.policy.limits import Concurrency, Rate
+from fairlane.policy.moving import MOVING, MovingGate
 from fairlane.policy.numbers import FromJob
 from fairlane.policy.overrides import NO_OVERRIDES, OPEN, SHUT, Overrides, PauseGate, Suspended, pause_name
+from fairlane.policy.partitions import Partition, checked_partition
 from fairlane.policy.sequence import Sequence
 
 __all__ = ["WEIGHT", "BoundLimit", "Level", "Policy", "shared_identity"]
 
 PRIORITY_STEP = 60 * SECOND
 WEIGHT = "weight"
+MOST_LANES = 100_000
+"""Lanes whose gates are remembered."""
 """The name under which a job brings its flow's weight along; limits have a colon in theirs."""
 _QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,119}\Z")
 
@@ -59,6 +63,14 @@ class BoundLimit:
         """Whether its gates belong to several queues."""
         return self.limit.name is not None
 
+    @property
+    def is_the_same_for_all(self) -> bool:
+        """Whether it holds for every key as it is declared."""
+        return self.named is None and self.from_job is None and not isinstance(self.limit, PauseGate)
+
+
+_MOVING = BoundLimit(MOVING, MovingGate(), Level.LANE)
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -69,6 +81,8 @@ class Policy:
     limits: tuple[Limit, ...] = ()
     keys: By = ()
     priority_step: int = PRIORITY_STEP
+    partition: Partition | None = None
+    """Its place among the partitions of a queue, if it is one of several."""
     overrides: Overrides = field(default=NO_OVERRIDES, compare=False, repr=False)
     """What operators have changed meanwhile. No part of what is declared."""
 
@@ -86,6 +100,8 @@ class Policy:
         if self.fair is not None and not isinstance(self.fair, Fair):
             raise InvalidPolicy(f"{what}: fair={self.fair!r} is not a fair share; use Fair(by=…)")
         self._check_sequence(what)
+        if self.partition is not None:
+            checked_partition(self.partition)
         if self.priority_step < 0:
             raise InvalidPolicy(f"{what}: the priority step is a time of at least 0")
         if built_in := sorted(set(self.keys) & set(BUILT_IN)):
@@ -121,6 +137,7 @@ class Policy:
 
     def _named(self) -> list[str]:
         scopes = [self.fair.by if self.fair else (), *(limit.by for limit in self.limits)]
+        scopes.append(self.partition.by if self.partition else ())
         return sorted({name for by in scopes for name in by} - set(BUILT_IN))
 
     @cached_property
@@ -160,6 +177,11 @@ class Policy:
         fair_by = set(self.fair.by) if self.fair else set()
         return Level.QUEUE if not by else Level.FLOW if set(by) <= fair_by else Level.LANE
 
+    def is_own(self, bound: BoundLimit) -> bool:
+        """Whether each partition keeps this limit for itself, on purpose."""
+        own = 0 if self.partition is None else self.partition.own
+        return bound in self.bound[len(self.bound) - own :]
+
     @cached_property
     def sequence(self) -> BoundLimit | None:
         """The limit that lets jobs run one after the other."""
@@ -176,6 +198,8 @@ class Policy:
     def bound_named(self, name: str) -> BoundLimit | None:
         """A limit by the name of its gates. A pause has one too, also when nothing is paused any more."""
         found = self._by_name.get(name)
+        if name == MOVING:
+            return _MOVING
         if found is None and name.startswith("pause:"):
             by = tuple(part for part in name.removeprefix("pause:").split(",") if part)
             return BoundLimit(name, PauseGate(by, is_shut=True), self._level(by))
@@ -185,9 +209,13 @@ class Policy:
         """What holds for one key: the limit as it is declared, with the number that a job has brought along, or as an
         operator has changed it. `None`: it does not name this key.
         """
+        if bound.is_the_same_for_all and not (self.overrides.limits or self.overrides.suspension):
+            return bound.limit
         if isinstance(bound.limit, PauseGate):
             return SHUT if values in self.overrides.pauses.get(bound.limit.by, {}) else OPEN
         limit = bound.limit
+        if isinstance(limit, MovingGate):
+            return limit
         if isinstance(limit, Concurrency | Rate) and (bound.named is not None or bound.from_job is not None):
             at = limit.at(values, value)
             if at is None:
@@ -224,7 +252,7 @@ class Policy:
     @cached_property
     def has_keyed_gates(self) -> bool:
         """Whether anything may hold back some lanes and not others."""
-        return bool(self.keyed_limits or self._keyed_pauses)
+        return bool(self.keyed_limits or self._keyed_pauses or (self.partition and self.partition.is_guarded))
 
     @cached_property
     def stops_flows(self) -> bool:
@@ -234,6 +262,19 @@ class Policy:
     def gate_of(self, bound: BoundLimit, values: tuple[str | None, ...]) -> bytes:
         """The gate of one limit for one key."""
         return gate_id(self.queue, bound.name, values)
+
+    @cached_property
+    def _passes(self) -> dict[bytes, list[tuple[bytes, BoundLimit]]]:
+        return {}
+
+    def passes(self, lane: bytes, priority: int, keys: Keys) -> list[tuple[bytes, BoundLimit]]:
+        """The same for a lane by its id, worked out once: a lane's keys never change, and claim after claim asks."""
+        found = self._passes.get(lane)
+        if found is None:
+            if len(self._passes) >= MOST_LANES:
+                self._passes.clear()
+            found = self._passes[lane] = self.gates_of(priority, keys)
+        return found
 
     def gates_of(self, priority: int, keys: Keys) -> list[tuple[bytes, BoundLimit]]:
         """The keyed gates that a lane's jobs pass."""
@@ -246,6 +287,8 @@ class Policy:
             values = select(bound.limit.by, keys, priority)
             if values in paused:
                 gates.append((self.gate_of(bound, values), bound))
+        if self.partition is not None and self.partition.holds_back(keys):
+            gates.append((self.gate_of(_MOVING, ()), _MOVING))
         return gates
 
     @cached_property
@@ -338,12 +381,15 @@ class Policy:
 
     def to_document(self) -> dict[str, Any]:
         """What is stored; `from_document` reads it back."""
+        # Left out where there is none: what was stored before queues had partitions reads, and compares, as before.
+        partition = {} if self.partition is None else {"partition": msgspec.to_builtins(self.partition)}
         return {
             "queue": self.queue,
             "fair": self.fair.to_document() if self.fair else None,
             "limits": [limit.to_document() for limit in self.limits],
             "keys": list(self.keys),
             "priority_step": self.priority_step,
+            **partition,
         }
 
     @cached_property
@@ -368,6 +414,7 @@ class Policy:
             limits=tuple(read_limit(each) for each in document["limits"]),
             keys=tuple(document["keys"]),
             priority_step=document["priority_step"],
+            partition=msgspec.convert(document["partition"], Partition) if "partition" in document else None,
         )
 
 

@@ -16,6 +16,8 @@ class Reason(StrEnum):
     """Its time has not come: a delay, a retry's backoff, a snooze."""
     PAUSED = "paused"
     """An operator has paused its queue, its key or its task."""
+    MOVING = "moving"
+    """Its key moves to another partition of its queue."""
     CONCURRENCY = "concurrency"
     """As many run as its limit allows."""
     RATE = "rate"

@@ -38,44 +38,42 @@ RECHECK = 100_000
 IDLE, READY, PARKED = int(Standing.IDLE), int(Standing.READY), int(Standing.PARKED)
 
 
-class Gate:
+class Gate(msgspec.Struct, eq=False):
     """One limit for one key, being worked on."""
 
-    __slots__ = (
-        "awake",
-        "before",
-        "bound",
-        "dirty",
-        "id",
-        "in_flight",
-        "key",
-        "known",
-        "limit",
-        "memo",
-        "shared",
-        "tat",
-        "value",
-        "waiting",
-        "wake_at",
-    )
+    id: bytes
+    key: list[str | None]
+    in_flight: int
+    tat: Instant
+    waiting: int
+    awake: int
+    wake_at: Instant | None
+    memo: Any
+    value: float | None
+    bound: BoundLimit
+    limit: Limit
+    shared: SharedGate | None = None
+    known: int = 0
+    before: Instant | None = None
+    """What `tat` was before the first start of this claim."""
+    dirty: bool = False
 
-    def __init__(self, row: GateRow, bound: BoundLimit, limit: Limit, shared: SharedGate | None = None) -> None:
-        self.id = row.id
-        self.shared = shared
-        self.bound = bound
-        self.limit = limit
-        self.memo: Any = None if row.memo is None else msgspec.json.decode(row.memo)
-        self.value = row.value
-        self.key = row.key
-        self.in_flight = row.in_flight
-        self.tat = row.tat
-        self.waiting = row.waiting
-        self.awake = row.awake
-        self.wake_at = row.wake_at
-        self.known = 0
-        self.before: Instant | None = None
-        """What `tat` was before the first start of this claim."""
-        self.dirty = False
+    @classmethod
+    def of(cls, row: GateRow, bound: BoundLimit, limit: Limit, shared: SharedGate | None = None) -> Gate:
+        return cls(
+            row.id,
+            row.key,
+            row.in_flight,
+            row.tat,
+            row.waiting,
+            row.awake,
+            row.wake_at,
+            None if row.memo is None else msgspec.json.decode(row.memo),
+            row.value,
+            bound,
+            limit,
+            shared,
+        )
 
     def room(self, now: Instant) -> int:
         return self.limit.room_at(self, now) if self.shared is None else self.shared.room(now)
@@ -352,7 +350,7 @@ class Board:
             if row.id not in self.gates and (bound := self.policy.bound_named(row.limit)) is not None:
                 limit = self.policy.limit_at(bound, tuple(row.key), row.value)
                 if limit is not None:
-                    self.gates[row.id] = Gate(row, bound, limit, self._shared(bound, tuple(row.key)))
+                    self.gates[row.id] = Gate.of(row, bound, limit, self._shared(bound, tuple(row.key)))
 
     def add_shared(self, rows: Iterable[SharedGateRow]) -> None:
         for row in rows:
@@ -404,7 +402,7 @@ class Board:
             for bound in self.policy.keyed_shared_limits:
                 key = select(bound.limit.by, lane.keys, lane.priority)
                 self._shared_behind[gate_id(self.policy.queue, bound.name, key)] = shared_gate_id(bound.name, key)
-            lane.passes = self.policy.gates_of(lane.priority, lane.keys)
+            lane.passes = self.policy.passes(lane.id, lane.priority, lane.keys)
         return lane.passes
 
     def gates_of(self, lane: Lane) -> list[Gate]:
@@ -414,7 +412,7 @@ class Board:
                 lane.gates = []
                 return lane.gates
             lane.gates = [
-                self.gate(gate_id, bound, select(bound.limit.by, lane.keys, lane.priority))
+                self.gates.get(gate_id) or self.gate(gate_id, bound, select(bound.limit.by, lane.keys, lane.priority))
                 for gate_id, bound in self._passes(lane)
             ]
         return lane.gates
@@ -440,5 +438,5 @@ class Board:
         if found is None:
             limit = self.policy.limit_at(bound, key) or bound.limit
             row = GateRow(gate_id, bound.name, list(key), 0, 0, 0, 0, None)
-            found = self.gates[gate_id] = Gate(row, bound, limit, self._shared(bound, key))
+            found = self.gates[gate_id] = Gate.of(row, bound, limit, self._shared(bound, key))
         return found

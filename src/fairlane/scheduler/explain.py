@@ -7,10 +7,12 @@ words. What a gate says here is what it says to a claim: it is asked the same wa
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 from uuid import UUID
 
 import msgspec
+from msgspec.structs import replace
 
 from fairlane.clock import SECOND, Instant
 from fairlane.job import State
@@ -23,7 +25,18 @@ from fairlane.scheduler.plan import Working
 from fairlane.scheduler.shared import ask_for_shared
 from fairlane.scheduler.snapshot import FlowRow, LaneRow, Need, QueueRow, Snapshot, Supply
 
-__all__ = ["Examined", "Explanation", "Facts", "Holder", "Kept", "Subject", "examine", "explain", "sequence_lane"]
+__all__ = [
+    "Examined",
+    "Explanation",
+    "Facts",
+    "Holder",
+    "Kept",
+    "Subject",
+    "examine",
+    "explain",
+    "sequence_lane",
+    "together",
+]
 
 HOLDERS = 20
 """Jobs that are named as holders of one gate; of the others there is a number."""
@@ -220,6 +233,20 @@ def explain(facts: Facts, tasks: Collection[str] | None = None) -> Explanation:
     return _told(facts, holds, earliest, None if stops else _estimate(facts, holds, earliest))
 
 
+def together(queue: str, parts: Sequence[Explanation]) -> Explanation:
+    """What holds a queue, from what holds its partitions. What is said of several of them is said once."""
+    holds = {(hold.reason, hold.limit, hold.words): hold for part in parts for hold in part.holds}
+    turns = zip_longest(*(part.next_up for part in parts))
+    return Explanation(
+        replace(parts[0].subject, queue=queue),
+        parts[0].now,
+        list(holds.values()),
+        min((part.earliest for part in parts if part.earliest is not None), default=None),
+        min((part.estimate for part in parts if part.estimate is not None), default=None),
+        [job for turn in turns for job in turn if job is not None][: max(len(part.next_up) for part in parts)],
+    )
+
+
 def _told(facts: Facts, holds: list[Hold], earliest: Instant | None, estimate: Instant | None) -> Explanation:
     return Explanation(facts.subject, facts.now, holds, earliest, estimate, facts.next_up)
 
@@ -251,6 +278,9 @@ def _shut(facts: Facts) -> list[Hold]:
         key = dict(zip(bound.limit.by, values, strict=True))
         if isinstance(bound.limit, PauseGate):
             holds.append(_paused(facts, bound.limit.by, tuple(values)))
+            continue
+        if why.reason is Reason.MOVING:
+            holds.append(Hold(why.reason, "its key moves to another partition of the queue, and starts there"))
             continue
         if why.reason is Reason.SEQUENCE:
             holds += _in_sequence(facts, name, key, why)

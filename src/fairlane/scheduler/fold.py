@@ -20,6 +20,8 @@ __all__ = [
     "by_rank_within_flows",
     "fold_arrivals",
     "fold_releases",
+    "forget_awake",
+    "free_room",
     "lag",
     "rung_gates",
     "settle_debt",
@@ -212,6 +214,24 @@ def _count_awake(gate: Gate, *, spoken_for: bool) -> None:
     gate.waiting -= 1
     gate.awake += 1 if spoken_for else 0
     gate.dirty = True
+
+
+def free_room(gate: Gate, now: Instant) -> int:
+    """Room that no woken lane will use."""
+    room = gate.room(now)
+    if gate.wake_at is not None and gate.wake_at <= now:
+        gate.wake_at, gate.dirty = None, True
+        if gate.awake >= room:
+            # Whoever was woken for this room has had its time.
+            gate.awake = 0
+    return room - gate.awake
+
+
+def forget_awake(board: Board) -> None:
+    """Whoever was woken has had its time."""
+    for gate in board.gates.values():
+        if gate.awake:
+            gate.awake, gate.dirty = 0, True
 
 
 def sleepers(board: Board, gates: set[bytes]) -> dict[bytes, tuple[list[Lane], list[Flow]]]:

@@ -160,7 +160,11 @@ def _all_keys(record: Recording) -> By:
 def describe(policy: Policy) -> str:
     """A policy as one would write it in Python."""
     parts = [repr(policy.fair)] if policy.fair else []
-    return ", ".join([*parts, *map(repr, policy.limits)]) or "no policy (first come, first served)"
+    parts += map(repr, policy.limits)
+    if policy.partition is not None and policy.partition.width > 1:
+        by = f", partition_by={policy.partition.by!r}" if policy.partition.by else ""
+        parts.append(f"partitions={policy.partition.width}{by}")
+    return ", ".join(parts) or "no policy (first come, first served)"
 
 
 def jain_index(values: Iterable[float]) -> float:

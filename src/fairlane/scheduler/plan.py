@@ -19,6 +19,8 @@ from fairlane.scheduler.fold import (
     by_rank_within_flows,
     fold_arrivals,
     fold_releases,
+    forget_awake,
+    free_room,
     rung_gates,
     settle_debt,
     sleepers,
@@ -122,7 +124,7 @@ class Working:
         asks = [
             (gate, min(gate.waiting, room))
             for gate in self.board.gates.values()
-            if gate.waiting and (room := self._free(gate)) > 0
+            if gate.waiting and (room := free_room(gate, self.now)) > 0
         ]
         if not asks:
             return False
@@ -145,21 +147,6 @@ class Working:
                 # Nobody waits here, whatever the count says; a count that is wrong must not be asked again for ever.
                 gate.waiting, gate.dirty = 0, True
         return woken
-
-    def _free(self, gate: Gate) -> int:
-        """Room that no woken lane will use."""
-        room = gate.room(self.now)
-        if gate.wake_at is not None and gate.wake_at <= self.now:
-            gate.wake_at, gate.dirty = None, True
-            if gate.awake >= room:
-                # Whoever was woken for this room has had its time.
-                gate.awake = 0
-        return room - gate.awake
-
-    def _forget_awake(self) -> None:
-        for gate in self.board.gates.values():
-            if gate.awake:
-                gate.awake, gate.dirty = 0, True
 
     def force(self) -> Generator[Need, Supply, None]:
         """Start what an operator has asked for. No gate is asked, and every gate is charged, as is its flow."""
@@ -192,7 +179,7 @@ class Working:
                 continue
             if not self.heap:
                 # No flow is ready: whoever was woken and not visited sits in a parked flow, and its room is free.
-                self._forget_awake()
+                forget_awake(self.board)
                 if (yield from self.wake_due()):
                     self._requeue_woken()
                     yield from self._prepare(budget)
@@ -499,6 +486,8 @@ class Working:
 
     def _set_alarm(self, gate: Gate) -> None:
         """When this gate must be looked at although nothing is released."""
+        if not gate.waiting and gate.wake_at is None and gate.shared is None and gate.bound.level is not Level.QUEUE:
+            return
         room = gate.room(self.now)
         stops_queue = gate.bound.level is Level.QUEUE and bool(self.heap or not self.scan_ended)
         waits = room <= 0 and bool(gate.waiting or stops_queue)

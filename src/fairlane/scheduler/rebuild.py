@@ -50,7 +50,7 @@ def carried_gates(policy: Policy, now: Instant, gates: Iterable[GateRow]) -> lis
         bound = policy.bound_named(row.limit)
         limit = None if bound is None or bound.is_shared else policy.limit_at(bound, tuple(row.key), row.value)
         if bound is not None and limit is not None:
-            gate = Gate(row, bound, limit)
+            gate = Gate.of(row, bound, limit)
             if not limit.counts_in_flight:
                 # What was spent is measured by the old bound. What was learned stays for when the override ends.
                 limit.carry_over(gate, now)

@@ -19,6 +19,8 @@ from fairlane.policy.policy import Policy
 from fairlane.policy.unique import Conflict
 from fairlane.scheduler.explain import Facts
 from fairlane.scheduler.settlement import Settlement
+from fairlane.scheduler.snapshot import GateRow
+from fairlane.scheduler.strays import WaitingLane
 from fairlane.store.auditing import AuditEntry, Note
 from fairlane.store.operators import Handled, JobFilter, JobPage
 
@@ -30,6 +32,7 @@ __all__ = [
     "Pruned",
     "QueueCounts",
     "Reaped",
+    "Rehomed",
     "Renewed",
     "Retention",
     "Store",
@@ -70,6 +73,8 @@ class Claimed(msgspec.Struct, frozen=True):
     """Work that could start was left behind, or bells were not all folded: claim again at once if slots are free."""
     look_again: bool
     """The waiter was registered while a producer's transaction may have been open: claim again shortly."""
+    vtime: float | None = None
+    """The queue's virtual time, once these jobs have started. `None`: somebody else has claimed for us."""
     is_limited: bool | None = None
     """The queue has limits: what is claimed and has not started holds slots and tokens. `None`: as far as is known."""
 
@@ -112,6 +117,16 @@ class Pruned(msgspec.Struct, frozen=True):
     flows: int = 0
     gates: int = 0
     more: bool = False
+
+
+class Rehomed(msgspec.Struct, frozen=True):
+    """What became of the jobs of a partition that belong to another one."""
+
+    moved: int
+    waiting: int
+    """Those that are still here, ready or scheduled."""
+    running: int
+    """Those that run: they end here, wherever they belong."""
 
 
 class Retention(msgspec.Struct, frozen=True):
@@ -371,4 +386,24 @@ class Store(Protocol):
 
     async def traces(self, queue: str, flows: Sequence[bytes], gates: Sequence[bytes]) -> Traces:
         """What there is of a queue to see besides its counts; each flow and gate is looked up by its id."""
+        ...
+
+    # Partitions. The state of each is its own; jobs go from one to another as facts do, by bells: they have left here,
+    # and come there.
+
+    async def divide(self, policy: Policy, gates: Sequence[GateRow] = (), note: Note | None = None) -> Declared:
+        """Put the policy of a partition in force, whatever number of partitions there was; with gates that come from
+        other partitions. `InvalidPolicy` where waiting jobs lack a key that it looks at."""
+        ...
+
+    async def rehome(self, queue: str, limit: int = 1_000) -> Rehomed:
+        """Move waiting jobs of a partition to where they belong: about `limit` of them, each in its place."""
+        ...
+
+    async def gates_of_strays(self, queue: str) -> list[tuple[str, GateRow]]:
+        """The gates of keys that belong to another partition, each with the name of that one."""
+        ...
+
+    async def lanes(self, queue: str) -> list[WaitingLane]:
+        """The lanes of jobs that wait or run, and those that scheduled jobs will join. Looking changes nothing."""
         ...

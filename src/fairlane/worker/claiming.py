@@ -163,7 +163,7 @@ class Claiming:
             claimed = await self._outage.ride_out(once, "claiming", unless=self._stopping)
         except StoreUnavailable:
             return  # told to stop, and nobody there to claim from
-        self._slots.note_claimed(queue, len(claimed.claims))
+        self._slots.note_claimed(queue, len(claimed.claims), claimed.vtime)
         if claimed.is_limited is not None:
             queue.is_limited = claimed.is_limited
         self._note_time(self._loop.time() - began)
@@ -190,7 +190,8 @@ class Claiming:
             return
         queue.is_registered = self.listener is not None
         queue.is_hungry = queue.is_hungry or claimed.more
-        queue.is_idle = not queue.is_hungry
+        if not queue.is_hungry:
+            self._slots.note_idle(queue)
         now = self._clock.now()
         due = now + jittered(self._poll)
         if claimed.next_due is not None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from fairlane.clock import Instant
+from fairlane.policy.partitions import parse_partition
 from fairlane.worker.options import Order, QueueShare
+from fairlane.worker.turns import Turns
 
-__all__ = ["QueueSlots", "Slots"]
+__all__ = ["QueueSlots", "ShareSlots", "Slots"]
 
 MOST_UNSETTLED = 2_000
 """Outcomes that may wait for the store: beyond it, running more would only pile up more to lose in a crash."""
@@ -17,7 +19,7 @@ CLAIMED_AT_ONCE = 1_000
 
 
 class QueueSlots:
-    """One queue as this worker sees it."""
+    """One queue, or one partition of a queue, as this worker sees it."""
 
     __slots__ = (
         "due_at",
@@ -28,17 +30,14 @@ class QueueSlots:
         "looks",
         "name",
         "owes_wakeup",
-        "served",
-        "share",
         "used",
+        "whole",
     )
 
-    def __init__(self, share: QueueShare) -> None:
-        self.share = share
-        self.name = share.name
+    def __init__(self, name: str, whole: ShareSlots) -> None:
+        self.name = name
+        self.whole = whole
         self.used = 0
-        self.served = 0.0
-        """Jobs claimed so far, divided by the weight: the lowest is asked next."""
         self.is_hungry = True
         """There may be work: ask as soon as there is room."""
         self.is_idle = False
@@ -53,15 +52,43 @@ class QueueSlots:
         self.looks = 0
 
 
+class ShareSlots:
+    """What a worker was told to serve by one name: a queue, with all its partitions."""
+
+    __slots__ = ("queues", "served", "share", "turns")
+
+    def __init__(self, share: QueueShare, names: Sequence[str]) -> None:
+        self.share = share
+        self.turns = Turns(names)
+        self.queues = [QueueSlots(name, self) for name in names]
+        self.served = 0.0
+        """Jobs claimed so far, divided by the weight: the lowest is asked next."""
+
+    @property
+    def used(self) -> int:
+        return sum([queue.used for queue in self.queues])
+
+    @property
+    def hungry(self) -> int:
+        """How many of its partitions may have work."""
+        return sum([queue.is_hungry for queue in self.queues])
+
+
 class Slots:
     """All slots of a worker. Counts are plain numbers, read from the store's thread while a claim holds its lock."""
 
     def __init__(
-        self, shares: Sequence[QueueShare], concurrency: int, order: Order, unsettled: Callable[[], int]
+        self,
+        shares: Sequence[QueueShare],
+        concurrency: int,
+        order: Order,
+        unsettled: Callable[[], int],
+        served: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        self.queues = {share.name: QueueSlots(share) for share in shares}
-        self._all = list(self.queues.values())
-        self._reserving = [queue for queue in self._all if queue.share.min_slots]
+        self._shares = [ShareSlots(share, (served or {}).get(share.name, (share.name,))) for share in shares]
+        self._all = [queue for share in self._shares for queue in share.queues]
+        self.queues = {queue.name: queue for queue in self._all}
+        self._reserving = [each for each in self._shares if each.share.min_slots]
         self._order = order
         self._unsettled = unsettled
         self.concurrency = concurrency
@@ -72,48 +99,77 @@ class Slots:
         self.is_closed = False
 
     @property
+    def wholes(self) -> list[ShareSlots]:
+        """What is served with all its partitions, however many."""
+        return [each for each in self._shares if parse_partition(each.share.name) is None]
+
+    def add(self, whole: ShareSlots, name: str) -> QueueSlots:
+        """Serve one more partition."""
+        queue = QueueSlots(name, whole)
+        whole.turns.add(name)
+        whole.queues.append(queue)
+        self._all.append(queue)
+        self.queues[name] = queue
+        return queue
+
+    @property
     def used(self) -> int:
-        return sum(queue.used for queue in self._all)
+        return sum([queue.used for queue in self._all])
 
     def room(self, queue: QueueSlots) -> int:
         """How many more jobs of this queue may be held now."""
         if self.is_closed:
             return 0
+        own = queue.whole
         ahead = self.ahead if self.holds_limited_ahead or not queue.is_limited else 0
         free = min(self.concurrency + ahead - self.used, MOST_UNSETTLED - self._unsettled())
         for other in self._reserving:
-            if other is not queue and other.used < other.share.min_slots:
+            if other is not own and other.used < other.share.min_slots:
                 free -= other.share.min_slots - other.used
-        most = queue.share.max_slots
-        if most is not None and most - queue.used < free:
-            free = most - queue.used
+        most = own.share.max_slots
+        if most is not None and most - own.used < free:
+            free = most - own.used
         return max(0, free)
 
     def portion(self, queue: QueueSlots) -> int:
         """How many to ask for: all the room there is, or its share where other queues wait for the same slots."""
         room = min(self.room(queue), CLAIMED_AT_ONCE)
-        if self._order == "strict" or room <= 1:
+        own = queue.whole
+        beside = own.hungry - queue.is_hungry
+        if room <= 1 or (self._order == "strict" and not beside):
             return room
-        rivals = sum(other.share.weight for other in self._all if other.is_hungry and other is not queue)
-        if not rivals:
+        weight = own.share.weight
+        rivals = sum(each.share.weight for each in self._shares if each is not own and each.hungry)
+        if self._order == "strict":
+            rivals = 0
+        if not rivals and not beside:
             return room
-        return max(1, -int(-room * queue.share.weight // (queue.share.weight + rivals)))
+        return max(1, -int(-room * weight // ((weight + rivals) * (1 + beside))))
 
     def next_to_ask(self) -> QueueSlots | None:
         """The hungry queue whose turn it is, or one that owes a wake-up; none: wait."""
         able = [queue for queue in self._all if queue.owes_wakeup or (queue.is_hungry and self.room(queue) > 0)]
-        if not able:
-            return None
-        return able[0] if self._order == "strict" else min(able, key=lambda queue: queue.served)
+        if len(able) <= 1:
+            return able[0] if able else None
+        whole = able[0].whole if self._order == "strict" else min(able, key=lambda queue: queue.whole.served).whole
+        return min([queue for queue in able if queue.whole is whole], key=lambda queue: whole.turns.tag(queue.name))
 
-    def note_claimed(self, queue: QueueSlots, count: int) -> None:
+    def note_claimed(self, queue: QueueSlots, count: int, vtime: float | None = None) -> None:
         queue.used += count
-        queue.served += count / queue.share.weight
+        queue.whole.served += count / queue.whole.share.weight
+        queue.whole.turns.note(queue.name, vtime, is_idle=False)
+
+    def note_idle(self, queue: QueueSlots) -> None:
+        """It has nothing for us now."""
+        queue.is_idle = True
+        queue.whole.turns.note(queue.name, None, is_idle=True)
 
     def feed(self, queue: QueueSlots) -> None:
         """There may be work again. A queue that was idle earns no credit by it."""
+        whole = queue.whole
+        was_idle = all(each.is_idle for each in whole.queues)
         queue.is_hungry = True
-        if queue.is_idle:
-            queue.is_idle = False
-            lowest = min((other.served for other in self._all if other.is_hungry and other is not queue), default=0.0)
-            queue.served = max(queue.served, lowest)
+        queue.is_idle = False
+        if was_idle:
+            lowest = min([other.served for other in self._shares if other.hungry and other is not whole], default=0.0)
+            whole.served = max(whole.served, lowest)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from fairlane.clock import SECOND, Clock
+from fairlane.policy.partitions import parse_partition
 from fairlane.store.protocol import Pruned, Reaped, Retention, Store
+from fairlane.worker.following import rehome_strays
 from fairlane.worker.timing import Outage, jittered, pause
 
 __all__ = ["keep_up", "reap_leases", "remove_idle_state", "remove_old_jobs"]
@@ -62,11 +64,14 @@ async def remove_old_jobs(store: Store, outage: Outage, clock: Clock, retention:
     )
 
 
-async def remove_idle_state(store: Store, outage: Outage, clock: Clock, queues: Sequence[str]) -> None:
+async def remove_idle_state(store: Store, outage: Outage, clock: Clock, queues: Collection[str]) -> None:
     """Forget lanes, flows and gates that nothing needs any more."""
 
     async def all_queues() -> Pruned:
-        found = [await outage.ride_out(lambda name=name: store.collect(name, AT_ONCE), "collecting") for name in queues]  # type: ignore[misc]
+        found = [
+            await outage.ride_out(lambda name=name: store.collect(name, AT_ONCE), "collecting")  # type: ignore[misc]
+            for name in list(queues)  # it may grow meanwhile
+        ]
         removed = sum(each.lanes + each.flows + each.gates for each in found)
         return Pruned(removed, more=any(each.more for each in found))
 
@@ -78,7 +83,8 @@ async def keep_up(store: Store, retention: Retention, queues: Sequence[str]) -> 
     reaped = await _reap(store)
     pruned = await store.prune(retention, AT_ONCE)
     collected = [await store.collect(name, AT_ONCE) for name in queues]
-    return len(reaped.settled) >= AT_ONCE or pruned.more or any(each.more for each in collected)
+    strays = [await rehome_strays(store, name) for name in queues if parse_partition(name) is None]
+    return len(reaped.settled) >= AT_ONCE or pruned.more or any(each.more for each in collected) or any(strays)
 
 
 async def _sweep(clock: Clock, rest: int, once: Callable[[], Awaitable[Pruned]]) -> None:

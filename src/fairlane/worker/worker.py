@@ -13,7 +13,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -24,6 +24,7 @@ from fairlane.store.protocol import Retention, Store, WorkerIdentity
 from fairlane.task import Registry
 from fairlane.worker.claiming import Claiming
 from fairlane.worker.execution import Execution
+from fairlane.worker.following import follow_partitions
 from fairlane.worker.health import Health
 from fairlane.worker.leases import Leases
 from fairlane.worker.listening import Listening
@@ -39,7 +40,7 @@ __all__ = ["Worker"]
 
 log = logging.getLogger("fairlane.worker")
 
-UPKEEP = ("reaping", "pruning", "collecting")
+UPKEEP = ("reaping", "pruning", "collecting", "following")
 
 
 class Worker:
@@ -52,6 +53,7 @@ class Worker:
         options: WorkerOptions,
         clock: Clock,
         *,
+        served: Mapping[str, Sequence[str]] | None = None,
         retention: Retention | None = None,
         max_result: int = 256 * 1024,
         stamp: Stamp,
@@ -69,7 +71,9 @@ class Worker:
         # No loop is cancelled in the middle of a statement.
         self._supervisor = Supervisor(cancel=self._outage.cancel)
         self._settling = Settling(store, self._outage)
-        self._slots = Slots(options.shares, options.concurrency, options.order, lambda: self._settling.unsettled)
+        self._slots = Slots(
+            options.shares, options.concurrency, options.order, lambda: self._settling.unsettled, served
+        )
         self._execution = Execution(store, registry, self._slots, clock, self._settling.add, max_result, stamp)
         self._leases = Leases(store, self._execution, self._settling, self._outage, clock, options.time("lease"))
         self._claiming = Claiming(
@@ -134,7 +138,8 @@ class Worker:
         start("claiming", self._claiming.run())
         start("reaping", reap_leases(store, outage, clock, lease, self._before_reaping, self._claiming.look_everywhere))
         start("pruning", remove_old_jobs(store, outage, clock, self._retention))
-        start("collecting", remove_idle_state(store, outage, clock, list(self._slots.queues)))
+        start("collecting", remove_idle_state(store, outage, clock, self._slots.queues))
+        start("following", follow_partitions(store, outage, clock, self._slots, self._claiming))
 
     # The database.
 

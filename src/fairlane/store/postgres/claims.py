@@ -17,6 +17,7 @@ import asyncpg
 
 from fairlane.errors import StoreUnavailable, UnknownQueue
 from fairlane.store.postgres import amending
+from fairlane.store.postgres.carriage import Carriage
 from fairlane.store.postgres.connections import STATEMENTS, Connections, hang_up, translating
 from fairlane.store.postgres.scheduling import QueueHandle, Raced, Scheduling
 from fairlane.store.postgres.timing import StoreClock
@@ -45,6 +46,7 @@ class Claimer:
         self._queues: dict[str, QueueHandle] = {}
         self._crowding: defaultdict[int, Crowding] = defaultdict(Crowding)
         self._seat = Seat()
+        self.carriage = Carriage()
 
     async def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -76,18 +78,34 @@ class Claimer:
         """Start up to `want()` jobs."""
         watch = Watch(queue.id, listener, start_lag)
         # Whoever is registered as a waiter withdraws in the claim that fills its slots: its own.
-        is_together = self._crowding[queue.id].is_dense and not watch.is_registered
+        crowding = self._crowding[queue.id]
+        is_together = self.carriage.is_in_service = crowding.is_dense and not watch.is_registered
+        self.carriage.may_wait = not crowding.is_limited
+        self.carriage.depart()
+        try:
+            claimed = await self._claim_somehow(queue, want, worker, duration, watch, is_together=is_together)
+        finally:
+            self.carriage.arrive()
+        watch.committed()
+        return claimed
+
+    async def _claim_somehow(
+        self,
+        queue: QueueHandle,
+        want: Callable[[], int],
+        worker: WorkerIdentity,
+        duration: int,
+        watch: Watch,
+        *,
+        is_together: bool,
+    ) -> Claimed:
         for _ in range(PLANS_AT_MOST):
             try:
                 if is_together:
-                    claimed = await self._claim_together(queue, want, worker, duration, watch)
-                else:
-                    claimed = await self._claim_alone(queue, want, worker, duration, watch)
+                    return await self._claim_together(queue, want, worker, duration, watch)
+                return await self._claim_alone(queue, want, worker, duration, watch)
             except Raced:
                 is_together = False
-                continue
-            watch.committed()
-            return claimed
         raise StoreUnavailable(
             f"queue {queue.name!r}: jobs were cancelled faster than they could be claimed; try again"
         )
@@ -114,14 +132,16 @@ class Claimer:
             asked = want()
             if asked <= 0:
                 return Claimed([], uuid4(), None, more=False, look_again=False)
-            entry = await self._seat.enter(connection, queue.id, queue.name, asked, worker, duration)
+            with self.carriage.boarded() as passenger:
+                entry = await self._seat.enter(connection, queue.id, queue.name, asked, worker, duration, passenger)
+            crowding = self._crowding[queue.id]
             if entry.claims:
                 self._clock.observe(entry.claims[0].claimed_at)
                 # Left short, we look for ourselves: only who claims alone can register as a waiter.
                 is_short = len(entry.claims) < asked
-                self._crowding[queue.id].is_dense = not is_short
+                crowding.is_dense = not is_short
                 return Claimed(entry.claims, entry.lease, None, more=is_short, look_again=False)
-            self._crowding[queue.id].led(len(entry.requests))
+            crowding.led(len(entry.requests))
             await connection.execute(queue.take_over if self._durable else queue.take_over_unflushed)
             me = Holder(uuid4(), want(), worker.id, worker.name, duration)
             claimed = await self._claim(connection, queue, [me, *entry.requests], watch)
@@ -138,6 +158,7 @@ class Claimer:
         loaded = await scheduling.load(want, me=me.worker, lag=watch.start_lag, listens=watch.listens)
         now = loaded.snapshot.now
         self._clock.observe(now)
+        self._crowding[queue.id].is_limited = bool(loaded.policy.limits or loaded.policy.overrides.all)
         plan = await scheduling.plan(loaded.snapshot, want)
         claims = await scheduling.write(loaded, plan, holders)
         if loaded.snapshot.forced:
@@ -150,7 +171,8 @@ class Claimer:
         look_again = await watch.update(connection, me.worker, is_filled=is_filled)
         if loaded.others_wait and is_filled and (more or await watch.hands_over(connection)):
             await connection.execute(STATEMENTS["nudge"], queue.id, 1, me.worker)
-        return Claimed(claims, me.lease, due, more, look_again, bool(loaded.snapshot.policy.limits))
+        is_limited = bool(loaded.snapshot.policy.limits)
+        return Claimed(claims, me.lease, due, more, look_again, plan.queue.vtime, is_limited)
 
     @contextlib.asynccontextmanager
     async def locked(self, queue: QueueHandle, *, durable: bool) -> AsyncIterator[Scheduling]:

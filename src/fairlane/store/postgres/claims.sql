@@ -12,7 +12,6 @@
 --   kind          place id kin  gate name   keys   f1      f2     f3   f4   i1        i2         i3        i4       i5       i6
 --   q the queue     ×                digest bounds vtime   cursor cost      now       cursor_tie tie       releases due? (1) waiters?
 --                                                                                                              forced? (2)
---   r a release          ×                         charged refund           ended     ran        unstarted since    failed   neutral
 --   a an arrival         ×                  ×                               priority  count      floor     since    resumed
 --   f a flow        ×    ×  lane ×          ×      weight  vtime  cost debt tie       open       shut      standing spilled?
 --   s one scanned   ×    ×  lane ×          ×      weight  vtime  cost debt tie       open       shut      standing spilled?
@@ -22,7 +21,10 @@
 --
 -- A flow that houses its only lane says more: lane_gate, lane_keys, lane_tag, lane_priority, lane_ready, lane_in_flight,
 -- lane_floor, lane_rank, lane_standing. Elsewhere these are null, but for those that are borrowed: a gate's `memo` and an
--- arrival's `given` come as lane_keys, a release's `latest` as lane_rank and its `kept` as lane_ready.
+-- arrival's `given` come as lane_keys.
+--
+-- Releases come as they are stored, many in a row of kind r, which `load` alone has: lanes, counts (ended, ran, unstarted,
+-- since, failed, neutral, latest and kept, one after the other, each as long as lanes), charges (charged, refund).
 
 -- name: select_queue_id
 -- The opening of a claim cannot have parameters (three statements, one round trip), so the server writes it once.
@@ -142,25 +144,29 @@ select 'q' as kind, place, null::bytea as id, null::bytea as kin, null::bytea as
     )::integer as i6,
     null::bytea as lane_gate, null::text as lane_keys, null::double precision as lane_tag, null::integer as lane_priority,
     null::integer as lane_ready, null::integer as lane_in_flight, null::bigint as lane_floor, null::bigint as lane_rank,
-    null::integer as lane_standing
+    null::integer as lane_standing, null::bytea[] as lanes, null::bigint[] as counts, null::double precision[] as charges
 from queue
 union all
-select 'r', null, u.lane, null, null, null, null, u.charged, u.refund, null, null, u.ended, u.ran, u.unstarted, u.since, u.failed, u.neutral,
-    null, null, null, null, u.kept, null, null, u.latest, null
+select 'r', null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null,
+    null, null, null, null, null, null, null, null, null,
+    r.lanes,
+    r.ended::bigint[] || r.ran || r.unstarted::bigint[] || r.since || coalesce(r.failed, n.zeros)::bigint[]
+        || coalesce(r.neutral, n.zeros)::bigint[] || coalesce(r.latest, n.zeros::bigint[])
+        || coalesce(r.kept, n.zeros)::bigint[],
+    r.charged || r.refund
 from released r
-cross join unnest(r.lanes, r.ended, r.ran, r.charged, r.unstarted, r.refund, r.since, r.failed, r.neutral, r.latest, r.kept)
-    as u (lane, ended, ran, charged, unstarted, refund, since, failed, neutral, latest, kept)
+cross join lateral (select array_fill(0, array[cardinality(r.lanes)]) as zeros) n
 union all
 (
     select 'a', null, lane, null, null, null, keys::text, null, null, null, null, priority, count, floor, since, resumed, null,
-        null, given, null, null, null, null, null, null, null
+        null, given, null, null, null, null, null, null, null, null, null, null
     from arrived
     order by xid, floor
 )
 union all
 select f.kind, f.place, f.id, f.lane, f.gate, null, f.key, f.weight, f.vtime, f.cost, f.debt, f.tie, f.open, f.shut,
     f.standing, f.spilled::integer, null, f.lane_gate, f.lane_keys, f.lane_tag, f.lane_priority, f.lane_ready,
-    f.lane_in_flight, f.lane_floor, f.lane_rank, f.lane_standing
+    f.lane_in_flight, f.lane_floor, f.lane_rank, f.lane_standing, null, null, null
 from (
     select 's' as kind, s.*
     from scanned s
@@ -189,13 +195,13 @@ from (
 ) f
 union all
 select 'l', place, id, flow, gate, null, keys, tag, null, null, null, priority, ready, in_flight, floor, rank, standing,
-    null, null, null, null, null, null, null, null, null
+    null, null, null, null, null, null, null, null, null, null, null, null
 from named
 where id is not null
 union all
 select 'l', first.place, first.id, first.flow, first.gate, null, first.keys, first.tag, null, null, null,
     first.priority, first.ready, first.in_flight, first.floor, first.rank, first.standing,
-    null, null, null, null, null, null, null, null, null
+    null, null, null, null, null, null, null, null, null, null, null, null
 from scanned
 cross join lateral (
     select l.*, l.ctid as place
@@ -209,7 +215,7 @@ union all
 (
     select 'g', g.ctid, g.id, null, null, g."limit", g.key, g.value, null, null, null, g.in_flight, g.tat, g.waiting,
         g.awake, g.wake_at, null,
-        null, g.memo, null, null, null, null, null, null, null
+        null, g.memo, null, null, null, null, null, null, null, null, null, null
     from fairlane.gates g
     where g.queue_id = $1 and g.wake_at is not null and g.wake_at <= (select now from queue)
     order by g.wake_at
@@ -411,8 +417,8 @@ cross join lateral (
 -- Rows are found by their place, from the load in the same transaction. A job's position is checked as well: jobs can be
 -- cancelled meanwhile, and a place that was given up can be taken by another row.
 -- $1 queue, $2 to $11 its state, $12 flows, $13 lanes, $14 gates, $15 jobs, $16 now, $17 the place of the queue's state,
--- $18 to $21 who gets the jobs (lease, worker, its name, the lease's end), $22 the weights of the flows. What the first of
--- them gets is returned, and how many have started in all.
+-- $18 to $21 who gets the jobs (lease, worker, its name, the lease's end), $22 the weights of the flows, $23 flows that stand
+-- as they stood and have only been served. What the first holder gets is returned, and how many have started in all.
 with
 queue as (
     update fairlane.queue_states
@@ -441,6 +447,15 @@ flows as (
             else 0
         end
     from unnest($12::fairlane.touched_flow[]) with ordinality u
+    where f.ctid = u.place
+),
+served as (
+    update fairlane.flows f
+    set vtime = u.vtime, tie = u.tie, cost = u.cost, debt = u.debt, lane_ready = u.lane_ready,
+        lane_in_flight = u.lane_in_flight, lane_floor = u.lane_floor,
+        writes = (f.writes + 1) % 16,
+        version = f.version + case when f.tie <> u.tie or f.writes = 15 then 1 else 0 end
+    from unnest($23::fairlane.served_flow[]) u
     where f.ctid = u.place
 ),
 lanes as (
@@ -496,6 +511,9 @@ on conflict (pid) do update set base = excluded.base, worker = excluded.worker, 
 -- name: enter
 select *
 from fairlane.enter($1, $2, $3)
+
+-- name: settle_and_enter
+call fairlane.settle_and_enter($1, $2, $3, $4, $5, $6, null, null, null)
 
 -- name: insert_state
 -- Flows, lanes and gates that are seen for the first time.

@@ -24,7 +24,13 @@ if TYPE_CHECKING:
 __all__ = ["CONFLICTS", "STATEMENTS", "Connections", "hang_up", "is_lost", "translating"]
 
 STATEMENTS = load_statements(
-    "fairlane.store.postgres", "queries.sql", "claims.sql", "operators.sql", "examining.sql", "sharing.sql"
+    "fairlane.store.postgres",
+    "queries.sql",
+    "claims.sql",
+    "operators.sql",
+    "examining.sql",
+    "sharing.sql",
+    "partitions.sql",
 )
 
 T = TypeVar("T")

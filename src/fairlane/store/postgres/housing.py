@@ -24,6 +24,8 @@ class Changes(msgspec.Struct, frozen=True):
     new_lanes: list[rows.Row] = []
     new_gates: list[rows.Row] = []
     flows: list[rows.Row] = []
+    served: list[rows.Row] = []
+    """Flows of which only the account and the numbers of their housed lane have changed, as most do."""
     lanes: list[rows.Row] = []
     gates: list[rows.Row] = []
     weights: list[float] = []
@@ -84,6 +86,9 @@ class Housing:
         for flow in flows.values():
             lanes, before = without_row.get(flow.id, []), self._housed.get(flow.id)
             if before is not None and len(lanes) == 1 and lanes[0].id == before.id:
+                if rows.is_only_served(self._flows[flow.id], flow, before, lanes[0]):
+                    changes.served.append(rows.served_flow(flow, places[flow.id], lanes[0]))
+                    continue
                 changes.flows.append(rows.touched_flow(flow, places[flow.id], lanes[0], spilled=False))
                 changes.weights.append(flow.weight)
             else:

@@ -14,7 +14,7 @@ from fairlane.clock import Instant
 from fairlane.errors import ConfigurationError, DuplicateJob, InvalidJob, JobNotFound
 from fairlane.job import AttemptRecord, JobRecord, NewJob, State
 from fairlane.policy.unique import Conflict
-from fairlane.store.postgres import rows, uniques
+from fairlane.store.postgres import copying, rows, uniques
 from fairlane.store.postgres.connections import STATEMENTS
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ __all__ = ["attempts", "cancel", "foreign_transaction", "insert", "record", "rec
 
 AT_ONCE = 5_000
 """Jobs that one statement stores; more of them go in several, in one transaction."""
+COPIED_FROM = 250
+"""From so many jobs on, copying them costs less than an array of them, its round trips included."""
 
 
 async def insert(
@@ -86,12 +88,15 @@ async def _store(
             (job,) = jobs
             beside = (job.on_dead, _given(job), job.context)
             await connection.execute(STATEMENTS["enqueue_one"], now, is_callers, *_columns(job, queues), *beside)
+        elif len(jobs) >= COPIED_FROM:
+            async with contextlib.nullcontext() if connection.is_in_transaction() else connection.transaction():
+                await copying.copy_in(connection, jobs, queues, now, is_callers=is_callers)
         else:
             columns = [_columns(job, queues) for job in jobs]
             several = ([job.on_dead for job in jobs], [_given(job) for job in jobs], [job.context for job in jobs])
             arrays = [each if any(each) else [] for each in several]
             await connection.execute(STATEMENTS["enqueue"], now, is_callers, columns, *arrays)
-    except asyncpg.DataError as error:
+    except (asyncpg.DataError, UnicodeEncodeError) as error:
         raise InvalidJob(f"a job cannot be stored as it was given: {error}") from error
     except asyncpg.UniqueViolationError as error:
         # One statement stores all or nothing. If the answer to an earlier try was not heard and all are there as they

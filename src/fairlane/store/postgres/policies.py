@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fairlane.clock import Instant
+from fairlane.policy.dividing import as_divided
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.rebuild import rebuild, refuse_to_strand
-from fairlane.scheduler.snapshot import Plan
+from fairlane.scheduler.snapshot import GateRow, Plan
+from fairlane.scheduler.strays import imported
 from fairlane.store.auditing import Note
 from fairlane.store.postgres import amending, sharing
 from fairlane.store.postgres.connections import STATEMENTS
@@ -24,7 +27,12 @@ INSERTED = "INSERT 0 1"
 
 
 async def declare(
-    connection: Connection, policy: Policy, note: Note | None = None, now: Instant | None = None
+    connection: Connection,
+    policy: Policy,
+    note: Note | None = None,
+    now: Instant | None = None,
+    *,
+    divides: bool = False,
 ) -> Declared:
     async with connection.transaction():
         if policy.shared_limits:
@@ -36,6 +44,8 @@ async def declare(
             await amending.record(connection, note, now, policy.queue, "version 1", None, policy.encoded)
     found = await in_force(connection, policy.queue)
     assert found is not None
+    if not divides:
+        policy = as_divided(found.policy, policy)
     return Declared(found.policy, found.version, found.policy.digest != policy.digest)
 
 
@@ -50,10 +60,22 @@ async def in_force(connection: Connection, queue: str) -> Declared | None:
     return Declared(policy, row["version"], is_drift=False)
 
 
-async def replace(scheduling: Scheduling, policy: Policy, note: Note | None, *, accept_missing_keys: bool) -> Declared:
-    """Put another policy in force: flows and gates are made anew from the lanes. Overrides stay."""
+async def replace(
+    scheduling: Scheduling,
+    policy: Policy,
+    note: Note | None,
+    *,
+    accept_missing_keys: bool,
+    coming: Sequence[GateRow] | None = None,
+) -> Declared:
+    """Put another policy in force: flows and gates are made anew from the lanes. Overrides stay.
+
+    `coming` are gates from other partitions, where the number of partitions changes.
+    """
     found = await in_force(scheduling.connection, policy.queue)
     assert found is not None
+    if coming is None:
+        policy = as_divided(found.policy, policy)
     if found.policy.digest == policy.digest:
         return found  # somebody else was faster
     connection, queue = scheduling.connection, scheduling.queue.id
@@ -64,6 +86,7 @@ async def replace(scheduling: Scheduling, policy: Policy, note: Note | None, *, 
         refuse_to_strand(policy, lanes)
     policy = policy.overridden(found.policy.overrides)
     kept = await scheduling.kept_places(policy)
+    gates = imported(policy.queue, gates, coming or ())
     rebuilt = rebuild(policy, loaded.snapshot.now, folded.queue, flows, lanes, gates, kept)
     await scheduling.write(loaded, Plan([], rebuilt.queue, rebuilt.flows, rebuilt.lanes, rebuilt.gates, more=False))
     await sharing.take_over(scheduling.sharing, connection, policy, loaded.snapshot.now)

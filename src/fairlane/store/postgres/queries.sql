@@ -19,7 +19,7 @@ set enable_memoize = off
 select null::uuid[], null::bigint[], null::integer[], null::bytea[], null::text[], null::fairlane.start[],
     null::fairlane.touched_flow[], null::fairlane.touched_lane[], null::fairlane.touched_gate[], null::fairlane.flows[],
     null::fairlane.lanes[], null::fairlane.gates[], null::fairlane.shared_gates[], null::fairlane.touched_shared_gate[],
-    null::tid[], null::fairlane.done[], null::fairlane.settlement[]
+    null::tid[], null::fairlane.done[], null::fairlane.settlement[], null::fairlane.request[], null::fairlane.granted[]
 
 -- name: guard_claims
 -- Whoever holds a claim lock and goes silent (a stopped process, a lost network) must not stop the queue for good.
@@ -168,11 +168,48 @@ select case
 end
 from stored
 
+-- name: ring
+-- The same for jobs whose rows this transaction copies in next: take their positions, ring their lanes' bells, wake waiters.
+-- $1 now or null, $2 whether in the caller's transaction, $3 how many jobs; of each bell $4 queue, $5 lane, $6 priority, $7
+-- keys, $8 how many jobs, $9 the place of the first of them, $10 the numbers that they bring along; $11 queues and $12 how
+-- many waiters of each
+with
+clock as materialized (
+    select fairlane.instant($1::bigint) as now
+),
+taken as materialized (
+    select array(select nextval('fairlane.positions') from generate_series(1, $3::integer)) as positions
+),
+rung as (
+    insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since, given)
+    select b.queue_id, b.lane, b.priority, b.keys, b.count, taken.positions[b.place], clock.now, b.given
+    from clock
+    cross join taken
+    cross join unnest($4::integer[], $5::bytea[], $6::smallint[], $7::jsonb[], $8::integer[], $9::integer[], $10::text[])
+        as b (queue_id, lane, priority, keys, count, place, given)
+),
+woken as (
+    select sum(case
+        when $2::boolean and (
+            current_setting('transaction_isolation') <> 'read committed' or fairlane.nudge(queue_id, most) = 0
+        ) then length(pg_notify('fairlane', queue_id::text)::text)
+        when $2 then 0
+        when exists (select from fairlane.waiters w where w.queue_id = wanted.queue_id)
+            then fairlane.nudge(queue_id, most)
+        else 0
+    end) as told
+    from unnest($11::integer[], $12::bigint[]) as wanted (queue_id, most)
+)
+select clock.now, taken.positions, woken.told
+from clock
+cross join taken
+cross join woken
+
 -- name: are_stored
 -- Whether every one of these jobs is there as it was given: then it was this producer that stored them.
 select count(*) = cardinality($1)
 from unnest($1::fairlane.new_job[]) u
-join fairlane.jobs j on j.id = any (array[u.id])
+cross join lateral (select j.* from fairlane.jobs j where j.id = u.id limit 1) j
 where j.queue_id = u.queue_id and j.task = u.task and j.lane = u.lane and j.keys = u.keys and j.payload = u.payload
 
 -- name: lock_uniques
@@ -344,99 +381,10 @@ select
 from woken
 
 -- name: settle_done
--- The same for a batch in which every job is done: nothing goes back, nothing is remembered.
+-- The same for a batch in which every job is done: nothing goes back, nothing is remembered. (A function, because a claim
+-- can take it along: `settle_and_enter`.)
 -- $1 now or null, $2 settlements, $3 leases that hold nothing more
-with
-clock as materialized (
-    select fairlane.instant($1::bigint) as now
-),
-ended as (
-    update fairlane.jobs j
-    set state = 3, outcome = 'done', finished_at = g.now, result = g.result, error = null
-    from (
-        select u.*, clock.now
-        from clock
-        cross join unnest($2::fairlane.done[]) u
-    ) g
-    where j.id = any (array[g.id]) and j.lease = g.lease and j.state = 2
-    returning j.id, j.queue_id, j.lane, j.task, j.shared, j.charge, j.claimed_at, g.ran, g.now
-),
-freed as (
-    insert into fairlane.releases (queue_id, lanes, ended, ran, charged, unstarted, refund, since, latest)
-    select queue_id, array_agg(lane), array_agg(ended), array_agg(ran), array_agg(charged),
-        array_fill(0, array[count(*)::integer]), array_fill(0::double precision, array[count(*)::integer]),
-        array_fill(0::bigint, array[count(*)::integer]), array_agg(latest)
-    from (
-        select queue_id, lane, count(*)::integer as ended, sum(ran)::bigint as ran, sum(charge) as charged,
-            max(claimed_at) as latest
-        from ended
-        group by queue_id, lane
-    ) by_lane
-    group by queue_id
-    returning queue_id
-),
-passed as materialized (
-    select g.shared_limit, p.*
-    from (
-        select s.gate, e.queue_id, e.task, count(*)::integer as ended, sum(e.ran)::bigint as ran, max(e.claimed_at) as latest
-        from ended e
-        cross join unnest(e.shared) as s (gate)
-        group by s.gate, e.queue_id, e.task
-    ) p
-    cross join lateral (
-        select g.shared_limit from fairlane.shared_gates g where g.id = p.gate order by g.version desc limit 1
-    ) g
-),
-freed_shared as (
-    insert into fairlane.shared_releases (shared_limit, gate, queue_id, task, ended, ran, unstarted, since, failed, neutral,
-        latest)
-    select shared_limit, gate, queue_id, task, ended, ran, 0, 0, 0, 0, latest
-    from passed
-),
-filed as (
-    insert into fairlane.finished (is_dead, at, jobs)
-    select false, now, array_agg(id)
-    from ended
-    group by now
-),
-dropped as (
-    delete from fairlane.leases
-    where id = any (array(select l.id from fairlane.leases l where l.id = any ($3::uuid[]) for update skip locked))
-),
-forgotten as (
-    delete from fairlane.cancellations
-    where lease = any ($3::uuid[])
-),
--- Where jobs wait for slots, one waiter is told, although the settling worker claims for its own slots as a rule.
-woken as (
-    select sum(fairlane.nudge(f.queue_id, 1)) as told
-    from (
-        select queue_id
-        from freed
-        union
-        select q.queue_id
-        from passed p
-        cross join lateral (
-            select q.queue_id from fairlane.shared_limit_queues q where q.shared_limit = p.shared_limit limit 1000
-        ) q
-    ) f
-    where (select true from fairlane.waiters w where w.queue_id = f.queue_id limit 1)
-      and (
-        select s.ready > 0
-        from fairlane.queue_states s
-        where s.queue_id = f.queue_id
-        order by s.version desc
-        limit 1
-      )
-)
-select
-    case when (select count(*) from ended) = cardinality($2) then '{}'
-        else array(select u.id from unnest($2) u except select id from ended) end as lost,
-    woken.told,
-    -- (The condition is for the planner, which may not walk an index without one.)
-    case when exists (select from fairlane.result_listeners l where l.waiter >= '00000000-0000-0000-0000-000000000000')
-        then fairlane.announce(array(select id from ended)) end as announced
-from woken
+select fairlane.settle_done($1::bigint, $2::fairlane.done[], $3::uuid[])
 
 -- name: select_settled
 -- Of these claims, the jobs that a settlement under the same lease has ended.

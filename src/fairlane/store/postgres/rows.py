@@ -17,9 +17,11 @@ __all__ = [
     "decode_given",
     "decode_keys",
     "encode",
+    "is_only_served",
     "new_flow",
     "new_gate",
     "new_lane",
+    "served_flow",
     "storable",
     "touched_flow",
     "touched_gate",
@@ -66,8 +68,9 @@ def storable(text: str | None) -> str | None:
 HOUSED_FROM = 17
 """The first of the columns that only a flow has which houses its lane."""
 MEMO = GIVEN = 18
-LATEST, KEPT = 24, 21
-"""Columns of those, which gates, arrivals and releases borrow."""
+"""One of those, which gates and arrivals borrow."""
+RELEASED_FROM = 26
+"""The first of the columns that only releases have."""
 
 
 class Found:
@@ -96,10 +99,9 @@ class Found:
                     self.places[id_] = place
                     self.flows.append(FlowRow(id_, _decode_key(keys), f1, f2, i1, f3, f4, i2, i3, i4, gate))
                     if not i5:
-                        self._house(id_, kin, record[HOUSED_FROM:])
+                        self._house(id_, kin, record[HOUSED_FROM:RELEASED_FROM])
                 case "r":
-                    latest, kept = record[LATEST] or 0, record[KEPT] or 0
-                    self.releases.append(Release(id_, i1, i2, f1, i3, f2, i4, i5 or 0, i6 or 0, latest, kept))
+                    self.releases += _releases(*record[RELEASED_FROM:])
                 case "h":
                     self.heads.append((i1, Head(place, i2, i3)))
                 case "l":
@@ -125,6 +127,12 @@ class Found:
         self.lanes.append(row)
 
 
+def _releases(lanes: list[bytes], counts: list[int], charges: list[float]) -> Iterable[Release]:
+    many = len(lanes)
+    ended, ran, unstarted, *rest = (counts[first : first + many] for first in range(0, len(counts), many))
+    return map(Release, lanes, ended, ran, charges[:many], unstarted, charges[many:], *rest)
+
+
 NO_LANE = (None,) * 10
 
 
@@ -148,6 +156,25 @@ def touched_flow(row: FlowRow, place: Place, lane: LaneRow | None, *, spilled: b
         lane.gate,
         lane.tag,
     )
+
+
+def is_only_served(flow: FlowRow, served: FlowRow, lane: LaneRow, its: LaneRow) -> bool:
+    """Whether a flow and its housed lane stand as they stood: `served_flow` says all that has changed."""
+    return (
+        flow.standing == served.standing
+        and lane.standing == its.standing
+        and flow.gate == served.gate
+        and lane.gate == its.gate
+        and lane.rank == its.rank
+        and flow.open == served.open
+        and flow.shut == served.shut
+        and lane.tag == its.tag
+        and flow.weight == served.weight
+    )
+
+
+def served_flow(row: FlowRow, place: Place, lane: LaneRow) -> Row:
+    return (place, row.vtime, row.tie, row.cost, row.debt, lane.ready, lane.in_flight, lane.floor)
 
 
 def touched_lane(row: LaneRow, place: Place) -> Row:

@@ -194,6 +194,7 @@ class Scheduling:
             [holder.name for holder in holders],
             [now + holder.duration for holder in holders],
             changes.weights,
+            changes.served,
         )
         await self.sharing.write(plan)
         if plan.starts and (not started or started[0]["total"] < len(plan.starts)):

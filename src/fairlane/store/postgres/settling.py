@@ -9,12 +9,13 @@ from uuid import UUID, uuid4
 
 import msgspec
 
-from fairlane.errors import DuplicateJob, UnknownQueue
+from fairlane.errors import DuplicateJob, StoreUnavailable, UnknownQueue
 from fairlane.job import Claim, NewJob, State
 from fairlane.scheduler.settlement import Lost, Settlement
 from fairlane.scheduler.settlement import settle as decide
 from fairlane.store.dying import dying, not_taken, refused, tell_of_conflicts
 from fairlane.store.postgres import jobs, values
+from fairlane.store.postgres.carriage import Carriage, Done
 from fairlane.store.postgres.connections import CONFLICTS, STATEMENTS, Connections, is_lost
 from fairlane.store.postgres.rows import storable
 from fairlane.store.postgres.timing import StoreClock
@@ -41,11 +42,16 @@ class Settler:
     """
 
     def __init__(
-        self, connections: Connections, clock: StoreClock, queue_number: Callable[[str], Awaitable[int]]
+        self,
+        connections: Connections,
+        clock: StoreClock,
+        queue_number: Callable[[str], Awaitable[int]],
+        carriage: Carriage,
     ) -> None:
         self._connections = connections
         self._clock = clock
         self._queue_number = queue_number
+        self._carriage = carriage
         self._held: dict[UUID, set[UUID]] = {}
 
     def claimed(self, lease: UUID, claims: Iterable[Claim]) -> None:
@@ -99,11 +105,22 @@ class Settler:
         if not settlements:
             return []
         emptied = self._emptied(settlements)
-        lost = await self._connections.again(
-            lambda connection, is_repeated: self._try(connection, settlements, emptied, is_repeated or was_tried)
-        )
+        lost = None
+        if not was_tried and _are_done(settlements):
+            try:
+                lost = await self._carriage.settle(self._done(settlements, emptied))
+            except StoreUnavailable:
+                was_tried = True
+        if lost is None:
+            lost = await self._connections.again(
+                lambda connection, is_repeated: self._try(connection, settlements, emptied, is_repeated or was_tried)
+            )
         self._forget(settlements, emptied)
         return lost
+
+    def _done(self, settlements: Sequence[Settlement], emptied: list[UUID]) -> Done:
+        given = [(each.job, each.lease, each.ran, each.result) for each in sorted(settlements, key=_job)]
+        return Done(self._clock.parameter(), given, emptied)
 
     async def _settle_with_effects(
         self, settlement: Settlement, emptied: list[UUID], *, was_tried: bool = False, is_reaper: bool = False
@@ -152,8 +169,8 @@ class Settler:
     async def _try(
         self, connection: Connection, settlements: Sequence[Settlement], emptied: list[UUID], is_repeated: bool
     ) -> list[UUID]:
-        if all(each.to is State.DONE for each in settlements):
-            lost = await _settle_done(connection, self._clock.parameter(), settlements, emptied)
+        if _are_done(settlements):
+            lost = await _settle_done(connection, self._done(settlements, emptied))
         else:
             lost = await _settle(connection, self._clock.parameter(), settlements, emptied, is_reaper=False)
         return await self._truly_lost(connection, settlements, lost) if lost and is_repeated else lost
@@ -286,11 +303,12 @@ def _abandoned(row: Sequence[object]) -> Claim:
     return Claim(job, lease, "", "", 0, {}, b"", attempt, most, claimed_at, claimed_at, False)  # type: ignore[arg-type]
 
 
-async def _settle_done(
-    connection: Connection, now: int | None, settlements: Sequence[Settlement], emptied: list[UUID]
-) -> list[UUID]:
-    given = [(each.job, each.lease, each.ran, each.result) for each in sorted(settlements, key=_job)]
-    lost: list[UUID] = await connection.fetchval(STATEMENTS["settle_done"], now, given, emptied)
+def _are_done(settlements: Sequence[Settlement]) -> bool:
+    return all(each.to is State.DONE for each in settlements)
+
+
+async def _settle_done(connection: Connection, done: Done) -> list[UUID]:
+    lost: list[UUID] = await connection.fetchval(STATEMENTS["settle_done"], done.now, done.settlements, done.emptied)
     return lost
 
 

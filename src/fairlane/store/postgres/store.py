@@ -21,6 +21,8 @@ from fairlane.policy.unique import Conflict
 from fairlane.scheduler.explain import Facts
 from fairlane.scheduler.rebuild import refuse_to_strand
 from fairlane.scheduler.settlement import Settlement
+from fairlane.scheduler.snapshot import GateRow
+from fairlane.scheduler.strays import WaitingLane
 from fairlane.store.auditing import AuditEntry, Note
 from fairlane.store.awaiting import forever
 from fairlane.store.operators import CANCEL, Handled, JobFilter, JobPage
@@ -31,6 +33,7 @@ from fairlane.store.postgres import (
     jobs,
     looking,
     operators,
+    partitions,
     policies,
     schema,
     uniques,
@@ -39,6 +42,7 @@ from fairlane.store.postgres import (
 )
 from fairlane.store.postgres.claims import Claimer
 from fairlane.store.postgres.connections import STATEMENTS, Connections
+from fairlane.store.postgres.gathering import Gathering
 from fairlane.store.postgres.results import ResultListener
 from fairlane.store.postgres.rows import storable
 from fairlane.store.postgres.settling import Settler
@@ -52,6 +56,7 @@ from fairlane.store.protocol import (
     Pruned,
     QueueCounts,
     Reaped,
+    Rehomed,
     Renewed,
     Retention,
     Traces,
@@ -82,7 +87,9 @@ class PostgresStore:
         self._clock = StoreClock(clock)
         self._connections = Connections(url, application_name)
         self._claimer = Claimer(self._connections, self._clock, durable=durable_claims)
-        self._settler = Settler(self._connections, self._clock, self._queue_number)
+        self._settler = Settler(self._connections, self._clock, self._queue_number, self._claimer.carriage)
+        self._queue_numbers: dict[str, int] = {}
+        self._gathering = Gathering(self._connections, self._clock, self._queue_numbers)
         self._walk = upkeep.Walk()
         self._database: Record | None = None
         self._known: WeakSet[Any] = WeakSet()
@@ -132,6 +139,35 @@ class PostgresStore:
         async with self._claimer.locked(await self._claimer.queue(policy.queue), durable=True) as scheduling:
             return await policies.replace(scheduling, policy, note, accept_missing_keys=accept_missing_keys)
 
+    async def divide(self, policy: Policy, gates: Sequence[GateRow] = (), note: Note | None = None) -> Declared:
+        now = self._clock.parameter()
+        declared = await self._ask(
+            lambda connection: policies.declare(connection, policy, note, now, divides=True),
+        )
+        if not declared.is_drift:
+            return declared
+        async with self._claimer.locked(await self._claimer.queue(policy.queue), durable=True) as scheduling:
+            return await policies.replace(scheduling, policy, note, accept_missing_keys=False, coming=gates)
+
+    async def rehome(self, queue: str, limit: int = 1_000) -> Rehomed:
+        handle = await self._claimer.queue(queue)
+        async with self._claimer.locked(handle, durable=True) as scheduling:
+            return await partitions.rehome(scheduling, self._queue_number, limit)
+
+    async def lanes(self, queue: str) -> list[WaitingLane]:
+        handle = await self._claimer.queue(queue)
+        used, later = await self._ask(lambda connection: partitions.select_lanes(connection, handle.id))
+        return used + later
+
+    async def gates_of_strays(self, queue: str) -> list[tuple[str, GateRow]]:
+        handle = await self._claimer.queue(queue)
+        found = await self.policy(queue)
+        assert found is not None
+        policy = found.policy
+        return await self._ask(
+            lambda connection: partitions.select_gates_of_strays(connection, handle.id, policy),
+        )
+
     async def amend(self, queue: str, put: Sequence[Override], remove: Sequence[str], note: Note) -> Amendment:
         async with self._claimer.locked(await self._claimer.queue(queue), durable=True) as scheduling:
             return await amending.apply(scheduling, put, remove, note)
@@ -155,12 +191,21 @@ class PostgresStore:
     ) -> dict[UUID, Conflict]:
         if not new:
             return {}
-        queues = {name: (await self._claimer.queue(name)).id for name in {job.queue for job in new}}
+        queues = self._queue_numbers
+        for job in new:
+            if job.queue not in queues:
+                queues[job.queue] = await self._queue_number(job.queue)
         now = self._clock.parameter()
         if tx is not None:
             connection = jobs.foreign_transaction(tx)
             await self._require_same_database(connection)
             return await jobs.insert(connection, new, queues, now, is_callers=True, progress=progress)
+        # A unique key or an id of one's own may have to wait for another transaction, and others not with it.
+        if len(new) == 1 and new[0].unique is None and not new[0].is_named:
+            await self._gathering.store(new[0])
+            if progress is not None:
+                progress(1)
+            return {}
         return await self._connections.again(
             lambda connection, is_repeated: jobs.insert(
                 connection, new, queues, now, is_callers=False, is_repeated=is_repeated, progress=progress

@@ -15,6 +15,7 @@ import msgspec
 
 from fairlane.job import Claim
 from fairlane.store.postgres import rows
+from fairlane.store.postgres.carriage import Passenger
 from fairlane.store.postgres.connections import STATEMENTS
 from fairlane.store.protocol import WorkerIdentity
 
@@ -61,6 +62,8 @@ class Crowding:
 
     def __init__(self) -> None:
         self.is_dense = False
+        self.is_limited = True
+        """Its jobs wait for limits, as far as we know."""
         self._held = 0.0
 
     def alone(self, waited: float, held: float) -> None:
@@ -87,13 +90,23 @@ class Seat:
         return self._number + 1 >= NUMBERS
 
     async def enter(
-        self, connection: Connection, queue: int, name: str, asked: int, worker: WorkerIdentity, duration: int
+        self,
+        connection: Connection,
+        queue: int,
+        name: str,
+        asked: int,
+        worker: WorkerIdentity,
+        duration: int,
+        passenger: Passenger | None = None,
     ) -> Entry:
-        """Ask for jobs; come back with them, or with the queue's lock."""
+        """Ask for jobs; come back with them, or with the queue's lock. The passenger is settled first."""
         await self._register(connection, worker, duration)
         self._number += 1
         lease = _lease(self._base, self._number)
         request = queue << 32 | self._number << 10 | min(asked, SLOTS_AT_MOST)
+        if passenger is not None:
+            requests, grants = await _settle_and_enter(connection, passenger, queue, request, lease)
+            return Entry(lease, [_claim(row, lease, name) for row in grants], [Holder(*row) for row in requests])
         found = await connection.fetch(STATEMENTS["enter"], queue, request, lease)
         if found and found[0]["id"] is not None:
             return Entry(lease, [_claim(row, lease, name) for row in found], [])
@@ -104,6 +117,19 @@ class Seat:
         if self._registered != (worker, duration):
             await connection.execute(STATEMENTS["register_claimer"], self._base, worker.id, worker.name, duration)
             self._registered = (worker, duration)
+
+
+async def _settle_and_enter(
+    connection: Connection, passenger: Passenger, queue: int, request: int, lease: UUID
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    done = passenger.done
+    row = await connection.fetchrow(
+        STATEMENTS["settle_and_enter"], done.now, done.settlements, done.emptied, queue, request, lease
+    )
+    assert row is not None
+    lost, requests, grants = row
+    passenger.arrived(lost)
+    return requests or (), grants or ()
 
 
 def _lease(base: UUID, number: int) -> UUID:

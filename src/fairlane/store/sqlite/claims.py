@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
@@ -19,6 +19,7 @@ from fairlane.scheduler.snapshot import (
     Arrival,
     FlowRow,
     Forced,
+    GateRow,
     Head,
     KeptPlaces,
     LaneRow,
@@ -30,9 +31,12 @@ from fairlane.scheduler.snapshot import (
     Start,
     Supply,
 )
+from fairlane.scheduler.strays import imported
 from fairlane.store.protocol import FOLD_AT_MOST, Claimed, Looked, WorkerIdentity
 from fairlane.store.sqlite import rows, sharing
 from fairlane.store.sqlite.database import Transaction
+from fairlane.store.sqlite.known import Known
+from fairlane.store.sqlite.writing import write_rows
 
 __all__ = [
     "QueueInForce",
@@ -55,6 +59,8 @@ T = TypeVar("T")
 PROMOTE_AT_MOST = 1_000
 RELEASES_AT_MOST = 4_000
 LANES_PER_SCANNED_FLOW = 2
+MOST_ONE_BY_ONE = 4
+"""Flows whose lanes are read, or kinds of starts that are written, by a statement each: more go together."""
 
 
 class QueueInForce(msgspec.Struct, frozen=True):
@@ -65,6 +71,7 @@ class QueueInForce(msgspec.Struct, frozen=True):
     version: int
     applied_at: Instant
     state: QueueRow
+    known: Known
 
 
 _policies: dict[str, Policy] = {}
@@ -76,7 +83,7 @@ def load_queue(tx: Transaction, name: str) -> QueueInForce | None:
     row = tx.one("select_queue", name)
     if row is None:
         return None
-    number, text, digest, version, applied_at, amended, *state = row
+    number, text, digest, version, applied_at, amended, revision, *state = row
     key = f"{name}/{digest}/{amended}"
     policy = _policies.get(key)
     if policy is None:
@@ -85,7 +92,7 @@ def load_queue(tx: Transaction, name: str) -> QueueInForce | None:
         policy = _policies[key] = Policy.decode(text).overridden(select_overrides(tx, number))
     if policy.shared_limits:
         policy = _resolved(tx, policy, number, key)
-    return QueueInForce(number, policy, version, applied_at, QueueRow(*state))
+    return QueueInForce(number, policy, version, applied_at, QueueRow(*state), tx.known_of(number, revision))
 
 
 def _resolved(tx: Transaction, policy: Policy, queue: int, key: str) -> Policy:
@@ -123,7 +130,7 @@ def claim(
 ) -> tuple[Claimed, dict[int, int]]:
     """Start up to `want` jobs. Returned with them: in which other queues somebody is to be woken."""
     _promote(tx, queue, now)
-    bells = _drain(tx, queue.id)
+    bells = _drain(tx, queue)
     forced = _forced(tx, queue.id, want)
     plan = _plan(tx, queue, want, now, bells, forced, lag, listens=listens)
     lease = uuid4()
@@ -136,7 +143,7 @@ def claim(
         tx.run("forget_forced", queue.id)
     due = next_due(tx, queue.id) if len(claims) < want else None
     more = plan.more or not bells.are_all
-    claimed = Claimed(claims, lease, due, more, look_again=False, is_limited=bool(queue.policy.limits))
+    claimed = Claimed(claims, lease, due, more, False, plan.queue.vtime, bool(queue.policy.limits))
     return claimed, sharing.rung(tx, plan)
 
 
@@ -144,7 +151,7 @@ def look(tx: Transaction, queue: QueueInForce, want: int, *, now: Instant) -> tu
     """How many jobs could start now, up to `want`; and in which other queues somebody is to be woken."""
     tx.run("begin_look")
     _promote(tx, queue, now)
-    bells = _drain(tx, queue.id)
+    bells = _drain(tx, queue)
     plan = _plan(tx, queue, want, now, bells, listens=True)
     rung: dict[int, int] = {}
     if plan.starts:
@@ -172,7 +179,7 @@ def next_due(tx: Transaction, queue: int) -> Instant | None:
 def fold_all(tx: Transaction, queue: QueueInForce, now: Instant) -> QueueInForce:
     """Fold every bell, start nothing."""
     while True:
-        bells = _drain(tx, queue.id)
+        bells = _drain(tx, queue)
         if bells.arrivals or bells.releases:
             _write(tx, queue, _plan(tx, queue, 0, now, bells))
             queue = load_queue(tx, queue.policy.queue) or queue
@@ -181,10 +188,17 @@ def fold_all(tx: Transaction, queue: QueueInForce, now: Instant) -> QueueInForce
 
 
 def replace_policy(
-    tx: Transaction, queue: QueueInForce, policy: Policy, now: Instant, *, accept_missing_keys: bool
+    tx: Transaction,
+    queue: QueueInForce,
+    policy: Policy,
+    now: Instant,
+    *,
+    accept_missing_keys: bool,
+    coming: Sequence[GateRow] = (),
 ) -> None:
     """Put another policy in force; `InvalidPolicy` where waiting jobs lack a key that it looks at."""
-    remake(tx, queue, policy.overridden(queue.policy.overrides), now, accept_missing_keys=accept_missing_keys)
+    in_force = policy.overridden(queue.policy.overrides)
+    remake(tx, queue, in_force, now, accept_missing_keys=accept_missing_keys, coming=coming)
     tx.run("update_policy", policy.encoded, policy.digest, now, queue.id)
     sharing.put_in_force(tx, queue.id, policy, now)
     sharing.count_running(tx, queue.id, policy)
@@ -196,7 +210,13 @@ def check_waiting(tx: Transaction, queue: QueueInForce, policy: Policy) -> None:
 
 
 def remake(
-    tx: Transaction, queue: QueueInForce, policy: Policy, now: Instant, *, accept_missing_keys: bool = True
+    tx: Transaction,
+    queue: QueueInForce,
+    policy: Policy,
+    now: Instant,
+    *,
+    accept_missing_keys: bool = True,
+    coming: Sequence[GateRow] = (),
 ) -> None:
     """Make flows and gates anew from the lanes, as this policy has them; every lane with ready jobs is woken."""
     queue = fold_all(tx, queue, now)
@@ -209,12 +229,14 @@ def remake(
         queue.state,
         [rows.flow(row) for row in tx.all("select_all_flows", queue.id)],
         lanes,
-        [rows.gate(row) for row in tx.all("select_all_gates", queue.id)],
+        imported(policy.queue, [rows.gate(row) for row in tx.all("select_all_gates", queue.id)], coming),
         [] if policy.sequence is None else _kept_places(tx, queue.id),
     )
     for statement in ("delete_flows", "delete_lanes", "delete_gates"):
         tx.run(statement, queue.id)
+    queue.known.forget()
     _write(tx, queue, Plan([], rebuilt.queue, rebuilt.flows, rebuilt.lanes, rebuilt.gates, False))
+    queue.known.forget()
 
 
 def _kept_places(tx: Transaction, queue: int) -> list[KeptPlaces]:
@@ -256,30 +278,31 @@ class _Bells(msgspec.Struct, frozen=True):
     """The last release and the last arrival that were read."""
 
 
-def _drain(tx: Transaction, queue: int) -> _Bells:
+def _drain(tx: Transaction, queue: QueueInForce) -> _Bells:
     """Read the bells, and take them down."""
     bells = _read_bells(tx, queue)
     if bells.last != (0, 0):
-        tx.run("delete_releases", queue, bells.last[0])
-        tx.run("delete_arrivals", queue, bells.last[1])
+        tx.run("delete_releases", queue.id, bells.last[0])
+        tx.run("delete_arrivals", queue.id, bells.last[1])
     return bells
 
 
-def _read_bells(tx: Transaction, queue: int) -> _Bells:
-    releases = tx.all("select_releases", queue, RELEASES_AT_MOST)
-    arrivals = tx.all("select_arrivals", queue, FOLD_AT_MOST)
-    if not releases and not arrivals:
+def _read_bells(tx: Transaction, queue: QueueInForce) -> _Bells:
+    released = tx.all("select_releases", queue.id, RELEASES_AT_MOST)
+    arrived = tx.all("select_arrivals", queue.id, FOLD_AT_MOST)
+    if not released and not arrived:
         return _Bells([], [], [], [], are_all=True)
-    last = (releases[-1][0] if releases else 0, arrivals[-1][0] if arrivals else 0)
-    lanes = [rows.lane(row) for row in tx.all("select_rung_lanes", queue, *last)]
-    flows = [rows.flow(row) for row in tx.all("select_rung_flows", queue, *last)]
+    releases = [bell for _, text in released for bell in rows.releases(text)]
+    arrivals = [rows.arrival(row) for row in arrived]
+    rung = {bell.lane for bell in releases} | {bell.lane for bell in arrivals}
+    lanes = queue.known.lanes(tx, sorted(rung))
     return _Bells(
-        [rows.arrival(row) for row in arrivals],
-        [rows.release(row) for row in releases],
+        arrivals,
+        releases,
         lanes,
-        flows,
+        queue.known.flows(tx, sorted({lane.flow for lane in lanes})),
         are_all=len(arrivals) < FOLD_AT_MOST and len(releases) < RELEASES_AT_MOST,
-        last=last,
+        last=(released[-1][0] if released else 0, arrived[-1][0] if arrived else 0),
     )
 
 
@@ -303,10 +326,10 @@ def _plan(
     snapshot = _snapshot(tx, queue, want, now, bells, forced, lag, listens=listens)
     if queue.policy.shared_limits:
         snapshot = sharing.fold_into(tx, queue.id, snapshot)
-    return answer(tx, queue.id, plan_claims(snapshot, want))
+    return answer(tx, queue, plan_claims(snapshot, want))
 
 
-def answer(tx: Transaction, queue: int, asking: Generator[Need, Supply, T]) -> T:
+def answer(tx: Transaction, queue: QueueInForce, asking: Generator[Need, Supply, T]) -> T:
     """Give whoever asks for rows what it needs, until it has come to a result."""
     supply: Supply | None = None
     while True:
@@ -324,12 +347,12 @@ def peek(tx: Transaction, queue: QueueInForce, want: int, now: Instant, lanes: I
     if expired:
         policy = queue.policy.overridden(queue.policy.overrides.without(expired))
         queue = msgspec.structs.replace(queue, policy=policy)
-    bells = _read_bells(tx, queue.id)
+    bells = _read_bells(tx, queue)
     forced = _forced(tx, queue.id, want)
-    known = {lane.id for lane in bells.lanes}
-    bells.lanes.extend(_by_id(tx, "select_lane", {lane for lane in lanes if lane not in known}, rows.lane))
+    rung = {lane.id for lane in bells.lanes}
+    bells.lanes.extend(queue.known.lanes(tx, sorted({lane for lane in lanes if lane not in rung})))
     flows = {flow.id for flow in bells.flows}
-    bells.flows.extend(_by_id(tx, "select_flow", {lane.flow for lane in bells.lanes} - flows, rows.flow))
+    bells.flows.extend(queue.known.flows(tx, sorted({lane.flow for lane in bells.lanes} - flows)))
     return sharing.look_into(tx, queue.id, _snapshot(tx, queue, want, now, bells, forced))
 
 
@@ -345,10 +368,10 @@ def _snapshot(
     listens: bool = False,
 ) -> Snapshot:
     count = max(want, 1)
-    scanned, lanes = _scan(tx, queue.id, queue.state.cursor, queue.state.cursor_tie, count)
-    named = _by_id(tx, "select_lane", {each.lane for each in forced}, rows.lane)
+    scanned, lanes = _scan(tx, queue, queue.state.cursor, queue.state.cursor_tie, count)
+    named = queue.known.lanes(tx, sorted({each.lane for each in forced}))
     lanes += named
-    flows = _by_id(tx, "select_flow", {lane.flow for lane in named}, rows.flow)
+    flows = queue.known.flows(tx, sorted({lane.flow for lane in named}))
     due = [rows.gate(row) for row in tx.all("select_due_gates", queue.id, now, count)]
     return Snapshot(
         queue.policy,
@@ -368,27 +391,41 @@ def _snapshot(
     )
 
 
-def _scan(tx: Transaction, queue: int, vtime: float, tie: int, count: int) -> tuple[list[FlowRow], list[LaneRow]]:
-    flows = [rows.flow(row) for row in tx.all("scan_flows", queue, vtime, tie, count)]
-    if not flows:
-        return [], []
-    found = tx.all("scan_lanes", queue, vtime, tie, count, LANES_PER_SCANNED_FLOW)
-    return flows, [rows.lane(row) for row in found]
-
-
-def _by_id(tx: Transaction, statement: str, ids: Iterable[bytes], read: Callable[[rows.Row], T]) -> list[T]:
-    return [read(row) for each in sorted(ids) if (row := tx.one(statement, each)) is not None]
-
-
-def _supply(tx: Transaction, queue: int, need: Need) -> Supply:
-    flows: list[FlowRow] = _by_id(tx, "select_flow", need.flows, rows.flow)
-    gates = _by_id(tx, "select_gate", need.gates, rows.gate)
+def _scan(
+    tx: Transaction, queue: QueueInForce, vtime: float, tie: int, count: int
+) -> tuple[list[FlowRow], list[LaneRow]]:
+    """Flows that take turns, from there on, and the first lanes of each."""
+    ids = [flow for (flow,) in tx.all("scan_flows", queue.id, vtime, tie, count)]
+    flows = queue.known.flows(tx, ids)
     lanes: list[LaneRow] = []
-    for flow, count in need.lanes:
-        lanes += [rows.lane(row) for row in tx.all("select_ready_lanes", flow, count)]
+    unknown = []
+    for flow in flows:
+        first = queue.known.first_lanes(flow, LANES_PER_SCANNED_FLOW)
+        if first is None:
+            unknown.append(flow.id)
+        else:
+            lanes += first
+    if len(unknown) > MOST_ONE_BY_ONE:
+        lanes = [rows.lane(row) for row in tx.all("scan_lanes", queue.id, vtime, tie, count, LANES_PER_SCANNED_FLOW)]
+        queue.known.add_lanes(lanes)
+    else:
+        lanes += _ready_lanes(tx, queue, [(each, LANES_PER_SCANNED_FLOW) for each in unknown])
+    return flows, lanes
+
+
+def _ready_lanes(tx: Transaction, queue: QueueInForce, asked: Iterable[tuple[bytes, int]]) -> list[LaneRow]:
+    found = [rows.lane(row) for flow, count in asked for row in tx.all("select_ready_lanes", flow, count)]
+    queue.known.add_lanes(found)
+    return found
+
+
+def _supply(tx: Transaction, queue: QueueInForce, need: Need) -> Supply:
+    flows = queue.known.flows(tx, need.flows)
+    gates = queue.known.gates(tx, need.gates)
+    lanes = _ready_lanes(tx, queue, need.lanes)
     for gate, count in need.parked:
         parked = [rows.lane(row) for row in tx.all("select_parked_lanes", gate, count)]
-        flows += _by_id(tx, "select_flow", {lane.flow for lane in parked}, rows.flow)
+        flows += queue.known.flows(tx, sorted({lane.flow for lane in parked}))
         flows += [rows.flow(row) for row in tx.all("select_parked_flows", gate, count)]
         lanes += parked
     scanned: list[FlowRow] = []
@@ -397,12 +434,29 @@ def _supply(tx: Transaction, queue: int, need: Need) -> Supply:
         # Strictly after: tie-breakers are whole numbers.
         scanned, first = _scan(tx, queue, vtime, tie + 1, count)
         lanes += first
-    heads = {
-        lane: [Head(position, position, at) for position, at in tx.all("select_heads", lane, floor, count)]
-        for lane, floor, count in need.heads
-    }
+    heads = _heads(tx, need.heads)
     shared = sharing.select_gates(tx, need.shared)
     return Supply(flows + scanned, gates, lanes, heads, [flow.id for flow in scanned], shared)
+
+
+def _heads(tx: Transaction, asked: Iterable[tuple[bytes, int, int]]) -> dict[bytes, list[Head]]:
+    """The first ready jobs of lanes. As many as are wanted of each is one number to a statement."""
+    alike: dict[int, list[tuple[bytes, int]]] = {}
+    for lane, floor, count in asked:
+        alike.setdefault(count, []).append((lane, floor))
+    heads: dict[bytes, list[Head]] = {}
+    for count, lanes in alike.items():
+        if len(lanes) == 1:
+            lane, floor = lanes[0]
+            heads[lane] = [Head(position, position, at) for position, at in tx.all("select_heads", lane, floor, count)]
+            continue
+        for lane, _ in lanes:
+            heads[lane] = []
+        floors = msgspec.json.encode([floor for _, floor in lanes]).decode()
+        found = tx.all("select_heads_of_lanes", b"".join([lane for lane, _ in lanes]), floors, count)
+        for number, position, at in found:
+            heads[lanes[number][0]].append(Head(position, position, at))
+    return heads
 
 
 def _start(
@@ -410,10 +464,18 @@ def _start(
 ) -> list[Claim]:
     if not starts:
         return []
-    planned = msgspec.json.encode(
-        [(start.head.ref, start.charge, rows.join_shared(start.shared)) for start in starts]
-    ).decode()
-    found = {row[0]: row[1:] for row in tx.all("claim_jobs", now, lease.bytes, worker.name, planned)}
+    alike: dict[tuple[float, tuple[bytes, ...]], list[int]] = {}
+    for start in starts:
+        alike.setdefault((start.charge, start.shared), []).append(start.head.ref)
+    started: list[rows.Row] = []
+    if len(alike) <= MOST_ONE_BY_ONE:
+        for (charge, shared), positions in alike.items():
+            listed = msgspec.json.encode(positions).decode()
+            started += tx.all("claim_alike", now, lease.bytes, worker.name, listed, charge, rows.join_shared(shared))
+    else:
+        planned = [(start.head.ref, start.charge, rows.join_shared(start.shared)) for start in starts]
+        started = tx.all("claim_jobs", now, lease.bytes, worker.name, msgspec.json.encode(planned).decode())
+    found = {row[0]: row[1:] for row in started}
     return [_claim(queue, found[start.head.ref], lease, now) for start in starts]
 
 
@@ -436,9 +498,7 @@ def _claim(queue: str, row: rows.Row, lease: UUID, now: Instant) -> Claim:
 
 
 def _write(tx: Transaction, queue: QueueInForce, plan: Plan) -> None:
-    tx.run_many("upsert_flow", [rows.flow_parameters(row, queue.id) for row in plan.flows])
-    tx.run_many("upsert_lane", [rows.lane_parameters(row, queue.id) for row in plan.lanes])
-    tx.run_many("upsert_gate", [rows.gate_parameters(row, queue.id) for row in plan.gates])
+    write_rows(tx, queue.id, queue.known, plan)
     state = plan.queue
     tx.run("update_queue", state.vtime, state.cursor, state.cursor_tie, state.tie, state.cost, queue.id)
     if plan.shared or plan.rings:

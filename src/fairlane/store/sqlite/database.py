@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fairlane.errors import ConfigurationError, StoreUnavailable
+from fairlane.store.sqlite.known import Known
 from fairlane.store.statements import load_statements
 
 __all__ = ["Database", "Row", "Transaction"]
 
 T = TypeVar("T")
 
-STATEMENTS = load_statements("fairlane.store.sqlite", "queries.sql", "operators.sql", "examining.sql")
+STATEMENTS = load_statements("fairlane.store.sqlite", "queries.sql", "operators.sql", "examining.sql", "partitions.sql")
 BUSY_TIMEOUT = 10.0
 
 Row = tuple[Any, ...]
@@ -31,13 +32,22 @@ Row = tuple[Any, ...]
 class Transaction:
     """A connection inside a write transaction. Statements are called by name."""
 
-    __slots__ = ("_execute", "_executemany", "connection", "rows_read")
+    __slots__ = ("_execute", "_executemany", "_known", "connection", "rows_read")
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, known: dict[int, Known] | None = None) -> None:
         self.connection = connection
+        # Somebody else's transaction may be rolled back without our hearing of it: what it knows ends with it.
+        self._known = {} if known is None else known
         self._execute = connection.execute
         self._executemany = connection.executemany
         self.rows_read = 0
+
+    def known_of(self, queue: int, revision: int) -> Known:
+        """What is known of a queue's rows at this revision."""
+        found = self._known.get(queue)
+        if found is None or found.revision != revision or found.is_too_much():
+            found = self._known[queue] = Known(revision)
+        return found
 
     def run(self, name: str, *parameters: Any) -> int:
         """Execute a statement; the number of rows it changed."""
@@ -70,6 +80,7 @@ class Database:
         self._connection: sqlite3.Connection | None = None
         self._lock_file: int | None = None
         self._is_durable: bool | None = None
+        self._known: dict[int, Known] = {}
 
     async def open(self) -> None:
         await self._hop(self._open)
@@ -153,10 +164,11 @@ class Database:
             self._set_durable(connection, durable)
             connection.execute("begin immediate")
             try:
-                result = work(Transaction(connection))
+                result = work(Transaction(connection, self._known))
                 connection.execute("commit")
                 return result
             except BaseException:
+                self._known.clear()
                 if connection.in_transaction:
                     connection.execute("rollback")
                 raise
@@ -177,7 +189,7 @@ class Database:
         try:
             connection.execute("begin")
             try:
-                return work(Transaction(connection))
+                return work(Transaction(connection, self._known))
             finally:
                 connection.execute("rollback")
         except sqlite3.OperationalError as error:

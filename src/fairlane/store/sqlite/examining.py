@@ -35,8 +35,8 @@ def look_at(
     """Everything that is known of what holds it."""
     subject = Subject(queue.policy.queue, dict(keys)) if job is None else find_subject(tx, job)
     snapshot = claims.peek(tx, queue, NEXT_UP, now, [subject.lane] if subject.lane is not None else [])
-    examined: Examined = claims.answer(tx, queue.id, examine(snapshot, subject))
-    plan: Plan = claims.answer(tx, queue.id, plan_claims(snapshot, NEXT_UP))
+    examined: Examined = claims.answer(tx, queue, examine(snapshot, subject))
+    plan: Plan = claims.answer(tx, queue, plan_claims(snapshot, NEXT_UP))
     running = [
         Running(UUID(bytes=held), task, priority, rows.decode_keys(its_keys), worker, since)
         for held, task, priority, its_keys, worker, since in tx.all("select_running_of_queue", queue.id, RUNNING)

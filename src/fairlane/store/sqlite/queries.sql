@@ -5,7 +5,7 @@ insert into queues (name, policy, digest, version)
 values (?, ?, ?, 1)
 
 -- name: select_queue
-select id, policy, digest, version, applied_at, amended, vtime, cursor, cursor_tie, tie, cost
+select id, policy, digest, version, applied_at, amended, revision, vtime, cursor, cursor_tie, tie, cost
 from queues
 where name = ?
 
@@ -21,7 +21,13 @@ where id = ?
 
 -- name: update_queue
 update queues
-set vtime = ?, cursor = ?, cursor_tie = ?, tie = ?, cost = ?
+set vtime = ?, cursor = ?, cursor_tie = ?, tie = ?, cost = ?, revision = revision + 1
+where id = ?
+
+-- name: raise_revision
+-- Whoever writes flows, lanes or gates tells those who remember them.
+update queues
+set revision = revision + 1
 where id = ?
 
 -- name: take_positions
@@ -44,9 +50,10 @@ where position > ? and position <= ?
 insert into arrivals (queue, lane, priority, keys, count, floor, since, given, resumed)
 values (?, ?, ?, ?, ?, ?, ?, ?, ?)
 
--- name: insert_release
-insert into releases (queue, lane, ended, ran, charged, unstarted, refund, since, failed, neutral, latest, kept)
-values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+-- name: insert_releases
+-- All that one settlement releases in a queue.
+insert into releases (queue, count, bells)
+values (?, ?, ?)
 
 -- name: select_due_jobs
 -- Scheduled jobs whose time has come, in the order in which they are due.
@@ -72,35 +79,33 @@ order by id
 limit ?
 
 -- name: select_releases
-select id, lane, ended, ran, charged, unstarted, refund, since, failed, neutral, latest, kept
-from releases
-where queue = ?
-order by id
-limit ?
+-- ?1 queue, ?2 how many bells are enough: whole settlements are read until they are reached.
+select id, bells
+from (
+    select id, bells, sum(count) over (order by id rows unbounded preceding) - count as before
+    from (select id, count, bells from releases where queue = ?1 order by id limit ?2)
+)
+where before < ?2
 
--- name: select_rung_lanes
--- The lanes that the bells up to these ids name.
+-- name: select_lanes
+-- ?1 how many, ?2 their ids, one after the other. So are flows, gates and claims looked up: a statement for each of them
+-- would cost more than its row.
+with recursive numbers (n) as (select 0 union all select n + 1 from numbers where n + 1 < ?1)
 select id, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag
-from lanes
-where id in (
-    select lane from releases where queue = ?1 and releases.id <= ?2
-    union
-    select lane from arrivals where queue = ?1 and arrivals.id <= ?3
-)
+from numbers
+cross join lanes on lanes.id = substr(?2, 16 * n + 1, 16)
 
--- name: select_rung_flows
--- The flows of those lanes.
+-- name: select_flows
+with recursive numbers (n) as (select 0 union all select n + 1 from numbers where n + 1 < ?1)
 select id, key, weight, vtime, tie, cost, debt, open, shut, standing, gate
-from flows
-where id in (
-    select flow
-    from lanes
-    where lanes.id in (
-        select lane from releases where queue = ?1 and releases.id <= ?2
-        union
-        select lane from arrivals where queue = ?1 and arrivals.id <= ?3
-    )
-)
+from numbers
+cross join flows on flows.id = substr(?2, 16 * n + 1, 16)
+
+-- name: select_gates
+with recursive numbers (n) as (select 0 union all select n + 1 from numbers where n + 1 < ?1)
+select id, "limit", key, in_flight, tat, waiting, awake, wake_at, memo, value
+from numbers
+cross join gates on gates.id = substr(?2, 16 * n + 1, 16)
 
 -- name: delete_releases
 delete from releases
@@ -110,16 +115,6 @@ where queue = ? and id <= ?
 delete from arrivals
 where queue = ? and id <= ?
 
--- name: select_lane
-select id, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag
-from lanes
-where id = ?
-
--- name: select_flow
-select id, key, weight, vtime, tie, cost, debt, open, shut, standing, gate
-from flows
-where id = ?
-
 -- name: select_gate
 select id, "limit", key, in_flight, tat, waiting, awake, wake_at, memo, value
 from gates
@@ -127,7 +122,7 @@ where id = ?
 
 -- name: scan_flows
 -- Flows that take turns, from the cursor on.
-select id, key, weight, vtime, tie, cost, debt, open, shut, standing, gate
+select id
 from flows
 where queue = ? and standing = 1 and (vtime, tie) >= (?, ?)
 order by vtime, tie
@@ -187,6 +182,18 @@ where lane = ? and position >= ? and state = 1
 order by position
 limit ?
 
+-- name: select_heads_of_lanes
+-- The same for many lanes. ?1 their ids, one after the other, ?2 the floor of each, ?3 how many jobs of each
+select floors.key, jobs.position, jobs.ready_at
+from json_each(?2) as floors
+cross join jobs on jobs.position in (
+    select head.position
+    from jobs as head
+    where head.lane = substr(?1, 16 * floors.key + 1, 16) and head.position >= floors.value and head.state = 1
+    order by head.position
+    limit ?3
+)
+
 -- name: claim_jobs
 -- ?1 now, ?2 lease, ?3 worker, ?4 [[position, charge, shared gates], …]
 update jobs
@@ -199,12 +206,30 @@ from (
 where jobs.position = starts.position and state = 1
 returning jobs.position, id, task, priority, keys, payload, attempt, max_attempts, enqueued_at, cancel_requested
 
+-- name: claim_alike
+-- Where they are charged alike, without a row of JSON for each. ?4 positions, ?5 charge, ?6 shared gates
+update jobs
+set state = 2, attempt = attempt + 1, claimed_at = ?1, lease = ?2, worker = ?3, charge = ?5, shared = ?6,
+    progress = null, progress_message = null
+where position in (select value from json_each(?4)) and state = 1
+returning position, id, task, priority, keys, payload, attempt, max_attempts, enqueued_at, cancel_requested
+
 -- name: upsert_flow
 insert into flows (id, queue, key, weight, vtime, tie, cost, debt, open, shut, standing, gate)
 values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 on conflict (id) do update
 set weight = excluded.weight, vtime = excluded.vtime, tie = excluded.tie, cost = excluded.cost, debt = excluded.debt,
     open = excluded.open, shut = excluded.shut, standing = excluded.standing, gate = excluded.gate
+
+-- name: update_flow_figures
+update flows
+set cost = ?, debt = ?
+where id = ?
+
+-- name: update_flow_turn
+update flows
+set vtime = ?, tie = ?, cost = ?, debt = ?
+where id = ?
 
 -- name: upsert_lane
 insert into lanes (id, queue, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag)
@@ -213,12 +238,22 @@ on conflict (id) do update
 set flow = excluded.flow, ready = excluded.ready, in_flight = excluded.in_flight, floor = excluded.floor,
     rank = excluded.rank, standing = excluded.standing, gate = excluded.gate, tag = excluded.tag
 
+-- name: update_lane_figures
+update lanes
+set ready = ?, in_flight = ?, floor = ?
+where id = ?
+
 -- name: upsert_gate
 insert into gates (id, queue, "limit", key, in_flight, tat, waiting, awake, wake_at, memo, value)
 values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 on conflict (id) do update
 set in_flight = excluded.in_flight, tat = excluded.tat, waiting = excluded.waiting, awake = excluded.awake,
     wake_at = excluded.wake_at, memo = excluded.memo, value = excluded.value
+
+-- name: update_gate_figures
+update gates
+set in_flight = ?, tat = ?, waiting = ?, awake = ?, memo = ?, value = ?
+where id = ?
 
 -- name: insert_lease
 insert into leases (id, worker, expires_at, renewed_at, held, jobs)
@@ -244,6 +279,25 @@ select position, id, queue, lane, priority, lane_keys, attempt, max_attempts, re
     cancel_requested, task, shared
 from jobs
 where id = ? and lease = ? and state = 2
+
+-- name: select_claims
+-- The same for many. ?1 how many, ?2 their ids and ?3 their leases, one after the other.
+with recursive numbers (n) as (select 0 union all select n + 1 from numbers where n + 1 < ?1)
+select n, position, queue, lane, claimed_at, charge, task, shared
+from numbers
+cross join jobs on jobs.id = substr(?2, 16 * n + 1, 16)
+where lease = substr(?3, 16 * n + 1, 16) and state = 2
+
+-- name: finish_jobs
+-- Jobs that are done and have no result. ?1 now, ?2 their positions
+update jobs
+set state = 3, finished_at = ?1, error = null, outcome = 'done', result = null, lease = null
+where position in (select value from json_each(?2))
+
+-- name: finish_with_result
+update jobs
+set state = 3, finished_at = ?, error = null, outcome = 'done', result = ?, lease = null
+where position = ?
 
 -- name: finish_job
 update jobs
@@ -345,7 +399,8 @@ from lanes
 where queue = ?
 
 -- name: count_bells
-select (select count(*) from arrivals where queue = ?1) + (select count(*) from releases where queue = ?1)
+select (select count(*) from arrivals where queue = ?1)
+    + (select coalesce(sum(count), 0) from releases where queue = ?1)
 
 -- name: select_finished
 select position, id
@@ -714,7 +769,7 @@ where queue = ? and id = ?
 
 -- name: update_amended
 update queues
-set amended = ?, overrides_end_at = ?
+set amended = ?, overrides_end_at = ?, revision = revision + 1
 where id = ?
 
 -- name: next_override_end

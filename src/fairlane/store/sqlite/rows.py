@@ -7,15 +7,18 @@ from typing import Any
 
 import msgspec
 
+from fairlane.clock import Instant
 from fairlane.scheduler.snapshot import Arrival, Contender, FlowRow, GateRow, LaneRow, Release, SharedGateRow
 
 __all__ = [
+    "Released",
     "arrival",
     "decode_context",
     "decode_given",
     "decode_keys",
     "encode_given",
     "encode_keys",
+    "encode_released",
     "flow",
     "flow_parameters",
     "gate",
@@ -23,7 +26,7 @@ __all__ = [
     "join_shared",
     "lane",
     "lane_parameters",
-    "release",
+    "releases",
     "shared_gate",
     "shared_gate_parameters",
     "split_shared",
@@ -128,8 +131,49 @@ def arrival(row: Row) -> Arrival:
     return Arrival(lane_id, priority, decode_keys(keys), count, floor, since, decode_given(given), resumed)
 
 
-def release(row: Row) -> Release:
-    return Release(*row[1:])
+class Released(msgspec.Struct, array_like=True, gc=False):
+    """A release bell as it is stored, or is being added up. The figures are those of `scheduler.Release`."""
+
+    lane: str
+    """In hexadecimal."""
+    ended: int = 0
+    ran: int = 0
+    charged: float = 0.0
+    unstarted: int = 0
+    refund: float = 0.0
+    since: Instant = 0
+    failed: int = 0
+    neutral: int = 0
+    latest: Instant = 0
+    kept: int = 0
+
+
+_encode = msgspec.json.Encoder().encode
+_decode_released = msgspec.json.Decoder(list[Released]).decode
+
+
+def encode_released(bells: list[Released]) -> str:
+    """The release bells of one settlement, as one text."""
+    return _encode(bells).decode()
+
+
+def releases(text: str) -> list[Release]:
+    return [
+        Release(
+            bytes.fromhex(bell.lane),
+            bell.ended,
+            bell.ran,
+            bell.charged,
+            bell.unstarted,
+            bell.refund,
+            bell.since,
+            bell.failed,
+            bell.neutral,
+            bell.latest,
+            bell.kept,
+        )
+        for bell in _decode_released(text)
+    ]
 
 
 def shared_gate(row: Row) -> SharedGateRow:

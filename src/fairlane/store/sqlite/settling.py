@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from uuid import UUID
 
 import msgspec
@@ -21,21 +22,55 @@ from fairlane.store.sqlite.database import Transaction
 
 __all__ = ["reap", "settle"]
 
-FRACTIONS = (2, 4)
-"""The figures of a release bell that are no whole numbers: what was charged, and what is given back of it."""
-
 
 class _Tally:
     """The bells of one settlement, added up per lane, and what each lease still holds."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Instant) -> None:
+        self.now = now
         # Failed runs apart, by when they were claimed: whoever counts failures must know whether they are old news.
-        self.releases: dict[tuple[int, bytes, int | None], list[float]] = {}
-        self.shared: dict[tuple[bytes, int, str, int | None], list[float]] = {}
+        self.releases: dict[tuple[int, bytes, int | None], rows.Released] = {}
+        self.shared: dict[tuple[bytes, int, str, int | None], rows.Released] = {}
         self.arrivals: list[tuple[object, ...]] = []
-        self.ended: dict[UUID, int] = {}
+        self.ended: dict[bytes, int] = {}
         self.woken: dict[int, int] = {}
         self.replaced: list[UUID] = []
+
+    def release(
+        self,
+        settlement: Settlement,
+        queue: int,
+        lane: bytes,
+        claimed_at: Instant,
+        charge: float,
+        task: str,
+        shared: str | None,
+    ) -> None:
+        """Count the end of one claim."""
+        verdict = settlement.verdict
+        apart = claimed_at if verdict is Verdict.FAILED else None
+        bell = self.releases.get((queue, lane, apart))
+        if bell is None:
+            bell = self.releases[queue, lane, apart] = rows.Released(lane=lane.hex(), since=self.now)
+        passed = rows.split_shared(shared) if shared else ()
+        for each in (bell, *(self._shared_bell(gate, queue, task, apart) for gate in passed)):
+            if settlement.unstarted:
+                each.unstarted += 1
+                each.refund += charge
+                each.since = min(each.since, claimed_at)
+            else:
+                each.ended += 1
+                each.ran += settlement.ran
+                each.charged += charge
+                each.failed += verdict is Verdict.FAILED
+                each.neutral += verdict is Verdict.NEUTRAL
+                each.latest = max(each.latest, claimed_at)
+        bell.kept += not settlement.to.is_final
+        lease = settlement.lease.bytes
+        self.ended[lease] = self.ended.get(lease, 0) + 1
+
+    def _shared_bell(self, gate: bytes, queue: int, task: str, apart: Instant | None) -> rows.Released:
+        return self.shared.setdefault((gate, queue, task, apart), rows.Released(lane="", since=self.now))
 
 
 def settle(
@@ -45,39 +80,91 @@ def settle(
 
     Returns the jobs whose claim was lost, how many may start now by queue, and the jobs that follow-ups replaced.
     """
-    tally = _Tally()
-    lost = []
-    for each in settlements:
-        settlement = _with_on_dead(tx, each, now)
-        if not _settle_one(tx, settlement, now, tally):
-            lost.append(each.job)
-        elif settlement.effects is not None:
-            _land(tx, settlement, settlement.effects, now, tally)
-    tx.run_many(
-        "insert_release",
-        [
-            (queue, lane, *(figure if n in FRACTIONS else int(figure) for n, figure in enumerate(figures)))
-            for (queue, lane, _), figures in tally.releases.items()
-        ],
-    )
-    tx.run_many(
-        "insert_shared_release",
-        [
-            (queue, task, *(int(figure) for n, figure in enumerate(figures) if n not in FRACTIONS), gate)
-            for (gate, queue, task, _), figures in tally.shared.items()
-        ],
-    )
-    tx.run_many("insert_arrival", tally.arrivals)
+    tally = _Tally(now)
+    lost: list[UUID] = []
+    # One after the other, as they are given; of those that are alike, a whole stretch at once.
+    for is_plain, stretch in groupby(settlements, _is_plain):
+        lost += (_finish if is_plain else _settle_each)(tx, list(stretch), tally)
+    _ring(tx, tally)
     for lease, count in tally.ended.items():
-        if tx.value("drop_claims", count, lease.bytes) == 0:
-            tx.run("delete_lease", lease.bytes)
-            tx.run("delete_cancellations", lease.bytes)
+        if tx.value("drop_claims", count, lease) == 0:
+            tx.run("delete_lease", lease)
+            tx.run("delete_cancellations", lease)
     behind = {queue for gate, *_ in tally.shared for (queue,) in tx.all("select_queues_behind", gate)}
     for queue in behind | {queue for queue, _, _ in tally.releases}:
         # A freed slot makes a waiting job claimable, and whoever settles may not be there to claim it.
         if queue not in tally.woken and tx.value("has_waiting_work", queue):
             tally.woken[queue] = 1
     return lost, tally.woken, tally.replaced
+
+
+def _ring(tx: Transaction, tally: _Tally) -> None:
+    together: dict[int, list[rows.Released]] = {}
+    for (queue, _, _), bell in tally.releases.items():
+        together.setdefault(queue, []).append(bell)
+    for queue, bells in together.items():
+        tx.run("insert_releases", queue, len(bells), rows.encode_released(bells))
+    tx.run_many(
+        "insert_shared_release",
+        [
+            (
+                queue,
+                task,
+                bell.ended,
+                bell.ran,
+                bell.unstarted,
+                bell.since,
+                bell.failed,
+                bell.neutral,
+                bell.latest,
+                gate,
+            )
+            for (gate, queue, task, _), bell in tally.shared.items()
+        ],
+    )
+    tx.run_many("insert_arrival", tally.arrivals)
+
+
+def _is_plain(settlement: Settlement) -> bool:
+    """Whether there is no more to it than that the job is done: most of them."""
+    return settlement.to is State.DONE and settlement.effects is None
+
+
+def _finish(tx: Transaction, done: Sequence[Settlement], tally: _Tally) -> list[UUID]:
+    """Settle jobs that are done, in as few statements as can be. Returns those whose claim was lost."""
+    jobs = b"".join([each.job.bytes for each in done])
+    leases = b"".join([each.lease.bytes for each in done])
+    without_result, with_result = [], []
+    lost = dict(enumerate(done))
+    seen: set[int] = set()
+    for number, position, queue, lane, claimed_at, charge, task, shared in tx.all(
+        "select_claims", len(done), jobs, leases
+    ):
+        if position in seen:
+            continue  # told twice: the second comes too late
+        seen.add(position)
+        settlement = lost.pop(number)
+        if settlement.result is None:
+            without_result.append(position)
+        else:
+            with_result.append((tally.now, settlement.result, position))
+        tally.release(settlement, queue, lane, claimed_at, charge, task, shared)
+    if without_result:
+        tx.run("finish_jobs", tally.now, msgspec.json.encode(without_result).decode())
+    if with_result:
+        tx.run_many("finish_with_result", with_result)
+    return [each.job for each in lost.values()]
+
+
+def _settle_each(tx: Transaction, settlements: Iterable[Settlement], tally: _Tally) -> list[UUID]:
+    lost = []
+    for each in settlements:
+        settlement = _with_on_dead(tx, each, tally.now)
+        if not _settle_one(tx, settlement, tally.now, tally):
+            lost.append(each.job)
+        elif settlement.effects is not None:
+            _land(tx, settlement, settlement.effects, tally.now, tally)
+    return lost
 
 
 def _with_on_dead(tx: Transaction, settlement: Settlement, now: Instant) -> Settlement:
@@ -164,30 +251,10 @@ def _settle_one(tx: Transaction, settlement: Settlement, now: Instant, tally: _T
         to is State.SCHEDULED,
         position,
     )
-    is_failed = settlement.verdict is Verdict.FAILED
-    apart = claimed_at if is_failed else None
-    bells = [tally.releases.setdefault((queue, lane, apart), [0, 0, 0.0, 0, 0.0, now, 0, 0, 0, 0])]
-    bells += [
-        tally.shared.setdefault((gate, queue, task, apart), [0, 0, 0.0, 0, 0.0, now, 0, 0, 0])
-        for gate in rows.split_shared(shared)
-    ]
-    for release in bells:
-        if settlement.unstarted:
-            release[3] += 1
-            release[4] += charge
-            release[5] = min(release[5], claimed_at)
-        else:
-            release[0] += 1
-            release[1] += settlement.ran
-            release[2] += charge
-            release[6] += is_failed
-            release[7] += settlement.verdict is Verdict.NEUTRAL
-            release[8] = max(release[8], claimed_at)
-    bells[0][9] += not to.is_final
+    tally.release(settlement, queue, lane, claimed_at, charge, task, shared)
     if to is State.READY:
         tally.arrivals.append((queue, lane, priority, lane_keys, 1, position, ready_at, None, 1))
         tally.woken[queue] = tally.woken.get(queue, 0) + 1
-    tally.ended[settlement.lease] = tally.ended.get(settlement.lease, 0) + 1
     return True
 
 

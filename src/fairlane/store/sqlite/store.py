@@ -12,14 +12,16 @@ from uuid import UUID
 from fairlane.clock import Clock, Instant, SystemClock, microseconds
 from fairlane.errors import ConfigurationError, UnknownQueue
 from fairlane.job import AttemptRecord, Claim, JobRecord, NewJob, Outcome, State
+from fairlane.policy.dividing import as_divided
 from fairlane.policy.overrides import Amendment, Override
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import Conflict
 from fairlane.scheduler.explain import Facts
 from fairlane.scheduler.settlement import Settlement
+from fairlane.scheduler.snapshot import GateRow
+from fairlane.scheduler.strays import WaitingLane
 from fairlane.store.auditing import AuditEntry, Note
 from fairlane.store.awaiting import forever
-from fairlane.store.migrate import load_migrations, pending
 from fairlane.store.operators import CANCEL, Handled, JobFilter, JobPage
 from fairlane.store.protocol import (
     Claimed,
@@ -29,6 +31,7 @@ from fairlane.store.protocol import (
     Pruned,
     QueueCounts,
     Reaped,
+    Rehomed,
     Renewed,
     Retention,
     Traces,
@@ -41,7 +44,9 @@ from fairlane.store.sqlite import (
     examining,
     jobs,
     operators,
+    partitions,
     results,
+    schema,
     settling,
     sharing,
     uniques,
@@ -55,7 +60,6 @@ __all__ = ["SqliteStore"]
 
 T = TypeVar("T")
 
-MIGRATIONS = "fairlane.store.sqlite"
 EVERYONE = 1 << 20
 LAST_ENTRY = 1 << 62
 
@@ -83,9 +87,9 @@ class SqliteStore:
     async def migrate(self) -> list[str]:
         await self._database.open()
         # Looked at first: a database that is up to date is opened without waiting for whoever writes.
-        if await self._database.read(_is_current):
+        if await self._database.read(schema.is_current):
             return []
-        return await self._write(_migrate)
+        return await self._write(schema.migrate)
 
     async def now(self) -> Instant:
         return self._clock.now()
@@ -103,9 +107,16 @@ class SqliteStore:
         return declared
 
     def _put_in_force(
-        self, tx: Transaction, policy: Policy, note: Note | None = None, accept_missing_keys: bool = False
+        self,
+        tx: Transaction,
+        policy: Policy,
+        note: Note | None = None,
+        accept_missing_keys: bool = False,
+        coming: Sequence[GateRow] | None = None,
     ) -> Declared:
         queue = claims.load_queue(tx, policy.queue)
+        if queue is not None and coming is None:
+            policy = as_divided(queue.policy, policy)
         sharing.check(tx, policy)
         now = self._clock.now()
         if queue is None:
@@ -116,11 +127,32 @@ class SqliteStore:
             return Declared(policy, 1, is_drift=False)
         if queue.policy.digest == policy.digest:
             return Declared(queue.policy, queue.version, is_drift=False)
-        claims.replace_policy(tx, queue, policy, now, accept_missing_keys=accept_missing_keys)
+        claims.replace_policy(tx, queue, policy, now, accept_missing_keys=accept_missing_keys, coming=coming or ())
         if note is not None:
             target = f"version {queue.version + 1}"
             amending.record(tx, note, now, policy.queue, target, queue.policy.encoded, policy.encoded)
         return Declared(policy.overridden(queue.policy.overrides), queue.version + 1, is_drift=False)
+
+    async def divide(self, policy: Policy, gates: Sequence[GateRow] = (), note: Note | None = None) -> Declared:
+        declared = await self._write(lambda tx: self._put_in_force(tx, policy, note, False, gates))
+        await self._wake(lambda tx: dict.fromkeys(sharing.sharers(tx, claims.queue_number(tx, policy.queue)), EVERYONE))
+        return declared
+
+    async def rehome(self, queue: str, limit: int = 1_000) -> Rehomed:
+        def work(tx: Transaction) -> tuple[Rehomed, list[UUID]]:
+            rehomed, woken = partitions.rehome(tx, _known(tx, queue), limit, self._clock.now())
+            return rehomed, _take_waiters(tx, woken)
+
+        rehomed, waiters = await self._write(work)
+        await self._nudge(waiters)
+        return rehomed
+
+    async def lanes(self, queue: str) -> list[WaitingLane]:
+        used, later = await self._database.read(lambda tx: partitions.select_lanes(tx, _known(tx, queue).id))
+        return used + later
+
+    async def gates_of_strays(self, queue: str) -> list[tuple[str, GateRow]]:
+        return await self._database.read(lambda tx: partitions.select_gates_of_strays(tx, _known(tx, queue)))
 
     async def check_waiting(self, policy: Policy) -> None:
         await self._database.read(lambda tx: claims.check_waiting(tx, _known(tx, policy.queue), policy))
@@ -466,30 +498,3 @@ def _replace(tx: Transaction, gone: Sequence[UUID]) -> list[UUID]:
     for worker in gone:
         tx.run("withdraw_worker", worker.bytes)
     return [UUID(bytes=worker) for (worker,) in tx.all("take_all_waiters")]
-
-
-def _is_current(tx: Transaction) -> bool:
-    if not tx.value("has_migrations"):
-        return False
-    return not pending(load_migrations(MIGRATIONS), dict(tx.all("select_migrations")))
-
-
-def _migrate(tx: Transaction) -> list[str]:
-    tx.run("create_migrations")
-    todo = pending(load_migrations(MIGRATIONS), dict(tx.all("select_migrations")))
-    for migration in todo:
-        for statement in _statements(migration.sql):
-            tx.connection.execute(statement)
-        tx.run("insert_migration", migration.number, migration.name, migration.checksum)
-    return [migration.name for migration in todo]
-
-
-def _statements(script: str) -> list[str]:
-    """`executescript` would commit our transaction, so the script is taken apart."""
-    statements, current = [], ""
-    for line in script.splitlines(keepends=True):
-        current += line
-        if sqlite3.complete_statement(current):
-            statements.append(current)
-            current = ""
-    return statements

@@ -75,5 +75,7 @@ def collect(tx: Transaction, queue: int, walk: Walk, now: Instant, limit: int) -
     flows, more_flows = walk.stretch(tx, queue, "flows", limit)
     gates, more_gates = walk.stretch(tx, queue, "gates", limit, now, VALUES_LAST)
     shared, more_shared = walk.stretch(tx, queue, "shared gates", limit, now)
+    if lanes or flows or gates:
+        tx.run("raise_revision", queue)
     more = more_lanes or more_flows or more_gates or more_shared
     return Pruned(0, lanes=lanes, flows=flows, gates=gates + shared, more=more)

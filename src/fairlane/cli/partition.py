@@ -1,0 +1,105 @@
+"""`fairlane partition`: change the number of a queue's partitions."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fairlane.cli.changing import change_options, intent_of
+from fairlane.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from fairlane.app import App
+    from fairlane.operations import PartitionPlan, Repartitioned
+
+__all__ = ["partition"]
+
+
+@click.command()
+@click.argument("queue")
+@click.option("--to", "to", type=click.IntRange(1), required=True, help="How many partitions it is to have.")
+@click.option("--by", "by", multiple=True, help="The key that says where jobs belong, if it has had one partition.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@change_options
+def partition(queue: str, to: int, by: tuple[str, ...], yes: bool, **options: Any) -> None:
+    """Change the number of a queue's partitions while it works.
+
+    Keys whose partition changes stand still until what runs of them has ended and what waits has moved; the others go
+    on. Limits and sequences hold throughout. Interrupted, it leaves these keys standing still: run it again, and it
+    goes on. Running workers and producers learn the new number by themselves; then deploy a program that declares it.
+
+    \b
+    Example:
+      fairlane partition email --to 8 --dry-run
+      fairlane partition email --to 4 --by account --yes --reason "one claim lock is not enough"
+    """
+    import asyncio
+
+    from fairlane.operations import describe_partitions
+
+    done = asyncio.run(_change(queue, to, by, yes, options))
+    if done is None:
+        raise click.Abort
+    if options["as_json"]:
+        click.echo(json.dumps(describe_partitions(done)))
+    else:
+        _tell(done)
+
+
+async def _change(queue: str, to: int, by: tuple[str, ...], yes: bool, options: dict[str, Any]) -> Repartitioned | None:
+    from fairlane.cli.choosing import app_named
+    from fairlane.cli.database import existing_store
+    from fairlane.cli.telling import Progress
+    from fairlane.operations import change_partitions, plan_partitions
+
+    intent = intent_of(options)
+    app = app_named(options["app"], options["url"])
+    async with existing_store(app) as store:
+        keys = by or _declared(app, queue, to)
+        if not (intent.dry_run or yes):
+            plan = await plan_partitions(store, queue, to, keys)
+            if not plan.is_empty and not _confirmed(plan):
+                return None
+        with Progress("moved") as progress:
+            return await change_partitions(store, queue, to, intent, by=keys, on_progress=progress)
+
+
+def _declared(app: App, queue: str, to: int) -> tuple[str, ...] | None:
+    """By which keys the app divides the queue, if it does so into as many partitions."""
+    found = app.queues.get(queue)
+    place = None if found is None else found.partitions[0].partition
+    return place.by if place is not None and place.width == to else None
+
+
+def _confirmed(plan: PartitionPlan) -> bool:
+    if not sys.stdin.isatty():
+        raise ConfigurationError(
+            f"queue {plan.queue!r} would go from {plan.before} to {plan.after} partitions and there is nobody to ask; "
+            "give --yes, or --dry-run to see what moves"
+        )
+    return click.confirm(f"{_said(plan)} Go on?", err=True)
+
+
+def _said(plan: PartitionPlan) -> str:
+    running = f", once {plan.running:,} that run have ended" if plan.running else ""
+    by = f" by {', '.join(plan.by)}" if plan.by else ""
+    return (
+        f"{plan.queue}: {plan.before} → {plan.after} partitions{by}; {plan.waiting:,} waiting jobs of keys that move "
+        f"go to another partition{running}."
+    )
+
+
+def _tell(done: Repartitioned) -> None:
+    plan = done.plan
+    if plan.is_empty:
+        click.echo(f"{plan.queue}: nothing to change: it has {plan.after} already")
+    elif done.is_dry_run:
+        click.echo(_said(plan))
+    else:
+        click.echo(f"{plan.queue}: {plan.before} → {plan.after} partitions, {done.moved:,} jobs moved")
+        click.echo(
+            f"deploy the program with partitions={plan.after}: those that declare another number are refused now"
+        )

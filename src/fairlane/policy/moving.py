@@ -1,0 +1,58 @@
+"""Where the lanes wait whose keys belong to another partition: a gate that is always shut.
+
+A lane that is held back by it never starts a job: that is what keeps limits and sequences exact while a key moves, and
+when a producer knows an older width. Its jobs go on where they belong, or here once the policy says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fairlane.clock import Instant
+from fairlane.errors import InvalidOverride
+from fairlane.policy.by import By
+from fairlane.policy.gates import Ending, GateState, Limit
+from fairlane.policy.reasons import Reason, Why
+
+__all__ = ["MOVING", "MovingGate"]
+
+MOVING = "moving:"
+"""The name of its gates; no other limit has it."""
+
+
+class MovingGate:
+    """A gate without room. It counts nothing."""
+
+    __slots__ = ()
+
+    by: By = ()
+    counts_in_flight = False
+    name = None
+    identity = MOVING
+
+    def __repr__(self) -> str:
+        return "MovingGate()"
+
+    def room_at(self, gate: GateState, now: Instant) -> int:
+        return 0
+
+    def take(self, gate: GateState, now: Instant, count: int) -> None: ...
+
+    def postpone(self, gate: GateState, before: Instant, now: Instant, lag: int) -> None: ...
+
+    def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
+        return False
+
+    def opens_again_at(self, gate: GateState) -> Instant | None:
+        return None
+
+    def carry_over(self, gate: GateState, now: Instant) -> None: ...
+
+    def why(self, gate: GateState, now: Instant) -> Why:
+        return Why(Reason.MOVING, 0, 0)
+
+    def with_bound(self, bound: float) -> Limit:
+        raise InvalidOverride("a key that moves has no number")
+
+    def to_document(self) -> dict[str, Any]:
+        return {"kind": "moving", "by": []}

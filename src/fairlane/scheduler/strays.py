@@ -1,0 +1,83 @@
+"""What is in a partition and belongs to another: which jobs move, where to, and with which gates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+from msgspec.structs import replace
+
+from fairlane.policy.keys import Keys, gate_id, lane_id
+from fairlane.policy.partitions import partition_name, partition_of
+from fairlane.policy.policy import Policy
+from fairlane.scheduler.snapshot import GateRow
+
+__all__ = ["StrayLane", "WaitingLane", "gates_of_strays", "imported", "stray_lanes"]
+
+
+class WaitingLane(msgspec.Struct, frozen=True):
+    """A lane of a partition with jobs that wait or run."""
+
+    id: bytes
+    priority: int
+    keys: dict[str, str | None]
+    ready: int = 0
+    in_flight: int = 0
+    floor: int = 0
+
+
+class StrayLane(msgspec.Struct, frozen=True):
+    """A lane whose jobs do not belong here, and the lane that they join."""
+
+    was: WaitingLane
+    queue: str
+    lane: bytes
+
+
+def stray_lanes(policy: Policy, lanes: Iterable[WaitingLane]) -> list[StrayLane]:
+    """The lanes among these whose jobs belong to another partition."""
+    place = policy.partition
+    if place is None or not place.is_guarded:
+        return []
+    strays = []
+    for lane in lanes:
+        if place.strays(lane.keys):
+            queue = _home(policy, lane.id, lane.keys)
+            strays.append(StrayLane(lane, queue, lane_id(queue, lane.priority, lane.keys)))
+    return strays
+
+
+def _home(policy: Policy, lane: bytes, keys: Keys) -> str:
+    place = policy.partition
+    assert place is not None
+    home = place.home_of(keys)
+    # Where any partition will do, a lane moves as a whole: its order stays.
+    return partition_name(place.of, partition_of((lane.hex(),), place.width) if home is None else home)
+
+
+def gates_of_strays(policy: Policy, gates: Iterable[GateRow]) -> list[tuple[str, GateRow]]:
+    """Gates of keys that have lived here and move to another partition, each with the queue that it goes to."""
+    place = policy.partition
+    if place is None or place.was is None:
+        return []
+    # A key may have lived here long ago as well: only its last home knows what it has spent.
+    lived_here = replace(place, width=place.was)
+    found = []
+    for row in gates:
+        bound = policy.bound_named(row.limit)
+        if bound is None or bound.is_shared or not place.determines(bound.limit.by) or policy.is_own(bound):
+            continue
+        keys = dict(zip(bound.limit.by, row.key, strict=True))
+        if place.strays(keys) and not lived_here.strays(keys):
+            found.append((_home(policy, row.id, keys), row))
+    return found
+
+
+def imported(queue: str, own: Iterable[GateRow], others: Iterable[GateRow]) -> list[GateRow]:
+    """The gates of a partition with those that come from others: what a key has spent there, it has spent."""
+    coming = {
+        gate: replace(row, id=gate, in_flight=0, waiting=0, awake=0, wake_at=None)
+        for row in others
+        for gate in [gate_id(queue, row.limit, tuple(row.key))]
+    }
+    return [*(row for row in own if row.id not in coming), *coming.values()]

@@ -1,0 +1,32 @@
+-- Jobs that belong to another partition of their queue.
+
+-- name: select_scheduled_lanes
+-- The lanes that scheduled jobs of a queue will join, with how many of them.
+select lane, priority, lane_keys, count(*)
+from jobs
+where queue = ? and due_at is not null
+group by lane, priority, lane_keys
+
+-- name: select_ready_of_lane
+-- What has run before brings no number again: newer jobs have brought newer ones.
+select position, id, ready_at, case when claimed_at is null and replays = 0 then given end
+from jobs
+where lane = ? and position >= ? and state = 1
+order by position
+limit ?
+
+-- name: select_scheduled_of_lane
+select position, id, ready_at, keeps_place
+from jobs
+where queue = ? and due_at is not null and lane = ?
+limit ?
+
+-- name: move_job
+update jobs
+set queue = ?, lane = ?
+where position = ?
+
+-- name: move_forced
+update forced
+set queue = ?
+where job = ?

@@ -1,0 +1,117 @@
+"""`fairlane partition`, and the commands that mean all partitions of a queue."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from fairlane.cli.program import program
+
+SHOP = """
+from fairlane import App, Concurrency, Fair
+
+app = App("sqlite:///shop.db")
+app.queue("email", fair=Fair(by="account"), limits=[Concurrency(5, by="account"), Concurrency(50)])
+
+@app.task(queue="email")
+async def send(account: str) -> None: ...
+"""
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "partition_shop.py").write_text(SHOP)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FAIRLANE_URL", "sqlite:///shop.db")
+    monkeypatch.setenv("FAIRLANE_ACTOR", "ada")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    sys.modules.pop("partition_shop", None)
+
+
+@pytest.fixture
+def run(shop: Path) -> Run:
+    def invoke(*arguments: str) -> Result:
+        return CliRunner().invoke(program, arguments)
+
+    for n in range(20):
+        stored = invoke("enqueue", "partition_shop:app", "partition_shop.send", "--args", f'["account-{n}"]')
+        assert stored.exit_code == 0, stored.output
+    return invoke
+
+
+def declare(shop: Path, partitions: int) -> None:
+    source = shop / "partition_shop.py"
+    source.write_text(SHOP.replace('"email",', f'"email", partitions={partitions}, partition_by="account",'))
+    sys.modules.pop("partition_shop", None)
+
+
+def told(run: Run, *arguments: str) -> Any:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def queues(run: Run) -> Counter[str]:
+    return Counter(job["queue"] for job in told(run, "jobs", "list", "--queue", "email", "--limit", "100")["jobs"])
+
+
+def test_a_queue_is_divided_and_made_whole_again(run: Run, shop: Path) -> None:
+    planned = told(run, "partition", "email", "--to", "4", "--by", "account", "--dry-run")
+    assert (planned["before"], planned["after"], planned["moved"], planned["dry_run"]) == (1, 4, 0, True)
+    assert set(queues(run)) == {"email"}
+    done = told(run, "partition", "email", "--to", "4", "--by", "account", "--yes")
+    assert done["moved"] > 0
+    assert set(queues(run)) == {"email", "email__p1", "email__p2", "email__p3"}
+    assert queues(run).total() == 20
+    assert told(run, "partition", "email", "--to", "1", "--yes")["after"] == 1
+    assert queues(run) == {"email": 20}
+    assert {each["action"] for each in told(run, "audit")["entries"]} == {"partition"}
+
+
+def test_code_with_another_width_is_refused_and_the_doctor_tells(run: Run, shop: Path) -> None:
+    assert run("partition", "email", "--to", "2", "--by", "account", "--yes").exit_code == 0
+    refused = run("enqueue", "partition_shop:app", "partition_shop.send", "--args", '["acme"]')
+    assert refused.exit_code == 1
+    assert "queue 'email' has 2 partitions, and this program declares one partition" in refused.output
+    found = run("doctor", "partition_shop:app")
+    assert found.exit_code == 1
+    assert "it has 2 (by account), and the code declares 1" in found.output
+    declare(shop, 2)
+    assert run("enqueue", "partition_shop:app", "partition_shop.send", "--args", '["acme"]').exit_code == 0
+
+
+def test_the_app_that_declares_it_says_by_which_key(run: Run, shop: Path) -> None:
+    assert "say by which key" in run("partition", "email", "--to", "4", "--yes").output
+    declare(shop, 4)
+    done = told(run, "partition", "email", "--to", "4", "--app", "partition_shop:app", "--yes")
+    assert done["by"] == ["account"]
+
+
+def test_nobody_is_asked_in_a_script(run: Run) -> None:
+    refused = run("partition", "email", "--to", "4", "--by", "account")
+    assert refused.exit_code == 1
+    assert "there is nobody to ask; give --yes" in refused.output
+    assert set(queues(run)) == {"email"}
+
+
+def test_what_is_so_already_is_said(run: Run) -> None:
+    assert "nothing to change" in run("partition", "email", "--to", "1", "--yes").output
+
+
+def test_a_pause_covers_all_partitions(run: Run) -> None:
+    assert run("partition", "email", "--to", "4", "--by", "account", "--yes").exit_code == 0
+    assert told(run, "pause", "email")["queue"] == "email"
+    assert [each["queue"] for each in told(run, "overrides")] == ["email"]
+    reasons = [each["reason"] for each in told(run, "explain", "--queue", "email")["reasons"]]
+    assert reasons.count("paused") == 1
+    assert [each["queue"] for each in told(run, "policy", "show")] == ["email"]

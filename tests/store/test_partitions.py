@@ -1,0 +1,257 @@
+"""Partitioned queues through the public API, on every store: where jobs go, whose turn it is, and what is refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from fairlane import (
+    App,
+    Backlog,
+    BacklogFull,
+    Concurrency,
+    ConfigurationError,
+    Fair,
+    InvalidJob,
+    InvalidPolicy,
+    ManualClock,
+    Outcome,
+    Rate,
+    partition_for,
+)
+from fairlane.task import Task
+from tests.store.by_hand import url_of
+from tests.store.harness import Database, soon
+
+WIDTH = 4
+
+
+class Mail:
+    """A program with one partitioned queue and one task."""
+
+    def __init__(self, database: Database, clock: ManualClock, partitions: int = WIDTH, **options: Any) -> None:
+        self.app = App(url_of(database), clock=clock)
+        options.setdefault("partition_by", "account")
+        self.queue = self.app.queue("email", partitions=partitions, **options)
+
+        async def send(account: str, endpoint: str = "api") -> None: ...
+
+        self.send: Task[Any, Any] = self.app.task(queue="email", name="send", keys=["account", "endpoint"])(send)
+
+    async def counts(self) -> list[int]:
+        """Ready jobs of each partition, counted without a claim."""
+        found = []
+        for each in self.queue.partitions:
+            jobs = (await (await self.app.opened()).find_jobs(_waiting(each.queue), None, 1_000)).jobs
+            found.append(len(jobs))
+        return found
+
+    async def serve(self, count: int) -> Counter[str | None]:
+        """Claim and finish so many jobs, one after the other; by account."""
+        got: Counter[str | None] = Counter()
+        for _ in range(count):
+            (claim,) = await self.queue.claim(1)
+            got[claim.keys["account"]] += 1
+            await claim.ack(ran="10ms")
+        return got
+
+
+def _waiting(queue: str) -> Any:
+    from fairlane.operations import JobFilter
+
+    return JobFilter(queue=queue)
+
+
+@pytest.fixture
+async def mail(database: Database, clock: ManualClock, stack: AsyncExitStack) -> Mail:
+    mail = Mail(database, clock, fair=Fair(by="account", charge="count"))
+    await stack.enter_async_context(mail.app)
+    return mail
+
+
+ACCOUNTS = [f"account-{n}" for n in range(12)]
+
+
+async def test_a_job_goes_where_its_key_belongs(mail: Mail) -> None:
+    jobs = await mail.app.enqueue_many([mail.send.call(account) for account in ACCOUNTS])
+    for account, job in zip(ACCOUNTS, jobs, strict=True):
+        home = partition_for(account, WIDTH)
+        assert (await job.record()).queue == mail.queue.partitions[home].queue
+        assert mail.queue.partition_for(account) == home
+    assert sum(await mail.counts()) == len(ACCOUNTS)
+
+
+async def test_a_bulk_goes_where_single_jobs_go(mail: Mail) -> None:
+    """E01."""
+    alone = [await mail.send.enqueue(account) for account in ACCOUNTS]
+    together = await mail.send.enqueue_many([mail.send.call(account) for account in ACCOUNTS])
+    assert [(await job.record()).queue for job in alone] == [(await job.record()).queue for job in together]
+
+
+async def test_keys_are_stamped_as_they_are(mail: Mail) -> None:
+    """A18: routing adds nothing to what limits see."""
+    job = await mail.send.enqueue("acme")
+    assert (await job.record()).keys == {"account": "acme", "endpoint": "api"}
+    (claim,) = await mail.queue.claim(1)
+    assert claim.keys == {"account": "acme", "endpoint": "api"}
+
+
+async def test_a_partition_key_is_absent_none_or_a_value(
+    database: Database, clock: ManualClock, stack: AsyncExitStack
+) -> None:
+    """Absent means the batch's default, None the first partition, and a value overrides."""
+    mail = Mail(database, clock, partition_by=())
+    await stack.enter_async_context(mail.app)
+    send, key = mail.send, "elsewhere"
+    default = send.using(partition_key=key)
+    calls = [
+        send.call("acme"),
+        send.using(partition_key=None).call("acme"),
+        send.using(partition_key="globex").call("acme"),
+        send.using(partition=2).call("acme"),
+    ]
+
+    async def places(bound: Any) -> list[str]:
+        return [(await job.record()).queue for job in await bound.enqueue_many(calls)]
+
+    names = [each.queue for each in mail.queue.partitions]
+    chosen = [names[0], names[partition_for("globex", WIDTH)], names[2]]
+    assert partition_for(key, WIDTH) != 0
+    assert (await places(send))[1:] == chosen
+    assert await places(default) == [names[partition_for(key, WIDTH)], *chosen]
+
+
+async def test_a_partition_that_there_is_not_is_refused(
+    database: Database, clock: ManualClock, stack: AsyncExitStack
+) -> None:
+    mail = Mail(database, clock, partition_by=())
+    await stack.enter_async_context(mail.app)
+    with pytest.raises(InvalidJob, match="has partitions 0 to 3, not partition=4"):
+        await mail.send.using(partition=4).enqueue("acme")
+    with pytest.raises(InvalidJob, match="count from 0"):
+        mail.send.using(partition=-1)
+    with pytest.raises(InvalidJob, match=r"is a partition; .*using\(queue='email', partition=1\)"):
+        await mail.send.using(queue="email__p1").enqueue("acme")
+
+
+async def test_a_job_is_not_sent_past_the_partition_of_its_key(mail: Mail) -> None:
+    for chosen in (mail.send.using(partition=1), mail.send.using(partition_key="globex")):
+        with pytest.raises(InvalidJob, match="is partitioned by account, whose limits do not count"):
+            await chosen.enqueue("acme")
+
+
+async def test_without_a_key_jobs_spread_over_all_partitions(
+    database: Database, clock: ManualClock, stack: AsyncExitStack
+) -> None:
+    mail = Mail(database, clock, partition_by=())
+    await stack.enter_async_context(mail.app)
+    await mail.app.enqueue_many([mail.send.call("acme") for _ in range(200)])
+    assert min(await mail.counts()) > 20
+
+
+async def test_claiming_by_hand_reaches_every_partition(mail: Mail) -> None:
+    await mail.app.enqueue_many([mail.send.call(account) for account in ACCOUNTS])
+    claims = await mail.queue.claim(100)
+    assert {claim.keys["account"] for claim in claims} == set(ACCOUNTS)
+    await mail.queue.ack(claims)
+    assert await mail.queue.claim(1) == []
+
+
+async def test_whoever_waits_hears_of_a_job_in_any_partition(mail: Mail) -> None:
+    import asyncio
+
+    for account in ("account-0", "account-1", "account-4"):
+        waiter = asyncio.create_task(mail.queue.wait())
+        await mail.send.enqueue(account)
+        assert await soon(waiter)
+        await mail.serve(1)
+
+
+async def test_a_flood_in_one_partition_does_not_delay_tenants_of_another(mail: Mail) -> None:
+    """F01: whatever partitions they are in, each tenant has its turn."""
+    hot = "account-0"
+    small = [account for account in ACCOUNTS[1:] if partition_for(account, WIDTH) != partition_for(hot, WIDTH)][:5]
+    await mail.app.enqueue_many([mail.send.call(hot) for _ in range(300)])
+    await mail.app.enqueue_many([mail.send.call(account) for account in small for _ in range(10)])
+    got = await mail.serve(100)
+    assert [got[account] for account in small] == [10] * len(small)
+
+
+async def test_every_tenant_is_served_within_its_turn(mail: Mail) -> None:
+    """F02 across partitions: claims of 10 reach each of 24 tenants within a few turns of all of them."""
+    accounts = [f"tenant-{n}" for n in range(24)]
+    await mail.app.enqueue_many([mail.send.call(account) for account in accounts for _ in range(20)])
+    seen: set[str | None] = set()
+    for _ in range(12):
+        claims = await mail.queue.claim(10)
+        seen |= {claim.keys["account"] for claim in claims}
+        await mail.queue.ack(claims, ran="10ms")
+    assert seen == set(accounts)
+
+
+async def test_tenants_get_equal_shares_whatever_partition_they_are_in(mail: Mail) -> None:
+    """F06 with equal weights: partitions of unequal size do not give unequal shares."""
+    by_home = Counter(partition_for(account, WIDTH) for account in ACCOUNTS)
+    assert max(by_home.values()) >= 2 * min(by_home.values())
+    await mail.app.enqueue_many([mail.send.call(account) for account in ACCOUNTS for _ in range(60)])
+    got = await mail.serve(360)
+    assert max(got.values()) - min(got.values()) <= 6, got
+
+
+async def test_a_limit_of_one_key_is_exact_in_its_partition(
+    database: Database, clock: ManualClock, stack: AsyncExitStack
+) -> None:
+    """A05, A06 and A09 for limits that stay in one partition."""
+    limits = [Concurrency(2, by="account"), Rate(3, per="1m", by=("account", "endpoint"))]
+    mail = Mail(database, clock, limits=limits)
+    await stack.enter_async_context(mail.app)
+    await mail.app.enqueue_many([mail.send.call(account) for account in ACCOUNTS for _ in range(5)])
+    first = await mail.queue.claim(1_000)
+    assert Counter(claim.keys["account"] for claim in first) == dict.fromkeys(ACCOUNTS, 2)
+    await mail.queue.ack(first)
+    second = await mail.queue.claim(1_000)
+    assert Counter(claim.keys["account"] for claim in second) == dict.fromkeys(ACCOUNTS, 1)
+
+
+async def test_a_backlog_of_one_key_is_counted_in_its_partition(
+    database: Database, clock: ManualClock, stack: AsyncExitStack
+) -> None:
+    mail = Mail(database, clock, limits=Backlog(2, by="account", when_full="reject"))
+    await stack.enter_async_context(mail.app)
+    outcomes = await mail.app.enqueue_many([mail.send.call(account) for account in ACCOUNTS for _ in range(3)])
+    assert Counter(job.outcome for job in outcomes) == {Outcome.ENQUEUED: 24, Outcome.FULL: 12}
+    with pytest.raises(BacklogFull):
+        await mail.send.enqueue(ACCOUNTS[3])
+    assert not await mail.queue.pace("0s", account=ACCOUNTS[3])
+    assert await mail.queue.pace("0s", account="another")
+
+
+async def test_a_program_with_another_width_is_told_and_refused(
+    shared_database: Database, clock: ManualClock, stack: AsyncExitStack
+) -> None:
+    await stack.enter_async_context(Mail(shared_database, clock).app)
+    for partitions in (1, 2, 8):
+        with pytest.raises(ConfigurationError, match=f"has 4 partitions.*--to {partitions}"):
+            await Mail(shared_database, clock, partitions).app.opened()
+    with pytest.raises(ConfigurationError, match="partitioned by account"):
+        await Mail(shared_database, clock, partition_by="endpoint").app.opened()
+    again = Mail(shared_database, clock)
+    await stack.enter_async_context(again.app)
+    assert [each.partition and each.partition.width for each in again.queue.partitions] == [4] * 4
+
+
+def test_a_name_that_a_partition_has_cannot_be_declared() -> None:
+    app = App("sqlite://")
+    app.queue("email", partitions=2, partition_by="account")
+    for name in ("email__p1", "email__p7", "other__p0"):
+        with pytest.raises(ConfigurationError, match="belong to partitions"):
+            app.queue(name)
+    with pytest.raises(ConfigurationError, match="declared twice"):
+        app.queue("email")
+    app.queue("reports", partitions=2, partition_by="region")
+    app.task(queue="reports", name="report")(lambda account: None)
+    with pytest.raises(InvalidPolicy, match="none of its tasks can provide"):
+        app.check()
