@@ -168,6 +168,38 @@ async def test_what_a_key_has_spent_moves_with_it(
     assert await wider.queue.claim(1_000) == []
 
 
+async def test_what_the_whole_queue_has_spent_outlives_dividing_it_and_making_it_whole(
+    shared_database: Database, clock: ManualClock, stack: AsyncExitStack
+) -> None:
+    """A limit that crosses partitions has one state with them, and the same one without."""
+    limits = [Rate(5, per="1h"), Rate(4, per="2h", rolling=True), Concurrency(3)]
+    whole = Program(shared_database, clock, 1, limits=limits)
+    await stack.enter_async_context(whole.app)
+    store = await whole.app.opened()
+    await whole.fill()
+    held = await whole.queue.claim(100)
+    assert len(held) == 3
+    await whole.queue.ack(held[:2])
+
+    async def startable() -> int:
+        claims = []
+        for name in await partitions_of(store, "email"):
+            claims += (await store.claim(name, lambda: 100, worker=_worker(), lease=_lease())).claims
+        return len(claims)
+
+    await change(store, 4, [held[2]], by=("account",))
+    assert await startable() == 1, "three of four are spent"
+    assert await startable() == 0
+    clock.advance("31s")
+    await store.reap()
+    for name in await partitions_of(store, "email"):
+        await store.rehome(name)
+    await change(store, 1)
+    assert await startable() == 0, "four of four are spent"
+    clock.advance("2h")
+    assert await startable() == 3
+
+
 async def test_a_sequence_keeps_its_order_and_its_place(
     shared_database: Database, clock: ManualClock, stack: AsyncExitStack
 ) -> None:

@@ -84,6 +84,21 @@ async def test_a_limit_of_one_key_is_changed_where_it_lives(mail: Mail) -> None:
     assert [held.count(account) for account in ACCOUNTS] == [1] * 3 + [2] * 9
 
 
+async def test_a_limit_that_crosses_partitions_is_changed_for_all_of_them(mail: Mail) -> None:
+    await mail.fill()
+    crossing = "concurrency:@email__concurrency"
+    await mail.app.operations.set_limit("email", crossing, 5)
+    claims = await mail.queue.claim(1_000)
+    assert len(claims) == 5
+    assert await mail.queue.claim(1_000) == []
+    await mail.app.operations.set_limit("email", crossing, 7)
+    assert len(await mail.queue.claim(1_000)) == 2
+    await mail.queue.ack(claims)
+    assert len(await mail.queue.claim(1_000)) == 5
+    await mail.app.operations.clear_limit("email", crossing)
+    assert len(await mail.queue.claim(1_000)) == 17, "two of each account run then"
+
+
 async def test_listings_bring_the_jobs_of_all_partitions_in_order(mail: Mail) -> None:
     """O06 and O12: paged, the newest first, none twice and none left out."""
     stored = await mail.fill()

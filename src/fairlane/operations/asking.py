@@ -105,7 +105,7 @@ def find_limit(policy: Policy, text: str, scope: Scope) -> BoundLimit:
 def _forms(bound: BoundLimit) -> set[str]:
     """`rate/60s:endpoint` answers to `rate`, `rate/60s`, `rate:endpoint` and `endpoint` too."""
     what, _, by = bound.name.partition(":")
-    by = by.partition("#")[0]
+    by = by.partition("#")[0].partition("@")[0]
     kind = what.partition("/")[0]
     return {kind, what, f"{kind}:{by}"} | ({by} if by else set())
 

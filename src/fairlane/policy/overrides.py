@@ -360,7 +360,8 @@ def _check_limit(policy: Policy, what: str, override: Override, names: By) -> No
             f"{what}: {bound.name} is kept by {', '.join(bound.limit.by) or 'the whole queue'}; give {needed}. "
             "To change it for every key, apply another policy"
         )
-    if bound.is_shared:
+    # Partitions are given it all together. Tokens that they have spent would be measured by the old number.
+    if bound.is_shared and not (policy.is_crossing(bound) and bound.limit.counts_in_flight):
         raise InvalidOverride(
             f"{what}: {bound.name} is shared by several queues, and one of them cannot have a number of its own; "
             "change it where it is declared, and apply that policy"

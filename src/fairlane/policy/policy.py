@@ -182,6 +182,11 @@ class Policy:
         own = 0 if self.partition is None else self.partition.own
         return bound in self.bound[len(self.bound) - own :]
 
+    def is_crossing(self, bound: BoundLimit) -> bool:
+        """Whether it is shared by the partitions of this queue, and by nobody else."""
+        name = bound.limit.name
+        return self.partition is not None and name is not None and name.startswith(f"{self.partition.of}__")
+
     @cached_property
     def sequence(self) -> BoundLimit | None:
         """The limit that lets jobs run one after the other."""

@@ -396,7 +396,9 @@ class Board:
         if found is None:
             row = SharedGateRow(shared_id, bound.name, list(key), 0, 0, [])
             limit = self.policy.limit_at(bound, key)
-            found = self.shared[shared_id] = SharedGate(row, bound.limit, self.policy.queue, limit)
+            # What an operator has changed holds in all partitions alike: room that is left is dealt by it.
+            declared = limit if limit is not None and self.policy.is_crossing(bound) else bound.limit
+            found = self.shared[shared_id] = SharedGate(row, declared, self.policy.queue, limit)
         return found
 
     def gate_ids(self, lane: Lane) -> list[bytes]:

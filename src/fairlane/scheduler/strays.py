@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 from msgspec.structs import replace
 
-from fairlane.policy.keys import Keys, gate_id, lane_id
+from fairlane.policy.dividing import logical
+from fairlane.policy.keys import Keys, gate_id, lane_id, shared_gate_id
 from fairlane.policy.partitions import partition_name, partition_of
-from fairlane.policy.policy import Policy
-from fairlane.scheduler.snapshot import GateRow
+from fairlane.policy.policy import BoundLimit, Policy
+from fairlane.scheduler.snapshot import GateRow, SharedGateRow
 
-__all__ = ["StrayLane", "WaitingLane", "gates_of_strays", "imported", "stray_lanes"]
+__all__ = [
+    "StrayLane",
+    "WaitingLane",
+    "gates_of_strays",
+    "imported",
+    "shared_tokens",
+    "stray_lanes",
+    "tokens_of_its_own",
+    "tokens_to_share",
+]
 
 
 class WaitingLane(msgspec.Struct, frozen=True):
@@ -81,3 +91,40 @@ def imported(queue: str, own: Iterable[GateRow], others: Iterable[GateRow]) -> l
         for gate in [gate_id(queue, row.limit, tuple(row.key))]
     }
     return [*(row for row in own if row.id not in coming), *coming.values()]
+
+
+def tokens_to_share(before: Policy, after: Policy, gates: Iterable[GateRow]) -> list[SharedGateRow]:
+    """What a plain queue has spent of limits that its partitions share from now on. What runs is counted anew."""
+    if before.partition is not None or after.partition is None:
+        return []
+    shared = _renamed(logical(after)[0], after)
+    rows = []
+    for row in gates:
+        if (bound := shared.get(row.limit)) is not None:
+            gate = shared_gate_id(bound.name, tuple(row.key))
+            rows.append(SharedGateRow(gate, bound.name, row.key, 0, row.tat, [], row.memo, row.value))
+    return rows
+
+
+def shared_tokens(before: Policy, after: Policy) -> Mapping[str, BoundLimit]:
+    """The limits whose tokens partitions have shared and a plain queue has to itself from now on, by their names then;
+    each as it was shared."""
+    if before.partition is None or after.partition is not None:
+        return {}
+    return _renamed(logical(before)[0], before)
+
+
+def tokens_of_its_own(queue: str, limit: str, rows: Iterable[SharedGateRow]) -> list[GateRow]:
+    """What partitions have spent of a shared limit, as gates of the plain queue that is left of them."""
+    return [
+        GateRow(gate_id(queue, limit, tuple(row.key)), limit, row.key, 0, row.tat, 0, 0, None, row.memo, row.value)
+        for row in rows
+    ]
+
+
+def _renamed(whole: Policy, part: Policy) -> dict[str, BoundLimit]:
+    """Limits with tokens by the names that they have in a plain queue, as partitions share them."""
+    pairs = zip(whole.bound, part.bound, strict=False)
+    return {
+        plain.name: shared for plain, shared in pairs if plain.name != shared.name and not shared.limit.counts_in_flight
+    }

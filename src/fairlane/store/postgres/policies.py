@@ -10,7 +10,7 @@ from fairlane.policy.dividing import as_divided
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.rebuild import rebuild, refuse_to_strand
 from fairlane.scheduler.snapshot import GateRow, Plan
-from fairlane.scheduler.strays import imported
+from fairlane.scheduler.strays import imported, shared_tokens, tokens_of_its_own, tokens_to_share
 from fairlane.store.auditing import Note
 from fairlane.store.postgres import amending, sharing
 from fairlane.store.postgres.connections import STATEMENTS
@@ -86,10 +86,15 @@ async def replace(
         refuse_to_strand(policy, lanes)
     policy = policy.overridden(found.policy.overrides)
     kept = await scheduling.kept_places(policy)
+    tokens = tokens_to_share(found.policy, policy, gates)
     gates = imported(policy.queue, gates, coming or ())
+    for name, bound in shared_tokens(found.policy, policy).items():
+        spent = await scheduling.sharing.gates_of(bound.limit.name or "")
+        gates += tokens_of_its_own(policy.queue, name, spent)
     rebuilt = rebuild(policy, loaded.snapshot.now, folded.queue, flows, lanes, gates, kept)
     await scheduling.write(loaded, Plan([], rebuilt.queue, rebuilt.flows, rebuilt.lanes, rebuilt.gates, more=False))
     await sharing.take_over(scheduling.sharing, connection, policy, loaded.snapshot.now)
+    await scheduling.sharing.put_tokens(tokens)
     version = await connection.fetchval(
         STATEMENTS["update_policy"], queue, policy.encoded, policy.digest, loaded.snapshot.now
     )

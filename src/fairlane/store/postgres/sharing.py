@@ -134,6 +134,18 @@ class Sharing:
         gates = carried_over(gates, limit, now)
         await self._write(gates, rings_for_all(gates))
 
+    async def put_tokens(self, gates: Sequence[SharedGateRow]) -> None:
+        """Store what was spent before a limit was shared."""
+        if gates:
+            await self.select([gate.id for gate in gates])
+            await self._write(gates, ())
+
+    async def gates_of(self, limit: str) -> list[SharedGateRow]:
+        """All gates of a shared limit, by its name."""
+        return [
+            self._gate(row) for row in await self._connection.fetch(STATEMENTS["select_shared_gates_of_limit"], limit)
+        ]
+
     async def learn_numbers(self, policy: Policy) -> None:
         for bound in policy.shared_limits:
             row = await self._connection.fetchrow(STATEMENTS["select_shared_limit"], bound.limit.name, policy.queue)

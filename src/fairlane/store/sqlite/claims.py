@@ -29,7 +29,7 @@ from fairlane.scheduler.snapshot import (
     Snapshot,
     Supply,
 )
-from fairlane.scheduler.strays import imported
+from fairlane.scheduler.strays import imported, shared_tokens, tokens_of_its_own, tokens_to_share
 from fairlane.store.protocol import FOLD_AT_MOST, Claimed, Looked, WorkerIdentity
 from fairlane.store.sqlite import rows, sharing
 from fairlane.store.sqlite.database import Transaction
@@ -197,10 +197,15 @@ def replace_policy(
 ) -> None:
     """Put another policy in force; `InvalidPolicy` where waiting jobs lack a key that it looks at."""
     in_force = policy.overridden(queue.policy.overrides)
+    gates = [rows.gate(row) for row in tx.all("select_all_gates", queue.id)]
+    tokens = tokens_to_share(queue.policy, policy, gates)
+    for name, bound in shared_tokens(queue.policy, policy).items():
+        coming = [*coming, *tokens_of_its_own(policy.queue, name, sharing.gates_of(tx, bound))]
     remake(tx, queue, in_force, now, accept_missing_keys=accept_missing_keys, coming=coming)
     tx.run("update_policy", policy.encoded, policy.digest, now, queue.id)
     sharing.put_in_force(tx, queue.id, policy, now)
     sharing.count_running(tx, queue.id, policy)
+    sharing.put_tokens(tx, policy, tokens)
 
 
 def check_waiting(tx: Transaction, queue: QueueInForce, policy: Policy) -> None:

@@ -9,7 +9,7 @@ import msgspec
 from fairlane.clock import Instant
 from fairlane.policy.gates import Limit
 from fairlane.policy.kinds import read_limit
-from fairlane.policy.policy import Policy, shared_identity
+from fairlane.policy.policy import BoundLimit, Policy, shared_identity
 from fairlane.policy.sharing import check_alike
 from fairlane.scheduler.rebuild import Claimed, carried_over, counted_in, uncounted
 from fairlane.scheduler.shared import rings_for_all
@@ -21,9 +21,11 @@ __all__ = [
     "check",
     "count_running",
     "fold_into",
+    "gates_of",
     "limits_in_force",
     "look_into",
     "put_in_force",
+    "put_tokens",
     "rung",
     "select_gates",
     "sharers",
@@ -121,6 +123,17 @@ def put_in_force(tx: Transaction, queue: int, policy: Policy, now: Instant) -> N
             gates = carried_over((row for row in gates if row.limit == bound.name), limit, now)
             _write_gates(tx, policy, gates)
             _ring(tx, rings_for_all(gates))
+
+
+def put_tokens(tx: Transaction, policy: Policy, gates: Sequence[SharedGateRow]) -> None:
+    """Store what was spent before a limit was shared."""
+    _write_gates(tx, policy, gates)
+
+
+def gates_of(tx: Transaction, bound: BoundLimit) -> list[SharedGateRow]:
+    """All gates of a shared limit."""
+    limit = tx.one("select_shared_limit", bound.limit.name)
+    return [] if limit is None else [rows.shared_gate(row) for row in tx.all("select_shared_gates_of_limit", limit[0])]
 
 
 def count_running(tx: Transaction, queue: int, policy: Policy) -> None:
