@@ -9,7 +9,6 @@ import asyncio
 import os
 import sys
 from time import monotonic_ns
-from typing import Any
 
 from bench.workload import ACCOUNTS, FILLER, LEDGER
 from fairlane import App, Fair
@@ -19,8 +18,7 @@ __all__ = ["app"]
 BULK = 5_000
 
 app = App()
-_declare: Any = app.queue
-_declare("email", partitions=int(os.environ["BENCH_PARTITIONS"]), partition_by="account", fair=Fair(by="account"))
+app.queue("email", partitions=int(os.environ["BENCH_PARTITIONS"]), partition_by="account", fair=Fair(by="account"))
 
 
 @app.task(queue="email")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FOLDER", "PEERS", "POSTGRES_PEERS", "PeerFailed", "PeerRun", "pgqueuer_drain", "run_peer"]
+__all__ = ["FOLDER", "PEERS", "POSTGRES_PEERS", "PeerFailed", "PeerRun", "run_peer"]
 
 POSTGRES_PEERS: tuple[str, ...] = ("pgqueuer", "awa-pg", "procrastinate", "chancy", "dbos")
 PEERS: tuple[str, ...] = (*POSTGRES_PEERS, "huey")
@@ -66,11 +66,6 @@ def run_peer(peer: str, workload: str, url: str, *, jobs: int, **options: object
         raise PeerFailed(f"{peer} {workload} ended with status {answer.returncode}:\n{written}")
     figures: dict[str, Any] = json.loads(answer.stdout.strip().splitlines()[-1])
     return PeerRun(**figures | {"latencies_ms": tuple(figures.get("latencies_ms", ()))})
-
-
-def pgqueuer_drain(url: str, jobs: int) -> float:
-    """Jobs per second of pgqueuer's drain."""
-    return run_peer("pgqueuer", "drain", url, jobs=jobs).jobs_per_second
 
 
 def _python(peer: str) -> Path:

@@ -351,7 +351,7 @@ class App:
         connection = await self._connected()
         jobs = await connection.producing.stamped(listed)
         verdicts = await connection.producing.judged(jobs, tx, pace=pace)
-        stored = [job for job in jobs if job.id not in verdicts.refused]
+        stored = [job for job in jobs if job.id not in verdicts.refused] if verdicts.refused else jobs
         told = None if progress is None else lambda done: progress(done, len(stored))
         conflicts = await connection.store.enqueue(stored, tx, told)
         return handles_of(jobs, conflicts, verdicts, self)

@@ -37,20 +37,16 @@ class JobSource(Protocol):
     def run_blocking(self, work: Coroutine[Any, Any, T]) -> T: ...
 
 
-class Job(Generic[R]):
+class Job(msgspec.Struct, Generic[R], eq=False, gc=False):
     """A stored job. It holds nothing but the id: every question goes to the database."""
 
-    __slots__ = ("_source", "backlog", "id", "outcome")
-
-    def __init__(
-        self, job: UUID, source: JobSource, outcome: Outcome | None = None, backlog: FullBacklog | None = None
-    ) -> None:
-        self.id = job
-        self._source = source
-        self.outcome = outcome
-        """What became of the enqueue that returned this handle; `None` if it comes from elsewhere."""
-        self.backlog = backlog
-        """The backlog that was full when it was enqueued; `None` if there was room."""
+    # Many thousands of them may come back at once. They are in no circle, and the collector need not look at them.
+    id: UUID
+    _source: JobSource
+    outcome: Outcome | None = None
+    """What became of the enqueue that returned this handle; `None` if it comes from elsewhere."""
+    backlog: FullBacklog | None = None
+    """The backlog that was full when it was enqueued; `None` if there was room."""
 
     def __repr__(self) -> str:
         return f"<job {self.id}>"

@@ -25,8 +25,8 @@ __all__ = ["Producing"]
 
 log = logging.getLogger("fairlane.app")
 
-STAMP_AT_ONCE = 1_000
-"""Jobs of a bulk that are stamped before other coroutines get a turn."""
+STAMP_AT_ONCE = 250
+"""Jobs of a bulk that are stamped before other coroutines get a turn: another bulk may be on its way to the server."""
 POLICIES_LAST = 30 * SECOND
 """Policies in force are looked up again after this time: an operator may have applied others."""
 
@@ -45,8 +45,6 @@ class Producing:
         self._max_payload = max_payload
         self._looked_at = 0
         self._pacing = Pacing(store, clock)
-        self._stamper: Stamper | None = None
-        """Of the last call: the next one is often of the same task."""
 
     async def declare(self, policies: Iterable[Policy]) -> None:
         """Make queues known, and say so where another policy is in force than the one declared."""
@@ -68,10 +66,10 @@ class Producing:
         ids = new_job_ids(self._clock.now(), len(calls))
         jobs: list[NewJob] = []
         bring = False
-        stamper = self._stamper
+        stamper: Stamper | None = None
         for number, (call, job) in enumerate(zip(calls, ids, strict=True), start=1):
-            policy = self.policies.get(_queue_of(call)) or await self._learn(call)
-            if stamper is None or not stamper.fits(call, policy):
+            if stamper is None or call.task is not stamper.task or call.options is not stamper.options:
+                policy = self.policies.get(_queue_of(call)) or await self._learn(call)
                 if call.options.on_dead is not None:
                     await self._learn_all(call.options.on_dead)
                 declared = self._source_of(policy.queue) if policy.brought else None
@@ -80,8 +78,6 @@ class Producing:
             jobs.append(stamper.stamp(call, call.options.id or job))
             if number % STAMP_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        # What a job brings along, the queue's declaration says: it may be made at any time.
-        self._stamper = None if bring else stamper
         return with_newest_numbers(jobs, self.policies) if bring else jobs
 
     async def judged(self, jobs: Sequence[NewJob], tx: Any = None, *, pace: bool = False) -> Verdicts:

@@ -49,15 +49,15 @@ class Stamper:
     __slots__ = (
         "_context",
         "_declared",
-        "_lane_keys",
+        "_keyless",
         "_max_attempts",
         "_max_payload",
-        "_options",
         "_policy",
         "_priority",
         "_stamp_follow_up",
-        "_task",
         "_unique",
+        "options",
+        "task",
     )
 
     def __init__(
@@ -68,11 +68,12 @@ class Stamper:
         stamp_follow_up: Stamp | None = None,
         declared: Policy | None = None,
     ) -> None:
-        self._task, self._options, self._policy = task, options, _ = call.task, call.options, policy
+        self.task = task = call.task
+        self.options = options = call.options
+        self._policy = policy
         self._max_payload = max_payload
         self._stamp_follow_up = stamp_follow_up
         self._declared = declared
-        self._lane_keys = policy.lane_keys
         self._priority = task.options.priority if options.priority is None else options.priority
         self._max_attempts = task.options.max_attempts if options.max_attempts is None else options.max_attempts
         self._unique = task.options.unique if options.unique is None else options.unique
@@ -82,19 +83,23 @@ class Stamper:
                 f"task {task.name!r}: priority={self._priority} has no effect in queue {policy.queue!r}, whose jobs "
                 f"run one after the other ({policy.sequence.limit!r}); leave it out"
             )
-
-    def fits(self, call: Call[Any], policy: Policy) -> bool:
-        """Whether it stamps this call as one that was made for it would."""
-        return call.task is self._task and call.options is self._options and policy is self._policy
+        # Without keys and partitions, all their jobs are of one lane.
+        self._keyless: tuple[dict[str, str | None], bytes, dict[str, str | None]] | None = None
+        if task.options.keys is None and not policy.stamped_keys and not options.keys and policy.partition is None:
+            self._keyless = {}, *_lane(policy.queue, self._priority, task.name, policy.lane_keys)
 
     def stamp(self, call: Call[Any], job: UUID) -> NewJob:
         """The job that a call asks for."""
-        task, options, policy, args, kwargs = self._task, self._options, self._policy, call.args, call.kwargs
+        task, options, policy, args, kwargs = self.task, self.options, self._policy, call.args, call.kwargs
         codec, priority = task.codec, self._priority
         codec.check_call(args, kwargs)
-        keys = _keys(task, policy, call)
-        queue = policy.queue if policy.partition is None else _partition(call, job, policy, policy.partition, keys)
-        lane, lane_keys = _lane(queue, priority, task.name, self._lane_keys, *keys.items())
+        if self._keyless is None:
+            keys = _keys(task, policy, call)
+            queue = policy.queue if policy.partition is None else _partition(call, job, policy, policy.partition, keys)
+            lane, lane_keys = _lane(queue, priority, task.name, policy.lane_keys, *keys.items())
+        else:
+            queue = policy.queue
+            keys, lane, lane_keys = self._keyless
         payload = codec.encode_call(args, kwargs, self._max_payload)
         unique, on_dead = self._unique, options.on_dead
         return NewJob(
@@ -234,8 +239,6 @@ def _numbers(
 
 def _keys(task: Task[..., Any], policy: Policy, call: Call[Any]) -> dict[str, str | None]:
     source, needed, given = task.options.keys, policy.stamped_keys, call.options.keys
-    if source is None and not needed and not given:
-        return {}
     codec, args, kwargs = task.codec, call.args, call.kwargs
     if source is None and not given and codec.parameters.issuperset(needed):  # as a rule; and they are in order
         return {name: canonical_key(name, codec.argument(name, args, kwargs)) for name in needed}

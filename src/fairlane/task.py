@@ -14,6 +14,8 @@ from datetime import datetime, timedelta
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 from uuid import UUID
 
+import msgspec
+
 from fairlane.clock import SECOND, Instant, as_instant, microseconds
 from fairlane.codec import Codec
 from fairlane.effects import Effects
@@ -176,18 +178,14 @@ class EnqueueOptions:
 DEFAULTS = EnqueueOptions()
 
 
-class Call(Generic[R]):
+class Call(msgspec.Struct, Generic[R], eq=False, gc=False):
     """One call of a task that has not been made: what `enqueue_many` takes."""
 
-    __slots__ = ("args", "kwargs", "options", "task")
-
-    def __init__(
-        self, task: Task[..., R], args: tuple[Any, ...], kwargs: dict[str, Any], options: EnqueueOptions = DEFAULTS
-    ) -> None:
-        self.task = task
-        self.args = args
-        self.kwargs = kwargs
-        self.options = options
+    # Many thousands of them may be made at once. They are in no circle, and the collector need not look at them.
+    task: Task[..., R]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    options: EnqueueOptions = DEFAULTS
 
     def __repr__(self) -> str:
         given = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.kwargs.items())]

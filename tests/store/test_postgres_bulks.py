@@ -44,6 +44,7 @@ async def connection(postgres_url: str) -> AsyncIterator[asyncpg.Connection[Any]
 def copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every bulk is copied in, however small, and in several pieces."""
     monkeypatch.setattr(jobs, "COPIED_FROM", 2)
+    monkeypatch.setattr(jobs, "COPIED_PER_LANE", 1)
     monkeypatch.setattr(copying, "ROWS_AT_ONCE", 2)
 
 
@@ -76,6 +77,7 @@ async def test_a_job_that_is_copied_in_is_the_one_that_would_be_inserted(
 ) -> None:
     given = a_bit_of_everything(await store.now())
     found: list[Any] = []
+    monkeypatch.setattr(jobs, "COPIED_PER_LANE", 1)
     for least in (len(given) + 1, len(given)):
         monkeypatch.setattr(jobs, "COPIED_FROM", least)
         await store.enqueue(given)
@@ -92,6 +94,25 @@ async def test_a_job_that_is_copied_in_is_the_one_that_would_be_inserted(
     inserted, copied = found
     assert copied == inserted
     assert len(copied[1]) == 5
+
+
+@pytest.mark.parametrize(("count", "lanes", "is_copied"), [(12, 4, True), (12, 5, False), (11, 1, False)])
+async def test_a_bulk_is_copied_in_if_it_is_large_and_its_lanes_are_few(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch, count: int, lanes: int, is_copied: bool
+) -> None:
+    copied: list[int] = []
+    copy_in = copying.copy_in
+
+    async def watched(connection: Any, batch: Any, *rest: Any, **named: Any) -> None:
+        copied.append(len(batch))
+        await copy_in(connection, batch, *rest, **named)
+
+    monkeypatch.setattr(copying, "copy_in", watched)
+    monkeypatch.setattr(jobs, "COPIED_FROM", 12)
+    monkeypatch.setattr(jobs, "COPIED_PER_LANE", 3)
+    await store.enqueue([job for n in range(count) for job in new_jobs(FAIR, {"account": n % lanes})])
+    assert copied == ([count] if is_copied else [])
+    assert len(await claim(store, "fair", 20)) == count
 
 
 # C07

@@ -25,7 +25,7 @@ async def test_a_clean_shutdown_lets_running_jobs_end_and_releases_what_had_not_
         await release.wait()
         return number
 
-    async with working(app, concurrency=1, lease="1h") as worker:
+    async with working(app, concurrency=1, lease="1h", prefetch=3) as worker:
         worker._slots.ahead = 3
         jobs = await work.enqueue_many([work.call(n) for n in range(4)])
         await started.wait()

@@ -245,11 +245,6 @@ class Flow(msgspec.Struct, eq=False):
             self.gate,
         )
 
-    @property
-    def tag(self) -> float:
-        """Its virtual time with what it owes or is owed: when its turn is."""
-        return max(0.0, self.vtime + self.debt)
-
     def push(self, lane: Lane) -> None:
         """Let a ready lane take part in this plan."""
         heappush(self.lanes, (lane.rank, lane.id, lane))
@@ -318,6 +313,17 @@ class Board:
             return 1.0
         guess = flow.cost or self.cost or FIRST_GUESS
         return guess if guess > LEAST_CHARGE else LEAST_CHARGE
+
+    def tag(self, flow: Flow) -> float:
+        """When it is a flow's turn: at its virtual time, or when that will be once it is put right.
+
+        Who owes no more than a job pays after its turn: run times are guesses, and half of all flows owe a little. Were
+        they to pay before, every other flow that a claim looks at would be looked at in vain.
+        """
+        debt = flow.debt
+        if not debt or 0.0 < debt <= self.charge(flow) / flow.weight:
+            return flow.vtime
+        return max(0.0, flow.vtime + debt)
 
     def add_flows(self, rows: Iterable[FlowRow]) -> None:
         for row in rows:

@@ -164,7 +164,7 @@ class Working:
 
     def serve(self) -> Generator[Need, Supply, None]:
         board = self.board
-        self.heap = [(f.tag, f.tie, f.id, f) for f in board.flows.values() if f.standing == READY]
+        self.heap = [(board.tag(f), f.tie, f.id, f) for f in board.flows.values() if f.standing == READY]
         self.heap.sort()
         for entry in self.heap:
             entry[3].queued = True
@@ -259,7 +259,7 @@ class Working:
     def _pass_over(self) -> None:
         """Whoever owes and was passed by pays now: left where it stands, every scan would meet it again."""
         for _, _, _, flow in self.heap if self.starts else ():
-            if flow.debt > 0.0 and flow.vtime < self.vtime:
+            if self.board.tag(flow) > flow.vtime and flow.vtime < self.vtime:
                 settle_debt(self.board, flow)
 
     def _charge(self, lane: Lane, head: Head) -> None:
@@ -342,7 +342,7 @@ class Working:
 
     def _push(self, flow: Flow) -> None:
         flow.queued = True
-        heappush(self.heap, (flow.tag, flow.tie, flow.id, flow))
+        heappush(self.heap, (self.board.tag(flow), flow.tie, flow.id, flow))
 
     def _requeue_woken(self) -> None:
         for flow in self.board.flows.values():

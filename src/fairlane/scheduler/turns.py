@@ -13,15 +13,18 @@ def turns(board: Board, flows: list[Flow], budget: int) -> dict[bytes, int]:
     """How many of the next `budget` turns each flow will get, and one to spare where that is only a guess."""
     counts = [0] * len(flows)
     most = [flow.most() for flow in flows]
-    heap = [(flow.tag, flow.tie, n, board.charge(flow) / flow.weight) for n, flow in enumerate(flows)]
+    steps = [board.charge(flow) / flow.weight for flow in flows]
+    nexts = [max(0.0, flow.vtime + flow.debt) + step for flow, step in zip(flows, steps, strict=True)]
+    heap = [(board.tag(flow), flow.tie, n) for n, flow in enumerate(flows)]
     heapify(heap)
     for tie in range(board.tie + 1, board.tie + 1 + budget):
         if not heap:
             break
-        tag, _, n, step = heap[0]
+        n = heap[0][2]
         counts[n] += 1
         if counts[n] < most[n]:
-            heapreplace(heap, (tag + step, tie, n, step))
+            heapreplace(heap, (nexts[n], tie, n))
+            nexts[n] += steps[n]
         else:
             heappop(heap)
     # Turns of a flow that a gate stops fall to the others; among several lanes the next head decides who is next.

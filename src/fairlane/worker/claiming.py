@@ -24,6 +24,9 @@ log = logging.getLogger("fairlane.worker")
 
 AHEAD_AT_MOST = 1_000
 """Jobs that are held beyond the slots, unless the worker is told how many."""
+TURNS_AHEAD = 4
+"""And how many for each slot: where claims take long because many wait for them, a worker of few slots that fills up on
+what will end meanwhile leaves nothing to the others, and gives it back unstarted."""
 LONGEST_LOOK = 1.0
 """Seconds, at most, until another look: for what a producer may commit that did not see us wait, or at a time that has
 come and opened nothing."""
@@ -54,7 +57,7 @@ class Claiming:
         self._clock = clock
         self._lease = lease
         self._poll = microseconds(poll)
-        self._prefetch = AHEAD_AT_MOST if prefetch is None else prefetch
+        self._prefetch = min(AHEAD_AT_MOST, TURNS_AHEAD * slots.concurrency) if prefetch is None else prefetch
         slots.holds_limited_ahead = prefetch is not None
         self._alarm = Alarm(clock, self._on_time)
         self._loop = asyncio.get_running_loop()

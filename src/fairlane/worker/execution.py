@@ -36,6 +36,8 @@ log = logging.getLogger("fairlane.worker")
 
 SHORTEST_RUN = 5.0
 """Microseconds: what a run costs us at the least, however short its handler."""
+STARTS_AT_ONCE = 250
+"""Jobs that start in one turn of the event loop."""
 HELD_AHEAD_AT_MOST = SECOND
 """A job that was claimed ahead and has not started by then is given back: the slots are busy for longer."""
 FIRST_START_LAG, LONGEST_START_LAG = SECOND // 20, SECOND // 4
@@ -112,6 +114,8 @@ class Execution:
         self._threads: ThreadPoolExecutor | None = None
         self._timeouts = Alarm(clock, self._stop_overdue)
         self._stale = Alarm(clock, self._give_back_stale)
+        self.is_filling = False
+        """There are jobs in hand and slots for them: they start in the next turns of the event loop."""
 
     # From claim to handler.
 
@@ -162,7 +166,8 @@ class Execution:
         waiting, running, most = self.waiting, self.running, self._slots.concurrency
         create_task = self.loop.create_task
         run: Run | None = None
-        while waiting and len(running) < most:
+        # A few at a time: what the store answers meanwhile is heard between them, so that it works while they run.
+        for _ in range(min(len(waiting), most - len(running), STARTS_AT_ONCE)):
             run = waiting.popleft()
             running.add(run)
             run.handle = create_task(self._run_async(run) if run.task.is_async else self._run_in_thread(run))
@@ -171,6 +176,13 @@ class Execution:
         if run is not None and not waiting:
             # Once those that were just created have taken their first step.
             self.loop.call_soon(self._note_start, run.claim.claimed_at)
+        if not self.is_filling and waiting and len(running) < most:
+            self.is_filling = True
+            self.loop.call_soon(self._go_on_filling)
+
+    def _go_on_filling(self) -> None:
+        self.is_filling = False
+        self._fill_slots()
 
     # The run itself.
 
@@ -223,7 +235,7 @@ class Execution:
             if error is not None or type(outcome) is not Done:
                 _log_end(run, outcome, settlement, error)
             self._settle_later(settlement, run.queue)
-        if self.waiting:
+        if self.waiting and not self.is_filling:
             self._fill_slots()
         self.on_slot_freed()
 

@@ -35,6 +35,8 @@ class Settling:
         self._empty.set()
         self._queues: set[QueueSlots] = set()
         self.on_settled: Callable[[Iterable[QueueSlots]], None] = lambda queues: None
+        self.is_held_back: Callable[[], bool] = lambda: False
+        """More will have ended in the next turns of the event loop: one settlement of many is cheaper than many."""
         self.given_up = 0
 
     @property
@@ -59,6 +61,8 @@ class Settling:
         self._pending = [*self._in_flight, *self._pending]
         while True:
             await self._arrived.wait()
+            while self.is_held_back() and len(self._pending) < AT_ONCE:
+                await asyncio.sleep(0)
             self._in_flight, self._pending = self._pending[:AT_ONCE], self._pending[AT_ONCE:]
             queues = set(self._queues)
             if not self._pending:

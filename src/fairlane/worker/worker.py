@@ -75,6 +75,7 @@ class Worker:
             options.shares, options.concurrency, options.order, lambda: self._settling.unsettled, served
         )
         self._execution = Execution(store, registry, self._slots, clock, self._settling.add, max_result, stamp)
+        self._settling.is_held_back = lambda: self._execution.is_filling
         self._leases = Leases(store, self._execution, self._settling, self._outage, clock, options.time("lease"))
         self._claiming = Claiming(
             store,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from functools import lru_cache
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,7 @@ TRAILER = b"\xff\xff"
 NULL = b"\xff\xff\xff\xff"
 JSONB = b"\x01"
 """The version of the form in which the server takes `jsonb`: its text."""
+READY, SCHEDULED = int(State.READY), int(State.SCHEDULED)
 ROWS_AT_ONCE = 250
 BYTES_AT_ONCE = 1 << 18
 """Rows, and bytes of payload, that are sent in one piece."""
@@ -156,13 +158,13 @@ def _rung(kinds: Sequence[_Kind], queues: Mapping[str, int]) -> list[list[Any]]:
 
 
 def _rest_of_row(job: NewJob, queue: int, now: Instant, *, is_ready: bool) -> bytes:
+    """All that follows the payload."""
     due_at = job.run_at if job.run_at is not None else now + (job.delay or 0)
-    has_plain_lane = job.lane_keys == {**job.keys, "task": job.task}
     return b"".join(
         (
             _int64(8, now),
             _int64(8, now),
-            _int16(2, State.READY if is_ready else State.SCHEDULED),
+            _int16(2, READY if is_ready else SCHEDULED),
             NULL if is_ready else _int64(8, due_at),
             _bytes(job.on_dead),
             _text(None if job.given is None else rows.encode(job.given)),
@@ -170,12 +172,19 @@ def _rest_of_row(job: NewJob, queue: int, now: Instant, *, is_ready: bool) -> by
             _int32(4, queue),
             _int16(2, job.priority),
             _int32(4, job.max_attempts),
-            _bytes(job.lane),
-            _text(job.task),
-            _bytes(JSONB + rows.encode(job.keys).encode()),
-            NULL if has_plain_lane else _bytes(JSONB + rows.encode(job.lane_keys).encode()),
+            _lane_of_row(job.lane, job.task, tuple(job.lane_keys.items()), *job.keys.items()),
         )
     )
+
+
+@lru_cache(maxsize=16_384)
+def _lane_of_row(
+    lane: bytes, task: str, lane_keys: tuple[tuple[str, str | None], ...], *keys: tuple[str, str | None]
+) -> bytes:
+    told = dict(lane_keys)
+    is_usual = told == {**dict(keys), "task": task}
+    told_apart = None if is_usual else JSONB + rows.encode(told).encode()
+    return _bytes(lane) + _text(task) + _bytes(JSONB + rows.encode(dict(keys)).encode()) + _bytes(told_apart)
 
 
 def _bytes(value: bytes | None) -> bytes:

@@ -25,7 +25,8 @@ __all__ = ["attempts", "cancel", "foreign_transaction", "insert", "record", "rec
 AT_ONCE = 5_000
 """Jobs that one statement stores; more of them go in several, in one transaction."""
 COPIED_FROM = 250
-"""From so many jobs on, copying them costs less than an array of them, its round trips included."""
+COPIED_PER_LANE = 3
+"""So many jobs at least, and so many a lane, are copied in: below, round trips and bells cost more than is gained."""
 
 
 async def insert(
@@ -88,7 +89,7 @@ async def _store(
             (job,) = jobs
             beside = (job.on_dead, _given(job), job.context)
             await connection.execute(STATEMENTS["enqueue_one"], now, is_callers, *_columns(job, queues), *beside)
-        elif len(jobs) >= COPIED_FROM:
+        elif _are_copied(jobs):
             async with contextlib.nullcontext() if connection.is_in_transaction() else connection.transaction():
                 await copying.copy_in(connection, jobs, queues, now, is_callers=is_callers)
         else:
@@ -103,6 +104,10 @@ async def _store(
         # were given, it was we who stored them.
         if not (is_repeated and await _are_stored(connection, jobs, queues)):
             raise DuplicateJob(_taken(jobs, error)) from error
+
+
+def _are_copied(jobs: Sequence[NewJob]) -> bool:
+    return len(jobs) >= COPIED_FROM and len(jobs) >= COPIED_PER_LANE * len({job.lane for job in jobs})
 
 
 async def _are_stored(connection: Connection, jobs: Sequence[NewJob], queues: Mapping[str, int]) -> bool:

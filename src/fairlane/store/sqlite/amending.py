@@ -13,7 +13,7 @@ from fairlane.policy.overrides import Amendment, Override, amend
 from fairlane.scheduler.rebuild import carried_gates
 from fairlane.store.auditing import EXPIRY, AuditEntry, Note, describe_overrides
 from fairlane.store.operators import FORCE, Handled
-from fairlane.store.sqlite import claims, policies, rows
+from fairlane.store.sqlite import claims, rows
 from fairlane.store.sqlite.database import Transaction
 
 __all__ = ["apply", "entries", "expire", "force", "record", "record_jobs"]
@@ -36,7 +36,7 @@ def apply(
     for override in amendment.after:
         tx.run("put_override", queue.id, override.id, msgspec.json.encode(override).decode())
     if amendment.rebuilds:
-        policies.remake(tx, queue, queue.policy.overridden(amendment.overrides), now)
+        claims.remake(tx, queue, queue.policy.overridden(amendment.overrides), now)
     held = [rows.gate(row) for gate in amendment.wakes if (row := tx.one("select_gate", gate)) is not None]
     for gate in carried_gates(queue.policy.overridden(amendment.overrides), now, held):
         tx.run("wake_gate", gate.tat, gate.memo, now if gate.waiting > 0 else gate.wake_at, gate.id)

@@ -4,39 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
 from typing import Any, TypeVar
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import msgspec
 
 from fairlane.clock import Instant
-from fairlane.job import Claim
 from fairlane.policy.kinds import read_limit
 from fairlane.policy.overrides import Override, Overrides
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.plan import plan_claims
+from fairlane.scheduler.rebuild import rebuild, refuse_to_strand
 from fairlane.scheduler.snapshot import (
     Arrival,
     FlowRow,
     Forced,
+    GateRow,
     Head,
+    KeptPlaces,
     LaneRow,
     Need,
     Plan,
     QueueRow,
     Release,
     Snapshot,
-    Start,
     Supply,
 )
+from fairlane.scheduler.strays import imported, shared_tokens, tokens_of_its_own, tokens_to_share
 from fairlane.store.protocol import FOLD_AT_MOST, Claimed, Looked, WorkerIdentity
 from fairlane.store.sqlite import rows, sharing
 from fairlane.store.sqlite.database import Transaction
 from fairlane.store.sqlite.known import Known
+from fairlane.store.sqlite.starting import start
 from fairlane.store.sqlite.writing import write_rows
 
 __all__ = [
     "QueueInForce",
     "answer",
+    "check_waiting",
     "claim",
     "fold_all",
     "load_queue",
@@ -44,8 +48,9 @@ __all__ = [
     "next_due",
     "peek",
     "queue_number",
+    "remake",
+    "replace_policy",
     "select_overrides",
-    "write",
 ]
 
 T = TypeVar("T")
@@ -54,7 +59,7 @@ PROMOTE_AT_MOST = 1_000
 RELEASES_AT_MOST = 4_000
 LANES_PER_SCANNED_FLOW = 2
 MOST_ONE_BY_ONE = 4
-"""Flows whose lanes are read, or kinds of starts that are written, by a statement each: more go together."""
+"""Flows whose lanes are read by a statement each: more are read together."""
 
 
 class QueueInForce(msgspec.Struct, frozen=True):
@@ -128,11 +133,11 @@ def claim(
     forced = _forced(tx, queue.id, want)
     plan = _plan(tx, queue, want, now, bells, forced, lag, listens=listens)
     lease = uuid4()
-    claims = _start(tx, queue.policy.queue, plan.starts, lease, worker, now)
+    claims = start(tx, queue.policy.queue, plan.starts, lease, worker, now)
     if claims:
         held = msgspec.json.encode([start.head.ref for start in plan.starts]).decode()
         tx.run("insert_lease", lease.bytes, worker.id.bytes, lease_expires_at, now, len(claims), held)
-    write(tx, queue, plan)
+    _write(tx, queue, plan)
     if forced:
         tx.run("forget_forced", queue.id)
     due = next_due(tx, queue.id) if len(claims) < want else None
@@ -152,7 +157,7 @@ def look(tx: Transaction, queue: QueueInForce, want: int, *, now: Instant) -> tu
         tx.run("undo_look")
     else:
         # As a claim that starts nothing: what is shut is parked, and rings when it opens.
-        write(tx, queue, plan)
+        _write(tx, queue, plan)
         rung = sharing.rung(tx, plan)
     is_filled = len(plan.starts) >= want
     is_partial = not is_filled and (plan.more or not bells.are_all)
@@ -175,10 +180,72 @@ def fold_all(tx: Transaction, queue: QueueInForce, now: Instant) -> QueueInForce
     while True:
         bells = _drain(tx, queue)
         if bells.arrivals or bells.releases:
-            write(tx, queue, _plan(tx, queue, 0, now, bells))
+            _write(tx, queue, _plan(tx, queue, 0, now, bells))
             queue = load_queue(tx, queue.policy.queue) or queue
         if bells.are_all:
             return queue
+
+
+def replace_policy(
+    tx: Transaction,
+    queue: QueueInForce,
+    policy: Policy,
+    now: Instant,
+    *,
+    accept_missing_keys: bool,
+    coming: Sequence[GateRow] = (),
+) -> None:
+    """Put another policy in force; `InvalidPolicy` where waiting jobs lack a key that it looks at."""
+    in_force = policy.overridden(queue.policy.overrides)
+    gates = [rows.gate(row) for row in tx.all("select_all_gates", queue.id)]
+    tokens = tokens_to_share(queue.policy, policy, gates)
+    for name, bound in shared_tokens(queue.policy, policy).items():
+        coming = [*coming, *tokens_of_its_own(policy.queue, name, sharing.gates_of(tx, bound))]
+    remake(tx, queue, in_force, now, accept_missing_keys=accept_missing_keys, coming=coming)
+    tx.run("update_policy", policy.encoded, policy.digest, now, queue.id)
+    sharing.put_in_force(tx, queue.id, policy, now)
+    sharing.count_running(tx, queue.id, policy)
+    sharing.put_tokens(tx, policy, tokens)
+
+
+def check_waiting(tx: Transaction, queue: QueueInForce, policy: Policy) -> None:
+    """Refuse what `replace_policy` would refuse because of jobs that wait, as far as bells have been folded."""
+    refuse_to_strand(policy, [rows.lane(row) for row in tx.all("select_all_lanes", queue.id)])
+
+
+def remake(
+    tx: Transaction,
+    queue: QueueInForce,
+    policy: Policy,
+    now: Instant,
+    *,
+    accept_missing_keys: bool = True,
+    coming: Sequence[GateRow] = (),
+) -> None:
+    """Make flows and gates anew from the lanes, as this policy has them; every lane with ready jobs is woken."""
+    queue = fold_all(tx, queue, now)
+    lanes = [rows.lane(row) for row in tx.all("select_all_lanes", queue.id)]
+    if not accept_missing_keys:
+        refuse_to_strand(policy, lanes)
+    rebuilt = rebuild(
+        policy,
+        now,
+        queue.state,
+        [rows.flow(row) for row in tx.all("select_all_flows", queue.id)],
+        lanes,
+        imported(policy.queue, [rows.gate(row) for row in tx.all("select_all_gates", queue.id)], coming),
+        [] if policy.sequence is None else _kept_places(tx, queue.id),
+    )
+    for statement in ("delete_flows", "delete_lanes", "delete_gates"):
+        tx.run(statement, queue.id)
+    queue.known.forget()
+    _write(tx, queue, Plan([], rebuilt.queue, rebuilt.flows, rebuilt.lanes, rebuilt.gates, False))
+    queue.known.forget()
+
+
+def _kept_places(tx: Transaction, queue: int) -> list[KeptPlaces]:
+    found = tx.all("count_kept_places", queue)
+    return [KeptPlaces(priority, rows.decode_keys(keys), count) for priority, keys, count in found]
 
 
 def _promote(tx: Transaction, queue: QueueInForce, now: Instant) -> None:
@@ -396,45 +463,7 @@ def _heads(tx: Transaction, asked: Iterable[tuple[bytes, int, int]]) -> dict[byt
     return heads
 
 
-def _start(
-    tx: Transaction, queue: str, starts: list[Start], lease: UUID, worker: WorkerIdentity, now: Instant
-) -> list[Claim]:
-    if not starts:
-        return []
-    alike: dict[tuple[float, tuple[bytes, ...]], list[int]] = {}
-    for start in starts:
-        alike.setdefault((start.charge, start.shared), []).append(start.head.ref)
-    started: list[rows.Row] = []
-    if len(alike) <= MOST_ONE_BY_ONE:
-        for (charge, shared), positions in alike.items():
-            listed = msgspec.json.encode(positions).decode()
-            started += tx.all("claim_alike", now, lease.bytes, worker.name, listed, charge, rows.join_shared(shared))
-    else:
-        planned = [(start.head.ref, start.charge, rows.join_shared(start.shared)) for start in starts]
-        started = tx.all("claim_jobs", now, lease.bytes, worker.name, msgspec.json.encode(planned).decode())
-    found = {row[0]: row[1:] for row in started}
-    return [_claim(queue, found[start.head.ref], lease, now) for start in starts]
-
-
-def _claim(queue: str, row: rows.Row, lease: UUID, now: Instant) -> Claim:
-    job, task, priority, keys, payload, attempt, most, enqueued_at, cancel = row
-    return Claim(
-        UUID(bytes=job),
-        lease,
-        queue,
-        task,
-        priority,
-        rows.decode_keys(keys),
-        payload,
-        attempt,
-        most,
-        enqueued_at,
-        now,
-        bool(cancel),
-    )
-
-
-def write(tx: Transaction, queue: QueueInForce, plan: Plan) -> None:
+def _write(tx: Transaction, queue: QueueInForce, plan: Plan) -> None:
     write_rows(tx, queue.id, queue.known, plan)
     state = plan.queue
     tx.run("update_queue", state.vtime, state.cursor, state.cursor_tie, state.tie, state.cost, queue.id)

@@ -7,8 +7,6 @@ file lock first; `busy_timeout` is the backstop for those who write without it.
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import os
 import sqlite3
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +15,7 @@ from typing import Any, TypeVar
 
 from fairlane.errors import ConfigurationError, StoreUnavailable
 from fairlane.store.sqlite.known import Known
+from fairlane.store.sqlite.write_lock import WriteLock
 from fairlane.store.statements import load_statements
 
 __all__ = ["Database", "Row", "Transaction"]
@@ -25,6 +24,7 @@ T = TypeVar("T")
 
 STATEMENTS = load_statements("fairlane.store.sqlite", "queries.sql", "operators.sql", "examining.sql", "partitions.sql")
 BUSY_TIMEOUT = 10.0
+CROWDED_CLAIM, MOST_JOBS = 100, 1 << 20
 
 Row = tuple[Any, ...]
 
@@ -78,9 +78,14 @@ class Database:
         self.path = path
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fairlane-sqlite")
         self._connection: sqlite3.Connection | None = None
-        self._lock_file: int | None = None
+        self._lock: WriteLock | None = None
         self._is_durable: bool | None = None
         self._known: dict[int, Known] = {}
+
+    @property
+    def most_at_once(self) -> int:
+        """Jobs a claim may start: fewer while other processes wait to write. It is done sooner, and so are they."""
+        return CROWDED_CLAIM if self._lock is not None and self._lock.is_crowded else MOST_JOBS
 
     async def open(self) -> None:
         await self._hop(self._open)
@@ -132,13 +137,13 @@ class Database:
         )
         connection.execute("pragma foreign_keys = on")
         if self.path is not None:
-            self._lock_file = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._lock = WriteLock(self.path)
             # Of several processes that open a new file, one switches it to WAL; SQLite's own waiting does not cover it.
-            fcntl.flock(self._lock_file, fcntl.LOCK_EX)
+            self._lock.take()
             try:
                 connection.execute("pragma journal_mode = wal")
             finally:
-                fcntl.flock(self._lock_file, fcntl.LOCK_UN)
+                self._lock.give()
             connection.execute("pragma wal_autocheckpoint = 4000")
         connection.execute("pragma cache_size = -65536")
         return connection
@@ -147,9 +152,9 @@ class Database:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-        if self._lock_file is not None:
-            os.close(self._lock_file)
-            self._lock_file = None
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def _open_connection(self) -> sqlite3.Connection:
         if self._connection is None:
@@ -158,8 +163,8 @@ class Database:
 
     def _transact(self, work: Callable[[Transaction], T], durable: bool) -> T:
         connection = self._open_connection()
-        if self._lock_file is not None:
-            fcntl.flock(self._lock_file, fcntl.LOCK_EX)
+        if self._lock is not None:
+            self._lock.take()
         try:
             self._set_durable(connection, durable)
             connection.execute("begin immediate")
@@ -175,8 +180,8 @@ class Database:
         except sqlite3.OperationalError as error:
             raise StoreUnavailable(f"the SQLite database {self.path or ':memory:'} refused: {error}") from error
         finally:
-            if self._lock_file is not None:
-                fcntl.flock(self._lock_file, fcntl.LOCK_UN)
+            if self._lock is not None:
+                self._lock.give()
 
     def _set_durable(self, connection: sqlite3.Connection, durable: bool) -> None:
         # 1.5 µs: durable enqueue and settle, claims that do not wait for the disk.

@@ -11,7 +11,7 @@ from fairlane.store.protocol import Rehomed
 from fairlane.store.sqlite import claims, rows
 from fairlane.store.sqlite.database import Transaction
 
-__all__ = ["all_lanes", "rehome", "select_gates_of_strays"]
+__all__ = ["rehome", "select_gates_of_strays", "select_lanes"]
 
 
 def rehome(tx: Transaction, queue: claims.QueueInForce, limit: int, now: Instant) -> tuple[Rehomed, dict[int, int]]:
@@ -69,12 +69,6 @@ class _Moving:
 
     def _ring(self, stray: StrayLane, queue: int, lane: bytes, bell: tuple[object, ...]) -> None:
         self._tx.run("insert_arrival", queue, lane, stray.was.priority, rows.encode_keys(stray.was.keys), *bell)
-
-
-def all_lanes(tx: Transaction, queue: int) -> list[WaitingLane]:
-    """The lanes of jobs that wait or run, and those of scheduled jobs."""
-    used, later = select_lanes(tx, queue)
-    return used + later
 
 
 def select_lanes(tx: Transaction, queue: int) -> tuple[list[WaitingLane], list[WaitingLane]]:

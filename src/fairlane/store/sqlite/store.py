@@ -45,7 +45,6 @@ from fairlane.store.sqlite import (
     jobs,
     operators,
     partitions,
-    policies,
     results,
     schema,
     settling,
@@ -128,7 +127,7 @@ class SqliteStore:
             return Declared(policy, 1, is_drift=False)
         if queue.policy.digest == policy.digest:
             return Declared(queue.policy, queue.version, is_drift=False)
-        policies.replace_policy(tx, queue, policy, now, accept_missing_keys=accept_missing_keys, coming=coming or ())
+        claims.replace_policy(tx, queue, policy, now, accept_missing_keys=accept_missing_keys, coming=coming or ())
         if note is not None:
             target = f"version {queue.version + 1}"
             amending.record(tx, note, now, policy.queue, target, queue.policy.encoded, policy.encoded)
@@ -149,13 +148,14 @@ class SqliteStore:
         return rehomed
 
     async def lanes(self, queue: str) -> list[WaitingLane]:
-        return await self._database.read(lambda tx: partitions.all_lanes(tx, _known(tx, queue).id))
+        used, later = await self._database.read(lambda tx: partitions.select_lanes(tx, _known(tx, queue).id))
+        return used + later
 
     async def gates_of_strays(self, queue: str) -> list[tuple[str, GateRow]]:
         return await self._database.read(lambda tx: partitions.select_gates_of_strays(tx, _known(tx, queue)))
 
     async def check_waiting(self, policy: Policy) -> None:
-        await self._database.read(lambda tx: policies.check_waiting(tx, _known(tx, policy.queue), policy))
+        await self._database.read(lambda tx: claims.check_waiting(tx, _known(tx, policy.queue), policy))
 
     async def policy(self, queue: str) -> Declared | None:
         found = await self._database.read(lambda tx: claims.load_queue(tx, queue))
@@ -238,7 +238,7 @@ class SqliteStore:
         def work(tx: Transaction) -> tuple[Claimed, list[UUID]]:
             now = self._clock.now()
             found = amending.expire(tx, _known(tx, queue), now)
-            count = max(0, want())
+            count = max(0, min(want(), self._database.most_at_once))
             ends_at, listens = now + duration, listener is not None
             claimed, rung = claims.claim(
                 tx, found, count, now=now, worker=worker, lease_expires_at=ends_at, lag=start_lag, listens=listens

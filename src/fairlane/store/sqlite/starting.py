@@ -1,0 +1,58 @@
+"""Starting jobs on SQLite: what a plan has chosen becomes claims."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import msgspec
+
+from fairlane.clock import Instant
+from fairlane.job import Claim
+from fairlane.scheduler.snapshot import Start
+from fairlane.store.protocol import WorkerIdentity
+from fairlane.store.sqlite import rows
+from fairlane.store.sqlite.database import Transaction
+
+__all__ = ["start"]
+
+MOST_KINDS = 4
+"""Kinds of starts, by what they are charged, that are written by a statement each: more are written together."""
+
+
+def start(
+    tx: Transaction, queue: str, starts: list[Start], lease: UUID, worker: WorkerIdentity, now: Instant
+) -> list[Claim]:
+    """Hand jobs to a worker, in the order of the plan."""
+    if not starts:
+        return []
+    alike: dict[tuple[float, tuple[bytes, ...]], list[int]] = {}
+    for each in starts:
+        alike.setdefault((each.charge, each.shared), []).append(each.head.ref)
+    started: list[rows.Row] = []
+    if len(alike) <= MOST_KINDS:
+        for (charge, shared), positions in alike.items():
+            listed = msgspec.json.encode(positions).decode()
+            started += tx.all("claim_alike", now, lease.bytes, worker.name, listed, charge, rows.join_shared(shared))
+    else:
+        planned = [(each.head.ref, each.charge, rows.join_shared(each.shared)) for each in starts]
+        started = tx.all("claim_jobs", now, lease.bytes, worker.name, msgspec.json.encode(planned).decode())
+    found = {row[0]: row[1:] for row in started}
+    return [_claim(queue, found[each.head.ref], lease, now) for each in starts]
+
+
+def _claim(queue: str, row: rows.Row, lease: UUID, now: Instant) -> Claim:
+    job, task, priority, keys, payload, attempt, most, enqueued_at, cancel = row
+    return Claim(
+        UUID(bytes=job),
+        lease,
+        queue,
+        task,
+        priority,
+        rows.decode_keys(keys),
+        payload,
+        attempt,
+        most,
+        enqueued_at,
+        now,
+        bool(cancel),
+    )
