@@ -85,7 +85,7 @@ async def test_a_limit_of_one_key_is_changed_where_it_lives(mail: Mail) -> None:
 
 
 async def test_a_limit_that_crosses_partitions_is_changed_for_all_of_them(mail: Mail) -> None:
-    await mail.fill()
+    await mail.fill(6)
     crossing = "concurrency:@email__concurrency"
     await mail.app.operations.set_limit("email", crossing, 5)
     claims = await mail.queue.claim(1_000)
