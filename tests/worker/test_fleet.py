@@ -79,7 +79,7 @@ async def test_a_claimed_job_that_has_not_started_yet_holds_its_slot_against_the
         return number
 
     one, other = await recruit(slow, 2), await recruit(quick, 2)
-    async with working(one.app, concurrency=1, lease="1h", poll="1d") as busy:
+    async with working(one.app, concurrency=1, prefetch=1, lease="1h", poll="1d") as busy:
         await asleep(busy)  # its claims set anew how far it claims ahead
         busy._slots.ahead = 1
         jobs = await one.task.enqueue_many([one.task.call(n, account="acme") for n in range(3)])

@@ -200,6 +200,13 @@ class Policy:
     def _by_name(self) -> dict[str, BoundLimit]:
         return {bound.name: bound for bound in self.bound}
 
+    @cached_property
+    def plain_limits(self) -> dict[str, BoundLimit]:
+        """By name, the limits that hold for every key of this queue as they are declared."""
+        if self.overrides.limits or self.overrides.suspension:
+            return {}
+        return {bound.name: bound for bound in self.bound if bound.is_the_same_for_all and not bound.is_shared}
+
     def bound_named(self, name: str) -> BoundLimit | None:
         """A limit by the name of its gates. A pause has one too, also when nothing is paused any more."""
         found = self._by_name.get(name)
@@ -214,8 +221,6 @@ class Policy:
         """What holds for one key: the limit as it is declared, with the number that a job has brought along, or as an
         operator has changed it. `None`: it does not name this key.
         """
-        if bound.is_the_same_for_all and not (self.overrides.limits or self.overrides.suspension):
-            return bound.limit
         if isinstance(bound.limit, PauseGate):
             return SHUT if values in self.overrides.pauses.get(bound.limit.by, {}) else OPEN
         limit = bound.limit

@@ -42,6 +42,7 @@ class Gate(msgspec.Struct, eq=False):
     """One limit for one key, being worked on."""
 
     id: bytes
+    name: str
     key: list[str | None]
     in_flight: int
     tat: Instant
@@ -60,20 +61,10 @@ class Gate(msgspec.Struct, eq=False):
 
     @classmethod
     def of(cls, row: GateRow, bound: BoundLimit, limit: Limit, shared: SharedGate | None = None) -> Gate:
-        return cls(
-            row.id,
-            row.key,
-            row.in_flight,
-            row.tat,
-            row.waiting,
-            row.awake,
-            row.wake_at,
-            None if row.memo is None else msgspec.json.decode(row.memo),
-            row.value,
-            bound,
-            limit,
-            shared,
-        )
+        gate = cls(*astuple(row), bound, limit, shared)  # type: ignore[call-arg]  # what the row has, and three more
+        if row.memo is not None:
+            gate.memo = msgspec.json.decode(row.memo)
+        return gate
 
     def room(self, now: Instant) -> int:
         return self.limit.room_at(self, now) if self.shared is None else self.shared.room(now)
@@ -141,7 +132,7 @@ class Gate(msgspec.Struct, eq=False):
     def row(self) -> GateRow:
         return GateRow(
             self.id,
-            self.bound.name,
+            self.name,
             self.key,
             self.in_flight,
             self.tat,
@@ -351,9 +342,14 @@ class Board:
         return lane
 
     def add_gates(self, rows: Iterable[GateRow]) -> None:
+        plain = self.policy.plain_limits
         for row in rows:
+            if row.id in self.gates:
+                continue
+            if (bound := plain.get(row.limit)) is not None:
+                self.gates[row.id] = Gate.of(row, bound, bound.limit)
             # A gate of a limit that the policy no longer has, or not for this key, is left alone; upkeep removes it.
-            if row.id not in self.gates and (bound := self.policy.bound_named(row.limit)) is not None:
+            elif (bound := self.policy.bound_named(row.limit)) is not None:
                 limit = self.policy.limit_at(bound, tuple(row.key), row.value)
                 if limit is not None:
                     self.gates[row.id] = Gate.of(row, bound, limit, self._shared(bound, tuple(row.key)))
@@ -401,10 +397,8 @@ class Board:
             found = self.shared[shared_id] = SharedGate(row, declared, self.policy.queue, limit)
         return found
 
-    def gate_ids(self, lane: Lane) -> list[bytes]:
-        return [gate_id for gate_id, _ in self._passes(lane)]
-
-    def _passes(self, lane: Lane) -> list[tuple[bytes, BoundLimit]]:
+    def passes(self, lane: Lane) -> list[tuple[bytes, BoundLimit]]:
+        """The keyed gates that its jobs pass, by id, with their limits."""
         # Asked for several times in a claim, and always the same.
         if lane.passes is None:
             for bound in self.policy.keyed_shared_limits:
@@ -421,7 +415,7 @@ class Board:
                 return lane.gates
             lane.gates = [
                 self.gates.get(gate_id) or self.gate(gate_id, bound, select(bound.limit.by, lane.keys, lane.priority))
-                for gate_id, bound in self._passes(lane)
+                for gate_id, bound in self.passes(lane)
             ]
         return lane.gates
 

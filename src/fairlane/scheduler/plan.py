@@ -435,18 +435,19 @@ class Working:
             self.board.add_gates(supply.gates)
 
     def _has_unasked_gates(self, lane: Lane) -> bool:
-        return any(gate not in self.asked and gate not in self.board.gates for gate in self.board.gate_ids(lane))
+        return any(gate not in self.asked and gate not in self.board.gates for gate, _ in self.board.passes(lane))
 
     def _unasked_gates(self, lanes: Iterable[Lane]) -> list[bytes]:
         if not self.policy.has_keyed_gates:
             return []
-        return self._unasked(gate_id for lane in lanes if lane.gates is None for gate_id in self.board.gate_ids(lane))
+        passes = self.board.passes
+        return self._unasked([gate_id for lane in lanes if lane.gates is None for gate_id, _ in passes(lane)])
 
     def _unasked(self, gate_ids: Iterable[bytes]) -> list[bytes]:
-        fresh = []
+        fresh, asked, known = [], self.asked, self.board.gates
         for gate_id in gate_ids:
-            if gate_id not in self.asked and gate_id not in self.board.gates:
-                self.asked.add(gate_id)
+            if gate_id not in asked and gate_id not in known:
+                asked.add(gate_id)
                 fresh.append(gate_id)
         return fresh
 

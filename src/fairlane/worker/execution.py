@@ -181,8 +181,11 @@ class Execution:
             self.loop.call_soon(self._go_on_filling)
 
     def _go_on_filling(self) -> None:
-        self.is_filling = False
-        self._fill_slots()
+        if self.waiting and len(self.running) < self._slots.concurrency:
+            self._fill_slots()
+            self.loop.call_soon(self._go_on_filling)  # behind those that were just created
+        else:
+            self.is_filling = False
 
     # The run itself.
 
@@ -287,6 +290,11 @@ class Execution:
 
     def _give_back_stale(self) -> None:
         if self.waiting:
+            left = self.waiting[0].claim.claimed_at + HELD_AHEAD_AT_MOST - self._store_now()
+            if left > 0:
+                # Others have come meanwhile, in the place of those that have started.
+                self._stale.set(self._clock.now() + left)
+                return
             # What waits was claimed ahead because jobs were short. They are not.
             self.mean_run = max(self.mean_run, float(HELD_AHEAD_AT_MOST))
             self._slots.ahead = 0

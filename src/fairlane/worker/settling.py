@@ -61,7 +61,7 @@ class Settling:
         self._pending = [*self._in_flight, *self._pending]
         while True:
             await self._arrived.wait()
-            while self.is_held_back() and len(self._pending) < AT_ONCE:
+            while self.is_held_back() and len(self._pending) < AT_ONCE:  # noqa: ASYNC110 - every turn brings more
                 await asyncio.sleep(0)
             self._in_flight, self._pending = self._pending[:AT_ONCE], self._pending[AT_ONCE:]
             queues = set(self._queues)
