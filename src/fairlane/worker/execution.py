@@ -97,7 +97,7 @@ class Execution:
         self.running: set[Run] = set()
         self.waiting: deque[Run] = deque()
         self.mean_run = float(HELD_AHEAD_AT_MOST)
-        """Microseconds that a job takes, over the last hundred or so. It begins high: nothing is claimed on a guess."""
+        """Microseconds that a job takes, over the last twenty or so. It begins high: nothing is claimed on a guess."""
         self.on_slot_freed: Callable[[], None] = lambda: None
         self.store_offset = 0
         """What to add to our clock to have the store's."""
@@ -227,7 +227,7 @@ class Execution:
 
     def _end(self, run: Run, outcome: Outcome | None, error: BaseException | None = None) -> None:
         ran = self._now() - run.started_at
-        self.mean_run += (ran - self.mean_run) * 0.02
+        self.mean_run += (ran - self.mean_run) * 0.1
         self.running.discard(run)
         run.queue.used -= 1
         if outcome is not None:
