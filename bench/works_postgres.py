@@ -36,7 +36,7 @@ __all__ = [
     "works",
 ]
 
-CONCURRENCY = 500
+CONCURRENCY = 1_000
 """`--concurrency` of the drains: also the batch that is pgqueuer's best."""
 NAPPING_SLOTS = 256
 WHALE_SLOTS = 20

@@ -277,3 +277,34 @@ def test_an_empty_flow_is_idle_and_costs_no_claim_a_row() -> None:
     read = bench.queue.rows_read
     bench.claim(5)
     assert bench.queue.rows_read == read
+
+
+def test_a_flow_that_owes_no_more_than_a_job_has_its_turn_and_pays_after_it() -> None:
+    bench = Bench(BY_TIME)
+    for account in "abcd":
+        bench.enqueue({"account": account}, count=50)
+    for _ in range(5):  # until run times are known
+        for start in bench.claim(4).starts:
+            bench.settle(start.head.position, 1_000)
+    uneven = {start.lane: start for start in bench.claim(4).starts}
+    assert len(uneven) == 4
+    for nth, start in enumerate(uneven.values()):
+        bench.settle(start.head.position, 500 + 400 * nth)  # from half a job to not quite two
+    read = bench.queue.rows_read
+    # Some owe a little. Nobody is looked at in vain, and everybody is served once.
+    assert {start.lane for start in bench.claim(4).starts} == set(uneven)
+    assert bench.queue.rows_read - read == 4
+
+
+def test_a_flow_that_owes_more_than_a_job_waits_until_the_others_have_had_as_much() -> None:
+    bench = Bench(BY_TIME)
+    for account in "ab":
+        bench.enqueue({"account": account}, count=50)
+    for _ in range(5):
+        for start in bench.claim(2).starts:
+            bench.settle(start.head.position, 1_000)
+    slow, quick = bench.claim(2).starts
+    bench.settle(slow.head.position, 5_000)
+    bench.settle(quick.head.position, 1_000)
+    served = [bench.claim(1).starts[0] for _ in range(3)]
+    assert {start.lane for start in served} == {quick.lane}

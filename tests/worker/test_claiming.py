@@ -339,3 +339,36 @@ async def test_every_line_about_a_job_names_it(app: App, caplog: pytest.LogCaptu
     assert [record.message for record in caplog.records if "no luck" in record.message] == [
         f"job {job.id} ({fail.name}) attempt 1 of 1: failed: ValueError: no luck; it is dead now"
     ]
+
+
+async def test_what_waits_in_the_place_of_those_that_have_started_is_given_back_by_its_own_age(
+    app: App, clock: ManualClock
+) -> None:
+    started = [asyncio.Event() for _ in range(3)]
+    release = [asyncio.Event() for _ in range(3)]
+
+    @app.task
+    async def work(number: int) -> None:
+        started[number].set()
+        await release[number].wait()
+
+    async with working(app, concurrency=1, lease="1h", prefetch=500) as worker:
+        worker._execution.mean_run = 1.0  # as after many short jobs
+        worker._slots.ahead = 1
+        await work.enqueue_many([work.call(0), work.call(1)])
+        await started[0].wait()
+        await until(lambda: worker.health().waiting == 1)
+        clock.advance("600ms")
+        release[0].set()
+        await started[1].wait()
+        worker._slots.ahead = 1
+        late = await work.enqueue(2)
+        await until(lambda: worker.health().waiting == 1)
+        clock.advance("600ms")  # a second since the first was claimed ahead, which has started meanwhile
+        await asyncio.sleep(0)
+        assert (worker.health().waiting, await late.status()) == (1, State.RUNNING)
+        clock.advance("600ms")
+        await reaches(late, State.READY)
+        for each in release:
+            each.set()
+        await late.result()

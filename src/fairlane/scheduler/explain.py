@@ -91,6 +91,8 @@ class Examined(msgspec.Struct, frozen=True):
     flow: FlowRow | None
     shut: list[tuple[Sequence[str | None], str, Why, Instant | None]]
     """Gates without room: key, name, what they say, and when they open by themselves."""
+    turn: float = 0.0
+    """When it is the flow's turn, in virtual time."""
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -187,7 +189,9 @@ def _examine(working: Working, snapshot: Snapshot, subject: Subject) -> Generato
         if gate.room(now) <= 0:
             why = gate.limit.why(gate.shared or gate, now)
             shut.append((values, gate.bound.name, why, gate.opens_at(now)))
-    return Examined(lane.row() if lane else None, lane.flow.row() if lane else None, shut)
+    if lane is None:
+        return Examined(None, None, shut)
+    return Examined(lane.row(), lane.flow.row(), shut, board.tag(lane.flow))
 
 
 def _gates(policy: Policy, subject: Subject) -> list[tuple[bytes, Any, tuple[str | None, ...]]]:

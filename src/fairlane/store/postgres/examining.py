@@ -159,7 +159,7 @@ async def _count_ahead(
         queue,
         state.cursor,
         state.cursor_tie,
-        flow.vtime + flow.debt,
+        examined.turn,
         flow.tie,
         COUNTED,
     )

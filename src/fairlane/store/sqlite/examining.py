@@ -73,6 +73,6 @@ def _count_ahead(tx: Transaction, queue: int, subject: Subject, state: QueueRow,
     if flow is None:
         return ahead, 0
     flows_ahead: int = tx.value(
-        "count_flows_ahead", queue, state.cursor, state.cursor_tie, flow.vtime + flow.debt, flow.tie, COUNTED
+        "count_flows_ahead", queue, state.cursor, state.cursor_tie, examined.turn, flow.tie, COUNTED
     )
     return ahead, flows_ahead
