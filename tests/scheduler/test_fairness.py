@@ -290,10 +290,8 @@ def test_a_flow_that_owes_no_more_than_a_job_has_its_turn_and_pays_after_it() ->
     assert len(uneven) == 4
     for nth, start in enumerate(uneven.values()):
         bench.settle(start.head.position, 500 + 400 * nth)  # from half a job to not quite two
-    read = bench.queue.rows_read
-    # Some owe a little. Nobody is looked at in vain, and everybody is served once.
+    # Some owe a little. Before their turn it would cost one of them its own: who is owed half a job would have two.
     assert {start.lane for start in bench.claim(4).starts} == set(uneven)
-    assert bench.queue.rows_read - read == 4
 
 
 def test_a_flow_that_owes_more_than_a_job_waits_until_the_others_have_had_as_much() -> None:
