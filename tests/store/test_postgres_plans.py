@@ -46,6 +46,7 @@ INDEXES = {
         "jobs_due",
         "lanes_newest",
         "lanes_ready",
+        "leases_by_end",
         "queue_states_newest",
         "queues_pkey",
         "releases_in_order",

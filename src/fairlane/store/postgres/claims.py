@@ -167,7 +167,7 @@ class Claimer:
             await amending.expire(scheduling, loaded)
         is_filled = len(claims) >= me.asked
         more = plan.more or not loaded.all_folded or bool(loaded.expired)
-        due = None if is_filled else await connection.fetchval(STATEMENTS["next_due"], queue.id, now)
+        due = None if is_filled else await scheduling.next_due(loaded, plan)
         look_again = await watch.update(connection, me.worker, is_filled=is_filled)
         if loaded.others_wait and is_filled and (more or await watch.hands_over(connection)):
             await connection.execute(STATEMENTS["nudge"], queue.id, 1, me.worker)

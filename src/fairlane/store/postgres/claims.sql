@@ -21,7 +21,8 @@
 --
 -- A flow that houses its only lane says more: lane_gate, lane_keys, lane_tag, lane_priority, lane_ready, lane_in_flight,
 -- lane_floor, lane_rank, lane_standing. Elsewhere these are null, but for those that are borrowed: a gate's `memo` and an
--- arrival's `given` come as lane_keys.
+-- arrival's `given` come as lane_keys; when the next gate of the queue is to be looked at comes as its lane_floor, and when
+-- something else opens by itself as its lane_rank (see `next_due`).
 --
 -- Releases come as they are stored, many in a row of kind r, which `load` alone has: lanes, counts (ended, ran, unstarted,
 -- since, failed, neutral, latest and kept, one after the other, each as long as lanes), charges (charged, refund).
@@ -143,7 +144,19 @@ select 'q' as kind, place, null::bytea as id, null::bytea as kin, null::bytea as
         select from fairlane.waiters w where w.queue_id = $1 and w.worker is distinct from $7::uuid
     )::integer as i6,
     null::bytea as lane_gate, null::text as lane_keys, null::double precision as lane_tag, null::integer as lane_priority,
-    null::integer as lane_ready, null::integer as lane_in_flight, null::bigint as lane_floor, null::bigint as lane_rank,
+    null::integer as lane_ready, null::integer as lane_in_flight,
+    (
+        select min(g.wake_at) from fairlane.gates g where g.queue_id = $1 and g.wake_at is not null and g.wake_at > queue.now
+    ) as lane_floor,
+    least(
+        (
+            select min(j.due_at)
+            from fairlane.jobs j
+            where j.queue_id = $1 and j.due_at is not null and j.due_at > queue.now
+        ),
+        (select o.overrides_end_at from fairlane.queues o where o.id = $1 and o.overrides_end_at > queue.now),
+        (select min(l.expires_at) from fairlane.leases l where l.expires_at > queue.now)
+    ) as lane_rank,
     null::integer as lane_standing, null::bytea[] as lanes, null::bigint[] as counts, null::double precision[] as charges
 from queue
 union all

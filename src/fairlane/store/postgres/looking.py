@@ -52,7 +52,7 @@ async def _look(scheduling: Scheduling, want: int, worker: WorkerIdentity, watch
         # As a claim that starts nothing: what is shut is parked, and rings when it opens.
         await scheduling.write(loaded, plan)
     is_filled = len(plan.starts) >= want
-    due = None if is_filled else await connection.fetchval(STATEMENTS["next_due"], scheduling.queue.id, now)
+    due = None if is_filled else await scheduling.next_due(loaded, plan)
     look_again = await watch.update(connection, worker.id, is_filled=is_filled)
     is_partial = not is_filled and (plan.more or not loaded.all_folded)
     return Looked(len(plan.starts), now, due, look_again or is_partial)

@@ -68,7 +68,8 @@ def storable(text: str | None) -> str | None:
 HOUSED_FROM = 17
 """The first of the columns that only a flow has which houses its lane."""
 MEMO = GIVEN = 18
-"""One of those, which gates and arrivals borrow."""
+GATE_DUE, DUE = 23, 24
+"""Some of those, which gates, arrivals and the queue borrow."""
 RELEASED_FROM = 26
 """The first of the columns that only releases have."""
 
@@ -114,7 +115,8 @@ class Found:
                     given = decode_given(record[GIVEN])
                     self.arrivals.append(Arrival(id_, i1, decode_keys(keys), i2, i3, i4, given, i5 or 0))
                 case _:
-                    self.queue = (place, name, keys, f1, f2, f3, i1, i2, i3, i4, i5, i6)
+                    dues = record[GATE_DUE], record[DUE]
+                    self.queue = (place, name, keys, f1, f2, f3, i1, i2, i3, i4, i5, i6, *dues)
 
     def _house(self, flow: bytes, lane: bytes | None, columns: Row) -> None:
         if lane is None:

@@ -74,6 +74,10 @@ class Loaded(msgspec.Struct, frozen=True):
     policy: Policy
     """As it is stored: with overrides whose time has come."""
     expired: list[Override]
+    gate_due: Instant | None
+    """When the next gate is to be looked at, before this claim."""
+    due: Instant | None
+    """When something else opens by itself: a scheduled job, an override's end, a lease's end."""
 
 
 class Raced(Exception):
@@ -98,9 +102,21 @@ class Scheduling:
         found = await self._find(
             "load", self.queue.id, self.time, count, RELEASES_AT_MOST, FOLD_AT_MOST, LANES_PER_SCANNED_FLOW, me
         )
-        place, digest, bounds, vtime, cursor, cost, now, cursor_tie, tie, release_rows, attention, others_wait = (
-            found.queue
-        )
+        (
+            place,
+            digest,
+            bounds,
+            vtime,
+            cursor,
+            cost,
+            now,
+            cursor_tie,
+            tie,
+            release_rows,
+            attention,
+            others_wait,
+            *dues,
+        ) = found.queue
         self._place = place
         all_folded = len(found.arrivals) < FOLD_AT_MOST and release_rows < RELEASES_AT_MOST
         policy = await self.policy_of(digest)
@@ -142,7 +158,17 @@ class Scheduling:
         if policy.shared_limits:
             snapshot, places = await self.sharing.load(snapshot, self.time)
             self._housing.remember_gates(places)
-        return Loaded(snapshot, arrivals_from, releases_from, all_folded, bool(others_wait), policy, expired)
+        return Loaded(snapshot, arrivals_from, releases_from, all_folded, bool(others_wait), policy, expired, *dues)
+
+    async def next_due(self, loaded: Loaded, plan: Plan) -> Instant | None:
+        """When something opens by itself, once the plan is written."""
+        if plan.gates and (loaded.gate_due is not None or any(gate.wake_at is not None for gate in plan.gates)):
+            # The gate that was to be looked at first may be among those that were.
+            due: Instant | None = await self.connection.fetchval(
+                STATEMENTS["next_due"], self.queue.id, loaded.snapshot.now
+            )
+            return due
+        return min((due for due in (loaded.gate_due, loaded.due) if due is not None), default=None)
 
     async def plan(self, snapshot: Snapshot, want: int) -> Plan:
         """Ask the plan, and answer what it asks."""
