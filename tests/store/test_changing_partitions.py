@@ -27,6 +27,7 @@ from fairlane.operations import (
     JobFilter,
     Repartitioned,
     change_partitions,
+    diagnose,
     partitions_of,
     plan_partitions,
 )
@@ -331,11 +332,60 @@ async def test_jobs_that_lack_the_key_to_partition_by_are_let_run_first(
     await stack.enter_async_context(program.app)
     store = await program.app.opened()
     await program.fill()
-    held = await program.queue.claim(1)
-    with pytest.raises(InvalidPolicy, match="not carry the key 'account'"):
-        await plan_partitions(store, "email", 2, ("account",))
-    await program.queue.ack([*held, *await program.queue.claim(100)])
+    before = await store.policy("email")
+    told = "24 waiting jobs do not carry the key 'account'.* --to 2 --by account --accept-missing-keys"
+    for intent in (Intent(actor="ops", dry_run=True), OPERATOR):
+        with pytest.raises(InvalidPolicy, match=told):
+            await change_partitions(store, "email", 2, intent, by=("account",))
+    assert await store.queues() == ["email"], "what is refused has not begun"
+    assert await store.policy("email") == before
+    await program.queue.ack(await program.queue.claim(100))
     await change(store, 2, by=("account",))
+
+
+async def test_jobs_without_the_key_to_partition_by_go_together_where_that_is_accepted(
+    database: Database, clock: ManualClock, stack: AsyncExitStack
+) -> None:
+    program = Program(database, clock, 1, partition_by=())
+    await stack.enter_async_context(program.app)
+    store = await program.app.opened()
+    await program.fill()
+    await program.send.using(delay="1h").enqueue("account-0")
+    await change_partitions(store, "email", 2, OPERATOR, by=("account",), accept_missing_keys=True)
+    assert len(await queues(store)) == 1
+    assert (await queues(store)).total() == 25
+
+
+async def test_a_change_that_has_begun_goes_on_with_jobs_that_come_without_the_key(
+    database: Database, clock: ManualClock, stack: AsyncExitStack
+) -> None:
+    """Producers that do not know of it yet send them."""
+    program = Program(database, clock, 1, partition_by=())
+    await stack.enter_async_context(program.app)
+    store = await program.app.opened()
+    await program.send.enqueue("account-0")
+    held = await program.queue.claim(1)
+
+    async def rest() -> None:
+        await program.send.enqueue("account-1")
+        await held.pop().ack()
+
+    plan = await plan_partitions(store, "email", 2, ("account",))
+    await store.divide(plan.during[0])
+    assert [each.check for each in await diagnose(store)] == ["partitions"], "also before the first one knows of it"
+    await program.send.enqueue("account-1")
+    await change_partitions(store, "email", 2, OPERATOR, rest=rest)
+    assert (await plan_partitions(store, "email", 2)).is_empty
+
+
+async def test_a_plan_counts_jobs_that_no_claim_has_seen_yet(
+    database: Database, clock: ManualClock, stack: AsyncExitStack
+) -> None:
+    program = Program(database, clock, 1, fair=Fair(by="account"))
+    await stack.enter_async_context(program.app)
+    await program.fill(2)
+    plan = await plan_partitions(await program.app.opened(), "email", 4, ("account",))
+    assert plan.waiting == 48 - homes(4, 2)["email"]
 
 
 async def test_producers_and_workers_go_on_while_the_width_changes(

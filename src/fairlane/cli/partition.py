@@ -22,9 +22,12 @@ __all__ = ["partition"]
 @click.argument("queue")
 @click.option("--to", "to", type=click.IntRange(1), required=True, help="How many partitions it is to have.")
 @click.option("--by", "by", multiple=True, help="The key that says where jobs belong, if it has had one partition.")
+@click.option(
+    "--accept-missing-keys", is_flag=True, help="Even if waiting jobs lack that key: they count under None together."
+)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @change_options
-def partition(queue: str, to: int, by: tuple[str, ...], yes: bool, **options: Any) -> None:
+def partition(queue: str, to: int, by: tuple[str, ...], yes: bool, accept_missing_keys: bool, **options: Any) -> None:
     """Change the number of a queue's partitions while it works.
 
     Keys whose partition changes stand still until what runs of them has ended and what waits has moved; the others go
@@ -40,7 +43,7 @@ def partition(queue: str, to: int, by: tuple[str, ...], yes: bool, **options: An
 
     from fairlane.operations import describe_partitions
 
-    done = asyncio.run(_change(queue, to, by, yes, options))
+    done = asyncio.run(_change(queue, to, by, yes, accept_missing_keys, options))
     if done is None:
         raise click.Abort
     if options["as_json"]:
@@ -49,7 +52,9 @@ def partition(queue: str, to: int, by: tuple[str, ...], yes: bool, **options: An
         _tell(done)
 
 
-async def _change(queue: str, to: int, by: tuple[str, ...], yes: bool, options: dict[str, Any]) -> Repartitioned | None:
+async def _change(
+    queue: str, to: int, by: tuple[str, ...], yes: bool, accepts: bool, options: dict[str, Any]
+) -> Repartitioned | None:
     from fairlane.cli.choosing import app_named
     from fairlane.cli.database import existing_store
     from fairlane.cli.telling import Progress
@@ -60,11 +65,13 @@ async def _change(queue: str, to: int, by: tuple[str, ...], yes: bool, options: 
     async with existing_store(app) as store:
         keys = by or _declared(app, queue, to)
         if not (intent.dry_run or yes):
-            plan = await plan_partitions(store, queue, to, keys)
+            plan = await plan_partitions(store, queue, to, keys, accept_missing_keys=accepts)
             if not plan.is_empty and not _confirmed(plan):
                 return None
         with Progress("moved") as progress:
-            return await change_partitions(store, queue, to, intent, by=keys, on_progress=progress)
+            return await change_partitions(
+                store, queue, to, intent, by=keys, accept_missing_keys=accepts, on_progress=progress
+            )
 
 
 def _declared(app: App, queue: str, to: int) -> tuple[str, ...] | None:

@@ -6,7 +6,7 @@ what one page of a listing looks at.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from fairlane.job import State
@@ -52,6 +52,7 @@ async def diagnose(store: Store, declared: Declarations | None = None) -> list[F
     """Look at every queue of a database, and at what the code declares."""
     findings: list[Finding] = []
     shown = {each.queue: each for each in await show_policies(store, declared, with_partitions=True)}
+    findings += _unfinished(shown.values())
     for each in shown.values():
         whole = shown.get(whole_of(each.queue))
         findings += _width(each)
@@ -91,16 +92,20 @@ def _divided_by(policy: Policy) -> tuple[int, tuple[str, ...]]:
     return (1, ()) if policy.partition is None else (policy.partition.width, policy.partition.by)
 
 
-def _width(each: PolicyInForce) -> Iterator[Finding]:
-    """A queue that is divided otherwise than the code says, or on its way to another number of partitions."""
-    place = None if each.policy is None else each.policy.partition
-    if place is not None and place.was is not None and place.index == 0:
+def _unfinished(shown: Iterable[PolicyInForce]) -> Iterator[Finding]:
+    """Queues on their way to another number of partitions. New partitions know of it first, and the first one last."""
+    places = [each.policy.partition for each in shown if each.policy is not None]
+    for place in {place.of: place for place in places if place is not None and place.was is not None}.values():
         yield Finding(
             check="partitions",
-            queue=each.queue,
+            queue=place.of,
             message=f"it is on its way from {place.was} to {place.width} partitions: keys that move stand still",
             remedy=f"let that end, or go on with it: `fairlane partition {place.of} --to {place.width}`",
         )
+
+
+def _width(each: PolicyInForce) -> Iterator[Finding]:
+    """A queue that is divided otherwise than the code says."""
     if each.policy is None or each.declared is None or not _is_divided_otherwise(each) or parse_partition(each.queue):
         return
     (has, has_by), (wants, wants_by) = _divided_by(each.policy), _divided_by(each.declared)

@@ -26,6 +26,7 @@ from fairlane.policy.by import By
 from fairlane.policy.dividing import divided, logical, partitioned, sibling
 from fairlane.policy.partitions import Partition, checked_width, parse_partition
 from fairlane.policy.policy import Policy
+from fairlane.scheduler.rebuild import refuse_to_strand
 from fairlane.scheduler.snapshot import GateRow
 from fairlane.scheduler.strays import stray_lanes
 from fairlane.store.protocol import Store
@@ -60,7 +61,7 @@ class PartitionPlan:
     final: tuple[Policy, ...]
     """And once they have, likewise."""
     waiting: int
-    """Jobs that would move, as far as claims have seen them."""
+    """Jobs that would move."""
     running: int
     """Jobs of keys that move: they end first."""
 
@@ -78,8 +79,10 @@ class Repartitioned:
     moved: int
 
 
-async def plan_partitions(store: Store, queue: str, to: int, by: By | None = None) -> PartitionPlan:
-    """See what a change comes to, or refuse what would break order or limits."""
+async def plan_partitions(
+    store: Store, queue: str, to: int, by: By | None = None, *, accept_missing_keys: bool = False
+) -> PartitionPlan:
+    """See what a change comes to, or refuse what would break order or limits: nothing refuses it once it has begun."""
     checked_width(to)
     names = await partitions_of(store, queue)
     policies = {name: (await in_force(store, name)).policy for name in names}
@@ -88,7 +91,7 @@ async def plan_partitions(store: Store, queue: str, to: int, by: By | None = Non
         raise ConfigurationError(f"{queue!r} is a partition; give the queue: {first.partition.of!r}")
     begun = _begun(policies.values(), to)
     before = _width(first) if begun is None else begun.was or 1
-    place = _place(first, to, before, begun.by if by is None and begun is not None else by)
+    place = _place(first, to, before, by if begun is None else _as_begun(begun, by))
     during = replace(first, partition=place) if first.partition else partitioned(first, place)
     indexes = {*range(max(before, to)), *map(_index, names)}
     # New ones first, and partition 0 last: producers ask it, and whoever they send jobs to must know what holds.
@@ -96,12 +99,12 @@ async def plan_partitions(store: Store, queue: str, to: int, by: By | None = Non
     final = sibling(replace(during, partition=msgspec.structs.replace(place, was=None)), 0)
     whole, own = logical(final)
     plain = divided(replace(whole, keys=first.keys), 1, place.by, own)[0] if to == 1 else final
-    waiting = running = 0
-    for name in names:
-        strays = stray_lanes(sibling(during, _index(name)), await store.lanes(name))
-        waiting += sum(stray.was.ready for stray in strays)
-        running += sum(stray.was.in_flight for stray in strays)
-    plan = PartitionPlan(
+    lanes = {name: await store.lanes(name) for name in names}
+    strays = [stray for name in names for stray in stray_lanes(sibling(during, _index(name)), lanes[name])]
+    # Jobs may come without the key once it has begun, from producers that do not know of it: then it goes on with them.
+    if begun is None and before != to and not accept_missing_keys:
+        refuse_to_strand(sibling(during, 0), [lane for name in names for lane in lanes[name]])
+    return PartitionPlan(
         queue=queue,
         before=before,
         after=to,
@@ -109,12 +112,9 @@ async def plan_partitions(store: Store, queue: str, to: int, by: By | None = Non
         is_resumed=begun is not None,
         during=tuple(sibling(during, index) for index in order),
         final=tuple(plain if index == 0 else sibling(final, index) for index in order),
-        waiting=waiting,
-        running=running,
+        waiting=sum(stray.was.ready for stray in strays),
+        running=sum(stray.was.in_flight for stray in strays),
     )
-    if not plan.is_empty:
-        await store.check_waiting(sibling(during, 0))
-    return plan
 
 
 def _index(name: str) -> int:
@@ -137,6 +137,15 @@ def _begun(policies: Iterable[Policy], to: int) -> Partition | None:
                 )
             return place
     return None
+
+
+def _as_begun(begun: Partition, by: By | None) -> By:
+    if by is not None and by != begun.by:
+        raise ConfigurationError(
+            f"queue {begun.of!r} is on its way to {begun.width} partitions by {', '.join(begun.by) or 'no key'}; "
+            f"finish that first: `fairlane partition {begun.of} --to {begun.width}`"
+        )
+    return begun.by
 
 
 def _place(first: Policy, to: int, before: int, by: By | None) -> Partition:
@@ -163,11 +172,12 @@ async def change_partitions(
     intent: Intent,
     *,
     by: By | None = None,
+    accept_missing_keys: bool = False,
     rest: Rest = _moment,
     on_progress: OnProgress | None = None,
 ) -> Repartitioned:
     """Change the number of a queue's partitions while it works. While running jobs end, it rests between two looks."""
-    plan = await plan_partitions(store, queue, to, by)
+    plan = await plan_partitions(store, queue, to, by, accept_missing_keys=accept_missing_keys)
     if intent.dry_run or plan.is_empty:
         return Repartitioned(plan=plan, is_dry_run=intent.dry_run, moved=0)
     await _begin(store, plan, intent)

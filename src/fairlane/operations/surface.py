@@ -212,6 +212,7 @@ class Operations:
         to: int,
         *,
         by: Sequence[str] | None = None,
+        accept_missing_keys: bool = False,
         reason: str = "",
         actor: str | None = None,
         dry_run: bool = False,
@@ -222,7 +223,9 @@ class Operations:
         """
         intent = self._intent(actor, reason, dry_run)
         keys = None if by is None else tuple(by)
-        return await partitioning.change_partitions(await self._source.opened(), queue, to, intent, by=keys)
+        return await partitioning.change_partitions(
+            await self._source.opened(), queue, to, intent, by=keys, accept_missing_keys=accept_missing_keys
+        )
 
     async def list_audit(self, queue: str | None = None, *, before: int | None = None, limit: int = 100) -> AuditPage:
         """What operators did, the newest first."""

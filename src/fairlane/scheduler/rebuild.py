@@ -21,6 +21,7 @@ from fairlane.scheduler.board import IDLE, READY, Board, Gate
 from fairlane.scheduler.fold import lag
 from fairlane.scheduler.shared import SharedGate
 from fairlane.scheduler.snapshot import Contender, FlowRow, GateRow, KeptPlaces, LaneRow, QueueRow, SharedGateRow
+from fairlane.scheduler.strays import WaitingLane
 
 __all__ = [
     "Claimed",
@@ -58,7 +59,7 @@ def carried_gates(policy: Policy, now: Instant, gates: Iterable[GateRow]) -> lis
     return carried
 
 
-def refuse_to_strand(policy: Policy, lanes: Iterable[LaneRow]) -> None:
+def refuse_to_strand(policy: Policy, lanes: Iterable[LaneRow | WaitingLane]) -> None:
     """Refuse a policy under which jobs in these lanes would not be what it takes them for.
 
     It may look at keys that they do not carry: they would all share one. Or it may promise an order between lanes that
@@ -80,12 +81,20 @@ def refuse_to_strand(policy: Policy, lanes: Iterable[LaneRow]) -> None:
         lacking = f"{jobs:,} waiting jobs do" if jobs > 1 else "a waiting job does"
         raise InvalidPolicy(
             f"queue {policy.queue!r}: {lacking} not carry the key {name!r} that this policy looks at; under it they "
-            "would all count as one key (None). Let them run first, or say that you accept it: "
-            "`fairlane policy apply --accept-missing-keys`"
+            f"would all count as one key (None). Let them run first, or say that you accept it: {_accepting(policy)}"
         )
 
 
-def _refuse_disorder(policy: Policy, lanes: Iterable[LaneRow]) -> None:
+def _accepting(policy: Policy) -> str:
+    """The command that puts such a policy in force all the same."""
+    place = policy.partition
+    if place is None or place.was is None:
+        return "`fairlane policy apply --accept-missing-keys`"
+    by = "".join(f" --by {name}" for name in place.by)
+    return f"`fairlane partition {place.of} --to {place.width}{by} --accept-missing-keys`"
+
+
+def _refuse_disorder(policy: Policy, lanes: Iterable[LaneRow | WaitingLane]) -> None:
     if policy.sequence is None:
         return
     apart = sum(lane.ready for lane in lanes if lane.ready > 0 and set(lane.keys) - set(policy.lane_keys))
@@ -93,7 +102,7 @@ def _refuse_disorder(policy: Policy, lanes: Iterable[LaneRow]) -> None:
         raise InvalidPolicy(
             f"queue {policy.queue!r}: {apart:,} waiting jobs were enqueued without {policy.sequence.limit!r}, in lanes "
             "by task, priority and keys; under it they would run one at a time, but in no strict order. Let them run "
-            "first, or say that you accept it: `fairlane policy apply --accept-missing-keys`"
+            f"first, or say that you accept it: {_accepting(policy)}"
         )
 
 

@@ -393,7 +393,7 @@ class Store(Protocol):
 
     async def divide(self, policy: Policy, gates: Sequence[GateRow] = (), note: Note | None = None) -> Declared:
         """Put the policy of a partition in force, whatever number of partitions there was; with gates that come from
-        other partitions. `InvalidPolicy` where waiting jobs lack a key that it looks at."""
+        other partitions. Whether waiting jobs lack a key is asked before, of all partitions: it refuses nothing."""
         ...
 
     async def rehome(self, queue: str, limit: int = 1_000) -> Rehomed:
@@ -405,5 +405,6 @@ class Store(Protocol):
         ...
 
     async def lanes(self, queue: str) -> list[WaitingLane]:
-        """The lanes of jobs that wait or run, and those that scheduled jobs will join. Looking changes nothing."""
+        """The lanes of jobs that wait or run, and those that scheduled jobs will join. Bells are folded first, as a
+        claim would."""
         ...

@@ -147,7 +147,7 @@ class PostgresStore:
         if not declared.is_drift:
             return declared
         async with self._claimer.locked(await self._claimer.queue(policy.queue), durable=True) as scheduling:
-            return await policies.replace(scheduling, policy, note, accept_missing_keys=False, coming=gates)
+            return await policies.replace(scheduling, policy, note, accept_missing_keys=True, coming=gates)
 
     async def rehome(self, queue: str, limit: int = 1_000) -> Rehomed:
         handle = await self._claimer.queue(queue)
@@ -156,7 +156,9 @@ class PostgresStore:
 
     async def lanes(self, queue: str) -> list[WaitingLane]:
         handle = await self._claimer.queue(queue)
-        used, later = await self._ask(lambda connection: partitions.select_lanes(connection, handle.id))
+        async with self._claimer.locked(handle, durable=False) as scheduling:
+            await scheduling.fold_all()
+            used, later = await partitions.select_lanes(scheduling.connection, handle.id)
         return used + later
 
     async def gates_of_strays(self, queue: str) -> list[tuple[str, GateRow]]:

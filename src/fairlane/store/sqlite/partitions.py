@@ -11,7 +11,7 @@ from fairlane.store.protocol import Rehomed
 from fairlane.store.sqlite import claims, rows
 from fairlane.store.sqlite.database import Transaction
 
-__all__ = ["rehome", "select_gates_of_strays", "select_lanes"]
+__all__ = ["folded_lanes", "rehome", "select_gates_of_strays"]
 
 
 def rehome(tx: Transaction, queue: claims.QueueInForce, limit: int, now: Instant) -> tuple[Rehomed, dict[int, int]]:
@@ -19,7 +19,7 @@ def rehome(tx: Transaction, queue: claims.QueueInForce, limit: int, now: Instant
     if queue.policy.partition is None or not queue.policy.partition.is_guarded:
         return Rehomed(0, 0, 0), {}
     claims.fold_all(tx, queue, now)
-    strays, later = (stray_lanes(queue.policy, lanes) for lanes in select_lanes(tx, queue.id))
+    strays, later = (stray_lanes(queue.policy, lanes) for lanes in _select_lanes(tx, queue.id))
     moving = _Moving(tx, queue.id)
     left = limit
     for stray in strays:
@@ -71,7 +71,13 @@ class _Moving:
         self._tx.run("insert_arrival", queue, lane, stray.was.priority, rows.encode_keys(stray.was.keys), *bell)
 
 
-def select_lanes(tx: Transaction, queue: int) -> tuple[list[WaitingLane], list[WaitingLane]]:
+def folded_lanes(tx: Transaction, queue: claims.QueueInForce, now: Instant) -> list[WaitingLane]:
+    """All of them, once every bell is folded."""
+    used, later = _select_lanes(tx, claims.fold_all(tx, queue, now).id)
+    return used + later
+
+
+def _select_lanes(tx: Transaction, queue: int) -> tuple[list[WaitingLane], list[WaitingLane]]:
     """Lanes of jobs that are ready or run, as far as bells have been folded; and those of scheduled jobs."""
     lanes = [rows.lane(row) for row in tx.all("select_all_lanes", queue)]
     used = [

@@ -134,7 +134,7 @@ class SqliteStore:
         return Declared(policy.overridden(queue.policy.overrides), queue.version + 1, is_drift=False)
 
     async def divide(self, policy: Policy, gates: Sequence[GateRow] = (), note: Note | None = None) -> Declared:
-        declared = await self._write(lambda tx: self._put_in_force(tx, policy, note, False, gates))
+        declared = await self._write(lambda tx: self._put_in_force(tx, policy, note, True, gates))
         await self._wake(lambda tx: dict.fromkeys(sharing.sharers(tx, claims.queue_number(tx, policy.queue)), EVERYONE))
         return declared
 
@@ -148,8 +148,7 @@ class SqliteStore:
         return rehomed
 
     async def lanes(self, queue: str) -> list[WaitingLane]:
-        used, later = await self._database.read(lambda tx: partitions.select_lanes(tx, _known(tx, queue).id))
-        return used + later
+        return await self._write(lambda tx: partitions.folded_lanes(tx, _known(tx, queue), self._clock.now()))
 
     async def gates_of_strays(self, queue: str) -> list[tuple[str, GateRow]]:
         return await self._database.read(lambda tx: partitions.select_gates_of_strays(tx, _known(tx, queue)))
