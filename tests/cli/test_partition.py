@@ -115,3 +115,29 @@ def test_a_pause_covers_all_partitions(run: Run) -> None:
     reasons = [each["reason"] for each in told(run, "explain", "--queue", "email")["reasons"]]
     assert reasons.count("paused") == 1
     assert [each["queue"] for each in told(run, "policy", "show")] == ["email"]
+
+
+def test_what_one_partition_has_of_its_own_is_shown_and_told(run: Run) -> None:
+    assert run("partition", "email", "--to", "4", "--by", "account", "--yes").exit_code == 0
+    assert "email__p1: set: the partition is paused" in run("pause", "email__p1").output
+    for asked in (["overrides"], ["overrides", "email"]):
+        (found,) = told(run, *asked)
+        assert (found["queue"], found["says"]) == ("email__p1", "the partition is paused")
+    for ended, more in (("would end", ["--dry-run"]), ("ended", [])):
+        said = run("resume", "email", *more).output
+        assert f"email__p1: {ended}: the partition is paused" in said
+        assert "nothing to change" not in said
+    assert "nothing to change" in run("resume", "email").output
+    assert told(run, "overrides") == []
+
+
+def test_a_limit_of_each_partition_is_called_that(run: Run, shop: Path) -> None:
+    assert run("partition", "email", "--to", "4", "--by", "account", "--yes").exit_code == 0
+    declare(shop, 4)
+    source = shop / "partition_shop.py"
+    source.write_text(source.read_text().replace("(50)]", "(50)], per_partition=[Concurrency(9)]"))
+    assert run("policy", "apply", "partition_shop:app").exit_code == 0
+    listed = {each["limit"]: each["per_partition"] for each in told(run, "limit", "list", "email")}
+    assert listed == {"concurrency:account": False, "concurrency:@email__concurrency": False, "concurrency:": True}
+    assert "each partition" in run("limit", "list", "email").output
+    assert "concurrency: is 7 for each partition" in run("limit", "set", "email", "concurrency:", "7").output

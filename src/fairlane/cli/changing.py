@@ -78,23 +78,28 @@ def change(action: Callable[[Store, Intent], Awaitable[Change]], options: dict[s
 
 
 def _tell(done: Change, now: Instant) -> None:
+    if done.is_empty:
+        click.echo(f"{done.queue}: nothing to change: nothing like that is set; `fairlane overrides` lists what is")
+    for each in (done, *done.partitions):
+        _tell_one(each, now)
+
+
+def _tell_one(done: Change, now: Instant) -> None:
     set_, ended = ("would be set", "would end") if done.is_dry_run else ("set", "ended")
     replaced = {each.id: each for each in done.before}
     for each in done.after:
-        click.echo(f"{done.queue}: {set_}: {said_of(each)}")
+        click.echo(f"{done.queue}: {set_}: {said_of(each, everyone=done.everyone)}")
         if before := replaced.pop(each.id, None):
-            click.echo(f"  instead of: {said_of(before, now)}")
+            click.echo(f"  instead of: {said_of(before, now, done.everyone)}")
     for each in replaced.values():
-        click.echo(f"{done.queue}: {ended}: {said_of(each, now)}")
-    if done.is_empty:
-        click.echo(f"{done.queue}: nothing to change: nothing like that is set; `fairlane overrides` lists what is")
+        click.echo(f"{done.queue}: {ended}: {said_of(each, now, done.everyone)}")
     if done.action == "resume":
         for each in done.remaining:
             if each.kind == "pause":
-                click.echo(f"{done.queue}: still in force: {said_of(each, now)}")
+                click.echo(f"{done.queue}: still in force: {said_of(each, now, done.everyone)}")
 
 
-def said_of(override: Override, now: Instant | None = None) -> str:
+def said_of(override: Override, now: Instant | None = None, everyone: str | None = None) -> str:
     """An override in one line: what, until when, who and why; how long ago, if the time is given."""
     from fairlane.cli.telling import ago
     from fairlane.clock import as_datetime
@@ -102,12 +107,13 @@ def said_of(override: Override, now: Instant | None = None) -> str:
     until = f" until {as_datetime(override.expires_at):%Y-%m-%d %H:%M:%S} UTC" if override.expires_at else ""
     when = "" if now is None else f", {ago(override.set_at, now)} ago"
     why = f": {override.reason}" if override.reason else ""
-    return f"{override.describe()}{until} ({override.set_by}{when}{why})"
+    what = override.describe() if everyone is None else override.describe(everyone)
+    return f"{what}{until} ({override.set_by}{when}{why})"
 
 
 def tell_overrides(overrides: Iterable[OverrideInForce], now: Instant, prefix: str | None = None) -> None:
     """A line each, and a second one where it has no effect. Each has its queue before it, or the prefix."""
     for each in overrides:
-        click.echo(f"{f'{each.queue}: ' if prefix is None else prefix}{said_of(each.override, now)}")
+        click.echo(f"{f'{each.queue}: ' if prefix is None else prefix}{said_of(each.override, now, each.everyone)}")
         if each.no_effect is not None:
             click.echo(f"    no effect: {each.no_effect}")

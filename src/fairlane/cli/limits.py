@@ -108,7 +108,9 @@ def _row(limit: LimitInForce, now: Instant) -> tuple[str, ...]:
     from fairlane.cli.telling import ago
 
     keys = " ".join(f"{name}={value}" for name, value in limit.scope)
-    everyone = "every key" if limit.declared.by else "the whole queue"
+    everyone = "each partition" if limit.is_per_partition else "the whole queue"
+    if limit.declared.by:
+        everyone = "every key, by partition" if limit.is_per_partition else "every key"
     return (
         limit.name,
         keys or everyone,

@@ -14,7 +14,7 @@ from fairlane.operations.overriding import Change, LimitInForce, OverrideInForce
 from fairlane.operations.partitioning import Repartitioned
 from fairlane.operations.policies import PolicyChange, PolicyInForce
 from fairlane.policy.differences import Difference
-from fairlane.policy.overrides import Override
+from fairlane.policy.overrides import EVERYONE, Override
 from fairlane.store.auditing import AuditEntry
 
 __all__ = [
@@ -73,7 +73,7 @@ def _iso(at: Instant | None) -> str | None:
     return None if at is None else as_datetime(at).isoformat()
 
 
-def describe_override(override: Override) -> dict[str, Any]:
+def describe_override(override: Override, everyone: str = EVERYONE) -> dict[str, Any]:
     return {
         "kind": str(override.kind),
         "keys": dict(override.scope),
@@ -83,13 +83,14 @@ def describe_override(override: Override) -> dict[str, Any]:
         "set_at": _iso(override.set_at),
         "set_by": override.set_by,
         "reason": override.reason,
-        "says": override.describe(),
+        "says": override.describe(everyone),
     }
 
 
 def describe_overrides(overrides: Iterable[OverrideInForce]) -> list[dict[str, Any]]:
     return [
-        {"queue": each.queue, **describe_override(each.override), "no_effect": each.no_effect} for each in overrides
+        {"queue": each.queue, **describe_override(each.override, each.everyone), "no_effect": each.no_effect}
+        for each in overrides
     ]
 
 
@@ -98,8 +99,9 @@ def describe_change(change: Change) -> dict[str, Any]:
         "queue": change.queue,
         "action": change.action,
         "dry_run": change.is_dry_run,
-        "before": [describe_override(each) for each in change.before],
-        "after": [describe_override(each) for each in change.after],
+        "before": [describe_override(each, change.everyone) for each in change.before],
+        "after": [describe_override(each, change.everyone) for each in change.after],
+        "partitions": [describe_change(each) for each in change.partitions],
     }
 
 
@@ -110,6 +112,7 @@ def describe_limit(limit: LimitInForce) -> dict[str, Any]:
         "declared": limit.declared.to_document(),
         "in_force": limit.in_force.to_document(),
         "suspended": limit.is_suspended,
+        "per_partition": limit.is_per_partition,
         "override": None if limit.override is None else describe_override(limit.override),
     }
 

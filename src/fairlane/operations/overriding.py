@@ -6,16 +6,16 @@ Each is one transaction, recorded with who and why. A dry run says what would ch
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fairlane.clock import Instant
 from fairlane.errors import InvalidOverride
 from fairlane.operations.asking import Intent, find_limit, in_force, partitions_of, scope_of
 from fairlane.policy.gates import Limit
-from fairlane.policy.overrides import Kind, Override, Overrides, Scope, amend, without_effect
+from fairlane.policy.overrides import Amendment, Kind, Override, Overrides, Scope, amend, everyone_in, without_effect
 from fairlane.policy.partitions import parse_partition
 from fairlane.policy.policy import BoundLimit, Policy
-from fairlane.store.finding import find_jobs
+from fairlane.store.finding import find_jobs, known_partitions
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
 
@@ -54,11 +54,15 @@ class Change:
     """Overrides that were set."""
     remaining: tuple[Override, ...]
     """All that the queue has then."""
+    everyone: str
+    """What an override without keys is about, in words."""
+    partitions: tuple[Change, ...] = ()
+    """What it changed in partitions that had an override of their own."""
 
     @property
     def is_empty(self) -> bool:
         """There was nothing to change."""
-        return not (self.before or self.after)
+        return not (self.before or self.after or self.partitions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +73,8 @@ class OverrideInForce:
     override: Override
     no_effect: str | None
     """Why it has none under the policy in force; `None`: it has."""
+    everyone: str
+    """What it is about where it has no keys, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +88,8 @@ class LimitInForce:
     in_force: Limit
     is_suspended: bool
     override: Override | None
+    is_per_partition: bool
+    """Each partition keeps it for itself."""
 
 
 async def full_name(store: Store, queue: str, task: str | None) -> str | None:
@@ -189,39 +197,59 @@ async def _change(
     store: Store, queue: str, action: str, put: Sequence[Override], remove: Sequence[str], intent: Intent
 ) -> Change:
     """Every partition of a queue has the same overrides: they hold for whatever key may come there."""
-    policy = (await in_force(store, queue)).policy
-    amendment = amend(policy, put, remove)
-    if not intent.dry_run:
-        first, *others = await partitions_of(store, queue)
-        amendment = await store.amend(first, put, remove, intent.note(action))
-        for name in others:
-            await store.amend(name, put, remove, intent.note(action))
+    policies = [(await in_force(store, name)).policy for name in await partitions_of(store, queue)]
+    amend(policies[0], put, remove)  # refused before anything is changed
+    changes = []
+    for policy in policies:
+        if intent.dry_run:
+            amendment = amend(policy, put, remove)
+        else:
+            amendment = await store.amend(policy.queue, put, remove, intent.note(action))
+        changes.append(_changed(policy, action, amendment, intent))
+    whole, *others = changes
+    return replace(whole, partitions=tuple(each for each in others if each.before != whole.before))
+
+
+def _changed(policy: Policy, action: str, amendment: Amendment, intent: Intent) -> Change:
+    limits = [each.limit for each in (*amendment.before, *amendment.after)]
     return Change(
-        queue=queue,
+        queue=policy.queue,
         action=action,
         is_dry_run=intent.dry_run,
         before=amendment.before,
         after=amendment.after,
         remaining=amendment.overrides.all,
+        everyone=everyone_in(policy, limits[0] if limits else None),
     )
 
 
 async def list_overrides(store: Store, queue: str | None = None) -> list[OverrideInForce]:
-    """The overrides of a queue, or of all queues, and which of them have no effect."""
+    """The overrides of a queue, or of all queues, and which of them have no effect. After those of a queue come what
+    single partitions have besides."""
     now = await store.now()
-    found = []
+    found: list[OverrideInForce] = []
     for name in sorted(await store.queues()) if queue is None else [queue]:
         if queue is None and parse_partition(name) is not None:
-            continue  # they have what their queue has
+            continue  # with their queue
         policy = (await in_force(store, name)).policy
         found += overrides_of(policy, policy.overrides, now)
+        for partition in (await known_partitions(store, name))[1:]:
+            part = (await in_force(store, partition)).policy
+            found += [
+                each for each in overrides_of(part, part.overrides, now) if each.override not in policy.overrides.all
+            ]
     return found
 
 
 def overrides_of(policy: Policy, overrides: Overrides, now: Instant) -> list[OverrideInForce]:
     """What overrides come to under a policy."""
     return [
-        OverrideInForce(queue=policy.queue, override=each, no_effect=without_effect(policy, each, now))
+        OverrideInForce(
+            queue=policy.queue,
+            override=each,
+            no_effect=without_effect(policy, each, now),
+            everyone=everyone_in(policy, each.limit),
+        )
         for each in overrides.all
     ]
 
@@ -247,4 +275,5 @@ def _limit_in_force(policy: Policy, bound: BoundLimit, override: Override | None
         in_force=bound.limit if value is None else bound.limit.with_bound(value),
         is_suspended=policy.overrides.suspension is not None,
         override=override,
+        is_per_partition=policy.is_own(bound),
     )

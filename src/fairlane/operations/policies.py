@@ -11,7 +11,7 @@ from fairlane.operations.asking import Intent, in_force
 from fairlane.operations.overriding import OverrideInForce, overrides_of
 from fairlane.policy.differences import Difference, differences
 from fairlane.policy.dividing import adopted
-from fairlane.policy.overrides import without_place
+from fairlane.policy.overrides import everyone_in, without_place
 from fairlane.policy.partitions import parse_partition, whole_of
 from fairlane.policy.policy import Policy
 from fairlane.store.auditing import AuditEntry
@@ -173,7 +173,8 @@ def _losing_their_place(before: Policy, after: Policy) -> Iterator[OverrideInFor
     for override in before.overrides.all:
         reason = without_place(after, override)
         if reason is not None and without_place(before, override) is None:
-            yield OverrideInForce(queue=after.queue, override=override, no_effect=reason)
+            everyone = everyone_in(before, override.limit)
+            yield OverrideInForce(queue=after.queue, override=override, no_effect=reason, everyone=everyone)
 
 
 async def list_audit(

@@ -38,6 +38,7 @@ __all__ = [
     "Suspended",
     "amend",
     "check_override",
+    "everyone_in",
     "pause_name",
     "without_effect",
     "without_place",
@@ -46,6 +47,9 @@ __all__ = [
 UNBOUNDED = 1 << 31
 MOST_OVERRIDES = 10_000
 """Of one queue: every claimer knows them all."""
+
+EVERYONE = "the whole queue"
+"""What an override without keys is about, unless a partition is."""
 
 Values = tuple[str | None, ...]
 Scope = tuple[tuple[str, str | None], ...]
@@ -86,10 +90,10 @@ class Override(msgspec.Struct, frozen=True, kw_only=True):
         scope = msgspec.json.encode(self.scope).decode()
         return f"{self.kind}/{self.limit or ''}/{scope}"
 
-    def describe(self) -> str:
-        """In words, without who and why."""
+    def describe(self, everyone: str = EVERYONE) -> str:
+        """In words, without who and why; `everyone` is what one without keys is about."""
         scope = ", ".join(f"{name}={'None' if value is None else value}" for name, value in self.scope)
-        where = scope or "the whole queue"
+        where = scope or everyone
         match self.kind:
             case Kind.PAUSE:
                 return f"{where} is paused"
@@ -393,3 +397,11 @@ def without_place(policy: Policy, override: Override) -> str | None:
     except ConfigurationError as error:
         return str(error)
     return None
+
+
+def everyone_in(policy: Policy, limit: str | None = None) -> str:
+    """What an override without keys is about, in words: of this limit, or of everything."""
+    bound = None if limit is None else policy.bound_named(limit)
+    if policy.partition is None or (policy.partition.index == 0 and (bound is None or not policy.is_own(bound))):
+        return EVERYONE
+    return "the partition" if policy.partition.index else "each partition"
