@@ -18,6 +18,7 @@ from fairlane.policy.policy import Policy
 from fairlane.task import Duration, KeySource, Task
 
 __all__ = [
+    "check_divided_by",
     "check_keys",
     "check_name",
     "checked_count",
@@ -74,6 +75,19 @@ def check_keys(policy: Policy, tasks: Iterable[Task[..., Any]]) -> None:
                     f"queue {policy.queue!r}: {what} looks at the key {key!r}, which none of its tasks can provide "
                     f"({', '.join(task.name for task in listed)}); give one of them a parameter {key!r} or keys=…"
                 )
+
+
+def check_divided_by(queue: str, by: Iterable[str], carried: Iterable[str], tasks: Iterable[Task[..., Any]]) -> None:
+    """Refuse to divide a queue by a key that its jobs do not carry by its policy, and none of its tasks can provide."""
+    listed, known = list(tasks), {*carried}
+    for key in by:
+        if listed and key not in known and not any(task.can_provide(key) for task in listed):
+            for task in listed:
+                known.update(task.options.keys if isinstance(task.options.keys, tuple) else task.codec.parameters)
+            raise ConfigurationError(
+                f"queue {queue!r} cannot be divided by {key!r}: none of its tasks can provide that key; "
+                f"they can provide {', '.join(sorted(known)) or 'none'}"
+            )
 
 
 def key_source(keys: KeySource | Iterable[str]) -> KeySource:

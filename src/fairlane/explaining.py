@@ -9,6 +9,7 @@ from uuid import UUID
 from fairlane.clock import Instant, as_datetime
 from fairlane.errors import UnknownQueue
 from fairlane.policy.keys import canonical_keys
+from fairlane.policy.partitions import parse_partition, partition_name
 from fairlane.scheduler.explain import Explanation, Hold, explain, together
 from fairlane.store.protocol import Store
 
@@ -21,14 +22,16 @@ async def explain_job(store: Store, job: UUID, tasks: Collection[str] | None = N
 
 
 async def explain_queue(store: Store, queue: str, keys: Mapping[str, object] | None = None) -> Explanation:
-    """Everything that holds all jobs of a queue, or all of some keys in it."""
+    """Everything that holds all jobs of a queue or of one partition of it, or all of some keys in it."""
+    alone = parse_partition(queue)
+    queue = queue if alone is None else partition_name(*alone)
     if queue not in await store.queues():
         known = ", ".join(await store.queues()) or "none"
         raise UnknownQueue(f"queue {queue!r} is not known to this database; known are {known}")
     canonical = canonical_keys(keys or {})
     found = await store.policy(queue)
     place = None if found is None else found.policy.partition
-    if place is None or place.of != queue:
+    if place is None or alone is not None:
         return explain(await store.examine(queue, keys=canonical))
     if place.by and set(place.by) <= set(canonical):
         home = place.names[place.home_of(canonical) or 0]

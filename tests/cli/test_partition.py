@@ -141,3 +141,21 @@ def test_a_limit_of_each_partition_is_called_that(run: Run, shop: Path) -> None:
     assert listed == {"concurrency:account": False, "concurrency:@email__concurrency": False, "concurrency:": True}
     assert "each partition" in run("limit", "list", "email").output
     assert "concurrency: is 7 for each partition" in run("limit", "set", "email", "concurrency:", "7").output
+
+
+def test_a_key_that_no_task_provides_divides_nothing(run: Run) -> None:
+    refused = run("partition", "email", "--to", "4", "--by", "acount", "--app", "partition_shop:app", "--dry-run")
+    assert refused.exit_code == 1
+    assert "cannot be divided by 'acount'" in refused.output
+    assert "they can provide account" in refused.output
+
+
+def test_the_first_partition_can_be_looked_at_alone(run: Run) -> None:
+    assert run("partition", "email", "--to", "4", "--by", "account", "--yes").exit_code == 0
+    alone = told(run, "jobs", "list", "--queue", "email__p0", "--limit", "100")["jobs"]
+    assert {each["queue"] for each in alone} == {"email"}
+    assert len(alone) == queues(run)["email"] < 20
+    told_alone = told(run, "explain", "--queue", "email__p0")
+    assert (told_alone["queue"], set(told_alone["next_up"])) == ("email", {each["id"] for each in alone})
+    assert [each["queue"] for each in told(run, "policy", "show", "--queue", "email__p0")] == ["email"]
+    assert "first partition of 'email'" in run("pause", "email__p0").output

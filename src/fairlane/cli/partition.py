@@ -58,12 +58,16 @@ async def _change(
     from fairlane.cli.choosing import app_named
     from fairlane.cli.database import existing_store
     from fairlane.cli.telling import Progress
+    from fairlane.declaring import check_divided_by
     from fairlane.operations import change_partitions, plan_partitions
 
     intent = intent_of(options)
     app = app_named(options["app"], options["url"])
     async with existing_store(app) as store:
         keys = by or _declared(app, queue, to)
+        stored = await store.policy(queue)
+        carried = () if stored is None else stored.policy.stamped_keys
+        check_divided_by(queue, by, carried, app.registry.of_queue(queue))
         if not (intent.dry_run or yes):
             plan = await plan_partitions(store, queue, to, keys, accept_missing_keys=accepts)
             if not plan.is_empty and not _confirmed(plan):

@@ -11,6 +11,7 @@ from fairlane.clock import SECOND, Instant, microseconds
 from fairlane.errors import ConfigurationError, InvalidOverride, UnknownQueue
 from fairlane.policy.keys import canonical_keys
 from fairlane.policy.overrides import Scope
+from fairlane.policy.partitions import parse_partition
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.store.auditing import Note
 from fairlane.store.finding import known_partitions
@@ -56,6 +57,11 @@ class Intent:
 async def in_force(store: Store, queue: str) -> Declared:
     """The policy of a queue, with what operators have changed; or `UnknownQueue`."""
     found = await store.policy(queue)
+    if found is None and (place := parse_partition(queue)) is not None and place[1] == 0:
+        raise UnknownQueue(
+            f"{queue!r} is the first partition of {place[0]!r}, which has its name and changes with all of them; "
+            f"give {place[0]!r}"
+        )
     if found is None:
         known = sorted(await store.queues())
         similar = get_close_matches(queue, known, n=1)

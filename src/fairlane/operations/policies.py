@@ -12,7 +12,7 @@ from fairlane.operations.overriding import OverrideInForce, overrides_of
 from fairlane.policy.differences import Difference, differences
 from fairlane.policy.dividing import adopted
 from fairlane.policy.overrides import everyone_in, without_place
-from fairlane.policy.partitions import parse_partition, whole_of
+from fairlane.policy.partitions import parse_partition, partition_name, whole_of
 from fairlane.policy.policy import Policy
 from fairlane.store.auditing import AuditEntry
 from fairlane.store.protocol import Store
@@ -92,6 +92,7 @@ async def show_policies(
     The first partition of a queue stands for all of them, unless they are asked for.
     """
     given = declared or {}
+    queues = [name if (place := parse_partition(name)) is None else partition_name(*place) for name in queues]
     now = await store.now()
     known = await store.queues()
     return [

@@ -15,7 +15,11 @@ __all__ = ["find_jobs", "known_partitions"]
 
 
 async def known_partitions(store: Store, queue: str) -> list[str]:
-    """A queue and every partition of it that the database knows, in order: also those that it has no more."""
+    """A queue and every partition of it that the database knows, in order: also those that it has no more. Of a
+    partition that is named by itself, only that one."""
+    alone = parse_partition(queue)
+    if alone is not None:
+        return [partition_name(*alone)]
     places = [parse_partition(name) for name in await store.queues()]
     return [queue, *(partition_name(*place) for place in sorted(filter(None, places)) if place[0] == queue)]
 
@@ -24,7 +28,7 @@ async def find_jobs(store: Store, wanted: JobFilter, after: str | None = None, l
     """A page of the jobs that fit, the newest first; of a queue, those of all its partitions."""
     names = [] if wanted.queue is None else await known_partitions(store, wanted.queue)
     if len(names) <= 1:
-        return await store.find_jobs(wanted, after, limit)
+        return await store.find_jobs(msgspec.structs.replace(wanted, queue=next(iter(names), None)), after, limit)
     if wanted.state is State.RUNNING or (wanted.state is not None and wanted.state.is_final):
         # Such listings walk the jobs of all queues anyway.
         page = await store.find_jobs(msgspec.structs.replace(wanted, queue=None), after, limit)
