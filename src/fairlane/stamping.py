@@ -83,6 +83,11 @@ class Stamper:
                 f"task {task.name!r}: priority={self._priority} has no effect in queue {policy.queue!r}, whose jobs "
                 f"run one after the other ({policy.sequence.limit!r}); leave it out"
             )
+        if options.partition and policy.partition is None:
+            raise InvalidJob(
+                f"task {task.name!r}: queue {policy.queue!r} has no partition={options.partition}, it is not divided; "
+                f"leave partition= out, or divide it: `fairlane partition {policy.queue} --to …`"
+            )
         # Without keys and partitions, all their jobs are of one lane.
         self._keyless: tuple[dict[str, str | None], bytes, dict[str, str | None]] | None = None
         if task.options.keys is None and not policy.stamped_keys and not options.keys and policy.partition is None:
@@ -136,9 +141,10 @@ def _partition(call: Call[Any], job: UUID, policy: Policy, partition: Partition,
     """The partition that a job goes to: where its keys belong, unless its producer says otherwise."""
     index, key = call.options.partition, call.options.partition_key
     if partition.index:
+        chosen = "" if partition.by else f", or with using(queue={partition.of!r}, partition={partition.index})"
         raise InvalidJob(
-            f"task {call.task.name!r}: {policy.queue!r} is a partition; enqueue to {partition.of!r}, which finds it by "
-            f"the job's keys, or with using(queue={partition.of!r}, partition={partition.index})"
+            f"task {call.task.name!r}: {policy.queue!r} is a partition; {_named(call, partition.of)}, which finds it "
+            f"by the job's keys{chosen}"
         )
     if index is None and key is ABSENT:
         home = partition.home_of(keys)
@@ -157,6 +163,11 @@ def _partition(call: Call[Any], job: UUID, policy: Policy, partition: Partition,
     if index >= partition.width:
         raise InvalidJob(f"{what} has partitions 0 to {partition.width - 1}, not partition={index!r}")
     return partition_name(partition.of, index)
+
+
+def _named(call: Call[Any], queue: str) -> str:
+    """How to name a queue where the call names another."""
+    return f"declare the task with queue={queue!r}" if call.options.queue is None else f"enqueue to {queue!r}"
 
 
 def stamped_effects(effects: Effects, stamp: Stamp, max_value: int) -> StampedEffects:

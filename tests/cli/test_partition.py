@@ -86,6 +86,9 @@ def test_code_with_another_width_is_refused_and_the_doctor_tells(run: Run, shop:
     found = run("doctor", "partition_shop:app")
     assert found.exit_code == 1
     assert "it has 2 (by account), and the code declares 1" in found.output
+    shown = run("policy", "show", "partition_shop:app").output
+    assert "`fairlane partition email --to 1` divides it so" in shown
+    assert "policy apply" not in shown
     declare(shop, 2)
     assert run("enqueue", "partition_shop:app", "partition_shop.send", "--args", '["acme"]').exit_code == 0
 
@@ -93,6 +96,8 @@ def test_code_with_another_width_is_refused_and_the_doctor_tells(run: Run, shop:
 def test_the_app_that_declares_it_says_by_which_key(run: Run, shop: Path) -> None:
     assert "say by which key" in run("partition", "email", "--to", "4", "--yes").output
     declare(shop, 4)
+    compared = run("policy", "diff", "partition_shop:app").output
+    assert "`fairlane partition email --to 4 --by account` divides it so" in compared
     done = told(run, "partition", "email", "--to", "4", "--app", "partition_shop:app", "--yes")
     assert done["by"] == ["account"]
 
@@ -113,7 +118,8 @@ def test_a_pause_covers_all_partitions(run: Run) -> None:
     assert told(run, "pause", "email")["queue"] == "email"
     assert [each["queue"] for each in told(run, "overrides")] == ["email"]
     reasons = [each["reason"] for each in told(run, "explain", "--queue", "email")["reasons"]]
-    assert reasons.count("paused") == 1
+    assert (reasons.count("paused"), reasons.count("no_worker")) == (1, 1)
+    assert "--queues email\n" in run("explain", "--queue", "email").output
     assert [each["queue"] for each in told(run, "policy", "show")] == ["email"]
 
 

@@ -141,6 +141,26 @@ async def test_a_job_is_not_sent_past_the_partition_of_its_key(mail: Mail) -> No
     for chosen in (mail.send.using(partition=1), mail.send.using(partition_key="globex")):
         with pytest.raises(InvalidJob, match="is partitioned by account, whose limits do not count"):
             await chosen.enqueue("acme")
+    with pytest.raises(InvalidJob, match=r"is a partition; enqueue to 'email', which finds it by the job's keys\Z"):
+        await mail.send.using(queue="email__p1").enqueue("acme")
+
+
+async def test_a_task_that_is_declared_for_a_partition_is_told_what_to_declare(mail: Mail) -> None:
+    @mail.app.task(queue="email__p1")
+    async def resend(account: str) -> None: ...
+
+    with pytest.raises(InvalidJob, match=r"is a partition; declare the task with queue='email', which finds it by"):
+        await resend.enqueue("acme")
+
+
+async def test_a_queue_that_is_not_divided_has_no_other_partition(
+    database: Database, clock: ManualClock, stack: AsyncExitStack
+) -> None:
+    mail = Mail(database, clock, 1)
+    await stack.enter_async_context(mail.app)
+    with pytest.raises(InvalidJob, match="has no partition=1, it is not divided; leave partition= out, or divide it"):
+        await mail.send.using(partition=1).enqueue("acme")
+    await mail.send.using(partition=0).enqueue("acme")
 
 
 async def test_without_a_key_jobs_spread_over_all_partitions(

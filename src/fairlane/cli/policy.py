@@ -60,7 +60,7 @@ def show(app: str | None, url: str | None, names: tuple[str, ...], as_json: bool
         in_force = "" if each.policy is None else f"{_said(each.policy)} (version {each.version})"
         click.echo(f"{each.queue}: {in_force or 'not known to this database yet'}")
         if each.declared is not None and each.is_drift:
-            click.echo(f"  drift: the app declares {_said(each.declared)}; `fairlane policy apply` puts that in force")
+            click.echo(f"  drift: the app declares {_said(each.declared)}; {each.remedy}")
         tell_overrides(each.overrides, now, prefix="  override: ")
     if not shown:
         click.echo("no queue is known to this database yet")
@@ -95,6 +95,8 @@ def diff(app: str, names: tuple[str, ...], as_json: bool) -> None:
             click.echo(f"{each.queue}: the app declares another policy than version {each.version}, which is in force")
         for difference in each.drift:
             click.echo(f"  {difference.describe()}")
+        if each.is_divided_otherwise:
+            click.echo(f"  partitions: {each.remedy}")
     if any(each.is_drift for each in shown):
         sys.exit(1)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from fairlane.job import State
-from fairlane.operations.policies import Declarations, PolicyInForce, show_policies
+from fairlane.operations.policies import Declarations, PolicyInForce, divided_by, show_policies
 from fairlane.policy.keys import flow_id, gate_id
 from fairlane.policy.overrides import Scope, pause_name, without_place
 from fairlane.policy.partitions import parse_partition, whole_of
@@ -57,7 +57,7 @@ async def diagnose(store: Store, declared: Declarations | None = None) -> list[F
         whole = shown.get(whole_of(each.queue))
         findings += _width(each)
         # Of a queue with another width than its stored one that is said, and of its partitions what is not said of it.
-        if not (whole is not None and (_is_divided_otherwise(whole) or (whole is not each and whole.is_drift))):
+        if not (whole is not None and (whole.is_divided_otherwise or (whole is not each and whole.is_drift))):
             findings += _drift(each)
         if each.policy is not None:
             findings += _overrides_without_place(each.policy)
@@ -80,18 +80,6 @@ async def _left_behind(store: Store, policy: Policy) -> list[Finding]:
     return findings
 
 
-def _is_divided_otherwise(each: PolicyInForce) -> bool:
-    return (
-        each.policy is not None
-        and each.declared is not None
-        and (_divided_by(each.policy) != _divided_by(each.declared))
-    )
-
-
-def _divided_by(policy: Policy) -> tuple[int, tuple[str, ...]]:
-    return (1, ()) if policy.partition is None else (policy.partition.width, policy.partition.by)
-
-
 def _unfinished(shown: Iterable[PolicyInForce]) -> Iterator[Finding]:
     """Queues on their way to another number of partitions. New partitions know of it first, and the first one last."""
     places = [each.policy.partition for each in shown if each.policy is not None]
@@ -106,9 +94,9 @@ def _unfinished(shown: Iterable[PolicyInForce]) -> Iterator[Finding]:
 
 def _width(each: PolicyInForce) -> Iterator[Finding]:
     """A queue that is divided otherwise than the code says."""
-    if each.policy is None or each.declared is None or not _is_divided_otherwise(each) or parse_partition(each.queue):
+    if each.policy is None or each.declared is None or not each.is_divided_otherwise or parse_partition(each.queue):
         return
-    (has, has_by), (wants, wants_by) = _divided_by(each.policy), _divided_by(each.declared)
+    (has, has_by), (wants, wants_by) = divided_by(each.policy), divided_by(each.declared)
     yield Finding(
         check="partitions",
         queue=each.queue,

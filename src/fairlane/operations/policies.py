@@ -23,6 +23,7 @@ __all__ = [
     "PolicyInForce",
     "apply_policies",
     "diff_policies",
+    "divided_by",
     "list_audit",
     "require_declared",
     "show_policies",
@@ -31,6 +32,11 @@ __all__ = [
 Declarations = Mapping[str, Policy]
 """What a program declares, by queue."""
 APPLY = "policy apply"
+
+
+def divided_by(policy: Policy) -> tuple[int, tuple[str, ...]]:
+    """Into how many partitions a queue is divided, and by which keys."""
+    return (1, ()) if policy.partition is None else (policy.partition.width, policy.partition.by)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +56,24 @@ class PolicyInForce:
     @property
     def is_drift(self) -> bool:
         return self.declared is not None and (self.policy is None or self.policy.digest != self.declared.digest)
+
+    @property
+    def is_divided_otherwise(self) -> bool:
+        """The code declares another number of partitions, or other keys to divide by."""
+        if self.policy is None or self.declared is None:
+            return False
+        return divided_by(self.policy) != divided_by(self.declared)
+
+    @property
+    def remedy(self) -> str:
+        """What puts the declared policy in force."""
+        if self.declared is None or not self.is_divided_otherwise:
+            return "`fairlane policy apply` puts that in force"
+        (has, _), (wants, by) = divided_by(self.policy or self.declared), divided_by(self.declared)
+        keys = "".join(f" --by {name}" for name in by) if wants > 1 and has == 1 else ""
+        if has == wants:
+            return f"`fairlane partition {self.queue} --to 1`, then `--to {wants}` by the new keys, divides it so"
+        return f"`fairlane partition {self.queue} --to {wants}{keys}` divides it so"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

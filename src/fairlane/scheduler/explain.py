@@ -18,6 +18,7 @@ from fairlane.clock import SECOND, Instant
 from fairlane.job import State
 from fairlane.policy.keys import Keys, lane_id, select
 from fairlane.policy.overrides import Override, PauseGate
+from fairlane.policy.partitions import whole_of
 from fairlane.policy.policy import Policy
 from fairlane.policy.reasons import Reason, Why
 from fairlane.scheduler.board import FIRST_GUESS, Gate
@@ -258,7 +259,7 @@ def _told(facts: Facts, holds: list[Hold], earliest: Instant | None, estimate: I
 def _outside(facts: Facts, tasks: Collection[str] | None) -> list[Hold]:
     subject, holds = facts.subject, []
     if not facts.has_worker:
-        words = f"no worker serves the queue; start one: fairlane worker module:app --queues {subject.queue}"
+        words = f"no worker serves the queue; start one: fairlane worker module:app --queues {whole_of(subject.queue)}"
         holds.append(Hold(Reason.NO_WORKER, words))
     if tasks is not None and subject.task is not None and subject.task not in tasks:
         words = f"no task of the app is named {subject.task!r}; deploy it, or cancel the job"
