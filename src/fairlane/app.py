@@ -29,6 +29,7 @@ from fairlane.declaring import (
     name_of,
     names,
     several,
+    width_of,
 )
 from fairlane.errors import (
     BacklogFull,
@@ -45,7 +46,6 @@ from fairlane.operations import Operations
 from fairlane.policy.dividing import divided
 from fairlane.policy.fair import Fair
 from fairlane.policy.gates import Limit
-from fairlane.policy.partitions import checked_width
 from fairlane.policy.policy import Policy
 from fairlane.policy.retry import Backoff
 from fairlane.policy.sharing import check_agreement
@@ -143,7 +143,7 @@ class App:
         limits: Limit | Iterable[Limit] = (),
         keys: Iterable[str] = (),
         priority_step: Duration = "60s",
-        partitions: int = 1,
+        partitions: int | None = None,
         partition_by: str | Iterable[str] = (),
         per_partition: Limit | Iterable[Limit] = (),
     ) -> Queue:
@@ -154,7 +154,8 @@ class App:
         """
         policy = Policy(name, fair, several(limits), names(keys), microseconds(priority_step))
         check_name(name, self.queues)
-        parts = divided(policy, checked_width(partitions), names(partition_by), several(per_partition))
+        by, own = names(partition_by), several(per_partition)
+        parts = divided(policy, width_of(name, partitions, by, own), by, own)
         check_agreement(parts[0], [queue.partitions[0] for queue in self.queues.values()])
         self.queues[name] = Queue(policy, parts, self)
         return self.queues[name]

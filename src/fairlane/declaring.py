@@ -13,7 +13,7 @@ from fairlane.clock import microseconds
 from fairlane.errors import ConfigurationError, InvalidPolicy
 from fairlane.policy.gates import Limit
 from fairlane.policy.keys import BUILT_IN
-from fairlane.policy.partitions import parse_partition
+from fairlane.policy.partitions import checked_width, parse_partition
 from fairlane.policy.policy import Policy
 from fairlane.task import Duration, KeySource, Task
 
@@ -30,6 +30,7 @@ __all__ = [
     "name_of",
     "names",
     "several",
+    "width_of",
 ]
 
 MOST_KEPT = 1_000_000
@@ -55,6 +56,17 @@ def names(given: str | Iterable[str]) -> tuple[str, ...]:
 def several(limits: Limit | Iterable[Limit]) -> tuple[Limit, ...]:
     """One limit or several."""
     return tuple(limits) if isinstance(limits, Iterable) else (limits,)
+
+
+def width_of(queue: str, partitions: object, by: Collection[str], per_partition: Collection[Limit]) -> int:
+    """The number of partitions that a queue is declared with. What is said about them needs one."""
+    for given, value in (("partition_by", by), ("per_partition", per_partition)):
+        if partitions is None and value:
+            raise ConfigurationError(
+                f"queue {queue!r}: {given}={value!r} is about partitions, and it has none; give partitions=… too "
+                "(with partitions=1 it is one queue, which can be divided later), or leave it out"
+            )
+    return 1 if partitions is None else checked_width(partitions)
 
 
 def check_keys(policy: Policy, tasks: Iterable[Task[..., Any]]) -> None:

@@ -70,6 +70,13 @@ class Queue:
 
     def partition_for(self, key: object) -> int:
         """The partition, from 0 on, that a value of `partition_by` belongs to; a tuple where it names several keys."""
+        place = self.partitions[0].partition
+        count = len(key) if isinstance(key, tuple) else 1
+        if place is not None and place.by and count != len(place.by):
+            raise ConfigurationError(
+                f"queue {self.name!r} is partitioned by {', '.join(place.by)}; give partition_for a value for each of "
+                f"these keys, not {key!r}"
+            )
         return partition_for(key, len(self.partitions))
 
     async def claim(self, n: int = 1, *, lease: Duration = "30s", worker: str | None = None) -> list[HeldClaim]:

@@ -22,6 +22,7 @@ from fairlane import (
     Rate,
     partition_for,
 )
+from fairlane.queue import Queue
 from fairlane.task import Task
 from tests.store.by_hand import url_of
 from tests.store.harness import Database, soon
@@ -151,6 +152,26 @@ async def test_a_task_that_is_declared_for_a_partition_is_told_what_to_declare(m
 
     with pytest.raises(InvalidJob, match=r"is a partition; declare the task with queue='email', which finds it by"):
         await resend.enqueue("acme")
+
+
+def test_what_is_said_about_partitions_needs_their_number() -> None:
+    app = App("sqlite://")
+    incomplete: list[dict[str, Any]] = [{"partition_by": "account"}, {"per_partition": Concurrency(5)}]
+    for given in incomplete:
+        with pytest.raises(ConfigurationError, match=r"is about partitions, and it has none; give partitions=… too"):
+            app.queue("email", **given)
+    app.queue("email", partitions=1, partition_by="account", per_partition=Concurrency(5))
+
+
+def test_a_partition_is_found_by_a_value_for_each_key() -> None:
+    app = App("sqlite://")
+    one = app.queue("email", partitions=4, partition_by="account")
+    both = app.queue("calls", partitions=4, partition_by=("account", "region"))
+    assert both.partition_for(("acme", "eu")) == partition_for(("acme", "eu"), 4)
+    wrong: list[tuple[Queue, object]] = [(one, ("acme", "eu")), (both, "acme"), (both, ("acme",))]
+    for queue, key in wrong:
+        with pytest.raises(ConfigurationError, match="give partition_for a value for each of these keys"):
+            queue.partition_for(key)
 
 
 async def test_a_queue_that_is_not_divided_has_no_other_partition(
