@@ -75,6 +75,7 @@ def test_a_queue_is_divided_and_made_whole_again(run: Run, shop: Path) -> None:
     assert queues(run).total() == 20
     assert told(run, "partition", "email", "--to", "1", "--yes")["after"] == 1
     assert queues(run) == {"email": 20}
+    assert run("policy", "diff", "partition_shop:app").exit_code == 0, "it is what it was"
     assert {each["action"] for each in told(run, "audit")["entries"]} == {"partition"}
 
 

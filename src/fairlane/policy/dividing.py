@@ -27,9 +27,14 @@ def divided(policy: Policy, width: int, by: By = (), per_partition: Iterable[Lim
     """The policies of the partitions of a queue. A queue of one partition is a plain one."""
     own = tuple(per_partition)
     if width == 1:
-        keys = policy.keys or (tuple(sorted({*policy.stamped_keys, *by})) if by else ())
-        if left_out := sorted(set(by) - set(keys)):
-            raise InvalidPolicy(f"queue {policy.queue!r}: keys={keys!r} leaves out {left_out[0]!r}, its partition_by")
+        keys = policy.keys
+        if left_out := sorted(set(by) - set(policy.stamped_keys)):
+            if keys:
+                raise InvalidPolicy(
+                    f"queue {policy.queue!r}: keys={keys!r} leaves out {left_out[0]!r}, its partition_by"
+                )
+            # Its jobs carry them all the same: it can be divided while they wait.
+            keys = tuple(sorted({*policy.stamped_keys, *by}))
         return (replace(policy, limits=(*policy.limits, *own), keys=keys),)
     first = partitioned(policy, Partition(of=policy.queue, index=0, width=width, by=by), own)
     return tuple(sibling(first, index) for index in range(width))

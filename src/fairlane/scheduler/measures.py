@@ -161,6 +161,8 @@ def describe(policy: Policy) -> str:
     """A policy as one would write it in Python."""
     parts = [repr(policy.fair)] if policy.fair else []
     parts += map(repr, policy.limits)
+    if policy.keys:
+        parts.append(f"keys={policy.keys!r}")
     if policy.partition is not None and policy.partition.width > 1:
         by = f", partition_by={policy.partition.by!r}" if policy.partition.by else ""
         parts.append(f"partitions={policy.partition.width}{by}")
