@@ -162,8 +162,8 @@ class Scheduling:
 
     async def next_due(self, loaded: Loaded, plan: Plan) -> Instant | None:
         """When something opens by itself, once the plan is written."""
-        # Who found nothing waits for leases to end as well. And the gate that was to be looked at first may be among those
-        # that were.
+        # Who found nothing waits for leases to end as well. And the gate that was to be looked at first may be among
+        # those that were.
         has_alarms = loaded.gate_due is not None or any(gate.wake_at is not None for gate in plan.gates)
         if not plan.starts or (plan.gates and has_alarms):
             due: Instant | None = await self.connection.fetchval(
