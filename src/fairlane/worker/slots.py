@@ -71,7 +71,7 @@ class ShareSlots:
     @property
     def is_idle(self) -> bool:
         """None of its partitions had anything for us when we last asked. One that is being asked is not idle."""
-        return all([queue.is_idle for queue in self.queues])
+        return all(queue.is_idle for queue in self.queues)
 
     @property
     def hungry(self) -> int:
