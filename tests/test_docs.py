@@ -39,6 +39,7 @@ import pytest
 from click.testing import CliRunner
 
 import fairlane
+from bench import comparison
 from fairlane import App, FairlaneError, WorkerOptions
 from fairlane.cli.program import program
 from fairlane.clock import microseconds
@@ -126,6 +127,11 @@ def check_command(words: list[str]) -> None:
                 raise AssertionError(f"{shlex.join(words)}: {error.format_message()}") from None
         case ["make", target]:
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), f"make {target}"
+        case [".venv/bin/python", "-m", "bench", *rest]:
+            try:
+                comparison.main([*rest, "--list"])
+            except SystemExit as error:
+                raise AssertionError(f"{shlex.join(words)}: the benchmark refuses it") from error
         case [name, *_]:
             assert name in FOREIGN | {"python"}, f"{shlex.join(words)!r} is checked by nobody"
 
