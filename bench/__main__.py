@@ -1,23 +1,30 @@
-"""`python -m bench [history|pruning|shared|stream] …`; without a name, the comparison that `make bench` runs."""
+"""`python -m bench [history|horizon|pruning|shared|stream] …`; without a name, what `make bench` runs."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
 
-from bench import comparison, history, pruning, shared, stream
+from bench import comparison, history, horizon, pruning, shared, stream
 
-BENCHES: dict[str, Callable[[Sequence[str]], int]] = {
-    "history": history.main,
-    "pruning": pruning.main,
-    "shared": shared.main,
-    "stream": stream.main,
+BENCHES: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
+    "history": ("claims and enqueues beside ten million finished jobs", history.main),
+    "horizon": ("claims while somebody keeps the vacuum horizon where it is", horizon.main),
+    "pruning": ("whether upkeep keeps up with ten thousand finishes a second", pruning.main),
+    "shared": ("a limit that two queues share", shared.main),
+    "stream": ("a million jobs in one streamed call", stream.main),
 }
 
 
 def main(arguments: Sequence[str]) -> int:
-    name = arguments[0] if arguments and arguments[0] in BENCHES else None
-    return BENCHES[name](arguments[1:]) if name else comparison.main(arguments)
+    if arguments and arguments[0] in BENCHES:
+        return BENCHES[arguments[0]][1](arguments[1:])
+    return comparison.main(arguments, epilog=_others())
+
+
+def _others() -> str:
+    lines = [f"  python -m bench {name:8} {what}" for name, (what, _) in BENCHES.items()]
+    return "\n".join(["other benchmarks, each with its own --help:", *lines])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`python -m bench.horizon`: what a claim costs while somebody keeps the vacuum horizon where it is.
+"""`python -m bench horizon`: what a claim costs while somebody keeps the vacuum horizon where it is.
 
 A report that reads in one snapshot, or a transaction that wrote and does not end, keeps every dead version of every
 row. Claims, settlements and enqueues go on at full speed; each kind of queue runs free and pinned, each in a fresh
@@ -129,7 +129,7 @@ def _cpu(store: PostgresStore) -> float:
 
 def main(arguments: Sequence[str]) -> int:
     """Run each kind of queue free and pinned; the exit status says whether all bars are met."""
-    parser = argparse.ArgumentParser(prog="python -m bench.horizon", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench horizon", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--only", choices=QUEUES)
     parser.add_argument("--pin", choices=BARS)

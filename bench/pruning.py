@@ -194,6 +194,7 @@ KEPT = {
     "kept for 1 s": {"BENCH_RETENTION": "1s"},
     "100,000 kept": {"BENCH_RETENTION": "24h", "BENCH_KEEP": "100000"},
 }
+RUNS = {f"{store}, {kept}": (store, settings) for store, (kept, settings) in product(COUNTS, KEPT.items())}
 COLUMNS = ("run", "finished/s", "pruned/s", "most to prune, by halves", "ms from enqueue to start, median / 99 %")
 
 
@@ -201,8 +202,7 @@ def measure(rate: int, seconds: float, only: str, say: Say) -> list[Run]:
     """All runs, each on a database of its own."""
     runs = []
     with ThrowawayPostgres() as server, tempfile.TemporaryDirectory(prefix="fairlane-bench-") as folder:
-        for number, (store, (kept, settings)) in enumerate(product(COUNTS, KEPT.items())):
-            name = f"{store}, {kept}"
+        for number, (name, (store, settings)) in enumerate(RUNS.items()):
             if only not in name:
                 continue
             if store == "SQLite":
@@ -221,6 +221,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--only", default="", help="run the works whose name contains this")
     parser.add_argument("--no-save", action="store_true", help="do not append to bench/RESULTS.md")
     options = parser.parse_args(arguments)
+    if not any(options.only in name for name in RUNS):
+        parser.error(f"no work's name contains {options.only!r}; the works are: {'; '.join(RUNS)}")
     console = Console()
     runs = measure(options.rate, options.seconds, options.only, console.print)
     table = Table(*COLUMNS, "bar")

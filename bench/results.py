@@ -19,6 +19,7 @@ def append_results(what: str, lines: Iterable[str]) -> None:
     if not RESULTS.exists():
         RESULTS.write_text(
             "# Results\n\nAppended by `make bench`; absolute figures mean little, ratios are what counts.\n"
+            "The newest run is the last one. Older runs were judged by the bars of their time.\n"
         )
     machine = f"{os.cpu_count()} × {_processor()}, Python {platform.python_version()}"
     heading = f"\n## {commit()}: {machine}{', ' if what else ''}{what}\n"

@@ -82,7 +82,9 @@ async def _round_trip(url: str) -> float:
 
 
 def name_of(processes: int, partitions: int, *, is_far: bool = False) -> str:
-    return f"{processes} processes × {partitions} partitions{', 1 ms away' if is_far else ''}"
+    crew = "1 process" if processes == 1 else f"{processes} processes"
+    queue = "1 partition" if partitions == 1 else f"{partitions} partitions"
+    return f"{crew} × {queue}{', 1 ms away' if is_far else ''}"
 
 
 def works() -> list[Work]:

@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -241,6 +241,33 @@ async def test_a_bulk_of_another_task_is_refused(app: App) -> None:
 
     with pytest.raises(InvalidJob, match=r"Call\(yours\(\)\) is no call of task 'mine'"):
         await mine.enqueue_many([yours.call()])
+
+
+async def test_a_bulk_that_is_no_plain_iterable_of_calls_is_refused_on_every_way_in(app: App) -> None:
+    @app.task
+    async def work() -> None: ...
+
+    async def coming() -> AsyncIterator[Call[None]]:
+        yield work.call()
+
+    async def stream(calls: Any) -> None:
+        async for _ in app.enqueue_stream(calls):
+            pass
+
+    ways: list[tuple[str, Callable[[Any], Awaitable[object]]]] = [
+        ("enqueue_many", app.enqueue_many),
+        ("enqueue_many", work.enqueue_many),
+        ("enqueue_many", work.using(priority=1).enqueue_many),
+        ("enqueue_stream", stream),
+    ]
+    for taker, enqueue in ways:
+        with pytest.raises(InvalidJob, match=f"{taker} takes calls from a plain iterable.* async_generator; collect"):
+            await enqueue(coming())
+        with pytest.raises(InvalidJob, match=f"{taker} takes calls from a plain iterable.* type Call; give a list"):
+            await enqueue(work.call())
+        with pytest.raises(InvalidJob, match=r"takes calls, not a str; write task\.call"):
+            await enqueue(["acme"])
+    assert (await (await app.opened()).counts("default")).bells == 0
 
 
 # Transactions.

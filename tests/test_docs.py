@@ -39,6 +39,7 @@ import pytest
 from click.testing import CliRunner
 
 import fairlane
+from bench import comparison
 from fairlane import App, FairlaneError, WorkerOptions
 from fairlane.cli.program import program
 from fairlane.clock import microseconds
@@ -126,6 +127,11 @@ def check_command(words: list[str]) -> None:
                 raise AssertionError(f"{shlex.join(words)}: {error.format_message()}") from None
         case ["make", target]:
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), f"make {target}"
+        case [".venv/bin/python", "-m", "bench", *rest]:
+            try:
+                comparison.main([*rest, "--list"])
+            except SystemExit as error:
+                raise AssertionError(f"{shlex.join(words)}: the benchmark refuses it") from error
         case [name, *_]:
             assert name in FOREIGN | {"python"}, f"{shlex.join(words)!r} is checked by nobody"
 
@@ -313,10 +319,10 @@ def test_every_internal_link_leads_somewhere(page: Path) -> None:
     assert dead == []
 
 
-def test_the_index_names_every_page() -> None:
-    index = (DOCS / "README.md").read_text()
+def test_the_index_lists_every_page_once() -> None:
+    listed = re.findall(r"^- \[.+?\]\((.+?)\)", (DOCS / "README.md").read_text(), re.MULTILINE)
     pages = [str(page.relative_to(DOCS)) for page in PAGES if page.is_relative_to(DOCS) and page.name != "README.md"]
-    assert [page for page in pages if f"({page})" not in index] == []
+    assert sorted(listed) == sorted(pages)
 
 
 # The reference against the code.

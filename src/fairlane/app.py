@@ -66,6 +66,8 @@ from fairlane.task import (
     Task,
     TaskOptions,
     as_unique,
+    not_a_call,
+    one_by_one,
 )
 from fairlane.values import Values
 from fairlane.worker.options import WorkerOptions
@@ -339,14 +341,14 @@ class App:
         Each has the outcome that it would have alone: a call whose unique key is held is a duplicate, or refused, and
         the others are stored all the same. `progress` is told how many have been stored, and how many there are.
         """
-        return await self._store_calls(list(calls), tx, progress)
+        return await self._store_calls(list(one_by_one(calls, "enqueue_many")), tx, progress)
 
     async def _store_calls(
         self, listed: list[Call[R]], tx: Any, progress: Progress | None = None, *, pace: bool = False
     ) -> Enqueued[R]:
         for call in listed:
             if not isinstance(call, Call):
-                raise InvalidJob(f"enqueue_many takes calls, not a {type(call).__name__}; write task.call(…) for each")
+                raise not_a_call(call)
             if call.options.tx is not None and call.options.tx is not tx:
                 raise InvalidJob(f"{call!r} names a transaction of its own; give tx= to enqueue_many, for all of them")
         connection = await self._connected()
@@ -373,7 +375,7 @@ class App:
             )
         if batch < 1:
             raise ConfigurationError(f"enqueue_stream: batch={batch} is not a number of jobs of at least 1")
-        coming = iter(calls)
+        coming = one_by_one(calls, "enqueue_stream")
         while listed := list(islice(coming, batch)):
             yield await self._store_calls(listed, tx, pace=pace)
 

@@ -37,6 +37,8 @@ __all__ = [
     "Task",
     "TaskOptions",
     "as_unique",
+    "not_a_call",
+    "one_by_one",
 ]
 
 P = ParamSpec("P")
@@ -192,6 +194,23 @@ class Call(msgspec.Struct, Generic[R], eq=False, gc=False):
         return f"Call({self.task.name}({', '.join(given)}))"
 
 
+def one_by_one(calls: Iterable[Call[R]], taker: str) -> Iterator[Call[R]]:
+    """The calls of a bulk; what a plain `for` cannot take, an async generator above all, is refused by name."""
+    try:
+        return iter(calls)
+    except TypeError as error:
+        remedy = "give a list of calls, or a generator"
+        if hasattr(calls, "__aiter__"):
+            remedy = "collect its calls into a list, all or a batch at a time, and give that to enqueue_many"
+        raise InvalidJob(
+            f"{taker} takes calls from a plain iterable, not from a value of type {type(calls).__name__}; {remedy}"
+        ) from error
+
+
+def not_a_call(given: object) -> InvalidJob:
+    return InvalidJob(f"enqueue_many takes calls, not a {type(given).__name__}; write task.call(…) for each")
+
+
 class Producer(Protocol):
     """What a task asks of the app that it belongs to."""
 
@@ -230,8 +249,10 @@ class BoundTask(Generic[P, R]):
 
     async def enqueue_many(self, calls: Iterable[Call[R]], progress: Progress | None = None) -> Enqueued[R]:
         """Store these calls of this task, all or none. What a call does not choose is as chosen with `using`."""
-        listed = list(calls)
+        listed = list(one_by_one(calls, "enqueue_many"))
         for call in listed:
+            if not isinstance(call, Call):
+                raise not_a_call(call)
             if call.task is not self._task:
                 raise InvalidJob(f"{call!r} is no call of task {self._task.name!r}; use app.enqueue_many for a mixture")
         if self._options is not DEFAULTS:

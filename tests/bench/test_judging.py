@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from bench import __main__ as program
+from bench import pruning
 from bench.bars import BARS
-from bench.comparison import all_works, chosen
+from bench.comparison import all_works, chosen, listed, unmatched
 from bench.judging import NOISE, Bar, Figure, Run, Series, Verdict, is_noisy, judge, quietest
 from bench.pictures import draw
 from bench.running import Bench, Work, run_all, side_by_side
@@ -140,3 +143,42 @@ def test_a_whole_name_chooses_one_work_and_a_part_of_it_many() -> None:
     assert [work.name for work in chosen(works, ["dra"], is_full=False)] == ["drain", "fair drain"]
     assert chosen(works, [], is_full=False) == []
     assert len(chosen(works, [], is_full=True)) == 3
+
+
+@pytest.mark.parametrize(
+    ("bench", "known"), [(program.main, "fair drain, 1,000 keys"), (pruning.main, "SQLite, kept for 1 s")]
+)
+def test_a_name_that_no_work_has_is_refused_with_those_there_are(
+    bench: Callable[[list[str]], int], known: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        bench(["--only", "nosuch"])
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert "'nosuch'" in told
+    assert known in told
+
+
+def test_one_name_of_several_that_chooses_nothing_is_told() -> None:
+    assert unmatched(all_works(), ["fair drain", "nosuch", "whale"]) == ["nosuch"]
+
+
+def test_the_help_names_the_other_benchmarks(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        program.main(["--help"])
+    told = capsys.readouterr().out
+    for name in ("history", "horizon", "pruning", "shared", "stream"):
+        assert f"python -m bench {name} " in told
+
+
+def test_the_list_marks_what_a_short_run_leaves_out() -> None:
+    lines = listed(all_works(), [])
+    assert any(line.startswith("drain: ") for line in lines)
+    assert any(line.startswith("memory of a worker (--full): ") for line in lines)
+    assert "bar (--full): memory of a worker, MiB ≤ 150" in lines
+    assert "bar: whale: last small / total ≤ 0.25" in lines
+
+
+def test_the_list_of_some_works_has_only_their_bars() -> None:
+    lines = listed(all_works(), ["SQLite, four processes"])
+    assert [line.partition(":")[0] for line in lines] == ["SQLite, four processes", "bar", "bar"]

@@ -110,6 +110,34 @@ def test_nobody_is_asked_in_a_script(run: Run) -> None:
     assert set(queues(run)) == {"email"}
 
 
+def test_an_interrupted_change_says_how_to_go_on_and_goes_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fairlane.store.sqlite.store.SqliteStore.rehome", interrupt)
+        stopped = run("partition", "email", "--to", "4", "--by", "account", "--yes")
+    assert stopped.exit_code == 1
+    assert "keys that move stand still until the same command is run again" in stopped.output
+    assert "it is on its way from 1 to 4 partitions" in run("doctor").output
+    assert run("partition", "email", "--to", "4", "--by", "account", "--yes").exit_code == 0
+    assert "on its way" not in run("doctor").output
+
+
+def test_one_is_not_told_as_many(shop: Path) -> None:
+    def invoke(*arguments: str) -> str:
+        return CliRunner().invoke(program, arguments).output
+
+    # Of two partitions this account is in the second, so that it moves both times.
+    invoke("enqueue", "partition_shop:app", "partition_shop.send", "--args", '["acme"]')
+    assert "email: 1 → 2 partitions, 1 job moved" in invoke(
+        "partition", "email", "--to", "2", "--by", "account", "--yes"
+    )
+    planned = invoke("partition", "email", "--to", "1", "--dry-run")
+    assert "2 → 1 partition by account; 1 waiting job of keys that move goes to another partition." in planned
+    assert "email: 2 → 1 partition, 1 job moved" in invoke("partition", "email", "--to", "1", "--yes")
+
+
 def test_what_is_so_already_is_said(run: Run) -> None:
     assert "nothing to change" in run("partition", "email", "--to", "1", "--yes").output
 

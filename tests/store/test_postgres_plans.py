@@ -46,7 +46,6 @@ INDEXES = {
         "jobs_due",
         "lanes_newest",
         "lanes_ready",
-        "leases_by_end",
         "queue_states_newest",
         "queues_pkey",
         "releases_in_order",

@@ -361,6 +361,7 @@ async def test_what_waits_in_the_place_of_those_that_have_started_is_given_back_
         clock.advance("600ms")
         release[0].set()
         await started[1].wait()
+        worker._execution.mean_run = 1.0
         worker._slots.ahead = 1
         late = await work.enqueue(2)
         await until(lambda: worker.health().waiting == 1)

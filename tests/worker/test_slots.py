@@ -102,3 +102,29 @@ def test_a_closed_worker_asks_for_nothing_but_passes_wakeups_on() -> None:
     slots.queues["b"].owes_wakeup = True
     assert slots.next_to_ask() is slots.queues["b"]
     assert slots.portion(slots.queues["b"]) == 0
+
+
+def test_a_queue_that_was_idle_earns_no_credit_while_another_is_being_asked() -> None:
+    slots = slots_of("a,b", 10)
+    busy, idle = slots.queues["a"], slots.queues["b"]
+    slots.note_idle(idle)
+    idle.is_hungry = False
+    fill(slots, 1_000)
+    busy.is_hungry = False  # as while a claim is in flight
+    slots.feed(idle)
+    busy.is_hungry = True
+    got = fill(slots, 100)
+    assert abs(got["a"] - got["b"]) <= 10
+
+
+def test_jobs_are_held_ahead_of_the_slots_only_where_nothing_else_waits_for_them() -> None:
+    alone, among = slots_of("a", 10), slots_of("a,b:4-", 10, "strict")
+    for slots in (alone, among):
+        slots.ahead = 5
+        slots.queues["a"].is_limited = False
+    assert alone.room(alone.queues["a"]) == 15
+    assert among.room(among.queues["a"]) == 6
+    alone.queues["a"].is_limited = True
+    assert alone.room(alone.queues["a"]) == 10
+    alone.prefetches = True
+    assert alone.room(alone.queues["a"]) == 15

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,7 +20,22 @@ if TYPE_CHECKING:
 __all__ = ["partition"]
 
 
+@contextmanager
+def _resumable() -> Iterator[None]:
+    """Ctrl-C says what it leaves behind, and how to go on: what stands still is seen by nobody else at once."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if click.get_current_context().params["dry_run"]:
+            raise
+        raise click.ClickException(
+            "interrupted; if the change had begun, keys that move stand still until the same command is run again "
+            "(`fairlane doctor` says whether it had)"
+        ) from None
+
+
 @click.command()
+@_resumable()
 @click.argument("queue")
 @click.option("--to", "to", type=click.IntRange(1), required=True, help="How many partitions it is to have.")
 @click.option("--by", "by", multiple=True, help="The key that says where jobs belong, if it has had one partition.")
@@ -88,19 +105,24 @@ def _declared(app: App, queue: str, to: int) -> tuple[str, ...] | None:
 def _confirmed(plan: PartitionPlan) -> bool:
     if not sys.stdin.isatty():
         raise ConfigurationError(
-            f"queue {plan.queue!r} would go from {plan.before} to {plan.after} partitions and there is nobody to ask; "
-            "give --yes, or --dry-run to see what moves"
+            f"queue {plan.queue!r} would go from {plan.before} to {_counted(plan.after, 'partition')} and there is "
+            "nobody to ask; give --yes, or --dry-run to see what moves"
         )
     return click.confirm(f"{_said(plan)} Go on?", err=True)
 
 
 def _said(plan: PartitionPlan) -> str:
-    running = f", once {plan.running:,} that run have ended" if plan.running else ""
+    running = f"{plan.running:,} that {'runs has' if plan.running == 1 else 'run have'} ended"
     by = f" by {', '.join(plan.by)}" if plan.by else ""
     return (
-        f"{plan.queue}: {plan.before} → {plan.after} partitions{by}; {plan.waiting:,} waiting jobs of keys that move "
-        f"go to another partition{running}."
+        f"{plan.queue}: {plan.before} → {_counted(plan.after, 'partition')}{by}; "
+        f"{_counted(plan.waiting, 'waiting job')} of keys that move {'goes' if plan.waiting == 1 else 'go'} to another "
+        f"partition{f', once {running}' if plan.running else ''}."
     )
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _tell(done: Repartitioned) -> None:
@@ -110,7 +132,8 @@ def _tell(done: Repartitioned) -> None:
     elif done.is_dry_run:
         click.echo(_said(plan))
     else:
-        click.echo(f"{plan.queue}: {plan.before} → {plan.after} partitions, {done.moved:,} jobs moved")
+        partitions, jobs = _counted(plan.after, "partition"), _counted(done.moved, "job")
+        click.echo(f"{plan.queue}: {plan.before} → {partitions}, {jobs} moved")
         click.echo(
             f"deploy the program with partitions={plan.after}: those that declare another number are refused now"
         )

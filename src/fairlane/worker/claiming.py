@@ -58,7 +58,7 @@ class Claiming:
         self._lease = lease
         self._poll = microseconds(poll)
         self._prefetch = min(AHEAD_AT_MOST, TURNS_AHEAD * slots.concurrency) if prefetch is None else prefetch
-        slots.holds_limited_ahead = prefetch is not None
+        slots.prefetches = prefetch is not None
         self._alarm = Alarm(clock, self._on_time)
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()

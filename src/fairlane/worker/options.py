@@ -64,8 +64,8 @@ class WorkerOptions:
     prefetch: int | None = None
     """The most jobs to claim ahead of free slots: as many as end while a claim takes place; none if jobs are long.
 
-    Unless it is given, as many as there are slots, and none of a queue that has limits: there a job that waits in a
-    worker would hold slots and tokens.
+    Unless it is given, up to 1,000, and none of a queue that has limits (a job that waits in a worker would hold slots
+    and tokens) nor where several queues are served (it would take the slots of another).
     """
     lease: Duration = timedelta(seconds=30)
     """For how long a claim is held without a sign of life; renewed every third of it."""

@@ -69,6 +69,11 @@ class ShareSlots:
         return sum([queue.used for queue in self.queues])
 
     @property
+    def is_idle(self) -> bool:
+        """None of its partitions had anything for us when we last asked. One that is being asked is not idle."""
+        return all(queue.is_idle for queue in self.queues)
+
+    @property
     def hungry(self) -> int:
         """How many of its partitions may have work."""
         return sum([queue.is_hungry for queue in self.queues])
@@ -94,8 +99,8 @@ class Slots:
         self.concurrency = concurrency
         self.ahead = 0
         """Jobs that may be held beyond the slots, because they will have their turn before the next claim is back."""
-        self.holds_limited_ahead = False
-        """Also those of queues that have limits."""
+        self.prefetches = False
+        """It was told to hold jobs ahead, of whatever queue."""
         self.is_closed = False
 
     @property
@@ -121,7 +126,9 @@ class Slots:
         if self.is_closed:
             return 0
         own = queue.whole
-        ahead = self.ahead if self.holds_limited_ahead or not queue.is_limited else 0
+        # Among several, what one holds ahead would take the slots that are another's turn, or kept for it.
+        is_free = len(self._shares) == 1 and not queue.is_limited
+        ahead = self.ahead if is_free or self.prefetches else 0
         free = min(self.concurrency + ahead - self.used, MOST_UNSETTLED - self._unsettled())
         for other in self._reserving:
             if other is not own and other.used < other.share.min_slots:
@@ -167,9 +174,11 @@ class Slots:
     def feed(self, queue: QueueSlots) -> None:
         """There may be work again. A queue that was idle earns no credit by it."""
         whole = queue.whole
-        was_idle = all(each.is_idle for each in whole.queues)
+        was_idle = whole.is_idle
         queue.is_hungry = True
         queue.is_idle = False
         if was_idle:
-            lowest = min([other.served for other in self._shares if other.hungry and other is not whole], default=0.0)
+            lowest = min(
+                [other.served for other in self._shares if other is not whole and not other.is_idle], default=0.0
+            )
             whole.served = max(whole.served, lowest)

@@ -154,8 +154,7 @@ select 'q' as kind, place, null::bytea as id, null::bytea as kin, null::bytea as
             from fairlane.jobs j
             where j.queue_id = $1 and j.due_at is not null and j.due_at > queue.now
         ),
-        (select o.overrides_end_at from fairlane.queues o where o.id = $1 and o.overrides_end_at > queue.now),
-        (select min(l.expires_at) from fairlane.leases l where l.expires_at > queue.now)
+        (select o.overrides_end_at from fairlane.queues o where o.id = $1 and o.overrides_end_at > queue.now)
     ) as lane_rank,
     null::integer as lane_standing, null::bytea[] as lanes, null::bigint[] as counts, null::double precision[] as charges
 from queue

@@ -77,7 +77,7 @@ class Loaded(msgspec.Struct, frozen=True):
     gate_due: Instant | None
     """When the next gate is to be looked at, before this claim."""
     due: Instant | None
-    """When something else opens by itself: a scheduled job, an override's end, a lease's end."""
+    """When something else opens by itself: a scheduled job, an override's end."""
 
 
 class Raced(Exception):
@@ -162,8 +162,10 @@ class Scheduling:
 
     async def next_due(self, loaded: Loaded, plan: Plan) -> Instant | None:
         """When something opens by itself, once the plan is written."""
-        if plan.gates and (loaded.gate_due is not None or any(gate.wake_at is not None for gate in plan.gates)):
-            # The gate that was to be looked at first may be among those that were.
+        # Who found nothing waits for leases to end as well. And the gate that was to be looked at first may be among
+        # those that were.
+        has_alarms = loaded.gate_due is not None or any(gate.wake_at is not None for gate in plan.gates)
+        if not plan.starts or (plan.gates and has_alarms):
             due: Instant | None = await self.connection.fetchval(
                 STATEMENTS["next_due"], self.queue.id, loaded.snapshot.now
             )
