@@ -25,7 +25,7 @@ from fairlane import (
     Rate,
     Task,
 )
-from fairlane.cli.enqueue import enqueue as enqueue_command
+from fairlane.cli.program import program
 
 SEEN: list[Mapping[str, Any]] = []
 
@@ -225,9 +225,10 @@ async def deliver(account: str) -> None: ...
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    call = ["numbered_shop:app", "deliver", "--args", '["acme"]']
-    stored = CliRunner().invoke(enqueue_command, [*call, "--context", '{"slots": 3}', "--json"])
+    call = ["enqueue", "numbered_shop:app", "deliver", "--args", '["acme"]']
+    stored = CliRunner().invoke(program, [*call, "--context", '{"slots": 3}', "--json"])
     assert stored.exit_code == 0, stored.output
     assert json.loads(stored.output)["task"] == "numbered_shop.deliver"
-    refused = CliRunner().invoke(enqueue_command, call)
-    assert isinstance(refused.exception, InvalidJob)
+    refused = CliRunner().invoke(program, call)
+    assert refused.exit_code == 1
+    assert "slots" in refused.output
