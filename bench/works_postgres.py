@@ -20,6 +20,7 @@ from bench.workload import ACCOUNTS, EACH, ENDPOINTS, GATED, HOT, SMALL
 
 __all__ = [
     "CONCURRENCY",
+    "GATED_CONCURRENCY",
     "IDLE_CPU",
     "IDLE_QUERIES",
     "LAST_SMALL",
@@ -36,8 +37,10 @@ __all__ = [
     "works",
 ]
 
-CONCURRENCY = 1_000
+CONCURRENCY = 500
 """`--concurrency` of the drains: also the batch that is pgqueuer's best."""
+GATED_CONCURRENCY = 1_000
+"""Where a queue has limits nothing is claimed ahead of the slots: so many give claims as large as those of the others."""
 NAPPING_SLOTS = 256
 WHALE_SLOTS = 20
 WHALE_JOBS = HOT + SMALL * EACH
@@ -143,7 +146,7 @@ def gated_drain(bench: Bench) -> Run:
     def check(url: str, jobs: int, crew: Crew) -> dict[str, float]:
         return {VIOLATIONS: float(gate_violations(crew, jobs, asyncio.run(_rows(url, HELD))))}
 
-    return run_drain(bench, Drain(work="gated"), check)
+    return run_drain(bench, Drain(work="gated", concurrency=GATED_CONCURRENCY), check)
 
 
 def gate_violations(crew: Crew, jobs: int, held: Iterable[tuple[str, int, int]]) -> int:

@@ -14,7 +14,7 @@ from bench.judging import Run
 from bench.ledger import ran_otherwise, shares
 from bench.measuring import CLIENT, JOBS_PER_SECOND, Load
 from bench.running import Bench, Work
-from bench.works_postgres import CONCURRENCY, VIOLATIONS, gate_violations
+from bench.works_postgres import CONCURRENCY, GATED_CONCURRENCY, VIOLATIONS, gate_violations
 
 __all__ = ["LEAST_SHARE", "LONGEST_WAIT", "works"]
 
@@ -60,7 +60,8 @@ def drain(
         migrate(url)
         produce(url, "fill", work, jobs)
         load = Load.now()
-        with Crew.at_work(url, queue or work, processes, CONCURRENCY) as crew:
+        concurrency = GATED_CONCURRENCY if work == "gated" else CONCURRENCY
+        with Crew.at_work(url, queue or work, processes, concurrency) as crew:
             _wait(path, crew)
             foreign = load.foreign_until_now()
             crew.read_processors()
@@ -71,7 +72,7 @@ def drain(
         return Run(
             figures=figures | extra(path, jobs, crew),
             foreign_load=foreign,
-            configuration=f"{jobs:,} jobs, {processes} × `fairlane worker --concurrency {CONCURRENCY}`",
+            configuration=f"{jobs:,} jobs, {processes} × `fairlane worker --concurrency {concurrency}`",
         )
 
     return run
