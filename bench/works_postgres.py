@@ -40,7 +40,7 @@ __all__ = [
 CONCURRENCY = 500
 """`--concurrency` of the drains: also the batch that is pgqueuer's best."""
 GATED_CONCURRENCY = 1_000
-"""Where a queue has limits nothing is claimed ahead of the slots: so many give claims as large as those of the others."""
+"""Where a queue has limits nothing is claimed ahead: so many slots give claims as large as those of the others."""
 NAPPING_SLOTS = 256
 WHALE_SLOTS = 20
 WHALE_JOBS = HOT + SMALL * EACH
