@@ -8,7 +8,7 @@ from fairlane.clock import Instant
 from fairlane.policy.by import By
 from fairlane.policy.reasons import Why
 
-__all__ = ["Ending", "GateState", "Limit"]
+__all__ = ["CountsNothing", "Ending", "GateState", "Limit"]
 
 
 class GateState(Protocol):
@@ -131,3 +131,24 @@ class Limit(Protocol):
         ...
 
     def to_document(self) -> dict[str, Any]: ...
+
+
+class CountsNothing:
+    """What limits have in common that are only shut or open: starts and ends leave their gates as they are."""
+
+    __slots__ = ()
+
+    counts_in_flight = False
+    name = None
+
+    def take(self, gate: GateState, now: Instant, count: int) -> None: ...
+
+    def postpone(self, gate: GateState, before: Instant, now: Instant, lag: int) -> None: ...
+
+    def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
+        return False
+
+    def opens_again_at(self, gate: GateState) -> Instant | None:
+        return None
+
+    def carry_over(self, gate: GateState, now: Instant) -> None: ...

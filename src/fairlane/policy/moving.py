@@ -11,7 +11,7 @@ from typing import Any
 from fairlane.clock import Instant
 from fairlane.errors import InvalidOverride
 from fairlane.policy.by import By
-from fairlane.policy.gates import Ending, GateState, Limit
+from fairlane.policy.gates import CountsNothing, GateState, Limit
 from fairlane.policy.reasons import Reason, Why
 
 __all__ = ["MOVING", "MovingGate"]
@@ -20,14 +20,12 @@ MOVING = "moving:"
 """The name of its gates; no other limit has it."""
 
 
-class MovingGate:
+class MovingGate(CountsNothing):
     """A gate without room. It counts nothing."""
 
     __slots__ = ()
 
     by: By = ()
-    counts_in_flight = False
-    name = None
     identity = MOVING
 
     def __repr__(self) -> str:
@@ -35,18 +33,6 @@ class MovingGate:
 
     def room_at(self, gate: GateState, now: Instant) -> int:
         return 0
-
-    def take(self, gate: GateState, now: Instant, count: int) -> None: ...
-
-    def postpone(self, gate: GateState, before: Instant, now: Instant, lag: int) -> None: ...
-
-    def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
-        return False
-
-    def opens_again_at(self, gate: GateState) -> Instant | None:
-        return None
-
-    def carry_over(self, gate: GateState, now: Instant) -> None: ...
 
     def why(self, gate: GateState, now: Instant) -> Why:
         return Why(Reason.MOVING, 0, 0)

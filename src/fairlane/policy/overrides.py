@@ -18,7 +18,7 @@ from fairlane.clock import Instant
 from fairlane.errors import ConfigurationError, InvalidOverride
 from fairlane.policy.by import By
 from fairlane.policy.checking import is_number
-from fairlane.policy.gates import Ending, GateState, Limit
+from fairlane.policy.gates import CountsNothing, Ending, GateState, Limit
 from fairlane.policy.keys import BUILT_IN, gate_id
 from fairlane.policy.reasons import Reason, Why
 
@@ -107,13 +107,10 @@ class Override(msgspec.Struct, frozen=True, kw_only=True):
                 return "every limit is suspended"
 
 
-class PauseGate:
+class PauseGate(CountsNothing):
     """Where paused lanes wait: a gate that is shut, or was and is open again. It counts nothing."""
 
     __slots__ = ("_is_shut", "by")
-
-    counts_in_flight = False
-    name = None
 
     def __init__(self, by: By = (), *, is_shut: bool) -> None:
         self.by = by
@@ -128,18 +125,6 @@ class PauseGate:
 
     def room_at(self, gate: GateState, now: Instant) -> int:
         return 0 if self._is_shut else UNBOUNDED
-
-    def take(self, gate: GateState, now: Instant, count: int) -> None: ...
-
-    def postpone(self, gate: GateState, before: Instant, now: Instant, lag: int) -> None: ...
-
-    def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
-        return False
-
-    def opens_again_at(self, gate: GateState) -> Instant | None:
-        return None
-
-    def carry_over(self, gate: GateState, now: Instant) -> None: ...
 
     def why(self, gate: GateState, now: Instant) -> Why:
         return Why(Reason.PAUSED, 0, 0)
