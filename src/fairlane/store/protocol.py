@@ -415,8 +415,10 @@ class Store(Protocol):
     # Figures, for people who look. Nothing but upkeep writes them, and no claim reads them.
 
     async def tally(self, queue: str, limit: int = 500, rest: int = 0) -> Tallied:
-        """Add up to `limit` tallies of a queue to its figures, unless somebody else is at it, or was so within the last
-        `rest` microseconds; forget what is old."""
+        """Add up to `limit` tallies of a queue to its figures, unless somebody else is at it; forget what is old.
+
+        Nothing is done if somebody was at it within the last `rest` microseconds, and no more than `limit` wait.
+        """
         ...
 
     async def survey(self, queues: Sequence[str]) -> list[QueueFigures]:

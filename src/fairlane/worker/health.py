@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 __all__ = ["Health"]
 
@@ -20,3 +20,5 @@ class Health:
     running: int
     waiting: int
     unsettled: int
+    troubles: Mapping[str, str] = field(default_factory=dict)
+    """What fails now without harm to any job, by name: figures that are not kept, reports that do not get through."""

@@ -39,7 +39,9 @@ class Figures:
     async def tally(self, queue: str, limit: int = 500, rest: int = 0) -> Tallied:
         now = self._clock.now()
         # Looked at first: most of the time there is nothing to do, and no need to wait for whoever writes.
-        if not await self._database.read(lambda tx: tallying.has_to_tally(tx, known_queue(tx, queue), now, rest)):
+        if not await self._database.read(
+            lambda tx: tallying.has_to_tally(tx, known_queue(tx, queue), now, limit, rest)
+        ):
             return Tallied(0, 0, more=False)
         return await self._database.write(
             lambda tx: tallying.tally(tx, known_queue(tx, queue), now, limit, self._pace), durable=False
