@@ -21,7 +21,7 @@ from fairlane.policy.unique import Conflict
 from fairlane.scheduler.explain import Facts
 from fairlane.scheduler.figures import KeyFigures, Minute
 from fairlane.scheduler.settlement import Settlement
-from fairlane.scheduler.snapshot import GateRow, SharedGateRow
+from fairlane.scheduler.snapshot import GateRow, LaneRow, SharedGateRow
 from fairlane.scheduler.strays import WaitingLane
 from fairlane.store.auditing import AuditEntry, Note
 from fairlane.store.figures import KeyPage, KeySort, LanesCounted, QueueFigures, Tallied, WorkerReport, WorkerSeen
@@ -445,6 +445,18 @@ class Store(Protocol):
         self, queues: Sequence[str], places: Sequence[tuple[By, tuple[str | None, ...]]]
     ) -> list[tuple[str, KeyFigures]]:
         """The figures of single keys, wherever they are known."""
+        ...
+
+    async def list_held(self, queues: Sequence[str], limit: int = 20) -> list[tuple[str, KeyFigures]]:
+        """Of all scopes of these queues, the keys behind whose limits and pauses most jobs wait, the most first."""
+        ...
+
+    async def lanes_of(self, queue: str, flow: bytes, limit: int = 50) -> list[LaneRow]:
+        """The lanes of a flow, those that jobs wait in first."""
+        ...
+
+    async def policies(self) -> dict[str, Declared]:
+        """Every queue with its policy in force, by name, in a fixed number of statements."""
         ...
 
     async def scheduled_by_lane(self, queues: Sequence[str]) -> LanesCounted:
