@@ -52,15 +52,9 @@ def _about_workers(workers: Sequence[WorkerView]) -> Iterator[Hint]:
     for each in workers:
         dead = sorted(name for name, state in each.loops.items() if state not in ("running", "ended"))
         if each.is_late:
-            words = (
-                f"worker {each.name} has not been heard of since {each.seen_at:%H:%M:%S} UTC: it died or stands still"
-            )
-            yield Hint(
-                kind=HintKind.FAULT,
-                queue=None,
-                words=words,
-                knob="its jobs run again once their leases end; restart it",
-            )
+            words = f"worker {each.name} was last heard of at {each.seen_at:%H:%M:%S} UTC: it died, or stands still"
+            knob = "its jobs run again once their leases end; restart it"
+            yield Hint(kind=HintKind.FAULT, queue=None, words=words, knob=knob)
         elif dead:
             words = f"worker {each.name}: its loop {dead[0]} died ({each.loops[dead[0]]})"
             yield Hint(kind=HintKind.FAULT, queue=None, words=words, knob="restart it, and look at its log")
@@ -94,11 +88,11 @@ def _about_keys(keys: Iterable[KeyView]) -> Iterator[Hint]:
     for each in keys:
         if not each.held_by or not each.waiting:
             continue
-        who = key_words(each.keys)
+        who, queue = key_words(each.keys), whole_of(each.queue)
         if each.is_paused:
             words = f"{who} is paused: {_jobs(each.waiting)} wait"
-            knob = f"fairlane resume {quote(whole_of(each.queue))} {_key_options(each)}"
-            yield Hint(kind=HintKind.PAUSE, queue=whole_of(each.queue), words=words, knob=knob, keys=each.keys)
+            knob = f"fairlane resume {quote(queue)} {_key_options(each)}"
+            yield Hint(kind=HintKind.PAUSE, queue=queue, words=words, knob=knob, keys=each.keys)
             continue
         gauge = next((gauge for gauge in each.gauges if gauge.limit in each.held_by), None)
         if gauge is None:
@@ -106,10 +100,8 @@ def _about_keys(keys: Iterable[KeyView]) -> Iterator[Hint]:
         words = f"{who} is held by its {_bound_words(gauge)}: {_jobs(each.waiting)} wait"
         if each.drained_in is not None:
             words += f", {lasting(each.drained_in)} to drain"
-        knob = f"fairlane limit set {quote(whole_of(each.queue))} {quote(gauge.limit)} NUMBER {_key_options(each)}"
-        yield Hint(
-            kind=HintKind.LIMIT, queue=whole_of(each.queue), words=words, knob=knob, keys=each.keys, limit=gauge.limit
-        )
+        knob = f"fairlane limit set {quote(queue)} {quote(gauge.limit)} NUMBER {_key_options(each)}"
+        yield Hint(kind=HintKind.LIMIT, queue=queue, words=words, knob=knob, keys=each.keys, limit=gauge.limit)
 
 
 def _bound_words(gauge: GaugeView) -> str:

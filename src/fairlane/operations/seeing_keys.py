@@ -157,7 +157,7 @@ def _by_key(scope: By, lanes: Iterable[LaneTally]) -> dict[Key, int]:
 
 
 async def _newcomers(store: Store, look: _Look, scope: By, search: str, shown: set[Key]) -> list[Found]:
-    """Keys that have no figures yet: all that is known of them are jobs that are scheduled, or that no claim has seen."""
+    """Keys without figures: all that is known of them are jobs that are scheduled, or that no claim has seen."""
     names, wanted = list(look.policies), search.casefold()
     keys = [key for key in {**look.unseen, **look.scheduled} if key not in shown and _matches(key, wanted)]
     known = {figures.key for _, figures in await store.keys_named(names, [(scope, key) for key in keys[:NEWCOMERS]])}

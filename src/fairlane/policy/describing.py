@@ -50,9 +50,8 @@ def _limit(bound: BoundLimit) -> str:
         case AdaptiveConcurrency():
             return f"A cap that learns, from {limit.min:,} to {limit.max:,} at the same time {where}."
         case Breaker():
-            return (
-                f"Stops {where} after {limit.failures} failures in a row; probes again after {_time(limit.cooldown)}."
-            )
+            cooldown = _time(limit.cooldown)
+            return f"Stops {where} after {limit.failures} failures in a row; probes again after {cooldown}."
         case Sequence():
             return f"Strictly one after the other {where}."
         case Backlog():
