@@ -53,6 +53,7 @@ class Operations:
     async def now(self) -> Instant:
         """The time by the database's clock, which every moment here is told by."""
         return await (await self._source.opened()).now()
+
     # Looking.
 
     async def overview(self) -> Overview:
