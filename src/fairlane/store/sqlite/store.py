@@ -349,6 +349,9 @@ class SqliteStore:
     async def job(self, job: UUID) -> JobRecord:
         return await self._database.read(lambda tx: jobs.record(tx, job))
 
+    async def contexts(self, ids: Sequence[UUID]) -> dict[UUID, str]:
+        return await self._database.read(lambda tx: jobs.contexts(tx, ids))
+
     async def attempts(self, job: UUID) -> list[AttemptRecord]:
         return await self._database.read(lambda tx: jobs.attempts(tx, job))
 
@@ -394,11 +397,10 @@ class SqliteStore:
         return await self._write(work) if tx is None else work(self._foreign(tx))
 
     async def find_jobs(self, filter: JobFilter, after: str | None = None, limit: int = 100) -> JobPage:
-        def look(tx: Transaction) -> JobPage:
-            queue = None if filter.queue is None else _known(tx, filter.queue).id
-            return operators.find(tx, filter, queue, after, limit)
+        def number(tx: Transaction) -> int | None:
+            return None if filter.queue is None else _known(tx, filter.queue).id
 
-        return await self._database.read(look)
+        return await self._database.read(lambda tx: operators.find(tx, filter, number(tx), after, limit))
 
     async def examine(
         self, queue: str | None = None, job: UUID | None = None, keys: Mapping[str, str | None] | None = None
@@ -494,6 +496,5 @@ def _take_waiters(tx: Transaction, queues: Mapping[int, int]) -> list[UUID]:
 
 
 def _replace(tx: Transaction, gone: Sequence[UUID]) -> list[UUID]:
-    for worker in gone:
-        tx.run("withdraw_worker", worker.bytes)
+    tx.run_many("withdraw_worker", [(worker.bytes,) for worker in gone])
     return [UUID(bytes=worker) for (worker,) in tx.all("take_all_waiters")]
