@@ -9,9 +9,10 @@ from fairlane.clock import Instant
 from fairlane.policy.dividing import as_divided
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.rebuild import rebuild, refuse_to_strand
-from fairlane.scheduler.snapshot import GateRow, Plan
+from fairlane.scheduler.snapshot import GateRow
 from fairlane.scheduler.strays import imported, shared_tokens, tokens_of_its_own, tokens_to_share
 from fairlane.store.auditing import Note
+from fairlane.store.decoding import decode_policy
 from fairlane.store.postgres import amending, sharing
 from fairlane.store.postgres.connections import STATEMENTS
 from fairlane.store.postgres.scheduling import Scheduling, select_overrides
@@ -20,7 +21,7 @@ from fairlane.store.protocol import Declared
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
 
-__all__ = ["declare", "in_force", "replace"]
+__all__ = ["all_in_force", "declare", "in_force", "replace"]
 
 EVERYONE = 1 << 20
 INSERTED = "INSERT 0 1"
@@ -60,6 +61,14 @@ async def in_force(connection: Connection, queue: str) -> Declared | None:
     return Declared(policy, row["version"], is_drift=False)
 
 
+async def all_in_force(connection: Connection) -> dict[str, Declared]:
+    """Every queue's policy, in one statement."""
+    return {
+        name: Declared(decode_policy(text, tuple(overrides), tuple(shared)), version, is_drift=False)
+        for name, text, version, overrides, shared in await connection.fetch(STATEMENTS["select_policies"])
+    }
+
+
 async def replace(
     scheduling: Scheduling,
     policy: Policy,
@@ -92,7 +101,7 @@ async def replace(
         spent = await scheduling.sharing.gates_of(bound.limit.name or "")
         gates += tokens_of_its_own(policy.queue, name, spent)
     rebuilt = rebuild(policy, loaded.snapshot.now, folded.queue, flows, lanes, gates, kept)
-    await scheduling.write(loaded, Plan([], rebuilt.queue, rebuilt.flows, rebuilt.lanes, rebuilt.gates, more=False))
+    await scheduling.write(loaded, rebuilt.plan)
     await sharing.take_over(scheduling.sharing, connection, policy, loaded.snapshot.now)
     await scheduling.sharing.put_tokens(tokens)
     version = await connection.fetchval(
