@@ -80,6 +80,8 @@ class Claimed(msgspec.Struct, frozen=True):
     """The queue's virtual time, once these jobs have started. `None`: somebody else has claimed for us."""
     is_limited: bool | None = None
     """The queue has limits: what is claimed and has not started holds slots and tokens. `None`: as far as is known."""
+    folded: int = 0
+    """Bells that this claim has folded."""
 
 
 class Looked(msgspec.Struct, frozen=True):
@@ -313,6 +315,10 @@ class Store(Protocol):
 
     async def attempts(self, job: UUID) -> list[AttemptRecord]:
         """Every attempt of a job, the last one included, in order."""
+        ...
+
+    async def contexts(self, ids: Sequence[UUID]) -> dict[UUID, str]:
+        """The contexts of these jobs, as JSON; those that have none are left out."""
         ...
 
     async def counts(self, queue: str) -> QueueCounts: ...
