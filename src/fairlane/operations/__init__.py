@@ -15,6 +15,7 @@ from fairlane.operations.describing import (
     describe_policy_change,
 )
 from fairlane.operations.diagnosis import Finding, diagnose
+from fairlane.operations.exporting import describe_exported, export_jobs, exported_columns
 from fairlane.operations.jobs import (
     LIMIT,
     JobDetails,
@@ -112,6 +113,7 @@ __all__ = [
     "describe_attempt",
     "describe_change",
     "describe_entry",
+    "describe_exported",
     "describe_finding",
     "describe_job",
     "describe_limit",
@@ -122,6 +124,8 @@ __all__ = [
     "describe_policy_change",
     "diagnose",
     "diff_policies",
+    "export_jobs",
+    "exported_columns",
     "find_limit",
     "force_jobs",
     "in_force",
