@@ -61,6 +61,7 @@ from fairlane.operations.policies import (
     require_declared,
     show_policies,
 )
+from fairlane.operations.ranking import Ranking, rank_keys
 from fairlane.operations.seeing import list_queues, overview, show_queue
 from fairlane.operations.seeing_keys import list_keys, show_key
 from fairlane.operations.seeing_workers import list_workers
@@ -99,6 +100,7 @@ __all__ = [
     "PolicyChange",
     "PolicyInForce",
     "QueueView",
+    "Ranking",
     "Repartitioned",
     "Report",
     "Selection",
@@ -141,6 +143,7 @@ __all__ = [
     "pause",
     "plan_partitions",
     "purge_jobs",
+    "rank_keys",
     "replay_jobs",
     "require_declared",
     "resume",
