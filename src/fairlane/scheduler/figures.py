@@ -17,7 +17,19 @@ from fairlane.policy.policy import Policy
 from fairlane.policy.smoothing import smoothed
 from fairlane.scheduler.snapshot import LaneRow, LaneTally, Tally
 
-__all__ = ["DAY", "HOUR", "HOURS", "Held", "Hour", "KeyFigures", "Minute", "Sums", "changes_of_held", "count_lanes"]
+__all__ = [
+    "DAY",
+    "HOUR",
+    "HOURS",
+    "Held",
+    "Hour",
+    "KeyFigures",
+    "Minute",
+    "Place",
+    "Sums",
+    "changes_of_held",
+    "count_lanes",
+]
 
 MINUTE, HOUR = 60 * SECOND, 3_600 * SECOND
 HOURS = 24
