@@ -15,6 +15,7 @@ from fairlane.operations.describing import (
     describe_policy_change,
 )
 from fairlane.operations.diagnosis import Finding, diagnose
+from fairlane.operations.exporting import describe_exported, export_jobs, exported_columns
 from fairlane.operations.jobs import (
     LIMIT,
     JobDetails,
@@ -60,6 +61,7 @@ from fairlane.operations.policies import (
     require_declared,
     show_policies,
 )
+from fairlane.operations.ranking import Ranking, rank_keys
 from fairlane.operations.seeing import list_queues, overview, show_queue
 from fairlane.operations.seeing_keys import list_keys, show_key
 from fairlane.operations.seeing_workers import list_workers
@@ -98,6 +100,7 @@ __all__ = [
     "PolicyChange",
     "PolicyInForce",
     "QueueView",
+    "Ranking",
     "Repartitioned",
     "Report",
     "Selection",
@@ -112,6 +115,7 @@ __all__ = [
     "describe_attempt",
     "describe_change",
     "describe_entry",
+    "describe_exported",
     "describe_finding",
     "describe_job",
     "describe_limit",
@@ -122,6 +126,8 @@ __all__ = [
     "describe_policy_change",
     "diagnose",
     "diff_policies",
+    "export_jobs",
+    "exported_columns",
     "find_limit",
     "force_jobs",
     "in_force",
@@ -137,6 +143,7 @@ __all__ = [
     "pause",
     "plan_partitions",
     "purge_jobs",
+    "rank_keys",
     "replay_jobs",
     "require_declared",
     "resume",
