@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from fairlane.cli.audit import audit
+from fairlane.cli.dashboard import dashboard
 from fairlane.cli.dead import dead
 from fairlane.cli.demo import demo
 from fairlane.cli.doctor import doctor
@@ -67,6 +68,7 @@ def version(as_json: bool) -> None:
 for command in (
     audit,
     boost,
+    dashboard,
     dead,
     demo,
     doctor,

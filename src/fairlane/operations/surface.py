@@ -7,7 +7,8 @@ from datetime import datetime, timedelta
 from typing import Protocol
 from uuid import UUID
 
-from fairlane.clock import as_instant, microseconds
+from fairlane.clock import Instant, as_instant, microseconds
+from fairlane.explaining import explain_job
 from fairlane.operations import jobs, overriding, partitioning, policies, seeing, seeing_keys, seeing_workers
 from fairlane.operations.asking import Intent
 from fairlane.operations.diagnosis import Finding, diagnose
@@ -17,6 +18,7 @@ from fairlane.operations.partitioning import Repartitioned
 from fairlane.operations.policies import AuditPage, PolicyChange, PolicyInForce
 from fairlane.operations.views import KeyList, OneKey, OneQueue, Overview, QueueView, WorkerList
 from fairlane.policy.policy import Policy
+from fairlane.scheduler.explain import Explanation
 from fairlane.store.operators import JobFilter, JobPage
 from fairlane.store.protocol import Store
 
@@ -49,6 +51,10 @@ class Operations:
         self._source = source
 
     # Looking.
+
+    async def now(self) -> Instant:
+        """The time by the database's clock, which every moment here is told by."""
+        return await (await self._source.opened()).now()
 
     async def overview(self) -> Overview:
         """Is work flowing, who waits and why, and what can be done about it."""
@@ -290,6 +296,10 @@ class Operations:
     async def show_job(self, job: UUID) -> JobDetails:
         """Everything about one job, or `JobNotFound`."""
         return await jobs.show_job(await self._source.opened(), job)
+
+    async def explain_job(self, job: UUID) -> Explanation:
+        """Everything that holds a job, or `JobNotFound`."""
+        return await explain_job(await self._source.opened(), job)
 
     async def cancel_jobs(
         self,
