@@ -1,4 +1,4 @@
-"""What operators see and do, behind every surface: commands and `app.operations` now, the dashboard later."""
+"""What operators see and do, behind every surface: commands, `app.operations`, the JSON API and the dashboard."""
 
 from fairlane.operations.asking import Intent, find_limit, in_force, partitions_of, scope_of
 from fairlane.operations.describing import (
@@ -60,7 +60,21 @@ from fairlane.operations.policies import (
     require_declared,
     show_policies,
 )
+from fairlane.operations.seeing import list_queues, overview, show_queue
+from fairlane.operations.seeing_keys import list_keys, show_key
+from fairlane.operations.seeing_workers import list_workers
 from fairlane.operations.surface import Operations
+from fairlane.operations.views import (
+    Hint,
+    KeyList,
+    KeyView,
+    OneKey,
+    OneQueue,
+    Overview,
+    QueueView,
+    WorkerList,
+    WorkerView,
+)
 from fairlane.store.operators import JobFilter
 
 __all__ = [
@@ -68,18 +82,27 @@ __all__ = [
     "AuditPage",
     "Change",
     "Finding",
+    "Hint",
     "Intent",
     "JobDetails",
     "JobFilter",
+    "KeyList",
+    "KeyView",
     "LimitInForce",
+    "OneKey",
+    "OneQueue",
     "Operations",
     "OverrideInForce",
+    "Overview",
     "PartitionPlan",
     "PolicyChange",
     "PolicyInForce",
+    "QueueView",
     "Repartitioned",
     "Report",
     "Selection",
+    "WorkerList",
+    "WorkerView",
     "apply_policies",
     "boost",
     "cancel_jobs",
@@ -104,8 +127,12 @@ __all__ = [
     "in_force",
     "list_audit",
     "list_jobs",
+    "list_keys",
     "list_limits",
     "list_overrides",
+    "list_queues",
+    "list_workers",
+    "overview",
     "partitions_of",
     "pause",
     "plan_partitions",
@@ -118,7 +145,9 @@ __all__ = [
     "set_limit",
     "set_weight",
     "show_job",
+    "show_key",
     "show_policies",
+    "show_queue",
     "suspend",
     "unsuspend",
 ]

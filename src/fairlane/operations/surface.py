@@ -9,13 +9,14 @@ from uuid import UUID
 
 from fairlane.clock import Instant, as_instant, microseconds
 from fairlane.explaining import explain_job
-from fairlane.operations import jobs, overriding, partitioning, policies
+from fairlane.operations import jobs, overriding, partitioning, policies, seeing, seeing_keys, seeing_workers
 from fairlane.operations.asking import Intent
 from fairlane.operations.diagnosis import Finding, diagnose
 from fairlane.operations.jobs import LIMIT, JobDetails, Report, Selection
 from fairlane.operations.overriding import Change, LimitInForce, OverrideInForce
 from fairlane.operations.partitioning import Repartitioned
 from fairlane.operations.policies import AuditPage, PolicyChange, PolicyInForce
+from fairlane.operations.views import KeyList, OneKey, OneQueue, Overview, QueueView, WorkerList
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.explain import Explanation
 from fairlane.store.operators import JobFilter, JobPage
@@ -52,6 +53,50 @@ class Operations:
     async def now(self) -> Instant:
         """The time by the database's clock, which every moment here is told by."""
         return await (await self._source.opened()).now()
+    # Looking.
+
+    async def overview(self) -> Overview:
+        """Is work flowing, who waits and why, and what can be done about it."""
+        return await seeing.overview(await self._source.opened())
+
+    async def list_queues(self) -> list[QueueView]:
+        """Every queue at a glance."""
+        return await seeing.list_queues(await self._source.opened())
+
+    async def show_queue(self, queue: str) -> OneQueue:
+        """One queue: its policy in words, its limits, its partitions, its last hour."""
+        return await seeing.show_queue(await self._source.opened(), queue)
+
+    async def list_keys(
+        self,
+        queue: str,
+        by: str | Sequence[str] | None = None,
+        *,
+        sort: str = "waiting",
+        search: str = "",
+        held_only: bool = False,
+        after: str | None = None,
+        limit: int = 50,
+    ) -> KeyList:
+        """A page of a queue's keys, by one of its scopes; sorted by `waiting`, `running`, `done`, `started`, `name`."""
+        return await seeing_keys.list_keys(
+            await self._source.opened(),
+            queue,
+            by,
+            sort=sort,
+            search=search,
+            held_only=held_only,
+            after=after,
+            limit=limit,
+        )
+
+    async def show_key(self, queue: str, keys: KeyValues) -> OneKey:
+        """One key: what waits, runs and comes next, its limits and what holds it."""
+        return await seeing_keys.show_key(await self._source.opened(), queue, keys)
+
+    async def list_workers(self) -> WorkerList:
+        """Every worker, and those that have gone silent."""
+        return await seeing_workers.list_workers(await self._source.opened())
 
     # Queues.
 

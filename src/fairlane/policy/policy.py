@@ -156,6 +156,15 @@ class Policy:
         return tuple(sorted((*self.stamped_keys, "task")))
 
     @cached_property
+    def scopes(self) -> tuple[By, ...]:
+        """What its keys are told apart by, for people: that of its turns first, then those of its limits, then every
+        key that it declares and the task, as far as its lanes can tell them apart."""
+        known = {*self.lane_keys, "priority"}
+        looked_at = [*([self.fair.by] if self.fair else []), *(bound.limit.by for bound in self.bound)]
+        scopes = [*looked_at, *((name,) for name in self.stamped_keys), ("task",)]
+        return tuple(dict.fromkeys(by for by in scopes if by and known.issuperset(by)))
+
+    @cached_property
     def bound(self) -> tuple[BoundLimit, ...]:
         """The limits with their names and levels. Twins (same kind, same scope) are numbered."""
         seen: dict[str, int] = {}

@@ -57,6 +57,10 @@ class Gate(msgspec.Struct, eq=False):
     known: int = 0
     before: Instant | None = None
     """What `tat` was before the first start of this claim."""
+    was_held: bool = False
+    """Somebody waited on it when this claim began."""
+    denied: int = 0
+    """How often it has turned somebody away in this claim."""
     dirty: bool = False
 
     @classmethod
@@ -64,6 +68,8 @@ class Gate(msgspec.Struct, eq=False):
         gate = cls(*astuple(row), bound, limit, shared)  # type: ignore[call-arg]  # what the row has, and three more
         if row.memo is not None:
             gate.memo = msgspec.json.decode(row.memo)
+        if row.waiting:
+            gate.was_held = True
         return gate
 
     def room(self, now: Instant) -> int:

@@ -29,6 +29,7 @@ from fairlane.scheduler.fold import (
 )
 from fairlane.scheduler.shared import ask_for_shared, fold_shared
 from fairlane.scheduler.snapshot import Head, LaneRow, Need, Plan, QueueRow, Ring, Snapshot, Start, Supply
+from fairlane.scheduler.tally import tally
 from fairlane.scheduler.turns import turns
 
 __all__ = ["Planning", "Working", "plan_claims"]
@@ -83,8 +84,6 @@ class Working:
         yield from self.force()
         yield from self.serve()
         return self.result()
-
-    # -- folding and waking -------------------------------------------------------------------------------------
 
     def fold(self) -> Generator[Need, Supply, None]:
         board, snapshot = self.board, self.snapshot
@@ -159,8 +158,6 @@ class Working:
             self.board.gates_of(lane)
             self.forced.add(each.head.position)
             self._charge(lane, each.head)
-
-    # -- serving ------------------------------------------------------------------------------------------------
 
     def serve(self) -> Generator[Need, Supply, None]:
         board = self.board
@@ -293,8 +290,6 @@ class Working:
             lane.rank = self.policy.rank(lane.heads[lane.next_head].ready_at, lane.priority)
         flow.push(lane)
 
-    # -- standing -----------------------------------------------------------------------------------------------
-
     def _park(self, lane: Lane, gate: Gate) -> None:
         flow = lane.flow
         if gate.bound.level is Level.FLOW:
@@ -312,6 +307,7 @@ class Working:
                 flow.standing = IDLE
         flow.dirty = True
         gate.waiting += 1
+        gate.denied += 1
         gate.dirty = True
 
     def _close(self, lane: Lane) -> None:
@@ -348,8 +344,6 @@ class Working:
         for flow in self.board.flows.values():
             if flow.standing == READY and not flow.queued:
                 self._push(flow)
-
-    # -- asking for rows ----------------------------------------------------------------------------------------
 
     def _scan(self, budget: int) -> Generator[Need, Supply, None]:
         count = max(budget, self.scan_width)
@@ -451,8 +445,6 @@ class Working:
                 fresh.append(gate_id)
         return fresh
 
-    # -- what is to be written ----------------------------------------------------------------------------------
-
     def result(self) -> Plan:
         board = self.board
         self._unspeak()
@@ -470,6 +462,7 @@ class Working:
             self.left_behind,
             [shared.row() for shared in board.shared.values() if shared.dirty],
             self.rings,
+            tally(self.snapshot, board, self.starts),
         )
 
     def _unspeak(self) -> None:
@@ -492,6 +485,7 @@ class Working:
         room = gate.room(self.now)
         stops_queue = gate.bound.level is Level.QUEUE and bool(self.heap or not self.scan_ended)
         waits = room <= 0 and bool(gate.waiting or stops_queue)
+        gate.denied += waits and stops_queue
         if gate.shared is not None:
             is_eager = self.snapshot.listens and len(self.starts) < self.want
             self.rings += gate.shared.leave(self.now, waits=waits, is_eager=is_eager)

@@ -20,9 +20,11 @@ __all__ = [
     "FlowRow",
     "Forced",
     "GateRow",
+    "GateTally",
     "Head",
     "KeptPlaces",
     "LaneRow",
+    "LaneTally",
     "Need",
     "Plan",
     "QueueRow",
@@ -34,6 +36,7 @@ __all__ = [
     "Standing",
     "Start",
     "Supply",
+    "Tally",
 ]
 
 
@@ -312,6 +315,40 @@ class Start(msgspec.Struct, frozen=True, gc=False):
     """The shared gates that it has passed: its end rings there."""
 
 
+class LaneTally(msgspec.Struct, array_like=True, gc=False):
+    """What a claim did with the jobs of one lane. `arrived` falls below zero where jobs ceased to wait."""
+
+    keys: dict[str, str | None]
+    priority: int
+    arrived: int = 0
+    started: int = 0
+    ended: int = 0
+    failed: int = 0
+    unstarted: int = 0
+    ran: int = 0
+    """Microseconds, of all that ended."""
+
+
+class GateTally(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Whether a limit holds anybody of one key back, once a claim is made, and how often it did so in that claim."""
+
+    limit: str
+    key: list[str | None]
+    is_held: bool
+    denied: int
+
+
+class Tally(msgspec.Struct, array_like=True, frozen=True):
+    """What one claim did."""
+
+    at: Instant
+    waited: int
+    """Microseconds that those who started had waited since they were ready, added up."""
+    waited_longest: int
+    lanes: list[LaneTally]
+    gates: list[GateTally]
+
+
 class Plan(msgspec.Struct, frozen=True):
     """What a claim writes: the jobs it starts, in order, and every row that changed."""
 
@@ -324,3 +361,5 @@ class Plan(msgspec.Struct, frozen=True):
     """Work that could start now was left behind: the next claimer should come at once."""
     shared: list[SharedGateRow] = []
     rings: list[Ring] = []
+    tally: Tally | None = None
+    """What the claim tells of itself; `None`: nothing happened."""

@@ -184,6 +184,9 @@ class PostgresStore:
     async def policy(self, queue: str) -> Declared | None:
         return await self._ask(lambda connection: policies.in_force(connection, queue))
 
+    async def policies(self) -> dict[str, Declared]:
+        return await self._ask(policies.all_in_force)
+
     async def queues(self) -> list[str]:
         found = await self._ask(lambda connection: connection.fetch(STATEMENTS["select_queue_names"]))
         return [name for (name,) in found]

@@ -1,0 +1,291 @@
+"""Figures: tallies added up, for people who look. Who waits and runs by key, how the last minutes and hours went.
+
+Nothing here takes part in a claim. Counts are sums of what claims did, so they agree with the lanes at every moment for
+which all tallies are in; a scope that a policy looks at for the first time is counted from the lanes once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from fairlane.clock import SECOND, Instant
+from fairlane.policy.by import By
+from fairlane.policy.keys import select
+from fairlane.policy.policy import Policy
+from fairlane.policy.smoothing import smoothed
+from fairlane.scheduler.snapshot import LaneRow, LaneTally, Tally
+
+__all__ = [
+    "DAY",
+    "HOUR",
+    "HOURS",
+    "Held",
+    "Hour",
+    "KeyFigures",
+    "Minute",
+    "Place",
+    "Sums",
+    "changes_of_held",
+    "count_lanes",
+]
+
+MINUTE, HOUR = 60 * SECOND, 3_600 * SECOND
+HOURS = 24
+"""What a key's history spans."""
+DAY = HOURS * HOUR
+Key = tuple[str | None, ...]
+Place = tuple[By, Key]
+"""A key among those of its scope."""
+
+
+class Hour(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What ended of a key within an hour."""
+
+    hour: int
+    """Since 1970."""
+    done: int = 0
+    """However they ended, failures included."""
+    failed: int = 0
+    ran: int = 0
+    """Microseconds, added up."""
+
+
+class KeyFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """One key of a queue, or several that together are the scope of a limit or of turns."""
+
+    by: By
+    key: Key
+    waiting: int = 0
+    """Ready jobs."""
+    running: int = 0
+    held_by: tuple[str, ...] = ()
+    """The limits (and pauses) of exactly this scope that hold jobs of this key back, by name."""
+    arrived_at: Instant | None = None
+    """When a job of it last became ready."""
+    started_at: Instant | None = None
+    run_time: float = 0.0
+    """Moving average, in seconds; 0 until a job has ended."""
+    hours: tuple[Hour, ...] = ()
+    """The last day, the oldest first; hours in which nothing ended are left out."""
+    done: int = 0
+    """What the hours add up to."""
+    failed: int = 0
+    ran: int = 0
+
+    def at(self, now: Instant) -> KeyFigures:
+        """As it is now, if nothing has happened since: what is older than a day is forgotten."""
+        oldest = now // HOUR - HOURS
+        if not self.hours or self.hours[0].hour > oldest:
+            return self
+        return self._with(tuple(each for each in self.hours if each.hour > oldest))
+
+    def _with(self, hours: tuple[Hour, ...]) -> KeyFigures:
+        return msgspec.structs.replace(
+            self,
+            hours=hours,
+            done=sum(each.done for each in hours),
+            failed=sum(each.failed for each in hours),
+            ran=sum(each.ran for each in hours),
+        )
+
+    @property
+    def is_idle(self) -> bool:
+        """It says no more than a key that was never seen."""
+        return not (self.waiting or self.running or self.held_by or self.hours)
+
+
+class Minute(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened in a queue within a minute."""
+
+    minute: int
+    """Since 1970."""
+    arrived: int = 0
+    started: int = 0
+    ended: int = 0
+    failed: int = 0
+    ran: int = 0
+    """Microseconds, of all that ended."""
+    waited: int = 0
+    """Microseconds for which those that started had been ready, added up."""
+    waited_longest: int = 0
+    denied: dict[str, int] = {}
+    """How often claims were turned away, by limit."""
+
+    def and_also(self, other: Minute) -> Minute:
+        return Minute(
+            minute=self.minute,
+            arrived=self.arrived + other.arrived,
+            started=self.started + other.started,
+            ended=self.ended + other.ended,
+            failed=self.failed + other.failed,
+            ran=self.ran + other.ran,
+            waited=self.waited + other.waited,
+            waited_longest=max(self.waited_longest, other.waited_longest),
+            denied={
+                limit: self.denied.get(limit, 0) + other.denied.get(limit, 0)
+                for limit in sorted({*self.denied, *other.denied})
+            },
+        )
+
+
+class Held(msgspec.Struct, frozen=True, array_like=True):
+    """How many keys a limit holds back, and how many jobs wait there."""
+
+    keys: int = 0
+    jobs: int = 0
+
+
+class _Sum:
+    """What tallies say of one key."""
+
+    __slots__ = (
+        "arrived",
+        "arrived_at",
+        "ended",
+        "failed",
+        "held",
+        "hours",
+        "ran",
+        "started",
+        "started_at",
+        "unstarted",
+    )
+
+    def __init__(self) -> None:
+        self.arrived = self.started = self.ended = self.failed = self.unstarted = self.ran = 0
+        self.arrived_at: Instant | None = None
+        self.started_at: Instant | None = None
+        self.held: dict[str, bool] = {}
+        self.hours: dict[int, Hour] = {}
+
+    def add(self, told: LaneTally, at: Instant) -> None:
+        self.arrived += told.arrived
+        self.started += told.started
+        self.unstarted += told.unstarted
+        if told.arrived > 0:
+            self.arrived_at = at
+        if told.started:
+            self.started_at = at
+        if told.ended:
+            self.ended += told.ended
+            self.failed += told.failed
+            self.ran += told.ran
+            hour = at // HOUR
+            known = self.hours.get(hour, Hour(hour))
+            self.hours[hour] = _added(known, Hour(hour, told.ended, told.failed, told.ran))
+
+
+class Sums:
+    """Tallies of one queue, added up: in the order in which they were told."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._keys: dict[Place, _Sum] = {}
+        self._minutes: dict[int, Minute] = {}
+        self.last_at: Instant = 0
+
+    def add(self, told: Tally) -> None:
+        lanes, at = told.lanes, told.at
+        for by in self._policy.scopes:
+            for lane in lanes:
+                self._at((by, select(by, lane.keys, lane.priority))).add(lane, at)
+        for gate in told.gates:
+            bound = self._policy.bound_named(gate.limit)
+            if bound is not None and bound.limit.by:
+                self._at((bound.limit.by, tuple(gate.key))).held[gate.limit] = gate.is_held
+        minute = _minute(told)
+        known = self._minutes.get(minute.minute)
+        self._minutes[minute.minute] = minute if known is None else known.and_also(minute)
+        self.last_at = max(self.last_at, at)
+
+    def _at(self, place: Place) -> _Sum:
+        found = self._keys.get(place)
+        if found is None:
+            found = self._keys[place] = _Sum()
+        return found
+
+    @property
+    def places(self) -> list[Place]:
+        """The keys that they concern."""
+        return list(self._keys)
+
+    @property
+    def minutes(self) -> list[Minute]:
+        """What each minute adds up to, to be added to what is known of it."""
+        return list(self._minutes.values())
+
+    def applied_to(self, known: Mapping[Place, KeyFigures], now: Instant) -> list[KeyFigures]:
+        """Every key that they concern, as it is after them."""
+        return [
+            _after(known.get(place) or KeyFigures(by=place[0], key=place[1]), told, now)
+            for place, told in self._keys.items()
+        ]
+
+
+def _after(known: KeyFigures, told: _Sum, now: Instant) -> KeyFigures:
+    held = {*known.held_by, *(limit for limit, is_held in told.held.items() if is_held)}
+    held -= {limit for limit, is_held in told.held.items() if not is_held}
+    hours = {each.hour: each for each in known.hours}
+    for hour, more in told.hours.items():
+        hours[hour] = _added(hours.get(hour, Hour(hour)), more)
+    run_time = known.run_time
+    if told.ended:
+        run_time = smoothed(run_time, told.ran / told.ended / SECOND, told.ended)
+    after = msgspec.structs.replace(
+        known,
+        waiting=max(0, known.waiting + told.arrived - told.started),
+        running=max(0, known.running + told.started - told.ended - told.unstarted),
+        held_by=tuple(sorted(held)),
+        arrived_at=told.arrived_at or known.arrived_at,
+        started_at=told.started_at or known.started_at,
+        run_time=run_time,
+    )
+    if told.hours:
+        after = after._with(tuple(hours[hour] for hour in sorted(hours)))
+    return after.at(now)
+
+
+def _added(one: Hour, other: Hour) -> Hour:
+    return Hour(one.hour, one.done + other.done, one.failed + other.failed, one.ran + other.ran)
+
+
+def _minute(told: Tally) -> Minute:
+    denied: dict[str, int] = {}
+    for gate in told.gates:
+        if gate.denied:
+            denied[gate.limit] = denied.get(gate.limit, 0) + gate.denied
+    return Minute(
+        minute=told.at // MINUTE,
+        arrived=sum(lane.arrived for lane in told.lanes if lane.arrived > 0),
+        started=sum(lane.started for lane in told.lanes),
+        ended=sum(lane.ended for lane in told.lanes),
+        failed=sum(lane.failed for lane in told.lanes),
+        ran=sum(lane.ran for lane in told.lanes),
+        waited=told.waited,
+        waited_longest=told.waited_longest,
+        denied=denied,
+    )
+
+
+def count_lanes(scopes: Sequence[By], lanes: Iterable[LaneRow]) -> dict[Place, tuple[int, int]]:
+    """How many jobs wait and run, by key of these scopes: counted anew, for whoever has no figures yet."""
+    counted: dict[Place, tuple[int, int]] = {}
+    for lane in lanes:
+        for by in scopes:
+            place = (by, select(by, lane.keys, lane.priority))
+            waiting, running = counted.get(place, (0, 0))
+            counted[place] = (waiting + max(0, lane.ready), running + max(0, lane.in_flight))
+    return counted
+
+
+def changes_of_held(before: Iterable[KeyFigures], after: Iterable[KeyFigures]) -> dict[str, Held]:
+    """By how much the numbers of those that each limit holds back have changed."""
+    changed: dict[str, Held] = {}
+    for sign, figures in ((-1, before), (1, after)):
+        for each in figures:
+            for limit in each.held_by:
+                known = changed.get(limit, Held())
+                changed[limit] = Held(known.keys + sign, known.jobs + sign * each.waiting)
+    return {limit: held for limit, held in changed.items() if held.keys or held.jobs}

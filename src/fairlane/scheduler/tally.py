@@ -1,0 +1,64 @@
+"""What one claim did, told in passing: who arrived, who started, who ended, and whom a limit held back.
+
+A claim has all of this in hand when its plan is made, and nobody else ever has. It is written down with the claim, as
+one small value; upkeep adds the tallies up into figures (`figures.py`) when there is time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from fairlane.scheduler.board import Board, Gate, Lane
+from fairlane.scheduler.snapshot import GateTally, LaneTally, Snapshot, Start, Tally
+
+__all__ = ["decode_tally", "encode_tally", "tally"]
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Tally)
+
+
+def tally(snapshot: Snapshot, board: Board, starts: Iterable[Start]) -> Tally | None:
+    """What a claim that is planned so will have done; `None`: nothing worth telling."""
+    now, waited, longest = snapshot.now, 0, 0
+    lanes: dict[bytes, LaneTally] = {}
+    for start in starts:
+        _of(board.lanes[start.lane], lanes).started += 1
+        wait = now - start.head.ready_at
+        if wait > 0:
+            waited += wait
+            longest = max(longest, wait)
+    for bell in snapshot.arrivals:
+        # As it was folded: what is taken from a lane that nobody knows is taken from nobody.
+        if bell.count and (lane := board.lanes.get(bell.lane)) is not None:
+            _of(lane, lanes).arrived += bell.count
+    for release in snapshot.releases:
+        if (lane := board.lanes.get(release.lane)) is not None:
+            told = _of(lane, lanes)
+            told.ended += release.ended
+            told.failed += release.failed
+            told.unstarted += release.unstarted
+            told.ran += release.ran
+    gates = [_gate(gate) for gate in board.gates.values() if gate.waiting or gate.was_held or gate.denied]
+    return Tally(now, waited, longest, list(lanes.values()), gates) if lanes or gates else None
+
+
+def _of(lane: Lane, lanes: dict[bytes, LaneTally]) -> LaneTally:
+    found = lanes.get(lane.id)
+    if found is None:
+        found = lanes[lane.id] = LaneTally(lane.keys, lane.priority)
+    return found
+
+
+def _gate(gate: Gate) -> GateTally:
+    return GateTally(gate.name, gate.key, gate.waiting > 0, gate.denied)
+
+
+def encode_tally(told: Tally) -> bytes:
+    """A tally as stores keep it."""
+    return _encoder.encode(told)
+
+
+def decode_tally(stored: bytes) -> Tally:
+    return _decoder.decode(stored)
