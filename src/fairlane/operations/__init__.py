@@ -4,15 +4,18 @@ from fairlane.operations.asking import Intent, find_limit, in_force, partitions_
 from fairlane.operations.describing import (
     describe_attempt,
     describe_change,
+    describe_details,
     describe_entry,
     describe_finding,
     describe_job,
     describe_limit,
     describe_override,
     describe_overrides,
+    describe_page,
     describe_partitions,
     describe_policy,
     describe_policy_change,
+    describe_report,
 )
 from fairlane.operations.diagnosis import Finding, diagnose
 from fairlane.operations.jobs import (
@@ -64,6 +67,7 @@ from fairlane.operations.seeing import list_queues, overview, show_queue
 from fairlane.operations.seeing_keys import list_keys, show_key
 from fairlane.operations.seeing_workers import list_workers
 from fairlane.operations.surface import Operations
+from fairlane.operations.trying import Tried, try_policies
 from fairlane.operations.views import (
     Hint,
     KeyList,
@@ -101,6 +105,7 @@ __all__ = [
     "Repartitioned",
     "Report",
     "Selection",
+    "Tried",
     "WorkerList",
     "WorkerView",
     "apply_policies",
@@ -111,15 +116,18 @@ __all__ = [
     "clear_weight",
     "describe_attempt",
     "describe_change",
+    "describe_details",
     "describe_entry",
     "describe_finding",
     "describe_job",
     "describe_limit",
     "describe_override",
     "describe_overrides",
+    "describe_page",
     "describe_partitions",
     "describe_policy",
     "describe_policy_change",
+    "describe_report",
     "diagnose",
     "diff_policies",
     "find_limit",
@@ -149,5 +157,6 @@ __all__ = [
     "show_policies",
     "show_queue",
     "suspend",
+    "try_policies",
     "unsuspend",
 ]

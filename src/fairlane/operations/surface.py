@@ -50,10 +50,11 @@ class Operations:
     def __init__(self, source: OperationsSource) -> None:
         self._source = source
 
+    # Looking.
+
     async def now(self) -> Instant:
         """The time by the database's clock, which every moment here is told by."""
         return await (await self._source.opened()).now()
-    # Looking.
 
     async def overview(self) -> Overview:
         """Is work flowing, who waits and why, and what can be done about it."""
