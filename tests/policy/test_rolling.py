@@ -44,6 +44,7 @@ def given_back(count: int, charged_at: int) -> Release:
 
 
 rates = st.builds(Rate, st.integers(1, 12), per=st.sampled_from([0.00002, 1, "7s", "1m"]), rolling=st.just(True))
+narrow = st.builds(Rate, st.integers(1, 4), per=st.just(0.00002), rolling=st.just(True))
 gaps = st.integers(0, 5) | st.integers(0, 2_000_000) | st.integers(0, 100_000_000)
 
 
@@ -63,28 +64,38 @@ def test_no_window_ever_holds_more_starts_than_the_limit(rate: Rate, calls: list
 
 
 @settings(deadline=None, max_examples=400)
-@given(rates, st.lists(st.tuples(gaps, st.integers(1, 5), st.booleans()), max_size=30))
+@given(
+    narrow,
+    st.lists(
+        st.tuples(st.integers(0, 12), st.sampled_from(["none", "last", "all"]), st.integers(1, 3), st.booleans()),
+        max_size=30,
+    ),
+)
 def test_no_window_is_overfilled_by_claims_that_were_held_and_given_back(
-    rate: Rate, calls: list[tuple[int, int, bool]]
+    rate: Rate, calls: list[tuple[int, str, int, bool]]
 ) -> None:
     now, gate = NOW, Gate()
     held: list[tuple[int, int]] = []
     started: list[int] = []
-    for gap, asked, gives_back in calls:
+    for gap, which, asked, holds in calls:
         now += gap
-        if gives_back and held:
+        back = {"none": [], "last": held[-1:], "all": held}[which]
+        held = held[: len(held) - len(back)]
+        if back:
             # As a bell reports them: all that one lane gave back, and when the oldest was charged.
-            since, count = held[0][0], sum(each for _, each in held)
+            since, count = back[0][0], sum(each for _, each in back)
             rate.free(gate, given_back(count, since), now, now - since, None)
-            held = []
         count = min(asked, rate.room_at(gate, now))
         if count:
             rate.take(gate, now, count)
-            if gives_back:
+            if holds:
                 held.append((now, count))
             else:
                 started += [now] * count
-    assert fullest(started, rate.per) <= rate.limit
+        assert fullest(started, rate.per) <= rate.limit
+        for last in (at + rate.per - 1 for at in started if at + rate.per > now):
+            inside = sum(at + rate.per > last for at in started)
+            assert rate.room_at(gate, last) <= rate.limit - inside
 
 
 @settings(deadline=None, max_examples=300)
@@ -149,7 +160,7 @@ def test_a17_a_claim_given_back_takes_its_own_entry_back(counts: list[int], nth:
     assert rate.free(gate, given_back(counts[nth], NOW + nth), now, now - NOW - nth, None)
     for each in (gate, other):
         if each.memo is not None:
-            each.memo.pop("now")  # when the last claim was: the one that was given back, perhaps
+            each.memo.pop("now", None)  # when the last claim was: forgotten with all that it took
     assert gate == other
 
 
@@ -160,6 +171,16 @@ def test_a17_what_has_left_the_window_is_not_given_back_out_of_it() -> None:
     rate.take(gate, later, 3)
     assert not rate.free(gate, given_back(1, NOW), later, 60 * SECOND, None)
     assert rate.room_at(gate, later) == 0
+
+
+def test_a17_what_starts_at_the_instant_of_a_claim_that_was_given_back_counts_from_that_instant_on() -> None:
+    rate, gate = Rate(2, per="1s", rolling=True), Gate()
+    rate.take(gate, NOW, 1)
+    rate.take(gate, NOW + 1, 1)
+    rate.free(gate, given_back(1, NOW + 1), NOW + 1, 0, None)
+    rate.take(gate, NOW + 1, 1)
+    assert rate.room_at(gate, NOW + SECOND) == 1
+    assert rate.room_at(gate, NOW + SECOND + 1) == 2
 
 
 def test_what_another_policy_has_charged_is_not_given_back_here() -> None:

@@ -1,20 +1,24 @@
-"""What operators see and do, behind every surface: commands and `app.operations` now, the dashboard later."""
+"""What operators see and do, behind every surface: commands, `app.operations`, the JSON API and the dashboard."""
 
 from fairlane.operations.asking import Intent, find_limit, in_force, partitions_of, scope_of
 from fairlane.operations.describing import (
     describe_attempt,
     describe_change,
+    describe_details,
     describe_entry,
     describe_finding,
     describe_job,
     describe_limit,
     describe_override,
     describe_overrides,
+    describe_page,
     describe_partitions,
     describe_policy,
     describe_policy_change,
+    describe_report,
 )
 from fairlane.operations.diagnosis import Finding, diagnose
+from fairlane.operations.exporting import describe_exported, export_jobs, exported_columns
 from fairlane.operations.jobs import (
     LIMIT,
     JobDetails,
@@ -60,7 +64,23 @@ from fairlane.operations.policies import (
     require_declared,
     show_policies,
 )
+from fairlane.operations.ranking import Ranking, rank_keys
+from fairlane.operations.seeing import list_queues, overview, show_queue
+from fairlane.operations.seeing_keys import list_keys, show_key
+from fairlane.operations.seeing_workers import list_workers
 from fairlane.operations.surface import Operations
+from fairlane.operations.trying import Tried, try_policies
+from fairlane.operations.views import (
+    Hint,
+    KeyList,
+    KeyView,
+    OneKey,
+    OneQueue,
+    Overview,
+    QueueView,
+    WorkerList,
+    WorkerView,
+)
 from fairlane.store.operators import JobFilter
 
 __all__ = [
@@ -68,18 +88,29 @@ __all__ = [
     "AuditPage",
     "Change",
     "Finding",
+    "Hint",
     "Intent",
     "JobDetails",
     "JobFilter",
+    "KeyList",
+    "KeyView",
     "LimitInForce",
+    "OneKey",
+    "OneQueue",
     "Operations",
     "OverrideInForce",
+    "Overview",
     "PartitionPlan",
     "PolicyChange",
     "PolicyInForce",
+    "QueueView",
+    "Ranking",
     "Repartitioned",
     "Report",
     "Selection",
+    "Tried",
+    "WorkerList",
+    "WorkerView",
     "apply_policies",
     "boost",
     "cancel_jobs",
@@ -88,28 +119,39 @@ __all__ = [
     "clear_weight",
     "describe_attempt",
     "describe_change",
+    "describe_details",
     "describe_entry",
+    "describe_exported",
     "describe_finding",
     "describe_job",
     "describe_limit",
     "describe_override",
     "describe_overrides",
+    "describe_page",
     "describe_partitions",
     "describe_policy",
     "describe_policy_change",
+    "describe_report",
     "diagnose",
     "diff_policies",
+    "export_jobs",
+    "exported_columns",
     "find_limit",
     "force_jobs",
     "in_force",
     "list_audit",
     "list_jobs",
+    "list_keys",
     "list_limits",
     "list_overrides",
+    "list_queues",
+    "list_workers",
+    "overview",
     "partitions_of",
     "pause",
     "plan_partitions",
     "purge_jobs",
+    "rank_keys",
     "replay_jobs",
     "require_declared",
     "resume",
@@ -118,7 +160,10 @@ __all__ = [
     "set_limit",
     "set_weight",
     "show_job",
+    "show_key",
     "show_policies",
+    "show_queue",
     "suspend",
+    "try_policies",
     "unsuspend",
 ]

@@ -1,9 +1,9 @@
 """A rolling window: which starts still count, exactly, as a gate remembers them.
 
 A gate's memo is `{"taken": 7, "now": instant, "starts": [[instant, count], …]}`, oldest first; `taken` is the sum of
-the counts, `now` the time of the last claim. Claims of one batch share an entry. A start counts in the half-open window
-that begins with it: one that was made `per` ago has left. Whatever is not known exactly is counted for longer, never
-for less time.
+the counts, `now` the time of the claim that made the last entry, absent once that is given back. Claims of one batch
+share an entry. A start counts in the half-open window that begins with it: one that was made `per` ago has left.
+Whatever is not known exactly is counted for longer, never for less time.
 """
 
 from __future__ import annotations
@@ -98,6 +98,9 @@ def give_back(gate: GateState, per: int, now: Instant, count: int, since: Instan
             entry[1] -= taken
             owed -= taken
     memo["taken"] -= count - owed
+    if starts and not starts[-1][1]:
+        # The entry before it is of an earlier claim: what starts at this same instant must not be counted from then.
+        memo.pop("now", None)
     memo["starts"] = starts = [entry for entry in starts if entry[1]]
     gate.memo = memo if starts else None
     gate.tat = starts[-1][0] + per if starts else 0

@@ -17,9 +17,22 @@ from fairlane.policy.policy import Policy
 from fairlane.policy.smoothing import smoothed
 from fairlane.scheduler.snapshot import LaneRow, LaneTally, Tally
 
-__all__ = ["DAY", "HOURS", "Held", "Hour", "KeyFigures", "Minute", "Sums", "changes_of_held", "count_lanes"]
+__all__ = [
+    "DAY",
+    "HOUR",
+    "HOURS",
+    "Held",
+    "Hour",
+    "KeyFigures",
+    "Minute",
+    "Place",
+    "Sums",
+    "changes_of_held",
+    "count_lanes",
+]
 
-MINUTE, HOUR = 60 * SECOND, 3_600 * SECOND
+MINUTE = 60 * SECOND
+HOUR = 3_600 * SECOND
 HOURS = 24
 """What a key's history spans."""
 DAY = HOURS * HOUR

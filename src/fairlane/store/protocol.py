@@ -21,7 +21,7 @@ from fairlane.policy.unique import Conflict
 from fairlane.scheduler.explain import Facts
 from fairlane.scheduler.figures import KeyFigures, Minute
 from fairlane.scheduler.settlement import Settlement
-from fairlane.scheduler.snapshot import GateRow, SharedGateRow
+from fairlane.scheduler.snapshot import GateRow, LaneRow, SharedGateRow
 from fairlane.scheduler.strays import WaitingLane
 from fairlane.store.auditing import AuditEntry, Note
 from fairlane.store.figures import KeyPage, KeySort, LanesCounted, QueueFigures, Tallied, WorkerReport, WorkerSeen
@@ -80,6 +80,8 @@ class Claimed(msgspec.Struct, frozen=True):
     """The queue's virtual time, once these jobs have started. `None`: somebody else has claimed for us."""
     is_limited: bool | None = None
     """The queue has limits: what is claimed and has not started holds slots and tokens. `None`: as far as is known."""
+    folded: int = 0
+    """Bells that this claim has folded."""
 
 
 class Looked(msgspec.Struct, frozen=True):
@@ -315,6 +317,10 @@ class Store(Protocol):
         """Every attempt of a job, the last one included, in order."""
         ...
 
+    async def contexts(self, ids: Sequence[UUID]) -> dict[UUID, str]:
+        """The contexts of these jobs, as JSON; those that have none are left out."""
+        ...
+
     async def counts(self, queue: str) -> QueueCounts: ...
 
     async def listen(self, worker: WorkerIdentity) -> Listener:
@@ -448,6 +454,18 @@ class Store(Protocol):
         self, queues: Sequence[str], places: Sequence[tuple[By, tuple[str | None, ...]]]
     ) -> list[tuple[str, KeyFigures]]:
         """The figures of single keys, wherever they are known."""
+        ...
+
+    async def list_held(self, queues: Sequence[str], limit: int = 20) -> list[tuple[str, KeyFigures]]:
+        """Of all scopes of these queues, the keys behind whose limits and pauses most jobs wait, the most first."""
+        ...
+
+    async def lanes_of(self, queue: str, flow: bytes, limit: int = 50) -> list[LaneRow]:
+        """The lanes of a flow, those that jobs wait in first."""
+        ...
+
+    async def policies(self) -> dict[str, Declared]:
+        """Every queue with its policy in force, by name, in a fixed number of statements."""
         ...
 
     async def scheduled_by_lane(self, queues: Sequence[str]) -> LanesCounted:

@@ -20,5 +20,7 @@ class Health:
     running: int
     waiting: int
     unsettled: int
+    telemetry_failures: int = 0
+    """What went wrong with event handlers, metrics and traces. No job is the worse for it."""
     troubles: Mapping[str, str] = field(default_factory=dict)
     """What fails now without harm to any job, by name: figures that are not kept, reports that do not get through."""

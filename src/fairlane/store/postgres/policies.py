@@ -12,6 +12,7 @@ from fairlane.scheduler.rebuild import rebuild, refuse_to_strand
 from fairlane.scheduler.snapshot import GateRow
 from fairlane.scheduler.strays import imported, shared_tokens, tokens_of_its_own, tokens_to_share
 from fairlane.store.auditing import Note
+from fairlane.store.decoding import decode_policy
 from fairlane.store.postgres import amending, sharing
 from fairlane.store.postgres.connections import STATEMENTS
 from fairlane.store.postgres.scheduling import Scheduling, select_overrides
@@ -20,7 +21,7 @@ from fairlane.store.protocol import Declared
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
 
-__all__ = ["declare", "in_force", "replace"]
+__all__ = ["all_in_force", "declare", "in_force", "replace"]
 
 EVERYONE = 1 << 20
 INSERTED = "INSERT 0 1"
@@ -58,6 +59,14 @@ async def in_force(connection: Connection, queue: str) -> Declared | None:
         documents = await connection.fetch(STATEMENTS["select_shared_limits"], queue)
         policy = sharing.resolved(policy, [document for _, document in documents])
     return Declared(policy, row["version"], is_drift=False)
+
+
+async def all_in_force(connection: Connection) -> dict[str, Declared]:
+    """Every queue's policy, in one statement."""
+    return {
+        name: Declared(decode_policy(text, tuple(overrides), tuple(shared)), version, is_drift=False)
+        for name, text, version, overrides, shared in await connection.fetch(STATEMENTS["select_policies"])
+    }
 
 
 async def replace(

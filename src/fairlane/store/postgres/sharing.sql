@@ -285,3 +285,17 @@ cross join lateral (
     limit $2::integer
 ) r
 where s.queue_id = $1::integer
+
+-- name: select_policies
+-- Every queue with its policy, its overrides and the shared limits that it names.
+select q.name, q.policy, q.version,
+    array(select o.document from fairlane.overrides o where o.queue_id = q.id order by o.id) as overrides,
+    array(
+        select l.document
+        from fairlane.shared_limit_queues s
+        cross join lateral (select l.name, l.document from fairlane.shared_limits l where l.id = s.shared_limit limit 1) l
+        where s.queue_id = q.id
+        order by l.name
+    ) as shared
+from fairlane.queues q
+order by q.name

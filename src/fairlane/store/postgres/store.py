@@ -182,6 +182,9 @@ class PostgresStore(Figures):
     async def policy(self, queue: str) -> Declared | None:
         return await self._ask(lambda connection: policies.in_force(connection, queue))
 
+    async def policies(self) -> dict[str, Declared]:
+        return await self._ask(policies.all_in_force)
+
     async def queues(self) -> list[str]:
         found = await self._ask(lambda connection: connection.fetch(STATEMENTS["select_queue_names"]))
         return [name for (name,) in found]
@@ -324,6 +327,9 @@ class PostgresStore(Figures):
 
     async def job(self, job: UUID) -> JobRecord:
         return await self._ask(lambda connection: jobs.record(connection, job))
+
+    async def contexts(self, ids: Sequence[UUID]) -> dict[UUID, str]:
+        return await self._ask(lambda connection: jobs.contexts(connection, ids))
 
     async def attempts(self, job: UUID) -> list[AttemptRecord]:
         return await self._ask(lambda connection: jobs.attempts(connection, job))

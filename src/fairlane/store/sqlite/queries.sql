@@ -395,6 +395,11 @@ from jobs
 join queues on queues.id = jobs.queue
 where jobs.id = ?
 
+-- name: select_context
+select context
+from jobs
+where id = ?
+
 -- name: select_last_attempt
 select state, attempt, claimed_at, finished_at, worker, outcome, error
 from jobs
@@ -873,3 +878,20 @@ select id, task, priority, lane_keys, due_at
 from jobs indexed by jobs_keeping_place
 where queue = ?1 and lane = ?2 and keeps_place = 1
 limit ?3
+
+-- name: select_policies
+-- Every queue with its policy, its overrides and the shared limits that it names.
+select q.name, q.policy, q.version,
+    (select json_group_array(o.document) from (select document from overrides where queue = q.id order by id) o),
+    (
+        select json_group_array(s.document)
+        from (
+            select s.document
+            from shared_limit_queues n
+            join shared_limits s on s.id = n.shared_limit
+            where n.queue = q.id
+            order by s.name
+        ) s
+    )
+from queues q
+order by q.name

@@ -1,0 +1,15 @@
+"""The pages of the dashboard, in the order of the header, and what can be done from them."""
+
+from __future__ import annotations
+
+from fairlane.dashboard.acting import Deed
+from fairlane.dashboard.page import Page
+from fairlane.dashboard.pages import audit, overview
+
+__all__ = ["DEEDS", "PAGES"]
+
+PAGES: tuple[Page, ...] = (
+    overview.PAGE,
+    audit.PAGE,
+)
+DEEDS: tuple[Deed, ...] = ()

@@ -1,0 +1,142 @@
+"""Hints: what a look at queues, keys and workers says to do, in words and with the knob to turn.
+
+Pure: they say what the views show. A limit that does its work is told apart from workers that do not keep up.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from shlex import quote
+
+from fairlane.operations.views import GaugeView, Hint, HintKind, KeyView, QueueStatus, QueueView, WorkerView
+from fairlane.policy.partitions import whole_of
+
+__all__ = ["hints_of", "key_words", "lasting", "status_of"]
+
+LAGGING_AFTER = 60.0
+"""Seconds that a job which nothing holds back may wait before it is told as lag."""
+MOST_HINTS = 20
+OF_ONE_LIMIT = 3
+"""Keys that are named one by one for a limit that holds many back: its queue's page has the others."""
+UNEVEN_CLOCK = 5.0
+FEW_SLOTS = 0.9
+OFTEN_FAILING = 0.5
+
+
+def status_of(view: QueueView) -> tuple[QueueStatus, str]:
+    """How a queue is doing, in a word and in a sentence. What the view says of its status is not looked at."""
+    ready, held, running = view.ready, view.held_jobs, view.running
+    if view.is_paused:
+        return QueueStatus.PAUSED, f"paused: {_jobs(ready)} wait, {running:,} still run"
+    if not ready:
+        return (QueueStatus.FLOWING, f"{running:,} run, nothing waits") if running else (QueueStatus.IDLE, "idle")
+    if not view.workers and not running:
+        return QueueStatus.STOPPED, f"no worker serves it: {_jobs(ready)} wait"
+    eligible = ready - held
+    if eligible <= 0:
+        return QueueStatus.LIMITED, f"limits hold back all that wait ({_jobs(ready)}), as the policy wants it"
+    if view.oldest_wait is not None and view.oldest_wait > LAGGING_AFTER and not held:
+        wait = lasting(view.oldest_wait)
+        return QueueStatus.LAGGING, f"{_jobs(eligible)} could start and have no slot; the oldest waits for {wait}"
+    return QueueStatus.FLOWING, f"{_jobs(eligible)} could start now, {held:,} are held back by limits"
+
+
+def hints_of(
+    queues: Sequence[QueueView], keys: Iterable[KeyView], workers: Sequence[WorkerView], slots: int, running: int
+) -> list[Hint]:
+    """Faults first, then lag, then pauses, then limits that do their work."""
+    hints = [*_about_workers(workers), *_about_queues(queues, slots, running), *_about_keys(keys)]
+    order = {HintKind.FAULT: 0, HintKind.LAG: 1, HintKind.PAUSE: 2, HintKind.LIMIT: 3}
+    return sorted(hints, key=lambda hint: order[hint.kind])[:MOST_HINTS]
+
+
+def _about_workers(workers: Sequence[WorkerView]) -> Iterator[Hint]:
+    for each in workers:
+        dead = sorted(name for name, state in each.loops.items() if state not in ("running", "ended"))
+        if each.is_late:
+            words = f"worker {each.name} was last heard of at {each.seen_at:%H:%M:%S} UTC: it died, or stands still"
+            knob = "its jobs run again once their leases end; restart it"
+            yield Hint(kind=HintKind.FAULT, queue=None, words=words, knob=knob)
+        elif dead:
+            words = f"worker {each.name}: its loop {dead[0]} died ({each.loops[dead[0]]})"
+            yield Hint(kind=HintKind.FAULT, queue=None, words=words, knob="restart it, and look at its log")
+        if abs(each.clock_offset) > UNEVEN_CLOCK:
+            words = f"the clock of worker {each.name} differs from the database's by {each.clock_offset:+.1f} s"
+            yield Hint(kind=HintKind.FAULT, queue=None, words=words, knob="let its machine keep time (NTP)")
+
+
+def _about_queues(queues: Sequence[QueueView], slots: int, running: int) -> Iterator[Hint]:
+    for each in queues:
+        if each.status is QueueStatus.STOPPED:
+            knob = f"fairlane worker module:app --queues {quote(each.queue)}"
+            yield Hint(kind=HintKind.FAULT, queue=each.queue, words=f"{each.queue}: {each.words}", knob=knob)
+        elif each.status is QueueStatus.LAGGING:
+            busy = f"; {running:,} of {slots:,} slots are in use" if slots else ""
+            knob = "start more workers, or give them more --concurrency"
+            if slots and running < FEW_SLOTS * slots:
+                knob = f"slots are free, so it is not the workers: fairlane explain --queue {quote(each.queue)}"
+            yield Hint(kind=HintKind.LAG, queue=each.queue, words=f"{each.queue}: {each.words}{busy}", knob=knob)
+        elif each.status is QueueStatus.PAUSED and each.ready:
+            knob = f"fairlane resume {quote(each.queue)}"
+            yield Hint(kind=HintKind.PAUSE, queue=each.queue, words=f"{each.queue} is {each.words}", knob=knob)
+        if each.ended_per_minute and each.failed_per_minute > OFTEN_FAILING * each.ended_per_minute:
+            share = each.failed_per_minute / each.ended_per_minute
+            words = f"{each.queue}: {share:.0%} of the runs of the last five minutes failed"
+            knob = f"fairlane dead list --queue {quote(each.queue)}"
+            yield Hint(kind=HintKind.FAULT, queue=each.queue, words=words, knob=knob)
+
+
+def _about_keys(keys: Iterable[KeyView]) -> Iterator[Hint]:
+    told = Counter[tuple[str, str]]()
+    for each in keys:
+        if not each.held_by or not each.waiting:
+            continue
+        who, queue = key_words(each.keys), whole_of(each.queue)
+        told.update((queue, limit) for limit in each.held_by)
+        if max(told[queue, limit] for limit in each.held_by) > OF_ONE_LIMIT:
+            continue
+        if each.is_paused:
+            words = f"{who} is paused: {_jobs(each.waiting)} wait"
+            knob = f"fairlane resume {quote(queue)} {_key_options(each)}"
+            yield Hint(kind=HintKind.PAUSE, queue=queue, words=words, knob=knob, keys=each.keys)
+            continue
+        gauge = next((gauge for gauge in each.gauges if gauge.limit in each.held_by), None)
+        if gauge is None:
+            continue
+        words = f"{who} is held by its {_bound_words(gauge)}: {_jobs(each.waiting)} wait"
+        if each.drained_in is not None:
+            words += f", {lasting(each.drained_in)} to drain"
+        knob = f"fairlane limit set {quote(queue)} {quote(gauge.limit)} NUMBER {_key_options(each)}"
+        yield Hint(kind=HintKind.LIMIT, queue=queue, words=words, knob=knob, keys=each.keys, limit=gauge.limit)
+
+
+def _bound_words(gauge: GaugeView) -> str:
+    if gauge.reason == "rate":
+        return f"rate ({gauge.words})"
+    if gauge.reason == "breaker":
+        return "breaker, which is open after failures"
+    if gauge.reason == "sequence":
+        return "sequence: its jobs run one after the other"
+    return f"limit of {gauge.bound:g}"
+
+
+def _key_options(view: KeyView) -> str:
+    return " ".join(f"--key {quote(f'{name}={value}')}" for name, value in view.keys.items())
+
+
+def key_words(keys: dict[str, str | None]) -> str:
+    """`account=acme, region=eu`."""
+    return ", ".join(f"{name}={'None' if value is None else value}" for name, value in keys.items())
+
+
+def _jobs(count: int) -> str:
+    return "1 job" if count == 1 else f"{count:,} jobs"
+
+
+def lasting(seconds: float) -> str:
+    """A duration in the unit that suits it."""
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"

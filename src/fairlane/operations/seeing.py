@@ -1,0 +1,226 @@
+"""Queues at a glance: is work flowing, who waits and why. Looking changes nothing.
+
+Every view is made of a fixed number of questions to the store, however many queues and keys there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from fairlane.clock import SECOND, Instant, as_datetime
+from fairlane.operations.asking import in_force
+from fairlane.operations.charting import MINUTE, SHOWN, chart_of, per_minute
+from fairlane.operations.gauging import gauge_view, gauges_of, limit_words
+from fairlane.operations.hinting import hints_of, status_of
+from fairlane.operations.seeing_keys import held_keys
+from fairlane.operations.seeing_workers import list_workers
+from fairlane.operations.views import (
+    Counted,
+    HeldView,
+    LimitView,
+    OneQueue,
+    Overview,
+    QueueStatus,
+    QueueView,
+    Totals,
+    WorkerList,
+)
+from fairlane.policy.describing import policy_words
+from fairlane.policy.partitions import whole_of
+from fairlane.policy.policy import Policy
+from fairlane.scheduler.figures import Held, Minute
+from fairlane.scheduler.gauge import Gauge
+from fairlane.scheduler.measures import describe
+from fairlane.store.figures import QueueFigures
+from fairlane.store.protocol import Declared, Store
+
+__all__ = ["list_queues", "overview", "show_queue"]
+
+
+class _Look(msgspec.Struct, frozen=True):
+    """What all views of queues are made of."""
+
+    now: Instant
+    policies: Mapping[str, Declared]
+    figures: Mapping[str, QueueFigures]
+    minutes: Mapping[str, list[Minute]]
+    gauges: Mapping[str, list[Gauge]]
+    """Of the limits of each whole queue, by partition."""
+    workers: WorkerList
+
+
+async def _look(store: Store, only: str | None = None) -> _Look:
+    policies = await store.policies()
+    names = [name for name in policies if only is None or whole_of(name) == only]
+    now = await store.now()
+    figures = {each.queue: each for each in await store.survey(names)}
+    minutes = await store.minutes(names, now - SHOWN * MINUTE)
+    wanted = {name: [(bound, ()) for _, bound in policies[name].policy.queue_gates] for name in names}
+    gauges = await gauges_of(store, {name: policies[name].policy for name in names}, wanted, now)
+    return _Look(now, policies, figures, minutes, gauges, await list_workers(store))
+
+
+async def overview(store: Store) -> Overview:
+    """All queues, and what to do about them."""
+    look = await _look(store)
+    views = _views(look)
+    keys = await held_keys(store, {name: look.policies[name].policy for name in look.figures}, look.now)
+    workers = look.workers
+    return Overview(
+        now=as_datetime(look.now),
+        totals=_totals(views, workers),
+        queues=views,
+        hints=hints_of(views, keys, workers.workers, workers.slots, workers.running),
+        chart=chart_of((each for minutes in look.minutes.values() for each in minutes), look.now),
+    )
+
+
+async def list_queues(store: Store) -> list[QueueView]:
+    """All queues, without anything else."""
+    return _views(await _look(store))
+
+
+async def show_queue(store: Store, queue: str) -> OneQueue:
+    """One queue with its limits, its partitions and its last hour; or `UnknownQueue`."""
+    declared = await in_force(store, whole_of(queue))
+    policy = declared.policy
+    look = await _look(store, policy.queue)
+    (view,) = _views(look)
+    keys = await held_keys(store, {name: look.policies[name].policy for name in look.figures}, look.now)
+    chart = chart_of((each for minutes in look.minutes.values() for each in minutes), look.now)
+    parts = [_view(name, [name], look) for name in look.figures] if len(look.figures) > 1 else []
+    return OneQueue(
+        now=as_datetime(look.now),
+        view=view,
+        policy=describe(policy),
+        version=declared.version,
+        policy_words=policy_words(policy),
+        limits=_limits(policy, look, chart.denied),
+        scopes=[list(by) for by in policy.scopes],
+        partitions=parts,
+        hints=hints_of([view], keys, (), look.workers.slots, look.workers.running),
+        chart=chart,
+    )
+
+
+def _views(look: _Look) -> list[QueueView]:
+    """A view of each queue, its partitions taken together."""
+    parts: dict[str, list[str]] = {}
+    for name in look.figures:
+        parts.setdefault(whole_of(name), []).append(name)
+    return [_view(whole, names, look) for whole, names in sorted(parts.items())]
+
+
+def _view(queue: str, names: Sequence[str], look: _Look) -> QueueView:
+    figures = [look.figures[name] for name in names]
+    policy = look.policies[names[0]].policy
+    ready = sum(each.ready + each.unseen for each in figures)
+    held = _held(look, names, ready)
+    started, ended, failed = per_minute([each for name in names for each in look.minutes.get(name, [])], look.now)
+    serving = [each for each in look.workers.workers if not each.is_late and not each.queues.keys().isdisjoint(names)]
+    oldest = min((each.oldest_ready_at for each in figures if each.oldest_ready_at is not None), default=None)
+    tallied = [each.tallied_at for each in figures if each.tallied_at is not None]
+    listeners = max((each.listeners for each in figures), default=0)
+    view = QueueView(
+        queue=queue,
+        status=QueueStatus.IDLE,
+        words="",
+        ready=ready,
+        held=held,
+        held_jobs=_held_jobs(held, ready),
+        running=sum(each.running for each in figures),
+        scheduled=_sum(each.scheduled for each in figures),
+        dead=_sum(each.dead for each in figures),
+        oldest_wait=None if oldest is None or not ready else max(0.0, (look.now - oldest) / SECOND),
+        started_per_minute=started,
+        ended_per_minute=ended,
+        failed_per_minute=failed,
+        # Whoever listens is there, whether it has reported by now or not.
+        workers=max(len(serving), listeners),
+        slots=sum(each.concurrency for each in serving),
+        is_paused=() in policy.overrides.pauses,
+        partitions=len(names),
+        unseen=sum(each.unseen for each in figures),
+        figures_as_of=as_datetime(min(tallied)) if tallied else None,
+    )
+    status, words = status_of(view)
+    return msgspec.structs.replace(view, status=status, words=words)
+
+
+def _held(look: _Look, names: Sequence[str], ready: int) -> list[HeldView]:
+    """By limit, whom it holds back; a full limit of the whole queue holds back all that are ready."""
+    policy = look.policies[names[0]].policy
+    sums: dict[str, Held] = {}
+    for name in names:
+        for limit, held in look.figures[name].held.items():
+            known = sums.get(limit, Held())
+            sums[limit] = Held(known.keys + held.keys, known.jobs + held.jobs)
+        for gauge in look.gauges[name]:
+            if gauge.room <= 0:
+                sums[gauge.limit] = Held(0, ready)
+    views = []
+    for limit, held in sums.items():
+        bound = policy.bound_named(limit)
+        if bound is not None and held.jobs > 0:
+            words = limit_words(policy, bound)
+            by = list(bound.limit.by)
+            views.append(HeldView(limit=limit, words=words, by=by, keys=held.keys, jobs=min(held.jobs, ready)))
+    return sorted(views, key=lambda each: (-each.jobs, each.limit))
+
+
+def _held_jobs(held: Iterable[HeldView], ready: int) -> int:
+    """How many jobs something holds back. A job that two limits of one scope hold back is counted once."""
+    by_scope: dict[tuple[str, ...], int] = {}
+    for each in held:
+        scope = tuple(each.by)
+        by_scope[scope] = max(by_scope.get(scope, 0), each.jobs)
+    return min(ready, sum(by_scope.values()))
+
+
+def _limits(policy: Policy, look: _Look, denied: Mapping[str, int]) -> list[LimitView]:
+    held = {each.limit: each for each in _held(look, list(look.figures), 1 << 60)}
+    gauges = {gauge.limit: gauge for gauge in look.gauges[policy.queue]}
+    views = []
+    for bound in policy.bound:
+        gauge = gauges.get(bound.name)
+        holding = held.get(bound.name)
+        is_of_queue = not bound.limit.by
+        views.append(
+            LimitView(
+                limit=bound.name,
+                words=limit_words(policy, bound, () if is_of_queue else None),
+                by=list(bound.limit.by),
+                gauge=None if gauge is None else gauge_view(policy, gauge, bound),
+                held_keys=0 if holding is None else holding.keys,
+                held_jobs=0 if holding is None or is_of_queue else holding.jobs,
+                denied=denied.get(bound.name, 0),
+                is_suspended=policy.overrides.suspension is not None,
+                overridden_keys=sum(name == bound.name for name, _ in policy.overrides.limits),
+            )
+        )
+    return views
+
+
+def _totals(views: Sequence[QueueView], workers: WorkerList) -> Totals:
+    waits = [view.oldest_wait for view in views if view.oldest_wait is not None]
+    return Totals(
+        ready=sum(view.ready for view in views),
+        held_jobs=sum(view.held_jobs for view in views),
+        running=sum(view.running for view in views),
+        scheduled=_sum(view.scheduled for view in views),
+        dead=_sum(view.dead for view in views),
+        oldest_wait=max(waits, default=None),
+        started_per_minute=sum(view.started_per_minute for view in views),
+        ended_per_minute=sum(view.ended_per_minute for view in views),
+        failed_per_minute=sum(view.failed_per_minute for view in views),
+        workers=workers.alive,
+        workers_late=workers.late,
+        slots=workers.slots,
+    )
+
+
+def _sum(numbers: Iterable[Counted]) -> Counted:
+    counted = list(numbers)
+    return Counted(sum(each.count for each in counted), all(each.is_all for each in counted))

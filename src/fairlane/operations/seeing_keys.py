@@ -1,0 +1,324 @@
+"""Keys as operators see them: who has how many jobs waiting and running, what holds them, how they fare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from fairlane.clock import SECOND, Instant, as_datetime
+from fairlane.errors import ConfigurationError
+from fairlane.explaining import explain_queue
+from fairlane.job import JobRecord, State
+from fairlane.operations.asking import in_force
+from fairlane.operations.gauging import drained_in, gauge_view, gauges_of
+from fairlane.operations.views import Counted, KeyList, KeyView, LaneView, NextJob, OneKey
+from fairlane.policy.by import By
+from fairlane.policy.keys import canonical_keys, select
+from fairlane.policy.limits import Rate
+from fairlane.policy.partitions import whole_of
+from fairlane.policy.policy import BoundLimit, Policy
+from fairlane.scheduler.figures import HOUR, HOURS, KeyFigures
+from fairlane.scheduler.gauge import Gauge
+from fairlane.scheduler.snapshot import LaneTally
+from fairlane.store.figures import KeySort
+from fairlane.store.finding import find_jobs, known_partitions
+from fairlane.store.operators import JobFilter
+from fairlane.store.protocol import Store
+
+__all__ = ["MOST_KEYS", "held_keys", "list_keys", "show_key"]
+
+MOST_KEYS = 500
+"""Keys of one page."""
+HINTED = 20
+"""Keys that hints are made of."""
+SHOWN_JOBS = 20
+SHOWN_LANES = 50
+NEWCOMERS = 500
+"""Keys without figures that the first page of a list shows besides: those of new and of scheduled jobs."""
+Key = tuple[str | None, ...]
+Found = tuple[str, KeyFigures]
+"""A key, and the partition that it is in."""
+
+
+class _Look(msgspec.Struct, frozen=True):
+    """What views of keys are made of, besides figures and gates."""
+
+    now: Instant
+    policies: Mapping[str, Policy]
+    ran: int = 0
+    """Run time of all keys of the queue in the last day, in microseconds."""
+    as_of: datetime | None = None
+    scheduled: Mapping[Key, int] = {}
+    unseen: Mapping[Key, int] = {}
+    has_all_scheduled: bool = True
+
+
+async def list_keys(
+    store: Store,
+    queue: str,
+    by: str | Sequence[str] | None = None,
+    *,
+    sort: str = "waiting",
+    search: str = "",
+    held_only: bool = False,
+    after: str | None = None,
+    limit: int = 50,
+) -> KeyList:
+    """A page of a queue's keys, by one of its scopes: the first one, unless said otherwise."""
+    policy = (await in_force(store, whole_of(queue))).policy
+    scope, ordered = _scope(policy, by), _sort(sort)
+    if not 1 <= limit <= MOST_KEYS:
+        raise ConfigurationError(f"limit={limit!r}: a page has from 1 to {MOST_KEYS} keys")
+    look = await _look(store, queue, scope)
+    names = list(look.policies)
+    page = await store.list_keys(
+        names, scope, sort=ordered, search=search, held_only=held_only, after=after, limit=limit
+    )
+    found = page.keys
+    if after is None and not held_only:
+        newcomers = await _newcomers(store, look, scope, search, {figures.key for _, figures in found})
+        found = sorted([*found, *newcomers], key=lambda each: _place(each[1], look, ordered))
+    return KeyList(
+        now=as_datetime(look.now),
+        queue=whole_of(queue),
+        by=list(scope),
+        scopes=[list(each) for each in policy.scopes],
+        sort=str(ordered),
+        search=search,
+        keys=await _views(store, look, found),
+        after=page.after,
+        figures_as_of=look.as_of,
+    )
+
+
+async def show_key(store: Store, queue: str, keys: Mapping[str, object]) -> OneKey:
+    """Everything about one key, whether it has jobs or not."""
+    policy = (await in_force(store, whole_of(queue))).policy
+    canonical = canonical_keys(keys)
+    scope = next((by for by in policy.scopes if set(by) == set(canonical)), None)
+    if scope is None:
+        raise ConfigurationError(_no_scope(policy, ", ".join(canonical)))
+    look = await _look(store, queue, scope)
+    key = tuple(canonical[name] for name in scope)
+    named = await store.keys_named(list(look.policies), [(scope, key)])
+    unknown = (_home(look.policies, canonical), KeyFigures(by=scope, key=key))
+    where, figures = max(named, key=lambda each: (each[1].waiting, each[1].running), default=unknown)
+    (view,) = await _views(store, look, [(where, figures)])
+    wanted = {name: value for name, value in canonical.items() if name != "task"}
+    running = await find_jobs(
+        store, JobFilter(queue=queue, state=State.RUNNING, keys=wanted, task=canonical.get("task")), None, SHOWN_JOBS
+    )
+    told = await explain_queue(store, queue, canonical)
+    return OneKey(
+        now=as_datetime(look.now),
+        view=view,
+        hours_failed=[each.failed for each in _hours(figures, look.now)],
+        lanes=await _lanes(store, look.policies[where], canonical),
+        running=[_job(each) for each in running.jobs],
+        next_jobs=[_job(each) for each in await store.next_jobs(where, canonical, SHOWN_JOBS)],
+        why=[hold.words for hold in told.holds],
+        overrides=[each.describe() for each in policy.overrides.all if dict(each.scope) == canonical],
+    )
+
+
+async def held_keys(store: Store, policies: Mapping[str, Policy], now: Instant) -> list[KeyView]:
+    """The keys of which most jobs wait behind a limit or a pause, in all these queues."""
+    found = await store.list_held(list(policies), HINTED)
+    return await _views(store, _Look(now, policies), found)
+
+
+async def _look(store: Store, queue: str, scope: By) -> _Look:
+    names = await known_partitions(store, queue)
+    policies = await store.policies()
+    scheduled = await store.scheduled_by_lane(names)
+    unseen = await store.unseen_by_lane(names)
+    tallied = [each.tallied_at for each in await store.survey(names) if each.tallied_at is not None]
+    minutes = await store.minutes(names, 0)
+    return _Look(
+        await store.now(),
+        {name: policies[name].policy for name in names},
+        sum(each.ran for several in minutes.values() for each in several),
+        as_datetime(min(tallied)) if tallied else None,
+        _by_key(scope, scheduled.lanes),
+        _by_key(scope, unseen.lanes),
+        scheduled.is_all,
+    )
+
+
+def _by_key(scope: By, lanes: Iterable[LaneTally]) -> dict[Key, int]:
+    sums: dict[Key, int] = {}
+    for lane in lanes:
+        key = select(scope, lane.keys, lane.priority)
+        sums[key] = sums.get(key, 0) + lane.arrived
+    return sums
+
+
+async def _newcomers(store: Store, look: _Look, scope: By, search: str, shown: set[Key]) -> list[Found]:
+    """Keys without figures: all that is known of them are jobs that are scheduled, or that no claim has seen."""
+    names, wanted = list(look.policies), search.casefold()
+    keys = [key for key in {**look.unseen, **look.scheduled} if key not in shown and _matches(key, wanted)]
+    known = {figures.key for _, figures in await store.keys_named(names, [(scope, key) for key in keys[:NEWCOMERS]])}
+    return [
+        (_home(look.policies, dict(zip(scope, key, strict=True))), KeyFigures(by=scope, key=key))
+        for key in keys[:NEWCOMERS]
+        if key not in known
+    ]
+
+
+def _matches(key: Key, wanted: str) -> bool:
+    return any(wanted in value.casefold() for value in key if value is not None) or not wanted
+
+
+def _home(policies: Mapping[str, Policy], keys: Mapping[str, str | None]) -> str:
+    """The partition where jobs with these keys belong; the first one, where that is not said."""
+    first, place = next(iter(policies)), next(iter(policies.values())).partition
+    if place is None or not set(place.by) <= keys.keys():
+        return first
+    home = place.names[place.home_of(keys) or 0]
+    return home if home in policies else first
+
+
+def _place(figures: KeyFigures, look: _Look, sort: KeySort) -> tuple[Any, ...]:
+    """Where a key stands in a list, with jobs that no claim has seen."""
+    name = tuple(value or "" for value in figures.key)
+    match sort:
+        case KeySort.WAITING:
+            return (-figures.waiting - look.unseen.get(figures.key, 0), name)
+        case KeySort.RUNNING:
+            return (-figures.running, name)
+        case KeySort.DONE:
+            return (-figures.done, name)
+        case KeySort.STARTED:
+            return (-(figures.started_at or 0), name)
+        case _:
+            return (name,)
+
+
+async def _views(store: Store, look: _Look, found: Sequence[Found]) -> list[KeyView]:
+    """Views of keys, of whatever scopes and queues, with the gauges of all their limits from one look."""
+    asked: dict[str, list[tuple[BoundLimit, Key]]] = {}
+    for queue, figures in found:
+        limits = _limits_for(look.policies[queue], figures.by, figures.key)
+        asked.setdefault(queue, []).extend((bound, figures.key) for bound in limits)
+    told = await gauges_of(store, look.policies, asked, look.now)
+    gauges = {
+        (queue, bound.name, key): gauge
+        for queue, wanted in asked.items()
+        for (bound, key), gauge in zip(wanted, told[queue], strict=True)
+    }
+    return [_view(look, queue, figures, gauges) for queue, figures in found]
+
+
+def _limits_for(policy: Policy, by: By, key: Key) -> list[BoundLimit]:
+    """The limits of exactly this scope that hold for this key."""
+    bounds = [bound for bound in policy.keyed_limits if bound.limit.by == by]
+    return [bound for bound in bounds if policy.limit_at(bound, key) is not None]
+
+
+def _view(look: _Look, queue: str, stored: KeyFigures, gauges: Mapping[tuple[str, str, Key], Gauge]) -> KeyView:
+    policy, key = look.policies[queue], stored.key
+    figures = stored.at(look.now)
+    limits = _limits_for(policy, figures.by, key)
+    views = [gauge_view(policy, gauges[queue, bound.name, key], bound) for bound in limits]
+    waiting = max(0, figures.waiting + look.unseen.get(key, 0))
+    held = [name for name in figures.held_by if policy.bound_named(name) is not None]
+    rates = {bound.name: limit.limit / limit.per * SECOND for bound in limits if (limit := _rate(policy, bound, key))}
+    return KeyView(
+        keys=dict(zip(figures.by, key, strict=True)),
+        queue=queue,
+        waiting=waiting,
+        scheduled=Counted(look.scheduled.get(key, 0), look.has_all_scheduled),
+        running=figures.running,
+        held_by=held if waiting else [],
+        done=figures.done,
+        failed=figures.failed,
+        run_time=figures.run_time if figures.run_time > 0 or figures.done else None,
+        share=figures.ran / look.ran if look.ran else None,
+        weight=_weight(policy, figures.by, key),
+        is_paused=key in policy.overrides.pauses.get(figures.by, {}),
+        gauges=views,
+        last_enqueued_at=None if figures.arrived_at is None else as_datetime(figures.arrived_at),
+        last_started_at=None if figures.started_at is None else as_datetime(figures.started_at),
+        hours=[each.done for each in _hours(figures, look.now)],
+        drained_in=drained_in(waiting, figures.run_time, views, rates),
+    )
+
+
+def _rate(policy: Policy, bound: BoundLimit, key: Key) -> Rate | None:
+    limit = policy.limit_at(bound, key)
+    return limit if isinstance(limit, Rate) and limit.limit > 0 else None
+
+
+def _weight(policy: Policy, by: By, key: Key) -> float | None:
+    if policy.fair is None or policy.fair.by != by:
+        return None
+    return policy.weight_at(key, policy.fair.weight_of(key))
+
+
+class _Hour(msgspec.Struct, frozen=True):
+    done: int = 0
+    failed: int = 0
+
+
+def _hours(figures: KeyFigures, now: Instant) -> list[_Hour]:
+    """The last day, the oldest hour first."""
+    known = {each.hour: _Hour(each.done, each.failed) for each in figures.hours}
+    last = now // HOUR
+    return [known.get(hour, _Hour()) for hour in range(last - HOURS + 1, last + 1)]
+
+
+async def _lanes(store: Store, policy: Policy, keys: Mapping[str, str | None]) -> list[LaneView]:
+    """The lanes of a key that is a flow of its own; of any other key, none are told."""
+    by = policy.fair.by if policy.fair else ()
+    if set(by) != set(keys):
+        return []
+    rows = await store.lanes_of(policy.queue, policy.flow_of(0, keys), SHOWN_LANES)
+    gates, _ = await store.gates_named([row.gate for row in rows if row.gate is not None], [])
+    names = {gate.id: gate.limit for gate in gates}
+    return [
+        LaneView(
+            keys=row.keys,
+            priority=row.priority,
+            waiting=max(0, row.ready),
+            running=row.in_flight,
+            held_by=names.get(row.gate or b"") if row.ready > 0 else None,
+        )
+        for row in rows
+    ]
+
+
+def _job(record: JobRecord) -> NextJob:
+    return NextJob(
+        id=str(record.id),
+        task=record.task,
+        priority=record.priority,
+        keys=dict(record.keys),
+        attempt=record.attempt,
+        enqueued_at=as_datetime(record.enqueued_at),
+    )
+
+
+def _scope(policy: Policy, by: str | Sequence[str] | None) -> By:
+    if by is None or not by:
+        return policy.scopes[0]
+    wanted = tuple(by.split(",")) if isinstance(by, str) else tuple(by)
+    found = next((scope for scope in policy.scopes if set(scope) == set(wanted)), None)
+    if found is None:
+        raise ConfigurationError(_no_scope(policy, ", ".join(wanted)))
+    return found
+
+
+def _no_scope(policy: Policy, wanted: str) -> str:
+    known = "; ".join(", ".join(by) for by in policy.scopes) or "nothing"
+    return f"queue {policy.queue!r} does not tell its jobs apart by {wanted}; it does so by {known}"
+
+
+def _sort(sort: str) -> KeySort:
+    try:
+        return KeySort(sort)
+    except ValueError:
+        known = ", ".join(str(each) for each in KeySort)
+        raise ConfigurationError(f"sort={sort!r}: keys can be sorted by {known}") from None

@@ -1,0 +1,345 @@
+"""What operators see, as values: the same for programs, commands, the JSON API and the dashboard.
+
+Times are datetimes in UTC, durations are seconds. Everything here can be encoded as JSON as it stands.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+
+import msgspec
+
+from fairlane.store.figures import Counted, KeySort
+
+__all__ = [
+    "Chart",
+    "Counted",
+    "GaugeView",
+    "HeldView",
+    "Hint",
+    "HintKind",
+    "KeyList",
+    "KeySort",
+    "KeyView",
+    "LaneView",
+    "LimitView",
+    "MinuteView",
+    "NextJob",
+    "OneKey",
+    "OneQueue",
+    "Overview",
+    "QueueStatus",
+    "QueueView",
+    "Totals",
+    "WorkerList",
+    "WorkerView",
+]
+
+
+class QueueStatus(StrEnum):
+    """How a queue is doing, in one word. A limit that does its work is no fault."""
+
+    IDLE = "idle"
+    """Nothing waits and nothing runs."""
+    FLOWING = "flowing"
+    """What waits is being started."""
+    LIMITED = "limited"
+    """All that waits is held back by limits, as the policy wants it."""
+    LAGGING = "lagging"
+    """Jobs could start, and have waited for a while: there are too few slots."""
+    PAUSED = "paused"
+    """An operator has paused it."""
+    STOPPED = "stopped"
+    """Jobs wait, and no worker serves it."""
+
+
+class HintKind(StrEnum):
+    """What a hint is about."""
+
+    LIMIT = "limit"
+    """A limit does its work; here is the knob, should it be too tight."""
+    LAG = "lag"
+    """We are behind."""
+    FAULT = "fault"
+    """Something is broken."""
+    PAUSE = "pause"
+    """An operator's doing."""
+
+
+class Hint(msgspec.Struct, frozen=True, kw_only=True):
+    """Something worth knowing, and the knob to turn."""
+
+    kind: HintKind
+    queue: str | None
+    words: str
+    knob: str
+    """What to do about it: a command, as one would type it, or a sentence."""
+    keys: dict[str, str | None] = {}
+    limit: str | None = None
+
+
+class HeldView(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs that one limit or pause holds back."""
+
+    limit: str
+    words: str
+    """The limit as one would write it in Python; a pause in words."""
+    by: list[str]
+    keys: int
+    jobs: int
+
+
+class MinuteView(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened within a minute."""
+
+    at: datetime
+    arrived: int = 0
+    started: int = 0
+    ended: int = 0
+    failed: int = 0
+    mean_wait: float = 0.0
+    """Seconds from ready to start, of those that started."""
+    longest_wait: float = 0.0
+    mean_run: float = 0.0
+    denied: dict[str, int] = {}
+    """How often a limit turned somebody away, by limit."""
+
+
+class Chart(msgspec.Struct, frozen=True, kw_only=True):
+    """The last hour, minute by minute, the oldest first; quiet minutes are there too."""
+
+    minutes: list[MinuteView]
+    denied: dict[str, int]
+    """How often a limit turned somebody away, over all of them, by limit, the most first."""
+
+
+class QueueView(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue with all its partitions, at a glance."""
+
+    queue: str
+    status: QueueStatus
+    words: str
+    """The status in a sentence."""
+    ready: int
+    """All that could run as far as time is concerned: with those that limits hold back."""
+    held: list[HeldView]
+    held_jobs: int
+    """Of the ready ones, those that limits hold back."""
+    running: int
+    scheduled: Counted
+    dead: Counted
+    oldest_wait: float | None
+    """Seconds since the oldest ready job became ready; `None`: nothing waits, or it is not known yet."""
+    started_per_minute: float
+    """Of the last five minutes, as the next two."""
+    ended_per_minute: float
+    failed_per_minute: float
+    workers: int
+    """Workers that serve it and are alive."""
+    slots: int
+    """What they run at the same time at most, for all their queues."""
+    is_paused: bool
+    partitions: int
+    unseen: int
+    """Of the ready ones, those that no claim has seen yet."""
+    figures_as_of: datetime | None
+    """Up to when the figures by key and by minute are complete; `None`: no worker has kept any."""
+
+
+class Totals(msgspec.Struct, frozen=True, kw_only=True):
+    """All queues together."""
+
+    ready: int = 0
+    held_jobs: int = 0
+    running: int = 0
+    scheduled: Counted = Counted()
+    dead: Counted = Counted()
+    oldest_wait: float | None = None
+    started_per_minute: float = 0.0
+    ended_per_minute: float = 0.0
+    failed_per_minute: float = 0.0
+    workers: int = 0
+    workers_late: int = 0
+    slots: int = 0
+
+
+class Overview(msgspec.Struct, frozen=True, kw_only=True):
+    """Is work flowing, who waits and why, what can be done about it."""
+
+    now: datetime
+    totals: Totals
+    queues: list[QueueView]
+    hints: list[Hint]
+    chart: Chart
+
+
+class GaugeView(msgspec.Struct, frozen=True, kw_only=True):
+    """How full a limit is for one key, or for the whole queue."""
+
+    limit: str
+    words: str
+    """The limit as one would write it in Python, with the bound in force."""
+    reason: str
+    used: float
+    bound: float
+    room: int
+    saturation: float
+    """From 0 to 1."""
+    opens_at: datetime | None
+    is_overridden: bool = False
+
+
+class LimitView(msgspec.Struct, frozen=True, kw_only=True):
+    """A limit of a queue, and how it fares."""
+
+    limit: str
+    words: str
+    by: list[str]
+    gauge: GaugeView | None
+    """Of a limit of the whole queue; by key, the keys have one each."""
+    held_keys: int
+    held_jobs: int
+    denied: int
+    """In the last hour: how often claims were turned away."""
+    is_suspended: bool
+    overridden_keys: int
+
+
+class OneQueue(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue's page."""
+
+    now: datetime
+    view: QueueView
+    policy: str
+    """As one would write it in Python."""
+    version: int
+    policy_words: list[str]
+    """The same in sentences."""
+    limits: list[LimitView]
+    scopes: list[list[str]]
+    """What its keys can be listed by."""
+    partitions: list[QueueView]
+    """Each by itself, if it has several."""
+    hints: list[Hint]
+    chart: Chart
+
+
+class KeyView(msgspec.Struct, frozen=True, kw_only=True):
+    """A key (or several that are a scope together) and its jobs."""
+
+    keys: dict[str, str | None]
+    queue: str
+    """The partition that it lives in."""
+    waiting: int
+    """Ready, with those that limits hold back."""
+    scheduled: Counted
+    running: int
+    held_by: list[str]
+    """Limits and pauses of this scope that hold jobs of it back, by name."""
+    done: int
+    """In the last 24 hours, as `failed`."""
+    failed: int
+    run_time: float | None
+    """Moving average in seconds; `None`: nothing has ended yet."""
+    share: float | None
+    """Its part of all run time of the queue in the last 24 hours."""
+    weight: float | None
+    """Where turns are taken by this scope."""
+    is_paused: bool
+    gauges: list[GaugeView]
+    """The limits of exactly this scope."""
+    last_enqueued_at: datetime | None
+    last_started_at: datetime | None
+    hours: list[int]
+    """What ended in each of the last 24 hours, the oldest first."""
+    drained_in: float | None
+    """Seconds until what waits has started if its limits are all that slows it down; `None`: nothing says so."""
+
+
+class KeyList(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of a queue's keys."""
+
+    now: datetime
+    queue: str
+    by: list[str]
+    scopes: list[list[str]]
+    sort: str
+    search: str
+    keys: list[KeyView]
+    after: str | None
+    """Where the next page begins; `None`: this is the last one."""
+    figures_as_of: datetime | None
+
+
+class LaneView(msgspec.Struct, frozen=True, kw_only=True):
+    """A lane of a key: its jobs that no limit can tell apart."""
+
+    keys: dict[str, str | None]
+    priority: int
+    waiting: int
+    running: int
+    held_by: str | None
+
+
+class NextJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A ready job of a key, in the order in which they would run."""
+
+    id: str
+    task: str
+    priority: int
+    keys: dict[str, str | None]
+    attempt: int
+    enqueued_at: datetime
+
+
+class OneKey(msgspec.Struct, frozen=True, kw_only=True):
+    """A key's page."""
+
+    now: datetime
+    view: KeyView
+    hours_failed: list[int]
+    lanes: list[LaneView]
+    running: list[NextJob]
+    next_jobs: list[NextJob]
+    why: list[str]
+    """What holds its jobs back, in words."""
+    overrides: list[str]
+    """What operators have changed for it, in words."""
+
+
+class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker process."""
+
+    id: str
+    name: str
+    host: str
+    pid: int
+    version: str
+    queues: dict[str, float]
+    concurrency: int
+    running: int
+    waiting: int
+    unsettled: int
+    is_well: bool
+    is_stopping: bool
+    is_late: bool
+    """It has not been heard of for a while: it is gone, or stands still."""
+    started_at: datetime
+    seen_at: datetime
+    clock_offset: float
+    """The store's clock less the worker's, in seconds."""
+    loops: dict[str, str]
+    tasks: list[str]
+    figures: dict[str, float]
+
+
+class WorkerList(msgspec.Struct, frozen=True, kw_only=True):
+    """Every worker that is known."""
+
+    now: datetime
+    workers: list[WorkerView]
+    alive: int
+    late: int
+    slots: int
+    running: int

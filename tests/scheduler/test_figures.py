@@ -1,0 +1,210 @@
+"""Figures are what claims told, added up: they agree with lanes and gates at every moment, whatever happened."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+from hypothesis import given, settings
+
+from fairlane import Concurrency, Fair, Rate
+from fairlane.clock import SECOND
+from fairlane.policy import Policy
+from fairlane.scheduler.figures import (
+    DAY,
+    HOUR,
+    Held,
+    Hour,
+    KeyFigures,
+    Minute,
+    Place,
+    Sums,
+    changes_of_held,
+    count_lanes,
+)
+from fairlane.scheduler.snapshot import LaneTally, Plan, Tally
+from fairlane.scheduler.tally import decode_tally, encode_tally
+from tests.scheduler.ledger import LaneKey
+from tests.scheduler.lives import drain, take
+from tests.scheduler.simulation import EPOCH, Bench
+from tests.scheduler.strategies import Step, busy_lives, lives, policies, wide_policies
+
+
+class Watched(Bench):
+    """A queue whose claims are listened to."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy)
+        self.told: list[Tally] = []
+
+    def claim(self, want: int, check: Callable[[LaneKey], None] | None = None) -> Plan:
+        plan = super().claim(want, check)
+        if plan.tally is not None:
+            self.told.append(decode_tally(encode_tally(plan.tally)))
+        return plan
+
+    def figures(self) -> dict[Place, KeyFigures]:
+        """All that was told, added up in two parts, as upkeep would."""
+        known: dict[Place, KeyFigures] = {}
+        middle = len(self.told) // 2
+        for part in (self.told[:middle], self.told[middle:]):
+            sums = Sums(self.policy)
+            for told in part:
+                sums.add(told)
+            known |= {(each.by, each.key): each for each in sums.applied_to(known, self.now)}
+        return known
+
+
+def agrees(bench: Watched) -> None:
+    """Who waits and runs by key, and which keys are held, is what lanes and gates say."""
+    figures = bench.figures()
+    counted = count_lanes(bench.policy.scopes, bench.queue.lanes.values())
+    told = {place: (each.waiting, each.running) for place, each in figures.items() if each.waiting or each.running}
+    assert told == {place: numbers for place, numbers in counted.items() if any(numbers)}
+    held = {(place, limit) for place, each in figures.items() for limit in each.held_by}
+    assert held == {
+        ((bound.limit.by, tuple(gate.key)), gate.limit)
+        for gate in bench.queue.gates.values()
+        if gate.waiting and (bound := bench.policy.bound_named(gate.limit)) is not None and bound.limit.by
+    }
+
+
+def folded(bench: Watched) -> None:
+    """Let every bell be heard, and nothing start."""
+    while bench.queue.arrivals or bench.queue.releases:
+        bench.claim(0)
+
+
+@settings(deadline=None, max_examples=150)
+@given(policies(), lives())
+def test_figures_agree_with_lanes_and_gates_whatever_happens(policy: Policy, steps: list[Step]) -> None:
+    bench = Watched(policy)
+    for step in steps:
+        take(bench, step)
+    folded(bench)
+    agrees(bench)
+    drain(bench)
+    folded(bench)
+    agrees(bench)
+
+
+@settings(deadline=None, max_examples=60)
+@given(wide_policies(), busy_lives())
+def test_figures_of_queues_with_many_lanes_agree_too(policy: Policy, steps: list[Step]) -> None:
+    bench = Watched(policy)
+    for step in steps:
+        take(bench, step)
+    folded(bench)
+    agrees(bench)
+
+
+@settings(deadline=None, max_examples=100)
+@given(policies(), lives())
+def test_minutes_add_up_to_what_happened(policy: Policy, steps: list[Step]) -> None:
+    bench = Watched(policy)
+    for step in steps:
+        take(bench, step)
+    folded(bench)
+    sums = Sums(policy)
+    for told in bench.told:
+        sums.add(told)
+    happened = Counter[str]()
+    for told in bench.told:
+        happened["started"] += sum(lane.started for lane in told.lanes)
+        happened["ended"] += sum(lane.ended for lane in told.lanes)
+    assert sum(each.started for each in sums.minutes) == happened["started"]
+    assert sum(each.ended for each in sums.minutes) == happened["ended"]
+    assert {each.minute for each in sums.minutes} == {told.at // (60 * SECOND) for told in bench.told}
+    assert happened["started"] == len(bench.ledger.runs)
+
+
+def by_account(limit: int = 2) -> Policy:
+    return Policy("q", Fair(by="account"), (Concurrency(limit, by="account"), Rate(100, per="1m", by="endpoint")))
+
+
+def test_a_key_is_held_by_the_limit_that_is_full_and_not_when_it_has_room_again() -> None:
+    bench = Watched(by_account())
+    bench.enqueue({"account": "acme", "endpoint": "e"}, 5)
+    bench.claim(5)
+    acme = bench.figures()[("account",), ("acme",)]
+    assert (acme.waiting, acme.running, acme.held_by) == (3, 2, ("concurrency:account",))
+    for position in list(bench.claimed):
+        bench.settle(position, SECOND)
+    bench.claim(5)
+    bench.now += SECOND
+    for position in list(bench.claimed):
+        bench.settle(position, SECOND)
+    bench.claim(5)
+    acme = bench.figures()[("account",), ("acme",)]
+    assert (acme.waiting, acme.running, acme.held_by) == (0, 1, ())
+    assert (acme.done, acme.run_time, acme.started_at) == (4, 1.0, bench.now)
+
+
+def test_a_full_limit_counts_whom_it_turns_away() -> None:
+    bench = Watched(Policy("q", None, (Concurrency(1),)))
+    bench.enqueue({}, 3)
+    bench.claim(3)
+    bench.claim(3)
+    sums = Sums(bench.policy)
+    for told in bench.told:
+        sums.add(told)
+    (minute,) = sums.minutes
+    assert minute.denied == {"concurrency:": 2}
+
+
+def test_waits_are_told_from_ready_to_start() -> None:
+    bench = Watched(by_account(10))
+    bench.enqueue({"account": "a", "endpoint": "e"}, 2)
+    bench.now += 3 * SECOND
+    bench.enqueue({"account": "b", "endpoint": "e"})
+    bench.now += SECOND
+    bench.claim(3)
+    sums = Sums(bench.policy)
+    for told in bench.told:
+        sums.add(told)
+    assert sum(each.waited for each in sums.minutes) == 9 * SECOND
+    assert max(each.waited_longest for each in sums.minutes) == 4 * SECOND
+
+
+def test_what_ended_more_than_a_day_ago_is_forgotten() -> None:
+    hour = EPOCH // HOUR
+    old = KeyFigures(by=("account",), key=("a",), hours=(Hour(hour, 5, 1, 10), Hour(hour + 1, 2, 0, 4)), done=7)
+    assert old.at(EPOCH).done == 7
+    assert old.at(EPOCH + DAY).hours == (Hour(hour + 1, 2, 0, 4),)
+    assert (old.at(EPOCH + DAY).done, old.at(EPOCH + DAY).failed, old.at(EPOCH + DAY).ran) == (2, 0, 4)
+    assert old.at(EPOCH + DAY + HOUR).is_idle
+
+
+def test_scopes_are_turns_first_then_limits_then_keys_and_the_task() -> None:
+    policy = Policy("q", Fair(by="account"), (Rate(1, per="1s", by=("account", "endpoint")), Concurrency(9)))
+    assert policy.scopes == (("account",), ("account", "endpoint"), ("endpoint",), ("task",))
+
+
+def test_what_limits_hold_changes_by_what_keys_say() -> None:
+    one = KeyFigures(by=("a",), key=("x",), waiting=5, held_by=("concurrency:a",))
+    other = KeyFigures(by=("a",), key=("y",), waiting=2)
+    after = [msgspec.structs.replace(one, waiting=7), msgspec.structs.replace(other, held_by=("concurrency:a",))]
+    assert changes_of_held([one, other], after) == {"concurrency:a": Held(1, 4)}
+    assert changes_of_held(after, []) == {"concurrency:a": Held(-2, -9)}
+
+
+def test_a_tally_says_nothing_when_nothing_happened() -> None:
+    bench = Watched(by_account())
+    bench.claim(3)
+    assert bench.told == []
+
+
+def test_minutes_together() -> None:
+    one = Minute(minute=1, started=2, waited_longest=5, denied={"a": 1})
+    other = Minute(minute=1, started=3, waited_longest=4, denied={"a": 2, "b": 1})
+    assert one.and_also(other) == Minute(minute=1, started=5, waited_longest=5, denied={"a": 3, "b": 1})
+
+
+def test_jobs_that_cease_to_wait_are_no_arrivals() -> None:
+    sums = Sums(by_account())
+    sums.add(Tally(EPOCH, 0, 0, [LaneTally({"account": "a", "endpoint": "e"}, 0, arrived=-2)], []))
+    (minute,) = sums.minutes
+    assert minute.arrived == 0
+    (account, *_) = sums.applied_to({(("account",), ("a",)): KeyFigures(by=("account",), key=("a",), waiting=3)}, EPOCH)
+    assert (account.waiting, account.arrived_at) == (1, None)

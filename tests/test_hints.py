@@ -1,0 +1,214 @@
+"""Hints and statuses say what views show: a limit that does its work is not lag, and each names its knob."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import msgspec
+import pytest
+
+from fairlane import AdaptiveConcurrency, Backlog, Breaker, Concurrency, Fair, Rate, Sequence
+from fairlane.operations.hinting import hints_of, lasting, status_of
+from fairlane.operations.views import (
+    Counted,
+    GaugeView,
+    HintKind,
+    KeyView,
+    QueueStatus,
+    QueueView,
+    WorkerView,
+)
+from fairlane.policy import Policy
+from fairlane.policy.describing import policy_words
+
+NOW = datetime(2030, 1, 31, 8, tzinfo=UTC)
+
+
+def queue(**figures: object) -> QueueView:
+    view = QueueView(
+        queue="webhooks",
+        status=QueueStatus.IDLE,
+        words="",
+        ready=0,
+        held=[],
+        held_jobs=0,
+        running=0,
+        scheduled=Counted(),
+        dead=Counted(),
+        oldest_wait=None,
+        started_per_minute=0.0,
+        ended_per_minute=0.0,
+        failed_per_minute=0.0,
+        workers=1,
+        slots=100,
+        is_paused=False,
+        partitions=1,
+        unseen=0,
+        figures_as_of=NOW,
+    )
+    view = msgspec.structs.replace(view, **figures)
+    status, words = status_of(view)
+    return msgspec.structs.replace(view, status=status, words=words)
+
+
+@pytest.mark.parametrize(
+    ("figures", "status"),
+    [
+        ({}, QueueStatus.IDLE),
+        ({"running": 3}, QueueStatus.FLOWING),
+        ({"ready": 5, "running": 3, "oldest_wait": 1.0}, QueueStatus.FLOWING),
+        ({"ready": 5, "workers": 0}, QueueStatus.STOPPED),
+        ({"ready": 5, "held_jobs": 5, "running": 5, "oldest_wait": 9_000.0}, QueueStatus.LIMITED),
+        ({"ready": 5_000, "running": 100, "oldest_wait": 600.0}, QueueStatus.LAGGING),
+        ({"ready": 5, "is_paused": True, "workers": 0}, QueueStatus.PAUSED),
+    ],
+)
+def test_a_queue_says_how_it_does_in_a_word(figures: dict[str, object], status: QueueStatus) -> None:
+    assert queue(**figures).status is status
+
+
+def key(**figures: object) -> KeyView:
+    gauge = GaugeView(
+        limit="concurrency:account",
+        words="Concurrency(5, by='account')",
+        reason="concurrency",
+        used=5,
+        bound=5,
+        room=0,
+        saturation=1.0,
+        opens_at=None,
+    )
+    view = KeyView(
+        keys={"account": "acme"},
+        queue="webhooks__p2",
+        waiting=4_120,
+        scheduled=Counted(),
+        running=5,
+        held_by=["concurrency:account"],
+        done=0,
+        failed=0,
+        run_time=2.767,
+        share=None,
+        weight=1.0,
+        is_paused=False,
+        gauges=[gauge],
+        last_enqueued_at=None,
+        last_started_at=None,
+        hours=[0] * 24,
+        drained_in=2_280.0,
+    )
+    return msgspec.structs.replace(view, **figures)
+
+
+def test_a_key_behind_its_limit_is_told_with_the_command_that_changes_it() -> None:
+    (hint,) = hints_of([queue(running=5)], [key()], [], 100, 5)
+    assert hint.kind is HintKind.LIMIT
+    assert hint.words == "account=acme is held by its limit of 5: 4,120 jobs wait, 38 min to drain"
+    assert hint.knob == "fairlane limit set webhooks concurrency:account NUMBER --key account=acme"
+
+
+def test_a_paused_key_is_told_with_the_command_that_resumes_it() -> None:
+    (hint,) = hints_of([], [key(is_paused=True, keys={"account": "a b"})], [], 100, 5)
+    assert hint.kind is HintKind.PAUSE
+    assert hint.knob == "fairlane resume webhooks --key 'account=a b'"
+
+
+def test_of_many_keys_behind_one_limit_the_first_are_named() -> None:
+    keys = [key(keys={"account": str(number)}) for number in range(10)]
+    assert [hint.keys for hint in hints_of([], keys, [], 100, 5)] == [{"account": str(number)} for number in range(3)]
+
+
+def test_lag_is_told_before_limits_and_says_whether_slots_are_the_reason() -> None:
+    lagging = queue(ready=5_000, running=100, oldest_wait=600.0)
+    full = hints_of([lagging], [key()], [], 100, 100)
+    assert [hint.kind for hint in full] == [HintKind.LAG, HintKind.LIMIT]
+    assert "start more workers" in full[0].knob
+    (free, _) = hints_of([lagging], [key()], [], 100, 10)
+    assert free.knob == "slots are free, so it is not the workers: fairlane explain --queue webhooks"
+
+
+def test_a_queue_without_workers_and_failing_runs_are_faults() -> None:
+    views = [queue(ready=3, workers=0), queue(queue="email", ended_per_minute=10.0, failed_per_minute=9.0)]
+    stopped, failing = hints_of(views, [], [], 0, 0)
+    assert stopped.knob == "fairlane worker module:app --queues webhooks"
+    assert failing.words == "email: 90% of the runs of the last five minutes failed"
+
+
+def worker(**figures: object) -> WorkerView:
+    view = WorkerView(
+        id="w",
+        name="host:1",
+        host="host",
+        pid=1,
+        version="0.1.0",
+        queues={"webhooks": 1.0},
+        concurrency=100,
+        running=0,
+        waiting=0,
+        unsettled=0,
+        is_well=True,
+        is_stopping=False,
+        is_late=False,
+        started_at=NOW,
+        seen_at=NOW,
+        clock_offset=0.0,
+        loops={"claiming": "running", "leases": "ended"},
+        tasks=[],
+        figures={},
+    )
+    return msgspec.structs.replace(view, **figures)
+
+
+def test_workers_that_are_silent_broken_or_out_of_time_are_faults() -> None:
+    workers = [
+        worker(),
+        worker(is_late=True),
+        worker(loops={"claiming": "OSError: gone"}),
+        worker(clock_offset=-9.0),
+    ]
+    silent, broken, skewed = hints_of([], [], workers, 400, 0)
+    assert "was last heard of at 08:00:00 UTC" in silent.words
+    assert broken.words == "worker host:1: its loop claiming died (OSError: gone)"
+    assert skewed.words == "the clock of worker host:1 differs from the database's by -9.0 s"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.3, "0.3 s"), (59, "59 s"), (119, "119 s"), (120, "2 min"), (7_200, "2 h"), (200_000, "2 d")],
+)
+def test_durations_have_the_unit_that_suits_them(seconds: float, words: str) -> None:
+    assert lasting(seconds) == words
+
+
+def test_a_policy_is_told_in_sentences() -> None:
+    policy = Policy(
+        "q",
+        Fair(by="account"),
+        (
+            Concurrency(5, by="account"),
+            Concurrency({"acme": 9}, by="account"),
+            Concurrency(200),
+            Rate(100, per="1m", by="endpoint"),
+            Rate(300, per="1h", rolling=True, name="vendor"),
+            AdaptiveConcurrency(by="endpoint", min=2, max=50),
+            Breaker(5, by="endpoint", cooldown="30s"),
+            Backlog(1_000, by="account", when_full="reject"),
+        ),
+    )
+    assert policy_words(policy) == [
+        "Every account gets its turn, charged for the time its jobs run.",
+        "At most 5 at the same time for each account.",
+        "At the same time for each account: 9 for acme.",
+        "At most 200 at the same time in the whole queue.",
+        "At most 100 starts per minute for each endpoint, 100 at once.",
+        "Never more than 300 starts within any hour in the whole queue, shared by all queues that name 'vendor'.",
+        "A cap that learns, from 2 to 50 at the same time for each endpoint.",
+        "Stops for each endpoint after 5 failures in a row; probes again after 30 seconds.",
+        "At most 1,000 may wait for each account; beyond that more are refused.",
+    ]
+
+
+def test_a_plain_queue_and_a_sequence_are_told_too() -> None:
+    assert policy_words(Policy("q")) == ["First come, first served, higher priorities with a head start."]
+    policy = Policy("q", None, (Sequence(by="order"),))
+    assert policy_words(policy)[1] == "Strictly one after the other for each order."
