@@ -79,15 +79,19 @@ async def list_jobs(
     limit: int = 100,
     after: str | None = None,
     *,
+    bounded: bool = False,
     on_progress: OnProgress | None = None,
 ) -> JobPage:
-    """Jobs that fit, the newest first: as many as asked for, however many have to be looked at to find them."""
+    """Jobs that fit, the newest first: as many as asked for, however many have to be looked at to find them.
+
+    With `bounded`, what one look finds: perhaps fewer, perhaps none, and a place to go on from.
+    """
     found: list[JobRecord] = []
     while True:
         page = await find_jobs(store, wanted, after, limit - len(found))
         found += page.jobs
         after = page.after
-        if after is None or len(found) >= limit:
+        if bounded or after is None or len(found) >= limit:
             return JobPage(found, after)
         if on_progress is not None:
             on_progress(len(found))

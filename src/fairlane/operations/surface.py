@@ -16,7 +16,7 @@ from fairlane.operations.jobs import LIMIT, JobDetails, Report, Selection
 from fairlane.operations.overriding import Change, LimitInForce, OverrideInForce
 from fairlane.operations.partitioning import Repartitioned
 from fairlane.operations.policies import AuditPage, PolicyChange, PolicyInForce
-from fairlane.operations.views import KeyList, OneKey, OneQueue, Overview, QueueView, WorkerList
+from fairlane.operations.views import KeyList, KeyView, OneKey, OneQueue, Overview, QueueView, WorkerList
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.explain import Explanation
 from fairlane.store.operators import JobFilter, JobPage
@@ -53,6 +53,7 @@ class Operations:
     async def now(self) -> Instant:
         """The time by the database's clock, which every moment here is told by."""
         return await (await self._source.opened()).now()
+
     # Looking.
 
     async def overview(self) -> Overview:
@@ -93,6 +94,10 @@ class Operations:
     async def show_key(self, queue: str, keys: KeyValues) -> OneKey:
         """One key: what waits, runs and comes next, its limits and what holds it."""
         return await seeing_keys.show_key(await self._source.opened(), queue, keys)
+
+    async def show_keys(self, queue: str, keys: Sequence[KeyValues]) -> list[KeyView]:
+        """Some keys of a queue at a glance."""
+        return await seeing_keys.show_keys(await self._source.opened(), queue, keys)
 
     async def list_workers(self) -> WorkerList:
         """Every worker, and those that have gone silent."""
@@ -288,9 +293,11 @@ class Operations:
 
     # Jobs.
 
-    async def list_jobs(self, filter: JobFilter, limit: int = 100, after: str | None = None) -> JobPage:
-        """Jobs that fit, the newest first."""
-        return await jobs.list_jobs(await self._source.opened(), filter, limit, after)
+    async def list_jobs(
+        self, filter: JobFilter, limit: int = 100, after: str | None = None, *, bounded: bool = False
+    ) -> JobPage:
+        """Jobs that fit, the newest first; with `bounded`, what one look finds, and where to go on."""
+        return await jobs.list_jobs(await self._source.opened(), filter, limit, after, bounded=bounded)
 
     async def show_job(self, job: UUID) -> JobDetails:
         """Everything about one job, or `JobNotFound`."""
