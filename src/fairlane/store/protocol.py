@@ -80,6 +80,8 @@ class Claimed(msgspec.Struct, frozen=True):
     """The queue's virtual time, once these jobs have started. `None`: somebody else has claimed for us."""
     is_limited: bool | None = None
     """The queue has limits: what is claimed and has not started holds slots and tokens. `None`: as far as is known."""
+    folded: int = 0
+    """Bells that this claim has folded."""
 
 
 class Looked(msgspec.Struct, frozen=True):
@@ -315,6 +317,10 @@ class Store(Protocol):
         """Every attempt of a job, the last one included, in order."""
         ...
 
+    async def contexts(self, ids: Sequence[UUID]) -> dict[UUID, str]:
+        """The contexts of these jobs, as JSON; those that have none are left out."""
+        ...
+
     async def counts(self, queue: str) -> QueueCounts: ...
 
     async def listen(self, worker: WorkerIdentity) -> Listener:
@@ -414,8 +420,9 @@ class Store(Protocol):
 
     # Figures, for people who look. Nothing but upkeep writes them, and no claim reads them.
 
-    async def tally(self, queue: str, limit: int = 500) -> Tallied:
-        """Add up to `limit` tallies of a queue to its figures, unless somebody else is at it; forget what is old."""
+    async def tally(self, queue: str, limit: int = 500, rest: int = 0) -> Tallied:
+        """Add up to `limit` tallies of a queue to its figures, unless somebody else is at it, or was so within the last
+        `rest` microseconds; forget what is old."""
         ...
 
     async def survey(self, queues: Sequence[str]) -> list[QueueFigures]:

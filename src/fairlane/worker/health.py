@@ -20,3 +20,5 @@ class Health:
     running: int
     waiting: int
     unsettled: int
+    telemetry_failures: int = 0
+    """What went wrong with event handlers, metrics and traces. No job is the worse for it."""

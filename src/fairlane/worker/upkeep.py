@@ -34,14 +34,14 @@ async def reap_leases(
     clock: Clock,
     lease: int,
     before: Callable[[], Awaitable[int]],
-    on_reaped: Callable[[], None],
+    on_reaped: Callable[[Reaped], None],
 ) -> None:
     """End the claims of workers that are gone, once their leases are. `before` tells how the store's clock differs."""
     while True:
         offset = await before()
         reaped = await outage.ride_out(lambda: _reap(store), "reaping")
         if reaped.settled:
-            on_reaped()
+            on_reaped(reaped)
         # A lease taken from now on ends no sooner than a whole lease from now.
         wait = lease
         if reaped.next_due is not None:
@@ -53,7 +53,8 @@ async def reap_leases(
 async def _reap(store: Store) -> Reaped:
     reaped = await store.reap(AT_ONCE)
     for settlement in reaped.settled:
-        log.warning("job %s: its worker is gone, the lease ran out; it is now %s", settlement.job, settlement.to)
+        job, state = settlement.job, settlement.to
+        log.warning("job %s: its worker is gone, the lease ran out; it is now %s", job, state, extra={"job": job})
     return reaped
 
 

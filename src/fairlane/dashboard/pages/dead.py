@@ -15,7 +15,7 @@ ROWS = 50
 
 async def look(ask: Ask) -> dict[str, Any]:
     wanted = filter_from(ask.query, state=State.DEAD)
-    page = await ask.operations.list_jobs(wanted, ROWS, ask.query.get("after") or None, bounded=True)
+    page = await ask.operations.list_jobs(wanted, ROWS, ask.query.get("after") or None, looks=1)
     return {"jobs": page.jobs, "after": page.after, "filter": {**shown_filter(ask.query), "state": "dead"}}
 
 

@@ -21,7 +21,7 @@ WAITING = (State.SCHEDULED, State.READY)
 
 
 async def look_at_jobs(ask: Ask) -> dict[str, Any]:
-    page = await ask.operations.list_jobs(filter_from(ask.query), ROWS, ask.query.get("after") or None, bounded=True)
+    page = await ask.operations.list_jobs(filter_from(ask.query), ROWS, ask.query.get("after") or None, looks=1)
     return {"jobs": page.jobs, "after": page.after, "filter": shown_filter(ask.query), "states": list(map(str, State))}
 
 
