@@ -30,7 +30,7 @@ from fairlane.operations.partitioning import Repartitioned
 from fairlane.operations.policies import AuditPage, PolicyChange, PolicyInForce
 from fairlane.operations.ranking import Ranking
 from fairlane.operations.trying import PolicyGiven, Tried
-from fairlane.operations.views import KeyList, OneKey, OneQueue, Overview, QueueView, WorkerList
+from fairlane.operations.views import KeyList, KeyView, OneKey, OneQueue, Overview, QueueView, WorkerList
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.explain import Explanation
 from fairlane.store.operators import JobFilter, JobPage
@@ -111,6 +111,10 @@ class Operations:
     async def show_key(self, queue: str, keys: KeyValues) -> OneKey:
         """One key: what waits, runs and comes next, its limits and what holds it."""
         return await seeing_keys.show_key(await self._source.opened(), queue, keys)
+
+    async def show_keys(self, queue: str, keys: Sequence[KeyValues]) -> list[KeyView]:
+        """Some keys of a queue at a glance."""
+        return await seeing_keys.show_keys(await self._source.opened(), queue, keys)
 
     async def list_workers(self) -> WorkerList:
         """Every worker, and those that have gone silent."""
