@@ -11,7 +11,7 @@ from typing import Any
 from uuid import UUID
 
 import httpx
-from jsonschema import Draft202012Validator, FormatChecker
+from jsonschema import Draft202012Validator, FormatChecker  # type: ignore[import-untyped]
 
 from fairlane import App, Concurrency, Fair, Rate
 from fairlane.clock import ManualClock
@@ -53,7 +53,6 @@ class World:
         return self._checked(self.site.program(token))
 
     def _checked(self, client: httpx.AsyncClient) -> httpx.AsyncClient:
-        client.base_url = httpx.URL(f"{client.base_url}")
         client.event_hooks = {"response": [check_answer]}
         return client
 
