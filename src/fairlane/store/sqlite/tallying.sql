@@ -28,7 +28,7 @@ set tallied_at = excluded.tallied_at, kept = excluded.kept, held = excluded.held
 -- name: select_tallies
 select id, entries
 from tallies
-where queue = ?
+where queue = ? and id > ?
 order by id
 limit ?
 
