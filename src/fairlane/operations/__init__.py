@@ -17,8 +17,9 @@ from fairlane.operations.describing import (
     describe_policy_change,
     describe_report,
 )
-from fairlane.operations.diagnosis import Finding, diagnose
+from fairlane.operations.diagnosis import about_no_database, diagnose
 from fairlane.operations.exporting import describe_exported, export_jobs, exported_columns
+from fairlane.operations.findings import Finding, Level
 from fairlane.operations.jobs import (
     LIMIT,
     JobDetails,
@@ -94,6 +95,7 @@ __all__ = [
     "JobFilter",
     "KeyList",
     "KeyView",
+    "Level",
     "LimitInForce",
     "OneKey",
     "OneQueue",
@@ -111,6 +113,7 @@ __all__ = [
     "Tried",
     "WorkerList",
     "WorkerView",
+    "about_no_database",
     "apply_policies",
     "boost",
     "cancel_jobs",
