@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+from jsonschema import Draft202012Validator
 
 from fairlane.dashboard.access import Role
 from fairlane.dashboard.api_answers import ErrorAnswer

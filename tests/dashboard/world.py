@@ -11,7 +11,7 @@ from typing import Any
 from uuid import UUID
 
 import httpx
-from jsonschema import Draft202012Validator, FormatChecker  # type: ignore[import-untyped]
+from jsonschema import Draft202012Validator, FormatChecker
 
 from fairlane import App, Concurrency, Fair, Rate
 from fairlane.clock import ManualClock

@@ -13,6 +13,14 @@ function axis(format) {
   };
 }
 
+const two = (number) => String(number).padStart(2, "0");
+
+/** Hours and minutes in UTC, as everywhere else. */
+function time(seconds) {
+  const moment = new Date(seconds * 1000);
+  return `${two(moment.getUTCHours())}:${two(moment.getUTCMinutes())}`;
+}
+
 function options(given, width) {
   const unit = given.unit ? ` ${given.unit}` : "";
   const told = (_, value) => (value === null || value === undefined ? "–" : `${+value.toFixed(2)}${unit}`);
@@ -28,9 +36,15 @@ function options(given, width) {
   return {
     width,
     height: given.height ?? 170,
-    series: [given.time === false ? { label: given.xLabel ?? "" } : {}, ...series],
+    tzDate: (seconds) => window.uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
+    series: [
+      given.time === false
+        ? { label: given.xLabel ?? "" }
+        : { label: "UTC", value: (_, seconds) => (seconds === null ? "–" : time(seconds)) },
+      ...series,
+    ],
     scales: { x: { time: given.time !== false }, y: { range: (_, low, high) => [Math.min(0, low ?? 0), (high || 1) * 1.08] } },
-    axes: [axis({}), axis({ size: 54, values: (_, ticks) => ticks.map((tick) => `${tick.toLocaleString("en")}${unit}`) })],
+    axes: [axis(given.time === false ? {} : { size: 30, values: (_, ticks) => ticks.map(time) }), axis({ size: 54, values: (_, ticks) => ticks.map((tick) => `${tick.toLocaleString("en")}${unit}`) })],
     cursor: { y: false },
     legend: { live: true },
   };
