@@ -28,6 +28,7 @@ from fairlane.operations.jobs import (
     retry_jobs,
     show_job,
 )
+from fairlane.operations.metering import Figures, fleet_figures
 from fairlane.operations.overriding import (
     Change,
     LimitInForce,
@@ -81,6 +82,7 @@ __all__ = [
     "LIMIT",
     "AuditPage",
     "Change",
+    "Figures",
     "Finding",
     "Hint",
     "Intent",
@@ -123,6 +125,7 @@ __all__ = [
     "diagnose",
     "diff_policies",
     "find_limit",
+    "fleet_figures",
     "force_jobs",
     "in_force",
     "list_audit",

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from fairlane.clock import Instant, as_instant, microseconds
 from fairlane.explaining import explain_job
-from fairlane.operations import jobs, overriding, partitioning, policies, seeing, seeing_keys, seeing_workers
+from fairlane.operations import jobs, metering, overriding, partitioning, policies, seeing, seeing_keys, seeing_workers
 from fairlane.operations.asking import Intent
 from fairlane.operations.diagnosis import Finding, diagnose
 from fairlane.operations.jobs import LIMIT, JobDetails, Report, Selection
@@ -98,6 +98,10 @@ class Operations:
     async def list_workers(self) -> WorkerList:
         """Every worker, and those that have gone silent."""
         return await seeing_workers.list_workers(await self._source.opened())
+
+    async def fleet_figures(self, keys: int = 20) -> metering.Figures:
+        """Queues, limits, keys and workers in numbers, by metric: what a scraper is told of the whole fleet."""
+        return await metering.fleet_figures(await self._source.opened(), keys)
 
     # Queues.
 
