@@ -102,6 +102,7 @@ def log_in(page: Page, name: str = "ann", token: str = TOKEN, path: str = "/") -
     page.get_by_label("Your name").fill(name)
     page.get_by_role("button", name="Log in").click()
     expect(page.locator("header .who")).to_contain_text(name)
+    page.wait_for_load_state()  # by then the scripts listen
 
 
 def go(page: Page, path: str) -> None:

@@ -46,7 +46,7 @@ async def test_a_worker_counts_what_passes_through_it(app: App) -> None:
         if number == 0:
             raise ValueError
 
-    async with app, working(app, metrics_port=0, concurrency=7):
+    async with app, working(app, metrics_port=0, concurrency=7) as worker:
         jobs = await send.enqueue_many([send.call(number) for number in range(10)])
         for job in jobs:
             if job is not jobs[0]:
@@ -78,6 +78,8 @@ async def test_a_worker_counts_what_passes_through_it(app: App) -> None:
     assert of(loop="claiming") in found["fairlane_loop_alive"]
     assert found["fairlane_jobs_running"] == {of(queue="email"): 0}
     assert found["fairlane_store_outages_total"] == {(): 0}
+    reported = worker.report().figures
+    assert (reported["fairlane_jobs_ended_total"], reported["fairlane_jobs_reaped_total"]) == (11, 0)
     # Its gauges end with the worker; what it has counted stays.
     assert "fairlane_slots" not in told(app)
     assert told(app)["fairlane_jobs_started_total"] == {of(queue="email", task="send"): 11}

@@ -8,6 +8,7 @@ import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as NotBase64
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from hashlib import sha256
@@ -89,6 +90,8 @@ class Access:
             )
         self.authorize = authorize
         self.throttle = Throttle(clock)
+        # A program with an old token asks every few seconds and must not lock people out; who guesses asks far oftener.
+        self.program_throttle = Throttle(clock, of_one_address=60, of_all=None)
         self._clock = clock
         self._tokens = [
             (given.encode(), role)
@@ -124,8 +127,7 @@ class Access:
     def _by_token(self, request: Request) -> Visitor | None:
         scheme, _, token = request.headers["authorization"].partition(" ")
         role = self.role_of(token.strip()) if scheme.lower() == "bearer" else None
-        name = request.headers.get(ACTOR_HEADER, "").strip()[:LONGEST_NAME] or "api"
-        return None if role is None else Visitor(name, role)
+        return None if role is None else Visitor(_acting_for(request.headers.get(ACTOR_HEADER, "")), role)
 
     # Sessions.
 
@@ -157,6 +159,14 @@ class Access:
 
     def _signed(self, purpose: str, text: str) -> str:
         return hmac.new(self._key, f"{purpose}\0{text}".encode(), sha256).hexdigest()
+
+
+def _acting_for(said: str) -> str:
+    """The name of a program. Whom it says it acts for stands behind `api:`, so that nobody takes it for a person."""
+    with suppress(UnicodeError):
+        said = said.encode("latin-1").decode()  # a header is bytes, and programs mean UTF-8
+    name = "".join(sign for sign in said if sign.isprintable()).strip()
+    return f"api:{name}"[:LONGEST_NAME] if name else "api"
 
 
 def visitor_of(request: Request) -> Visitor:

@@ -126,6 +126,10 @@ class Metrics:
                 self.failures.note("collector", f"reading {name} failed", error)
         return list(found.items())
 
+    def totals(self) -> dict[str, float]:
+        """What was counted so far, each counter added up over its labels."""
+        return {name: sum(value for _, value in self.value_of(name)) for name in self.counters}
+
     def samples(self) -> Iterator[Sample]:
         """All metrics that have something to tell, in the order of the catalogue."""
         for name, metric in CATALOGUE.items():

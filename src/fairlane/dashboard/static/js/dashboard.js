@@ -2,7 +2,7 @@ import { drawCharts } from "./charts.js";
 import { follow } from "./follow.js";
 import { listenToKeys } from "./keys.js";
 import { keepTelling, tellTimes } from "./times.js";
-import { watchKeys } from "./watch.js";
+import { bringWatched, watchKeys } from "./watch.js";
 
 const THEMES = ["auto", "light", "dark"];
 
@@ -27,6 +27,7 @@ function offerThemes() {
   show();
 }
 
+bringWatched();
 offerThemes();
 listenToKeys();
 keepTelling();
