@@ -414,8 +414,9 @@ class Store(Protocol):
 
     # Figures, for people who look. Nothing but upkeep writes them, and no claim reads them.
 
-    async def tally(self, queue: str, limit: int = 500) -> Tallied:
-        """Add up to `limit` tallies of a queue to its figures, unless somebody else is at it; forget what is old."""
+    async def tally(self, queue: str, limit: int = 500, rest: int = 0) -> Tallied:
+        """Add up to `limit` tallies of a queue to its figures, unless somebody else is at it, or was so within the last
+        `rest` microseconds; forget what is old."""
         ...
 
     async def survey(self, queues: Sequence[str]) -> list[QueueFigures]:

@@ -31,6 +31,8 @@ STATEMENTS = load_statements(
     "examining.sql",
     "sharing.sql",
     "partitions.sql",
+    "tallying.sql",
+    "seeing.sql",
 )
 
 T = TypeVar("T")
