@@ -124,8 +124,7 @@ class Access:
     def _by_token(self, request: Request) -> Visitor | None:
         scheme, _, token = request.headers["authorization"].partition(" ")
         role = self.role_of(token.strip()) if scheme.lower() == "bearer" else None
-        name = request.headers.get(ACTOR_HEADER, "").strip()[:LONGEST_NAME] or "api"
-        return None if role is None else Visitor(name, role)
+        return None if role is None else Visitor(_acting_for(request.headers.get(ACTOR_HEADER, "")), role)
 
     # Sessions.
 
@@ -157,6 +156,16 @@ class Access:
 
     def _signed(self, purpose: str, text: str) -> str:
         return hmac.new(self._key, f"{purpose}\0{text}".encode(), sha256).hexdigest()
+
+
+def _acting_for(said: str) -> str:
+    """The name of a program. Whom it says it acts for stands behind `api:`, so that nobody takes it for a person."""
+    try:
+        said = said.encode("latin-1").decode()  # a header is bytes, and programs mean UTF-8
+    except UnicodeError:
+        pass
+    name = "".join(sign for sign in said if sign.isprintable()).strip()
+    return f"api:{name}"[:LONGEST_NAME] if name else "api"
 
 
 def visitor_of(request: Request) -> Visitor:

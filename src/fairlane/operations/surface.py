@@ -8,19 +8,21 @@ from typing import Protocol
 from uuid import UUID
 
 from fairlane.clock import Instant, as_instant, microseconds
-from fairlane.explaining import explain_job
-from fairlane.operations import jobs, overriding, partitioning, policies, seeing, seeing_keys, seeing_workers
+from fairlane.explaining import explain_job, explain_queue
+from fairlane.operations import jobs, overriding, partitioning, policies, seeing, seeing_keys, seeing_workers, trying
 from fairlane.operations.asking import Intent
 from fairlane.operations.diagnosis import Finding, diagnose
 from fairlane.operations.jobs import LIMIT, JobDetails, Report, Selection
 from fairlane.operations.overriding import Change, LimitInForce, OverrideInForce
 from fairlane.operations.partitioning import Repartitioned
 from fairlane.operations.policies import AuditPage, PolicyChange, PolicyInForce
+from fairlane.operations.trying import PolicyGiven, Tried
 from fairlane.operations.views import KeyList, OneKey, OneQueue, Overview, QueueView, WorkerList
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.explain import Explanation
 from fairlane.store.operators import JobFilter, JobPage
 from fairlane.store.protocol import Store
+from fairlane.workload import Workload
 
 __all__ = ["Operations", "OperationsSource"]
 
@@ -50,11 +52,11 @@ class Operations:
     def __init__(self, source: OperationsSource) -> None:
         self._source = source
 
-    # Looking.
-
     async def now(self) -> Instant:
         """The time by the database's clock, which every moment here is told by."""
         return await (await self._source.opened()).now()
+
+    # Looking.
 
     async def overview(self) -> Overview:
         """Is work flowing, who waits and why, and what can be done about it."""
@@ -98,6 +100,38 @@ class Operations:
     async def list_workers(self) -> WorkerList:
         """Every worker, and those that have gone silent."""
         return await seeing_workers.list_workers(await self._source.opened())
+
+    async def explain_queue(self, queue: str, keys: KeyValues | None = None) -> Explanation:
+        """Everything that holds a queue, or some keys of it."""
+        return await explain_queue(await self._source.opened(), queue, keys)
+
+    async def try_policies(
+        self,
+        policies: Sequence[PolicyGiven],
+        *,
+        workload: Workload | None = None,
+        history: str | None = None,
+        last: str | float = "1h",
+        slots: int = 100,
+        seed: int | None = None,
+        until: str | float | None = None,
+        by: Sequence[str] = (),
+    ) -> list[Tried]:
+        """The same jobs under each policy: those of a workload, or those that ended lately in the queue `history`.
+
+        Bounded in jobs and in time. A policy is named by its queue, or given, also as a document.
+        """
+        return await trying.try_policies(
+            await self._source.opened(),
+            policies,
+            workload=workload,
+            history=history,
+            last=last,
+            slots=slots,
+            seed=seed,
+            until=until,
+            by=by,
+        )
 
     # Queues.
 
@@ -289,9 +323,11 @@ class Operations:
 
     # Jobs.
 
-    async def list_jobs(self, filter: JobFilter, limit: int = 100, after: str | None = None) -> JobPage:
-        """Jobs that fit, the newest first."""
-        return await jobs.list_jobs(await self._source.opened(), filter, limit, after)
+    async def list_jobs(
+        self, filter: JobFilter, limit: int = 100, after: str | None = None, *, looks: int | None = None
+    ) -> JobPage:
+        """Jobs that fit, the newest first; in so many `looks` of ten thousand jobs, or as many as it takes."""
+        return await jobs.list_jobs(await self._source.opened(), filter, limit, after, looks=looks)
 
     async def show_job(self, job: UUID) -> JobDetails:
         """Everything about one job, or `JobNotFound`."""

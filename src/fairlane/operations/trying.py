@@ -14,6 +14,7 @@ from fairlane.clock import SECOND, Instant, SystemClock, microseconds
 from fairlane.errors import ConfigurationError
 from fairlane.operations.asking import in_force
 from fairlane.policy.by import normalize_by
+from fairlane.policy.overrides import NO_OVERRIDES
 from fairlane.policy.policy import Policy
 from fairlane.policy.reading import parse_policy
 from fairlane.scheduler.measures import Simulation, Timeline, measure, report_by, timeline
@@ -22,7 +23,7 @@ from fairlane.simulating import read_history, record
 from fairlane.store.protocol import Store
 from fairlane.workload import Workload
 
-__all__ = ["MOST_POLICIES", "MOST_SIMULATED", "MOST_SLOTS", "Tried", "try_policies"]
+__all__ = ["MOST_POLICIES", "MOST_SIMULATED", "MOST_SLOTS", "PolicyGiven", "Tried", "try_policies"]
 
 MOST_POLICIES = 4
 MOST_SIMULATED = 50_000
@@ -66,7 +67,8 @@ async def try_policies(
 async def _policy(store: Store, given: PolicyGiven) -> Policy:
     match given:
         case str():
-            return (await in_force(store, given)).policy
+            # As it is declared: what operators have changed for now says nothing about it.
+            return (await in_force(store, given)).policy.overridden(NO_OVERRIDES)
         case Policy():
             return given
         case _:

@@ -9,7 +9,7 @@ from fairlane.clock import Instant
 from fairlane.job import JobRecord
 from fairlane.policy.by import By
 from fairlane.scheduler.figures import KeyFigures, Minute
-from fairlane.scheduler.snapshot import GateRow, SharedGateRow
+from fairlane.scheduler.snapshot import GateRow, LaneRow, SharedGateRow
 from fairlane.store.adding_up import Pace
 from fairlane.store.figures import KeyPage, KeySort, LanesCounted, QueueFigures, Tallied, WorkerReport, WorkerSeen
 from fairlane.store.key_rows import KeyPlace
@@ -71,6 +71,12 @@ class Figures:
         self, queues: Sequence[str], places: Sequence[tuple[By, tuple[str | None, ...]]]
     ) -> list[tuple[str, KeyFigures]]:
         return await self._ask(lambda connection: seeing.keys_named(connection, queues, places))
+
+    async def list_held(self, queues: Sequence[str], limit: int = 20) -> list[tuple[str, KeyFigures]]:
+        return await self._ask(lambda connection: seeing.list_held(connection, queues, limit))
+
+    async def lanes_of(self, queue: str, flow: bytes, limit: int = 50) -> list[LaneRow]:
+        return await self._ask(lambda connection: seeing.lanes_of(connection, flow, limit))
 
     async def scheduled_by_lane(self, queues: Sequence[str]) -> LanesCounted:
         return await self._ask(lambda connection: seeing.scheduled_by_lane(connection, queues))

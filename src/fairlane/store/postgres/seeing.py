@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 __all__ = [
     "gates_named",
     "keys_named",
+    "lanes_of",
+    "list_held",
     "list_keys",
     "minutes",
     "next_jobs",
@@ -127,6 +129,16 @@ async def keys_named(
     scopes, keys = key_rows.place_parameters(places)
     found = await connection.fetch(STATEMENTS["select_keys_named"], queues, scopes, keys)
     return [(row[0], key_rows.key_figures(row[1:])) for row in found]
+
+
+async def list_held(connection: Connection, queues: Sequence[str], limit: int) -> list[tuple[str, KeyFigures]]:
+    found = await connection.fetch(STATEMENTS["list_held_keys"], queues, limit)
+    return [(row[0], key_rows.key_figures(row[1:])) for row in found]
+
+
+async def lanes_of(connection: Connection, flow: bytes, limit: int) -> list[LaneRow]:
+    found = await connection.fetch(STATEMENTS["select_all_lanes_of_flow"], flow, limit, LANES_AT_MOST)
+    return [_lane(row) for row in found]
 
 
 async def scheduled_by_lane(connection: Connection, queues: Sequence[str]) -> LanesCounted:

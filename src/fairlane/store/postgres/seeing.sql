@@ -224,6 +224,43 @@ cross join lateral (
 order by -k.waiting, k.key, q.name collate "C"
 limit $8
 
+-- name: list_held_keys
+-- Of all scopes, the keys behind whose limits most jobs wait. $1 queues by name, $2 how many
+select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
+    k.held_by, k.hours
+from unnest($1::text[]) as u (name)
+cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
+cross join lateral (
+    select k.*
+    from fairlane.key_figures k
+    where k.queue_id = q.id and k.held_by is not null
+    order by -k.waiting
+    limit $2::integer
+) k
+order by -k.waiting, q.name, k.key
+limit $2
+
+-- name: select_all_lanes_of_flow
+-- Every lane of a flow, those that most jobs wait in first. $1 flow, $2 how many, $3 of how many
+select l.id, l.flow, l.priority, l.keys, l.ready, l.in_flight, l.floor, l.rank, l.standing, l.gate, l.tag
+from (
+    (
+        select l.id, l.flow, l.priority, l.keys, l.ready, l.in_flight, l.floor, l.rank, l.standing, l.gate, l.tag
+        from fairlane.lanes l
+        where l.flow = $1::bytea
+        limit $3::integer
+    )
+    union all
+    (
+        select f.lane, f.id, f.lane_priority, f.lane_keys, f.lane_ready, f.lane_in_flight, f.lane_floor, f.lane_rank,
+            f.lane_standing, f.lane_gate, f.lane_tag
+        from (select f.* from fairlane.flows f where f.id = $1 order by f.version desc limit 1) f
+        where f.lane is not null
+    )
+) l
+order by l.ready desc, l.rank
+limit $2::integer
+
 -- name: select_scheduled_by_lane
 -- The scheduled jobs of these queues that are due first, by lane. $1 queues by name, $2 how many
 select j.priority, j.keys, count(*) as jobs

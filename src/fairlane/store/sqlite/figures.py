@@ -9,12 +9,12 @@ from fairlane.errors import UnknownQueue
 from fairlane.job import JobRecord
 from fairlane.policy.by import By
 from fairlane.scheduler.figures import KeyFigures, Minute
-from fairlane.scheduler.snapshot import GateRow, SharedGateRow
+from fairlane.scheduler.snapshot import GateRow, LaneRow, SharedGateRow
 from fairlane.store.adding_up import Pace
 from fairlane.store.figures import KeyPage, KeySort, LanesCounted, QueueFigures, Tallied, WorkerReport, WorkerSeen
 from fairlane.store.key_rows import KeyPlace
-from fairlane.store.protocol import WorkerIdentity
-from fairlane.store.sqlite import claims, seeing, tallying
+from fairlane.store.protocol import Declared, WorkerIdentity
+from fairlane.store.sqlite import claims, policies, seeing, tallying
 from fairlane.store.sqlite.database import Database, Transaction
 
 __all__ = ["Figures", "known_queue"]
@@ -45,6 +45,9 @@ class Figures:
             lambda tx: tallying.tally(tx, known_queue(tx, queue), now, limit, self._pace), durable=False
         )
 
+    async def policies(self) -> dict[str, Declared]:
+        return await self._database.read(policies.all_in_force)
+
     async def survey(self, queues: Sequence[str]) -> list[QueueFigures]:
         return await self._database.read(lambda tx: seeing.survey(tx, queues))
 
@@ -71,6 +74,12 @@ class Figures:
         self, queues: Sequence[str], places: Sequence[tuple[By, tuple[str | None, ...]]]
     ) -> list[tuple[str, KeyFigures]]:
         return await self._database.read(lambda tx: seeing.keys_named(tx, queues, places))
+
+    async def list_held(self, queues: Sequence[str], limit: int = 20) -> list[tuple[str, KeyFigures]]:
+        return await self._database.read(lambda tx: seeing.list_held(tx, queues, limit))
+
+    async def lanes_of(self, queue: str, flow: bytes, limit: int = 50) -> list[LaneRow]:
+        return await self._database.read(lambda tx: seeing.lanes_of(tx, flow, limit))
 
     async def scheduled_by_lane(self, queues: Sequence[str]) -> LanesCounted:
         return await self._database.read(lambda tx: seeing.scheduled_by_lane(tx, queues))

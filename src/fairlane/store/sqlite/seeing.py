@@ -10,7 +10,7 @@ from fairlane.clock import Instant
 from fairlane.job import JobRecord
 from fairlane.policy.by import By
 from fairlane.scheduler.figures import DAY, MINUTE, KeyFigures, Minute
-from fairlane.scheduler.snapshot import GateRow, Head, LaneTally, Need, SharedGateRow, Supply
+from fairlane.scheduler.snapshot import GateRow, Head, LaneRow, LaneTally, Need, SharedGateRow, Supply
 from fairlane.scheduler.upcoming import upcoming
 from fairlane.store import key_rows
 from fairlane.store.figures import (
@@ -33,6 +33,8 @@ from fairlane.store.sqlite.wakeups import is_listening
 __all__ = [
     "gates_named",
     "keys_named",
+    "lanes_of",
+    "list_held",
     "list_keys",
     "minutes",
     "next_jobs",
@@ -132,6 +134,15 @@ def keys_named(
     named = list(zip(*key_rows.place_parameters(places), strict=True))
     found = tx.all("select_keys_named", key_rows.encode(queues), key_rows.encode(named))
     return [(row[0], key_rows.key_figures(row[1:])) for row in found]
+
+
+def list_held(tx: Transaction, queues: Sequence[str], limit: int) -> list[tuple[str, KeyFigures]]:
+    found = tx.all("list_held_keys", key_rows.encode(queues), limit)
+    return [(row[0], key_rows.key_figures(row[1:])) for row in found]
+
+
+def lanes_of(tx: Transaction, flow: bytes, limit: int) -> list[LaneRow]:
+    return [rows.lane(row) for row in tx.all("select_all_lanes_of_flow", flow, limit, LANES_AT_MOST)]
 
 
 def scheduled_by_lane(tx: Transaction, queues: Sequence[str]) -> LanesCounted:

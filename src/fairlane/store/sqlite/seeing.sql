@@ -128,6 +128,29 @@ where q.name = ?1 and k.scope = ?2
 order by -k.waiting, k.key
 limit ?8
 
+-- name: list_held_keys
+-- Of all scopes, the keys behind whose limits most jobs wait. ?1 queues by name, ?2 how many
+select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
+    k.held_by, k.hours
+from json_each(?1) as u
+cross join queues as q on q.name = u.value
+cross join key_figures as k on k.queue = q.id and (k.scope, k.key) in (
+    select most.scope, most.key
+    from key_figures as most
+    where most.queue = q.id and most.held_by is not null
+    order by -most.waiting
+    limit ?2
+)
+order by k.waiting desc, q.name, k.key
+limit ?2
+
+-- name: select_all_lanes_of_flow
+-- Every lane of a flow, those that most jobs wait in first. ?1 flow, ?2 how many, ?3 of how many
+select id, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag
+from (select * from lanes where flow = ?1 limit ?3)
+order by ready desc, rank
+limit ?2
+
 -- name: select_scheduled_by_lane
 -- The scheduled jobs of these queues that are due first, by lane. ?1 queues by name, ?2 how many
 select priority, lane_keys, count(*)

@@ -56,6 +56,7 @@ create index key_figures_by_running on fairlane.key_figures (queue_id, scope, (-
 create index key_figures_by_done on fairlane.key_figures (queue_id, scope, (-done), key);
 create index key_figures_by_start on fairlane.key_figures (queue_id, scope, (-coalesce(started_at, 0)), key);
 create index key_figures_held on fairlane.key_figures (queue_id, scope, (-waiting), key) where held_by is not null;
+create index key_figures_held_most on fairlane.key_figures (queue_id, (-waiting)) where held_by is not null;
 create index key_figures_to_refresh on fairlane.key_figures (queue_id, refresh_at) where refresh_at is not null;
 
 create type fairlane.key_figure as (
