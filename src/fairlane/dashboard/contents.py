@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from fairlane.dashboard.acting import Deed
 from fairlane.dashboard.page import Page
-from fairlane.dashboard.pages import audit, overview
+from fairlane.dashboard.pages import audit, overview, trying, workers
 
 __all__ = ["DEEDS", "PAGES"]
 
 PAGES: tuple[Page, ...] = (
     overview.PAGE,
+    workers.PAGE,
     audit.PAGE,
+    trying.PAGE,
 )
 DEEDS: tuple[Deed, ...] = ()

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from fairlane.clock import SECOND, Instant, as_datetime
 
-__all__ = ["Rendering", "address", "fingerprint", "lasting", "number"]
+__all__ = ["Rendering", "address", "fingerprint", "lasting", "number", "seconds"]
 
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
@@ -33,6 +33,7 @@ class Rendering:
         self.environment.filters.update(
             ago=ago, lasting=lasting, number=number, clock=clock, iso=iso, pretty=pretty, per=per, pathpart=path_part
         )
+        self.environment.filters["seconds"] = seconds
         self.environment.globals["version"] = version("fairlane")
 
     def part(self, template: str, shown: Mapping[str, Any]) -> str:
@@ -85,6 +86,13 @@ def lasting(microseconds: float | None) -> str:
         elif parts:
             break
     return " ".join(parts)
+
+
+def seconds(value: float) -> str:
+    """A duration to be compared with others: 532 ms, 8.44 s."""
+    if value < 1:
+        return f"{value * 1_000:.0f} ms"
+    return f"{value:.2f} s" if value < 100 else f"{value:,.0f} s"
 
 
 def ago(at: Instant | None) -> Markup:

@@ -29,8 +29,12 @@ function options(given, width) {
     width,
     height: given.height ?? 170,
     series: [given.time === false ? { label: given.xLabel ?? "" } : {}, ...series],
-    scales: { x: { time: given.time !== false }, y: { range: (_, low, high) => [Math.min(0, low ?? 0), (high || 1) * 1.08] } },
-    axes: [axis({}), axis({ size: 54, values: (_, ticks) => ticks.map((tick) => `${tick.toLocaleString("en")}${unit}`) })],
+    scales: {
+      // Charts that stand side by side say how far they reach, so that they can be compared.
+      x: { time: given.time !== false, ...(given.right && { range: [0, given.right] }) },
+      y: { range: (_, low, high) => [Math.min(0, low ?? 0), (given.top || high || 1) * 1.08] },
+    },
+    axes: [axis(given.xUnit ? { values: (_, ticks) => ticks.map((tick) => `${tick} ${given.xUnit}`) } : {}), axis({ size: 54, values: (_, ticks) => ticks.map((tick) => `${tick.toLocaleString("en")}${unit}`) })],
     cursor: { y: false },
     legend: { live: true },
   };
