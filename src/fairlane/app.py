@@ -40,6 +40,7 @@ from fairlane.errors import (
     UniqueConflict,
     UnknownQueue,
 )
+from fairlane.events import Event
 from fairlane.handle import Enqueued, Foreseen, Job, handles_of
 from fairlane.job import Outcome
 from fairlane.operations import Operations
@@ -69,6 +70,7 @@ from fairlane.task import (
     not_a_call,
     one_by_one,
 )
+from fairlane.telemetry.telemetry import Telemetry
 from fairlane.values import Values
 from fairlane.worker.options import WorkerOptions
 from fairlane.worker.upkeep import keep_up
@@ -78,6 +80,7 @@ __all__ = ["App", "TaskDecorator"]
 
 log = logging.getLogger("fairlane.app")
 
+H = TypeVar("H", bound=Callable[[Any], object])
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -124,6 +127,7 @@ class App:
         self.queues: dict[str, Queue] = {}
         self.values = Values(self)
         self.operations = Operations(self)
+        self.telemetry = Telemetry()
         self._make_store = store_factory(self.url, self.clock, durable_claims)
         self._connection: Connection | None = None
         self._opening = asyncio.Lock()
@@ -215,6 +219,17 @@ class App:
 
         return register if function is None else register(function)
 
+    @overload
+    def on_event(self, handler: H, /) -> H: ...
+    @overload
+    def on_event(self, *kinds: type[Event]) -> Callable[[H], H]: ...
+    def on_event(self, *kinds: Any) -> Any:
+        """Call a function, async or not, for each event of this process, or only for these kinds; see `events`.
+
+        Add handlers before the worker starts. They can neither stop nor delay a job.
+        """
+        return self.telemetry.on_event(*kinds)
+
     def check(self) -> None:
         """Refuse what cannot work as a whole: a limit by a key that no task provides, a task of an unknown queue."""
         for task in self.registry:
@@ -269,7 +284,8 @@ class App:
         self.check()
         store = self._make_store()
         await store.open()
-        producing = Producing(store, self.clock, self._declared, self.max_payload)
+        self.telemetry.measured()
+        producing = Producing(store, self.clock, self._declared, self.max_payload, self.telemetry)
         connection = Connection(store, loop, hand_of(store, self.clock), producing)
         try:
             await producing.declare(policy for policies in self._declarations() for policy in policies)
@@ -352,12 +368,7 @@ class App:
             if call.options.tx is not None and call.options.tx is not tx:
                 raise InvalidJob(f"{call!r} names a transaction of its own; give tx= to enqueue_many, for all of them")
         connection = await self._connected()
-        jobs = await connection.producing.stamped(listed)
-        verdicts = await connection.producing.judged(jobs, tx, pace=pace)
-        stored = [job for job in jobs if job.id not in verdicts.refused] if verdicts.refused else jobs
-        told = None if progress is None else lambda done: progress(done, len(stored))
-        conflicts = await connection.store.enqueue(stored, tx, told)
-        return handles_of(jobs, conflicts, verdicts, self)
+        return handles_of(*await connection.producing.stored(listed, tx, progress, pace=pace), self)
 
     async def enqueue_stream(
         self, calls: Iterable[Call[R]], *, batch: int = STREAMED_AT_ONCE, tx: Any = None, pace: bool = False
@@ -382,11 +393,9 @@ class App:
     async def enqueue_one(self, call: Call[R]) -> Job[R]:
         """Store one call; `UniqueConflict` or `BacklogFull` if it is refused."""
         connection = await self._connected()
-        jobs = await connection.producing.stamped([call])
-        verdicts = await connection.producing.judged(jobs, call.options.tx)
+        jobs, conflicts, verdicts = await connection.producing.stored([call], call.options.tx)
         for full in verdicts.refused.values():
             raise BacklogFull(full.queue, full.key, full.ready, full.max)
-        conflicts = await connection.store.enqueue(jobs, call.options.tx)
         for conflict in conflicts.values():
             if conflict.outcome is Outcome.REFUSED:
                 kind = PayloadDiffers if conflict.differs else UniqueConflict
@@ -395,14 +404,7 @@ class App:
 
     async def foresee(self, call: Call[R]) -> Foreseen:
         """What enqueueing this call would do now."""
-        connection = await self._connected()
-        (job,) = await connection.producing.stamped([call])
-        if (await connection.producing.judged([job])).refused:
-            return Foreseen(Outcome.FULL)
-        conflict = (await connection.store.foresee([job])).get(job.id)
-        if conflict is None:
-            return Foreseen(Outcome.ENQUEUED)
-        return Foreseen(conflict.outcome, conflict.holder, conflict.differs)
+        return await (await self._connected()).producing.foreseen(call)
 
     def enqueue_many_sync(self, calls: Iterable[Call[R]], tx: Any = None) -> Enqueued[R]:
         """`enqueue_many` for code that is not async."""
@@ -466,6 +468,7 @@ class App:
             retention=self.retention,
             max_result=self.max_payload,
             stamp=connection.producing.stamp,
+            telemetry=self.telemetry,
         )
 
     async def stamper(self) -> Stamp:

@@ -9,6 +9,7 @@ import click
 
 from fairlane.cli.acting import act, action_options, who_options
 from fairlane.cli.choosing import filter_options, place_options
+from fairlane.cli.exporting import export
 
 if TYPE_CHECKING:
     from fairlane.clock import Instant
@@ -20,13 +21,16 @@ __all__ = ["jobs", "listing", "tell_page"]
 
 @click.group()
 def jobs() -> None:
-    """List, show, cancel and hurry jobs.
+    """List, show, export, cancel and hurry jobs.
 
     \b
     Example:
       fairlane jobs list --queue webhooks --state running
       fairlane jobs show 0198c0de-0000-7000-8000-000000000000
     """
+
+
+jobs.add_command(export)
 
 
 @jobs.command("list")

@@ -17,13 +17,18 @@ from fairlane.cli.doctor import doctor
 from fairlane.cli.enqueue import enqueue
 from fairlane.cli.explain import explain
 from fairlane.cli.jobs import jobs
+from fairlane.cli.keys import keys
 from fairlane.cli.limits import boost, limit, overrides, weight
 from fairlane.cli.migrate import migrate
 from fairlane.cli.partition import partition
 from fairlane.cli.pausing import pause, resume, suspend, unsuspend
 from fairlane.cli.policy import policy
+from fairlane.cli.queues import queues
 from fairlane.cli.simulate import simulate
+from fairlane.cli.status import status
+from fairlane.cli.top import top
 from fairlane.cli.worker import worker
+from fairlane.cli.workers import workers
 from fairlane.errors import FairlaneError
 
 __all__ = ["main", "program"]
@@ -75,18 +80,23 @@ for command in (
     enqueue,
     explain,
     jobs,
+    keys,
     limit,
     migrate,
     overrides,
     partition,
     pause,
     policy,
+    queues,
     resume,
     simulate,
+    status,
     suspend,
+    top,
     unsuspend,
     weight,
     worker,
+    workers,
 ):
     program.add_command(command)
 

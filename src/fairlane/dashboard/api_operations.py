@@ -367,7 +367,7 @@ OPERATIONS: tuple[Operation, ...] = (
           answers.FindingList, _list_findings),
     _look("openapi", "/openapi.json", "This description.", dict[str, Any], _openapi),
     # It changes nothing, so viewers may; it is bounded, and one at a time.
-    Operation(name="try_policies", method="POST", path="/simulate", answer=answers.SimulationList, fails=(404, 429),
+    Operation(name="try_policies", method="POST", path="/simulate", answer=answers.SimulationList, fails=(404,),
               summary="Try policies side by side on a virtual clock. Touches no queue.",
               carry_out=_simulate, body=requests.Simulate),
 

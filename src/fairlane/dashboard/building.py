@@ -28,7 +28,15 @@ from fairlane.dashboard.live import INTERVALS, EventStream, Live
 from fairlane.dashboard.page import Ask, Page, Redact
 from fairlane.dashboard.rendering import Rendering, address, fingerprint
 from fairlane.dashboard.signing_in import login_routes
-from fairlane.errors import ConfigurationError, FairlaneError, JobNotFound, StoreUnavailable, UnknownQueue
+from fairlane.errors import (
+    ConfigurationError,
+    FairlaneError,
+    InvalidJob,
+    InvalidValue,
+    JobNotFound,
+    StoreUnavailable,
+    UnknownQueue,
+)
 from fairlane.operations import Operations
 
 __all__ = ["Dashboard", "create_dashboard", "dashboard_of"]
@@ -242,7 +250,7 @@ async def _tell_fairlane_error(request: Request, error: Exception) -> Response:
             status = 404
         case StoreUnavailable():
             status = 503
-        case ConfigurationError():
+        case ConfigurationError() | InvalidJob() | InvalidValue():
             status = 400
         case _:
             status = 409

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fairlane.dashboard.rendering import seconds
+from fairlane.dashboard.rendering import measured
 from fairlane.operations.trying import Tried
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.measures import Group, LimitUse, Simulation, Timeline
@@ -117,7 +117,7 @@ def _in_words(found: Sequence[Simulation]) -> list[str]:
     if not told:
         told.append("Waits are about the same under both.")
     if abs(b.seconds - a.seconds) > ALIKE * a.seconds:
-        told.append(f"All is done after {seconds(b.seconds)} under B, {seconds(a.seconds)} under A.")
+        told.append(f"All is done after {measured(b.seconds)} under B, {measured(a.seconds)} under A.")
     if a.jain is not None and b.jain is not None and abs(a.jain - b.jain) > ALIKE:
         told.append(
             f"Turns are {'more' if b.jain > a.jain else 'less'} even under B (Jain {b.jain:.2f}, {a.jain:.2f})."
@@ -129,7 +129,7 @@ def _wait_in_words(name: str, before: float, after: float) -> str:
     if abs(after - before) <= max(BRIEF, ALIKE * max(before, after)):
         return ""
     which = "sooner" if after < before else "later"
-    return f"{name} starts {which} under B: 95 % of its jobs within {seconds(after)}, under A {seconds(before)}."
+    return f"{name} starts {which} under B: 95 % of its jobs within {measured(after)}, under A {measured(before)}."
 
 
 # Tables.

@@ -17,7 +17,9 @@ from fairlane.operations.describing import (
     describe_policy_change,
     describe_report,
 )
-from fairlane.operations.diagnosis import Finding, diagnose
+from fairlane.operations.diagnosis import about_no_database, diagnose
+from fairlane.operations.exporting import describe_exported, export_jobs, exported_columns
+from fairlane.operations.findings import Finding, Level
 from fairlane.operations.jobs import (
     LIMIT,
     JobDetails,
@@ -63,6 +65,7 @@ from fairlane.operations.policies import (
     require_declared,
     show_policies,
 )
+from fairlane.operations.ranking import Ranking, rank_keys
 from fairlane.operations.seeing import list_queues, overview, show_queue
 from fairlane.operations.seeing_keys import list_keys, show_key
 from fairlane.operations.seeing_workers import list_workers
@@ -92,6 +95,7 @@ __all__ = [
     "JobFilter",
     "KeyList",
     "KeyView",
+    "Level",
     "LimitInForce",
     "OneKey",
     "OneQueue",
@@ -102,12 +106,14 @@ __all__ = [
     "PolicyChange",
     "PolicyInForce",
     "QueueView",
+    "Ranking",
     "Repartitioned",
     "Report",
     "Selection",
     "Tried",
     "WorkerList",
     "WorkerView",
+    "about_no_database",
     "apply_policies",
     "boost",
     "cancel_jobs",
@@ -118,6 +124,7 @@ __all__ = [
     "describe_change",
     "describe_details",
     "describe_entry",
+    "describe_exported",
     "describe_finding",
     "describe_job",
     "describe_limit",
@@ -130,6 +137,8 @@ __all__ = [
     "describe_report",
     "diagnose",
     "diff_policies",
+    "export_jobs",
+    "exported_columns",
     "find_limit",
     "force_jobs",
     "in_force",
@@ -145,6 +154,7 @@ __all__ = [
     "pause",
     "plan_partitions",
     "purge_jobs",
+    "rank_keys",
     "replay_jobs",
     "require_declared",
     "resume",

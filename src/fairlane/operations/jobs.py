@@ -31,6 +31,7 @@ __all__ = [
     "force_jobs",
     "list_jobs",
     "purge_jobs",
+    "readable",
     "replay_jobs",
     "retry_jobs",
     "show_job",
@@ -103,7 +104,7 @@ async def show_job(store: Store, job: UUID) -> JobDetails:
     """Everything about one job, or `JobNotFound`."""
     record = await store.job(job)
     attempts = tuple(await store.attempts(job))
-    return JobDetails(record=record, attempts=attempts, call=_readable(record.payload), result=_readable(record.result))
+    return JobDetails(record=record, attempts=attempts, call=readable(record.payload), result=readable(record.result))
 
 
 async def replay_jobs(
@@ -303,7 +304,7 @@ def _with(report: Report, batch: list[JobRecord], handled: list[Handled], more: 
     )
 
 
-def _readable(stored: bytes | None) -> Any:
+def readable(stored: bytes | None) -> Any:
     """JSON as what it says, anything else as text."""
     if stored is None:
         return None

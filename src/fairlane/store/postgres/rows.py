@@ -13,7 +13,6 @@ from fairlane.scheduler.snapshot import Arrival, FlowRow, GateRow, Head, LaneRow
 __all__ = [
     "Found",
     "Place",
-    "decode_context",
     "decode_given",
     "decode_key",
     "decode_keys",
@@ -49,10 +48,6 @@ def decode_key(text: str) -> list[str | None]:
 def decode_given(text: str | None) -> dict[str, float] | None:
     """Numbers that a job brought along, by name."""
     return None if text is None else msgspec.json.decode(text, type=dict[str, float])
-
-
-def decode_context(text: str | None) -> dict[str, Any]:
-    return {} if text is None else msgspec.json.decode(text, type=dict[str, Any])
 
 
 def encode(value: object) -> str:

@@ -217,7 +217,7 @@ cross join lateral (
       and (-k.waiting, k.key) >= ($5::bigint, $6::text)
       and (-k.waiting, k.key, q.name collate "C") > ($5::bigint, $6, $7::text)
       and position($3::text in k.label) > 0
-      and k.held_by is not null
+      and k.held_by is not null and $4::boolean
     order by -k.waiting, k.key
     limit $8::integer
 ) k

@@ -328,6 +328,9 @@ class PostgresStore(Figures):
     async def job(self, job: UUID) -> JobRecord:
         return await self._ask(lambda connection: jobs.record(connection, job))
 
+    async def contexts(self, ids: Sequence[UUID]) -> dict[UUID, str]:
+        return await self._ask(lambda connection: jobs.contexts(connection, ids))
+
     async def attempts(self, job: UUID) -> list[AttemptRecord]:
         return await self._ask(lambda connection: jobs.attempts(connection, job))
 

@@ -32,11 +32,12 @@ async def tally(
     connection: Connection, queue: QueueHandle, now: Instant | None, limit: int, rest: int, pace: Pace
 ) -> Tallied:
     """Add up to `limit` tallies, unless somebody else is at it, or was within `rest` microseconds."""
-    row = await connection.fetchrow(STATEMENTS["look_before_tallying"], queue.id, now)
+    row = await connection.fetchrow(STATEMENTS["look_before_tallying"], queue.id, now, limit)
     assert row is not None
     policy = await Scheduling(connection, queue, now).policy_of(row["digest"])
     is_kept_otherwise = Kept.decode(row["kept"]) != Kept.by(policy)
-    if not (row["has_tallies"] or row["has_old"] or is_kept_otherwise) or 0 <= row["now"] - row["passed_at"] < rest:
+    has_work = row["has_tallies"] or row["has_old"] or is_kept_otherwise
+    if not has_work or (0 <= row["now"] - row["passed_at"] < rest and not row["is_behind"]):
         return NOTHING
     # Where keys are counted anew, lanes and tallies must be of one moment.
     isolation: Isolation = "repeatable_read" if is_kept_otherwise else "read_committed"

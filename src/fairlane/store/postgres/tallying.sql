@@ -1,9 +1,17 @@
 -- Adding up what claims have told. One at a time for each queue, in a transaction that takes no lock that a claim wants.
 
 -- name: look_before_tallying
--- Whether there is anything to do. $1 queue, $2 now or null
+-- Whether there is anything to do. $1 queue, $2 now or null, $3 how many tallies are added up at once
 select q.digest || '/' || q.amended as digest, clock.now, coalesce(f.kept, '') as kept, coalesce(f.passed_at, 0) as passed_at,
     exists (select from fairlane.tallies t where t.queue_id = q.id and t.id > coalesce(f.tallied, 0)) as has_tallies,
+    (
+        select true
+        from fairlane.tallies t
+        where t.queue_id = q.id and t.id > coalesce(f.tallied, 0)
+        order by t.id
+        offset $3::integer
+        limit 1
+    ) is not null as is_behind,
     exists (
         select
         from fairlane.key_figures k

@@ -145,7 +145,8 @@ def claim(
         tx.run("forget_forced", queue.id)
     due = next_due(tx, queue.id) if len(claims) < want else None
     more = plan.more or not bells.are_all
-    claimed = Claimed(claims, lease, due, more, False, plan.queue.vtime, bool(queue.policy.limits))
+    folded = len(bells.arrivals) + len(bells.releases)
+    claimed = Claimed(claims, lease, due, more, False, plan.queue.vtime, bool(queue.policy.limits), folded)
     return claimed, sharing.rung(tx, plan)
 
 

@@ -30,6 +30,7 @@ STATEMENTS = load_statements(
     "partitions.sql",
     "tallying.sql",
     "seeing.sql",
+    "health.sql",
 )
 BUSY_TIMEOUT = 10.0
 CROWDED_CLAIM, MOST_JOBS = 100, 1 << 20

@@ -395,6 +395,11 @@ from jobs
 join queues on queues.id = jobs.queue
 where jobs.id = ?
 
+-- name: select_context
+select context
+from jobs
+where id = ?
+
 -- name: select_last_attempt
 select state, attempt, claimed_at, finished_at, worker, outcome, error
 from jobs

@@ -350,6 +350,9 @@ class SqliteStore(Figures):
     async def job(self, job: UUID) -> JobRecord:
         return await self._database.read(lambda tx: jobs.record(tx, job))
 
+    async def contexts(self, ids: Sequence[UUID]) -> dict[UUID, str]:
+        return await self._database.read(lambda tx: jobs.contexts(tx, ids))
+
     async def attempts(self, job: UUID) -> list[AttemptRecord]:
         return await self._database.read(lambda tx: jobs.attempts(tx, job))
 
@@ -488,6 +491,5 @@ def _take_waiters(tx: Transaction, queues: Mapping[int, int]) -> list[UUID]:
 
 
 def _replace(tx: Transaction, gone: Sequence[UUID]) -> list[UUID]:
-    for worker in gone:
-        tx.run("withdraw_worker", worker.bytes)
+    tx.run_many("withdraw_worker", [(worker.bytes,) for worker in gone])
     return [UUID(bytes=worker) for (worker,) in tx.all("take_all_waiters")]

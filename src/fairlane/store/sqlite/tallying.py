@@ -21,10 +21,12 @@ __all__ = ["has_to_tally", "tally"]
 LANES_AT_ONCE = 2_000
 
 
-def has_to_tally(tx: Transaction, queue: QueueInForce, now: Instant, rest: int) -> bool:
+def has_to_tally(tx: Transaction, queue: QueueInForce, now: Instant, limit: int, rest: int) -> bool:
     """Whether there is anything to do, and nobody was at it within `rest` microseconds."""
-    kept, passed_at, has_work = tx.one("look_before_tallying", queue.id, now) or ("", 0, 0)
-    return (has_work or Kept.decode(kept) != Kept.by(queue.policy)) and not 0 <= now - passed_at < rest
+    kept, passed_at, has_work, is_behind = tx.one("look_before_tallying", queue.id, now, limit) or ("", 0, 0, 0)
+    if not has_work and Kept.decode(kept) == Kept.by(queue.policy):
+        return False
+    return bool(is_behind) or not 0 <= now - passed_at < rest
 
 
 def tally(tx: Transaction, queue: QueueInForce, now: Instant, limit: int, pace: Pace) -> Tallied:

@@ -5,12 +5,13 @@ insert into tallies (queue, at, entries)
 values (?, ?, ?)
 
 -- name: look_before_tallying
--- Whether there is anything to do. ?1 queue, ?2 now
+-- Whether there is anything to do. ?1 queue, ?2 now, ?3 how many tallies are added up at once
 select coalesce((select kept from queue_figures where queue = ?1), ''),
     coalesce((select passed_at from queue_figures where queue = ?1), 0),
     exists (select 1 from tallies where queue = ?1)
     or exists (select 1 from key_figures where queue = ?1 and refresh_at is not null and refresh_at <= ?2)
-    or exists (select 1 from minutes where queue = ?1 and minute < ?2 / 60000000 - 1440)
+    or exists (select 1 from minutes where queue = ?1 and minute < ?2 / 60000000 - 1440),
+    exists (select 1 from tallies where queue = ?1 order by id limit 1 offset ?3)
 
 -- name: select_queue_figures
 select 0, tallied_at, kept, held, oldest_ready_at

@@ -3,7 +3,7 @@ import { follow } from "./follow.js";
 import { listenToKeys } from "./keys.js";
 import { keepTelling, tellTimes } from "./times.js";
 import { tryPolicies } from "./try.js";
-import { watchKeys } from "./watch.js";
+import { bringWatched, watchKeys } from "./watch.js";
 
 const THEMES = ["auto", "light", "dark"];
 
@@ -28,6 +28,7 @@ function offerThemes() {
   show();
 }
 
+bringWatched();
 offerThemes();
 listenToKeys();
 keepTelling();
