@@ -20,7 +20,7 @@ from starlette.staticfiles import StaticFiles
 
 from fairlane.app import App
 from fairlane.dashboard.access import Access, Authorize, Role, visitor_of
-from fairlane.dashboard.acting import deed_routes
+from fairlane.dashboard.acting import deed_routes, safe_path
 from fairlane.dashboard.contents import DEEDS, PAGES
 from fairlane.dashboard.doorkeeper import Doorkeeper, form_of, path_of, root_of, wants_json
 from fairlane.dashboard.leaving import unless_gone
@@ -266,7 +266,8 @@ def _told(request: Request, status: int, message: str) -> Response:
         return JSONResponse({"error": {"code": _CODES.get(status, "error"), "message": message}}, status)
     if getattr(request.state, "visitor", None) is None:
         return PlainTextResponse(f"{message}\n", status)
-    shown = {"status": status, "message": message}
+    back = safe_path(request.query_params.get("back"))
+    shown = {"status": status, "message": message, "back": back}
     return dashboard_of(request).answer(request, "error.html", f"{status}", shown, status)
 
 
