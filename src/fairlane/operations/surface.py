@@ -12,6 +12,7 @@ from fairlane.explaining import explain_job, explain_queue
 from fairlane.operations import (
     exporting,
     jobs,
+    metering,
     overriding,
     partitioning,
     policies,
@@ -30,7 +31,7 @@ from fairlane.operations.partitioning import Repartitioned
 from fairlane.operations.policies import AuditPage, PolicyChange, PolicyInForce
 from fairlane.operations.ranking import Ranking
 from fairlane.operations.trying import PolicyGiven, Tried
-from fairlane.operations.views import KeyList, OneKey, OneQueue, Overview, QueueView, WorkerList
+from fairlane.operations.views import KeyList, KeyView, OneKey, OneQueue, Overview, QueueView, WorkerList
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.explain import Explanation
 from fairlane.store.operators import JobFilter, JobPage
@@ -112,6 +113,10 @@ class Operations:
         """One key: what waits, runs and comes next, its limits and what holds it."""
         return await seeing_keys.show_key(await self._source.opened(), queue, keys)
 
+    async def show_keys(self, queue: str, keys: Sequence[KeyValues]) -> list[KeyView]:
+        """Some keys of a queue at a glance."""
+        return await seeing_keys.show_keys(await self._source.opened(), queue, keys)
+
     async def list_workers(self) -> WorkerList:
         """Every worker, and those that have gone silent."""
         return await seeing_workers.list_workers(await self._source.opened())
@@ -153,6 +158,10 @@ class Operations:
             until=until,
             by=by,
         )
+
+    async def fleet_figures(self, keys: int = 20) -> metering.Figures:
+        """Queues, limits, keys and workers in numbers, by metric: what a scraper is told of the whole fleet."""
+        return await metering.fleet_figures(await self._source.opened(), keys)
 
     # Queues.
 
