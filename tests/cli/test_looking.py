@@ -145,7 +145,7 @@ def test_queues_are_listed_and_one_is_shown_with_its_policy_and_its_limits(run: 
     one = told(run, "queues", "webhooks")
     assert [(each["limit"], each["held_jobs"]) for each in one["limits"]] == [
         ("concurrency:account", 9),
-        ("concurrency", 0),
+        ("concurrency:", 0),
     ]
     text = run("queues", "webhooks").stdout
     assert "At most 2 at the same time for each account." in text
