@@ -263,22 +263,31 @@ limit $2::integer
 
 -- name: select_scheduled_by_lane
 -- The scheduled jobs of these queues that are due first, by lane. $1 queues by name, $2 how many
-select j.priority, j.keys, count(*) as jobs
+select l.priority, one.keys, l.jobs
 from (
-    select j.due_at, j.lane, j.priority, j.keys
-    from unnest($1::text[]) as u (name)
-    cross join lateral (select q.id from fairlane.queues q where q.name = u.name limit 1) q
-    cross join lateral (
-        select j.due_at, j.lane, j.priority, fairlane.keys_of_lane(j.lane_keys, j.keys, j.task)::text as keys
-        from fairlane.jobs j
-        where j.queue_id = q.id and j.due_at is not null
+    select j.priority, min(j.place) as place, count(*) as jobs
+    from (
+        select j.due_at, j.lane, j.priority, j.place
+        from unnest($1::text[]) as u (name)
+        cross join lateral (select q.id from fairlane.queues q where q.name = u.name limit 1) q
+        cross join lateral (
+            select j.due_at, j.lane, j.priority, j.ctid as place
+            from fairlane.jobs j
+            where j.queue_id = q.id and j.due_at is not null
+            order by j.due_at
+            limit $2::integer
+        ) j
         order by j.due_at
-        limit $2::integer
+        limit $2
     ) j
-    order by j.due_at
-    limit $2
-) j
-group by j.lane, j.priority, j.keys
+    group by j.lane, j.priority
+) l
+cross join lateral (
+    select fairlane.keys_of_lane(j.lane_keys, j.keys, j.task)::text as keys
+    from fairlane.jobs j
+    where j.ctid = l.place
+    limit 1
+) one
 
 -- name: select_unseen
 -- Bells of arrivals that no claim has folded. $1 queues by name, $2 how many
