@@ -53,7 +53,6 @@ class World:
         return self._checked(self.site.program(token))
 
     def _checked(self, client: httpx.AsyncClient) -> httpx.AsyncClient:
-        client.base_url = httpx.URL(f"{client.base_url}")
         client.event_hooks = {"response": [check_answer]}
         return client
 

@@ -333,6 +333,7 @@ def _act(name: str, what: str, summary: str, body: type[msgspec.Struct], carry_o
         carry_out=carry_out or _handling(name),
         body=body,
         role=Role.OPERATOR,
+        fails=(404,),
     )
 
 
@@ -352,9 +353,9 @@ OPERATIONS: tuple[Operation, ...] = (
     _look("list_limits", "/queues/{queue}/limits", "Every limit of a queue: declared, in force, and who changed it.",
           answers.LimitList, _list_limits),
     _look("list_jobs", "/jobs", "Jobs that fit, the newest first.",
-          answers.JobList, _list_jobs, query=requests.JobsQuery),
+          answers.JobList, _list_jobs, query=requests.JobsQuery, fails=(404,)),
     _look("list_dead", "/dead", "Dead jobs, the last to die first.",
-          answers.JobList, _list_dead, query=requests.DeadQuery),
+          answers.JobList, _list_dead, query=requests.DeadQuery, fails=(404,)),
     _look("show_job", "/jobs/{job}", "Everything about one job.", answers.OneJob, _show_job),
     _look("explain_job", "/jobs/{job}/explain", "Everything that holds a job.",
           answers.ExplanationShown, _explain_job),
@@ -367,7 +368,7 @@ OPERATIONS: tuple[Operation, ...] = (
           answers.FindingList, _list_findings),
     _look("openapi", "/openapi.json", "This description.", dict[str, Any], _openapi),
     # It changes nothing, so viewers may; it is bounded, and one at a time.
-    Operation(name="try_policies", method="POST", path="/simulate", answer=answers.SimulationList, fails=(404, 429),
+    Operation(name="try_policies", method="POST", path="/simulate", answer=answers.SimulationList, fails=(404,),
               summary="Try policies side by side on a virtual clock. Touches no queue.",
               carry_out=_simulate, body=requests.Simulate),
 
