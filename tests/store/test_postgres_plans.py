@@ -77,6 +77,7 @@ INDEXES = {
     "select_settled": {"attempts_pkey", "jobs_pkey"},
     "renew": {"cancellations_pkey", "leases_pkey"},
     "select_held": {"jobs_pkey"},
+    "select_contexts": {"jobs_pkey"},
     "lock_expired_leases": {"leases_by_end"},
     "select_abandoned": {"jobs_pkey", "leases_pkey"},
     "cancel": {"jobs_pkey", "leases_pkey", "waiters_pkey"},

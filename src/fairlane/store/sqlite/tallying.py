@@ -34,8 +34,9 @@ def has_to_tally(tx: Transaction, queue: QueueInForce, now: Instant, limit: int,
 def tally(tx: Transaction, queue: QueueInForce, now: Instant, limit: int, pace: Pace) -> Tallied:
     """Add up to `limit` tallies. The write lock is held meanwhile: what lanes say, and what is told of them, agree."""
     found = tx.one("select_queue_figures", queue.id)
-    row = FiguresRow() if found is None else FiguresRow(*found)
-    adding = AddingUp(queue.policy, now, row, min(limit, MOST_TALLIES))
+    adding = AddingUp(
+        queue.policy, now, FiguresRow() if found is None else FiguresRow(*found), min(limit, MOST_TALLIES)
+    )
     more = _fold(tx, queue.id, adding)
     if adding.is_kept_otherwise:
         while more:
