@@ -94,8 +94,9 @@ class Tab:
             self._wrong.append(f"asked elsewhere: {request.url}")
 
     def assert_well(self) -> None:
-        # That something was refused is told by the browser, and is what some tests are about.
-        assert [each for each in self._wrong if "Failed to load resource" not in each] == []
+        # That something was refused or cut off is told by the browser, and is what some tests are about.
+        expected = ("Failed to load resource", "Failed to fetch")
+        assert [each for each in self._wrong if not any(part in each for part in expected)] == []
 
 
 def log_in(page: Page, name: str = "ann", token: str = TOKEN, path: str = "/") -> None:
