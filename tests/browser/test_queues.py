@@ -27,7 +27,7 @@ def test_the_overview_says_who_waits_and_why_and_leads_to_it(page: Page, served:
     hint = page.locator(".hint.calm")
     expect(hint).to_contain_text("account=acme is held by its limit of 2: 3 jobs wait")
     expect(page.locator(".chart canvas")).to_have_count(2)
-    page.locator("tbody").get_by_role("link", name="webhooks").click()
+    page.locator("#queue-webhooks").get_by_role("link").click()
     expect(page.locator("h1")).to_contain_text("webhooks")
     expect(page.locator("main")).to_contain_text("At most 2 at the same time for each account")
     page.get_by_role("button", name="Keys").click()

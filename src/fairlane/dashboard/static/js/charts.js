@@ -21,6 +21,8 @@ function time(seconds) {
   return `${two(moment.getUTCHours())}:${two(moment.getUTCMinutes())}`;
 }
 
+const across = (given) => (given.xUnit ? { values: (_, ticks) => ticks.map((tick) => `${tick} ${given.xUnit}`) } : {});
+
 function options(given, width) {
   const unit = given.unit ? ` ${given.unit}` : "";
   const told = (_, value) => (value === null || value === undefined ? "–" : `${+value.toFixed(2)}${unit}`);
@@ -43,8 +45,15 @@ function options(given, width) {
         : { label: "UTC", value: (_, seconds) => (seconds === null ? "–" : time(seconds)) },
       ...series,
     ],
-    scales: { x: { time: given.time !== false }, y: { range: (_, low, high) => [Math.min(0, low ?? 0), (high || 1) * 1.08] } },
-    axes: [axis(given.time === false ? {} : { size: 30, values: (_, ticks) => ticks.map(time) }), axis({ size: 54, values: (_, ticks) => ticks.map((tick) => `${tick.toLocaleString("en")}${unit}`) })],
+    scales: {
+      // Charts that stand side by side say how far they reach, so that they can be compared.
+      x: { time: given.time !== false, ...(given.right && { range: [0, given.right] }) },
+      y: { range: (_, low, high) => [Math.min(0, low ?? 0), (given.top || high || 1) * 1.08] },
+    },
+    axes: [
+      axis(given.time === false ? across(given) : { size: 30, values: (_, ticks) => ticks.map(time) }),
+      axis({ size: 54, values: (_, ticks) => ticks.map((tick) => `${tick.toLocaleString("en")}${unit}`) }),
+    ],
     cursor: { y: false },
     legend: { live: true },
   };
