@@ -1,6 +1,6 @@
 """`python -m bench pages`: the dashboard over 100,000 keys and 1,000,000 jobs.
 
-Told are, for every page, how long it waits for the database and how often it asks; and what twenty open dashboards cost,
+Told are, for every page, how long it waits for the database and how often it asks; and what twenty open ones cost,
 by the processor time of a real `fairlane dashboard` and of the database behind it. A page over its bar is an error.
 """
 
