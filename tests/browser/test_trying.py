@@ -26,14 +26,7 @@ def open_form(page: Page) -> None:
 
 def test_two_policies_are_compared_with_charts_and_tables(page: Page, served: Served) -> None:
     open_form(page)
-<<<<<<< HEAD
-    in_force = (
-        '{\n  "fair": {"by": "account"},\n  "limits": [\n    {"kind": "concurrency", "max": 2, "by": "account"},\n'
-    )
-    expect(page.get_by_label("A · in force")).to_have_value(re.compile(re.escape(in_force)))
-=======
     expect(page.get_by_label("A · in force")).to_have_value(policy_text(served.app.queues["webhooks"].policy))
->>>>>>> 6cccaeca64129645dccd33401fa3dddb8618d814
     page.get_by_role("button", name="one tenant floods the queue").click()
     expect(page.get_by_label("Declared")).to_be_checked()
     page.get_by_label("Workload").fill('[[classes]]\nname = "hot"\nkeys = {account = "acme"}\njobs = 50\n')
