@@ -64,7 +64,7 @@ async def test_the_policy_in_force_is_there_to_be_changed(site: Site) -> None:
         == json.loads(typed["b"])
         == {
             "fair": {"by": "account"},
-            "limits": [{"kind": "concurrency", "max": 2, "by": "account"}],
+            "limits": [{"kind": "concurrency", "max": 2, "by": "account"}, {"kind": "concurrency", "max": 50}],
         }
     )
     assert (typed["queue"], typed["source"], typed["slots"]) == ("webhooks", "history", "100")
