@@ -13,10 +13,11 @@ from uuid import UUID
 
 from fairlane import App, Concurrency, Fair, Rate
 from fairlane.clock import SECOND, ManualClock
-from fairlane.job import Claim
+from fairlane.job import Claim, State
 from fairlane.policy.gates import Limit
 from fairlane.scheduler.settlement import Died, Done, Failed, Outcome, settle
 from fairlane.store.figures import WorkerReport
+from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store, WorkerIdentity
 from fairlane.task import Call, Task
 from tests.store.harness import claim as claim_jobs
@@ -60,6 +61,9 @@ class Stream:
 
 class Demo:
     """The shop's app, and how it came to where it is."""
+
+    dead_job: UUID
+    waiting_job: UUID
 
     def __init__(self, url: str) -> None:
         self.clock = ManualClock(datetime(2026, 3, 9, 7, 30, tzinfo=UTC))
@@ -105,7 +109,7 @@ class Demo:
         self.streams = [
             Stream("webhooks", deliver, 48, one, 42.0, 3.0, 0.02),
             Stream("email", send_email, 32, two, 30.0, 2.0, 0.004),
-            Stream("reports", render_report, 6, three, 1.6, 45.0),
+            Stream("reports", render_report, 6, three, 1.3, 40.0),
             Stream("exports", export_orders, 4, three, 0.3, 60.0),
             Stream("thumbnails", make_thumbnail, 16, two, 4.0, 1.5),
             Stream("imports", import_products, 0, four, 0.0, 30.0),
@@ -125,6 +129,7 @@ class Demo:
             self.clock.advance(f"{STEP}s")
         await self._report(store, is_late=False)
         await self._add_up(store)
+        self.dead_job, self.waiting_job = await self._one("hooli", State.DEAD), await self._one(BUSIEST, State.READY)
 
     async def _serve(self, store: Store, stream: Stream, step: int) -> None:
         if calls := list(self._arrivals(stream, step)):
@@ -150,7 +155,7 @@ class Demo:
         if stream.queue == "thumbnails" and step > STEPS - 30:
             count = 0
         for _ in range(count):
-            yield self._call(stream, self.accounts[min(99, int(self._chance.paretovariate(0.7)) - 1)])
+            yield self._call(stream, self.accounts[int(100 * self._chance.random() ** 2.2)])
         if stream.queue == "webhooks" and step == STEPS - 30:
             yield from (self._call(stream, BUSIEST) for _ in range(4_600))
         if stream.queue == "imports" and step == STEPS - 20:
@@ -190,6 +195,10 @@ class Demo:
             while (await store.tally(stream.queue)).more:
                 pass
 
+    async def _one(self, account: str, state: State) -> UUID:
+        wanted = JobFilter(queue="webhooks", state=state, keys={"account": account})
+        return (await self.app.operations.list_jobs(wanted, limit=1)).jobs[0].id
+
     async def _operate(self) -> None:
         """What two people on call did meanwhile."""
         operations = self.app.operations
@@ -217,7 +226,7 @@ class Demo:
         given: tuple[tuple[WorkerIdentity, dict[str, float], int, int, dict[str, Any]], ...] = (
             (one, {"webhooks": 1.0}, 48, webhooks, {"loops": loops, "waiting": 4, "unsettled": 2}),
             (two, {"email": 2.0, "thumbnails": 1.0}, 48, email, {"loops": loops, "is_stopping": True}),
-            (three, {"reports": 1.0, "exports": 1.0}, 10, reports, {"loops": died, "is_well": False}),
+            (three, {"reports": 1.0, "exports": 1.0}, 6, reports, {"loops": died, "is_well": False}),
             (four, {"reports": 1.0}, 4, 0, {"loops": loops, "clock_offset": 7 * SECOND}),
         )
         for worker, queues, slots, running, others in given[3:] if is_late else given[:3]:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from playwright.sync_api import Page, sync_playwright
 
 from tests.browser.conftest import FLAGS, find_chromium
-from tests.browser.demo import Demo
+from tests.browser.demo import BUSIEST, Demo
 from tests.browser.harness import Served, Tab, go, log_in
 
 __all__ = ["PICTURES", "Picture"]
@@ -26,7 +26,7 @@ __all__ = ["PICTURES", "Picture"]
 FOLDER = Path(__file__).parents[2] / "docs" / "images" / "dashboard"
 WIDTHS = {1280: 860, 390: 844}
 THEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
-TALLEST = 2_400
+TALLEST = 1_400
 """A page that goes on for longer is cut off there."""
 LARGEST = 3_000_000
 """Bytes of all pictures together: they are cloned with the source."""
@@ -45,7 +45,7 @@ class Picture:
     """A page, and how to get to what it shows."""
 
     name: str
-    path: str
+    path: Callable[[Demo], str] | str
     prepare: Callable[[Page], object] | None = None
 
 
@@ -61,6 +61,15 @@ def try_a_policy(page: Page) -> None:
 # A new page is a line here.
 PICTURES = (
     Picture("overview", "/"),
+    Picture("queues", "/queues"),
+    Picture("queue", "/queues/webhooks"),
+    Picture("keys", "/queues/webhooks/keys"),
+    Picture("key", f"/queues/webhooks/key?key.account={BUSIEST}"),
+    Picture("jobs", "/jobs?queue=webhooks"),
+    Picture("job", lambda demo: f"/jobs/{demo.dead_job}"),
+    Picture("waiting", lambda demo: f"/jobs/{demo.waiting_job}"),
+    Picture("dead", "/dead"),
+    Picture("confirm", f"/do/pause?queue=webhooks&key.account={BUSIEST}&back=/queues/webhooks"),
     Picture("workers", "/workers"),
     Picture("audit", "/audit"),
     Picture("try", "/try?queue=webhooks", try_a_policy),
@@ -81,13 +90,13 @@ def main(arguments: list[str]) -> int:
         demo = Demo(f"sqlite:///{place}/shop.db")
         with Served("", lambda _: demo.app) as served:
             served.run(demo.live(), PATIENCE)
-            take_all(served, chromium, chosen, folder, kind)
+            take_all(served, demo, chromium, chosen, folder, kind)
     size = sum(each.stat().st_size for each in folder.glob(f"*.{kind}"))
     print(f"{size / 1e6:.2f} MB in all")
     return int(folder == FOLDER and size > LARGEST)
 
 
-def take_all(served: Served, chromium: str, chosen: list[Picture], folder: Path, kind: str) -> None:
+def take_all(served: Served, demo: Demo, chromium: str, chosen: list[Picture], folder: Path, kind: str) -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
         for width, height in WIDTHS.items():
@@ -101,14 +110,15 @@ def take_all(served: Served, chromium: str, chosen: list[Picture], folder: Path,
                 tab = Tab(context.new_page())
                 log_in(tab.page)
                 for each in chosen:
-                    take(tab.page, each, folder / f"{each.name}-{width}-{theme}.{kind}")
+                    take(tab.page, each, demo, folder / f"{each.name}-{width}-{theme}.{kind}")
                 tab.assert_well()
                 context.close()
         browser.close()
 
 
-def take(page: Page, picture: Picture, file: Path) -> None:
-    go(page, f"{picture.path}{'&' if '?' in picture.path else '?'}every=0")
+def take(page: Page, picture: Picture, demo: Demo, file: Path) -> None:
+    path = picture.path if isinstance(picture.path, str) else picture.path(demo)
+    go(page, f"{path}{'&' if '?' in path else '?'}every=0")
     page.wait_for_load_state()
     if picture.prepare is not None:
         picture.prepare(page)
@@ -120,7 +130,7 @@ def take(page: Page, picture: Picture, file: Path) -> None:
     options: dict[str, Any] = {"format": file.suffix.removeprefix("."), "captureBeyondViewport": True}
     options["clip"] = {"x": 0, "y": 0, "width": size["width"], "height": tall, "scale": 1}
     if file.suffix == ".webp":
-        options["quality"] = 80
+        options["quality"] = 65
     session = page.context.new_cdp_session(page)
     file.write_bytes(b64decode(session.send("Page.captureScreenshot", options)["data"]))
     session.detach()

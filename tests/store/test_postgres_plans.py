@@ -102,6 +102,7 @@ INDEXES = {
     "withdraw_results": {"result_waiters_pkey"},
     "select_ended": {"jobs_pkey"},
     "select_traces": {"flows_newest", "gates_newest", "waiters_pkey"},
+    "select_standstills": {"flows_ready", "gates_to_wake", "queue_states_newest", "queues_name_key"},
     "select_on_dead": {"jobs_pkey"},
     "lock_expired_lease": {"leases_pkey"},
     "inherit_claims": {"jobs_pkey", "leases_pkey"},

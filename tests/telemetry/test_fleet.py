@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
-from fairlane import App, Concurrency, Fair
+from fairlane import App, Concurrency, Fair, ManualClock
 from fairlane.telemetry import fleet as fleet_module
 from fairlane.telemetry.failures import Failures
 from fairlane.telemetry.fleet import FLEET, Fleet
+from tests.dashboard.harness import ROOT, TOKEN, VIEWER_TOKEN, Site, a_shop
 from tests.telemetry.test_metrics import of, parsed, told
 from tests.worker.harness import until, working
 
@@ -99,3 +101,13 @@ async def test_the_database_is_asked_at_most_every_ten_seconds(monkeypatch: pyte
 async def test_every_fleet_metric_is_told_by_somebody(app: App) -> None:
     async with app:
         assert set(await app.operations.fleet_figures()) == set(FLEET)
+
+
+async def test_a_dashboard_tells_of_the_fleet_to_those_who_have_a_token() -> None:
+    async with AsyncExitStack() as stack:
+        app = await stack.enter_async_context(a_shop("sqlite://", ManualClock()))
+        site = await stack.enter_async_context(Site.of(app, ManualClock(), token=TOKEN, viewer_token=VIEWER_TOKEN))
+        answer = await site.program(VIEWER_TOKEN).get(f"{ROOT}/metrics")
+        assert answer.status_code == 200
+        assert "fairlane_queue_ready_jobs" in parsed(answer.text)
+        assert (await site.stranger().get(f"{ROOT}/metrics")).status_code in (303, 401)

@@ -27,6 +27,7 @@ from fairlane.dashboard.leaving import unless_gone
 from fairlane.dashboard.live import INTERVALS, EventStream, Live
 from fairlane.dashboard.page import Ask, Page, Redact
 from fairlane.dashboard.rendering import Rendering, address, fingerprint
+from fairlane.dashboard.scraping import scrape_routes
 from fairlane.dashboard.signing_in import login_routes
 from fairlane.errors import (
     ConfigurationError,
@@ -154,6 +155,7 @@ def _routes(dashboard: Dashboard) -> list[BaseRoute]:
         Route("/healthz", _healthz, methods=["GET"]),
         Route("/readyz", _readyz, methods=["GET"]),
         Route("/live", _live, methods=["GET"]),
+        *scrape_routes(dashboard.app),
         *login_routes(dashboard),
         *deed_routes(dashboard, DEEDS),
         *_api_routes(),

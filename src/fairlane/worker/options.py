@@ -99,6 +99,8 @@ class WorkerOptions:
             _whole("metrics_port", self.metrics_port, 0, 65_535)
         if not str(self.metrics_host).strip():
             raise ConfigurationError(f"metrics_host={self.metrics_host!r} is not an address, such as '127.0.0.1'")
+        if self.metrics_fleet not in (True, False):
+            raise ConfigurationError(f"metrics_fleet={self.metrics_fleet!r} is neither True nor False")
         _whole("metrics_keys", self.metrics_keys, 0, 500)
         if self.traces not in ("linked", "nested"):
             raise ConfigurationError(f"traces={self.traces!r} is unknown; use 'linked' or 'nested'")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fairlane.clock import Instant, as_instant
 from fairlane.dashboard.page import Ask, Page
 from fairlane.operations.hinting import UNEVEN_CLOCK
 from fairlane.operations.views import WorkerView
@@ -26,8 +25,6 @@ class _Row:
     remarks: tuple[str, ...]
     """What is wrong, each with what to do about it."""
     dead_loops: tuple[str, ...]
-    started_at: Instant
-    seen_at: Instant
 
     @property
     def used(self) -> float:
@@ -63,8 +60,6 @@ def _row(worker: WorkerView) -> _Row:
         state=state,
         remarks=_remarks(worker, state, dead),
         dead_loops=dead,
-        started_at=as_instant(worker.started_at),
-        seen_at=as_instant(worker.seen_at),
     )
 
 
