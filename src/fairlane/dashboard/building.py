@@ -22,7 +22,7 @@ from fairlane.app import App
 from fairlane.dashboard.access import Access, Authorize, Role, visitor_of
 from fairlane.dashboard.acting import deed_routes, safe_path
 from fairlane.dashboard.contents import DEEDS, PAGES
-from fairlane.dashboard.doorkeeper import Doorkeeper, form_of, path_of, root_of, wants_json
+from fairlane.dashboard.doorkeeper import HEADERS, Doorkeeper, form_of, path_of, root_of, wants_json
 from fairlane.dashboard.leaving import unless_gone
 from fairlane.dashboard.live import INTERVALS, EventStream, Live
 from fairlane.dashboard.page import Ask, Page, Redact
@@ -260,7 +260,10 @@ async def _tell_fairlane_error(request: Request, error: Exception) -> Response:
 
 
 async def _tell_fault(request: Request, error: Exception) -> Response:
-    return _told(request, 500, "something went wrong here; the log of the dashboard says what")
+    answer = _told(request, 500, "something went wrong here; the log of the dashboard says what")
+    # Made outside of what stands before every other answer.
+    answer.headers.update(HEADERS)
+    return answer
 
 
 def _told(request: Request, status: int, message: str) -> Response:

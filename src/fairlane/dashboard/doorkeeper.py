@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fairlane.dashboard.access import Access, Role, Visitor
 
-__all__ = ["LARGEST_BODY", "Doorkeeper", "form_of", "path_of", "refused", "root_of", "wants_json"]
+__all__ = ["HEADERS", "LARGEST_BODY", "Doorkeeper", "form_of", "path_of", "refused", "root_of", "wants_json"]
 
 LARGEST_BODY = 1024 * 1024
 SLOWEST_BODY = 30.0
