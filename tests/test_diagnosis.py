@@ -171,6 +171,7 @@ def worker(name: str = "web-1", **given: Any) -> WorkerView:
         "is_well": True,
         "is_stopping": False,
         "is_late": False,
+        "is_gone": False,
         "started_at": THEN - timedelta(hours=3),
         "seen_at": THEN,
         "clock_offset": -4.9,

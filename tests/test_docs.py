@@ -289,7 +289,7 @@ def test_a_broken_page_is_noticed(folder: Path) -> None:
         "The file `a.toml`:\n\n```toml\na = 1\n```\n",
         "```ini\nExecStart=/srv/fairlane worker shop:app --slow\n```\n",
         "```console\n$ make coffee\n```\n",
-        "```console\n$ curl example.com\n```\n",
+        "```console\n$ wget example.com\n```\n",
         "*(Not run by the tests: no.)*\n```python\nassert False\n```\n",
     ):
         with pytest.raises(AssertionError):

@@ -153,6 +153,7 @@ def worker(**figures: object) -> WorkerView:
         is_well=True,
         is_stopping=False,
         is_late=False,
+        is_gone=False,
         started_at=NOW,
         seen_at=NOW,
         clock_offset=0.0,

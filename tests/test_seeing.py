@@ -163,7 +163,7 @@ async def test_a_queue_tells_its_policy_its_limits_and_its_last_hour(shop: Shop)
     assert (first.arrived, first.started, first.ended) == (4, 2, 0)
     assert (second.started, second.ended, second.failed, second.mean_run) == (1, 2, 1, 2.0)
     assert shown.chart.denied == {"concurrency:account": 1}
-    assert shown.view.ended_per_minute == 2 / 5
+    assert shown.view.ended_per_minute == 2 / 2
     with pytest.raises(UnknownQueue, match="did you mean 'webhooks'"):
         await shop.see.show_queue("webhook")
 
@@ -274,3 +274,17 @@ async def everything(url: str) -> dict[str, list[str]]:
         }
     finally:
         await connection.close()
+
+
+async def test_a_limit_of_another_scope_than_the_key_is_told_too(shop: Shop) -> None:
+    await shop.see.set_limit("webhooks", "rate", 2, keys={"endpoint": "slow"}, actor="ada")
+    await shop.enqueue("acme", 5, endpoint="slow")
+    while claims := await shop.claim(1):
+        await shop.settle(claims)
+    await shop.tally()
+    shown = await shop.see.show_key("webhooks", {"account": "acme"})
+    assert (shown.view.waiting, shown.view.held_by, shown.view.drained_in) == (3, [], None)
+    said = "3 jobs of endpoint=slow are held by Rate(2, per='60s', burst=2, by='endpoint')"
+    assert said in shown.why
+    whole = await shop.see.explain_queue("webhooks")
+    assert said in [hold.words for hold in whole.holds]

@@ -6,14 +6,25 @@ from collections.abc import Collection, Mapping
 from typing import Any
 from uuid import UUID
 
+import msgspec
+
 from fairlane.clock import Instant, as_datetime
 from fairlane.errors import UnknownQueue
+from fairlane.policy.by import By
 from fairlane.policy.keys import canonical_keys
+from fairlane.policy.overrides import PauseGate
 from fairlane.policy.partitions import parse_partition, partition_name
+from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.scheduler.explain import Explanation, Hold, explain, together
+from fairlane.scheduler.gauge import gauges
 from fairlane.store.protocol import Store
 
 __all__ = ["describe_explanation", "explain_job", "explain_queue"]
+
+LANES = 200
+"""Lanes of a key that are looked at."""
+MOST_LIMITS = 10
+"""Limits that are named, for those that hold some of the jobs back."""
 
 
 async def explain_job(store: Store, job: UUID, tasks: Collection[str] | None = None) -> Explanation:
@@ -32,11 +43,70 @@ async def explain_queue(store: Store, queue: str, keys: Mapping[str, object] | N
     found = await store.policy(queue)
     place = None if found is None else found.policy.partition
     if place is None or alone is not None:
-        return explain(await store.examine(queue, keys=canonical))
+        return await _explain(store, queue, canonical)
     if place.by and set(place.by) <= set(canonical):
         home = place.names[place.home_of(canonical) or 0]
-        return together(queue, [explain(await store.examine(home, keys=canonical))])
-    return together(queue, [explain(await store.examine(name, keys=canonical)) for name in place.names])
+        return together(queue, [await _explain(store, home, canonical)])
+    return together(queue, [await _explain(store, name, canonical) for name in place.names])
+
+
+async def _explain(store: Store, queue: str, keys: Mapping[str, str | None]) -> Explanation:
+    """What holds all jobs of these keys, and what holds some of them: limits of other scopes than these."""
+    facts = await store.examine(queue, keys=keys)
+    told = explain(facts)
+    some = await _behind_limits(store, facts.policy, keys, facts.now)
+    known = {(hold.limit, *hold.key.items()) for hold in told.holds}
+    return msgspec.structs.replace(
+        told, holds=[*told.holds, *(hold for hold in some if (hold.limit, *hold.key.items()) not in known)]
+    )
+
+
+async def _behind_limits(store: Store, policy: Policy, keys: Mapping[str, str | None], now: Instant) -> list[Hold]:
+    """Limits that hold some of the jobs back: of a key that takes turns, those that its lanes wait on; of a whole
+    queue, those that most wait on."""
+    if not keys:
+        held = [
+            (figures.by, figures.key, limit, figures.waiting)
+            for _, figures in await store.list_held([policy.queue])
+            for limit in figures.held_by
+        ]
+    elif set(policy.fair.by if policy.fair else ()) == set(keys):
+        held = await _of_lanes(store, policy, keys)
+    else:
+        return []
+    holds: dict[tuple[object, ...], Hold] = {}
+    for by, key, limit, count in held:
+        bound = policy.bound_named(limit)
+        if bound is None or not count or isinstance(bound.limit, PauseGate):
+            continue
+        known = holds.get((limit, key))
+        count += 0 if known is None or known.count is None else known.count
+        holds[limit, key] = _held(policy, bound, by, key, count, now)
+    return sorted(holds.values(), key=lambda hold: -(hold.count or 0))[:MOST_LIMITS]
+
+
+async def _of_lanes(
+    store: Store, policy: Policy, keys: Mapping[str, str | None]
+) -> list[tuple[By, tuple[str | None, ...], str, int]]:
+    lanes = [lane for lane in await store.lanes_of(policy.queue, policy.flow_of(0, keys), LANES) if lane.ready > 0]
+    gates, _ = await store.gates_named([lane.gate for lane in lanes if lane.gate is not None], [])
+    names = {gate.id: (gate.limit, tuple(gate.key)) for gate in gates if gate.waiting}
+    found = []
+    for lane in lanes:
+        limit, key = names.get(lane.gate or b"", (None, ()))
+        bound = None if limit is None else policy.bound_named(limit)
+        if limit is not None and bound is not None:
+            found.append((bound.limit.by, key, limit, lane.ready))
+    return found
+
+
+def _held(policy: Policy, bound: BoundLimit, by: By, key: tuple[str | None, ...], count: int, now: Instant) -> Hold:
+    keys = dict(zip(by, key, strict=True))
+    where = ", ".join(f"{name}={value}" for name, value in keys.items())
+    limit = policy.limit_at(bound, key) or bound.limit
+    words = f"{count:,} {'job' if count == 1 else 'jobs'} of {where} {'is' if count == 1 else 'are'} held by {limit!r}"
+    (gauge,) = gauges(policy, now, [(bound, key)], [])
+    return Hold(gauge.reason, words, bound.name, keys, count=count)
 
 
 def describe_explanation(told: Explanation) -> dict[str, Any]:

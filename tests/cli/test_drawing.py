@@ -120,6 +120,7 @@ def worker(name: str = "web-1:77", **given: Any) -> WorkerView:
         "is_well": True,
         "is_stopping": False,
         "is_late": False,
+        "is_gone": False,
         "started_at": NOW - timedelta(hours=3),
         "seen_at": NOW - timedelta(seconds=2),
         "clock_offset": 0.01,
@@ -156,7 +157,7 @@ def test_a_limit_at_work_looks_different_from_lag_without_any_colour() -> None:
     assert behind.split()[1:4] == ["lagging", "4,120", "0"]
     assert "  limits hold back all that wait (4,120 jobs), as the policy wants it" in told
     assert "  - 4,120 jobs of 1 key held by Concurrency(5, by='account')" in told
-    assert "  4,120 jobs could start and have no slot; the oldest waits for 38 min" in told
+    assert "  4,120 jobs could start, and no slot is free; the oldest waits for 38 min" in told
     assert "  limit  account=acme is held by its limit of 5: 4,120 jobs wait, 38 min to drain" in told
     assert "         → fairlane limit set webhooks concurrency:account NUMBER --key account=acme" in told
 

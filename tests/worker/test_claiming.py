@@ -184,7 +184,8 @@ async def test_an_idle_worker_asks_less_than_once_a_second(app: App, store: Watc
         for _ in range(120):
             clock.advance("1s")
             await turns(50)
-        assert 0 < store.calls.total() - before <= 60
+        # A report and a look at what there is to add up, every five seconds each, are half of it.
+        assert 0 < store.calls.total() - before <= 110
 
 
 async def test_a_settlement_that_opens_a_limit_lets_the_next_job_start(app: App) -> None:

@@ -59,11 +59,18 @@ def dashboard(
             built = create_dashboard(loaded, token=token, viewer_token=viewer_token, operations=operations)
             with _listening(host, port) as listening:
                 _tell_address(listening, host, loaded, token if is_made_up else None)
+                is_serving.append(True)
                 await _serve(built, listening)
 
-    # The server takes these for itself, and hands them on once it has stopped: by then nothing is left to do.
+    is_serving: list[bool] = []
+
+    def leave(*_: object) -> None:
+        # The server takes signals for itself, and hands them on once it has stopped: by then nothing is left to do.
+        if not is_serving:
+            raise SystemExit(0)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
+        signal.signal(number, leave)
     asyncio.run(run())
 
 

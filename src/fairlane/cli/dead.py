@@ -50,6 +50,7 @@ def list_(as_json: bool, **options: Any) -> None:
         tell_page(page)
         return
     from fairlane.cli.telling import ago, first_line, print_table
+    from fairlane.operations.hinting import key_words
 
     if not page.jobs:
         click.echo("no job is dead" if not page.after else "none found yet")
@@ -59,13 +60,14 @@ def list_(as_json: bool, **options: Any) -> None:
             str(each.id),
             each.queue,
             each.task,
+            key_words(each.keys),
             f"{each.attempt}/{each.max_attempts}",
             ago(each.finished_at, now),
             first_line(each.error),
         )
         for each in page.jobs
     ]
-    print_table(("ID", "QUEUE", "TASK", "TRIES", "DIED", "ERROR"), rows, ("QUEUE", "TASK", "ERROR"))
+    print_table(("ID", "QUEUE", "TASK", "KEYS", "TRIES", "DIED", "ERROR"), rows, ("QUEUE", "TASK", "KEYS", "ERROR"))
     if page.after is not None:
         click.echo(f"there are more: --after {page.after}", err=True)
 

@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 __all__ = ["draw_keys", "keys"]
 
 SORTS = ("waiting", "running", "done", "started", "name")
-NARROW = ("KEY", "WAIT", "RUN", "DONE", "FAIL", "LIMIT", "TIME", "SHARE", "HELD BY")
+NARROW = ("KEY", "WAIT", "RUN", "ENDED", "FAIL", "LIMIT", "TIME", "SHARE", "HELD BY")
 # fmt: off
 WIDE = (
-    "KEY", "WAIT", "SCHED", "RUN", "DONE", "FAIL", "LIMIT", "TIME", "SHARE", "WEIGHT", "ENQUEUED", "STARTED", "HELD BY",
+    "KEY", "WAIT", "SCHED", "RUN", "ENDED", "FAIL", "LIMIT", "TIME", "SHARE", "WEIGHT", "ENQUEUED", "STARTED",
+    "HELD BY",
 )
 # fmt: on
 WIDE_ENOUGH = 110
@@ -58,8 +59,8 @@ def keys(
     """List the keys of a queue, or show one: its lanes, what runs, what starts next, what holds it. Looking changes
     nothing.
 
-    DONE and FAIL are of the last 24 hours, and so is SHARE, of the queue's run time; LIMIT is how much of its fullest
-    limit is used; TIME is how long its jobs take.
+    ENDED and FAIL, which is part of it, are of the last 24 hours, and so is SHARE, of the queue's run time; LIMIT is
+    how much of its fullest limit is used; TIME is how long its jobs take.
 
     \b
     Example:
@@ -94,8 +95,18 @@ def _draw_list(page: KeyList, width: int) -> list[Text]:
     from rich.text import Text
 
     if not page.keys:
-        return [Text("no key fits" if page.search else f"{page.queue} has no jobs by {', '.join(page.by)}")]
+        return [Text(_nothing(page))]
     return draw_keys(page.keys, page.now, width)
+
+
+def _nothing(page: KeyList) -> str:
+    by = ", ".join(page.by)
+    if page.search:
+        return "no key fits"
+    if not page.held_only:
+        return f"{page.queue} has no jobs by {by}"
+    others = " or ".join(f"--by {','.join(scope)}" for scope in page.scopes if scope != page.by)
+    return f"no limit or pause by {by} holds anybody back; look {others}" if others else "nobody is held back"
 
 
 def draw_keys(views: Sequence[KeyView], now: datetime, width: int, *, with_queue: bool = False) -> list[Text]:
@@ -120,7 +131,7 @@ def _cells(view: KeyView, now: datetime) -> dict[str, str]:
         "WAIT": number(view.waiting),
         "SCHED": counted(view.scheduled),
         "RUN": number(view.running),
-        "DONE": number(view.done),
+        "ENDED": number(view.done),
         "FAIL": number(view.failed),
         "LIMIT": "" if fullest is None else f"{fullest.used:.4g}/{fullest.bound:.4g}",
         "TIME": wait(view.run_time),

@@ -68,6 +68,8 @@ class Deed:
     carry_out: CarryOut
     warning: str = ""
     """What cannot be undone about it."""
+    lasts: bool = False
+    """It can be given an end (`lasting`), and is asked for one."""
 
 
 def told_of_report(report: Report) -> Told:

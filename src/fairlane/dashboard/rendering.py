@@ -39,7 +39,7 @@ class Rendering:
             counted=counted,
             iso=iso,
             key_text=key_text,
-            last_line=last_line,
+            first_line=first_line,
             lasting=lasting,
             measured=measured,
             merged=merged,
@@ -151,9 +151,9 @@ def short(job: object) -> str:
     return f"…{str(job)[-12:]}"
 
 
-def last_line(text: str | None) -> str:
-    """What a traceback comes to."""
-    return (text or "").strip().rpartition("\n")[2][:300]
+def first_line(text: str | None) -> str:
+    """What an error says: it is stored with its message first, and where it was raised after that."""
+    return (text or "").strip().partition("\n")[0][:300]
 
 
 def key_text(keys: Mapping[str, str | None]) -> str:

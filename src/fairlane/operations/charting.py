@@ -54,9 +54,13 @@ def _view(minute: Minute) -> MinuteView:
 def per_minute(minutes: Sequence[Minute], now: Instant) -> tuple[float, float, float]:
     """Starts, ends and failures in a minute, as of late."""
     current = now // MINUTE
-    recent = [each for each in minutes if current - RECENT <= each.minute < current]
+    since = max(current - RECENT, min((each.minute for each in minutes), default=current))
+    # Of a queue that has just begun to work, the minute that has just begun is all there is.
+    until = current if since < current - 1 else current + 1
+    recent = [each for each in minutes if since <= each.minute < until]
+    passed = max(1.0, (min(now, until * MINUTE) - since * MINUTE) / MINUTE)
     return (
-        sum(each.started for each in recent) / RECENT,
-        sum(each.ended for each in recent) / RECENT,
-        sum(each.failed for each in recent) / RECENT,
+        sum(each.started for each in recent) / passed,
+        sum(each.ended for each in recent) / passed,
+        sum(each.failed for each in recent) / passed,
     )

@@ -40,7 +40,7 @@ def status_of(view: QueueView) -> tuple[QueueStatus, str]:
         return QueueStatus.LIMITED, f"limits hold back all that wait ({_jobs(ready)}), as the policy wants it"
     if _is_lagging(view, eligible):
         oldest = "" if held or view.oldest_wait is None else f"; the oldest waits for {lasting(view.oldest_wait)}"
-        return QueueStatus.LAGGING, f"{_jobs(eligible)} could start and have no slot{oldest}"
+        return QueueStatus.LAGGING, f"{_jobs(eligible)} could start, and no slot is free{oldest}"
     return QueueStatus.FLOWING, f"{_jobs(eligible)} could start now, {held:,} are held back by limits"
 
 
@@ -65,6 +65,8 @@ def hints_of(queues: Sequence[QueueView], keys: Iterable[KeyView], workers: Sequ
 
 def _about_workers(workers: Sequence[WorkerView]) -> Iterator[Hint]:
     for each in workers:
+        if each.is_gone:
+            continue
         dead = sorted(name for name, state in each.loops.items() if state not in ("running", "ended"))
         if each.is_late:
             words = f"worker {each.name} was last heard of at {each.seen_at:%H:%M:%S} UTC: it died, or stands still"
@@ -92,11 +94,21 @@ def _about_queues(queues: Sequence[QueueView]) -> Iterator[Hint]:
         elif each.status is QueueStatus.PAUSED and each.ready:
             knob = f"fairlane resume {quote(each.queue)}"
             yield Hint(kind=HintKind.PAUSE, queue=each.queue, words=f"{each.queue} is {each.words}", knob=knob)
-        if each.ended_per_minute and each.failed_per_minute > OFTEN_FAILING * each.ended_per_minute:
-            share = each.failed_per_minute / each.ended_per_minute
-            words = f"{each.queue}: {share:.0%} of the runs of the last five minutes failed"
-            knob = f"fairlane dead list --queue {quote(each.queue)}"
-            yield Hint(kind=HintKind.FAULT, queue=each.queue, words=words, knob=knob)
+        yield from _about_failures(each)
+
+
+def _about_failures(view: QueueView) -> Iterator[Hint]:
+    knob = f"fairlane dead list --queue {quote(view.queue)}"
+    if view.ended_per_minute and view.failed_per_minute > OFTEN_FAILING * view.ended_per_minute:
+        share = view.failed_per_minute / view.ended_per_minute
+        words = f"{view.queue}: {share:.0%} of the runs of the last five minutes failed"
+        yield Hint(kind=HintKind.FAULT, queue=view.queue, words=words, knob=knob)
+    elif view.failed_per_minute and view.dead.count:
+        more = "" if view.dead.is_all else " or more"
+        words = (
+            f"{view.queue}: {view.failed_per_minute:.1f} runs a minute fail, and {_jobs(view.dead.count)}{more} died"
+        )
+        yield Hint(kind=HintKind.FAULT, queue=view.queue, words=words, knob=knob)
 
 
 def _about_keys(keys: Iterable[KeyView]) -> Iterator[Hint]:

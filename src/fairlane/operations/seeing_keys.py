@@ -88,6 +88,7 @@ async def list_keys(
         scopes=[list(each) for each in policy.scopes],
         sort=str(ordered),
         search=search,
+        held_only=held_only,
         keys=await _views(store, look, found),
         after=page.after,
         figures_as_of=look.as_of,
@@ -268,7 +269,7 @@ def _view(look: _Look, queue: str, stored: KeyFigures, gauges: Mapping[tuple[str
         last_enqueued_at=None if figures.arrived_at is None else as_datetime(figures.arrived_at),
         last_started_at=None if figures.started_at is None else as_datetime(figures.started_at),
         hours=[each.done for each in _hours(figures, look.now)],
-        drained_in=drained_in(waiting, figures.run_time, views, rates),
+        drained_in=drained_in(waiting, figures.run_time, views, rates) if held else None,
     )
 
 

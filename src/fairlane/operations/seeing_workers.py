@@ -9,6 +9,8 @@ from fairlane.store.protocol import Store
 
 __all__ = ["list_workers"]
 
+GONE_AFTER = 15 * 60 * SECOND
+
 
 async def list_workers(store: Store) -> WorkerList:
     """Every worker that has reported within the last day and has not stopped as it should."""
@@ -19,7 +21,7 @@ async def list_workers(store: Store) -> WorkerList:
         now=as_datetime(now),
         workers=views,
         alive=len(alive),
-        late=len(views) - len(alive),
+        late=sum(each.is_late and not each.is_gone for each in views),
         slots=sum(each.concurrency for each in alive),
         running=sum(each.running for each in alive),
     )
@@ -41,6 +43,7 @@ def _view(seen: WorkerSeen, now: Instant) -> WorkerView:
         is_well=report.is_well,
         is_stopping=report.is_stopping,
         is_late=seen.is_late(now),
+        is_gone=now - seen.seen_at > GONE_AFTER,
         started_at=as_datetime(report.started_at),
         seen_at=as_datetime(seen.seen_at),
         clock_offset=report.clock_offset / SECOND,

@@ -267,6 +267,7 @@ class KeyList(msgspec.Struct, frozen=True, kw_only=True):
     scopes: list[list[str]]
     sort: str
     search: str
+    held_only: bool
     keys: list[KeyView]
     after: str | None
     """Where the next page begins; `None`: this is the last one."""
@@ -326,6 +327,8 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     is_stopping: bool
     is_late: bool
     """It has not been heard of for a while: it is gone, or stands still."""
+    is_gone: bool
+    """Nor for so long that its leases have ended, and what it ran runs elsewhere: that is past."""
     started_at: datetime
     seen_at: datetime
     clock_offset: float

@@ -130,13 +130,14 @@ def _number(fields: Mapping[str, str], name: str) -> float:
 
 
 DEEDS = (
-    Deed(name="pause", title="Pause", button="Pause", carry_out=pause),
+    Deed(name="pause", title="Pause", button="Pause", carry_out=pause, lasts=True),
     Deed(name="resume", title="Resume", button="Resume", carry_out=resume),
     Deed(
         name="suspend",
         title="Suspend all limits",
         button="Suspend",
         carry_out=suspend,
+        lasts=True,
         warning="No limit of the queue holds anything back meanwhile. All go on counting.",
     ),
     Deed(name="unsuspend", title="Let limits hold again", button="Let them hold", carry_out=unsuspend),
