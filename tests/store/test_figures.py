@@ -21,6 +21,7 @@ from fairlane.policy.keys import gate_id, select
 from fairlane.policy.overrides import Kind, Override
 from fairlane.scheduler.figures import Held, KeyFigures
 from fairlane.scheduler.settlement import Died, Done, Failed, Outcome, Released, Snoozed
+from fairlane.store import key_rows
 from fairlane.store.auditing import Note
 from fairlane.store.figures import KeySort, WorkerReport
 from fairlane.store.operators import JobFilter
@@ -376,6 +377,38 @@ async def test_keys_are_found_by_a_part_of_their_name_whatever_the_case(store: S
     assert await found('"\\') == ['quote"\\']
     assert await found("\x00") == await found("\ud800") == []
     assert len(await found("")) == 6
+
+
+@pytest.mark.parametrize("sort", list(KeySort))
+@pytest.mark.parametrize("few", [0, 100], ids=["many are found", "few are found"])
+async def test_a_search_brings_what_the_list_has_of_it_page_by_page(
+    store: Store, monkeypatch: pytest.MonkeyPatch, sort: KeySort, few: int
+) -> None:
+    monkeypatch.setattr(key_rows, "FEW", few)
+    names = ("webhooks", "webhooks__p1")
+    for nth, name in enumerate(names):
+        policy = Policy(name, fair=Fair(by="account"), limits=(Concurrency(1, by="account"),))
+        await store.declare(policy)
+        for account in range(15):
+            await given_jobs(store, policy, {"account": f"a{account}"}, 1 + account % (3 + nth))
+        await finish(store, await claim(store, name, 4))
+        await claim(store, name, 20)
+        await tally_all(store, name)
+    for held_only in (False, True):
+        whole = (await store.list_keys(names, ACCOUNT, sort=sort, held_only=held_only)).keys
+        expected = [each for each in whole if "1" in str(each[1].key[0])]
+        assert len(expected) < len(whole)
+        for limit in (1, 3, 50):
+            found, after = [], None
+            while True:
+                page = await store.list_keys(
+                    names, ACCOUNT, sort=sort, search="1", held_only=held_only, after=after, limit=limit
+                )
+                found += page.keys
+                after = page.after
+                if after is None:
+                    break
+            assert found == expected
 
 
 async def test_only_held_keys_can_be_listed(store: Store) -> None:
