@@ -139,7 +139,7 @@ INDEXES = {
     "put_queue_figures": set(),
     "select_key_figures": {"key_figures_pkey"},
     "put_key_figures": {"key_figures_pkey"},
-    "put_counts": set(),
+    "walk_key_figures": {"key_figures_pkey"},
     "select_key_figures_to_refresh": {"key_figures_to_refresh"},
     "select_minutes_at": {"minutes_pkey"},
     "put_minutes": set(),
