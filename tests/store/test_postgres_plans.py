@@ -139,7 +139,7 @@ INDEXES = {
     "put_queue_figures": set(),
     "select_key_figures": {"key_figures_pkey"},
     "put_key_figures": {"key_figures_pkey"},
-    "put_counts": set(),
+    "walk_key_figures": {"key_figures_pkey"},
     "select_key_figures_to_refresh": {"key_figures_to_refresh"},
     "select_minutes_at": {"minutes_pkey"},
     "put_minutes": set(),
@@ -157,6 +157,7 @@ INDEXES = {
     "count_newest_dead": {"finished_pkey", "jobs_pkey", "queues_pkey"},
     "select_minutes": {"minutes_pkey", "queues_name_key"},
     "select_keys_named": {"key_figures_pkey", "queues_name_key"},
+    "find_keys": {"key_figures_pkey", "queues_name_key"},
     "list_keys_by_waiting": {"key_figures_by_waiting", "queues_name_key"},
     "list_keys_by_running": {"key_figures_by_running", "queues_name_key"},
     "list_keys_by_done": {"key_figures_by_done", "queues_name_key"},
@@ -266,6 +267,19 @@ async def test_a_hot_statement_keeps_to_its_indexes(
     plan = await plan_of(pinned, statement)
     assert walks(plan) == []
     assert indexes_of(plan) == INDEXES[statement]
+
+
+@pytest.mark.parametrize("accounts", [0, 1, 400], ids=["never used", "one account", "400 accounts"])
+async def test_a_search_reads_labels_from_an_index_alone(
+    store: PostgresStore, pinned: asyncpg.Connection[Any], accounts: int
+) -> None:
+    if accounts:
+        await fill(store, accounts)
+        await pinned.execute("analyze")
+    (scan,) = [
+        node for node in nodes(await plan_of(pinned, "find_keys")) if node.get("Index Name") == "key_figures_pkey"
+    ]
+    assert scan["Node Type"] == "Index Only Scan"
 
 
 async def test_pruning_looks_at_nothing_that_is_not_old_yet(

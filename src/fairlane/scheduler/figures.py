@@ -1,7 +1,8 @@
 """Figures: tallies added up, for people who look. Who waits and runs by key, how the last minutes and hours went.
 
 Nothing here takes part in a claim. Counts are sums of what claims did, so they agree with the lanes at every moment for
-which all tallies are in; a scope that a policy looks at for the first time is counted from the lanes once.
+which all tallies are in; a scope that a policy looks at for the first time is counted from the lanes once, and so are
+all where tallies are too many to be added up.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ __all__ = [
     "Sums",
     "changes_of_held",
     "count_lanes",
+    "place_of_gate",
 ]
 
 MINUTE = 60 * SECOND
@@ -193,13 +195,17 @@ class Sums:
             for lane in lanes:
                 self._at((by, select(by, lane.keys, lane.priority))).add(lane, at)
         for gate in told.gates:
-            bound = self._policy.bound_named(gate.limit)
-            if bound is not None and bound.limit.by:
-                self._at((bound.limit.by, tuple(gate.key))).held[gate.limit] = gate.is_held
+            place = place_of_gate(self._policy, gate.limit, gate.key)
+            if place is not None:
+                self._at(place).held[gate.limit] = gate.is_held
+        self.add_minute(told)
+
+    def add_minute(self, told: Tally) -> None:
+        """Take in what happened when, and not to whom: keys have to be counted anew then."""
         minute = _minute(told)
         known = self._minutes.get(minute.minute)
         self._minutes[minute.minute] = minute if known is None else known.and_also(minute)
-        self.last_at = max(self.last_at, at)
+        self.last_at = max(self.last_at, told.at)
 
     def _at(self, place: Place) -> _Sum:
         found = self._keys.get(place)
@@ -281,6 +287,12 @@ def count_lanes(scopes: Sequence[By], lanes: Iterable[LaneRow]) -> dict[Place, t
             waiting, running = counted.get(place, (0, 0))
             counted[place] = (waiting + max(0, lane.ready), running + max(0, lane.in_flight))
     return counted
+
+
+def place_of_gate(policy: Policy, limit: str, key: Sequence[str | None]) -> Place | None:
+    """The key that a gate holds back; `None`: its limit is no more, or is one of the whole queue."""
+    bound = policy.bound_named(limit)
+    return (bound.limit.by, tuple(key)) if bound is not None and bound.limit.by else None
 
 
 def changes_of_held(before: Iterable[KeyFigures], after: Iterable[KeyFigures]) -> dict[str, Held]:

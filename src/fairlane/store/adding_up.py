@@ -4,11 +4,13 @@ writes what it is given back."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, TypeVar
 
 import msgspec
 
 from fairlane.clock import Instant
+from fairlane.policy.by import By
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.figures import (
     DAY,
@@ -19,6 +21,7 @@ from fairlane.scheduler.figures import (
     Sums,
     changes_of_held,
     count_lanes,
+    place_of_gate,
 )
 from fairlane.scheduler.snapshot import LaneRow
 from fairlane.scheduler.tally import decode_tally
@@ -26,7 +29,18 @@ from fairlane.store import key_rows
 from fairlane.store.figures import Tallied, key_scope
 from fairlane.store.key_rows import Kept
 
-__all__ = ["STRETCH", "AddingUp", "Changed", "Counting", "FiguresRow", "Oldest", "Pace", "in_stretches"]
+__all__ = [
+    "STRETCH",
+    "AddingUp",
+    "Changed",
+    "Counting",
+    "FiguresRow",
+    "Oldest",
+    "Pace",
+    "in_stretches",
+    "is_too_much",
+    "most_looked_at",
+]
 
 T = TypeVar("T")
 Row = Sequence[Any]
@@ -39,6 +53,9 @@ AT_ONCE = 500
 """Tallies that are read together. Some are ten kilobytes."""
 A_BREATH = 2_000
 """Entries after which whoever waits for a turn gets it."""
+MOST_TALLIES = 20_000
+MOST_BYTES = 64 * 2**20
+"""What may wait to be added up. Where more does, it comes faster than it can be added up, key by key: it is shed."""
 LONGEST_KEY = 2_000
 """Bytes of a key that can be listed, since an index does not take much more. Longer ones are in no list."""
 OLDEST_LANES = 1_000
@@ -48,6 +65,16 @@ OLDEST_AT_ONCE = 100
 
 def in_stretches(items: Sequence[T], count: int = STRETCH) -> Iterator[Sequence[T]]:
     return (items[first : first + count] for first in range(0, len(items), count))
+
+
+def is_too_much(tallies: int, size: int) -> bool:
+    """Whether so many tallies, of so many bytes, are to be shed."""
+    return tallies > MOST_TALLIES or size > MOST_BYTES
+
+
+def most_looked_at() -> int:
+    """How many tallies are looked at to know."""
+    return MOST_TALLIES + 1
 
 
 class FiguresRow(msgspec.Struct, frozen=True):
@@ -77,14 +104,22 @@ class AddingUp:
         self._sums = Sums(policy)
         self._entries = self._breath = self._read = 0
         self._held = key_rows.decode_held(row.held)
+        self._is_shedding = False
+        self._found = row
         self.now = now
         self.tallied = row.tallied
         self.tallied_at = row.tallied_at
         self.tallies = 0
+        self.shed = 0
         self.keys = 0
         self.before = Kept.decode(row.kept)
         self.kept = Kept.by(policy)
         self.oldest_ready_at = row.oldest_ready_at
+
+    def shed_keys(self) -> None:
+        """From here on, leave out what tallies say of keys: all have to be counted anew."""
+        self._is_shedding = True
+        self.before = Kept()
 
     @property
     def room(self) -> int:
@@ -102,7 +137,11 @@ class AddingUp:
     def read(self, number: int, entries: bytes) -> None:
         """Take one more tally in."""
         told = decode_tally(entries)
-        self._sums.add(told)
+        if self._is_shedding:
+            self._sums.add_minute(told)
+            self.shed += 1
+        else:
+            self._sums.add(told)
         self._entries += len(told.lanes) + len(told.gates)
         self._read += 1
         self.tallied, self.tallied_at = number, told.at
@@ -160,16 +199,21 @@ class AddingUp:
         """The policy has other scopes or limits than the figures were kept by: keys are to be counted anew."""
         return self.kept != self.before
 
+    def count_one_scope(self) -> None:
+        """Of the scopes that are to be counted anew, leave all but one to later passes."""
+        later = self.kept.new_scopes(self.before)[1:]
+        self.kept = Kept([by for by in self.kept.scopes if by not in later], self.kept.limits)
+
     @property
     def scopes(self) -> list[str]:
-        return [key_scope(by) for by in self.kept.scopes]
+        return [key_scope(by) for by in self._policy.scopes]
 
     @property
     def new_scopes(self) -> list[str]:
-        return [key_scope(by) for by in self.kept.scopes if by not in self.before.scopes]
+        return [key_scope(by) for by in self.kept.new_scopes(self.before)]
 
     def counting(self) -> Counting:
-        return Counting([by for by in self.kept.scopes if by not in self.before.scopes])
+        return Counting(self._policy, self.kept.new_scopes(self.before))
 
     def count_held_anew(self) -> None:
         """From here on, those are counted that are given to `still_held`."""
@@ -189,8 +233,12 @@ class AddingUp:
         held = key_rows.encode(self._held)
         return FiguresRow(self.tallied, self.tallied_at, self.kept.encoded, held, self.oldest_ready_at)
 
+    def row_to_be_counted(self) -> FiguresRow:
+        """The same, where keys are left as they were: they are counted anew before anything else."""
+        return FiguresRow(self.tallied, self._found.tallied_at, "", self._found.held, self._found.oldest_ready_at)
+
     def did(self, *, more: bool) -> Tallied:
-        return Tallied(self.tallies, self.keys, more)
+        return Tallied(self.tallies, self.keys, more or self.kept != Kept.by(self._policy), self.shed)
 
 
 def _is_listed(place: Place) -> bool:
@@ -200,11 +248,13 @@ def _is_listed(place: Place) -> bool:
 
 
 class Counting:
-    """Jobs that wait and run by key, counted from the lanes."""
+    """Jobs that wait and run by key, counted from the lanes; and whom gates hold back."""
 
-    def __init__(self, scopes: Sequence[tuple[str, ...]]) -> None:
+    def __init__(self, policy: Policy, scopes: Sequence[By]) -> None:
+        self._policy = policy
         self._scopes = scopes
         self._counted: dict[Place, tuple[int, int]] = {}
+        self._held: dict[Place, tuple[str, ...]] = {}
 
     def add(self, lanes: Iterable[LaneRow]) -> None:
         counted = self._counted
@@ -212,15 +262,36 @@ class Counting:
             known = counted.get(place, (0, 0))
             counted[place] = (known[0] + waiting, known[1] + running)
 
+    def add_gates(self, gates: Iterable[tuple[str, Sequence[str | None]]]) -> None:
+        """Gates that somebody waits on, each as the name of its limit and its key."""
+        for limit, key in gates:
+            place = place_of_gate(self._policy, limit, key)
+            if place is not None and place[0] in self._scopes:
+                self._held[place] = (*self._held.get(place, ()), limit)
+
+    def corrected(self, found: Iterable[Row]) -> Changed:
+        """What becomes of keys, given what is stored of them: only those are written that were not so."""
+        known = [key_rows.key_figures(row) for row in found]
+        after = [self._counted_anew(each) for each in known]
+        changed = [each for each, old in zip(after, known, strict=True) if each != old or each.is_idle]
+        gone = key_rows.place_parameters((each.by, each.key) for each in changed if each.is_idle)
+        return Changed([key_rows.parameters(each) for each in changed if not each.is_idle], gone)
+
+    def _counted_anew(self, known: KeyFigures) -> KeyFigures:
+        place = (known.by, known.key)
+        waiting, running = self._counted.pop(place, (0, 0))
+        held_by = tuple(sorted(self._held.pop(place, ())))
+        return msgspec.structs.replace(known, waiting=waiting, running=running, held_by=held_by)
+
     @property
-    def rows(self) -> Iterator[Sequence[Row]]:
-        """What is to be stored, a stretch at a time: scope, key, label, waiting, running."""
-        listed = [place for place in self._counted if _is_listed(place)]
-        for stretch in in_stretches(listed):
-            yield [
-                (key_scope(by), key_rows.key_text(key), key_rows.label_of(key), *self._counted[by, key])
-                for by, key in stretch
+    def unknown(self) -> Iterator[Changed]:
+        """What is to be written of keys that nothing is stored of, a stretch at a time: those that were not found."""
+        places = iter(self._counted | self._held)
+        while stretch := list(islice(places, STRETCH)):
+            counted = [
+                self._counted_anew(KeyFigures(by=place[0], key=place[1])) for place in stretch if _is_listed(place)
             ]
+            yield Changed([key_rows.parameters(each) for each in counted], ([], []))
 
 
 class Oldest:

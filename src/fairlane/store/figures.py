@@ -47,6 +47,8 @@ class Tallied(msgspec.Struct, frozen=True):
     """Keys whose figures were written."""
     more: bool
     """It stopped at its bound."""
+    shed: int = 0
+    """Tallies that were too many to be added up: their minutes are in, and keys were counted anew instead."""
 
 
 class QueueFigures(msgspec.Struct, frozen=True, kw_only=True):

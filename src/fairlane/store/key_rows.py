@@ -15,9 +15,10 @@ from fairlane.errors import ConfigurationError
 from fairlane.policy.by import By
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.figures import HOUR, HOURS, Held, Hour, KeyFigures, Minute, Place
-from fairlane.store.figures import KeySort, WorkerReport, WorkerSeen, key_scope
+from fairlane.store.figures import KeyPage, KeySort, WorkerReport, WorkerSeen, key_scope
 
 __all__ = [
+    "FEW",
     "HIGHEST",
     "LOWEST",
     "Kept",
@@ -29,6 +30,7 @@ __all__ = [
     "key_figures",
     "key_text",
     "label_of",
+    "page_of",
     "parameters",
     "place_parameters",
     "sought",
@@ -48,6 +50,8 @@ _read_report = msgspec.json.Decoder(WorkerReport).decode
 
 LOWEST = -(2**63)
 HIGHEST = 2**63 - 1
+FEW = 200
+"""Keys that match a search, and are sorted here. Where more do, a list in its order comes upon enough of them soon."""
 
 
 def encode(value: object) -> str:
@@ -215,6 +219,19 @@ class KeyPlace(msgspec.Struct, frozen=True, array_like=True):
         except (ValueError, msgspec.MsgspecError):
             raise ConfigurationError(f"after={text!r} is no place in this list; give what its last page said") from None
         return place
+
+
+def page_of(
+    found: Iterable[tuple[str, KeyFigures]], sort: KeySort, place: KeyPlace | None, limit: int, *, held_only: bool
+) -> KeyPage:
+    """What a list has after that place, where these are all that a search finds."""
+    placed = sorted(
+        ((KeyPlace.of(sort, *each), each) for each in found if each[1].held_by or not held_only),
+        key=lambda each: each[0].order,
+    )
+    listed = [each for each in placed if place is None or each[0].order > place.order]
+    after = listed[limit - 1][0].encode() if len(listed) > limit else None
+    return KeyPage([each for _, each in listed[:limit]], after)
 
 
 def _sorted_by(sort: KeySort, figures: KeyFigures) -> Instant | int:

@@ -415,7 +415,8 @@ class Store(Protocol):
     async def tally(self, queue: str, limit: int = 500, rest: int = 0) -> Tallied:
         """Add up to `limit` tallies of a queue to its figures, unless somebody else is at it; forget what is old.
 
-        Nothing is done if somebody was at it within the last `rest` microseconds, and no more than `limit` wait.
+        Nothing is done if somebody was at it within the last `rest` microseconds, and no more than `limit` wait. Where
+        far too many wait, they are shed: what they say of minutes is added up, and keys are counted anew.
         """
         ...
 

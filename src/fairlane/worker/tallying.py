@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 
 from fairlane.clock import SECOND, Clock
@@ -11,6 +12,8 @@ from fairlane.worker.timing import Outage, jittered, pause
 from fairlane.worker.troubles import Troubles
 
 __all__ = ["EVERY", "RESTS", "keep_figures"]
+
+log = logging.getLogger("fairlane.worker")
 
 EVERY = 5 * SECOND
 RESTS = 20
@@ -44,5 +47,12 @@ async def _pass(store: Store, outage: Outage, clock: Clock, queue: str, troubles
     started = clock.monotonic()
     tallied = await troubles.endure("tallying", once)
     took = clock.monotonic() - started
+    if tallied is not None and tallied.shed:
+        log.warning(
+            "queue %r does more than can be added up by key: what ended in %d claims is missing from their last day; "
+            "who waits, runs and is held back was counted anew",
+            queue,
+            tallied.shed,
+        )
     await pause(clock, min(RESTS * took, LONGEST_REST))
     return tallied is not None and tallied.more

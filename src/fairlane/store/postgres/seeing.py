@@ -115,12 +115,22 @@ async def list_keys(
     sought = key_rows.sought(search)
     if sought is None:
         return KeyPage([], None)
+    if sought:
+        names = await connection.fetch(STATEMENTS["find_keys"], queues, key_scope(by), sought, key_rows.FEW + 1)
+        if len(names) <= key_rows.FEW:
+            keys = list({key for (key,) in names})
+            found = await connection.fetch(STATEMENTS["select_keys_named"], queues, [key_scope(by)] * len(keys), keys)
+            return key_rows.page_of(map(_named, found), sort, place, limit, held_only=held_only)
     statement = "list_keys_by_waiting_if_held" if held_only and sort is KeySort.WAITING else LISTS[sort]
     start = (key_rows.LOWEST, "", "") if place is None else (place.value, place.key, place.queue)
     found = await connection.fetch(STATEMENTS[statement], queues, key_scope(by), sought, held_only, *start, limit + 1)
-    keys = [(row[0], key_rows.key_figures(row[1:])) for row in found[:limit]]
-    after = KeyPlace.of(sort, *keys[-1]).encode() if len(found) > limit else None
-    return KeyPage(keys, after)
+    listed = [_named(row) for row in found[:limit]]
+    after = KeyPlace.of(sort, *listed[-1]).encode() if len(found) > limit else None
+    return KeyPage(listed, after)
+
+
+def _named(row: Sequence[Any]) -> tuple[str, KeyFigures]:
+    return row[0], key_rows.key_figures(row[1:])
 
 
 async def keys_named(
@@ -128,12 +138,12 @@ async def keys_named(
 ) -> list[tuple[str, KeyFigures]]:
     scopes, keys = key_rows.place_parameters(places)
     found = await connection.fetch(STATEMENTS["select_keys_named"], queues, scopes, keys)
-    return [(row[0], key_rows.key_figures(row[1:])) for row in found]
+    return [_named(row) for row in found]
 
 
 async def list_held(connection: Connection, queues: Sequence[str], limit: int) -> list[tuple[str, KeyFigures]]:
     found = await connection.fetch(STATEMENTS["list_held_keys"], queues, limit)
-    return [(row[0], key_rows.key_figures(row[1:])) for row in found]
+    return [_named(row) for row in found]
 
 
 async def lanes_of(connection: Connection, flow: bytes, limit: int) -> list[LaneRow]:

@@ -107,6 +107,21 @@ cross join lateral (
     limit 1
 ) k
 
+-- name: find_keys
+-- Keys by a part of their names, in no order that matters: most searches find few, and the index alone says which. Whatever
+-- finds many is asked of a list. $1 queues by name, $2 scope, $3 what labels have in them, $4 how many
+select k.key
+from unnest($1::text[]) as u (name)
+cross join lateral (select q.id from fairlane.queues q where q.name = u.name limit 1) q
+cross join lateral (
+    select k.key
+    from fairlane.key_figures k
+    where k.queue_id = q.id and k.scope = $2::text and position($3::text in k.label) > 0
+    order by k.key
+    limit $4::integer
+) k
+limit $4
+
 -- A list of keys: most first. $1 queues by name, $2 scope, $3 what labels have in them, $4 whether only those that are held,
 -- $5 to $7 after which (what it is sorted by, key, queue), $8 how many.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from fairlane.clock import Instant
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.snapshot import LaneRow
-from fairlane.store import key_rows
+from fairlane.store import adding_up, key_rows
 from fairlane.store.adding_up import OLDEST_LANES, STRETCH, AddingUp, Changed, FiguresRow, Oldest, Pace
 from fairlane.store.figures import Tallied
 from fairlane.store.key_rows import Kept
@@ -24,29 +24,34 @@ __all__ = ["tally"]
 Isolation = Literal["read_committed", "repeatable_read"]
 
 NOTHING = Tallied(0, 0, more=False)
-LANES_AT_ONCE = 2_000
-"""Lanes that are read together, where all are counted."""
+LANES_AT_ONCE = 500
+"""Lanes, or gates, that are read together where all are counted: some 10 ms, in which a worker does nothing else."""
 
 
 async def tally(
     connection: Connection, queue: QueueHandle, now: Instant | None, limit: int, rest: int, pace: Pace
 ) -> Tallied:
     """Add up to `limit` tallies, unless somebody else is at it, or was within `rest` microseconds."""
-    row = await connection.fetchrow(STATEMENTS["look_before_tallying"], queue.id, now, limit)
+    row = await connection.fetchrow(
+        STATEMENTS["look_before_tallying"], queue.id, now, max(limit + 1, adding_up.most_looked_at())
+    )
     assert row is not None
     policy = await Scheduling(connection, queue, now).policy_of(row["digest"])
     is_kept_otherwise = Kept.decode(row["kept"]) != Kept.by(policy)
-    has_work = row["has_tallies"] or row["has_old"] or is_kept_otherwise
-    if not has_work or (0 <= row["now"] - row["passed_at"] < rest and not row["is_behind"]):
+    has_work = row["tallies"] or row["has_old"] or is_kept_otherwise
+    if not has_work or (0 <= row["now"] - row["passed_at"] < rest and row["tallies"] <= limit):
         return NOTHING
-    # Where keys are counted anew, lanes and tallies must be of one moment.
-    isolation: Isolation = "repeatable_read" if is_kept_otherwise else "read_committed"
+    is_shedding = adding_up.is_too_much(row["tallies"], row["bytes"])
+    # Where keys are counted anew, lanes, gates and tallies must be of one moment.
+    is_anew = is_shedding or is_kept_otherwise
+    isolation: Isolation = "repeatable_read" if is_anew else "read_committed"
     try:
         async with connection.transaction(isolation=isolation):
             await connection.execute(STATEMENTS["guard_tallying"])
             if not await connection.fetchval(STATEMENTS["take_turn_at_tallying"], queue.id):
                 return NOTHING
-            return await _Pass(connection, queue.id, policy, row["now"]).run(limit, pace, anew=is_kept_otherwise)
+            one = _Pass(connection, queue.id, policy, row["now"])
+            return await one.run(limit, pace, is_anew=is_anew, shed_after=row["tallied"] if is_shedding else None)
     except CONFLICTS:
         return Tallied(0, 0, more=True)  # somebody else was done between our first look and our turn
 
@@ -60,11 +65,15 @@ class _Pass:
         self._policy = policy
         self._now = now
 
-    async def run(self, limit: int, pace: Pace, *, anew: bool) -> Tallied:
+    async def run(self, limit: int, pace: Pace, *, is_anew: bool, shed_after: int | None) -> Tallied:
         found = await self._connection.fetchrow(STATEMENTS["select_queue_figures"], self._queue)
         adding = AddingUp(self._policy, self._now, FiguresRow() if found is None else FiguresRow(*found), limit)
-        if adding.is_kept_otherwise and not anew:
+        if adding.is_kept_otherwise and not is_anew:
             return Tallied(0, 0, more=True)  # the policy has changed since we looked
+        if shed_after is not None:
+            if adding.tallied != shed_after:
+                return Tallied(0, 0, more=True)  # somebody else has been at them since we looked
+            adding.shed_keys()
         more = await self._fold(adding)
         if adding.is_kept_otherwise:
             while more:
@@ -127,18 +136,28 @@ class _Pass:
         connection, queue = self._connection, self._queue
         await connection.execute(STATEMENTS["forget_scopes"], queue, adding.scopes)
         if adding.new_scopes:
-            counting = adding.counting()
-            walk = await connection.cursor(STATEMENTS["walk_lanes_in_use"], queue)
-            while found := await walk.fetch(LANES_AT_ONCE):
-                counting.add(_lane(row) for row in found)
-            await connection.execute(STATEMENTS["forget_counts"], queue, adding.new_scopes)
-            for counted in counting.rows:
-                await connection.execute(STATEMENTS["put_counts"], queue, *map(list, zip(*counted, strict=True)))
+            await self._count(adding)
         adding.count_held_anew()
         scope = key = ""
         while held := await connection.fetch(STATEMENTS["select_held_keys"], queue, scope, key, STRETCH):
             await self._write(adding.still_held(held))
             scope, key = held[-1]["scope"], held[-1]["key"]
+
+    async def _count(self, adding: AddingUp) -> None:
+        connection, queue, counting = self._connection, self._queue, adding.counting()
+        lanes = await connection.cursor(STATEMENTS["walk_lanes_in_use"], queue)
+        while found := await lanes.fetch(LANES_AT_ONCE):
+            counting.add(_lane(row) for row in found)
+        gates = await connection.cursor(STATEMENTS["walk_gates_in_use"], queue)
+        while found := await gates.fetch(LANES_AT_ONCE):
+            counting.add_gates((limit, rows.decode_key(key)) for limit, key in found)
+        for scope in adding.new_scopes:
+            key = ""
+            while known := await connection.fetch(STATEMENTS["walk_key_figures"], queue, scope, key, STRETCH):
+                await self._write(counting.corrected(known))
+                key = known[-1]["key"]
+        for changed in counting.unknown:
+            await self._write(changed)
 
     async def _find_oldest(self, adding: AddingUp, pace: Pace) -> None:
         clock = asyncio.get_running_loop().time

@@ -1,17 +1,9 @@
 -- Adding up what claims have told. One at a time for each queue, in a transaction that takes no lock that a claim wants.
 
 -- name: look_before_tallying
--- Whether there is anything to do. $1 queue, $2 now or null, $3 how many tallies are added up at once
+-- Whether there is anything to do. $1 queue, $2 now or null, $3 how many tallies are looked at
 select q.digest || '/' || q.amended as digest, clock.now, coalesce(f.kept, '') as kept, coalesce(f.passed_at, 0) as passed_at,
-    exists (select from fairlane.tallies t where t.queue_id = q.id and t.id > coalesce(f.tallied, 0)) as has_tallies,
-    (
-        select true
-        from fairlane.tallies t
-        where t.queue_id = q.id and t.id > coalesce(f.tallied, 0)
-        order by t.id
-        offset $3::integer
-        limit 1
-    ) is not null as is_behind,
+    coalesce(f.tallied, 0) as tallied, untallied.tallies, untallied.bytes,
     exists (
         select
         from fairlane.key_figures k
@@ -23,11 +15,22 @@ select q.digest || '/' || q.amended as digest, clock.now, coalesce(f.kept, '') a
 from fairlane.queues q
 cross join lateral (select fairlane.instant($2::bigint) as now) clock
 left join lateral (select f.* from fairlane.queue_figures f where f.queue_id = q.id limit 1) f on true
+cross join lateral (
+    select count(*) as tallies, coalesce(sum(octet_length(t.entries)), 0) as bytes
+    from (
+        select t.entries
+        from fairlane.tallies t
+        where t.queue_id = q.id and t.id > coalesce(f.tallied, 0)
+        order by t.id
+        limit $3::integer
+    ) t
+) untallied
 where q.id = $1::integer
 
 -- name: guard_tallying
--- It is done again if a crash loses it; and whoever falls silent in the middle must not keep its turn for good. Lanes are
--- walked from end to end, once in a while: there is no index of those that wait, which every claim would have to write.
+-- It is done again if a crash loses it; and whoever falls silent in the middle must not keep its turn for good. Lanes
+-- and gates are walked from end to end, once in a while: there is no index of those in use, which every claim would have to
+-- write.
 set local synchronous_commit = off;
 set local idle_in_transaction_session_timeout = '60s';
 set local enable_seqscan = on
@@ -135,19 +138,19 @@ where f.queue_id = $1 and f.lane is not null and (f.lane_ready > 0 or f.lane_in_
 delete from fairlane.key_figures k
 where k.queue_id = $1::integer and not k.scope = any ($2::text[])
 
--- name: forget_counts
--- Of scopes that are counted anew. What is left with nothing is looked at soon. $1 queue, $2 scopes
-update fairlane.key_figures k
-set waiting = 0, running = 0, refresh_at = coalesce(refresh_at, 0)
-where k.queue_id = $1::integer and k.scope = any ($2::text[]) and (k.waiting <> 0 or k.running <> 0)
+-- name: walk_gates_in_use
+-- Every gate of a queue that somebody waits on.
+select g."limit", g.key
+from fairlane.gates g
+where g.queue_id = $1::integer and g.waiting > 0
 
--- name: put_counts
--- $1 queue, $2 to $6 scopes, keys, labels, how many wait and how many run
-insert into fairlane.key_figures (queue_id, scope, key, label, waiting, running)
-select $1::integer, u.*
-from unnest($2::text[], $3::text[], $4::text[], $5::bigint[], $6::bigint[]) as u (scope, key, label, waiting, running)
-on conflict (queue_id, scope, key) do update
-set waiting = excluded.waiting, running = excluded.running, refresh_at = nullif(key_figures.refresh_at, 0)
+-- name: walk_key_figures
+-- $1 queue, $2 scope, $3 after which key, $4 how many
+select k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time, k.held_by, k.hours
+from fairlane.key_figures k
+where k.queue_id = $1::integer and k.scope = $2::text and k.key > $3::text
+order by k.key
+limit $4::integer
 
 -- name: select_held_keys
 -- $1 queue, $2 and $3 after which scope and key, $4 how many

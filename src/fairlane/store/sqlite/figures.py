@@ -40,13 +40,28 @@ class Figures:
     async def tally(self, queue: str, limit: int = 500, rest: int = 0) -> Tallied:
         now = self._clock.now()
         # Looked at first: most of the time there is nothing to do, and no need to wait for whoever writes.
-        if not await self._database.read(
-            lambda tx: tallying.has_to_tally(tx, known_queue(tx, queue), now, limit, rest)
-        ):
+        work = await self._database.read(lambda tx: tallying.look(tx, known_queue(tx, queue), now, limit, rest))
+        if work is tallying.Work.NOTHING:
             return Tallied(0, 0, more=False)
+        if work is tallying.Work.SHED:
+            return await self._shed(queue, now, limit)
+        return await self._tally(queue, now, limit)
+
+    async def _tally(self, queue: str, now: Instant, limit: int) -> Tallied:
         return await self._database.write(
             lambda tx: tallying.tally(tx, known_queue(tx, queue), now, limit, self._pace), durable=False
         )
+
+    async def _shed(self, queue: str, now: Instant, limit: int) -> Tallied:
+        """In many transactions, between which others write. Whoever comes after a crash finds what is left to do."""
+        shed, more = 0, True
+        while more:
+            some = await self._database.write(lambda tx: tallying.shed(tx, known_queue(tx, queue), now), durable=False)
+            shed, more = shed + some.shed, some.more
+        tallied = await self._tally(queue, now, limit)
+        while not await self._database.read(lambda tx: tallying.has_counted(tx, known_queue(tx, queue))):
+            tallied = await self._tally(queue, now, limit)
+        return Tallied(tallied.tallies, tallied.keys, tallied.more, shed)
 
     async def policies(self) -> dict[str, Declared]:
         return await self._database.read(policies.all_in_force)

@@ -14,6 +14,7 @@ __all__ = [
     "Released",
     "arrival",
     "decode_given",
+    "decode_key",
     "decode_keys",
     "encode_given",
     "encode_keys",
@@ -55,12 +56,12 @@ def encode_keys(keys: dict[str, str | None]) -> str:
 
 
 @lru_cache(maxsize=65_536)
-def _decode_key(text: str) -> list[str | None]:
+def decode_key(text: str) -> list[str | None]:
     return msgspec.json.decode(text, type=list[str | None])
 
 
 def flow(row: Row) -> FlowRow:
-    return FlowRow(row[0], _decode_key(row[1]), *row[2:])
+    return FlowRow(row[0], decode_key(row[1]), *row[2:])
 
 
 def flow_parameters(row: FlowRow, queue: int) -> Row:
@@ -102,7 +103,7 @@ def lane_parameters(row: LaneRow, queue: int) -> Row:
 
 
 def gate(row: Row) -> GateRow:
-    return GateRow(row[0], row[1], _decode_key(row[2]), *row[3:])
+    return GateRow(row[0], row[1], decode_key(row[2]), *row[3:])
 
 
 def gate_parameters(row: GateRow, queue: int) -> Row:
@@ -174,7 +175,7 @@ def releases(text: str) -> list[Release]:
 def shared_gate(row: Row) -> SharedGateRow:
     id_, limit, key, in_flight, tat, contenders, *rest = row
     waiting = msgspec.json.decode(contenders, type=list[Contender])
-    return SharedGateRow(id_, limit, _decode_key(key), in_flight, tat, waiting, *rest)
+    return SharedGateRow(id_, limit, decode_key(key), in_flight, tat, waiting, *rest)
 
 
 def shared_gate_parameters(row: SharedGateRow) -> Row:

@@ -116,10 +116,16 @@ def list_keys(
     sought = key_rows.sought(search)
     if sought is None:
         return KeyPage([], None)
+    if sought:
+        keys = {key for (key,) in tx.all("find_keys", key_rows.encode(queues), key_scope(by), sought, key_rows.FEW + 1)}
+        if len(keys) <= key_rows.FEW:
+            named = [(key_scope(by), key) for key in keys]
+            few = tx.all("select_keys_named", key_rows.encode(queues), key_rows.encode(named))
+            return key_rows.page_of(map(_named, few), sort, place, limit, held_only=held_only)
     statement = "list_keys_by_waiting_if_held" if held_only and sort is KeySort.WAITING else LISTS[sort]
     start = (key_rows.LOWEST, "", "") if place is None else (place.value, place.key, place.queue)
     found = [
-        (row[0], key_rows.key_figures(row[1:]))
+        _named(row)
         for queue in queues
         for row in tx.all(statement, queue, key_scope(by), sought, held_only, *start, limit + 1)
     ]
@@ -128,17 +134,21 @@ def list_keys(
     return KeyPage(found[:limit], after)
 
 
+def _named(row: rows.Row) -> tuple[str, KeyFigures]:
+    return row[0], key_rows.key_figures(row[1:])
+
+
 def keys_named(
     tx: Transaction, queues: Sequence[str], places: Sequence[tuple[By, tuple[str | None, ...]]]
 ) -> list[tuple[str, KeyFigures]]:
     named = list(zip(*key_rows.place_parameters(places), strict=True))
     found = tx.all("select_keys_named", key_rows.encode(queues), key_rows.encode(named))
-    return [(row[0], key_rows.key_figures(row[1:])) for row in found]
+    return [_named(row) for row in found]
 
 
 def list_held(tx: Transaction, queues: Sequence[str], limit: int) -> list[tuple[str, KeyFigures]]:
     found = tx.all("list_held_keys", key_rows.encode(queues), limit)
-    return [(row[0], key_rows.key_figures(row[1:])) for row in found]
+    return [_named(row) for row in found]
 
 
 def lanes_of(tx: Transaction, flow: bytes, limit: int) -> list[LaneRow]:

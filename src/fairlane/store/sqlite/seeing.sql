@@ -47,6 +47,16 @@ cross join queues as q on q.name = u.value
 cross join json_each(?2) as n
 cross join key_figures as k on k.queue = q.id and k.scope = n.value ->> 0 and k.key = n.value ->> 1
 
+-- name: find_keys
+-- Keys by a part of their names, each once: most searches find few, and the table is walked in its own order. Whatever finds
+-- many is asked of a list. ?1 queues by name, ?2 scope, ?3 what labels have in them, ?4 how many
+select distinct k.key
+from json_each(?1) as u
+cross join queues as q on q.name = u.value
+cross join key_figures as k on k.queue = q.id
+where k.scope = ?2 and instr(k.label, ?3) > 0
+limit ?4
+
 -- A list of keys: most first. ?1 the queue's name, ?2 scope, ?3 what labels have in them, ?4 whether only those that are held,
 -- ?5 to ?7 after which (what it is sorted by, key, queue), ?8 how many. There is no lateral join: each partition is asked.
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from enum import Enum, auto
 from time import monotonic
 
 import msgspec
 
 from fairlane.clock import Instant
 from fairlane.scheduler.snapshot import LaneRow
-from fairlane.store import key_rows
+from fairlane.store import adding_up, key_rows
 from fairlane.store.adding_up import OLDEST_LANES, STRETCH, AddingUp, Changed, FiguresRow, Oldest, Pace
 from fairlane.store.figures import Tallied
 from fairlane.store.key_rows import Kept
@@ -16,40 +17,76 @@ from fairlane.store.sqlite import rows
 from fairlane.store.sqlite.claims import QueueInForce
 from fairlane.store.sqlite.database import Transaction
 
-__all__ = ["has_to_tally", "tally"]
+__all__ = ["Work", "has_counted", "look", "shed", "tally"]
 
 LANES_AT_ONCE = 2_000
 MOST_TALLIES = 100
 """Added up in one transaction, whatever was asked for: nobody can claim or settle meanwhile."""
+SHED_AT_ONCE = 500
+"""Shed in one transaction: their keys are not looked at."""
 
 
-def has_to_tally(tx: Transaction, queue: QueueInForce, now: Instant, limit: int, rest: int) -> bool:
-    """Whether there is anything to do, and nobody was at it within `rest` microseconds."""
-    kept, passed_at, has_work, is_behind = tx.one("look_before_tallying", queue.id, now, limit) or ("", 0, 0, 0)
-    if not has_work and Kept.decode(kept) == Kept.by(queue.policy):
-        return False
-    return bool(is_behind) or not 0 <= now - passed_at < rest
+class Work(Enum):
+    """What there is to do."""
+
+    NOTHING = auto()
+    ADD = auto()
+    SHED = auto()
+
+
+def look(tx: Transaction, queue: QueueInForce, now: Instant, limit: int, rest: int) -> Work:
+    """What there is to do, and nobody was at within `rest` microseconds."""
+    looked_at = max(limit + 1, adding_up.most_looked_at())
+    found = tx.one("look_before_tallying", queue.id, now, looked_at)
+    assert found is not None
+    kept, passed_at, has_old, tallies, size = found
+    if not (has_old or tallies) and Kept.decode(kept) == Kept.by(queue.policy):
+        return Work.NOTHING
+    if tallies <= limit and 0 <= now - passed_at < rest:
+        return Work.NOTHING
+    return Work.SHED if adding_up.is_too_much(tallies, size) else Work.ADD
+
+
+def has_counted(tx: Transaction, queue: QueueInForce) -> bool:
+    """Whether no key is left to be counted anew."""
+    found = tx.one("select_queue_figures", queue.id)
+    return found is not None and Kept.decode(FiguresRow(*found).kept) == Kept.by(queue.policy)
+
+
+def shed(tx: Transaction, queue: QueueInForce, now: Instant) -> Tallied:
+    """Take the minutes of some tallies, and drop what they say of keys, which are then counted anew."""
+    adding = _adding(tx, queue, now, SHED_AT_ONCE)
+    adding.shed_keys()
+    more = _fold(tx, queue.id, adding)
+    _put(tx, queue.id, adding.row_to_be_counted(), now)
+    return adding.did(more=more)
 
 
 def tally(tx: Transaction, queue: QueueInForce, now: Instant, limit: int, pace: Pace) -> Tallied:
     """Add up to `limit` tallies. The write lock is held meanwhile: what lanes say, and what is told of them, agree."""
-    found = tx.one("select_queue_figures", queue.id)
-    adding = AddingUp(
-        queue.policy, now, FiguresRow() if found is None else FiguresRow(*found), min(limit, MOST_TALLIES)
-    )
+    adding = _adding(tx, queue, now, min(limit, MOST_TALLIES))
     more = _fold(tx, queue.id, adding)
     if adding.is_kept_otherwise:
         while more:
             more = _fold(tx, queue.id, adding)
+        adding.count_one_scope()
         _count_anew(tx, queue.id, adding)
     refreshed = tx.all("select_key_figures_to_refresh", queue.id, now, STRETCH)
     _write(tx, queue.id, adding.refreshed(refreshed))
     tx.run("delete_old_minutes", queue.id, adding.minutes_from)
     if not more:
         _find_oldest(tx, queue, adding, pace)
-    row = adding.row()
-    tx.run("put_queue_figures", queue.id, row.tallied_at, row.kept, row.held, row.oldest_ready_at, now)
+    _put(tx, queue.id, adding.row(), now)
     return adding.did(more=more or len(refreshed) >= STRETCH)
+
+
+def _adding(tx: Transaction, queue: QueueInForce, now: Instant, limit: int) -> AddingUp:
+    found = tx.one("select_queue_figures", queue.id)
+    return AddingUp(queue.policy, now, FiguresRow() if found is None else FiguresRow(*found), limit)
+
+
+def _put(tx: Transaction, queue: int, row: FiguresRow, now: Instant) -> None:
+    tx.run("put_queue_figures", queue, row.tallied_at, row.kept, row.held, row.oldest_ready_at, now)
 
 
 def _fold(tx: Transaction, queue: int, adding: AddingUp) -> bool:
@@ -84,22 +121,34 @@ def _write(tx: Transaction, queue: int, changed: Changed) -> None:
 def _count_anew(tx: Transaction, queue: int, adding: AddingUp) -> None:
     tx.run("forget_scopes", queue, key_rows.encode(adding.scopes))
     if adding.new_scopes:
-        counting = adding.counting()
-        after = b""
-        while found := tx.all("walk_lanes_in_use", queue, after, LANES_AT_ONCE):
-            counting.add(
-                LaneRow(lane, b"", priority, rows.decode_keys(keys), ready, in_flight, 0, 0, 0, None, 0.0)
-                for lane, priority, keys, ready, in_flight in found
-            )
-            after = found[-1][0]
-        tx.run("forget_counts", queue, key_rows.encode(adding.new_scopes))
-        for counted in counting.rows:
-            tx.run_many("put_count", [(queue, *row) for row in counted])
+        _count(tx, queue, adding)
     adding.count_held_anew()
     scope = key = ""
     while held := tx.all("select_held_keys", queue, scope, key, STRETCH):
         _write(tx, queue, adding.still_held(held))
         scope, key, *_ = held[-1]
+
+
+def _count(tx: Transaction, queue: int, adding: AddingUp) -> None:
+    counting = adding.counting()
+    after = b""
+    while found := tx.all("walk_lanes_in_use", queue, after, LANES_AT_ONCE):
+        counting.add(
+            LaneRow(lane, b"", priority, rows.decode_keys(keys), ready, in_flight, 0, 0, 0, None, 0.0)
+            for lane, priority, keys, ready, in_flight in found
+        )
+        after = found[-1][0]
+    after = b""
+    while found := tx.all("walk_gates_in_use", queue, after, LANES_AT_ONCE):
+        counting.add_gates((limit, rows.decode_key(key)) for _, limit, key in found)
+        after = found[-1][0]
+    for scope in adding.new_scopes:
+        key = ""
+        while known := tx.all("walk_key_figures", queue, scope, key, STRETCH):
+            _write(tx, queue, counting.corrected(known))
+            key = known[-1][1]
+    for changed in counting.unknown:
+        _write(tx, queue, changed)
 
 
 def _find_oldest(tx: Transaction, queue: QueueInForce, adding: AddingUp, pace: Pace) -> None:

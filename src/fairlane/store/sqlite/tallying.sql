@@ -5,13 +5,13 @@ insert into tallies (queue, at, entries)
 values (?, ?, ?)
 
 -- name: look_before_tallying
--- Whether there is anything to do. ?1 queue, ?2 now, ?3 how many tallies are added up at once
+-- Whether there is anything to do. ?1 queue, ?2 now, ?3 how many tallies are looked at
 select coalesce((select kept from queue_figures where queue = ?1), ''),
     coalesce((select passed_at from queue_figures where queue = ?1), 0),
-    exists (select 1 from tallies where queue = ?1)
-    or exists (select 1 from key_figures where queue = ?1 and refresh_at is not null and refresh_at <= ?2)
+    exists (select 1 from key_figures where queue = ?1 and refresh_at is not null and refresh_at <= ?2)
     or exists (select 1 from minutes where queue = ?1 and minute < ?2 / 60000000 - 1440),
-    exists (select 1 from tallies where queue = ?1 order by id limit 1 offset ?3)
+    count(*), coalesce(sum(size), 0)
+from (select length(entries) as size from tallies where queue = ?1 order by id limit ?3)
 
 -- name: select_queue_figures
 select 0, tallied_at, kept, held, oldest_ready_at
@@ -94,17 +94,21 @@ limit ?3
 delete from key_figures
 where queue = ?1 and scope not in (select value from json_each(?2))
 
--- name: forget_counts
--- Of scopes that are counted anew. What is left with nothing is looked at soon. ?1 queue, ?2 scopes
-update key_figures
-set waiting = 0, running = 0, refresh_at = coalesce(refresh_at, 0)
-where queue = ?1 and scope in (select value from json_each(?2)) and (waiting <> 0 or running <> 0)
+-- name: walk_gates_in_use
+-- Every gate of a queue that somebody waits on, a stretch at a time. ?1 queue, ?2 after which, ?3 how many
+select id, "limit", key
+from gates
+where id > ?2 and queue = ?1 and waiting > 0
+order by id
+limit ?3
 
--- name: put_count
-insert into key_figures (queue, scope, key, label, waiting, running)
-values (?, ?, ?, ?, ?, ?)
-on conflict (queue, scope, key) do update
-set waiting = excluded.waiting, running = excluded.running, refresh_at = nullif(key_figures.refresh_at, 0)
+-- name: walk_key_figures
+-- ?1 queue, ?2 scope, ?3 after which key, ?4 how many
+select scope, key, waiting, running, done, failed, ran, arrived_at, started_at, run_time, held_by, hours
+from key_figures
+where queue = ?1 and scope = ?2 and key > ?3
+order by key
+limit ?4
 
 -- name: select_held_keys
 -- ?1 queue, ?2 and ?3 after which scope and key, ?4 how many

@@ -30,7 +30,8 @@ comment on column fairlane.queue_figures.held is 'By limit, how many keys it hol
 -- One row for each key of each scope that is not idle. `key` is a JSON array, as in `flows`; `label` is what people search:
 -- its values in lower case. Everything that a list can be sorted by is indexed so that "most first" is the order of the
 -- index, and ties go by name. Those indexes are led by `list`, and have another collation, though it orders alike: no plan
--- can look a single key up there, where it would walk over every key of its scope.
+-- can look a single key up there, where it would walk over every key of its scope. A search reads labels from the primary
+-- key, and no row.
 create table fairlane.key_figures (
     queue_id integer not null,
     scope text collate "C" not null,
@@ -48,7 +49,7 @@ create table fairlane.key_figures (
     hours text,
     refresh_at bigint,
     list text collate "C" not null generated always as (queue_id::text || '/' || scope) stored,
-    primary key (queue_id, scope, key)
+    primary key (queue_id, scope, key) include (label)
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_threshold = 2000);
 comment on column fairlane.key_figures.held_by is 'The limits that hold jobs of it back, as a JSON array. Null: none.';
 comment on column fairlane.key_figures.hours is 'What ended in the last day, hour by hour, as a JSON array. Null: nothing.';
