@@ -59,6 +59,7 @@ def queue(**figures: object) -> QueueView:
         ({"running": 3}, QueueStatus.FLOWING),
         ({"ready": 5, "running": 3, "oldest_wait": 1.0}, QueueStatus.FLOWING),
         ({"ready": 5, "workers": 0}, QueueStatus.STOPPED),
+        ({"ready": 5, "workers": 0, "running": 9}, QueueStatus.STOPPED),
         ({"ready": 5, "held_jobs": 5, "running": 5, "oldest_wait": 9_000.0}, QueueStatus.LIMITED),
         ({"ready": 5_000, "running": 100, "oldest_wait": 600.0}, QueueStatus.LAGGING),
         ({"ready": 500, "held_jobs": 5, "started_per_minute": 100.0}, QueueStatus.LAGGING),

@@ -628,3 +628,18 @@ async def test_every_answer_carries_the_headers_that_keep_browsers_in_check(worl
         assert answer.headers["x-frame-options"] == "DENY"
         assert "access-control-allow-origin" not in answer.headers
         assert "server" not in answer.headers
+
+
+async def test_what_cannot_be_taken_apart_is_refused(world: World) -> None:
+    answer = await world.site.stranger().post(f"{ROOT}/login", data={"token": "x"}, headers={"Origin": "http://["})
+    assert answer.status_code == 403
+    assert (await world.operator.get(f"{ROOT}/live", params={"page": "//[", "every": "2"})).status_code == 400
+    deep = b'{"policies": ' + b"[" * 900 + b"]" * 900 + b"}"
+    answer = await world.operator.post(f"{API}/simulate", content=deep, headers={"Content-Type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "malformed")
+
+
+async def test_a_workload_without_jobs_keeps_nobody_busy(world: World) -> None:
+    endless = {"classes": [{"name": "c", "keys": {"account": "a"}, "count": 1_000_000_000, "jobs": 0}]}
+    answer = await world.operator.post(f"{API}/simulate", json={"policies": [{}], "workload": endless})
+    assert answer.status_code == 422

@@ -208,3 +208,13 @@ def test_jobs_that_cease_to_wait_are_no_arrivals() -> None:
     assert minute.arrived == 0
     (account, *_) = sums.applied_to({(("account",), ("a",)): KeyFigures(by=("account",), key=("a",), waiting=3)}, EPOCH)
     assert (account.waiting, account.arrived_at) == (1, None)
+
+
+def test_a_key_in_two_partitions_is_told_as_one() -> None:
+    one = KeyFigures(
+        by=("a",), key=("x",), waiting=2, running=1, held_by=("l",), arrived_at=5, hours=(Hour(1, 2, 1, 9),)
+    )
+    other = KeyFigures(by=("a",), key=("x",), waiting=3, started_at=7, hours=(Hour(1, 1, 0, 1), Hour(2, 4, 0, 4)))
+    both = one.and_also(other)
+    assert (both.waiting, both.running, both.held_by, both.arrived_at, both.started_at) == (5, 1, ("l",), 5, 7)
+    assert (both.hours, both.done, both.failed) == ((Hour(1, 3, 1, 10), Hour(2, 4, 0, 4)), 7, 1)

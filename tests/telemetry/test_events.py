@@ -334,3 +334,22 @@ def test_the_first_failure_of_a_kind_is_logged_with_its_traceback(
         "another failed (handler, 1 so far; jobs go on): ValueError: no",
     ]
     assert app.telemetry.failures.total == 100
+
+
+async def test_a_handler_that_cancels_itself_has_failed_and_hears_on(app: App) -> None:
+    heard: list[Event] = []
+
+    @app.on_event
+    async def give_up(event: Event) -> None:
+        heard.append(event)
+        raise asyncio.CancelledError
+
+    @app.task
+    async def work() -> None: ...
+
+    async with app, working(app) as worker:
+        for _ in range(3):
+            await (await work.enqueue()).result()
+        await until(lambda: len(heard) >= 6)
+        assert worker.health().telemetry_failures >= 6
+        assert worker.health().is_well

@@ -107,6 +107,8 @@ def _tell_address(listening: socket, host: str, app: App, token: str | None) -> 
 
 
 async def _serve(built: Starlette, listening: socket) -> None:
+    import os
+
     import uvicorn
 
     class Server(uvicorn.Server):
@@ -116,6 +118,13 @@ async def _serve(built: Starlette, listening: socket) -> None:
             await super().shutdown(sockets)
 
     config = uvicorn.Config(
-        built, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1, server_header=False
+        built,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=1,
+        server_header=False,
+        # Believed of a proxy only where somebody says which: whoever may say where they come from may guess at will.
+        proxy_headers="FORWARDED_ALLOW_IPS" in os.environ,
     )
     await Server(config).serve(sockets=[listening])

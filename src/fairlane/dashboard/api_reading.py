@@ -76,7 +76,10 @@ def read_body(request: Request, body: bytes, wanted: type[S]) -> S:
         raise Refusal(400, "malformed", "the body is nested too deeply") from None
     except ValueError as error:
         raise Refusal(400, "malformed", f"the body is not JSON: {error}") from None
-    return _converted(_plain(found), wanted)
+    try:
+        return _converted(_plain(found), wanted)
+    except RecursionError:
+        raise Refusal(400, "malformed", "the body is nested too deeply") from None
 
 
 def _plain(found: Any, where: str = "the body") -> Any:

@@ -202,7 +202,10 @@ def _page_endpoint(page: Page) -> Any:
 async def _live(request: Request) -> Any:
     """The main part of a page, whenever it has changed."""
     dashboard, visitor = dashboard_of(request), visitor_of(request)
-    wanted = urlsplit(request.query_params.get("page", "/"))
+    try:
+        wanted = urlsplit(request.query_params.get("page", "/"))
+    except ValueError:
+        raise HTTPException(400, "page: the path of a page, such as /queues") from None
     every = request.query_params.get("every", "5")
     if every not in map(str, INTERVALS) or len(request.url.query) > LONGEST_QUERY:
         raise HTTPException(400, f"every: one of {', '.join(map(str, INTERVALS))}")

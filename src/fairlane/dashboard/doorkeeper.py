@@ -187,7 +187,10 @@ def _is_same_origin(headers: Headers) -> bool:
     if site is not None:
         return site in ("same-origin", "none")
     origin = headers.get("origin")
-    return origin is None or urlsplit(origin).netloc == headers.get("host", "")
+    try:
+        return origin is None or urlsplit(origin).netloc == headers.get("host", "")
+    except ValueError:
+        return False
 
 
 def _again(body: bytes, receive: Receive) -> Receive:

@@ -31,8 +31,10 @@ def status_of(view: QueueView) -> tuple[QueueStatus, str]:
         return QueueStatus.PAUSED, f"paused: {_waiting(ready)}, {running:,} still run"
     if not ready:
         return (QueueStatus.FLOWING, f"{running:,} run, nothing waits") if running else (QueueStatus.IDLE, "idle")
-    if not view.workers and not running:
-        return QueueStatus.STOPPED, f"no worker serves it: {_waiting(ready)}"
+    if not view.workers:
+        # What a worker that died was running counts as running until somebody is there to notice.
+        left = f", {running:,} were running" if running else ""
+        return QueueStatus.STOPPED, f"no worker serves it: {_waiting(ready)}{left}"
     eligible = ready - held
     if eligible <= 0:
         if view.held and all(each.limit.startswith("pause:") for each in view.held):

@@ -122,7 +122,6 @@ def _view(queue: str, names: Sequence[str], look: _Look) -> QueueView:
     serving = [each for each in look.workers.workers if not each.is_late and not each.queues.keys().isdisjoint(names)]
     oldest = min((each.oldest_ready_at for each in figures if each.oldest_ready_at is not None), default=None)
     tallied = [each.tallied_at for each in figures if each.tallied_at is not None]
-    listeners = max((each.listeners for each in figures), default=0)
     view = QueueView(
         queue=queue,
         status=QueueStatus.IDLE,
@@ -137,17 +136,22 @@ def _view(queue: str, names: Sequence[str], look: _Look) -> QueueView:
         started_per_minute=started,
         ended_per_minute=ended,
         failed_per_minute=failed,
-        # Whoever listens is there, whether it has reported by now or not.
-        workers=max(len(serving), listeners),
+        workers=len(serving),
         slots=sum(each.concurrency for each in serving),
         slots_in_use=sum(each.running for each in serving),
-        is_paused=() in policy.overrides.pauses,
-        partitions=len(names),
-        unseen=sum(each.unseen for each in figures),
+        is_paused=all(() in look.policies[name].policy.overrides.pauses for name in _in_use(names, policy)),
+        partitions=len(_in_use(names, policy)),
+        unseen=max(0, sum(each.unseen for each in figures)),
         figures_as_of=as_datetime(min(tallied)) if tallied else None,
     )
     status, words = status_of(view)
     return msgspec.structs.replace(view, status=status, words=words)
+
+
+def _in_use(names: Sequence[str], policy: Policy) -> list[str]:
+    """Of these partitions, those that the queue is divided into now: it may have had more."""
+    known = policy.partition.names if policy.partition is not None and len(names) > 1 else names
+    return [name for name in names if name in known] or list(names)
 
 
 def _held(look: _Look, names: Sequence[str], ready: int) -> list[HeldView]:

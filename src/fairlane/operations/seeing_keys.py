@@ -77,7 +77,7 @@ async def list_keys(
     page = await store.list_keys(
         names, scope, sort=ordered, search=search, held_only=held_only, after=after, limit=limit
     )
-    found = page.keys
+    found = _merged(page.keys)
     if after is None and not held_only:
         newcomers = await _newcomers(store, look, scope, search, {figures.key for _, figures in found})
         found = sorted([*found, *newcomers], key=lambda each: _place(each[1], look, ordered))
@@ -106,7 +106,8 @@ async def show_key(store: Store, queue: str, keys: Mapping[str, object]) -> OneK
     key = tuple(canonical[name] for name in scope)
     named = await store.keys_named(list(look.policies), [(scope, key)])
     unknown = (_home(look.policies, canonical), KeyFigures(by=scope, key=key))
-    where, figures = max(named, key=lambda each: (each[1].waiting, each[1].running), default=unknown)
+    named.sort(key=lambda each: (-each[1].waiting, -each[1].running))
+    where, figures = next(iter(_merged(named)), unknown)
     (view,) = await _views(store, look, [(where, figures)])
     wanted = {name: value for name, value in canonical.items() if name != "task"}
     running = await find_jobs(
@@ -138,9 +139,8 @@ async def show_keys(store: Store, queue: str, wanted: Sequence[Mapping[str, obje
     for scope, keys_of_scope in places.items():
         look = await _look(store, queue, scope)
         named = await store.keys_named(list(look.policies), [(scope, key) for key in keys_of_scope])
-        best: dict[Key, Found] = {}
-        for found in sorted(named, key=lambda each: (each[1].waiting, each[1].running)):
-            best[found[1].key] = found
+        named.sort(key=lambda each: (-each[1].waiting, -each[1].running))
+        best = {found[1].key: found for found in _merged(named)}
         for key in keys_of_scope:
             home = _home(look.policies, dict(zip(scope, key, strict=True)))
             best.setdefault(key, (home, KeyFigures(by=scope, key=key)))
@@ -172,6 +172,15 @@ async def _look(store: Store, queue: str, scope: By) -> _Look:
         _by_key(scope, unseen.lanes),
         scheduled.is_all,
     )
+
+
+def _merged(found: Sequence[Found]) -> list[Found]:
+    """Each key once: one that jobs of several partitions carry is told as if it were in one."""
+    merged: dict[Key, Found] = {}
+    for queue, figures in found:
+        known = merged.get(figures.key)
+        merged[figures.key] = (queue, figures) if known is None else (known[0], known[1].and_also(figures))
+    return list(merged.values())
 
 
 def _by_key(scope: By, lanes: Iterable[LaneTally]) -> dict[Key, int]:

@@ -96,7 +96,7 @@ def _foreseen(workload: Workload | None, seed: int | None) -> list[SimulatedJob]
         # Other arrivals and run times than these would take longer to reckon than there is time for.
         for name, time in (("at", each.at), ("every", each.every or 0), ("backoff", each.backoff)):
             _span(f"class {each.name!r}: {name}", time)
-    _check_number(sum(each.count * each.jobs for each in workload.classes))
+    _check_number(sum(each.count * max(1, each.jobs) for each in workload.classes))
     jobs = workload.simulated(seed)
     _check_number(sum(1 + len(job.retries) for job in jobs))
     return jobs

@@ -93,6 +93,22 @@ class KeyFigures(msgspec.Struct, frozen=True, kw_only=True):
             ran=sum(each.ran for each in hours),
         )
 
+    def and_also(self, other: KeyFigures) -> KeyFigures:
+        """The same key in two partitions, as one."""
+        hours = {each.hour: each for each in self.hours}
+        for each in other.hours:
+            hours[each.hour] = _added(hours.get(each.hour, Hour(each.hour)), each)
+        both = msgspec.structs.replace(
+            self,
+            waiting=self.waiting + other.waiting,
+            running=self.running + other.running,
+            held_by=tuple(sorted({*self.held_by, *other.held_by})),
+            arrived_at=max(self.arrived_at or 0, other.arrived_at or 0) or None,
+            started_at=max(self.started_at or 0, other.started_at or 0) or None,
+            run_time=self.run_time or other.run_time,
+        )
+        return both._with(tuple(hours[hour] for hour in sorted(hours)))
+
     @property
     def is_idle(self) -> bool:
         """It says no more than a key that was never seen."""

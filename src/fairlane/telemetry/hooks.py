@@ -169,10 +169,17 @@ class _InLoop(_Listener):
             try:
                 async with asyncio.timeout(HANDLED_WITHIN):
                     await cast(Awaitable[object], self._handler(event))
-            except (Exception, SystemExit, KeyboardInterrupt) as error:
+            except BaseException as error:
                 self._failed(error)
+                if isinstance(error, asyncio.CancelledError) and self._is_over():
+                    raise
             finally:
                 waiting.task_done()
+
+    def _is_over(self) -> bool:
+        """Whether it was not the handler that was cancelled, or cancelled itself, but whoever calls it."""
+        task = asyncio.current_task()
+        return task is None or task.cancelling() > 0
 
     async def flush(self) -> None:
         task = self._task
