@@ -33,6 +33,7 @@ from fairlane.operations import (
 from fairlane.store.protocol import Store
 from tests.store.by_hand import url_of
 from tests.store.harness import Database, diagnosed, soon
+from tests.test_seeing import everything
 
 ACCOUNTS = [f"account-{n}" for n in range(24)]
 OPERATOR = Intent(actor="ops")
@@ -385,6 +386,26 @@ async def test_a_plan_counts_jobs_that_no_claim_has_seen_yet(
     await program.fill(2)
     plan = await plan_partitions(await program.app.opened(), "email", 4, ("account",))
     assert plan.waiting == 48 - homes(4, 2)["email"]
+
+
+async def test_a_dry_run_writes_nothing(shared_database: Database, clock: ManualClock, stack: AsyncExitStack) -> None:
+    """O13: what it counts is what a change then moves, though no claim has seen it before or after."""
+    program = Program(shared_database, clock, 2, fair=Fair(by="account"), limits=[Concurrency(2, by="account")])
+    await stack.enter_async_context(program.app)
+    store = await program.app.opened()
+    await program.fill()
+    running, ended = (await program.queue.claim(1))[0], (await program.queue.claim(1))[0]
+    await ended.ack()
+    await program.fill(2)
+    await program.send.using(delay="1m").enqueue("account-3")
+    clock.advance("2m")
+    before = await everything(program.app.url)
+    dry = await change_partitions(store, "email", 3, Intent(actor="ops", dry_run=True))
+    assert (await plan_partitions(store, "email", 3)) == dry.plan
+    assert await everything(program.app.url) == before
+    await running.ack()
+    done = await change(store, 3)
+    assert done.moved == dry.plan.waiting > 0
 
 
 async def test_producers_and_workers_go_on_while_the_width_changes(

@@ -57,7 +57,7 @@ async def test_a_job_held_by_four_things_at_once_lists_all_four_with_holders_and
         set_by="ada",
         reason="they asked",
     )
-    await store.amend("webhooks", [pause], [], NOTE)
+    await store.amend(["webhooks"], [pause], [], NOTE)
     told = await why(store, jobs[3])
     assert {Reason.CONCURRENCY, Reason.RATE, Reason.PAUSED, Reason.LANE} <= set(told.reasons)
     by_limit = {hold.limit: hold for hold in told.holds if hold.limit}
@@ -169,7 +169,7 @@ async def test_a_key_and_a_queue_are_explained_by_what_holds_all_their_jobs(stor
     told = await why(store, queue="q", account="acme")
     assert [hold.limit for hold in told.holds] == ["concurrency:account"]
     assert [holder.job for holder in told.holds[0].holders] == ids(running)
-    await store.amend("q", [Override(kind=Kind.PAUSE, set_by="ada")], [], NOTE)
+    await store.amend(["q"], [Override(kind=Kind.PAUSE, set_by="ada")], [], NOTE)
     assert (await why(store, queue="q")).reasons == [Reason.PAUSED]
     assert Reason.PAUSED in (await why(store, queue="q", account="bolt")).reasons
 

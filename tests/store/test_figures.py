@@ -207,7 +207,7 @@ async def live(store: Store, clock: ManualClock, policy: Policy, dice: random.Ra
 
 async def assert_true(store: Store, policy: Policy) -> None:
     """Once every bell is folded and every tally is in, the figures say what is so."""
-    await store.lanes(policy.queue)
+    await store.lanes(policy.queue, keeps=True)
     await tally_all(store, policy.queue)
     for by in policy.scopes:
         assert await shown(store, by, policy.queue) == await truth(store, by, policy.queue), f"by {by}"
@@ -283,12 +283,12 @@ async def test_a_key_says_which_limit_holds_it_back_for_as_long_as_it_does(store
 async def test_a_key_that_is_paused_is_held_by_its_pause_until_it_is_resumed(store: Store) -> None:
     await store.declare(POLICY)
     pause = Override(kind=Kind.PAUSE, scope=(("account", "acme"),))
-    await store.amend("webhooks", [pause], [], Note(actor="a test", action="pause"))
+    await store.amend(["webhooks"], [pause], [], Note(actor="a test", action="pause"))
     await given_jobs(store, POLICY, keys("acme"), 3)
     assert await claim(store, "webhooks", 5) == []
     await tally_all(store)
     assert (await figures_of(store, "acme")).held_by == ("pause:account",)
-    await store.amend("webhooks", [], [pause.id], Note(actor="a test", action="resume"))
+    await store.amend(["webhooks"], [], [pause.id], Note(actor="a test", action="resume"))
     await claim(store, "webhooks", 1)
     await tally_all(store)
     assert "pause:account" not in (await figures_of(store, "acme")).held_by

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
+import fairlane.store.postgres.amending
+import fairlane.store.sqlite.amending
 from fairlane import App, Concurrency, Fair, ManualClock, State, partition_for
+from fairlane.clock import Instant
+from fairlane.errors import StoreUnavailable
 from fairlane.operations import JobFilter, list_jobs
+from fairlane.policy import Policy
+from fairlane.policy.overrides import Kind, Override
+from fairlane.scheduler.rebuild import carried_gates
+from fairlane.scheduler.snapshot import GateRow
+from fairlane.store.auditing import Note
 from tests.store.by_hand import url_of
 from tests.store.harness import Database, diagnosed
 
+PARTITIONS = ("email", "email__p1", "email__p2")
 ACCOUNTS = [f"account-{n}" for n in range(12)]
 
 
@@ -66,6 +78,80 @@ async def test_a_pause_of_a_key_or_a_task_holds_wherever_it_is(mail: Mail) -> No
     await mail.app.operations.pause("email", task="send")
     assert await mail.startable() == set()
     assert {each.queue for each in await mail.app.operations.list_overrides()} == {"email"}
+
+
+@pytest.mark.parametrize("action", ["pause", "suspend"])
+async def test_an_action_on_all_partitions_is_recorded_once(
+    database: Database, clock: ManualClock, stack: AsyncExitStack, action: str
+) -> None:
+    """O02: also what only one of the partitions had is told by the one entry."""
+    mail = Mail(database, clock, 3)
+    await stack.enter_async_context(mail.app)
+    await mail.fill(1)
+    act = getattr(mail.app.operations, action)
+    await act("email__p1", actor="bob")
+    await act("email", actor="ada", reason="an incident")
+    assert await overrides_by_partition(mail) == {name: [(action, "ada")] for name in PARTITIONS}
+    whole, single = (await mail.app.operations.list_audit()).entries
+    assert (whole.actor, whole.action, whole.queue, whole.reason) == ("ada", action, "email", "an incident")
+    assert (single.actor, single.queue) == ("bob", "email__p1")
+    assert whole.target == single.target
+    assert whole.before == single.after, "what the second partition had"
+
+
+async def test_an_action_that_fails_in_one_partition_changes_none(
+    database: Database, clock: ManualClock, stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """O02."""
+    mail = Mail(database, clock, 3)
+    await stack.enter_async_context(mail.app)
+    await mail.fill(1)
+
+    def fail_in_the_second(policy: Policy, now: Instant, gates: Sequence[GateRow]) -> list[GateRow]:
+        amended.append(policy.queue)
+        if policy.queue == "email__p1":
+            raise ConnectionResetError
+        return carried_gates(policy, now, gates)
+
+    amended: list[str] = []
+    for store in (fairlane.store.postgres.amending, fairlane.store.sqlite.amending):
+        monkeypatch.setattr(store, "carried_gates", fail_in_the_second)
+    with pytest.raises((ConnectionResetError, StoreUnavailable)):
+        await mail.app.operations.pause("email")
+    assert amended == ["email", "email__p1"]
+    assert await overrides_by_partition(mail) == {name: [] for name in PARTITIONS}
+    assert (await mail.app.operations.list_audit()).entries == ()
+    monkeypatch.undo()
+    assert await mail.startable() == set(ACCOUNTS)
+
+
+async def test_actions_of_two_operators_at_once_never_stand_in_each_others_way(
+    shared_database: Database, clock: ManualClock, stack: AsyncExitStack
+) -> None:
+    both = [Mail(shared_database, clock, 3), Mail(shared_database, clock, 3)]
+    for mail in both:
+        await stack.enter_async_context(mail.app)
+    await both[0].fill(1)
+    names = list(PARTITIONS)
+    stores = [await mail.app.opened() for mail in both]
+    put = Override(kind=Kind.SUSPEND)
+    for _ in range(10):
+        await asyncio.gather(
+            stores[0].amend(names, [put], [], Note(actor="ada", action="suspend")),
+            stores[1].amend(names[::-1], [], [put.id], Note(actor="bob", action="unsuspend")),
+            *(mail.startable() for mail in both),
+        )
+    assert len({str(each) for each in (await overrides_by_partition(both[0])).values()}) == 1
+
+
+async def overrides_by_partition(mail: Mail) -> dict[str, list[tuple[str, str]]]:
+    store = await mail.app.opened()
+    found = {name: await store.policy(name) for name in PARTITIONS}
+    return {
+        name: [(each.kind.value, each.set_by) for each in declared.policy.overrides.all]
+        for name, declared in found.items()
+        if declared is not None
+    }
 
 
 async def test_a_dry_run_changes_no_partition(mail: Mail) -> None:

@@ -197,16 +197,14 @@ async def _change(
     store: Store, queue: str, action: str, put: Sequence[Override], remove: Sequence[str], intent: Intent
 ) -> Change:
     """Every partition of a queue has the same overrides: they hold for whatever key may come there."""
-    policies = [(await in_force(store, name)).policy for name in await partitions_of(store, queue)]
-    amend(policies[0], put, remove)  # refused before anything is changed
-    changes = []
-    for policy in policies:
-        if intent.dry_run:
-            amendment = amend(policy, put, remove)
-        else:
-            amendment = await store.amend(policy.queue, put, remove, intent.note(action))
-        changes.append(_changed(policy, action, amendment, intent))
-    whole, *others = changes
+    names = await partitions_of(store, queue)
+    policies = [(await in_force(store, name)).policy for name in names]
+    amendments = [amend(policy, put, remove) for policy in policies]
+    if not intent.dry_run:
+        amendments = await store.amend(names, put, remove, intent.note(action))
+    whole, *others = [
+        _changed(policy, action, amendment, intent) for policy, amendment in zip(policies, amendments, strict=True)
+    ]
     return replace(whole, partitions=tuple(each for each in others if each.before != whole.before))
 
 

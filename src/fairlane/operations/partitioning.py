@@ -83,6 +83,12 @@ async def plan_partitions(
     store: Store, queue: str, to: int, by: By | None = None, *, accept_missing_keys: bool = False
 ) -> PartitionPlan:
     """See what a change comes to, or refuse what would break order or limits: nothing refuses it once it has begun."""
+    return await _planned(store, queue, to, by, accept_missing_keys=accept_missing_keys, keeps=False)
+
+
+async def _planned(
+    store: Store, queue: str, to: int, by: By | None, *, accept_missing_keys: bool, keeps: bool
+) -> PartitionPlan:
     checked_width(to)
     names = await partitions_of(store, queue)
     policies = {name: (await in_force(store, name)).policy for name in names}
@@ -99,7 +105,7 @@ async def plan_partitions(
     final = sibling(replace(during, partition=msgspec.structs.replace(place, was=None)), 0)
     whole, own = logical(final)
     plain = divided(replace(whole, keys=first.keys), 1, place.by, own)[0] if to == 1 else final
-    lanes = {name: await store.lanes(name) for name in names}
+    lanes = {name: await store.lanes(name, keeps=keeps) for name in names}
     strays = [stray for name in names for stray in stray_lanes(sibling(during, _index(name)), lanes[name])]
     # Jobs may come without the key once it has begun, from producers that do not know of it: then it goes on with them.
     if begun is None and before != to and not accept_missing_keys:
@@ -177,7 +183,8 @@ async def change_partitions(
     on_progress: OnProgress | None = None,
 ) -> Repartitioned:
     """Change the number of a queue's partitions while it works. While running jobs end, it rests between two looks."""
-    plan = await plan_partitions(store, queue, to, by, accept_missing_keys=accept_missing_keys)
+    # In earnest, what was folded to count it need not be folded again to move it.
+    plan = await _planned(store, queue, to, by, accept_missing_keys=accept_missing_keys, keeps=not intent.dry_run)
     if intent.dry_run or plan.is_empty:
         return Repartitioned(plan=plan, is_dry_run=intent.dry_run, moved=0)
     await _begin(store, plan, intent)
@@ -198,7 +205,7 @@ async def _begin(store: Store, plan: PartitionPlan, intent: Intent) -> None:
             gone = [each.id for each in known if each not in overrides]
             put = [each for each in overrides if each not in known]
             if gone or put:
-                await store.amend(policy.queue, put, gone, intent.note(PARTITION))
+                await store.amend([policy.queue], put, gone, intent.note(PARTITION))
 
 
 async def _is_done(store: Store, policy: Policy, final: Sequence[Policy]) -> bool:

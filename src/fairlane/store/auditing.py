@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from fairlane.clock import Instant
-from fairlane.policy.overrides import Override
+from fairlane.policy.overrides import Amendment, Override
 
-__all__ = ["EXPIRY", "AuditEntry", "Note", "describe_overrides"]
+__all__ = ["EXPIRY", "AuditEntry", "Note", "describe_amendments"]
 
 EXPIRY = "expiry"
 """Who ends an override whose time has come."""
@@ -38,6 +40,13 @@ class AuditEntry(msgspec.Struct, frozen=True):
     reason: str
 
 
-def describe_overrides(overrides: tuple[Override, ...]) -> str | None:
-    """Overrides as the audit keeps them; `None` where there was none."""
+def describe_amendments(amendments: Sequence[Amendment]) -> tuple[str, str | None, str | None]:
+    """What one action changed, before and after, as the audit keeps it: what partitions have in common is told once."""
+    before = tuple(dict.fromkeys(each for amendment in amendments for each in amendment.before))
+    after = tuple(dict.fromkeys(each for amendment in amendments for each in amendment.after))
+    target = "; ".join(dict.fromkeys(each.describe() for each in after or before))
+    return target, _encoded(before), _encoded(after)
+
+
+def _encoded(overrides: tuple[Override, ...]) -> str | None:
     return msgspec.json.encode(overrides).decode() if overrides else None

@@ -213,11 +213,12 @@ class Store(Protocol):
         """The policy in force, with what operators have changed."""
         ...
 
-    async def amend(self, queue: str, put: Sequence[Override], remove: Sequence[str], note: Note) -> Amendment:
-        """Set and remove overrides; in force at every claimer's next claim. `InvalidOverride` where one has no place.
-
-        One whose time has come ends by itself, and whoever it held back is looked at then.
-        """
+    async def amend(
+        self, queues: Sequence[str], put: Sequence[Override], remove: Sequence[str], note: Note
+    ) -> list[Amendment]:
+        """Set and remove overrides of all partitions of a queue, in one transaction with one entry of the audit, under
+        the first name; in force at every claimer's next claim. `InvalidOverride` where one has no place. One whose time
+        has come ends by itself, and whoever it held back is looked at then."""
         ...
 
     async def audit(self, queue: str | None = None, before: int | None = None, limit: int = 100) -> list[AuditEntry]:
@@ -405,9 +406,9 @@ class Store(Protocol):
         """The gates of keys that belong to another partition, each with the name of that one."""
         ...
 
-    async def lanes(self, queue: str) -> list[WaitingLane]:
-        """The lanes of jobs that wait or run, and those that scheduled jobs will join. Bells are folded first, as a
-        claim would."""
+    async def lanes(self, queue: str, *, keeps: bool = False) -> list[WaitingLane]:
+        """The lanes of jobs that wait or run, and those that scheduled jobs will join, once bells are folded as a claim
+        would: which changes nothing unless it `keeps` what it has folded."""
         ...
 
     # Figures, for people who look. Nothing but upkeep writes them, and no claim reads them.

@@ -14,7 +14,7 @@ from fairlane.policy.overrides import Amendment, Override, amend
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.rebuild import carried_gates, rebuild
 from fairlane.scheduler.snapshot import Need
-from fairlane.store.auditing import EXPIRY, AuditEntry, Note, describe_overrides
+from fairlane.store.auditing import EXPIRY, AuditEntry, Note, describe_amendments
 from fairlane.store.operators import FORCE, Handled
 from fairlane.store.postgres.connections import STATEMENTS
 from fairlane.store.postgres.scheduling import Loaded, Scheduling
@@ -27,18 +27,30 @@ __all__ = ["apply", "entries", "expire", "force", "record", "record_jobs"]
 EVERYONE = 1 << 20
 
 
-async def apply(scheduling: Scheduling, put: Sequence[Override], remove: Sequence[str], note: Note) -> Amendment:
-    """Set and remove overrides, wake whoever may start now, and record it."""
+async def apply(
+    schedulings: Sequence[Scheduling], put: Sequence[Override], remove: Sequence[str], note: Note
+) -> list[Amendment]:
+    """Set and remove overrides of queues in one transaction, wake whoever may start now, and record it once."""
+    found = [await _without_ended(each) for each in schedulings]
+    # All are asked before any is changed: what one partition refuses is refused.
+    amendments = [amend(policy, put, remove) for policy, _ in found]
+    for scheduling, (policy, now), amendment in zip(schedulings, found, amendments, strict=True):
+        if amendment.changes:
+            await _remake(scheduling, policy, amendment, now)
+            await _store(scheduling, policy, amendment, now)
+    policy, now = found[0]
+    await _record(schedulings[0].connection, note, now, policy.queue, amendments)
+    return amendments
+
+
+async def _without_ended(scheduling: Scheduling) -> tuple[Policy, Instant]:
+    """What is in force, and the time, once the overrides are gone whose time has come."""
     policy, now = await scheduling.in_force()
     ended = policy.overrides.expired(now)
-    if ended:
-        await _end(scheduling, policy, ended, now)
-        policy, now = await scheduling.in_force()
-    amendment = amend(policy, put, remove)
-    if amendment.changes:
-        await _remake(scheduling, policy, amendment, now)
-        await _store(scheduling, policy, amendment, note, now)
-    return amendment
+    if not ended:
+        return policy, now
+    await _end(scheduling, policy, ended, now)
+    return await scheduling.in_force()
 
 
 async def expire(scheduling: Scheduling, loaded: Loaded) -> None:
@@ -49,7 +61,9 @@ async def expire(scheduling: Scheduling, loaded: Loaded) -> None:
 async def _end(scheduling: Scheduling, policy: Policy, ended: Sequence[Override], now: Instant) -> None:
     amendment = amend(policy, [], [each.id for each in ended])
     await _remake(scheduling, policy, amendment, now)
-    await _store(scheduling, policy, amendment, Note(actor=EXPIRY, action="expire"), now)
+    await _store(scheduling, policy, amendment, now)
+    note = Note(actor=EXPIRY, action="expire")
+    await _record(scheduling.connection, note, now, policy.queue, [amendment])
 
 
 async def _remake(scheduling: Scheduling, policy: Policy, amendment: Amendment, now: Instant) -> None:
@@ -63,7 +77,7 @@ async def _remake(scheduling: Scheduling, policy: Policy, amendment: Amendment, 
     await scheduling.write(loaded, rebuilt.plan)
 
 
-async def _store(scheduling: Scheduling, policy: Policy, amendment: Amendment, note: Note, now: Instant) -> None:
+async def _store(scheduling: Scheduling, policy: Policy, amendment: Amendment, now: Instant) -> None:
     connection, queue = scheduling.connection, scheduling.queue
     before, after = amendment.before, amendment.after
     await connection.execute(STATEMENTS["delete_overrides"], queue.id, [each.id for each in before])
@@ -80,9 +94,14 @@ async def _store(scheduling: Scheduling, policy: Policy, amendment: Amendment, n
     )
     # A name that no other state of any queue has: whoever knows it knows these overrides.
     await connection.execute(STATEMENTS["update_amended"], queue.id, uuid4().hex, amendment.overrides.expires_at)
-    target = "; ".join(each.describe() for each in after or before)
-    await record(connection, note, now, policy.queue, target, describe_overrides(before), describe_overrides(after))
     await connection.execute(STATEMENTS["nudge"], queue.id, EVERYONE, None)
+
+
+async def _record(
+    connection: Connection, note: Note, now: Instant, queue: str, amendments: Sequence[Amendment]
+) -> None:
+    if any(each.changes for each in amendments):
+        await record(connection, note, now, queue, *describe_amendments(amendments))
 
 
 async def force(connection: Connection, given: Sequence[UUID], now: Instant | None) -> list[Handled]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
@@ -176,11 +176,26 @@ class Claimer:
         return Claimed(claims, me.lease, due, more, look_again, plan.queue.vtime, is_limited, folded)
 
     @contextlib.asynccontextmanager
-    async def locked(self, queue: QueueHandle, *, durable: bool) -> AsyncIterator[Scheduling]:
-        """A transaction that holds the queue's claim lock, committed at the end of the block."""
+    async def locked(self, queue: QueueHandle, *, durable: bool, keeps: bool = True) -> AsyncIterator[Scheduling]:
+        """A transaction that holds the queue's claim lock, ended with the block: committed if it `keeps` anything."""
         async with self._mutex, self._session() as connection:
             await connection.execute(queue.take_lock if durable else queue.take_lock_unflushed)
             yield Scheduling(connection, queue, self._clock.parameter())
+            await connection.execute("commit" if keeps else "rollback")
+
+    @contextlib.asynccontextmanager
+    async def locked_together(self, queues: Sequence[QueueHandle]) -> AsyncIterator[list[Scheduling]]:
+        """One transaction that holds the claim locks of several queues, committed at the end of the block."""
+        # The lowest number first, and all before anything else is locked: so that no two ever deadlock.
+        first, *others = sorted(queues, key=lambda queue: queue.id)
+        async with self._mutex, self._session() as connection:
+            await connection.execute(first.take_lock)
+            for queue in others:
+                await connection.execute(STATEMENTS["take_another_lock"], queue.id)
+            if others:
+                await connection.execute(STATEMENTS["lock_shared_limits_of"], [queue.id for queue in queues])
+            now = self._clock.parameter()
+            yield [Scheduling(connection, queue, now) for queue in queues]
             await connection.execute("commit")
 
     @contextlib.asynccontextmanager

@@ -42,6 +42,10 @@ select
 from fairlane.queues
 where name = $1
 
+-- name: take_another_lock
+-- Of a queue that is changed together with others, in their transaction.
+select pg_advisory_xact_lock(1717660018, $1::integer)
+
 -- name: select_policy
 select id, policy, digest, version, amended
 from fairlane.queues

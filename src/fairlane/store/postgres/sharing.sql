@@ -26,6 +26,16 @@ from (
     order by id
 ) s
 
+-- name: lock_shared_limits_of
+-- The limits that any of these queues names, in the same order.
+select pg_advisory_xact_lock(1717660019, s.id)
+from (
+    select distinct q.shared_limit as id
+    from fairlane.shared_limit_queues q
+    where q.queue_id = any ($1::integer[])
+    order by id
+) s
+
 -- name: select_shared_limits
 -- Those that a queue names.
 select l.name, l.document

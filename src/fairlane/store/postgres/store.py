@@ -152,9 +152,9 @@ class PostgresStore(Figures):
         async with self._claimer.locked(handle, durable=True) as scheduling:
             return await partitions.rehome(scheduling, self._queue_number, limit)
 
-    async def lanes(self, queue: str) -> list[WaitingLane]:
+    async def lanes(self, queue: str, *, keeps: bool = False) -> list[WaitingLane]:
         handle = await self._claimer.queue(queue)
-        async with self._claimer.locked(handle, durable=False) as scheduling:
+        async with self._claimer.locked(handle, durable=False, keeps=keeps) as scheduling:
             await scheduling.fold_all()
             used, later = await partitions.select_lanes(scheduling.connection, handle.id)
         return used + later
@@ -168,9 +168,12 @@ class PostgresStore(Figures):
             lambda connection: partitions.select_gates_of_strays(connection, handle.id, policy),
         )
 
-    async def amend(self, queue: str, put: Sequence[Override], remove: Sequence[str], note: Note) -> Amendment:
-        async with self._claimer.locked(await self._claimer.queue(queue), durable=True) as scheduling:
-            return await amending.apply(scheduling, put, remove, note)
+    async def amend(
+        self, queues: Sequence[str], put: Sequence[Override], remove: Sequence[str], note: Note
+    ) -> list[Amendment]:
+        handles = [await self._claimer.queue(queue) for queue in queues]
+        async with self._claimer.locked_together(handles) as schedulings:
+            return await amending.apply(schedulings, put, remove, note)
 
     async def audit(self, queue: str | None = None, before: int | None = None, limit: int = 100) -> list[AuditEntry]:
         return await self._ask(lambda connection: amending.entries(connection, queue, before or LAST_ENTRY, limit))

@@ -11,7 +11,7 @@ from fairlane.clock import Instant
 from fairlane.job import State
 from fairlane.policy.overrides import Amendment, Override, amend
 from fairlane.scheduler.rebuild import carried_gates
-from fairlane.store.auditing import EXPIRY, AuditEntry, Note, describe_overrides
+from fairlane.store.auditing import EXPIRY, AuditEntry, Note, describe_amendments
 from fairlane.store.operators import FORCE, Handled
 from fairlane.store.sqlite import claims, rows
 from fairlane.store.sqlite.database import Transaction
@@ -21,18 +21,27 @@ __all__ = ["apply", "entries", "expire", "force", "record", "record_jobs"]
 
 def apply(
     tx: Transaction,
-    queue: claims.QueueInForce,
+    queues: Sequence[claims.QueueInForce],
     put: Sequence[Override],
     remove: Sequence[str],
     note: Note,
     now: Instant,
-) -> Amendment:
-    """Set and remove overrides, wake whoever may start now, and record it."""
-    amendment = amend(queue.policy, put, remove)
-    if not amendment.changes:
-        return amendment
-    for each in remove:
-        tx.run("delete_override", queue.id, each)
+) -> list[Amendment]:
+    """Set and remove overrides of queues, wake whoever may start now, and record it once."""
+    found = [expire(tx, queue, now) for queue in queues]
+    # All are asked before any is changed: what one partition refuses is refused.
+    amendments = [amend(queue.policy, put, remove) for queue in found]
+    for queue, amendment in zip(found, amendments, strict=True):
+        if amendment.changes:
+            _store(tx, queue, amendment, now)
+    if any(each.changes for each in amendments):
+        record(tx, note, now, found[0].policy.queue, *describe_amendments(amendments))
+    return amendments
+
+
+def _store(tx: Transaction, queue: claims.QueueInForce, amendment: Amendment, now: Instant) -> None:
+    for gone in amendment.before:
+        tx.run("delete_override", queue.id, gone.id)
     for override in amendment.after:
         tx.run("put_override", queue.id, override.id, msgspec.json.encode(override).decode())
     if amendment.rebuilds:
@@ -42,10 +51,6 @@ def apply(
         tx.run("wake_gate", gate.tat, gate.memo, now if gate.waiting > 0 else gate.wake_at, gate.id)
     # A name that no other state of any queue has: whoever knows it knows these overrides.
     tx.run("update_amended", uuid4().hex, amendment.overrides.expires_at, queue.id)
-    target = "; ".join(each.describe() for each in amendment.after or amendment.before)
-    before, after = describe_overrides(amendment.before), describe_overrides(amendment.after)
-    record(tx, note, now, queue.policy.queue, target, before, after)
-    return amendment
 
 
 def expire(tx: Transaction, queue: claims.QueueInForce, now: Instant) -> claims.QueueInForce:
@@ -53,8 +58,9 @@ def expire(tx: Transaction, queue: claims.QueueInForce, now: Instant) -> claims.
     expired = queue.policy.overrides.expired(now)
     if not expired:
         return queue
-    note = Note(actor=EXPIRY, action="expire")
-    apply(tx, queue, [], [each.id for each in expired], note, now)
+    amendment = amend(queue.policy, [], [each.id for each in expired])
+    _store(tx, queue, amendment, now)
+    record(tx, Note(actor=EXPIRY, action="expire"), now, queue.policy.queue, *describe_amendments([amendment]))
     return claims.load_queue(tx, queue.policy.queue) or queue
 
 

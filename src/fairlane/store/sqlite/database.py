@@ -104,9 +104,9 @@ class Database:
             await self._hop(self._close)
         self._thread.shutdown(wait=False)
 
-    async def write(self, work: Callable[[Transaction], T], *, durable: bool) -> T:
-        """Run `work` in one write transaction: committed as a whole, or not at all."""
-        return await self._hop(lambda: self._transact(work, durable))
+    async def write(self, work: Callable[[Transaction], T], *, durable: bool, keeps: bool = True) -> T:
+        """Run `work` in one write transaction: committed as a whole, or not at all; if it `keeps` anything."""
+        return await self._hop(lambda: self._transact(work, durable, keeps))
 
     async def read(self, work: Callable[[Transaction], T]) -> T:
         """Run `work` on one snapshot; it changes nothing."""
@@ -170,7 +170,7 @@ class Database:
             raise StoreUnavailable("the store is closed; open it first")
         return self._connection
 
-    def _transact(self, work: Callable[[Transaction], T], durable: bool) -> T:
+    def _transact(self, work: Callable[[Transaction], T], durable: bool, keeps: bool) -> T:
         connection = self._open_connection()
         if self._lock is not None:
             self._lock.take()
@@ -179,7 +179,9 @@ class Database:
             connection.execute("begin immediate")
             try:
                 result = work(Transaction(connection, self._known))
-                connection.execute("commit")
+                if not keeps:
+                    self._known.clear()
+                connection.execute("commit" if keeps else "rollback")
                 return result
             except BaseException:
                 self._known.clear()

@@ -147,8 +147,12 @@ class SqliteStore(Figures):
         await self._nudge(waiters)
         return rehomed
 
-    async def lanes(self, queue: str) -> list[WaitingLane]:
-        return await self._write(lambda tx: partitions.folded_lanes(tx, known_queue(tx, queue), self._clock.now()))
+    async def lanes(self, queue: str, *, keeps: bool = False) -> list[WaitingLane]:
+        return await self._database.write(
+            lambda tx: partitions.folded_lanes(tx, known_queue(tx, queue), self._clock.now()),
+            durable=False,
+            keeps=keeps,
+        )
 
     async def gates_of_strays(self, queue: str) -> list[tuple[str, GateRow]]:
         return await self._database.read(lambda tx: partitions.select_gates_of_strays(tx, known_queue(tx, queue)))
@@ -428,16 +432,17 @@ class SqliteStore(Figures):
     async def force(self, jobs: Sequence[UUID], note: Note) -> list[Handled]:
         return await self._handle(lambda tx, now: amending.force(tx, jobs, now), note)
 
-    async def amend(self, queue: str, put: Sequence[Override], remove: Sequence[str], note: Note) -> Amendment:
-        def work(tx: Transaction) -> tuple[Amendment, list[UUID]]:
-            now = self._clock.now()
-            found = amending.expire(tx, known_queue(tx, queue), now)
-            amendment = amending.apply(tx, found, put, remove, note, now)
-            return amendment, _take_waiters(tx, {found.id: EVERYONE})
+    async def amend(
+        self, queues: Sequence[str], put: Sequence[Override], remove: Sequence[str], note: Note
+    ) -> list[Amendment]:
+        def work(tx: Transaction) -> tuple[list[Amendment], list[UUID]]:
+            found = [known_queue(tx, queue) for queue in queues]
+            amendments = amending.apply(tx, found, put, remove, note, self._clock.now())
+            return amendments, _take_waiters(tx, {each.id: EVERYONE for each in found})
 
-        amendment, waiters = await self._write(work)
+        amendments, waiters = await self._write(work)
         await self._nudge(waiters)
-        return amendment
+        return amendments
 
     async def traces(self, queue: str, flows: Sequence[bytes], gates: Sequence[bytes]) -> Traces:
         def look(tx: Transaction) -> tuple[frozenset[bytes], list[UUID]]:
