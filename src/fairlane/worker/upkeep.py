@@ -20,6 +20,8 @@ OLD_JOBS_AT_ONCE = 2_000
 """In a busy worker the turns of its event loop take longer than the removal; twice as many take little more."""
 SHORTEST_REAP = SECOND // 10
 BUSY, LONGEST_IDLE = 5 * SECOND, 60 * SECOND
+PASSES_AT_MOST = 20
+"""Of adding up, in one round."""
 SOON = 2 * SECOND
 """Until the next look after one that found something: what finishes meanwhile piles up."""
 RESTS = 4
@@ -84,10 +86,18 @@ async def keep_up(store: Store, retention: Retention, queues: Sequence[str]) -> 
     reaped = await _reap(store)
     pruned = await store.prune(retention, AT_ONCE)
     collected = [await store.collect(name, AT_ONCE) for name in queues]
-    tallied = [await store.tally(name) for name in queues]
+    behind = [await _add_up(store, name) for name in queues]
     strays = [await rehome_strays(store, name) for name in queues if parse_partition(name) is None]
-    is_partial = [pruned.more, *(each.more for each in collected), *(each.more for each in tallied), *strays]
+    is_partial = [pruned.more, *(each.more for each in collected), *behind, *strays]
     return len(reaped.settled) >= AT_ONCE or any(is_partial)
+
+
+async def _add_up(store: Store, queue: str) -> bool:
+    """Add up what claims have told, pass by pass; whether there is more than that."""
+    for _ in range(PASSES_AT_MOST):
+        if not (await store.tally(queue)).more:
+            return False
+    return True
 
 
 async def _sweep(clock: Clock, rest: int, once: Callable[[], Awaitable[Pruned]]) -> None:
