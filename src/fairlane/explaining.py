@@ -15,7 +15,7 @@ from fairlane.policy.keys import canonical_keys
 from fairlane.policy.overrides import PauseGate
 from fairlane.policy.partitions import parse_partition, partition_name
 from fairlane.policy.policy import BoundLimit, Policy
-from fairlane.scheduler.explain import Explanation, Hold, explain, together
+from fairlane.scheduler.explain import Explanation, Hold, explain, key_words, together
 from fairlane.scheduler.gauge import gauges
 from fairlane.store.protocol import Store
 
@@ -102,7 +102,7 @@ async def _of_lanes(
 
 def _held(policy: Policy, bound: BoundLimit, by: By, key: tuple[str | None, ...], count: int, now: Instant) -> Hold:
     keys = dict(zip(by, key, strict=True))
-    where = ", ".join(f"{name}={value}" for name, value in keys.items())
+    where = key_words(keys)
     limit = policy.limit_at(bound, key) or bound.limit
     words = f"{count:,} {'job' if count == 1 else 'jobs'} of {where} {'is' if count == 1 else 'are'} held by {limit!r}"
     (gauge,) = gauges(policy, now, [(bound, key)], [])

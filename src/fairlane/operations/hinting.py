@@ -11,8 +11,9 @@ from shlex import quote
 
 from fairlane.operations.views import GaugeView, Hint, HintKind, KeyView, QueueStatus, QueueView, WorkerView
 from fairlane.policy.partitions import whole_of
+from fairlane.scheduler.explain import key_words
 
-__all__ = ["hints_of", "key_words", "lasting", "status_of"]
+__all__ = ["hints_of", "lasting", "status_of"]
 
 LAGGING_AFTER = 60.0
 """Seconds that a job which nothing holds back may wait before it is told as lag."""
@@ -149,11 +150,6 @@ def _bound_words(gauge: GaugeView) -> str:
 
 def _key_options(view: KeyView) -> str:
     return " ".join(f"--key {quote(f'{name}={value}')}" for name, value in view.keys.items())
-
-
-def key_words(keys: dict[str, str | None]) -> str:
-    """`account=acme, region=eu`."""
-    return ", ".join(f"{name}={'None' if value is None else value}" for name, value in keys.items())
 
 
 def _waiting(count: int) -> str:

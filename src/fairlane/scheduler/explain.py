@@ -35,6 +35,7 @@ __all__ = [
     "Subject",
     "examine",
     "explain",
+    "key_words",
     "sequence_lane",
     "together",
 ]
@@ -320,7 +321,7 @@ def _in_sequence(facts: Facts, name: str, key: Mapping[str, str | None], why: Wh
         if not holders:
             return []
     until = max((each.due_at for each in kept if each.job != facts.subject.job), default=None)
-    words = f"the jobs of {_key_words(key)} run one after the other"
+    words = f"the jobs of {key_words(key)} run one after the other"
     for first in holders[:1]:
         does = "runs since" if first.due_at is None else "runs again in"
         words += f"; job {first.job} ({first.task}) {does} {_seconds(abs(facts.now - first.since))}"
@@ -333,7 +334,7 @@ def _paused(facts: Facts, by: tuple[str, ...], values: tuple[str | None, ...]) -
     who = f" by {override.set_by}" if override.set_by else ""
     because = f": {override.reason}" if override.reason else ""
     end = "" if override.expires_at is None else f", for another {_seconds(override.expires_at - facts.now)}"
-    words = f"{_key_words(key) or 'the queue'} is paused{who}{end}{because}"
+    words = f"{key_words(key) or 'the queue'} is paused{who}{end}{because}"
     return Hold(Reason.PAUSED, words, key=key, until=override.expires_at, override=override)
 
 
@@ -346,7 +347,7 @@ def _limit_words(
     holders: list[Holder],
     override: Override | None,
 ) -> str:
-    where = _key_words(key) or "the whole queue"
+    where = key_words(key) or "the whole queue"
     text = f"{where} is at its limit {name}: {why.used:g} of {why.bound:g}"
     if why.words:
         text += f" ({why.words})"
@@ -405,7 +406,8 @@ def _estimate(facts: Facts, holds: list[Hold], earliest: Instant | None) -> Inst
     return earliest + int(max(waits))
 
 
-def _key_words(key: Keys) -> str:
+def key_words(key: Keys) -> str:
+    """`account=acme, region=eu`."""
     return ", ".join(f"{name}={'None' if value is None else value}" for name, value in key.items())
 
 

@@ -13,6 +13,7 @@ import contextvars
 import inspect
 import queue
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
@@ -77,7 +78,7 @@ class Hooks:
         return found
 
 
-class _Listener:
+class _Listener(ABC):
     """One handler, and what waits for it."""
 
     def __init__(self, handler: Handler, kinds: tuple[type[Event], ...], failures: Failures) -> None:
@@ -86,11 +87,11 @@ class _Listener:
         self._name = getattr(handler, "__qualname__", None) or repr(handler)
         self._failures = failures
 
-    def put(self, event: Event) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def put(self, event: Event) -> None: ...
 
-    async def flush(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def flush(self) -> None: ...
 
     def _dropped(self) -> None:
         self._failures.note("dropped", f"the event handler {self._name} is too slow, events are dropped")
