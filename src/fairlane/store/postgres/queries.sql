@@ -35,8 +35,9 @@ set local synchronous_commit = off
 select fairlane.instant(null)
 
 -- name: select_database
--- Tells one database from every other.
-select current_database() as name, to_regnamespace('fairlane')::oid as schema, pg_postmaster_start_time() as server
+-- Tells one database from every other, in types that every driver reads alike.
+select current_database()::text as name, to_regnamespace('fairlane')::oid::text as schema,
+    extract(epoch from pg_postmaster_start_time())::text as server
 
 -- name: has_migrations
 select to_regclass('fairlane.migrations') is not null
@@ -204,6 +205,12 @@ select clock.now, taken.positions, woken.told
 from clock
 cross join taken
 cross join woken
+
+-- name: copy_jobs
+-- The rows themselves, where the caller's driver takes a statement for it: the columns of `copying.COLUMNS`, as they are.
+copy fairlane.jobs (id, position, payload, enqueued_at, ready_at, state, due_at, on_dead, given, context, queue_id, priority,
+    max_attempts, lane, task, keys, lane_keys)
+from stdin (format binary)
 
 -- name: are_stored
 -- Whether every one of these jobs is there as it was given: then it was this producer that stored them.
