@@ -166,11 +166,15 @@ class Blocking(Caller):
 
     is_blocking = True
 
+    _thread: ThreadPoolExecutor | None = None
+
     async def open(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="caller")
         await self.there(self.connect)
 
     async def there(self, work: Callable[[], T]) -> T:
+        if self._thread is None:  # it was opened here, with `connect`
+            return work()
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def connect(self) -> None:
@@ -193,7 +197,8 @@ class Blocking(Caller):
 
     async def close(self) -> None:
         await self.there(self.disconnect)
-        self._thread.shutdown()
+        if self._thread is not None:
+            self._thread.shutdown()
 
     async def enqueue(self, task: BoundTask[..., Any], *args: Any, **kwargs: Any) -> Job[Any]:
         return await self.there(lambda: task.using(tx=self.tx).enqueue_sync(*args, **kwargs))
@@ -220,12 +225,6 @@ class InTheEventLoop(Sqlite3):
 
     async def open(self) -> None:
         self.connect()
-
-    async def there(self, work: Callable[[], T]) -> T:
-        return work()
-
-    async def close(self) -> None:
-        self.disconnect()
 
     enqueue = Caller.enqueue
     enqueue_many = Caller.enqueue_many

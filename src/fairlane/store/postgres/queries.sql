@@ -393,6 +393,15 @@ from woken
 -- $1 now or null, $2 settlements, $3 leases that hold nothing more
 select fairlane.settle_done($1::bigint, $2::fairlane.done[], $3::uuid[])
 
+-- name: tell_all_if_blind
+-- A snapshot from the beginning of the caller's transaction does not show who waits by now: then all look for themselves.
+select count(pg_notify('fairlane', q.id::text))
+from fairlane.queues q
+where current_setting('transaction_isolation') <> 'read committed'
+
+-- name: announce
+select fairlane.announce($1::uuid[])
+
 -- name: select_settled
 -- Of these claims, the jobs that a settlement under the same lease has ended.
 select g.id

@@ -280,7 +280,12 @@ class PostgresStore(Figures):
             return await looking.stop_looking(self._claimer, handle, worker, listener)
         return await looking.look(self._claimer, handle, want, worker, listener)
 
-    async def settle(self, settlements: Sequence[Settlement], *, is_repeated: bool = False) -> list[UUID]:
+    async def settle(
+        self, settlements: Sequence[Settlement], *, is_repeated: bool = False, tx: Any = None
+    ) -> list[UUID]:
+        if tx is not None:
+            async with self._lent(tx) as connection:
+                return await self._settler.settle_in(connection, settlements)
         return await self._settler.settle(settlements, was_tried=is_repeated)
 
     async def renew(self, leases: Sequence[UUID], lease: timedelta) -> Renewed:

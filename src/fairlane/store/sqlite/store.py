@@ -244,10 +244,16 @@ class SqliteStore(Figures):
         await self._nudge(waiters)
         return looked
 
-    async def settle(self, settlements: Sequence[Settlement], *, is_repeated: bool = False) -> list[UUID]:
-        # A settlement that failed here was rolled back: there is nothing of ours to recognise.
+    async def settle(
+        self, settlements: Sequence[Settlement], *, is_repeated: bool = False, tx: Any = None
+    ) -> list[UUID]:
+        if tx is not None:
+            return await self._borrowed(tx, lambda inner: _settle(inner, settlements, self._clock.now()))
+
         def work(tx: Transaction) -> tuple[list[UUID], list[UUID], set[UUID]]:
             lost, ready, replaced = settling.settle(tx, settlements, self._clock.now())
+            if lost and is_repeated:
+                lost = settling.truly_lost(tx, settlements, lost)
             ended = (*(each.job for each in settlements), *replaced)
             return lost, _take_waiters(tx, ready), results.take_waiters(tx, ended)
 
@@ -460,6 +466,15 @@ def _enqueue(tx: Transaction, new: Sequence[NewJob], now: Instant) -> dict[UUID,
     for worker in _take_waiters(tx, ready):
         nudge(worker)
     return conflicts
+
+
+def _settle(tx: Transaction, settlements: Sequence[Settlement], now: Instant) -> list[UUID]:
+    """End claims in the caller's transaction. Who waits for results is told by whoever settles them once more."""
+    lost, ready, _ = settling.settle(tx, settlements, now)
+    settling.sign(tx, [each for each in settlements if each.job not in lost])
+    for worker in _take_waiters(tx, ready):
+        nudge(worker)
+    return lost
 
 
 def _announce(waiters: Iterable[UUID]) -> None:
