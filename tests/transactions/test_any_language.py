@@ -61,7 +61,7 @@ async def enqueue(connection: Connection, task: str, **given: Any) -> asyncpg.Re
     """Call the function as another program would, with named arguments."""
     named = ", ".join(f"{name} => ${n}" for n, name in enumerate(given, start=2))
     values = [json.dumps(value, ensure_ascii=False) if name in JSON else value for name, value in given.items()]
-    row = await connection.fetchrow(
+    row: asyncpg.Record | None = await connection.fetchrow(
         f"select * from fairlane.enqueue(task => $1{', ' if named else ''}{named})", task, *values
     )
     assert row is not None
