@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
@@ -288,3 +289,60 @@ async def test_health_is_told_to_everybody_and_nothing_else(
     assert (await broken.stranger().get(f"{ROOT}/healthz")).status_code == 200
     answer = await broken.stranger().get(f"{ROOT}/readyz")
     assert (answer.status_code, answer.text) == (503, "not ready\n")
+    page = await (await broken.visitor()).get(f"{ROOT}/")
+    assert page.status_code == 503
+    assert 'role="alert"' in page.text
+
+
+async def test_whoever_guesses_tokens_for_programs_is_stopped_and_people_are_not(
+    site: Site, clock: ManualClock
+) -> None:
+    guesser = site.stranger("10.0.0.66")
+    for guess in range(60):
+        answer = await guesser.get(f"{ROOT}/api/queues", headers={"Authorization": f"Bearer guess-{guess}"})
+        assert answer.status_code == 401
+    for token in ("guess-61", TOKEN):
+        answer = await guesser.get(f"{ROOT}/api/queues", headers={"Authorization": f"Bearer {token}"})
+        assert answer.status_code == 429
+        assert answer.headers["retry-after"] == "60"
+    assert (await site.program().get(f"{ROOT}/api/openapi.json")).status_code == 200
+    assert (await guesser.post(f"{ROOT}/login", data={"name": "ann", "token": TOKEN})).status_code == 303
+    clock.advance("61s")
+    answer = await guesser.get(f"{ROOT}/api/openapi.json", headers={"Authorization": f"Bearer {TOKEN}"})
+    assert answer.status_code == 200
+
+
+async def test_nobody_is_listened_to_before_they_are_let_in(site: Site) -> None:
+    """A stranger who sends without an end costs nothing: what they send is not read."""
+
+    was_read = False
+
+    async def unread() -> AsyncIterator[bytes]:
+        nonlocal was_read
+        was_read = True
+        yield b""
+
+    assert (await site.stranger().post(f"{ROOT}/api/jobs/cancel", content=unread())).status_code == 401
+    viewer = site.program(VIEWER_TOKEN)
+    assert (await viewer.post(f"{ROOT}/api/jobs/cancel", content=unread())).status_code == 403
+    assert not was_read
+    assert (await site.program().post(f"{ROOT}/api/jobs/cancel", content=unread())).status_code == 415
+    assert was_read
+
+
+async def test_a_body_that_does_not_end_is_given_up(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairlane.dashboard.doorkeeper.SLOWEST_BODY", 0.0)
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.Event().wait()
+
+    answer = await site.program().post(f"{ROOT}/api/jobs/cancel", content=slow())
+    assert answer.status_code == 408
+
+
+@pytest.mark.parametrize("length", ["9" * 5_000, "0" * 5_000 + "99999999", "-1", "1e3", "٣"])
+async def test_a_length_that_makes_no_sense_is_refused(site: Site, length: str) -> None:
+    headers = [(b"Content-Length", length.encode())]
+    answer = await site.program().post(f"{ROOT}/api/jobs/cancel", content=b"{}", headers=headers)
+    assert answer.status_code == 413

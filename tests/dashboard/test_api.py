@@ -67,8 +67,8 @@ async def test_viewers_change_nothing(world: World) -> None:
 
 async def test_every_action_is_seen_first_then_done_and_recorded_with_who_and_why(world: World) -> None:
     """O02: what changes something is recorded with who, when and what; a dry run changes nothing."""
-    program, done_so_far = world.operator, 0
-    for operation in ACTIONS:
+    program = world.operator
+    for done_so_far, operation in enumerate(ACTIONS):
         sent = {"reason": f"for {operation.name}", **(body(operation, world) or {})}
         seen = await program.post(address(operation, world), json={**sent, "dry_run": True})
         assert (seen.status_code, seen.json()["dry_run"]) == (200, True), seen.text
@@ -79,7 +79,6 @@ async def test_every_action_is_seen_first_then_done_and_recorded_with_who_and_wh
         newest, *others = (await program.get(f"{API}/audit")).json()["entries"]
         assert (newest["actor"], newest["reason"]) == ("api:ben", f"for {operation.name}")
         assert len(others) == done_so_far
-        done_so_far += 1
 
 
 async def test_whoever_acts_with_a_browser_is_recorded_by_their_name(world: World) -> None:
@@ -198,11 +197,8 @@ async def test_what_a_job_carries_is_redacted_where_the_host_says_so(world: Worl
 
 async def test_policies_are_tried_side_by_side_by_viewers(world: World) -> None:
     tight = {"fair": {"by": "account"}, "limits": [{"kind": "concurrency", "max": 1, "by": "account"}]}
-    jobs = {"name": "flood", "keys": {"account": "a{n}"}, "count": 5, "jobs": 20}
-    sent = {
-        "policies": ["webhooks", tight],
-        "workload": {"classes": [{**jobs, "keys": {**jobs["keys"], "endpoint": "e"}}]},
-    }
+    flood = {"name": "flood", "keys": {"account": "a{n}", "endpoint": "e"}, "count": 5, "jobs": 20}
+    sent = {"policies": ["webhooks", tight], "workload": {"classes": [flood]}}
     answer = await world.viewer.post(f"{API}/simulate", json=sent)
     assert answer.status_code == 200, answer.text
     first, second = answer.json()["simulations"]

@@ -63,6 +63,9 @@ class Looking:
     def actor(self) -> str:
         return self._app.actor
 
+    def known_tasks(self) -> list[str]:
+        return self._app.known_tasks()
+
 
 def _require_file(url: str) -> None:
     path = Path(url.removeprefix("sqlite:///"))

@@ -8,6 +8,7 @@ import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as NotBase64
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from hashlib import sha256
@@ -89,6 +90,8 @@ class Access:
             )
         self.authorize = authorize
         self.throttle = Throttle(clock)
+        # A program with an old token asks every few seconds and must not lock people out; who guesses asks far oftener.
+        self.program_throttle = Throttle(clock, of_one_address=60, of_all=None)
         self._clock = clock
         self._tokens = [
             (given.encode(), role)
@@ -160,10 +163,8 @@ class Access:
 
 def _acting_for(said: str) -> str:
     """The name of a program. Whom it says it acts for stands behind `api:`, so that nobody takes it for a person."""
-    try:
+    with suppress(UnicodeError):
         said = said.encode("latin-1").decode()  # a header is bytes, and programs mean UTF-8
-    except UnicodeError:
-        pass
     name = "".join(sign for sign in said if sign.isprintable()).strip()
     return f"api:{name}"[:LONGEST_NAME] if name else "api"
 

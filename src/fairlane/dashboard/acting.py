@@ -15,9 +15,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from fairlane.clock import as_datetime
 from fairlane.dashboard.access import Role, require
 from fairlane.dashboard.doorkeeper import form_of
 from fairlane.operations import Change, Operations, Report
+from fairlane.policy.overrides import Override
 
 if TYPE_CHECKING:
     from fairlane.dashboard.building import Dashboard
@@ -87,17 +89,30 @@ def told_of_report(report: Report) -> Told:
 
 def told_of_change(change: Change) -> Told:
     """An override that is set or ended."""
-    before = [each.describe(change.everyone) for each in change.before]
-    after = [each.describe(change.everyone) for each in change.after]
-    lines = [f"before: {each}" for each in before] + [f"after: {each}" for each in after]
-    is_nothing = not change.before and not change.after
-    verb = "would change" if change.is_dry_run else "changed"
-    headline = f"queue {change.queue}: {change.action} {verb}" if not is_nothing else "there is nothing to change"
-    if change.after and not change.before:
-        headline = f"queue {change.queue}: {'; '.join(after)}"
-    elif change.before and not change.after:
-        headline = f"queue {change.queue}: no longer {'; '.join(before)}"
-    return Told(headline=headline, lines=lines, is_nothing=is_nothing)
+    if change.is_empty:
+        return Told(headline=f"{change.queue}: there is nothing to change", is_nothing=True)
+    lines = [line for each in (change, *change.partitions) for line in _lines(each)]
+    return Told(headline=lines[0], lines=lines[1:])
+
+
+def _lines(change: Change) -> list[str]:
+    set_, ended = ("would be set", "would end") if change.is_dry_run else ("is set", "has ended")
+    replaced = {each.id: each for each in change.before}
+    lines = []
+    for each in change.after:
+        lines.append(f"{change.queue}: {set_}: {_said(each, change)}")
+        if (before := replaced.pop(each.id, None)) is not None:
+            lines.append(f"instead of: {_said(before, change)} (by {before.set_by})")
+    lines += [f"{change.queue}: {ended}: {_said(each, change)} (by {each.set_by})" for each in replaced.values()]
+    if change.action == "resume":
+        still = [each for each in change.remaining if each.kind == "pause"]
+        lines += [f"{change.queue}: still in force: {_said(each, change)}" for each in still]
+    return lines
+
+
+def _said(override: Override, change: Change) -> str:
+    until = "" if override.expires_at is None else f", until {as_datetime(override.expires_at):%Y-%m-%d %H:%M:%S} UTC"
+    return f"{override.describe(change.everyone)}{until}"
 
 
 def deed_routes(dashboard: Dashboard, deeds: Sequence[Deed]) -> list[Route]:

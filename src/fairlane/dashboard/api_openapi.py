@@ -24,8 +24,8 @@ Schema = dict[str, Any]
 REF = "#/components/schemas/{name}"
 QUEUE = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9_.-]{0,119}$"}
 PLACES: dict[str, Schema] = {"queue": QUEUE, "job": {"type": "string", "format": "uuid"}}
-LOOKING_FAILS = (400, 401, 414, 422, 503)
-ACTING_FAILS = (400, 401, 403, 408, 409, 413, 414, 415, 422, 503)
+LOOKING_FAILS = (400, 401, 414, 422, 429, 503)
+ACTING_FAILS = (400, 401, 403, 408, 409, 413, 414, 415, 422, 429, 503)
 SECURITY = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "The token that the dashboard was started with."},
     "session": {"type": "apiKey", "in": "cookie", "name": COOKIE, "description": "What the login form sets."},
@@ -40,8 +40,9 @@ ACTOR = {
     "name": ACTOR_HEADER.title(),
     "in": "header",
     "required": False,
-    "description": "Who a program acts for. The audit has it behind `api:`; nothing else depends on it.",
-    "schema": {"type": "string", "maxLength": LONGEST_NAME, "pattern": "^[ -~]*$"},
+    "description": f"Who a program acts for, up to {LONGEST_NAME} characters. The audit has it behind `api:`, without "
+    "what cannot be printed; nothing else depends on it.",
+    "schema": {"type": "string"},
 }
 
 

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from fairlane.dashboard.acting import Deed
 from fairlane.dashboard.page import Page
-from fairlane.dashboard.pages import audit, overview
+from fairlane.dashboard.pages import audit, dead, jobs, keys, overview, queues, trying, workers
 
 __all__ = ["DEEDS", "PAGES"]
 
 PAGES: tuple[Page, ...] = (
     overview.PAGE,
+    queues.QUEUES,
+    queues.QUEUE,
+    keys.KEYS,
+    keys.KEY,
+    jobs.JOBS,
+    jobs.JOB,
+    dead.PAGE,
+    workers.PAGE,
     audit.PAGE,
+    trying.PAGE,
 )
-DEEDS: tuple[Deed, ...] = ()
+DEEDS: tuple[Deed, ...] = (*jobs.DEEDS, *queues.DEEDS)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -14,6 +15,8 @@ from fairlane.dashboard.access import Access, Role, Visitor
 __all__ = ["LARGEST_BODY", "Doorkeeper", "form_of", "path_of", "refused", "root_of", "wants_json"]
 
 LARGEST_BODY = 1024 * 1024
+SLOWEST_BODY = 30.0
+"""Seconds that a body may take to arrive."""
 MOST_FIELDS = 1_000
 SAFE = {"GET", "HEAD", "OPTIONS"}
 OPEN = ("/static/", "/login", "/healthz", "/readyz")
@@ -21,6 +24,8 @@ OPEN = ("/static/", "/login", "/healthz", "/readyz")
 OPEN_TO_VIEWERS = ("/logout", "/try", "/api/simulate")
 """What may be sent without changing anything."""
 LOGIN = "/login"
+NO_NUL = "a NUL character can neither be stored nor looked for"
+"""PostgreSQL cannot hold one, so no name and no text anywhere has one."""
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -63,26 +68,45 @@ class Doorkeeper:
         await self._app(scope, receive if body is None else _again(body, receive), guarded)
 
     async def _look_at(self, request: Request, path: str) -> tuple[Response | None, bytes | None]:
-        """What is answered instead, or nothing; and the body, if it was read."""
+        """What is answered instead, or nothing; and the body, if it was read: of nobody who is not let in."""
+        if "\0" in path or _holds_nul(request.scope["query_string"]):
+            return refused(request, 400, "malformed", NO_NUL), None
         is_safe = request.method in SAFE
-        body = None if is_safe else await _bounded_body(request)
-        if not is_safe and body is None:
-            return refused(request, 413, "too_large", f"send at most {LARGEST_BODY:,} bytes"), None
         is_bearer = request.headers.get("authorization", "").lower().startswith("bearer ")
         if not is_safe and not is_bearer and not _is_same_origin(request.headers):
             return refused(request, 403, "cross_site", "this was sent by another site"), None
-        if path.startswith(OPEN):
-            return None, body
-        visitor = await self._access.admit(request)
-        if visitor is None:
-            return self._stranger(request), None
-        request.state.visitor = visitor
-        if not is_safe and not is_bearer and not self._is_own(request, visitor, body or b""):
-            why = "the form is of another session; reload the page and try again"
-            return refused(request, 403, "forged", why), None
-        if not is_safe and visitor.role < Role.OPERATOR and path not in OPEN_TO_VIEWERS:
+        visitor = None
+        if not path.startswith(OPEN):
+            address = request.client.host if request.client is not None else ""
+            if is_bearer and (wait := self._access.program_throttle.wait(address)):
+                answer = refused(request, 429, "busy", f"too many wrong tokens; try again in {wait} s")
+                answer.headers["Retry-After"] = str(wait)
+                return answer, None
+            visitor = await self._access.admit(request)
+            if visitor is None:
+                if is_bearer:
+                    self._access.program_throttle.failed(address)
+                return self._stranger(request), None
+            request.state.visitor = visitor
+        if is_safe:
+            return None, None
+        if visitor is not None and visitor.role < Role.OPERATOR and path not in OPEN_TO_VIEWERS:
             why = f"this takes the role {Role.OPERATOR}; you are {visitor.name}, a {visitor.role}"
             return refused(request, 403, "forbidden", why), None
+        try:
+            async with asyncio.timeout(SLOWEST_BODY):
+                body = await _bounded_body(request)
+        except TimeoutError:
+            return refused(request, 408, "too_slow", f"send all of it within {SLOWEST_BODY:.0f} s"), None
+        except ClientDisconnect:
+            return refused(request, 400, "malformed", "the body ended too early"), None
+        if body is None:
+            return refused(request, 413, "too_large", f"send at most {LARGEST_BODY:,} bytes"), None
+        if _is_form(request) and _holds_nul(body):
+            return refused(request, 400, "malformed", NO_NUL), None
+        if visitor is not None and not is_bearer and not self._is_own(request, visitor, body):
+            why = "the form is of another session; reload the page and try again"
+            return refused(request, 403, "forged", why), None
         return None, body
 
     def _is_own(self, request: Request, visitor: Visitor, body: bytes) -> bool:
@@ -126,7 +150,7 @@ def refused(request: Request, status: int, code: str, message: str) -> Response:
 
 def form_of(request: Request, body: bytes) -> dict[str, str]:
     """The fields of a form, each once."""
-    if not request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
+    if not _is_form(request):
         return {}
     try:
         return dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True, max_num_fields=MOST_FIELDS))
@@ -134,10 +158,19 @@ def form_of(request: Request, body: bytes) -> dict[str, str]:
         return {}
 
 
+def _is_form(request: Request) -> bool:
+    return request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded")
+
+
+def _holds_nul(encoded: bytes) -> bool:
+    return b"\0" in encoded or b"%00" in encoded
+
+
 async def _bounded_body(request: Request) -> bytes | None:
     """The whole body, or `None` if it is too large; then no more of it is read."""
     length = request.headers.get("content-length", "0")
-    if not length.isascii() or not length.isdigit() or int(length) > LARGEST_BODY:
+    # Digits beyond these are not looked at: Python refuses to read numbers of some thousand of them.
+    if not length.isascii() or not length.isdigit() or int(length.lstrip("0")[:12] or 0) > LARGEST_BODY:
         return None
     chunks, size = [], 0
     async for chunk in request.stream():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from datetime import datetime
 from hashlib import sha256
 from importlib.metadata import version
 from typing import Any
@@ -13,8 +14,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from fairlane.clock import SECOND, Instant, as_datetime
+from fairlane.dashboard.charts import sparkline
+from fairlane.operations.views import Counted
 
-__all__ = ["Rendering", "address", "fingerprint", "lasting", "number"]
+__all__ = ["Rendering", "address", "fingerprint", "lasting", "measured", "number"]
 
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
@@ -31,7 +34,22 @@ class Rendering:
             undefined=StrictUndefined,
         )
         self.environment.filters.update(
-            ago=ago, lasting=lasting, number=number, clock=clock, iso=iso, pretty=pretty, per=per, pathpart=path_part
+            ago=ago,
+            clock=clock,
+            counted=counted,
+            iso=iso,
+            key_text=key_text,
+            last_line=last_line,
+            lasting=lasting,
+            measured=measured,
+            merged=merged,
+            number=number,
+            pathpart=path_part,
+            per=per,
+            pretty=pretty,
+            seconds=seconds,
+            short=short,
+            sparkline=sparkline,
         )
         self.environment.globals["version"] = version("fairlane")
 
@@ -87,21 +105,61 @@ def lasting(microseconds: float | None) -> str:
     return " ".join(parts)
 
 
-def ago(at: Instant | None) -> Markup:
+def measured(value: float) -> str:
+    """A duration to be compared with others: 532 ms, 8.44 s."""
+    if value < 1:
+        return f"{value * 1_000:.0f} ms"
+    return f"{value:.2f} s" if value < 100 else f"{value:,.0f} s"
+
+
+def ago(at: Instant | datetime | None) -> Markup:
     """A moment that the browser tells as "5 s ago" and keeps up to date: what was sent is still true by then."""
     if at is None:
         return Markup("–")
     return Markup('<time class="ago" datetime="{}" title="{} UTC">{}</time>').format(iso(at), clock(at), clock(at))
 
 
-def clock(at: Instant | None) -> str:
-    return "–" if at is None else f"{as_datetime(at):%Y-%m-%d %H:%M:%S}"
+def clock(at: Instant | datetime | None) -> str:
+    return "–" if at is None else f"{_moment(at):%Y-%m-%d %H:%M:%S}"
 
 
-def iso(at: Instant | None) -> str:
-    return "" if at is None else as_datetime(at).isoformat()
+def iso(at: Instant | datetime | None) -> str:
+    return "" if at is None else _moment(at).isoformat()
+
+
+def _moment(at: Instant | datetime) -> datetime:
+    return at if isinstance(at, datetime) else as_datetime(at)
+
+
+def seconds(duration: float | None) -> str:
+    """A duration that is given in seconds."""
+    return lasting(None if duration is None else duration * SECOND)
+
+
+def counted(value: Counted) -> str:
+    """A number that was counted up to a bound."""
+    return f"{value.count:,}" if value.is_all else f"{value.count:,}+"
 
 
 def pretty(value: Any) -> str:
     """JSON as a person reads it; text as it is."""
     return value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False, default=str)
+
+
+def short(job: object) -> str:
+    """The end of an id: its beginning is the time, and many share that."""
+    return f"…{str(job)[-12:]}"
+
+
+def last_line(text: str | None) -> str:
+    """What a traceback comes to."""
+    return (text or "").strip().rpartition("\n")[2][:300]
+
+
+def key_text(keys: Mapping[str, str | None]) -> str:
+    """Keys as the filter of jobs takes them."""
+    return ", ".join(f"{name}={value}" for name, value in keys.items() if value is not None and name != "task")
+
+
+def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    return {**one, **other}

@@ -24,8 +24,10 @@ class _Failures:
 class Throttle:
     """Counts wrong tokens by address and over all, a minute at a time. It remembers a bounded number of addresses."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, of_one_address: int = OF_ONE_ADDRESS, of_all: int | None = OF_ALL) -> None:
         self._clock = clock
+        self._of_one_address = of_one_address
+        self._of_all = of_all
         self._all = _Failures(clock.monotonic())
         self._addresses: OrderedDict[str, _Failures] = OrderedDict()
 
@@ -34,8 +36,11 @@ class Throttle:
         now = self._clock.monotonic()
         ends = [
             failures.since + WINDOW
-            for failures, most in ((self._all, OF_ALL), (self._addresses.get(address), OF_ONE_ADDRESS))
-            if failures is not None and failures.count >= most and failures.since + WINDOW > now
+            for failures, most in (
+                (self._all, self._of_all),
+                (self._addresses.get(address), self._of_one_address),
+            )
+            if failures is not None and most is not None and failures.count >= most and failures.since + WINDOW > now
         ]
         return -(-(max(ends) - now) // SECOND) if ends else 0
 

@@ -17,8 +17,9 @@ from fairlane.operations.describing import (
     describe_policy_change,
     describe_report,
 )
-from fairlane.operations.diagnosis import Finding, diagnose
+from fairlane.operations.diagnosis import about_no_database, diagnose
 from fairlane.operations.exporting import describe_exported, export_jobs, exported_columns
+from fairlane.operations.findings import Finding, Level
 from fairlane.operations.jobs import (
     LIMIT,
     JobDetails,
@@ -32,6 +33,7 @@ from fairlane.operations.jobs import (
     retry_jobs,
     show_job,
 )
+from fairlane.operations.metering import Figures, fleet_figures
 from fairlane.operations.overriding import (
     Change,
     LimitInForce,
@@ -87,6 +89,7 @@ __all__ = [
     "LIMIT",
     "AuditPage",
     "Change",
+    "Figures",
     "Finding",
     "Hint",
     "Intent",
@@ -94,6 +97,7 @@ __all__ = [
     "JobFilter",
     "KeyList",
     "KeyView",
+    "Level",
     "LimitInForce",
     "OneKey",
     "OneQueue",
@@ -111,6 +115,7 @@ __all__ = [
     "Tried",
     "WorkerList",
     "WorkerView",
+    "about_no_database",
     "apply_policies",
     "boost",
     "cancel_jobs",
@@ -137,6 +142,7 @@ __all__ = [
     "export_jobs",
     "exported_columns",
     "find_limit",
+    "fleet_figures",
     "force_jobs",
     "in_force",
     "list_audit",

@@ -9,7 +9,7 @@ import msgspec
 
 from fairlane.clock import Instant, as_datetime
 from fairlane.job import AttemptRecord, JobRecord
-from fairlane.operations.diagnosis import Finding
+from fairlane.operations.findings import Finding
 from fairlane.operations.jobs import JobDetails, Report
 from fairlane.operations.overriding import Change, LimitInForce, OverrideInForce
 from fairlane.operations.partitioning import Repartitioned
@@ -202,6 +202,7 @@ def _decoded(document: str | None) -> Any:
 def describe_finding(finding: Finding) -> dict[str, Any]:
     return {
         "check": finding.check,
+        "level": str(finding.level),
         "queue": finding.queue,
         "message": finding.message,
         "remedy": finding.remedy,

@@ -68,7 +68,7 @@ def _settings(settings: dict[str, str]) -> Iterator[Finding]:
     if settings.get("synchronous_commit") == "off":
         yield _of_database(
             "durability",
-            "synchronous_commit is off: jobs that were enqueued or settled within the last moment may be lost in a crash",
+            "synchronous_commit is off: what was enqueued or settled in the last moment before a crash may be lost",
             "set synchronous_commit = on for this role or database, unless that is meant so",
             Level.WARNING,
         )
@@ -93,8 +93,8 @@ def _autovacuum(health: PostgresHealth) -> Iterator[Finding]:
             ago = "never" if table.vacuumed_for is None else f"{lasting(table.vacuumed_for / SECOND)} ago"
             yield _of_database(
                 "autovacuum",
-                f"fairlane.{table.name} has {table.dead:,} dead rows and is to be vacuumed at {table.due_at:,}; it last "
-                f"was: {ago}",
+                f"fairlane.{table.name} has {table.dead:,} dead rows and is to be vacuumed at {table.due_at:,}; "
+                f"it last was: {ago}",
                 f"`vacuum fairlane.{table.name}`; give autovacuum more workers, or let it pause less "
                 "(autovacuum_vacuum_cost_limit)",
                 Level.WARNING,
@@ -114,9 +114,9 @@ def _horizon(holder: HorizonHolder) -> Iterator[Finding]:
     if age is not None and age < LONG_OPEN:
         return
     since = f"{holder.transactions:,} transactions" if age is None else lasting(age / SECOND)
-    who = f"{holder.kind} {holder.name!r}"
-    if holder.pid is not None:
-        who += f" (pid {holder.pid}{f', {holder.user}' if holder.user else ''}{f', {holder.state}' if holder.state else ''})"
+    pid = "" if holder.pid is None else f"pid {holder.pid}"
+    about = ", ".join(each for each in (pid, holder.user, holder.state) if each)
+    who = f"{holder.kind} {holder.name!r} ({about})"
     remedy = {
         "session": f"end it, if nobody needs it: select pg_terminate_backend({holder.pid}); "
         "idle_in_transaction_session_timeout ends those that were forgotten",
@@ -133,7 +133,7 @@ def _connections(health: PostgresHealth) -> Iterator[Finding]:
         if part >= CROWDED:
             yield _of_database(
                 "connections",
-                f"{limit.used:,} of {limit.most:,} connections are in use ({limit.setting}): who comes next may be refused",
+                f"{limit.used:,} of {limit.most:,} connections are in use ({limit.setting}): soon some are refused",
                 "raise that limit, or let programs share connections; a worker process needs about ten",
                 Level.FAULT if part >= FULL else Level.WARNING,
             )

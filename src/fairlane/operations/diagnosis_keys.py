@@ -54,7 +54,8 @@ async def about_tasks(
     for task, jobs in sorted((await _waiting_by_task(store, policies[0], names)).items()):
         ignorant = sum(task not in each.tasks for each in serving)
         if ignorant == len(serving) and serving:
-            findings.append(_unknown_task(names[0], task, jobs, "no worker that serves this queue knows it", Level.FAULT))
+            who = "no worker that serves this queue knows it"
+            findings.append(_unknown_task(names[0], task, jobs, who, Level.FAULT))
         elif ignorant:
             who = f"{ignorant} of {len(serving)} workers that serve this queue do not know it"
             findings.append(_unknown_task(names[0], task, jobs, who, Level.WARNING))

@@ -72,7 +72,7 @@ def about_figures(figures: Iterable[QueueFigures], now: Instant) -> Iterator[Fin
                 level=Level.WARNING,
                 queue=each.queue,
                 message=f"what {each.untallied:,} claims did is not in the figures by key and by minute: {known}",
-                remedy=f"workers keep them, beside their jobs; start one: `fairlane worker module:app --queues {each.queue}`",
+                remedy="workers keep them, beside their jobs; start one for this queue, or look at the log of one",
             )
 
 
@@ -84,9 +84,11 @@ def about_standstills(
         policy = policies[each.queue]
         if () in policy.overrides.pauses:
             continue
+        queue = quote(each.queue)
         remedy = (
-            f"wake everybody: `fairlane pause {quote(each.queue)}`, then `fairlane resume {quote(each.queue)}`; and tell us, "
-            f"with what `fairlane explain --queue {quote(each.queue)}` says"
+            f"keep what `fairlane explain --queue {queue}` says and report it; then let the queue be put in order "
+            f"anew, with its limits in force throughout: fairlane pause {queue}; fairlane suspend {queue}; "
+            f"fairlane unsuspend {queue}; fairlane resume {queue}"
         )
         if each.limit is None:
             by = () if policy.fair is None else policy.fair.by

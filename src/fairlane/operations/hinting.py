@@ -35,6 +35,8 @@ def status_of(view: QueueView) -> tuple[QueueStatus, str]:
         return QueueStatus.STOPPED, f"no worker serves it: {_jobs(ready)} wait"
     eligible = ready - held
     if eligible <= 0:
+        if view.held and all(each.limit.startswith("pause:") for each in view.held):
+            return QueueStatus.LIMITED, f"pauses hold back all that wait ({_jobs(ready)}), as operators want it"
         return QueueStatus.LIMITED, f"limits hold back all that wait ({_jobs(ready)}), as the policy wants it"
     if view.oldest_wait is not None and view.oldest_wait > LAGGING_AFTER and not held:
         wait = lasting(view.oldest_wait)

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Protocol
 from uuid import UUID
 
 from fairlane.clock import Instant, as_instant, microseconds
 from fairlane.explaining import explain_job, explain_queue
-from fairlane.operations import jobs, overriding, partitioning, policies, seeing, seeing_keys, seeing_workers, trying
+from fairlane.operations import (
+    exporting,
+    jobs,
+    metering,
+    overriding,
+    partitioning,
+    policies,
+    ranking,
+    seeing,
+    seeing_keys,
+    seeing_workers,
+    trying,
+)
 from fairlane.operations.asking import Intent
-from fairlane.operations.diagnosis import Finding, diagnose
+from fairlane.operations.diagnosis import diagnose
+from fairlane.operations.findings import Finding
 from fairlane.operations.jobs import LIMIT, JobDetails, Report, Selection
 from fairlane.operations.overriding import Change, LimitInForce, OverrideInForce
 from fairlane.operations.partitioning import Repartitioned
 from fairlane.operations.policies import AuditPage, PolicyChange, PolicyInForce
+from fairlane.operations.ranking import Ranking
 from fairlane.operations.trying import PolicyGiven, Tried
-from fairlane.operations.views import KeyList, OneKey, OneQueue, Overview, QueueView, WorkerList
+from fairlane.operations.views import KeyList, KeyView, OneKey, OneQueue, Overview, QueueView, WorkerList
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.explain import Explanation
 from fairlane.store.operators import JobFilter, JobPage
@@ -40,6 +54,8 @@ class OperationsSource(Protocol):
 
     @property
     def actor(self) -> str: ...
+
+    def known_tasks(self) -> list[str]: ...
 
 
 class Operations:
@@ -97,9 +113,19 @@ class Operations:
         """One key: what waits, runs and comes next, its limits and what holds it."""
         return await seeing_keys.show_key(await self._source.opened(), queue, keys)
 
+    async def show_keys(self, queue: str, keys: Sequence[KeyValues]) -> list[KeyView]:
+        """Some keys of a queue at a glance."""
+        return await seeing_keys.show_keys(await self._source.opened(), queue, keys)
+
     async def list_workers(self) -> WorkerList:
         """Every worker, and those that have gone silent."""
         return await seeing_workers.list_workers(await self._source.opened())
+
+    async def rank_keys(
+        self, queue: str | None = None, by: str | Sequence[str] | None = None, *, sort: str = "waiting", limit: int = 50
+    ) -> Ranking:
+        """The first keys of a queue, or of the busiest queues together."""
+        return await ranking.rank_keys(await self._source.opened(), queue, by, sort=sort, limit=limit)
 
     async def explain_queue(self, queue: str, keys: KeyValues | None = None) -> Explanation:
         """Everything that holds a queue, or some keys of it."""
@@ -132,6 +158,10 @@ class Operations:
             until=until,
             by=by,
         )
+
+    async def fleet_figures(self, keys: int = 20) -> metering.Figures:
+        """Queues, limits, keys and workers in numbers, by metric: what a scraper is told of the whole fleet."""
+        return await metering.fleet_figures(await self._source.opened(), keys)
 
     # Queues.
 
@@ -318,10 +348,22 @@ class Operations:
         return await policies.list_audit(await self._source.opened(), queue, before=before, limit=limit)
 
     async def diagnose(self) -> list[Finding]:
-        """What is wrong with the queues of this database, as far as it can be seen from outside."""
-        return await diagnose(await self._source.opened(), self._source.declared_policies)
+        """What is wrong with this database, its queues and its workers, as far as it can be seen from outside."""
+        tasks = self._source.known_tasks() or None
+        return await diagnose(await self._source.opened(), self._source.declared_policies, tasks)
 
     # Jobs.
+
+    def export_jobs(
+        self, filter: JobFilter, *, after: str | None = None, limit: int | None = None
+    ) -> AsyncIterator[JobPage]:
+        """Every job that fits, or the first `limit`, the newest first, page by page."""
+        return self._pages(filter, after, limit)
+
+    async def _pages(self, filter: JobFilter, after: str | None, limit: int | None) -> AsyncIterator[JobPage]:
+        store = await self._source.opened()
+        async for page in exporting.export_jobs(store, filter, after=after, limit=limit):
+            yield page
 
     async def list_jobs(
         self, filter: JobFilter, limit: int = 100, after: str | None = None, *, looks: int | None = None

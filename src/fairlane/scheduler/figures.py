@@ -31,7 +31,8 @@ __all__ = [
     "count_lanes",
 ]
 
-MINUTE, HOUR = 60 * SECOND, 3_600 * SECOND
+MINUTE = 60 * SECOND
+HOUR = 3_600 * SECOND
 HOURS = 24
 """What a key's history spans."""
 DAY = HOURS * HOUR

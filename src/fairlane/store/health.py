@@ -6,7 +6,16 @@ import msgspec
 
 from fairlane.clock import Instant
 
-__all__ = ["ConnectionLimit", "Health", "HorizonHolder", "PostgresHealth", "SqliteHealth", "Standstill", "TableHealth"]
+__all__ = [
+    "ConnectionLimit",
+    "Health",
+    "HorizonHolder",
+    "PostgresHealth",
+    "SqliteHealth",
+    "Standstill",
+    "TableHealth",
+    "Traces",
+]
 
 
 class ConnectionLimit(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,8 +88,8 @@ Health = PostgresHealth | SqliteHealth
 
 
 class Standstill(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs that wait for a turn that does not come: a flow that the scan of flows has passed by, or lanes on a gate that
-    was to wake them long ago. Neither can be, as long as somebody claims."""
+    """Jobs whose turn does not come: a flow that the scan of flows has passed by, or lanes on a gate that was to wake
+    them long ago. Neither can be, as long as somebody claims."""
 
     queue: str
     limit: str | None
@@ -89,3 +98,12 @@ class Standstill(msgspec.Struct, frozen=True, kw_only=True):
     lanes: int
     since: Instant | None
     """When the gate was to wake them."""
+
+
+class Traces(msgspec.Struct, frozen=True):
+    """What jobs and workers have left behind in a queue."""
+
+    found: frozenset[bytes]
+    """Of the flows and gates asked for, those that there are: jobs wait or run there, or did so not long ago."""
+    listeners: int
+    """Workers that wait for a job of this queue now. Those whose slots are all in use are not among them."""

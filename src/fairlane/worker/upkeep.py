@@ -84,8 +84,10 @@ async def keep_up(store: Store, retention: Retention, queues: Sequence[str]) -> 
     reaped = await _reap(store)
     pruned = await store.prune(retention, AT_ONCE)
     collected = [await store.collect(name, AT_ONCE) for name in queues]
+    tallied = [await store.tally(name) for name in queues]
     strays = [await rehome_strays(store, name) for name in queues if parse_partition(name) is None]
-    return len(reaped.settled) >= AT_ONCE or pruned.more or any(each.more for each in collected) or any(strays)
+    is_partial = [pruned.more, *(each.more for each in collected), *(each.more for each in tallied), *strays]
+    return len(reaped.settled) >= AT_ONCE or any(is_partial)
 
 
 async def _sweep(clock: Clock, rest: int, once: Callable[[], Awaitable[Pruned]]) -> None:

@@ -15,12 +15,14 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
+from importlib.metadata import version
 from typing import Any
 from uuid import uuid4
 
-from fairlane.clock import Clock, microseconds
+from fairlane.clock import Clock, Instant, microseconds
 from fairlane.errors import ConfigurationError
 from fairlane.stamping import Stamp
+from fairlane.store.figures import WorkerReport
 from fairlane.store.protocol import Reaped, Retention, Store, WorkerIdentity
 from fairlane.task import Registry
 from fairlane.telemetry.telemetry import Telemetry
@@ -32,11 +34,15 @@ from fairlane.worker.leases import Leases
 from fairlane.worker.listening import Listening
 from fairlane.worker.options import WorkerOptions
 from fairlane.worker.outcomes import Stop
+from fairlane.worker.reporting import EVERY as REPORTS_EVERY
+from fairlane.worker.reporting import keep_reporting, take_back
 from fairlane.worker.settling import Settling
 from fairlane.worker.showing import showing
 from fairlane.worker.slots import Slots
 from fairlane.worker.supervision import Supervisor
+from fairlane.worker.tallying import keep_figures
 from fairlane.worker.timing import Outage, pause
+from fairlane.worker.troubles import Troubles
 from fairlane.worker.upkeep import reap_leases, remove_idle_state, remove_old_jobs
 from fairlane.worker.watching import WatchedExecution, Watching
 
@@ -44,7 +50,7 @@ __all__ = ["Worker", "name_of_process"]
 
 log = logging.getLogger("fairlane.worker")
 
-UPKEEP = ("reaping", "pruning", "collecting", "following")
+UPKEEP = ("reaping", "pruning", "collecting", "following", "tallying")
 
 
 class Worker:
@@ -70,6 +76,10 @@ class Worker:
         self._store = store
         self._clock = clock
         self._retention = retention or Retention()
+        self._registry = registry
+        self._started_at: Instant = 0
+        self.troubles = Troubles()
+        """What fails without harm to any job."""
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._outage = Outage(self._on_return)
@@ -142,6 +152,31 @@ class Worker:
             waiting=len(self._execution.waiting),
             unsettled=self._settling.unsettled,
             telemetry_failures=self._telemetry.failures.total,
+            troubles=self.troubles.now,
+        )
+
+    def report(self) -> WorkerReport:
+        """What it says of itself."""
+        health, options = self.health(), self.options
+        return WorkerReport(
+            name=self.identity.name,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            version=version("fairlane"),
+            queues={share.name: share.weight for share in options.shares},
+            concurrency=options.concurrency,
+            started_at=self._started_at,
+            every=REPORTS_EVERY,
+            running=health.running,
+            waiting=health.waiting,
+            unsettled=health.unsettled,
+            is_well=health.is_well,
+            is_stopping=health.is_stopping,
+            loops=dict(health.loops),
+            troubles=dict(health.troubles),
+            clock_offset=self._execution.store_offset,
+            tasks=sorted(task.name for task in self._registry),
+            figures={} if self._telemetry.metrics is None else self._telemetry.metrics.totals(),
         )
 
     async def run(self) -> None:
@@ -149,6 +184,7 @@ class Worker:
         log.info("worker %s serves %s", self.identity.name, ", ".join(self._slots.queues))
         async with showing(self, self._telemetry, self.options):
             await self._measure_offset()
+            self._started_at = self._clock.now() + self._execution.store_offset
             self._start_loops()
             if self._watching is not None:
                 self._watching.worker_started(self._slots.queues)
@@ -173,6 +209,8 @@ class Worker:
         start("pruning", remove_old_jobs(store, outage, clock, self._retention))
         start("collecting", remove_idle_state(store, outage, clock, self._slots.queues))
         start("following", follow_partitions(store, outage, clock, self._slots, self._claiming))
+        start("tallying", keep_figures(store, outage, clock, self._slots.queues, self.troubles))
+        start("reporting", keep_reporting(store, outage, clock, self.identity, self.report, self.troubles))
 
     # The database.
 
@@ -210,7 +248,8 @@ class Worker:
         finally:
             hurrying.cancel()
             # Leases stop last: a job that is still draining must not look abandoned to another worker.
-            await self._supervisor.stop("claiming", "listening", "settling", *UPKEEP, "leases")
+            await self._supervisor.stop("claiming", "listening", "settling", *UPKEEP, "reporting", "leases")
+            await take_back(self._store, self.identity)
             self._execution.close()
             self._tell_what_is_left()
 

@@ -33,6 +33,7 @@ STATEMENTS = load_statements(
     "partitions.sql",
     "tallying.sql",
     "seeing.sql",
+    "health.sql",
 )
 
 T = TypeVar("T")

@@ -12,8 +12,9 @@ from fairlane.scheduler.figures import KeyFigures, Minute
 from fairlane.scheduler.snapshot import GateRow, LaneRow, SharedGateRow
 from fairlane.store.adding_up import Pace
 from fairlane.store.figures import KeyPage, KeySort, LanesCounted, QueueFigures, Tallied, WorkerReport, WorkerSeen
+from fairlane.store.health import Health, Standstill
 from fairlane.store.key_rows import KeyPlace
-from fairlane.store.postgres import seeing, tallying
+from fairlane.store.postgres import health, seeing, tallying
 from fairlane.store.postgres.claims import Claimer
 from fairlane.store.postgres.connections import Connections
 from fairlane.store.postgres.timing import StoreClock
@@ -101,3 +102,9 @@ class Figures:
     async def workers(self) -> list[WorkerSeen]:
         now = self._clock.parameter()
         return await self._ask(lambda connection: seeing.workers(connection, now))
+
+    async def health(self) -> Health:
+        return await self._ask(health.examine_server)
+
+    async def standstills(self, queues: Sequence[str], before: Instant, limit: int = 10) -> list[Standstill]:
+        return await self._ask(lambda connection: health.find_standstills(connection, queues, before, limit))

@@ -32,11 +32,12 @@ async def tally(
     connection: Connection, queue: QueueHandle, now: Instant | None, limit: int, rest: int, pace: Pace
 ) -> Tallied:
     """Add up to `limit` tallies, unless somebody else is at it, or was within `rest` microseconds."""
-    row = await connection.fetchrow(STATEMENTS["look_before_tallying"], queue.id, now)
+    row = await connection.fetchrow(STATEMENTS["look_before_tallying"], queue.id, now, limit)
     assert row is not None
     policy = await Scheduling(connection, queue, now).policy_of(row["digest"])
     is_kept_otherwise = Kept.decode(row["kept"]) != Kept.by(policy)
-    if not (row["has_tallies"] or row["has_old"] or is_kept_otherwise) or 0 <= row["now"] - row["passed_at"] < rest:
+    has_work = row["has_tallies"] or row["has_old"] or is_kept_otherwise
+    if not has_work or (0 <= row["now"] - row["passed_at"] < rest and not row["is_behind"]):
         return NOTHING
     # Where keys are counted anew, lanes and tallies must be of one moment.
     isolation: Isolation = "repeatable_read" if is_kept_otherwise else "read_committed"
@@ -61,13 +62,13 @@ class _Pass:
 
     async def run(self, limit: int, pace: Pace, *, anew: bool) -> Tallied:
         found = await self._connection.fetchrow(STATEMENTS["select_queue_figures"], self._queue)
-        adding = AddingUp(self._policy, self._now, FiguresRow() if found is None else FiguresRow(*found))
+        adding = AddingUp(self._policy, self._now, FiguresRow() if found is None else FiguresRow(*found), limit)
         if adding.is_kept_otherwise and not anew:
             return Tallied(0, 0, more=True)  # the policy has changed since we looked
-        more = await self._fold(adding, limit)
+        more = await self._fold(adding)
         if adding.is_kept_otherwise:
             while more:
-                more = await self._fold(adding, limit)
+                more = await self._fold(adding)
             await self._count_anew(adding)
         refreshed = await self._connection.fetch(
             STATEMENTS["select_key_figures_to_refresh"], self._queue, self._now, STRETCH
@@ -89,19 +90,21 @@ class _Pass:
         )
         return adding.did(more=more or len(refreshed) >= STRETCH)
 
-    async def _fold(self, adding: AddingUp, limit: int) -> bool:
+    async def _fold(self, adding: AddingUp) -> bool:
         """Add some tallies; say whether there are more."""
         connection, queue, before = self._connection, self._queue, adding.tallied
-        found = await connection.fetch(STATEMENTS["select_tallies"], queue, before, limit)
-        read = 0
-        for number, entries in found:
-            if adding.is_full:
-                break
-            adding.read(number, entries)
-            read += 1
-            if adding.is_out_of_breath:
-                await asyncio.sleep(0)
-        if not read:
+        more = True
+        while more and (room := adding.room):
+            found = await connection.fetch(STATEMENTS["select_tallies"], queue, adding.tallied, room)
+            more = len(found) == room
+            for number, entries in found:
+                if not adding.room:
+                    more = True
+                    break
+                adding.read(number, entries)
+                if adding.is_out_of_breath:
+                    await asyncio.sleep(0)
+        if not adding.has_read:
             return False
         for places in adding.places:
             known = await connection.fetch(STATEMENTS["select_key_figures"], queue, *key_rows.place_parameters(places))
@@ -113,7 +116,7 @@ class _Pass:
         )
         await connection.execute(STATEMENTS["delete_tallies"], queue, before, adding.tallied)
         adding.written()
-        return read < len(found) or len(found) >= limit
+        return more
 
     async def _write(self, changed: Changed) -> None:
         if changed.put or changed.gone[0]:

@@ -30,6 +30,7 @@ STATEMENTS = load_statements(
     "partitions.sql",
     "tallying.sql",
     "seeing.sql",
+    "health.sql",
 )
 BUSY_TIMEOUT = 10.0
 CROWDED_CLAIM, MOST_JOBS = 100, 1 << 20
@@ -186,6 +187,8 @@ class Database:
                     connection.execute("rollback")
                 raise
         except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:
+                raise  # a table is missing, say: no wait brings it back
             raise StoreUnavailable(f"the SQLite database {self.path or ':memory:'} refused: {error}") from error
         finally:
             if self._lock is not None:
@@ -206,6 +209,8 @@ class Database:
             finally:
                 connection.execute("rollback")
         except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:
+                raise  # a table is missing, say: no wait brings it back
             raise StoreUnavailable(f"the SQLite database {self.path or ':memory:'} refused: {error}") from error
 
     async def data_version(self) -> int:

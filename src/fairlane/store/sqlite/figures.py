@@ -12,9 +12,10 @@ from fairlane.scheduler.figures import KeyFigures, Minute
 from fairlane.scheduler.snapshot import GateRow, LaneRow, SharedGateRow
 from fairlane.store.adding_up import Pace
 from fairlane.store.figures import KeyPage, KeySort, LanesCounted, QueueFigures, Tallied, WorkerReport, WorkerSeen
+from fairlane.store.health import Health, Standstill
 from fairlane.store.key_rows import KeyPlace
 from fairlane.store.protocol import Declared, WorkerIdentity
-from fairlane.store.sqlite import claims, policies, seeing, tallying
+from fairlane.store.sqlite import claims, health, policies, seeing, tallying
 from fairlane.store.sqlite.database import Database, Transaction
 
 __all__ = ["Figures", "known_queue"]
@@ -39,7 +40,9 @@ class Figures:
     async def tally(self, queue: str, limit: int = 500, rest: int = 0) -> Tallied:
         now = self._clock.now()
         # Looked at first: most of the time there is nothing to do, and no need to wait for whoever writes.
-        if not await self._database.read(lambda tx: tallying.has_to_tally(tx, known_queue(tx, queue), now, rest)):
+        if not await self._database.read(
+            lambda tx: tallying.has_to_tally(tx, known_queue(tx, queue), now, limit, rest)
+        ):
             return Tallied(0, 0, more=False)
         return await self._database.write(
             lambda tx: tallying.tally(tx, known_queue(tx, queue), now, limit, self._pace), durable=False
@@ -103,3 +106,9 @@ class Figures:
     async def workers(self) -> list[WorkerSeen]:
         now = self._clock.now()
         return await self._database.read(lambda tx: seeing.workers(tx, now))
+
+    async def health(self) -> Health:
+        return await self._database.read(lambda tx: health.examine_file(tx, self._database.path))
+
+    async def standstills(self, queues: Sequence[str], before: Instant, limit: int = 10) -> list[Standstill]:
+        return await self._database.read(lambda tx: health.find_standstills(tx, queues, before, limit))

@@ -5,12 +5,13 @@ insert into tallies (queue, at, entries)
 values (?, ?, ?)
 
 -- name: look_before_tallying
--- Whether there is anything to do. ?1 queue, ?2 now
+-- Whether there is anything to do. ?1 queue, ?2 now, ?3 how many tallies are added up at once
 select coalesce((select kept from queue_figures where queue = ?1), ''),
     coalesce((select passed_at from queue_figures where queue = ?1), 0),
     exists (select 1 from tallies where queue = ?1)
     or exists (select 1 from key_figures where queue = ?1 and refresh_at is not null and refresh_at <= ?2)
-    or exists (select 1 from minutes where queue = ?1 and minute < ?2 / 60000000 - 1440)
+    or exists (select 1 from minutes where queue = ?1 and minute < ?2 / 60000000 - 1440),
+    exists (select 1 from tallies where queue = ?1 order by id limit 1 offset ?3)
 
 -- name: select_queue_figures
 select 0, tallied_at, kept, held, oldest_ready_at
@@ -27,7 +28,7 @@ set tallied_at = excluded.tallied_at, kept = excluded.kept, held = excluded.held
 -- name: select_tallies
 select id, entries
 from tallies
-where queue = ?
+where queue = ? and id > ?
 order by id
 limit ?
 
@@ -94,16 +95,16 @@ delete from key_figures
 where queue = ?1 and scope not in (select value from json_each(?2))
 
 -- name: forget_counts
--- Of scopes that are counted anew. ?1 queue, ?2 scopes
+-- Of scopes that are counted anew. What is left with nothing is looked at soon. ?1 queue, ?2 scopes
 update key_figures
-set waiting = 0, running = 0, refresh_at = 0
+set waiting = 0, running = 0, refresh_at = coalesce(refresh_at, 0)
 where queue = ?1 and scope in (select value from json_each(?2)) and (waiting <> 0 or running <> 0)
 
 -- name: put_count
 insert into key_figures (queue, scope, key, label, waiting, running)
 values (?, ?, ?, ?, ?, ?)
 on conflict (queue, scope, key) do update
-set waiting = excluded.waiting, running = excluded.running
+set waiting = excluded.waiting, running = excluded.running, refresh_at = nullif(key_figures.refresh_at, 0)
 
 -- name: select_held_keys
 -- ?1 queue, ?2 and ?3 after which scope and key, ?4 how many

@@ -2,7 +2,8 @@ import { drawCharts } from "./charts.js";
 import { follow } from "./follow.js";
 import { listenToKeys } from "./keys.js";
 import { keepTelling, tellTimes } from "./times.js";
-import { watchKeys } from "./watch.js";
+import { tryPolicies } from "./try.js";
+import { bringWatched, watchKeys } from "./watch.js";
 
 const THEMES = ["auto", "light", "dark"];
 
@@ -27,8 +28,10 @@ function offerThemes() {
   show();
 }
 
+bringWatched();
 offerThemes();
 listenToKeys();
 keepTelling();
 refresh();
 follow(refresh);
+tryPolicies();

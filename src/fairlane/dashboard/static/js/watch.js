@@ -3,6 +3,15 @@ const KEPT = "fairlane.watched";
 
 const read = () => JSON.parse(localStorage.getItem(KEPT) ?? "[]");
 
+/** On the overview: what is watched stands in the address, so that it is shown and can be shared. */
+export function bringWatched() {
+  const root = document.documentElement.dataset.root;
+  const address = new URL(location.href);
+  if (address.pathname !== `${root}/` || address.searchParams.has("watch") || !read().length) return;
+  for (const each of read()) address.searchParams.append("watch", each);
+  location.replace(address);
+}
+
 export function watchKeys() {
   for (const button of document.querySelectorAll("button[data-watch]")) {
     const isWatched = read().includes(button.dataset.watch);
