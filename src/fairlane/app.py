@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 from uuid import UUID
 
-from fairlane.blocking import BackgroundLoop, wait_for
+from fairlane.blocking import BackgroundLoop, CallerThread
 from fairlane.clock import Clock, SystemClock, microseconds
 from fairlane.codec import Codec
 from fairlane.composition import Connection, actor_of_process, hand_of, store_factory, without_password
@@ -435,14 +435,14 @@ class App:
         else:
             work.close()
             raise ConfigurationError("a blocking call inside an event loop would stop it; await the async form instead")
-        with self._blocking:
+        with self._blocking, CallerThread() as caller:
             self._leave_to_parent()
             if self._connection is not None and self._connection.loop.is_running():
                 running = asyncio.run_coroutine_threadsafe(work, self._connection.loop)
             else:
                 self._background = self._background or BackgroundLoop()
                 running = self._background.submit(work)
-        return wait_for(running)
+        return caller.wait_for(running)
 
     def _leave_to_parent(self) -> None:
         """After a fork: the thread and its connection stay with the parent. They are kept and not closed, for whatever

@@ -1,15 +1,18 @@
-"""An event loop on a thread of its own, for programs that are not async."""
+"""Programs that are not async: an event loop on a thread of its own, and what only the calling thread may do."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from contextvars import ContextVar, Token
+from queue import SimpleQueue
+from types import TracebackType
 from typing import Any, TypeVar
 
-__all__ = ["BackgroundLoop", "wait_for"]
+__all__ = ["BackgroundLoop", "CallerThread", "ask_caller", "is_blocking_call"]
 
 R = TypeVar("R")
 
@@ -42,13 +45,72 @@ class BackgroundLoop:
         self.loop.close()
 
 
-def wait_for(running: Future[R]) -> R:
-    """Block until it is done. Whoever is interrupted meanwhile (Ctrl-C) leaves nothing running."""
-    try:
-        return running.result()
-    except BaseException:
-        running.cancel()
-        raise
+class CallerThread:
+    """The thread of a blocking call. A coroutine does its work elsewhere, and asks here what is to be done here: a
+    connection that the caller lends is used in the caller's thread, as drivers and frameworks demand.
+
+    Coroutines that are submitted within the block belong to the call.
+    """
+
+    def __init__(self) -> None:
+        self._asked: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._outer: Token[CallerThread | None] | None = None
+
+    def __enter__(self) -> CallerThread:
+        self._outer = _caller.set(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._outer is not None
+        _caller.reset(self._outer)
+
+    def wait_for(self, running: Future[R]) -> R:
+        """Block until it is done. Whoever is interrupted meanwhile (Ctrl-C) leaves nothing running."""
+        running.add_done_callback(lambda _: self._asked.put(None))
+        try:
+            while (work := self._asked.get()) is not None:
+                work()
+            return running.result()
+        except BaseException:
+            running.cancel()
+            raise
+
+    async def ask(self, work: Callable[[], R]) -> R:
+        """Have the thread do something."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[R] = loop.create_future()
+
+        def do() -> None:
+            try:
+                result = work()
+            except Exception as error:
+                loop.call_soon_threadsafe(_tell, answer.set_exception, error, answer)
+            else:
+                loop.call_soon_threadsafe(_tell, answer.set_result, result, answer)
+
+        self._asked.put(do)
+        return await answer
+
+
+_caller: ContextVar[CallerThread | None] = ContextVar("fairlane_caller", default=None)
+
+
+def is_blocking_call() -> bool:
+    """Whether what runs here was asked for by a thread that waits for it."""
+    return _caller.get() is not None
+
+
+async def ask_caller(work: Callable[[], R]) -> R:
+    """Do something in the thread that asked for it: here, or where a blocking call waits."""
+    caller = _caller.get()
+    return work() if caller is None else await caller.ask(work)
+
+
+def _tell(tell: Callable[[Any], None], what: Any, answer: asyncio.Future[Any]) -> None:
+    if not answer.done():  # else whoever asked was cancelled
+        tell(what)
 
 
 async def _end_all() -> None:

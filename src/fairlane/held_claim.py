@@ -68,7 +68,7 @@ class HeldLease:
 class HeldClaim:
     """A job that this program holds, until it settles it or lets the lease run out."""
 
-    __slots__ = ("_began", "_call", "_claim", "_is_lost", "_is_settled", "_lease", "_source", "_tried")
+    __slots__ = ("_began", "_call", "_claim", "_is_lent", "_is_lost", "_is_settled", "_lease", "_source", "_tried")
 
     def __init__(self, claim: Claim, lease: HeldLease, source: ClaimSource) -> None:
         self._claim = claim
@@ -78,6 +78,8 @@ class HeldClaim:
         self._call: tuple[Sequence[Any], Mapping[str, Any]] | None = None
         self._is_settled = False
         self._is_lost = False
+        self._is_lent = False
+        """Settled in a transaction of the caller's, who may settle it again if that was rolled back."""
         self._tried: tuple[State, str] | None = None
         """The end that was asked for when nobody heard whether it was recorded."""
 
@@ -165,10 +167,13 @@ class HeldClaim:
 
     # How it ends.
 
-    async def ack(self, result: Any = None, effects: Effects | None = None, *, ran: Duration | None = None) -> None:
+    async def ack(
+        self, result: Any = None, effects: Effects | None = None, *, ran: Duration | None = None, tx: Any = None
+    ) -> None:
         """The job is done; its result is stored with it, and its effects land with it or not at all.
 
-        `DuplicateJob` if a follow-up has an id that is taken: the claim is still held then.
+        `DuplicateJob` if a follow-up has an id that is taken: the claim is still held then. With `tx`, all of it lands
+        with your own transaction, or not at all. After a rollback, end the claim again: it is not renewed any more.
         """
         done = self._done(result)
         if effects is not None:
@@ -176,7 +181,10 @@ class HeldClaim:
                 raise ConfigurationError(f"effects={effects!r} are none; give Effects().enqueue(…).put(…)")
             stamped = stamped_effects(effects, await self._source.stamper(), self._source.max_payload)
             done = Done(done.result, stamped)
-        await self._end(done, ran)
+        if tx is None:
+            await self._end(done, ran)
+        else:
+            await self._end_in(tx, done, ran)
 
     async def retry(self, delay: Duration | None = None, reason: str = "", *, ran: Duration | None = None) -> None:
         """Another attempt after `delay`, or when the task's backoff says; in the last attempt the job is dead."""
@@ -225,10 +233,21 @@ class HeldClaim:
     async def _end(self, outcome: Outcome, ran: Duration | None) -> None:
         await settle_together(self._source, [(self, outcome)], ran)
 
+    async def _end_in(self, tx: Any, outcome: Outcome, ran: Duration | None) -> None:
+        """End the claim in the caller's transaction. Whether that commits, nobody tells us."""
+        self._check_held()
+        settlement = self._settlement(outcome, ran)
+        store = await self._source.opened()
+        self._is_lent = self._is_settled = True
+        self._tried = (settlement.to, settlement.outcome)
+        if await store.settle([settlement], tx=tx):
+            self._is_lost = True
+            raise ClaimLost([self.id])
+
     def _check_held(self) -> None:
         if self._is_lost:
             raise ClaimLost([self.id])
-        if self._is_settled:
+        if self._is_settled and not self._is_lent:
             raise AlreadySettled(self.id)
 
     def _settlement(self, outcome: Outcome, ran: Duration | None) -> Settlement:
@@ -249,7 +268,7 @@ async def settle_together(
     for claim, _ in ends:
         claim._check_held()  # another task may have been faster while the app was opened
     for claim, _ in ends:
-        claim._is_settled = True
+        claim._is_settled, claim._is_lent = True, False
     settling = asyncio.ensure_future(store.settle(settlements, is_repeated=_repeats(ends, settlements)))
     settling.add_done_callback(lambda _: _note_answer(settling, ends, settlements))
     try:

@@ -264,12 +264,15 @@ class Store(Protocol):
         by a claim; else it is withdrawn. With a `want` of 0 it only withdraws, and its wake-up goes to another."""
         ...
 
-    async def settle(self, settlements: Sequence[Settlement], *, is_repeated: bool = False) -> list[UUID]:
-        """End claims, durably. Returns the jobs whose claim was lost: nothing of their settlement was applied.
+    async def settle(
+        self, settlements: Sequence[Settlement], *, is_repeated: bool = False, tx: Any = None
+    ) -> list[UUID]:
+        """End claims, durably; those of jobs that are done, also with the caller's transaction `tx`. Returns the jobs
+        whose claim was lost: nothing of their settlement was applied.
 
         A job that dies does so with what it has declared for that (`NewJob.on_dead`), in the same transaction.
         `is_repeated`: the same settlements were given before, and nobody heard whether they landed. What they ended
-        is then not lost.
+        is then not lost. So are settlements that were given with a `tx` before: nobody heard whether it committed.
         """
         ...
 

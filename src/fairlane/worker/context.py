@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import threading
+from collections.abc import Coroutine, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from fairlane.blocking import CallerThread
 from fairlane.effects import Effects
 from fairlane.errors import Cancel, ConfigurationError, StoreUnavailable
 from fairlane.task import Call
@@ -84,6 +86,19 @@ class JobContext:
         """Remove a key of the key-value store when this job is done, in the same transaction."""
         self._run.add(Effects(delete=[key]))
 
+    async def ack(self, result: Any = None, *, tx: Any) -> None:
+        """End this job as done in your own transaction `tx`: it is done, with this result and its effects, when you
+        commit. `ClaimLost`: it may run elsewhere; roll back.
+
+        After a rollback the job goes on, and ends as its handler does. After the commit it has ended, whatever the
+        handler returns or raises.
+        """
+        await self._run.ack(result, tx)
+
+    def ack_sync(self, result: Any = None, *, tx: Any) -> None:
+        """`ack` for a handler in a thread, which uses its connection in that thread."""
+        self._blocking(self.ack(result, tx=tx))
+
     async def progress(self, fraction: float, message: str = "") -> None:
         """Note how far the job is, from 0 to 1. A database that cannot be reached does not fail the job."""
         if not 0 <= fraction <= 1:
@@ -96,4 +111,13 @@ class JobContext:
 
     def progress_sync(self, fraction: float, message: str = "") -> None:
         """`progress` for a handler in a thread."""
-        asyncio.run_coroutine_threadsafe(self.progress(fraction, message), self._run.home.loop).result()
+        self._blocking(self.progress(fraction, message))
+
+    def _blocking(self, work: Coroutine[Any, Any, None]) -> None:
+        home = self._run.home
+        if threading.get_ident() == home.thread:
+            work.close()
+            raise ConfigurationError("a blocking call inside an event loop would stop it; await the async form instead")
+        with CallerThread() as caller:
+            running = asyncio.run_coroutine_threadsafe(work, home.loop)
+        caller.wait_for(running)

@@ -9,17 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 import msgspec
 
 from fairlane.clock import SECOND, Clock
 from fairlane.effects import Effects
-from fairlane.errors import InvalidJob, UndecodablePayload
+from fairlane.errors import ClaimLost, InvalidJob, UndecodablePayload
 from fairlane.job import Claim, StampedEffects, State
 from fairlane.scheduler.settlement import Cancelled, Died, Done, Failed, Outcome, Released, Settlement, settle
 from fairlane.stamping import Stamp, stamped_effects
@@ -47,10 +48,28 @@ UNKNOWN_REMEMBERED = 10_000
 NOTHING = StampedEffects()
 
 
+class SettleLater(Protocol):
+    """Takes what has ended, and has it recorded."""
+
+    def __call__(self, settlement: Settlement, queue: QueueSlots, *, may_be_settled: bool = False) -> None: ...
+
+
 class Run:
     """One claim on its way through this worker."""
 
-    __slots__ = ("args", "claim", "effects", "handle", "home", "kwargs", "queue", "started_at", "stop", "task")
+    __slots__ = (
+        "args",
+        "claim",
+        "effects",
+        "handle",
+        "home",
+        "kwargs",
+        "may_be_settled",
+        "queue",
+        "started_at",
+        "stop",
+        "task",
+    )
 
     def __init__(
         self, home: Execution, queue: QueueSlots, claim: Claim, task: Task[..., Any], args: Any, kwargs: Any
@@ -66,6 +85,20 @@ class Run:
         """By the monotonic clock; 0 until user code begins."""
         self.stop: Stop | None = None
         self.effects = NOTHING
+        self.may_be_settled = False
+        """Its handler has settled it in a transaction of its own; only the database knows whether that committed."""
+
+    async def ack(self, value: Any, tx: Any) -> None:
+        """Settle the job as done, with its effects, in its handler's transaction."""
+        if self.stop is Stop.GONE:
+            raise ClaimLost([self.claim.id])
+        home = self.home
+        done = Done(self.task.codec.encode_result(value, home.max_result), self.effects)
+        settlement = settle(self.claim, done, home.ran(self))
+        # Before it is written: from then on the claim may be gone because we have ended it.
+        self.may_be_settled = True
+        if lost := await home.store.settle([settlement], tx=tx):
+            raise ClaimLost(lost)
 
     def add(self, given: Effects) -> None:
         """Let these land with the job. Refused at once if they cannot be stored: the handler hears of it."""
@@ -87,12 +120,14 @@ class Execution:
         registry: Registry,
         slots: Slots,
         clock: Clock,
-        settle_later: Callable[[Settlement, QueueSlots], None],
+        settle_later: SettleLater,
         max_result: int,
         stamp: Stamp,
     ) -> None:
         self.store = store
         self.loop = asyncio.get_running_loop()
+        self.thread = threading.get_ident()
+        """Where the loop runs."""
         self.log = log
         self.running: set[Run] = set()
         self.waiting: deque[Run] = deque()
@@ -235,7 +270,7 @@ class Execution:
     def _end(self, run: Run, outcome: Outcome | None, error: BaseException | None = None) -> Settlement | None:
         """What is to be recorded of a run that has ended; nothing, if its claim is lost."""
         settlement: Settlement | None = None
-        ran = self._now() - run.started_at
+        ran = self.ran(run)
         self.mean_run += (ran - self.mean_run) * 0.1
         self.running.discard(run)
         run.queue.used -= 1
@@ -246,11 +281,15 @@ class Execution:
                 settlement = msgspec.structs.replace(settlement, fallback=settle(run.claim, refused, ran))
             if error is not None or type(outcome) is not Done:
                 _log_end(run, outcome, settlement, error)
-            self._settle_later(settlement, run.queue)
+            self._settle_later(settlement, run.queue, may_be_settled=run.may_be_settled)
         if self.waiting and not self.is_filling:
             self._fill_slots()
         self.on_slot_freed()
         return settlement
+
+    def ran(self, run: Run) -> int:
+        """Microseconds since its handler was called."""
+        return self._now() - run.started_at
 
     def store_now(self) -> int:
         return self._clock.now() + self.store_offset
@@ -261,6 +300,8 @@ class Execution:
         """Ask a run to stop: an async handler is cancelled, a thread sees its flag. A lost claim outranks all else."""
         if run.stop is not None and reason is not Stop.GONE:
             return
+        if reason is Stop.GONE and run.may_be_settled:
+            return  # by itself: should it not be so, its settlement will find out
         if reason is Stop.GONE:
             claim = run.claim
             log.error(

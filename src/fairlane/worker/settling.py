@@ -35,6 +35,7 @@ class Settling:
         self._empty = asyncio.Event()
         self._empty.set()
         self._queues: set[QueueSlots] = set()
+        self._tried: set[UUID] = set()
         self.on_settled: Callable[[Iterable[QueueSlots]], None] = lambda queues: None
         self.is_held_back: Callable[[], bool] = lambda: False
         """More will have ended in the next turns of the event loop: one settlement of many is cheaper than many."""
@@ -46,8 +47,11 @@ class Settling:
     def unsettled(self) -> int:
         return len(self._pending) + len(self._in_flight)
 
-    def add(self, settlement: Settlement, queue: QueueSlots) -> None:
+    def add(self, settlement: Settlement, queue: QueueSlots, *, may_be_settled: bool = False) -> None:
+        """`may_be_settled`: its handler has settled it in a transaction of its own, which may have committed."""
         self._pending.append(settlement)
+        if may_be_settled:
+            self._tried.add(settlement.job)
         self._queues.add(queue)
         if len(self._pending) == 1:
             self._arrived.set()
@@ -71,7 +75,9 @@ class Settling:
             if not self._pending:
                 self._queues.clear()
             began = self._loop.time()
-            await self._settle(self._in_flight)
+            tried = self._tried.intersection(each.job for each in self._in_flight) if self._tried else set()
+            await self._settle(self._in_flight, was_tried=bool(tried))
+            self._tried -= tried
             if self.watching is not None:
                 self.watching.settled(len(self._in_flight), self._loop.time() - began)
             self._in_flight = ()

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import asyncpg
-from asyncpg.pool import PoolConnectionProxy
 
 from fairlane.clock import Instant
-from fairlane.errors import ConfigurationError, DuplicateJob, InvalidJob, JobNotFound
+from fairlane.errors import DuplicateJob, InvalidJob, JobNotFound
 from fairlane.job import AttemptRecord, JobRecord, NewJob, State, told_in
 from fairlane.policy.unique import Conflict
 from fairlane.store.postgres import copying, rows, uniques
@@ -20,7 +19,7 @@ from fairlane.store.postgres.connections import STATEMENTS
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
 
-__all__ = ["attempts", "cancel", "foreign_transaction", "insert", "record", "record_of"]
+__all__ = ["attempts", "cancel", "insert", "record", "record_of"]
 
 AT_ONCE = 5_000
 """Jobs that one statement stores; more of them go in several, in one transaction."""
@@ -140,19 +139,6 @@ def _columns(job: NewJob, queues: Mapping[str, int]) -> tuple[object, ...]:
 
 def _given(job: NewJob) -> str | None:
     return None if job.given is None else rows.encode(job.given)
-
-
-def foreign_transaction(tx: Any) -> Connection:
-    """A caller's connection, if jobs can be stored in its transaction."""
-    if not isinstance(tx, asyncpg.Connection | PoolConnectionProxy):
-        raise ConfigurationError(
-            f"tx={type(tx).__name__} does not fit a PostgreSQL store; give an asyncpg connection in a transaction"
-        )
-    if tx.is_closed():
-        raise ConfigurationError("tx= is a closed connection; give one that is in a transaction")
-    if not tx.is_in_transaction():
-        raise ConfigurationError("tx= is not in a transaction; open one first: async with connection.transaction(): …")
-    return tx
 
 
 async def cancel(

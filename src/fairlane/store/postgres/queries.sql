@@ -35,8 +35,9 @@ set local synchronous_commit = off
 select fairlane.instant(null)
 
 -- name: select_database
--- Tells one database from every other.
-select current_database() as name, to_regnamespace('fairlane')::oid as schema, pg_postmaster_start_time() as server
+-- Tells one database from every other, in types that every driver reads alike.
+select current_database()::text as name, to_regnamespace('fairlane')::oid::text as schema,
+    extract(epoch from pg_postmaster_start_time())::text as server
 
 -- name: has_migrations
 select to_regclass('fairlane.migrations') is not null
@@ -204,6 +205,12 @@ select clock.now, taken.positions, woken.told
 from clock
 cross join taken
 cross join woken
+
+-- name: copy_jobs
+-- The rows themselves, where the caller's driver takes a statement for it: the columns of `copying.COLUMNS`, as they are.
+copy fairlane.jobs (id, position, payload, enqueued_at, ready_at, state, due_at, on_dead, given, context, queue_id, priority,
+    max_attempts, lane, task, keys, lane_keys)
+from stdin (format binary)
 
 -- name: are_stored
 -- Whether every one of these jobs is there as it was given: then it was this producer that stored them.
@@ -385,6 +392,15 @@ from woken
 -- can take it along: `settle_and_enter`.)
 -- $1 now or null, $2 settlements, $3 leases that hold nothing more
 select fairlane.settle_done($1::bigint, $2::fairlane.done[], $3::uuid[])
+
+-- name: tell_all_if_blind
+-- A snapshot from the beginning of the caller's transaction does not show who waits by now: then all look for themselves.
+select count(pg_notify('fairlane', q.id::text))
+from fairlane.queues q
+where current_setting('transaction_isolation') <> 'read committed'
+
+-- name: announce
+select fairlane.announce($1::uuid[])
 
 -- name: select_settled
 -- Of these claims, the jobs that a settlement under the same lease has ended.

@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 import msgspec
 
 from fairlane.errors import DuplicateJob, StoreUnavailable, UnknownQueue
-from fairlane.job import Claim, NewJob, State
+from fairlane.job import Claim, NewJob, StampedEffects, State
 from fairlane.scheduler.settlement import Lost, Settlement
 from fairlane.scheduler.settlement import settle as decide
 from fairlane.store.dying import dying, not_taken, refused, tell_of_conflicts
@@ -76,6 +76,28 @@ class Settler:
                 lost += await self._settle_with_effects(each, emptied, was_tried=was_tried)
                 self._forget([each], emptied)
         return lost
+
+    async def settle_in(self, connection: Connection, settlements: Sequence[Settlement]) -> list[UUID]:
+        """The same in the caller's transaction, for jobs that are done.
+
+        Their leases stay: whoever holds them settles once more when it knows that the caller has ended, and finds its
+        own work, or settles then.
+        """
+        now = self._clock.parameter()
+        lost = []
+        for each in settlements:
+            if await _settle(connection, now, [each], [], is_reaper=False):
+                lost.append(each.job)
+            elif each.effects:
+                await self._land(connection, each.effects, now)
+        await connection.execute(STATEMENTS["tell_all_if_blind"])
+        return lost
+
+    async def _land(self, connection: Connection, effects: StampedEffects, now: int | None) -> None:
+        queues = {job.queue: await self._queue_number(job.queue) for job in effects.jobs}
+        if effects.jobs:
+            await jobs.insert(connection, effects.jobs, queues, now, is_callers=True)
+        await values.write(connection, effects.puts, effects.deletes)
 
     async def _with_on_dead(self, settlements: Sequence[Settlement]) -> Sequence[Settlement]:
         """The same, and each death with what its job has declared for it."""
@@ -182,6 +204,8 @@ class Settler:
         leases = {each.job: each.lease for each in settlements}
         rows = await connection.fetch(STATEMENTS["select_settled"], lost, [leases[job] for job in lost])
         own = {row[0] for row in rows}
+        # Whoever has begun to wait for their results while a caller's transaction was open was seen by nobody.
+        await connection.execute(STATEMENTS["announce"], list(own))
         return [job for job in lost if job not in own]
 
     async def reap(self, limit: int) -> Reaped:

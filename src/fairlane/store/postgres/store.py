@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 from weakref import WeakSet
 
-import asyncpg
 from asyncpg import Record
+from asyncpg.pool import PoolConnectionProxy
 
 from fairlane.clock import Clock, Instant, microseconds
 from fairlane.errors import ConfigurationError
@@ -40,6 +40,7 @@ from fairlane.store.postgres import (
     upkeep,
     values,
 )
+from fairlane.store.postgres.borrowing import borrowed, speaking
 from fairlane.store.postgres.claims import Claimer
 from fairlane.store.postgres.connections import STATEMENTS, Connections
 from fairlane.store.postgres.figures import Figures
@@ -203,9 +204,8 @@ class PostgresStore(Figures):
                 queues[job.queue] = await self._queue_number(job.queue)
         now = self._clock.parameter()
         if tx is not None:
-            connection = jobs.foreign_transaction(tx)
-            await self._require_same_database(connection)
-            return await jobs.insert(connection, new, queues, now, is_callers=True, progress=progress)
+            async with self._lent(tx) as connection:
+                return await jobs.insert(connection, new, queues, now, is_callers=True, progress=progress)
         # A unique key or an id of one's own may have to wait for another transaction, and others not with it.
         if len(new) == 1 and new[0].unique is None and not new[0].is_named:
             await self._gathering.store(new[0])
@@ -220,21 +220,22 @@ class PostgresStore(Figures):
 
     async def _require_same_database(self, connection: Connection) -> None:
         """Jobs that went to another database would be stored, and never found."""
-        is_proxy = not isinstance(connection, asyncpg.Connection)  # from a pool: a new one at every use
-        if not is_proxy and connection in self._known:
+        known = getattr(connection, "driver", connection)
+        is_proxy = isinstance(known, PoolConnectionProxy)  # from a pool: a new one at every use
+        if not is_proxy and known in self._known:
             return
         if self._database is None:
             self._database = await self._ask(lambda own: own.fetchrow(STATEMENTS["select_database"]))
         here, there = self._database, await connection.fetchrow(STATEMENTS["select_database"])
         assert here is not None
         assert there is not None
-        if here != there:
+        if tuple(here) != tuple(there):
             raise ConfigurationError(
                 f"tx= is a connection to the database {there['name']!r}, which is not the one that this app uses "
                 f"({here['name']!r}); jobs are stored beside your rows only where both are in one database"
             )
         if not is_proxy:
-            self._known.add(connection)
+            self._known.add(known)
 
     async def count_ready(self, policy: Policy, gates: Sequence[bytes], tx: Any = None) -> dict[bytes, int]:
         queue = await self._claimer.queue(policy.queue)
@@ -242,9 +243,8 @@ class PostgresStore(Figures):
         async def count() -> tuple[dict[bytes, int], bool]:
             if tx is None:
                 return await self._ask(lambda own: backlogs.count_ready(own, queue.id, policy, gates))
-            connection = jobs.foreign_transaction(tx)
-            await self._require_same_database(connection)
-            return await backlogs.count_ready(connection, queue.id, policy, gates)
+            async with self._lent(tx) as connection:
+                return await backlogs.count_ready(connection, queue.id, policy, gates)
 
         counts, is_partial = await count()
         if is_partial:
@@ -283,7 +283,12 @@ class PostgresStore(Figures):
             return await looking.stop_looking(self._claimer, handle, worker, listener)
         return await looking.look(self._claimer, handle, want, worker, listener)
 
-    async def settle(self, settlements: Sequence[Settlement], *, is_repeated: bool = False) -> list[UUID]:
+    async def settle(
+        self, settlements: Sequence[Settlement], *, is_repeated: bool = False, tx: Any = None
+    ) -> list[UUID]:
+        if tx is not None:
+            async with self._lent(tx) as connection:
+                return await self._settler.settle_in(connection, settlements)
         return await self._settler.settle(settlements, was_tried=is_repeated)
 
     async def renew(self, leases: Sequence[UUID], lease: timedelta) -> Renewed:
@@ -395,10 +400,13 @@ class PostgresStore(Figures):
         """The caller's connection, or one of ours. Nothing is tried again: a write whose answer was lost may have been
         done, and doing it twice could undo what another has written since."""
         if tx is not None:
-            yield jobs.foreign_transaction(tx)
+            connection = await borrowed(tx)
+            with speaking():
+                await self._require_same_database(connection)
+                yield connection
             return
-        async with self._connections.session() as connection:
-            yield connection
+        async with self._connections.session() as own:
+            yield own
 
     async def find_jobs(self, filter: JobFilter, after: str | None = None, limit: int = 100) -> JobPage:
         queue = None if filter.queue is None else (await self._claimer.queue(filter.queue)).id

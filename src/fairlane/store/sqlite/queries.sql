@@ -318,6 +318,16 @@ set state = ?, attempt = ?, finished_at = ?, due_at = ?, error = ?, outcome = ?,
     keeps_place = ?
 where position = ?
 
+-- name: sign_settled
+update jobs
+set lease = ?
+where id = ? and state <> 2
+
+-- name: is_settled
+select count(*)
+from jobs
+where id = ? and lease = ? and state <> 2
+
 -- name: insert_attempt
 insert into attempts (job, attempt, claimed_at, ended_at, worker, outcome, error)
 values (?, ?, ?, ?, ?, ?, ?)

@@ -20,7 +20,7 @@ from fairlane.store.protocol import Reaped
 from fairlane.store.sqlite import jobs, rows, values
 from fairlane.store.sqlite.database import Transaction
 
-__all__ = ["reap", "settle"]
+__all__ = ["reap", "settle", "sign", "truly_lost"]
 
 
 class _Tally:
@@ -96,6 +96,18 @@ def settle(
         if queue not in tally.woken and tx.value("has_waiting_work", queue):
             tally.woken[queue] = 1
     return lost, tally.woken, tally.replaced
+
+
+def sign(tx: Transaction, settlements: Iterable[Settlement]) -> None:
+    """Leave the lease on these jobs: whoever does not hear whether the transaction was committed finds its own work."""
+    for each in settlements:
+        tx.run("sign_settled", each.lease.bytes, each.job.bytes)
+
+
+def truly_lost(tx: Transaction, settlements: Iterable[Settlement], lost: Iterable[UUID]) -> list[UUID]:
+    """Of these, what is not our own work, done before in a caller's transaction."""
+    leases = {each.job: each.lease for each in settlements}
+    return [job for job in lost if not tx.value("is_settled", job.bytes, leases[job].bytes)]
 
 
 def _ring(tx: Transaction, tally: _Tally) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
 
 from fairlane.clock import Clock, Instant, SystemClock, microseconds
-from fairlane.errors import ConfigurationError
 from fairlane.job import AttemptRecord, Claim, JobRecord, NewJob, Outcome, State
 from fairlane.policy.dividing import as_divided
 from fairlane.policy.overrides import Amendment, Override
@@ -53,6 +50,7 @@ from fairlane.store.sqlite import (
     upkeep,
     values,
 )
+from fairlane.store.sqlite.borrowing import in_callers_transaction
 from fairlane.store.sqlite.database import Database, Transaction
 from fairlane.store.sqlite.figures import Figures, known_queue
 from fairlane.store.sqlite.wakeups import SqliteListener, is_listening, nudge
@@ -173,10 +171,7 @@ class SqliteStore(Figures):
         if not new:
             return {}
         if tx is not None:
-            ready, conflicts = jobs.insert(self._foreign(tx), new, self._clock.now())
-            # Sent before the commit: whoever wakes now waits for the caller's transaction to end, and then looks.
-            for worker in _take_waiters(self._foreign(tx), ready):
-                nudge(worker)
+            conflicts = await self._borrowed(tx, lambda inner: _enqueue(inner, new, self._clock.now()))
             if progress is not None:
                 progress(len(new))
             return conflicts
@@ -201,30 +196,6 @@ class SqliteStore(Figures):
 
     async def foresee(self, new: Sequence[NewJob]) -> dict[UUID, Conflict]:
         return await self._database.read(lambda tx: uniques.admitted(tx, new, self._clock.now()).conflicts)
-
-    def _foreign(self, connection: Any) -> Transaction:
-        if not isinstance(connection, sqlite3.Connection):
-            raise ConfigurationError(
-                f"tx={type(connection).__name__} cannot be used with a SQLite store; give a sqlite3.Connection"
-            )
-        if connection.isolation_level is None and not connection.in_transaction:
-            raise ConfigurationError(
-                "tx= is not in a transaction: this connection commits by itself; execute BEGIN first"
-            )
-        if connection.row_factory is not None:
-            raise ConfigurationError("tx= has a row_factory; give a connection without one, or reset it for the call")
-        if self._database.path is None:
-            raise ConfigurationError("tx= needs a database file: nobody else can open a database in memory")
-        try:
-            databases = connection.execute("pragma database_list").fetchall()
-        except sqlite3.ProgrammingError as error:
-            raise ConfigurationError(f"tx= cannot be used here: {error}") from None
-        main = next((row[2] for row in databases if row[1] == "main"), "")
-        if not main or Path(main).resolve() != Path(self._database.path).resolve():
-            raise ConfigurationError(
-                f"tx= is a connection to {main or 'memory'!r}, this app uses {self._database.path!r}"
-            )
-        return Transaction(connection)
 
     async def claim(
         self,
@@ -277,10 +248,16 @@ class SqliteStore(Figures):
         await self._nudge(waiters)
         return looked
 
-    async def settle(self, settlements: Sequence[Settlement], *, is_repeated: bool = False) -> list[UUID]:
-        # A settlement that failed here was rolled back: there is nothing of ours to recognise.
+    async def settle(
+        self, settlements: Sequence[Settlement], *, is_repeated: bool = False, tx: Any = None
+    ) -> list[UUID]:
+        if tx is not None:
+            return await self._borrowed(tx, lambda inner: _settle(inner, settlements, self._clock.now()))
+
         def work(tx: Transaction) -> tuple[list[UUID], list[UUID], set[UUID]]:
             lost, ready, replaced = settling.settle(tx, settlements, self._clock.now())
+            if lost and is_repeated:
+                lost = settling.truly_lost(tx, settlements, lost)
             ended = (*(each.job for each in settlements), *replaced)
             return lost, _take_waiters(tx, ready), results.take_waiters(tx, ended)
 
@@ -396,10 +373,13 @@ class SqliteStore(Figures):
         return await self._looked(lambda inner: values.scan(inner, low, end, limit), tx)
 
     async def _looked(self, work: Callable[[Transaction], T], tx: Any) -> T:
-        return await self._database.read(work) if tx is None else work(self._foreign(tx))
+        return await self._database.read(work) if tx is None else await self._borrowed(tx, work, writes=False)
 
     async def _written(self, work: Callable[[Transaction], T], tx: Any) -> T:
-        return await self._write(work) if tx is None else work(self._foreign(tx))
+        return await self._write(work) if tx is None else await self._borrowed(tx, work)
+
+    async def _borrowed(self, tx: Any, work: Callable[[Transaction], T], *, writes: bool = True) -> T:
+        return await in_callers_transaction(tx, self._database.path, work, writes=writes)
 
     async def find_jobs(self, filter: JobFilter, after: str | None = None, limit: int = 100) -> JobPage:
         def look(tx: Transaction) -> JobPage:
@@ -482,6 +462,24 @@ class SqliteStore(Figures):
         while gone:
             others = await self._database.write(lambda tx, gone=gone: _replace(tx, gone), durable=False)  # type: ignore[misc]
             gone = [worker for worker in others if not nudge(worker)]
+
+
+def _enqueue(tx: Transaction, new: Sequence[NewJob], now: Instant) -> dict[UUID, Conflict]:
+    """Store jobs in the caller's transaction."""
+    ready, conflicts = jobs.insert(tx, new, now)
+    # Sent before the commit: whoever wakes now waits for the caller's transaction to end, and then looks.
+    for worker in _take_waiters(tx, ready):
+        nudge(worker)
+    return conflicts
+
+
+def _settle(tx: Transaction, settlements: Sequence[Settlement], now: Instant) -> list[UUID]:
+    """End claims in the caller's transaction. Who waits for results is told by whoever settles them once more."""
+    lost, ready, _ = settling.settle(tx, settlements, now)
+    settling.sign(tx, [each for each in settlements if each.job not in lost])
+    for worker in _take_waiters(tx, ready):
+        nudge(worker)
+    return lost
 
 
 def _announce(waiters: Iterable[UUID]) -> None:

@@ -1,0 +1,198 @@
+"""What cannot be a caller's transaction is refused in words, whatever the driver, and nothing is stored. E06."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiosqlite
+import asyncpg
+import psycopg
+import pytest
+import sqlalchemy
+import sqlalchemy.orm
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+
+from fairlane import App, ConfigurationError, StoreUnavailable
+from fairlane.store.postgres.borrowing import literal
+from fairlane.store.postgres.connections import STATEMENTS
+from fairlane.store.postgres.copying import COLUMNS
+from fairlane.task import AsyncTask
+from tests.transactions.drivers import Django
+
+Work = AsyncTask[[], None]
+
+
+def work_of(app: App) -> Work:
+    @app.task(name="work")
+    async def work() -> None: ...
+
+    return work
+
+
+@pytest.fixture
+async def on_postgres(postgres_url: str) -> AsyncIterator[Work]:
+    async with App(postgres_url) as app:
+        yield work_of(app)
+        assert (await (await app.opened()).counts("default")).bells == 0, "what was refused was stored"
+
+
+@pytest.fixture
+async def on_sqlite(tmp_path: Path) -> AsyncIterator[Work]:
+    async with App(f"sqlite:///{tmp_path / 'jobs.db'}") as app:
+        yield work_of(app)
+        assert (await (await app.opened()).counts("default")).bells == 0, "what was refused was stored"
+
+
+async def refused(task: Work, tx: Any, match: str) -> None:
+    with pytest.raises(ConfigurationError, match=match):
+        await task.using(tx=tx).enqueue()
+    with pytest.raises(ConfigurationError, match=match):
+        await task.using(tx=tx).enqueue_many([task.call()])
+
+
+async def test_psycopg_without_a_transaction_failed_and_closed(on_postgres: Work, postgres_url: str) -> None:
+    connection = psycopg.connect(postgres_url, autocommit=True)
+    await refused(on_postgres, connection, "not in a transaction: this connection commits every statement")
+    connection.autocommit = False
+    with pytest.raises(psycopg.Error):
+        connection.execute("select 1 / 0")
+    await refused(on_postgres, connection, "in a transaction that has failed")
+    connection.close()
+    await refused(on_postgres, connection, "closed connection")
+
+
+async def test_async_psycopg_without_a_transaction_failed_and_closed(on_postgres: Work, postgres_url: str) -> None:
+    connection = await psycopg.AsyncConnection.connect(postgres_url, autocommit=True)
+    await refused(on_postgres, connection, "not in a transaction: this connection commits every statement")
+    await connection.set_autocommit(False)
+    with pytest.raises(psycopg.Error):
+        await connection.execute("select 1 / 0")
+    await refused(on_postgres, connection, "in a transaction that has failed")
+    await connection.close()
+    await refused(on_postgres, connection, "closed connection")
+
+
+async def test_asyncpg_without_a_transaction_failed_and_closed(on_postgres: Work, postgres_url: str) -> None:
+    connection = await asyncpg.connect(postgres_url)
+    await refused(on_postgres, connection, "not in a transaction")
+    transaction = connection.transaction()
+    await transaction.start()
+    with pytest.raises(asyncpg.PostgresError):
+        await connection.execute("select 1 / 0")
+    await refused(on_postgres, connection, "in a transaction that has failed")
+    await transaction.rollback()
+    await connection.close()
+    await refused(on_postgres, connection, "closed connection")
+
+
+async def test_sqlalchemy_that_commits_alone_has_failed_or_is_closed(on_postgres: Work, postgres_url: str) -> None:
+    url = postgres_url.replace("postgresql", "postgresql+psycopg", 1)
+    alone = sqlalchemy.create_engine(url, isolation_level="AUTOCOMMIT")
+    with alone.connect() as connection:
+        await refused(on_postgres, connection, "not in a transaction: this connection commits every statement")
+    await refused(on_postgres, connection, "(?i)closed")
+    alone.dispose()
+    engine = sqlalchemy.create_engine(url)
+    with sqlalchemy.orm.Session(engine) as session:
+        with pytest.raises(sqlalchemy.exc.DBAPIError):
+            session.execute(sqlalchemy.text("select 1 / 0"))
+        await refused(on_postgres, session, "failed")
+    engine.dispose()
+
+
+@pytest.mark.parametrize("driver", ["postgresql+asyncpg", "postgresql+psycopg"])
+async def test_async_sqlalchemy_that_commits_alone_or_is_closed(
+    on_postgres: Work, postgres_url: str, driver: str
+) -> None:
+    engine = create_async_engine(postgres_url.replace("postgresql", driver, 1), isolation_level="AUTOCOMMIT")
+    connection: AsyncConnection
+    async with engine.connect() as connection:
+        await refused(on_postgres, connection, "not in a transaction")
+    await refused(on_postgres, connection, "(?i)closed")
+    await engine.dispose()
+
+
+async def test_django_outside_of_an_atomic_block_and_in_one_that_has_failed(
+    on_sqlite: Work, on_postgres: Work, tmp_path: Path, postgres_url: str
+) -> None:
+    for task, place in ((on_sqlite, str(tmp_path / "jobs.db")), (on_postgres, postgres_url)):
+        caller = Django(place)
+        await caller.open()
+
+        def enqueue(task: Work = task, caller: Django = caller) -> None:
+            task.using(tx=caller.tx).enqueue_sync()
+
+        with pytest.raises(ConfigurationError, match=r"Django's connection 'default' .* transaction\.atomic"):
+            await caller.there(enqueue)
+        await caller.begin()
+        await caller.there(lambda caller=caller: caller.tx.set_rollback(True))  # type: ignore[misc]
+        with pytest.raises(ConfigurationError, match="a transaction that has failed"):
+            await caller.there(enqueue)
+        await caller.commit()
+        await caller.close()
+
+
+async def test_a_connection_to_another_database(
+    on_postgres: Work, empty_postgres_url: str, on_sqlite: Work, tmp_path: Path
+) -> None:
+    elsewhere = psycopg.connect(empty_postgres_url)
+    await refused(on_postgres, elsewhere, "is not the one that this app uses")
+    elsewhere.close()
+    other = sqlite3.connect(tmp_path / "other.db")
+    await refused(on_sqlite, other, r"other\.db.*this app uses")
+    other.close()
+    also = await aiosqlite.connect(tmp_path / "other.db")
+    await refused(on_sqlite, also, r"other\.db.*this app uses")
+    await also.close()
+    await refused(on_sqlite, also, "cannot be used here")
+
+
+async def test_a_connection_to_a_database_of_another_kind(
+    on_postgres: Work, on_sqlite: Work, tmp_path: Path, postgres_url: str
+) -> None:
+    local, remote = sqlite3.connect(tmp_path / "jobs.db"), psycopg.connect(postgres_url)
+    await refused(on_postgres, local, "tx=Connection does not fit a PostgreSQL store; give an asyncpg or psycopg")
+    await refused(on_sqlite, remote, "tx=Connection cannot be used with a SQLite store; give a sqlite3 or aiosqlite")
+    local.close()
+    remote.close()
+
+
+async def test_sqlite3_that_commits_alone_or_is_of_another_thread(on_sqlite: Work, tmp_path: Path) -> None:
+    alone = sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)
+    await refused(on_sqlite, alone, "not in a transaction: this connection commits by itself")
+    alone.close()
+    await refused(on_sqlite, alone, "cannot be used here: Cannot operate on a closed database")
+    foreign = await asyncio.to_thread(sqlite3.connect, tmp_path / "jobs.db")
+    await refused(on_sqlite, foreign, "cannot be used here: SQLite objects created in a thread")
+
+
+async def test_a_locked_file_is_told_with_its_remedy(on_sqlite: Work, tmp_path: Path) -> None:
+    first, second = (sqlite3.connect(tmp_path / "jobs.db", timeout=0) for _ in range(2))
+    first.execute("begin immediate")
+    with pytest.raises(StoreUnavailable, match="locked; where it is locked, begin with BEGIN IMMEDIATE"):
+        await on_sqlite.using(tx=second).enqueue()
+    first.close()
+    second.close()
+
+
+async def test_an_async_connection_in_a_blocking_call(on_postgres: Work, postgres_url: str) -> None:
+    connection = await asyncpg.connect(postgres_url)
+    async with connection.transaction():
+        with pytest.raises(ConfigurationError, match="tx=Connection is async and this call blocks; await"):
+            await asyncio.to_thread(on_postgres.using(tx=connection).enqueue_sync)
+    await connection.close()
+
+
+def test_the_copied_columns_are_those_that_are_written() -> None:
+    inside = STATEMENTS["copy_jobs"].partition("fairlane.jobs (")[2].partition(")")[0]
+    assert tuple(name.strip() for name in inside.split(",")) == COLUMNS
+
+
+def test_arrays_and_rows_have_the_form_that_the_server_reads() -> None:
+    assert literal([('a"b\\c', None, True, 3, b"\x00\xff")]) == r'{"(\"a\\\"b\\\\c\",,\"t\",\"3\",\"\\\\x00ff\")"}'
+    assert literal([]) == "{}"
+    assert literal([None, "x"]) == '{NULL,"x"}'
