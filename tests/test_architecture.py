@@ -22,7 +22,7 @@ LAYERS: list[set[str]] = [
     {"codec", "declaring", "effects", "handle", "pacing", "producing", "stamping", "task", "values"},
     {"worker"},
     {"composition", "explaining", "held_claim", "operations", "plots", "queue", "simulating", "waiting", "workload"},
-    {"app"},
+    {"app", "declarations"},
     {"__main__", "cli", "dashboard", "demo", "forward", "integrations", "testing"},
     {"fairlane"},  # the package itself: its public names come from everywhere, and nothing inside asks it for them
 ]

@@ -61,7 +61,7 @@ from fairlane.scheduler.measures import Simulation
 from fairlane.simulating import simulate
 from fairlane.task import BoundTask, Call, Task
 from fairlane.values import ABSENT, Page, Values
-from fairlane.worker import Health, JobContext, QueueShare, Worker, WorkerOptions, context, run_worker
+from fairlane.worker import Health, JobContext, Middleware, QueueShare, Worker, WorkerOptions, context, run_worker
 from fairlane.workload import JobClass, RunTimes, Workload
 
 __all__ = [
@@ -106,6 +106,7 @@ __all__ = [
     "JobRecord",
     "Limit",
     "ManualClock",
+    "Middleware",
     "Operations",
     "Outcome",
     "Page",

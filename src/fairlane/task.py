@@ -193,6 +193,10 @@ class Call(msgspec.Struct, Generic[R], eq=False, gc=False):
         given = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.kwargs.items())]
         return f"Call({self.task.name}({', '.join(given)}))"
 
+    def using(self, **options: Any) -> Call[R]:
+        """The same call with these options, which are those of `task.using`; what is not given stays as it was."""
+        return BoundTask(self.task, self.options).using(**options).call(*self.args, **self.kwargs)
+
 
 def one_by_one(calls: Iterable[Call[R]], taker: str) -> Iterator[Call[R]]:
     """The calls of a bulk; what a plain `for` cannot take, an async generator above all, is refused by name."""

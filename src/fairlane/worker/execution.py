@@ -25,7 +25,8 @@ from fairlane.scheduler.settlement import Cancelled, Died, Done, Failed, Outcome
 from fairlane.stamping import Stamp, stamped_effects
 from fairlane.store.protocol import Store
 from fairlane.task import Registry, Task
-from fairlane.worker.context import current_run
+from fairlane.worker.context import JobContext, current_run
+from fairlane.worker.middleware import Middleware, around_run, wrapping_runs
 from fairlane.worker.outcomes import Stop, outcome_of, summary
 from fairlane.worker.slots import QueueSlots, Slots
 from fairlane.worker.timing import Alarm
@@ -90,6 +91,7 @@ class Execution:
         settle_later: Callable[[Settlement, QueueSlots], None],
         max_result: int,
         stamp: Stamp,
+        middlewares: Sequence[Middleware] = (),
     ) -> None:
         self.store = store
         self.loop = asyncio.get_running_loop()
@@ -110,6 +112,7 @@ class Execution:
         self._settle_later = settle_later
         self.max_result = max_result
         self.stamp = stamp
+        self._around = wrapping_runs(middlewares)
         self._unknown: OrderedDict[UUID, int] = OrderedDict()
         self._threads: ThreadPoolExecutor | None = None
         self._timeouts = Alarm(clock, self._stop_overdue)
@@ -193,7 +196,10 @@ class Execution:
         current_run.set(run)
         run.started_at = self._now()
         try:
-            value = await run.task.function(*run.args, **run.kwargs)
+            if self._around:
+                value = await around_run(self._around, JobContext(run), lambda: _awaited(run))
+            else:
+                value = await run.task.function(*run.args, **run.kwargs)
         except GeneratorExit:
             raise  # the loop itself has ended: there is nothing left to settle with
         except BaseException as error:
@@ -204,8 +210,7 @@ class Execution:
     async def _run_in_thread(self, run: Run) -> None:
         current_run.set(run)
         run.started_at = self._now()
-        context = contextvars.copy_context()
-        value, error = await self.loop.run_in_executor(self._pool(), context.run, _call, run)
+        value, error = await (self._called_around(run) if self._around else self._called(run))
         # A thread cannot be stopped. One that overran its timeout kept its slot and its lease until now.
         if error is None and run.stop is Stop.TIMEOUT:
             error = TimeoutError()
@@ -213,6 +218,26 @@ class Execution:
             self._end(run, outcome_of(run, error, self._store_now()), error)
         else:
             self._end(run, None if run.stop is Stop.GONE else self._done(run, value))
+
+    async def _called(self, run: Run) -> tuple[Any, BaseException | None]:
+        context = contextvars.copy_context()
+        return await self.loop.run_in_executor(self._pool(), context.run, _call, run)
+
+    async def _called_around(self, run: Run) -> tuple[Any, BaseException | None]:
+        async def inside() -> Any:
+            value, error = await self._called(run)
+            if isinstance(error, StopIteration):
+                raise RuntimeError(f"the task raised {error!r}") from error  # which no coroutine can raise
+            if error is not None:
+                raise error
+            return value
+
+        try:
+            return await around_run(self._around, JobContext(run), inside), None
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            return None, error
 
     def _pool(self) -> ThreadPoolExecutor:
         if self._threads is None:
@@ -331,6 +356,10 @@ class Execution:
         self._stale.close()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+async def _awaited(run: Run) -> Any:
+    return await run.task.function(*run.args, **run.kwargs)
 
 
 def _call(run: Run) -> tuple[Any, BaseException | None]:

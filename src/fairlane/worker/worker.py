@@ -28,6 +28,7 @@ from fairlane.worker.following import follow_partitions
 from fairlane.worker.health import Health
 from fairlane.worker.leases import Leases
 from fairlane.worker.listening import Listening
+from fairlane.worker.middleware import Middleware
 from fairlane.worker.options import WorkerOptions
 from fairlane.worker.outcomes import Stop
 from fairlane.worker.settling import Settling
@@ -57,6 +58,7 @@ class Worker:
         retention: Retention | None = None,
         max_result: int = 256 * 1024,
         stamp: Stamp,
+        middlewares: Sequence[Middleware] = (),
     ) -> None:
         if not options.shares:
             raise ConfigurationError("queues: this worker has no queue to serve; name at least one")
@@ -74,7 +76,9 @@ class Worker:
         self._slots = Slots(
             options.shares, options.concurrency, options.order, lambda: self._settling.unsettled, served
         )
-        self._execution = Execution(store, registry, self._slots, clock, self._settling.add, max_result, stamp)
+        self._execution = Execution(
+            store, registry, self._slots, clock, self._settling.add, max_result, stamp, middlewares
+        )
         self._settling.is_held_back = lambda: self._execution.is_filling
         self._leases = Leases(store, self._execution, self._settling, self._outage, clock, options.time("lease"))
         self._claiming = Claiming(
