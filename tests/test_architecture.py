@@ -19,7 +19,7 @@ LAYERS: list[set[str]] = [
     {"policy"},
     {"scheduler"},
     {"store"},
-    {"codec", "declaring", "effects", "handle", "pacing", "producing", "stamping", "task", "values"},
+    {"codec", "declaring", "effects", "handle", "pacing", "producing", "scheduled", "stamping", "task", "values"},
     {"worker"},
     {"composition", "explaining", "held_claim", "operations", "plots", "queue", "simulating", "waiting", "workload"},
     {"app", "declarations"},

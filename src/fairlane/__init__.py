@@ -56,6 +56,7 @@ from fairlane.policy import (
 from fairlane.policy.partitions import partition_for
 from fairlane.policy.reasons import Reason
 from fairlane.queue import Queue
+from fairlane.scheduled import Schedule
 from fairlane.scheduler.explain import Explanation
 from fairlane.scheduler.measures import Simulation
 from fairlane.simulating import simulate
@@ -120,6 +121,7 @@ __all__ = [
     "ResultTimeout",
     "Retry",
     "RunTimes",
+    "Schedule",
     "SchemaError",
     "SchemaOutOfDate",
     "SchemaTooNew",

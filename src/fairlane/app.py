@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from fairlane.blocking import BackgroundLoop, wait_for
-from fairlane.clock import Clock, SystemClock
+from fairlane.clock import Clock, Instant, SystemClock
 from fairlane.codec import Codec
 from fairlane.composition import Connection, actor_of_process, hand_of, store_factory, without_password
 from fairlane.declarations import Declarations
@@ -37,6 +37,7 @@ from fairlane.stamping import Stamp
 from fairlane.store.protocol import Retention, Store
 from fairlane.task import Call, Duration, Progress, not_a_call, one_by_one
 from fairlane.values import Values
+from fairlane.worker.firing import Firing
 from fairlane.worker.middleware import around_enqueue, wrapping_enqueues
 from fairlane.worker.options import WorkerOptions
 from fairlane.worker.upkeep import keep_up
@@ -337,7 +338,22 @@ class App(Declarations):
             max_result=self.max_payload,
             stamp=connection.producing.stamp,
             middlewares=self.middlewares,
+            firing=self._firing(connection),
         )
+
+    def _firing(self, connection: Connection) -> Firing | None:
+        if not self.schedules:
+            return None
+        return Firing(connection.store, list(self.schedules.values()), connection.producing.admitted)
+
+    async def fire_schedules(self) -> Instant | None:
+        """Fire what is due of this app's schedules, as its workers do by themselves: for programs without one, and for
+        tests. Returns when the next slot comes."""
+        firing = self._firing(await self._connected())
+        if firing is None:
+            return None
+        await firing.declare()
+        return await firing.look()
 
     async def stamper(self) -> Stamp:
         """What makes jobs of calls, here and now: for claims that are held, not for programs."""

@@ -13,12 +13,16 @@ from fairlane.policy.dividing import divided
 from fairlane.policy.fair import Fair
 from fairlane.policy.gates import Limit
 from fairlane.policy.policy import Policy
+from fairlane.policy.recurrence import Missed
 from fairlane.policy.retry import Backoff
 from fairlane.policy.sharing import check_agreement
 from fairlane.policy.unique import Unique
 from fairlane.queue import Queue, QueueSource
+from fairlane.scheduled import Schedule, declared_schedule
 from fairlane.task import (
     AsyncTask,
+    BoundTask,
+    Call,
     Duration,
     KeySource,
     Producer,
@@ -58,6 +62,7 @@ class Declarations:
     def __init__(self) -> None:
         self.registry = Registry()
         self.queues: dict[str, Queue] = {}
+        self.schedules: dict[str, Schedule] = {}
         self.middlewares: list[Middleware] = []
         """What goes around runs and enqueues, the outermost first."""
 
@@ -138,6 +143,48 @@ class Declarations:
             return task
 
         return register if function is None else register(function)
+
+    @overload
+    def schedule(
+        self,
+        cron: str,
+        what: Task[..., Any] | BoundTask[..., Any] | Call[Any],
+        /,
+        *args: Any,
+        timezone: str = "UTC",
+        missed: Missed = "once",
+        name: str | None = None,
+    ) -> Schedule: ...
+    @overload
+    def schedule(
+        self,
+        what: Task[..., Any] | BoundTask[..., Any] | Call[Any],
+        /,
+        *args: Any,
+        every: Duration,
+        missed: Missed = "once",
+        name: str | None = None,
+    ) -> Schedule: ...
+    def schedule(
+        self,
+        *given: Any,
+        every: Duration | None = None,
+        timezone: str = "UTC",
+        missed: Missed = "once",
+        name: str | None = None,
+    ) -> Schedule:
+        """Enqueue a task, or a call of one, again and again: by a cron line in a timezone, or `every` so often.
+
+        Any worker of this app fires it, each slot once. `missed` says what becomes of slots that no worker was there
+        for: none of them, the last one, or all. Its name is the task's, unless it is given.
+        """
+        schedule = declared_schedule(given, every, timezone, missed, name)
+        if schedule.name in self.schedules:
+            raise ConfigurationError(f"schedule {schedule.name!r} is declared twice; give one of them another name=")
+        if self.registry.find(schedule.call.task.name) is not schedule.call.task:
+            raise ConfigurationError(f"{schedule!r}: {schedule.call.task!r} is a task of another app")
+        self.schedules[schedule.name] = schedule
+        return schedule
 
     def middleware(self, middleware: M) -> M:
         """Put something around every run and every enqueue of this app. What is added first is the outermost."""

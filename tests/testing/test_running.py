@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fairlane import App, Concurrency, ConfigurationError, ManualClock, Rate, Retry, Snooze, State, context
+from fairlane import App, Concurrency, ConfigurationError, Job, ManualClock, Rate, Retry, Snooze, State, context
 from fairlane.testing import run_for, run_until_idle
 
 
@@ -86,7 +87,7 @@ async def test_retries_snoozes_and_refills_follow_the_clock_when_it_is_to_advanc
             raise Snooze("1h")
 
     woken = app.clock.now() + 1_800_000_000
-    jobs = [await flaky.enqueue(), await flaky.enqueue(), await sleepy.enqueue()]
+    jobs: list[Job[Any]] = [await flaky.enqueue(), await flaky.enqueue(), await sleepy.enqueue()]
     ran = await run_until_idle(app, advance=True)
     assert [await job.status() for job in jobs] == [State.DONE] * 3
     assert sorted(each.outcome for each in ran) == ["done", "done", "done", "retry", "retry", "snoozed"]

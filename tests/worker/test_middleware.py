@@ -130,7 +130,7 @@ async def test_an_enqueue_may_be_changed_or_refused_alone_and_in_bulk(app: App) 
     assert [(await job.record()).priority for job in jobs] == [1, 2, 3, 4]
     for refused in (count.enqueue(-1), app.enqueue_many([count.call(1), count.call(-1)])):
         with pytest.raises(InvalidJob, match="nothing below 0"):
-            await refused  # type: ignore[misc]
+            await refused
 
 
 async def test_only_middleware_is_taken_as_such(app: App) -> None:

@@ -21,6 +21,7 @@ from fairlane.cli.migrate import migrate
 from fairlane.cli.partition import partition
 from fairlane.cli.pausing import pause, resume, suspend, unsuspend
 from fairlane.cli.policy import policy
+from fairlane.cli.schedules import schedules
 from fairlane.cli.simulate import simulate
 from fairlane.cli.worker import worker
 from fairlane.errors import FairlaneError
@@ -80,6 +81,7 @@ for command in (
     pause,
     policy,
     resume,
+    schedules,
     simulate,
     suspend,
     unsuspend,

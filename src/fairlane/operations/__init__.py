@@ -60,6 +60,14 @@ from fairlane.operations.policies import (
     require_declared,
     show_policies,
 )
+from fairlane.operations.scheduling import (
+    ScheduleView,
+    describe_schedule,
+    list_schedules,
+    pause_schedule,
+    resume_schedule,
+    trigger_schedule,
+)
 from fairlane.operations.seeing import list_queues, overview, show_queue
 from fairlane.operations.seeing_keys import list_keys, show_key
 from fairlane.operations.seeing_workers import list_workers
@@ -100,6 +108,7 @@ __all__ = [
     "QueueView",
     "Repartitioned",
     "Report",
+    "ScheduleView",
     "Selection",
     "WorkerList",
     "WorkerView",
@@ -120,6 +129,7 @@ __all__ = [
     "describe_partitions",
     "describe_policy",
     "describe_policy_change",
+    "describe_schedule",
     "diagnose",
     "diff_policies",
     "find_limit",
@@ -131,15 +141,18 @@ __all__ = [
     "list_limits",
     "list_overrides",
     "list_queues",
+    "list_schedules",
     "list_workers",
     "overview",
     "partitions_of",
     "pause",
+    "pause_schedule",
     "plan_partitions",
     "purge_jobs",
     "replay_jobs",
     "require_declared",
     "resume",
+    "resume_schedule",
     "retry_jobs",
     "scope_of",
     "set_limit",
@@ -149,5 +162,6 @@ __all__ = [
     "show_policies",
     "show_queue",
     "suspend",
+    "trigger_schedule",
     "unsuspend",
 ]

@@ -8,13 +8,23 @@ from typing import Protocol
 from uuid import UUID
 
 from fairlane.clock import as_instant, microseconds
-from fairlane.operations import jobs, overriding, partitioning, policies, seeing, seeing_keys, seeing_workers
+from fairlane.operations import (
+    jobs,
+    overriding,
+    partitioning,
+    policies,
+    scheduling,
+    seeing,
+    seeing_keys,
+    seeing_workers,
+)
 from fairlane.operations.asking import Intent
 from fairlane.operations.diagnosis import Finding, diagnose
 from fairlane.operations.jobs import LIMIT, JobDetails, Report, Selection
 from fairlane.operations.overriding import Change, LimitInForce, OverrideInForce
 from fairlane.operations.partitioning import Repartitioned
 from fairlane.operations.policies import AuditPage, PolicyChange, PolicyInForce
+from fairlane.operations.scheduling import ScheduleView
 from fairlane.operations.views import KeyList, OneKey, OneQueue, Overview, QueueView, WorkerList
 from fairlane.policy.policy import Policy
 from fairlane.store.operators import JobFilter, JobPage
@@ -362,6 +372,33 @@ class Operations:
         """Let waiting jobs start next, whatever their limits say; every limit counts them."""
         who = self._intent(actor, reason, dry_run).actor
         return await jobs.force_jobs(await self._source.opened(), ids, actor=who, reason=reason, dry_run=dry_run)
+
+    # Schedules.
+
+    async def list_schedules(self) -> list[ScheduleView]:
+        """Every schedule, by name: when it is due, what it enqueues, and what it enqueued last."""
+        return await scheduling.list_schedules(await self._source.opened())
+
+    async def pause_schedule(
+        self, name: str, *, reason: str = "", actor: str | None = None, dry_run: bool = False
+    ) -> ScheduleView:
+        """Fire a schedule no more, until it is resumed. Slots that come meanwhile are not made up for."""
+        intent = self._intent(actor, reason, dry_run)
+        return await scheduling.pause_schedule(await self._source.opened(), name, intent)
+
+    async def resume_schedule(
+        self, name: str, *, reason: str = "", actor: str | None = None, dry_run: bool = False
+    ) -> ScheduleView:
+        """Let a schedule fire again, from its next slot on."""
+        intent = self._intent(actor, reason, dry_run)
+        return await scheduling.resume_schedule(await self._source.opened(), name, intent)
+
+    async def trigger_schedule(
+        self, name: str, *, reason: str = "", actor: str | None = None, dry_run: bool = False
+    ) -> ScheduleView:
+        """Let a worker fire a schedule once, within a few seconds and beside its slots; also while it is paused."""
+        intent = self._intent(actor, reason, dry_run)
+        return await scheduling.trigger_schedule(await self._source.opened(), name, intent)
 
     def _intent(
         self,

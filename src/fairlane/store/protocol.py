@@ -26,6 +26,7 @@ from fairlane.scheduler.strays import WaitingLane
 from fairlane.store.auditing import AuditEntry, Note
 from fairlane.store.figures import KeyPage, KeySort, LanesCounted, QueueFigures, Tallied, WorkerReport, WorkerSeen
 from fairlane.store.operators import Handled, JobFilter, JobPage
+from fairlane.store.schedules import ScheduleKeeping
 
 __all__ = [
     "Claimed",
@@ -174,7 +175,7 @@ class Listener(Protocol):
         ...
 
 
-class Store(Protocol):
+class Store(ScheduleKeeping, Protocol):
     """A durable home for jobs. Every method is one transaction, or says otherwise."""
 
     async def open(self) -> None:

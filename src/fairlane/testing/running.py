@@ -20,6 +20,8 @@ from fairlane.job import Claim, State
 from fairlane.queue import partitions_served
 from fairlane.scheduler.settlement import Settlement
 from fairlane.stamping import Stamp
+from fairlane.store.finding import find_jobs
+from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Claimed, Listener, Store, WorkerIdentity
 from fairlane.worker.context import JobContext
 from fairlane.worker.execution import Execution
@@ -65,7 +67,7 @@ async def run_until_idle(
 
     With `advance`, the app's `ManualClock` is moved on to whatever is due next (a delay, a retry, a refill, the end of
     a lease), again and again, until no job waits for time any more. `timeout` is in real seconds: a task that never
-    ends is an error that names it.
+    ends is an error that names it. Schedules have no end, and are left alone: `run_for` fires them.
     """
     options = WorkerOptions(queues=queues, concurrency=concurrency)
     return await _bounded(app, options, timeout, None, advance)
@@ -79,7 +81,8 @@ async def run_for(
     concurrency: int = 100,
     timeout: float = 30.0,
 ) -> list[Ran]:
-    """Let so much time pass on the app's `ManualClock`, and run whatever becomes due meanwhile, at its own time."""
+    """Let so much time pass on the app's `ManualClock`, and run whatever becomes due meanwhile, at its own time:
+    delayed jobs, retries, schedules."""
     clock = _manual(app, "run_for")
     options = WorkerOptions(queues=queues, concurrency=concurrency)
     return await _bounded(app, options, timeout, clock.now() + microseconds(duration), True)
@@ -91,9 +94,8 @@ async def _bounded(app: App, options: WorkerOptions, timeout: float, until: Inst
     store = await app.opened()
     options = options.serving(app.queue_names)
     served = await partitions_served(store, [share.name for share in options.shares], app.queue_names)
-    runner = Runner(
-        app, store, await app.stamper(), Slots(options.shares, options.concurrency, options.order, _none, served)
-    )
+    slots = Slots(options.shares, options.concurrency, options.order, _none, served)
+    runner = Runner(app, store, await app.stamper(), slots, fires=until is not None)
     try:
         async with asyncio.timeout(timeout):
             return await runner.run(advance, until)
@@ -122,9 +124,10 @@ def _none() -> int:
 class Runner:
     """Claims, runs and settles, one round after the other."""
 
-    def __init__(self, app: App, store: Store, stamp: Stamp, slots: Slots) -> None:
+    def __init__(self, app: App, store: Store, stamp: Stamp, slots: Slots, *, fires: bool) -> None:
         name = f"test:{app!r}"
         self._app = app
+        self._fires = fires
         self._store = store
         self._slots = slots
         self._watch = _Watch()
@@ -150,13 +153,20 @@ class Runner:
             await self._settling.all_settled()
             if self._has_ended:
                 continue  # what has ended since the last look may have opened a limit, or enqueued something
-            if not advance or not self._move_on(until):
+            if not advance or (until is None and await self._is_done()) or not self._move_on(until):
                 return self._ran
+
+    async def _is_done(self) -> bool:
+        """Whether no job is left: what is due then is upkeep, such as a lease that nobody needs any more."""
+        left = (State.SCHEDULED, State.READY, State.RUNNING)
+        return not any([(await find_jobs(self._store, JobFilter(state=each), limit=1)).jobs for each in left])
 
     async def _start_all(self) -> bool:
         """Start what can start now. Returns whether something may have been missed."""
         self._has_ended = False
         self._next_due = (await self._store.reap()).next_due
+        if self._fires and (slot := await self._app.fire_schedules()) is not None:
+            self._next_due = min(slot, self._next_due or slot)
         look_again = False
         for queue in list(self._slots.queues.values()):
             while (room := self._slots.room(queue)) > 0:

@@ -110,7 +110,7 @@ class Trial:
         done = self.simulation
         return f"<trial of {done.policy}: {done.runs} runs in {done.seconds:g} s, {done.left} left>"
 
-    def share(self, value: str | int | None = None, **keys: str | int | None) -> Figure:
+    def share(self, value: str | int | None = None, **keys: str | int | None) -> float:
         """The part of the worker-seconds that a key had while everybody had jobs waiting: what its fair share is about.
 
         `share("acme")` is short for the key by which turns are taken. Without a time in which all of them waited, it is
@@ -129,7 +129,7 @@ class Trial:
         others = ", ".join(f"{'/'.join(map(str, name))} {part:.1%}" for name, part in sorted(shares.items())[:10])
         return Figure(shares.get(wanted, 0.0), f"share of {_named(keys)}; of all: {others}")
 
-    def most_in_flight(self, **keys: str | int | None) -> Figure:
+    def most_in_flight(self, **keys: str | int | None) -> float:
         """The most jobs that ran at the same time."""
         record = self._record
         changes = [(record.started_at[nth], 1) for nth in self._runs(keys)]
@@ -142,7 +142,7 @@ class Trial:
                 most, when = running, at
         return Figure(most, f"in flight at {_seconds(record, when)}, the most of {_named(keys)}")
 
-    def starts_within(self, window: Duration, **keys: str | int | None) -> Figure:
+    def starts_within(self, window: Duration, **keys: str | int | None) -> float:
         """The most jobs that started in any stretch of time of this length."""
         length = microseconds(window)
         if length <= 0:
@@ -153,23 +153,23 @@ class Trial:
         text = f"starts within {duration_text(length)} from {_seconds(self._record, when)}, the most of {_named(keys)}"
         return Figure(most, text)
 
-    def runs(self, **keys: str | int | None) -> Figure:
+    def runs(self, **keys: str | int | None) -> float:
         """How many runs there were, retries included."""
         return Figure(len(self._runs(keys)), f"runs of {_named(keys)}")
 
-    def left(self, **keys: str | int | None) -> Figure:
+    def left(self, **keys: str | int | None) -> float:
         """How many jobs had not started at the end."""
         places = self._places(keys)
         return Figure(sum(place in places for place, _ in self._record.left), f"jobs left of {_named(keys)}")
 
-    def longest_wait(self, **keys: str | int | None) -> Figure:
+    def longest_wait(self, **keys: str | int | None) -> float:
         """Seconds from ready to started, of the job that waited longest; of those left, until the end."""
         record, places = self._record, self._places(keys)
         waits = [record.started_at[nth] - record.ready_at[nth] for nth in self._runs(keys)]
         waits += [record.ended_at - at for place, at in record.left if place in places]
         return Figure(max(waits, default=0) / SECOND, f"seconds, the longest wait of {_named(keys)}")
 
-    def finished_after(self, **keys: str | int | None) -> Figure:
+    def finished_after(self, **keys: str | int | None) -> float:
         """Seconds from the beginning until the last of these jobs had ended."""
         record = self._record
         last = max((record.finished_at[nth] for nth in self._runs(keys)), default=record.began_at)

@@ -24,6 +24,7 @@ from fairlane.store.protocol import Retention, Store, WorkerIdentity
 from fairlane.task import Registry
 from fairlane.worker.claiming import Claiming
 from fairlane.worker.execution import Execution
+from fairlane.worker.firing import Firing, fire_schedules
 from fairlane.worker.following import follow_partitions
 from fairlane.worker.health import Health
 from fairlane.worker.leases import Leases
@@ -41,7 +42,7 @@ __all__ = ["Worker"]
 
 log = logging.getLogger("fairlane.worker")
 
-UPKEEP = ("reaping", "pruning", "collecting", "following")
+UPKEEP = ("reaping", "pruning", "collecting", "firing", "following")
 
 
 class Worker:
@@ -59,6 +60,7 @@ class Worker:
         max_result: int = 256 * 1024,
         stamp: Stamp,
         middlewares: Sequence[Middleware] = (),
+        firing: Firing | None = None,
     ) -> None:
         if not options.shares:
             raise ConfigurationError("queues: this worker has no queue to serve; name at least one")
@@ -67,6 +69,7 @@ class Worker:
         self._store = store
         self._clock = clock
         self._retention = retention or Retention()
+        self._firing = firing
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._outage = Outage(self._on_return)
@@ -144,6 +147,8 @@ class Worker:
         start("reaping", reap_leases(store, outage, clock, lease, self._before_reaping, self._claiming.look_everywhere))
         start("pruning", remove_old_jobs(store, outage, clock, self._retention))
         start("collecting", remove_idle_state(store, outage, clock, self._slots.queues))
+        if self._firing is not None:
+            start("firing", fire_schedules(self._firing, outage, clock, lambda: self._execution.store_offset))
         start("following", follow_partitions(store, outage, clock, self._slots, self._claiming))
 
     # The database.

@@ -31,6 +31,7 @@ STATEMENTS = load_statements(
     "examining.sql",
     "sharing.sql",
     "partitions.sql",
+    "schedules.sql",
 )
 
 T = TypeVar("T")

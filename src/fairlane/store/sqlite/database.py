@@ -22,7 +22,9 @@ __all__ = ["Database", "Row", "Transaction"]
 
 T = TypeVar("T")
 
-STATEMENTS = load_statements("fairlane.store.sqlite", "queries.sql", "operators.sql", "examining.sql", "partitions.sql")
+STATEMENTS = load_statements(
+    "fairlane.store.sqlite", "queries.sql", "operators.sql", "examining.sql", "partitions.sql", "schedules.sql"
+)
 BUSY_TIMEOUT = 10.0
 CROWDED_CLAIM, MOST_JOBS = 100, 1 << 20
 
