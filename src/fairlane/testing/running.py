@@ -159,7 +159,8 @@ class Runner:
     async def _is_done(self) -> bool:
         """Whether no job is left: what is due then is upkeep, such as a lease that nobody needs any more."""
         left = (State.SCHEDULED, State.READY, State.RUNNING)
-        return not any([(await find_jobs(self._store, JobFilter(state=each), limit=1)).jobs for each in left])
+        pages = [await find_jobs(self._store, JobFilter(state=each), limit=1) for each in left]
+        return not any(page.jobs or page.after for page in pages)
 
     async def _start_all(self) -> bool:
         """Start what can start now. Returns whether something may have been missed."""
