@@ -19,7 +19,19 @@ LAYERS: list[set[str]] = [
     {"policy"},
     {"scheduler"},
     {"store"},
-    {"codec", "declaring", "effects", "handle", "pacing", "producing", "scheduled", "stamping", "task", "values"},
+    {
+        "codec",
+        "declaring",
+        "effects",
+        "handle",
+        "pacing",
+        "producing",
+        "scheduled",
+        "stamping",
+        "task",
+        "telemetry",
+        "values",
+    },
     {"worker"},
     {"composition", "explaining", "held_claim", "operations", "plots", "queue", "simulating", "waiting", "workload"},
     {"app", "declarations"},
@@ -134,6 +146,14 @@ def knows_a_concrete_store(module: Module) -> Iterator[str]:
         for store in CONCRETE_STORES:
             if is_within(name, store) and not is_within(module.name, store):
                 yield f"{module.name}:{line} imports {name}; take a store from whoever composes the program"
+
+
+def is_a_surface_that_touches_a_store(module: Module) -> Iterator[str]:
+    if module.unit != "dashboard":
+        return
+    for line, name in module.imports():
+        if is_within(name, "fairlane.store"):
+            yield f"{module.name}:{line} imports {name}; what a page shows or does goes through operations"
 
 
 def is_within(name: str, package: str) -> bool:
@@ -275,6 +295,10 @@ def test_only_the_composition_root_knows_a_concrete_store(source: list[Module]) 
     assert offences(knows_a_concrete_store, source) == []
 
 
+def test_the_dashboard_never_touches_a_store(source: list[Module]) -> None:
+    assert offences(is_a_surface_that_touches_a_store, source) == []
+
+
 def test_the_policy_and_the_scheduler_do_no_io(source: list[Module]) -> None:
     assert offences(does_io_in_the_pure_core, source) == []
 
@@ -310,6 +334,7 @@ OFFENDERS: list[tuple[Rule, str, str]] = [
     (imports_upwards, "fairlane.surprise", ""),
     (knows_a_concrete_store, "fairlane.worker.worker", "from fairlane.store.sqlite.store import SqliteStore"),
     (knows_a_concrete_store, "fairlane.store.postgres.store", "from fairlane.store import sqlite"),
+    (is_a_surface_that_touches_a_store, "fairlane.dashboard.api", "from fairlane.store.protocol import Store"),
     (does_io_in_the_pure_core, "fairlane.scheduler.plan", "import time"),
     (does_io_in_the_pure_core, "fairlane.policy.retry", "from random import random"),
     (does_io_in_the_pure_core, "fairlane.policy.retry", "def f():\n    print(1)"),
@@ -347,6 +372,7 @@ INNOCENTS: list[tuple[Rule, str, str]] = [
     (imports_upwards, "fairlane", "from fairlane.cli import main"),
     (knows_a_concrete_store, "fairlane.app", "from fairlane.store.sqlite.store import SqliteStore"),
     (knows_a_concrete_store, "fairlane.store.sqlite.claims", "from fairlane.store.sqlite.store import SqliteStore"),
+    (is_a_surface_that_touches_a_store, "fairlane.dashboard.page", "from fairlane.operations import JobFilter"),
     (does_io_in_the_pure_core, "fairlane.policy.retry", "from datetime import datetime, timedelta"),
     (does_io_in_the_pure_core, "fairlane.store.migrate", "import os"),
     (reads_the_wall_clock, "fairlane.clock", "import time\nnow = time.time()"),

@@ -113,6 +113,11 @@ def test_a_paused_key_is_told_with_the_command_that_resumes_it() -> None:
     assert hint.knob == "fairlane resume webhooks --key 'account=a b'"
 
 
+def test_of_many_keys_behind_one_limit_the_first_are_named() -> None:
+    keys = [key(keys={"account": str(number)}) for number in range(10)]
+    assert [hint.keys for hint in hints_of([], keys, [], 100, 5)] == [{"account": str(number)} for number in range(3)]
+
+
 def test_lag_is_told_before_limits_and_says_whether_slots_are_the_reason() -> None:
     lagging = queue(ready=5_000, running=100, oldest_wait=600.0)
     full = hints_of([lagging], [key()], [], 100, 100)

@@ -174,7 +174,7 @@ async def test_the_lane_of_a_job_is_the_one_that_its_policy_sees(clock: ManualCl
     async def deliver(account: str) -> None: ...
 
     await deliver.using(keys={"label": "blue"}).enqueue("acme")
-    [[new], _] = store.arguments["enqueue"][0]
+    [[new], *_] = store.arguments["enqueue"][0]
     # The task as well: it can be paused or limited at any time, whatever the policy said when its jobs came.
     assert new.lane_keys == {"account": "acme", "task": deliver.name}
     assert new.lane == lane_id("webhooks", 3, new.lane_keys)
@@ -190,7 +190,7 @@ async def test_in_a_sequence_the_lane_is_the_key_alone_and_a_priority_is_refused
     async def change(document: str) -> None: ...
 
     await change.enqueue("a")
-    [[new], _] = store.arguments["enqueue"][0]
+    [[new], *_] = store.arguments["enqueue"][0]
     assert new.lane_keys == {"document": "a"}
     assert new.lane == lane_id("documents", 0, {"document": "a"})
     with pytest.raises(InvalidJob, match=r"priority=3 has no effect in queue 'documents'.*leave it out"):

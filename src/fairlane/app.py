@@ -7,10 +7,10 @@ import inspect
 import logging
 import os
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from itertools import islice
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 from uuid import UUID
 
 from fairlane.blocking import BackgroundLoop, wait_for
@@ -27,6 +27,7 @@ from fairlane.errors import (
     StoreUnavailable,
     UniqueConflict,
 )
+from fairlane.events import Event
 from fairlane.handle import Enqueued, Foreseen, Job, handles_of
 from fairlane.job import Outcome
 from fairlane.operations import Operations
@@ -36,6 +37,7 @@ from fairlane.queue import Hand, partitions_served
 from fairlane.stamping import Stamp
 from fairlane.store.protocol import Retention, Store
 from fairlane.task import Call, Duration, Progress, not_a_call, one_by_one
+from fairlane.telemetry.telemetry import Telemetry
 from fairlane.values import Values
 from fairlane.worker.firing import Firing
 from fairlane.worker.middleware import around_enqueue, wrapping_enqueues
@@ -47,6 +49,7 @@ __all__ = ["App"]
 
 log = logging.getLogger("fairlane.app")
 
+H = TypeVar("H", bound=Callable[[Any], object])
 R = TypeVar("R")
 
 STREAMED_AT_ONCE = 5_000
@@ -79,6 +82,7 @@ class App(Declarations):
         self.values = Values(self)
         self.operations = Operations(self)
         self._durable_claims = durable_claims
+        self.telemetry = Telemetry()
         self._make_store = store_factory(self.url, self.clock, durable_claims)
         self._connection: Connection | None = None
         self._opening = asyncio.Lock()
@@ -89,6 +93,17 @@ class App(Declarations):
 
     def __repr__(self) -> str:
         return f"<App {without_password(self.url)}>"
+
+    @overload
+    def on_event(self, handler: H, /) -> H: ...
+    @overload
+    def on_event(self, *kinds: type[Event]) -> Callable[[H], H]: ...
+    def on_event(self, *kinds: Any) -> Any:
+        """Call a function, async or not, for each event of this process, or only for these kinds; see `events`.
+
+        Add handlers before the worker starts. They can neither stop nor delay a job.
+        """
+        return self.telemetry.on_event(*kinds)
 
     @property
     def actor(self) -> str:
@@ -131,7 +146,8 @@ class App(Declarations):
         self.check()
         store = self._make_store()
         await store.open()
-        producing = Producing(store, self.clock, self._declared, self.max_payload)
+        self.telemetry.measured()
+        producing = Producing(store, self.clock, self._declared, self.max_payload, self.telemetry)
         connection = Connection(store, loop, hand_of(store, self.clock), producing)
         try:
             await producing.declare(policy for policies in self._declarations() for policy in policies)
@@ -211,12 +227,7 @@ class App(Declarations):
         self, calls: Sequence[Call[R]], tx: Any, progress: Progress | None, pace: bool
     ) -> Enqueued[R]:
         connection = await self._connected()
-        jobs = await connection.producing.stamped(calls)
-        verdicts = await connection.producing.judged(jobs, tx, pace=pace)
-        stored = [job for job in jobs if job.id not in verdicts.refused] if verdicts.refused else jobs
-        told = None if progress is None else lambda done: progress(done, len(stored))
-        conflicts = await connection.store.enqueue(stored, tx, told)
-        return handles_of(jobs, conflicts, verdicts, self)
+        return handles_of(*await connection.producing.stored(calls, tx, progress, pace=pace), self)
 
     async def enqueue_stream(
         self, calls: Iterable[Call[R]], *, batch: int = STREAMED_AT_ONCE, tx: Any = None, pace: bool = False
@@ -253,11 +264,9 @@ class App(Declarations):
 
     async def _store_one(self, call: Call[R]) -> Job[R]:
         connection = await self._connected()
-        jobs = await connection.producing.stamped([call])
-        verdicts = await connection.producing.judged(jobs, call.options.tx)
+        jobs, conflicts, verdicts = await connection.producing.stored([call], call.options.tx)
         for full in verdicts.refused.values():
             raise BacklogFull(full.queue, full.key, full.ready, full.max)
-        conflicts = await connection.store.enqueue(jobs, call.options.tx)
         for conflict in conflicts.values():
             if conflict.outcome is Outcome.REFUSED:
                 kind = PayloadDiffers if conflict.differs else UniqueConflict
@@ -266,14 +275,7 @@ class App(Declarations):
 
     async def foresee(self, call: Call[R]) -> Foreseen:
         """What enqueueing this call would do now."""
-        connection = await self._connected()
-        (job,) = await connection.producing.stamped([call])
-        if (await connection.producing.judged([job])).refused:
-            return Foreseen(Outcome.FULL)
-        conflict = (await connection.store.foresee([job])).get(job.id)
-        if conflict is None:
-            return Foreseen(Outcome.ENQUEUED)
-        return Foreseen(conflict.outcome, conflict.holder, conflict.differs)
+        return await (await self._connected()).producing.foreseen(call)
 
     def enqueue_many_sync(self, calls: Iterable[Call[R]], tx: Any = None) -> Enqueued[R]:
         """`enqueue_many` for code that is not async."""
@@ -339,6 +341,7 @@ class App(Declarations):
             stamp=connection.producing.stamp,
             middlewares=self.middlewares,
             firing=self._firing(connection),
+            telemetry=self.telemetry,
         )
 
     def _firing(self, connection: Connection) -> Firing | None:

@@ -30,6 +30,7 @@ class Connection:
     producing: Producing
 
     async def close(self) -> None:
+        await self.producing.telemetry.hooks.flush()
         await self.hand.ear.close()
         await self.store.close()
 

@@ -15,6 +15,7 @@ import msgspec
 from fairlane.clock import Instant
 
 __all__ = [
+    "RESERVED",
     "AttemptRecord",
     "Claim",
     "JobRecord",
@@ -27,6 +28,9 @@ __all__ = [
     "UniqueKey",
     "Until",
     "new_job_ids",
+    "told_in",
+    "trace_of",
+    "with_trace",
 ]
 
 
@@ -217,6 +221,33 @@ class AttemptRecord(msgspec.Struct, frozen=True):
     worker: str | None
     outcome: str
     error: str | None
+
+
+RESERVED = "fairlane."
+"""Names of a job's context that begin so are ours: no producer may give them, and no policy or person is shown them."""
+_TRACE = f"{RESERVED}trace"
+
+
+def with_trace(context: str | None, trace: dict[str, str] | None) -> str | None:
+    """A job's context as it is stored, and in it the span that the job was enqueued in."""
+    if trace is None:
+        return context
+    member = f"{msgspec.json.encode(_TRACE).decode()}:{msgspec.json.encode(trace).decode()}"
+    return f"{{{member}}}" if context is None or context == "{}" else f"{context[:-1]},{member}}}"
+
+
+def trace_of(context: str) -> dict[str, str] | None:
+    """The span that a job was enqueued in, from its context as it is stored."""
+    found = msgspec.json.decode(context, type=dict[str, Any]).get(_TRACE)
+    return found if isinstance(found, dict) else None
+
+
+def told_in(context: str | None) -> dict[str, Any]:
+    """What a job's producer told of it, from its context as it is stored."""
+    if context is None:
+        return {}
+    found = msgspec.json.decode(context, type=dict[str, Any])
+    return {name: value for name, value in found.items() if not name.startswith(RESERVED)}
 
 
 _lock = Lock()

@@ -6,20 +6,24 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+from uuid import UUID
 
 from fairlane.clock import SECOND, Clock
 from fairlane.effects import Effects
 from fairlane.errors import UnknownQueue
-from fairlane.job import NewJob, new_job_ids
+from fairlane.handle import Foreseen
+from fairlane.job import NewJob, Outcome, new_job_ids
 from fairlane.pacing import Pacing
 from fairlane.policy.dividing import sibling
 from fairlane.policy.keys import canonical_keys
 from fairlane.policy.partitions import partition_name
 from fairlane.policy.policy import Policy
+from fairlane.policy.unique import Conflict
 from fairlane.scheduler.backlog import Verdicts
 from fairlane.stamping import Stamper, stamp, with_newest_numbers
 from fairlane.store.protocol import Store
-from fairlane.task import Call
+from fairlane.task import Call, Progress
+from fairlane.telemetry.telemetry import Telemetry
 
 __all__ = ["Producing"]
 
@@ -35,7 +39,12 @@ class Producing:
     """Stamps calls. It remembers the policies in force."""
 
     def __init__(
-        self, store: Store, clock: Clock, declared: Callable[[str], Sequence[Policy]], max_payload: int
+        self,
+        store: Store,
+        clock: Clock,
+        declared: Callable[[str], Sequence[Policy]],
+        max_payload: int,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self.policies: dict[str, Policy] = {}
         """In force, by queue; of one that is partitioned, by each partition."""
@@ -45,6 +54,7 @@ class Producing:
         self._max_payload = max_payload
         self._looked_at = 0
         self._pacing = Pacing(store, clock)
+        self.telemetry = telemetry or Telemetry()
 
     async def declare(self, policies: Iterable[Policy]) -> None:
         """Make queues known, and say so where another policy is in force than the one declared."""
@@ -60,9 +70,45 @@ class Producing:
                 )
         self._looked_at = self._clock.monotonic()
 
+    async def stored(
+        self, calls: Sequence[Call[Any]], tx: Any = None, progress: Progress | None = None, *, pace: bool = False
+    ) -> tuple[list[NewJob], dict[UUID, Conflict], Verdicts]:
+        """The jobs that these calls ask for, stored; and what became of those that were not."""
+        telemetry, tracing = self.telemetry, self.telemetry.tracing
+        if tracing.tracer() is None:
+            jobs, stored, conflicts, verdicts = await self._store_jobs(calls, tx, progress, pace=pace)
+        else:
+            queues = list({_queue_of(call): None for call in calls})
+            with tracing.sending(queues, list({call.task.name: None for call in calls}), len(calls)) as sending:
+                jobs, stored, conflicts, verdicts = await self._store_jobs(calls, tx, progress, pace=pace)
+                if sending is not None:
+                    sending.stored(stored)
+        telemetry.enqueued(stored, conflicts, self._clock.now)
+        return jobs, conflicts, verdicts
+
+    async def _store_jobs(
+        self, calls: Sequence[Call[Any]], tx: Any, progress: Progress | None, *, pace: bool
+    ) -> tuple[list[NewJob], list[NewJob], dict[UUID, Conflict], Verdicts]:
+        jobs = await self.stamped(calls)
+        verdicts = await self.judged(jobs, tx, pace=pace)
+        stored = [job for job in jobs if job.id not in verdicts.refused] if verdicts.refused else jobs
+        told = None if progress is None else lambda done: progress(done, len(stored))
+        return jobs, stored, await self._store.enqueue(stored, tx, told), verdicts
+
+    async def foreseen(self, call: Call[Any]) -> Foreseen:
+        """What storing this call would do now."""
+        (job,) = await self.stamped([call])
+        if (await self.judged([job])).refused:
+            return Foreseen(Outcome.FULL)
+        conflict = (await self._store.foresee([job])).get(job.id)
+        if conflict is None:
+            return Foreseen(Outcome.ENQUEUED)
+        return Foreseen(conflict.outcome, conflict.holder, conflict.differs)
+
     async def stamped(self, calls: Sequence[Call[Any]]) -> list[NewJob]:
         """The jobs that these calls ask for."""
         await self.look_again()
+        trace = self.telemetry.tracing.carried()
         ids = new_job_ids(self._clock.now(), len(calls))
         jobs: list[NewJob] = []
         bring = False
@@ -74,7 +120,7 @@ class Producing:
                     await self._learn_all(call.options.on_dead)
                 declared = self._source_of(policy.queue) if policy.brought else None
                 bring = bring or declared is not None
-                stamper = Stamper(call, policy, self._max_payload, self.stamp, declared)
+                stamper = Stamper(call, policy, self._max_payload, self.stamp, declared, trace)
             jobs.append(stamper.stamp(call, call.options.id or job))
             if number % STAMP_AT_ONCE == 0:
                 await asyncio.sleep(0)
@@ -112,7 +158,8 @@ class Producing:
         if policy is None:
             raise _unknown(call)
         (job,) = new_job_ids(self._clock.now(), 1)
-        return stamp(call, call.options.id or job, policy, self._max_payload, self.stamp, self._source_of(name))
+        trace = self.telemetry.tracing.carried()
+        return stamp(call, call.options.id or job, policy, self._max_payload, self.stamp, self._source_of(name), trace)
 
     async def look_again(self) -> None:
         """Look up the policies in force, if that was long ago."""

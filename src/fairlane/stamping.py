@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from fairlane.codec import encode_value
 from fairlane.effects import Effects
 from fairlane.errors import InvalidJob, InvalidKey, PayloadTooLarge
-from fairlane.job import NewJob, OnDead, StampedEffects
+from fairlane.job import NewJob, OnDead, StampedEffects, with_trace
 from fairlane.policy.keys import BUILT_IN, canonical_key, canonical_keys, lane_id
 from fairlane.policy.partitions import Partition, partition_name, partition_of
 from fairlane.policy.policy import Policy
@@ -34,13 +34,14 @@ def stamp(
     max_payload: int,
     stamp_follow_up: Stamp | None = None,
     declared: Policy | None = None,
+    trace: dict[str, str] | None = None,
 ) -> NewJob:
     """The job that a call asks for, under the policy in force for its queue.
 
     `stamp_follow_up` is for what it declares for its death; who has no such calls need not give it. Where the policy
-    takes numbers from its jobs, the queue's declaration in this program says how.
+    takes numbers from its jobs, the queue's declaration in this program says how. `trace` is the span it comes from.
     """
-    return Stamper(call, policy, max_payload, stamp_follow_up, declared).stamp(call, job)
+    return Stamper(call, policy, max_payload, stamp_follow_up, declared, trace).stamp(call, job)
 
 
 class Stamper:
@@ -67,6 +68,7 @@ class Stamper:
         max_payload: int,
         stamp_follow_up: Stamp | None = None,
         declared: Policy | None = None,
+        trace: dict[str, str] | None = None,
     ) -> None:
         self.task = task = call.task
         self.options = options = call.options
@@ -77,7 +79,9 @@ class Stamper:
         self._priority = task.options.priority if options.priority is None else options.priority
         self._max_attempts = task.options.max_attempts if options.max_attempts is None else options.max_attempts
         self._unique = task.options.unique if options.unique is None else options.unique
-        self._context = None if options.context is None else task.codec.encode_context(options.context, max_payload)
+        told = None if options.context is None else task.codec.encode_context(options.context, max_payload)
+        # Beyond what a producer may fill: no job is refused because of a trace.
+        self._context = with_trace(told, trace)
         if self._priority and policy.sequence is not None:
             raise InvalidJob(
                 f"task {task.name!r}: priority={self._priority} has no effect in queue {policy.queue!r}, whose jobs "

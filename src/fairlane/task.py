@@ -21,6 +21,7 @@ from fairlane.codec import Codec
 from fairlane.effects import Effects
 from fairlane.errors import ConfigurationError, InvalidJob, UnknownTask
 from fairlane.handle import Enqueued, Foreseen, Job
+from fairlane.job import RESERVED
 from fairlane.policy.retry import Backoff
 from fairlane.policy.unique import Unique
 from fairlane.values import ABSENT
@@ -81,6 +82,9 @@ def check_id(what: str, given: object) -> UUID | None:
 def check_context(what: str, context: object) -> Mapping[str, Any]:
     if not isinstance(context, Mapping) or not all(isinstance(name, str) for name in context):
         raise InvalidJob(f"{what}: context={context!r} is not a mapping of names to values")
+    for name in context:
+        if name.startswith(RESERVED):
+            raise InvalidJob(f"{what}: context: {name!r} is a name of Fairlane's own; begin it otherwise")
     return context
 
 

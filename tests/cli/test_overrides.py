@@ -219,7 +219,11 @@ def test_the_doctor_says_what_is_wrong_and_what_to_do(run: Run, shop: Path) -> N
     ill = run("doctor", "overrides_shop:app")
     assert ill.exit_code == 1
     findings = json.loads(run("doctor", "overrides_shop:app", "--json").stdout)
-    assert [each["check"] for each in findings] == ["drift", "key that no job carries", "no worker"]
+    assert [(each["level"], each["check"]) for each in findings] == [
+        ("fault", "drift"),
+        ("fault", "no worker"),
+        ("note", "key that no job carries"),
+    ]
     assert all(each["message"] in ill.stdout and each["remedy"] in ill.stdout for each in findings)
     assert (told(run, "audit"), told(run, "policy", "show")) == before
 

@@ -27,13 +27,12 @@ from fairlane.operations import (
     JobFilter,
     Repartitioned,
     change_partitions,
-    diagnose,
     partitions_of,
     plan_partitions,
 )
 from fairlane.store.protocol import Store
 from tests.store.by_hand import url_of
-from tests.store.harness import Database, soon
+from tests.store.harness import Database, diagnosed, soon
 
 ACCOUNTS = [f"account-{n}" for n in range(24)]
 OPERATOR = Intent(actor="ops")
@@ -372,7 +371,7 @@ async def test_a_change_that_has_begun_goes_on_with_jobs_that_come_without_the_k
 
     plan = await plan_partitions(store, "email", 2, ("account",))
     await store.divide(plan.during[0])
-    assert [each.check for each in await diagnose(store)] == ["partitions"], "also before the first one knows of it"
+    assert [each.check for each in await diagnosed(store)] == ["partitions"], "also before the first one knows of it"
     await program.send.enqueue("account-1")
     await change_partitions(store, "email", 2, OPERATOR, rest=rest)
     assert (await plan_partitions(store, "email", 2)).is_empty

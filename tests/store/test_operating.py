@@ -14,6 +14,7 @@ from fairlane.errors import ConfigurationError, InvalidPolicy, UnknownQueue
 from fairlane.job import State
 from fairlane.operations import (
     Change,
+    Finding,
     Intent,
     apply_policies,
     boost,
@@ -25,8 +26,7 @@ from fairlane.operations import (
     describe_limit,
     describe_policy,
     describe_policy_change,
-    diagnose,
-    diagnosis,
+    diagnosis_queues,
     diff_policies,
     force_jobs,
     list_audit,
@@ -51,6 +51,7 @@ from tests.store.harness import (
     SECOND,
     by_key,
     claim,
+    diagnosed,
     finish,
     given_jobs,
     hear,
@@ -315,7 +316,7 @@ async def test_a_forced_job_starts_although_its_key_is_paused(store: Store) -> N
 # The doctor.
 
 
-def checks(findings: list[diagnosis.Finding]) -> list[str]:
+def checks(findings: list[Finding]) -> list[str]:
     return [each.check for each in findings]
 
 
@@ -323,16 +324,16 @@ async def test_the_doctor_of_a_healthy_database_finds_nothing_and_changes_nothin
     await given_jobs(store, POLICY, ACME, 3)
     running = await claim(store, "webhooks", 1)
     before = await state_of_queue(store)
-    assert await diagnose(store, {"webhooks": POLICY}) == []
+    assert await diagnosed(store, {"webhooks": POLICY}) == []
     assert await state_of_queue(store) == before
     # What ended leaves a bell behind, and nothing that a worker is needed for.
     await finish(store, running + await claim(store, "webhooks", 9))
-    assert await diagnose(store) == []
+    assert await diagnosed(store) == []
 
 
 async def test_the_doctor_tells_drift_and_a_queue_that_the_database_does_not_know(store: Store) -> None:
     other = Policy("webhooks", fair=POLICY.fair, limits=(Concurrency(9, by="account"), *POLICY.limits[1:]))
-    findings = await diagnose(store, {"webhooks": other, "email": Policy("email")})
+    findings = await diagnosed(store, {"webhooks": other, "email": Policy("email")})
     assert [(each.queue, each.check) for each in findings] == [("email", "drift"), ("webhooks", "drift")]
     assert "Concurrency(5, by='account') becomes Concurrency(9, by='account')" in findings[1].message
     assert "policy apply" in findings[1].remedy
@@ -350,7 +351,7 @@ async def test_a19_the_doctor_reports_a_named_key_that_no_job_carries(store: Sto
     await pause(store, "webhooks", ADA, keys={"endpoint": "x"})
     await pause(store, "webhooks", ADA, task="deliver")
     await given_jobs(store, POLICY, ACME, 1)
-    found = [each for each in await diagnose(store) if each.check == "key that no job carries"]
+    found = [each for each in await diagnosed(store) if each.check == "key that no job carries"]
     assert [each.message.partition(", and")[0] for each in found] == [
         "Fair gives account=acmee a weight",
         "concurrency:account names account=globx",
@@ -366,13 +367,13 @@ async def test_a_key_is_known_from_its_flow_when_its_jobs_are_gone(store: Store)
     await store.purge(jobs)
     await boost(store, "webhooks", 2, ADA, keys={"account": "acme"})
     await set_limit(store, "webhooks", "rate", 2, ADA, keys={"endpoint": "api.acme.com"})
-    assert await diagnose(store) == []
+    assert await diagnosed(store) == []
 
 
 async def test_the_doctor_reports_an_override_without_effect_once(store: Store) -> None:
     await set_limit(store, "webhooks", "account", 1, ADA, keys={"account": "bolt"})
     await apply_policies(store, {"webhooks": Policy("webhooks")}, ADA)
-    (finding,) = await diagnose(store)
+    (finding,) = await diagnosed(store)
     assert finding.check == "override without effect"
     assert "has no limit named" in finding.message
 
@@ -383,30 +384,30 @@ async def test_what_an_operator_has_suspended_or_paused_by_priority_is_nothing_w
     await set_limit(store, "webhooks", "account", 1, ADA, keys={"account": "acme"})
     await suspend(store, "webhooks", ADA)
     await pause(store, "webhooks", ADA, keys={"priority": 50})
-    assert await diagnose(store) == []
+    assert await diagnosed(store) == []
 
 
 async def test_the_doctor_says_that_no_worker_listens_while_jobs_wait(store: Store) -> None:
     await given_jobs(store, POLICY, ACME, 1)
-    assert checks(await diagnose(store)) == ["no worker"]
+    assert checks(await diagnosed(store)) == ["no worker"]
     await pause(store, "webhooks", ADA)
     assert await claim(store, "webhooks", 1) == []
-    assert await diagnose(store) == []
+    assert await diagnosed(store) == []
     await resume(store, "webhooks", ADA)
     await pause(store, "webhooks", ADA, keys={"account": "acme"})
     worker = worker_named("idle")
     listener = await store.listen(worker)
     await hear(store, "webhooks", listener, worker=worker)
-    assert await diagnose(store) == []
+    assert await diagnosed(store) == []
     await listener.close()
-    assert checks(await diagnose(store)) == ["no worker"]
+    assert checks(await diagnosed(store)) == ["no worker"]
 
 
 async def test_the_doctor_says_that_bells_pile_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnosis, "MANY_BELLS", 2)
+    monkeypatch.setattr(diagnosis_queues, "MANY_BELLS", 2)
     for _ in range(3):
         await given_jobs(store, POLICY, ACME, 1)
-    assert checks(await diagnose(store)) == ["bells pile up", "no worker"]
+    assert checks(await diagnosed(store)) == ["bells pile up", "no worker"]
 
 
 async def test_a_dry_run_of_a_policy_is_refused_where_applying_it_would_be(store: Store, clock: ManualClock) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from fairlane import App, Concurrency, Fair, ManualClock, State, partition_for
-from fairlane.operations import JobFilter, diagnose, list_jobs
+from fairlane.operations import JobFilter, list_jobs
 from tests.store.by_hand import url_of
-from tests.store.harness import Database
+from tests.store.harness import Database, diagnosed
 
 ACCOUNTS = [f"account-{n}" for n in range(12)]
 
@@ -160,8 +160,8 @@ async def test_the_doctor_reports_a_wrong_width_and_an_unfinished_change(
     await stack.enter_async_context(mail.app)
     store = await mail.app.opened()
     other = Mail(shared_database, clock, 8)
-    assert await diagnose(store, mail.app.declared_policies) == []
-    (finding,) = await diagnose(store, other.app.declared_policies)
+    assert await diagnosed(store, mail.app.declared_policies) == []
+    (finding,) = await diagnosed(store, other.app.declared_policies)
     assert (finding.check, finding.queue) == ("partitions", "email")
     assert "it has 4 (by account), and the code declares 8 (by account)" in finding.message
     assert "fairlane partition email --to 8" in finding.remedy
@@ -177,7 +177,7 @@ async def test_the_doctor_reports_a_wrong_width_and_an_unfinished_change(
     assert plan.running == len(moving)
     for policy in plan.during:
         await store.divide(policy, (), Intent(actor="ops").note("partition"))
-    (finding,) = await diagnose(store, other.app.declared_policies)
+    (finding,) = await diagnosed(store, other.app.declared_policies)
     assert finding.check == "partitions"
     assert "on its way from 4 to 8 partitions" in finding.message
 
@@ -188,7 +188,7 @@ async def test_the_doctor_looks_for_a_key_in_all_partitions(mail: Mail) -> None:
         await mail.app.operations.pause("email", keys={"account": account})
     await mail.fill(1)
     unknown = "key that no job carries"
-    assert unknown not in [each.check for each in await diagnose(store)]
+    assert unknown not in [each.check for each in await diagnosed(store)]
     await mail.app.operations.pause("email", keys={"account": "nobody"})
-    found = [each.queue for each in await diagnose(store) if each.check == unknown]
+    found = [each.queue for each in await diagnosed(store) if each.check == unknown]
     assert found == ["email"]

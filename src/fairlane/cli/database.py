@@ -13,9 +13,10 @@ from fairlane.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from fairlane.app import App
+    from fairlane.policy.policy import Policy
     from fairlane.store.protocol import Store
 
-__all__ = ["app_of", "existing_store"]
+__all__ = ["Looking", "app_of", "existing_store"]
 
 
 def app_of(place: str | None, url: str | None) -> App:
@@ -42,6 +43,28 @@ async def existing_store(app: App) -> AsyncIterator[Store]:
         yield store
     finally:
         await store.close()
+
+
+class Looking:
+    """What `Operations` ask of, on an app's open store: nothing is declared by those who look."""
+
+    def __init__(self, app: App, store: Store) -> None:
+        self._app = app
+        self._store = store
+
+    async def opened(self) -> Store:
+        return self._store
+
+    @property
+    def declared_policies(self) -> dict[str, Policy]:
+        return self._app.declared_policies
+
+    @property
+    def actor(self) -> str:
+        return self._app.actor
+
+    def known_tasks(self) -> list[str]:
+        return self._app.known_tasks()
 
 
 def _require_file(url: str) -> None:

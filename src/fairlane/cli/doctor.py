@@ -13,38 +13,54 @@ if TYPE_CHECKING:
 
 __all__ = ["doctor"]
 
+STYLES = {"fault": "red", "warning": "yellow", "note": "cyan"}
+
 
 @click.command()
 @click.argument("app", required=False, metavar="[MODULE:APP]")
 @click.option("--url", help="The database, instead of an app's.  [default: FAIRLANE_URL]")
+@click.option("--strict", is_flag=True, help="End with status 1 at a warning too.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
-def doctor(app: str | None, url: str | None, as_json: bool) -> None:
+def doctor(app: str | None, url: str | None, strict: bool, as_json: bool) -> None:
     """Look for what is wrong, and say what to do. Looking changes nothing.
 
-    Policies that differ between code and database, overrides without effect, keys that are named and that no job
-    carries, work that no worker listens for, bells that pile up. Ends with status 1 if something was found.
+    The schema; policies that differ between code and database; keys and tasks that nobody knows; work that no worker
+    runs, or that stands still; workers that are silent or unwell, and their clocks; figures that nobody keeps up; and
+    the database itself: vacuum, old transactions, connections, durability, space.
+
+    A finding is a fault, a warning, or a note. Ends with status 1 if there is a fault.
 
     \b
     Example:
       fairlane doctor shop:app
       fairlane doctor --url postgresql://shop@localhost/shop --json
+      fairlane doctor shop:app --strict
     """
     import asyncio
 
-    from fairlane.cli.database import app_of, existing_store
-    from fairlane.operations import describe_finding, diagnose
+    from fairlane.operations import describe_finding
 
-    async def look() -> list[Finding]:
-        loaded = app_of(app, url)
-        async with existing_store(loaded) as store:
-            return await diagnose(store, loaded.declared_policies)
-
-    findings = asyncio.run(look())
+    findings = asyncio.run(_look(app, url))
     if as_json:
         click.echo(json.dumps([describe_finding(each) for each in findings]))
     for each in () if as_json else findings:
-        click.echo(f"{each.queue}: {each.check}: {each.message}\n  {each.remedy}")
-    if findings:
+        level = click.style(f"{each.level:<7}", STYLES[each.level])
+        where = "" if each.queue is None else f"{each.queue}: "
+        click.echo(f"{level} {where}{each.check}: {each.message}\n        {each.remedy}")
+    if any(each.level == "fault" or (strict and each.level == "warning") for each in findings):
         sys.exit(1)
     if not as_json:
-        click.echo("nothing is wrong")
+        click.echo("no fault was found" if findings else "nothing is wrong")
+
+
+async def _look(app: str | None, url: str | None) -> list[Finding]:
+    from fairlane.cli.database import app_of, existing_store
+    from fairlane.errors import SchemaError, StoreUnavailable
+    from fairlane.operations import about_no_database, diagnose
+
+    loaded = app_of(app, url)
+    try:
+        async with existing_store(loaded) as store:
+            return await diagnose(store, loaded.declared_policies, loaded.known_tasks() or None)
+    except (SchemaError, StoreUnavailable) as error:
+        return [about_no_database(error)]

@@ -9,6 +9,7 @@ import click
 
 from fairlane.cli.acting import act, action_options, who_options
 from fairlane.cli.choosing import filter_options, place_options
+from fairlane.cli.exporting import export
 
 if TYPE_CHECKING:
     from fairlane.clock import Instant
@@ -20,13 +21,16 @@ __all__ = ["jobs", "listing", "tell_page"]
 
 @click.group()
 def jobs() -> None:
-    """List, show, cancel and hurry jobs.
+    """List, show, export, cancel and hurry jobs.
 
     \b
     Example:
       fairlane jobs list --queue webhooks --state running
       fairlane jobs show 0198c0de-0000-7000-8000-000000000000
     """
+
+
+jobs.add_command(export)
 
 
 @jobs.command("list")
@@ -91,9 +95,9 @@ def listing(options: dict[str, Any], *, by_end: bool) -> tuple[JobPage, Instant]
 
 
 def tell_page(page: JobPage) -> None:
-    from fairlane.operations import describe_job
+    from fairlane.operations import describe_page
 
-    click.echo(json.dumps({"jobs": [describe_job(each) for each in page.jobs], "after": page.after}))
+    click.echo(json.dumps(describe_page(page)))
 
 
 def _tell_rest(page: JobPage) -> None:
@@ -118,7 +122,7 @@ def show(job: str, app: str | None, url: str | None, as_json: bool) -> None:
     from fairlane.cli.choosing import app_named, job_ids
     from fairlane.cli.database import existing_store
     from fairlane.cli.telling import tell_details
-    from fairlane.operations import describe_attempt, describe_job, show_job
+    from fairlane.operations import describe_details, show_job
 
     async def look() -> JobDetails:
         async with existing_store(app_named(app, url)) as store:
@@ -128,9 +132,7 @@ def show(job: str, app: str | None, url: str | None, as_json: bool) -> None:
     if not as_json:
         tell_details(details)
         return
-    attempts = [describe_attempt(each) for each in details.attempts]
-    shown = {**describe_job(details.record), "call": details.call, "result": details.result, "attempts": attempts}
-    click.echo(json.dumps(shown))
+    click.echo(json.dumps(describe_details(details)))
 
 
 @jobs.command()

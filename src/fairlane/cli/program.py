@@ -10,20 +10,26 @@ from typing import Any
 import click
 
 from fairlane.cli.audit import audit
+from fairlane.cli.dashboard import dashboard
 from fairlane.cli.dead import dead
 from fairlane.cli.demo import demo
 from fairlane.cli.doctor import doctor
 from fairlane.cli.enqueue import enqueue
 from fairlane.cli.explain import explain
 from fairlane.cli.jobs import jobs
+from fairlane.cli.keys import keys
 from fairlane.cli.limits import boost, limit, overrides, weight
 from fairlane.cli.migrate import migrate
 from fairlane.cli.partition import partition
 from fairlane.cli.pausing import pause, resume, suspend, unsuspend
 from fairlane.cli.policy import policy
+from fairlane.cli.queues import queues
 from fairlane.cli.schedules import schedules
 from fairlane.cli.simulate import simulate
+from fairlane.cli.status import status
+from fairlane.cli.top import top
 from fairlane.cli.worker import worker
+from fairlane.cli.workers import workers
 from fairlane.errors import FairlaneError
 
 __all__ = ["main", "program"]
@@ -68,25 +74,31 @@ def version(as_json: bool) -> None:
 for command in (
     audit,
     boost,
+    dashboard,
     dead,
     demo,
     doctor,
     enqueue,
     explain,
     jobs,
+    keys,
     limit,
     migrate,
     overrides,
     partition,
     pause,
     policy,
+    queues,
     resume,
     schedules,
     simulate,
+    status,
     suspend,
+    top,
     unsuspend,
     weight,
     worker,
+    workers,
 ):
     program.add_command(command)
 

@@ -6,7 +6,7 @@ import json
 import sys
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -99,7 +99,9 @@ def first_line(text: str | None) -> str:
 def tell_report(report: Report, as_json: bool, *, hint: str = "") -> None:
     """What was done, or would be; then what was not, and why."""
     if as_json:
-        click.echo(json.dumps(_document(report)))
+        from fairlane.operations import describe_report
+
+        click.echo(json.dumps(describe_report(report)))
         return
     count = len(report.done)
     jobs = f"{count:,} {'job' if count == 1 else 'jobs'}"
@@ -117,17 +119,6 @@ def tell_report(report: Report, as_json: bool, *, hint: str = "") -> None:
         click.echo(f"skipped {len(report.skipped) - SHOWN:,} more", err=True)
     if report.more:
         click.echo("the limit was reached and there are more: run it again, or raise --limit", err=True)
-
-
-def _document(report: Report) -> dict[str, Any]:
-    return {
-        "action": report.action,
-        "dry_run": report.is_dry_run,
-        "count": len(report.done),
-        "jobs": [str(each.job) for each in report.done],
-        "skipped": [{"id": str(each.job), "reason": each.skipped} for each in report.skipped],
-        "more": report.more,
-    }
 
 
 def tell_details(details: JobDetails) -> None:

@@ -11,6 +11,7 @@ COLLECT_AFTER = 100_000
 among them took a fifth of its time."""
 
 LOG_LEVELS = ["debug", "info", "warning", "error"]
+LOG_FORMATS = ["text", "json"]
 
 
 @click.command()
@@ -31,7 +32,27 @@ LOG_LEVELS = ["debug", "info", "warning", "error"]
 @click.option("--lease", default="30s", show_default=True, help="How long a claim is held without a sign of life.")
 @click.option("--drain-timeout", default="30s", show_default=True, help="How long jobs may go on after SIGTERM.")
 @click.option("--name", help="How people see this worker.  [default: host:pid]")
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65_535),
+    help="Answer /metrics, /healthz and /readyz there; further processes at the ports that follow.  [default: none]",
+)
+@click.option("--metrics-host", default="127.0.0.1", show_default=True, help="The address to answer at.")
+@click.option(
+    "--traces",
+    type=click.Choice(["linked", "nested"]),
+    default="linked",
+    show_default=True,
+    help="Runs in traces of their own, linked to the enqueue, or in its trace.",
+)
 @click.option("--log-level", type=click.Choice(LOG_LEVELS), default="info", show_default=True)
+@click.option(
+    "--log-format",
+    type=click.Choice(LOG_FORMATS),
+    default="text",
+    show_default=True,
+    help="Lines for people, or a JSON object a line.",
+)
 def worker(
     app: str,
     queues: str | None,
@@ -42,7 +63,11 @@ def worker(
     lease: str,
     drain_timeout: str,
     name: str | None,
+    metrics_port: int | None,
+    metrics_host: str,
+    traces: str,
     log_level: str,
+    log_format: str,
 ) -> None:
     """Run the jobs of an app.
 
@@ -53,13 +78,14 @@ def worker(
     Example:
       fairlane worker shop:app
       fairlane worker shop:app --queues webhooks,email=2 --slots email=1:5 --concurrency 20 --processes 4
+      fairlane worker shop:app --metrics-port 9100 --log-format json
     """
     _end_well_when_stopped_early()
     from fairlane.cli.loading import load_app
     from fairlane.cli.queue_slots import queue_shares
     from fairlane.worker import WorkerOptions, WorkerPool, run_worker
 
-    _log_to_stderr(log_level)
+    _log_to_stderr(log_level, log_format, name)
     # Loaded and checked here even when other processes do the work: a mistake is told once, and not by each of them.
     loaded = load_app(app)
     options = WorkerOptions(
@@ -69,6 +95,9 @@ def worker(
         lease=lease,
         drain_timeout=drain_timeout,
         name=name,
+        metrics_port=metrics_port,
+        metrics_host=metrics_host,
+        traces="nested" if traces == "nested" else "linked",
     )
     if processes == 1:
         _spare_the_collector()
@@ -80,11 +109,14 @@ def worker(
         "--lease": lease,
         "--drain-timeout": drain_timeout,
         "--name": name,
+        "--metrics-host": metrics_host,
+        "--traces": traces,
         "--log-level": log_level,
+        "--log-format": log_format,
     }
     arguments = [app, *(part for slot in slots for part in ("--slots", slot))]
     arguments += [part for option, value in given.items() if value is not None for part in (option, value)]
-    raise SystemExit(WorkerPool.of_workers(arguments, processes).run())
+    raise SystemExit(WorkerPool.of_workers(arguments, processes, metrics_port).run())
 
 
 def _end_well_when_stopped_early() -> None:
@@ -109,7 +141,13 @@ def _spare_the_collector() -> None:
         gc.set_threshold(COLLECT_AFTER, *older)
 
 
-def _log_to_stderr(level: str) -> None:
+def _log_to_stderr(level: str, format: str, name: str | None) -> None:
     import logging
 
     logging.basicConfig(format="%(asctime)s %(levelname)-8s %(name)s: %(message)s", level=level.upper())
+    if format == "json":
+        from fairlane.worker.logs import JsonLines
+        from fairlane.worker.worker import name_of_process
+
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(JsonLines(name or name_of_process()))

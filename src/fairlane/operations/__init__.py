@@ -4,17 +4,22 @@ from fairlane.operations.asking import Intent, find_limit, in_force, partitions_
 from fairlane.operations.describing import (
     describe_attempt,
     describe_change,
+    describe_details,
     describe_entry,
     describe_finding,
     describe_job,
     describe_limit,
     describe_override,
     describe_overrides,
+    describe_page,
     describe_partitions,
     describe_policy,
     describe_policy_change,
+    describe_report,
 )
-from fairlane.operations.diagnosis import Finding, diagnose
+from fairlane.operations.diagnosis import about_no_database, diagnose
+from fairlane.operations.exporting import describe_exported, export_jobs, exported_columns
+from fairlane.operations.findings import Finding, Level
 from fairlane.operations.jobs import (
     LIMIT,
     JobDetails,
@@ -60,6 +65,7 @@ from fairlane.operations.policies import (
     require_declared,
     show_policies,
 )
+from fairlane.operations.ranking import Ranking, rank_keys
 from fairlane.operations.scheduling import (
     ScheduleView,
     describe_schedule,
@@ -72,6 +78,7 @@ from fairlane.operations.seeing import list_queues, overview, show_queue
 from fairlane.operations.seeing_keys import list_keys, show_key
 from fairlane.operations.seeing_workers import list_workers
 from fairlane.operations.surface import Operations
+from fairlane.operations.trying import Tried, try_policies
 from fairlane.operations.views import (
     Hint,
     KeyList,
@@ -96,6 +103,7 @@ __all__ = [
     "JobFilter",
     "KeyList",
     "KeyView",
+    "Level",
     "LimitInForce",
     "OneKey",
     "OneQueue",
@@ -106,12 +114,15 @@ __all__ = [
     "PolicyChange",
     "PolicyInForce",
     "QueueView",
+    "Ranking",
     "Repartitioned",
     "Report",
     "ScheduleView",
     "Selection",
+    "Tried",
     "WorkerList",
     "WorkerView",
+    "about_no_database",
     "apply_policies",
     "boost",
     "cancel_jobs",
@@ -120,18 +131,24 @@ __all__ = [
     "clear_weight",
     "describe_attempt",
     "describe_change",
+    "describe_details",
     "describe_entry",
+    "describe_exported",
     "describe_finding",
     "describe_job",
     "describe_limit",
     "describe_override",
     "describe_overrides",
+    "describe_page",
     "describe_partitions",
     "describe_policy",
     "describe_policy_change",
+    "describe_report",
     "describe_schedule",
     "diagnose",
     "diff_policies",
+    "export_jobs",
+    "exported_columns",
     "find_limit",
     "force_jobs",
     "in_force",
@@ -149,6 +166,7 @@ __all__ = [
     "pause_schedule",
     "plan_partitions",
     "purge_jobs",
+    "rank_keys",
     "replay_jobs",
     "require_declared",
     "resume",
@@ -163,5 +181,6 @@ __all__ = [
     "show_queue",
     "suspend",
     "trigger_schedule",
+    "try_policies",
     "unsuspend",
 ]

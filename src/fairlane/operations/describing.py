@@ -9,26 +9,31 @@ import msgspec
 
 from fairlane.clock import Instant, as_datetime
 from fairlane.job import AttemptRecord, JobRecord
-from fairlane.operations.diagnosis import Finding
+from fairlane.operations.findings import Finding
+from fairlane.operations.jobs import JobDetails, Report
 from fairlane.operations.overriding import Change, LimitInForce, OverrideInForce
 from fairlane.operations.partitioning import Repartitioned
 from fairlane.operations.policies import PolicyChange, PolicyInForce
 from fairlane.policy.differences import Difference
 from fairlane.policy.overrides import EVERYONE, Override
 from fairlane.store.auditing import AuditEntry
+from fairlane.store.operators import JobPage
 
 __all__ = [
     "describe_attempt",
     "describe_change",
+    "describe_details",
     "describe_entry",
     "describe_finding",
     "describe_job",
     "describe_limit",
     "describe_override",
     "describe_overrides",
+    "describe_page",
     "describe_partitions",
     "describe_policy",
     "describe_policy_change",
+    "describe_report",
 ]
 
 
@@ -55,6 +60,32 @@ def describe_job(record: JobRecord) -> dict[str, Any]:
         "progress_message": record.progress_message,
         "cancel_requested": record.cancel_requested,
         "has_on_dead": record.has_on_dead,
+    }
+
+
+def describe_page(page: JobPage) -> dict[str, Any]:
+    return {"jobs": [describe_job(each) for each in page.jobs], "after": page.after}
+
+
+def describe_details(details: JobDetails) -> dict[str, Any]:
+    """A job with what it carries, and every attempt."""
+    return {
+        **describe_job(details.record),
+        "call": details.call,
+        "result": details.result,
+        "attempts": [describe_attempt(each) for each in details.attempts],
+    }
+
+
+def describe_report(report: Report) -> dict[str, Any]:
+    """What an action did with jobs, or would do."""
+    return {
+        "action": report.action,
+        "dry_run": report.is_dry_run,
+        "count": len(report.done),
+        "jobs": [str(each.job) for each in report.done],
+        "skipped": [{"id": str(each.job), "reason": each.skipped} for each in report.skipped],
+        "more": report.more,
     }
 
 
@@ -171,6 +202,7 @@ def _decoded(document: str | None) -> Any:
 def describe_finding(finding: Finding) -> dict[str, Any]:
     return {
         "check": finding.check,
+        "level": str(finding.level),
         "queue": finding.queue,
         "message": finding.message,
         "remedy": finding.remedy,

@@ -5,6 +5,7 @@ Pure: they say what the views show. A limit that does its work is told apart fro
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from shlex import quote
 
@@ -16,6 +17,8 @@ __all__ = ["hints_of", "key_words", "lasting", "status_of"]
 LAGGING_AFTER = 60.0
 """Seconds that a job which nothing holds back may wait before it is told as lag."""
 MOST_HINTS = 20
+OF_ONE_LIMIT = 3
+"""Keys that are named one by one for a limit that holds many back: its queue's page has the others."""
 UNEVEN_CLOCK = 5.0
 FEW_SLOTS = 0.9
 OFTEN_FAILING = 0.5
@@ -85,10 +88,14 @@ def _about_queues(queues: Sequence[QueueView], slots: int, running: int) -> Iter
 
 
 def _about_keys(keys: Iterable[KeyView]) -> Iterator[Hint]:
+    told = Counter[tuple[str, str]]()
     for each in keys:
         if not each.held_by or not each.waiting:
             continue
         who, queue = key_words(each.keys), whole_of(each.queue)
+        told.update((queue, limit) for limit in each.held_by)
+        if max(told[queue, limit] for limit in each.held_by) > OF_ONE_LIMIT:
+            continue
         if each.is_paused:
             words = f"{who} is paused: {_jobs(each.waiting)} wait"
             knob = f"fairlane resume {quote(queue)} {_key_options(each)}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 from uuid import UUID
 
@@ -30,6 +31,7 @@ __all__ = [
     "force_jobs",
     "list_jobs",
     "purge_jobs",
+    "readable",
     "replay_jobs",
     "retry_jobs",
     "show_job",
@@ -79,25 +81,30 @@ async def list_jobs(
     limit: int = 100,
     after: str | None = None,
     *,
+    looks: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> JobPage:
-    """Jobs that fit, the newest first: as many as asked for, however many have to be looked at to find them."""
+    """Jobs that fit, the newest first: as many as asked for, however many have to be looked at to find them.
+
+    With `looks`, in so many looks of `LOOK_AT_MOST` jobs at most; then a page may be short and yet not the last one.
+    """
     found: list[JobRecord] = []
-    while True:
+    for look in count(1):
         page = await find_jobs(store, wanted, after, limit - len(found))
         found += page.jobs
         after = page.after
-        if after is None or len(found) >= limit:
-            return JobPage(found, after)
+        if after is None or len(found) >= limit or look == looks:
+            break
         if on_progress is not None:
             on_progress(len(found))
+    return JobPage(found, after)
 
 
 async def show_job(store: Store, job: UUID) -> JobDetails:
     """Everything about one job, or `JobNotFound`."""
     record = await store.job(job)
     attempts = tuple(await store.attempts(job))
-    return JobDetails(record=record, attempts=attempts, call=_readable(record.payload), result=_readable(record.result))
+    return JobDetails(record=record, attempts=attempts, call=readable(record.payload), result=readable(record.result))
 
 
 async def replay_jobs(
@@ -297,7 +304,7 @@ def _with(report: Report, batch: list[JobRecord], handled: list[Handled], more: 
     )
 
 
-def _readable(stored: bytes | None) -> Any:
+def readable(stored: bytes | None) -> Any:
     """JSON as what it says, anything else as text."""
     if stored is None:
         return None

@@ -28,7 +28,7 @@ from fairlane.store.finding import find_jobs, known_partitions
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
 
-__all__ = ["MOST_KEYS", "held_keys", "list_keys", "show_key"]
+__all__ = ["MOST_KEYS", "held_keys", "list_keys", "show_key", "show_keys"]
 
 MOST_KEYS = 500
 """Keys of one page."""
@@ -122,6 +122,31 @@ async def show_key(store: Store, queue: str, keys: Mapping[str, object]) -> OneK
         why=[hold.words for hold in told.holds],
         overrides=[each.describe() for each in policy.overrides.all if dict(each.scope) == canonical],
     )
+
+
+async def show_keys(store: Store, queue: str, wanted: Sequence[Mapping[str, object]]) -> list[KeyView]:
+    """Some keys of a queue at a glance, in the order given; what the policy does not tell apart is left out."""
+    policy = (await in_force(store, whole_of(queue))).policy
+    places: dict[By, list[Key]] = {}
+    for keys in wanted:
+        canonical = canonical_keys(keys)
+        scope = next((by for by in policy.scopes if set(by) == set(canonical)), None)
+        if scope is not None:
+            places.setdefault(scope, []).append(tuple(canonical[name] for name in scope))
+    views: dict[tuple[By, Key], KeyView] = {}
+    for scope, keys_of_scope in places.items():
+        look = await _look(store, queue, scope)
+        named = await store.keys_named(list(look.policies), [(scope, key) for key in keys_of_scope])
+        best: dict[Key, Found] = {}
+        for found in sorted(named, key=lambda each: (each[1].waiting, each[1].running)):
+            best[found[1].key] = found
+        for key in keys_of_scope:
+            home = _home(look.policies, dict(zip(scope, key, strict=True)))
+            best.setdefault(key, (home, KeyFigures(by=scope, key=key)))
+        shown = list(best.values())
+        for (_, figures), view in zip(shown, await _views(store, look, shown), strict=True):
+            views[scope, figures.key] = view
+    return [views[scope, key] for scope, keys_of_scope in places.items() for key in dict.fromkeys(keys_of_scope)]
 
 
 async def held_keys(store: Store, policies: Mapping[str, Policy], now: Instant) -> list[KeyView]:

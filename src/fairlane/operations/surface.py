@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Protocol
 from uuid import UUID
 
-from fairlane.clock import as_instant, microseconds
+from fairlane.clock import Instant, as_instant, microseconds
+from fairlane.explaining import explain_job, explain_queue
 from fairlane.operations import (
+    exporting,
     jobs,
     overriding,
     partitioning,
     policies,
+    ranking,
     scheduling,
     seeing,
     seeing_keys,
     seeing_workers,
+    trying,
 )
 from fairlane.operations.asking import Intent
-from fairlane.operations.diagnosis import Finding, diagnose
+from fairlane.operations.diagnosis import diagnose
+from fairlane.operations.findings import Finding
 from fairlane.operations.jobs import LIMIT, JobDetails, Report, Selection
 from fairlane.operations.overriding import Change, LimitInForce, OverrideInForce
 from fairlane.operations.partitioning import Repartitioned
 from fairlane.operations.policies import AuditPage, PolicyChange, PolicyInForce
+from fairlane.operations.ranking import Ranking
 from fairlane.operations.scheduling import ScheduleView
-from fairlane.operations.views import KeyList, OneKey, OneQueue, Overview, QueueView, WorkerList
+from fairlane.operations.trying import PolicyGiven, Tried
+from fairlane.operations.views import KeyList, KeyView, OneKey, OneQueue, Overview, QueueView, WorkerList
 from fairlane.policy.policy import Policy
+from fairlane.scheduler.explain import Explanation
 from fairlane.store.operators import JobFilter, JobPage
 from fairlane.store.protocol import Store
+from fairlane.workload import Workload
 
 __all__ = ["Operations", "OperationsSource"]
 
@@ -47,6 +56,8 @@ class OperationsSource(Protocol):
     @property
     def actor(self) -> str: ...
 
+    def known_tasks(self) -> list[str]: ...
+
 
 class Operations:
     """What operators do with queues and jobs: `app.operations`.
@@ -57,6 +68,10 @@ class Operations:
 
     def __init__(self, source: OperationsSource) -> None:
         self._source = source
+
+    async def now(self) -> Instant:
+        """The time by the database's clock, which every moment here is told by."""
+        return await (await self._source.opened()).now()
 
     # Looking.
 
@@ -99,9 +114,51 @@ class Operations:
         """One key: what waits, runs and comes next, its limits and what holds it."""
         return await seeing_keys.show_key(await self._source.opened(), queue, keys)
 
+    async def show_keys(self, queue: str, keys: Sequence[KeyValues]) -> list[KeyView]:
+        """Some keys of a queue at a glance."""
+        return await seeing_keys.show_keys(await self._source.opened(), queue, keys)
+
     async def list_workers(self) -> WorkerList:
         """Every worker, and those that have gone silent."""
         return await seeing_workers.list_workers(await self._source.opened())
+
+    async def rank_keys(
+        self, queue: str | None = None, by: str | Sequence[str] | None = None, *, sort: str = "waiting", limit: int = 50
+    ) -> Ranking:
+        """The first keys of a queue, or of the busiest queues together."""
+        return await ranking.rank_keys(await self._source.opened(), queue, by, sort=sort, limit=limit)
+
+    async def explain_queue(self, queue: str, keys: KeyValues | None = None) -> Explanation:
+        """Everything that holds a queue, or some keys of it."""
+        return await explain_queue(await self._source.opened(), queue, keys)
+
+    async def try_policies(
+        self,
+        policies: Sequence[PolicyGiven],
+        *,
+        workload: Workload | None = None,
+        history: str | None = None,
+        last: str | float = "1h",
+        slots: int = 100,
+        seed: int | None = None,
+        until: str | float | None = None,
+        by: Sequence[str] = (),
+    ) -> list[Tried]:
+        """The same jobs under each policy: those of a workload, or those that ended lately in the queue `history`.
+
+        Bounded in jobs and in time. A policy is named by its queue, or given, also as a document.
+        """
+        return await trying.try_policies(
+            await self._source.opened(),
+            policies,
+            workload=workload,
+            history=history,
+            last=last,
+            slots=slots,
+            seed=seed,
+            until=until,
+            by=by,
+        )
 
     # Queues.
 
@@ -288,18 +345,36 @@ class Operations:
         return await policies.list_audit(await self._source.opened(), queue, before=before, limit=limit)
 
     async def diagnose(self) -> list[Finding]:
-        """What is wrong with the queues of this database, as far as it can be seen from outside."""
-        return await diagnose(await self._source.opened(), self._source.declared_policies)
+        """What is wrong with this database, its queues and its workers, as far as it can be seen from outside."""
+        tasks = self._source.known_tasks() or None
+        return await diagnose(await self._source.opened(), self._source.declared_policies, tasks)
 
     # Jobs.
 
-    async def list_jobs(self, filter: JobFilter, limit: int = 100, after: str | None = None) -> JobPage:
-        """Jobs that fit, the newest first."""
-        return await jobs.list_jobs(await self._source.opened(), filter, limit, after)
+    def export_jobs(
+        self, filter: JobFilter, *, after: str | None = None, limit: int | None = None
+    ) -> AsyncIterator[JobPage]:
+        """Every job that fits, or the first `limit`, the newest first, page by page."""
+        return self._pages(filter, after, limit)
+
+    async def _pages(self, filter: JobFilter, after: str | None, limit: int | None) -> AsyncIterator[JobPage]:
+        store = await self._source.opened()
+        async for page in exporting.export_jobs(store, filter, after=after, limit=limit):
+            yield page
+
+    async def list_jobs(
+        self, filter: JobFilter, limit: int = 100, after: str | None = None, *, looks: int | None = None
+    ) -> JobPage:
+        """Jobs that fit, the newest first; in so many `looks` of ten thousand jobs, or as many as it takes."""
+        return await jobs.list_jobs(await self._source.opened(), filter, limit, after, looks=looks)
 
     async def show_job(self, job: UUID) -> JobDetails:
         """Everything about one job, or `JobNotFound`."""
         return await jobs.show_job(await self._source.opened(), job)
+
+    async def explain_job(self, job: UUID) -> Explanation:
+        """Everything that holds a job, or `JobNotFound`."""
+        return await explain_job(await self._source.opened(), job)
 
     async def cancel_jobs(
         self,

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 import msgspec
 
-from fairlane.store.figures import Counted
+from fairlane.store.figures import Counted, KeySort
 
 __all__ = [
     "Chart",
@@ -20,6 +20,7 @@ __all__ = [
     "Hint",
     "HintKind",
     "KeyList",
+    "KeySort",
     "KeyView",
     "LaneView",
     "LimitView",

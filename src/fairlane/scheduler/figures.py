@@ -31,7 +31,8 @@ __all__ = [
     "count_lanes",
 ]
 
-MINUTE, HOUR = 60 * SECOND, 3_600 * SECOND
+MINUTE = 60 * SECOND
+HOUR = 3_600 * SECOND
 HOURS = 24
 """What a key's history spans."""
 DAY = HOURS * HOUR
@@ -216,11 +217,13 @@ class Sums:
         """What each minute adds up to, to be added to what is known of it."""
         return list(self._minutes.values())
 
-    def applied_to(self, known: Mapping[Place, KeyFigures], now: Instant) -> list[KeyFigures]:
-        """Every key that they concern, as it is after them."""
+    def applied_to(
+        self, known: Mapping[Place, KeyFigures], now: Instant, places: Iterable[Place] | None = None
+    ) -> list[KeyFigures]:
+        """Every key that they concern, or some of them, as it is after them."""
         return [
-            _after(known.get(place) or KeyFigures(by=place[0], key=place[1]), told, now)
-            for place, told in self._keys.items()
+            _after(known.get(place) or KeyFigures(by=place[0], key=place[1]), self._keys[place], now)
+            for place in (self._keys if places is None else places)
         ]
 
 

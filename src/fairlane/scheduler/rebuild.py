@@ -20,7 +20,18 @@ from fairlane.policy.policy import WEIGHT, Policy
 from fairlane.scheduler.board import IDLE, READY, Board, Gate
 from fairlane.scheduler.fold import lag
 from fairlane.scheduler.shared import SharedGate
-from fairlane.scheduler.snapshot import Contender, FlowRow, GateRow, KeptPlaces, LaneRow, QueueRow, SharedGateRow
+from fairlane.scheduler.snapshot import (
+    Contender,
+    FlowRow,
+    GateRow,
+    GateTally,
+    KeptPlaces,
+    LaneRow,
+    Plan,
+    QueueRow,
+    SharedGateRow,
+    Tally,
+)
 from fairlane.scheduler.strays import WaitingLane
 
 __all__ = [
@@ -42,6 +53,13 @@ class Rebuilt(msgspec.Struct, frozen=True):
     flows: list[FlowRow]
     lanes: list[LaneRow]
     gates: list[GateRow]
+    tally: Tally | None = None
+    """Every lane is woken, so nobody is held back any more."""
+
+    @property
+    def plan(self) -> Plan:
+        """What is to be written."""
+        return Plan([], self.queue, self.flows, self.lanes, self.gates, more=False, tally=self.tally)
 
 
 def carried_gates(policy: Policy, now: Instant, gates: Iterable[GateRow]) -> list[GateRow]:
@@ -121,6 +139,8 @@ def rebuild(
     """
     board = Board(policy, now, queue)
     known_flows = {row.id: row for row in flows}
+    gates = list(gates)
+    let_go = [GateTally(row.limit, row.key, is_held=False, denied=0) for row in gates if row.waiting > 0]
     for gate_row in gates:
         # Tokens stay spent, also of a key that has no lane any more.
         if (bound := policy.bound_named(gate_row.limit)) is not None:
@@ -161,6 +181,7 @@ def rebuild(
         [flow.row() for flow in board.flows.values()],
         [lane.row() for lane in board.lanes.values()],
         [gate.row() for gate in board.gates.values()],
+        Tally(now, 0, 0, [], let_go) if let_go else None,
     )
 
 

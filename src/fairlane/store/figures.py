@@ -127,6 +127,8 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     is_stopping: bool = False
     loops: dict[str, str] = {}
     """Each loop by name: `running`, `ended`, or what it died of."""
+    troubles: dict[str, str] = {}
+    """What fails now without harm to any job, by name."""
     clock_offset: int = 0
     """The store's clock less the worker's, in microseconds."""
     tasks: list[str] = []

@@ -120,9 +120,11 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True):
             return None
         job, *end = text.split(".")
         try:
-            if len(end) != (2 if by_end else 0):
+            numbers = [int(each) for each in end]
+            # Who makes a cursor up may write numbers into it that no database can hold.
+            if len(numbers) != (2 if by_end else 0) or any(abs(each) >= 1 << 63 for each in numbers):
                 raise ValueError
-            return cls(UUID(hex=job), *map(int, end))
+            return cls(UUID(hex=job), *numbers)
         except ValueError:
             raise ConfigurationError(
                 f"after={text!r} is no place in this listing; give what its last page said"

@@ -25,6 +25,7 @@ from fairlane.scheduler.snapshot import GateRow, LaneRow, SharedGateRow
 from fairlane.scheduler.strays import WaitingLane
 from fairlane.store.auditing import AuditEntry, Note
 from fairlane.store.figures import KeyPage, KeySort, LanesCounted, QueueFigures, Tallied, WorkerReport, WorkerSeen
+from fairlane.store.health import Health, Standstill, Traces
 from fairlane.store.operators import Handled, JobFilter, JobPage
 from fairlane.store.schedules import ScheduleKeeping
 
@@ -81,6 +82,8 @@ class Claimed(msgspec.Struct, frozen=True):
     """The queue's virtual time, once these jobs have started. `None`: somebody else has claimed for us."""
     is_limited: bool | None = None
     """The queue has limits: what is claimed and has not started holds slots and tokens. `None`: as far as is known."""
+    folded: int = 0
+    """Bells that this claim has folded."""
 
 
 class Looked(msgspec.Struct, frozen=True):
@@ -152,15 +155,6 @@ class QueueCounts(msgspec.Struct, frozen=True):
     parked_lanes: int
     bells: int
     """Bells that no claim has folded yet."""
-
-
-class Traces(msgspec.Struct, frozen=True):
-    """What jobs and workers have left behind in a queue."""
-
-    found: frozenset[bytes]
-    """Of the flows and gates asked for, those that there are: jobs wait or run there, or did so not long ago."""
-    listeners: int
-    """Workers that wait for a job of this queue now. Those whose slots are all in use are not among them."""
 
 
 class Listener(Protocol):
@@ -316,6 +310,10 @@ class Store(ScheduleKeeping, Protocol):
         """Every attempt of a job, the last one included, in order."""
         ...
 
+    async def contexts(self, ids: Sequence[UUID]) -> dict[UUID, str]:
+        """The contexts of these jobs, as JSON; those that have none are left out."""
+        ...
+
     async def counts(self, queue: str) -> QueueCounts: ...
 
     async def listen(self, worker: WorkerIdentity) -> Listener:
@@ -415,8 +413,11 @@ class Store(ScheduleKeeping, Protocol):
 
     # Figures, for people who look. Nothing but upkeep writes them, and no claim reads them.
 
-    async def tally(self, queue: str, limit: int = 500) -> Tallied:
-        """Add up to `limit` tallies of a queue to its figures, unless somebody else is at it; forget what is old."""
+    async def tally(self, queue: str, limit: int = 500, rest: int = 0) -> Tallied:
+        """Add up to `limit` tallies of a queue to its figures, unless somebody else is at it; forget what is old.
+
+        Nothing is done if somebody was at it within the last `rest` microseconds, and no more than `limit` wait.
+        """
         ...
 
     async def survey(self, queues: Sequence[str]) -> list[QueueFigures]:
@@ -485,4 +486,13 @@ class Store(ScheduleKeeping, Protocol):
 
     async def workers(self) -> list[WorkerSeen]:
         """Every worker that has reported and not taken it back, within the last day, the newest first."""
+        ...
+
+    async def health(self) -> Health:
+        """The condition of the database itself, as far as it tells."""
+        ...
+
+    async def standstills(self, queues: Sequence[str], before: Instant, limit: int = 10) -> list[Standstill]:
+        """Flows of these queues where no claim looks, and gates that were to wake their lanes before a certain time: at
+        most `limit` of each queue and kind."""
         ...

@@ -17,6 +17,7 @@ from fairlane.store.protocol import Claimed, Listener, Store, WorkerIdentity
 from fairlane.worker.execution import SHORTEST_RUN, Execution
 from fairlane.worker.slots import QueueSlots, Slots
 from fairlane.worker.timing import Alarm, Outage, jittered
+from fairlane.worker.watching import Watching
 
 __all__ = ["Claiming"]
 
@@ -66,6 +67,7 @@ class Claiming:
         self._is_waiting = False
         self._mean_claim = 0.0
         self._is_nudged = False
+        self.watching: Watching | None = None
         self.on_unexplained_nudge: Callable[[], None] = lambda: None
         execution.on_slot_freed = self._on_slot_freed
 
@@ -141,16 +143,17 @@ class Claiming:
         self._is_waiting = False
 
     async def _claim(self, queue: QueueSlots) -> None:
-        asked = 0
+        asked, locked_at, watching = 0, 0.0, self.watching
 
         def want() -> int:
             # Asked by the store once it holds the lock, on a thread of its own perhaps.
-            nonlocal asked
+            nonlocal asked, locked_at
             asked = self._slots.portion(queue)
+            locked_at = self._loop.time()
             return asked
 
         async def once() -> Claimed:
-            return await self._store.claim(
+            claimed = await self._store.claim(
                 queue.name,
                 want,
                 worker=self._identity,
@@ -158,6 +161,9 @@ class Claiming:
                 listener=self.listener,
                 start_lag=self._execution.start_lag,
             )
+            if watching is not None:
+                await watching.find_origins(claimed.claims)
+            return claimed
 
         # Cleared before the question: what we hear while it is asked may be about work that the answer does not hold.
         queue.owes_wakeup = queue.is_hungry = False
@@ -169,7 +175,11 @@ class Claiming:
         self._slots.note_claimed(queue, len(claimed.claims), claimed.vtime)
         if claimed.is_limited is not None:
             queue.is_limited = claimed.is_limited
-        self._note_time(self._loop.time() - began)
+        took = self._loop.time() - began
+        self._note_time(took)
+        if watching is not None:
+            # Who was given what another has claimed has not waited for the lock.
+            watching.claimed(queue.name, claimed, took, None if claimed.vtime is None else locked_at - began)
         if claimed.claims:
             self._is_nudged = False
         self._execution.start(queue, claimed.claims)

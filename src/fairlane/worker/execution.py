@@ -112,9 +112,11 @@ class Execution:
         self._settle_later = settle_later
         self.max_result = max_result
         self.stamp = stamp
-        self._around = wrapping_runs(middlewares)
+        self._middlewares = wrapping_runs(middlewares)
         self._unknown: OrderedDict[UUID, int] = OrderedDict()
         self._threads: ThreadPoolExecutor | None = None
+        # Each run begins with what was set around the worker, not with what the run that made room for it has set.
+        self._around = contextvars.copy_context()
         self._timeouts = Alarm(clock, self._stop_overdue)
         self._stale = Alarm(clock, self._give_back_stale)
         self.is_filling = False
@@ -134,7 +136,9 @@ class Execution:
                 try:
                     args, kwargs = task.codec.decode_call(claim.payload)
                 except UndecodablePayload as error:
-                    log.error("job %s (%s) is set aside as dead: %s", claim.id, claim.task, error)
+                    log.error(
+                        "job %s (%s) is set aside as dead: %s", claim.id, claim.task, error, extra={"claim": claim}
+                    )
                     self._refuse(queue, claim, Died(str(error)))
                 else:
                     self.waiting.append(Run(self, queue, claim, task, args, kwargs))
@@ -144,7 +148,7 @@ class Execution:
 
     def _note_start(self, claimed_at: int) -> None:
         """How late the jobs of a claim have started: rates are kept for those who count their starts."""
-        lag = max(0, min(self._store_now() - claimed_at, LONGEST_START_LAG))
+        lag = max(0, min(self.store_now() - claimed_at, LONGEST_START_LAG))
         self.start_lag = lag if lag > self.start_lag else self.start_lag + (lag - self.start_lag) // 16
 
     def _refuse(self, queue: QueueSlots, claim: Claim, outcome: Outcome) -> None:
@@ -162,18 +166,21 @@ class Execution:
             claim.id,
             claim.task,
             delay / SECOND,
+            extra={"claim": claim},
         )
         return Released(f"no task named {claim.task!r} on the worker that claimed it", delay)
 
     def _fill_slots(self) -> None:
         waiting, running, most = self.waiting, self.running, self._slots.concurrency
-        create_task = self.loop.create_task
+        create_task, around = self.loop.create_task, self._around
         run: Run | None = None
         # A few at a time: what the store answers meanwhile is heard between them, so that it works while they run.
         for _ in range(min(len(waiting), most - len(running), STARTS_AT_ONCE)):
             run = waiting.popleft()
             running.add(run)
-            run.handle = create_task(self._run_async(run) if run.task.is_async else self._run_in_thread(run))
+            run.handle = create_task(
+                self._run_async(run) if run.task.is_async else self._run_in_thread(run), context=around.copy()
+            )
             if run.task.timeout is not None:
                 self._timeouts.set(self._clock.now() + run.task.timeout)
         if run is not None and not waiting:
@@ -196,26 +203,26 @@ class Execution:
         current_run.set(run)
         run.started_at = self._now()
         try:
-            if self._around:
-                value = await around_run(self._around, JobContext(run), lambda: _awaited(run))
+            if self._middlewares:
+                value = await around_run(self._middlewares, JobContext(run), lambda: _awaited(run))
             else:
                 value = await run.task.function(*run.args, **run.kwargs)
         except GeneratorExit:
             raise  # the loop itself has ended: there is nothing left to settle with
         except BaseException as error:
-            self._end(run, outcome_of(run, error, self._store_now()), error)
+            self._end(run, outcome_of(run, error, self.store_now()), error)
         else:
             self._end(run, None if run.stop is Stop.GONE else self._done(run, value))
 
     async def _run_in_thread(self, run: Run) -> None:
         current_run.set(run)
         run.started_at = self._now()
-        value, error = await (self._called_around(run) if self._around else self._called(run))
+        value, error = await (self._called_around(run) if self._middlewares else self._called(run))
         # A thread cannot be stopped. One that overran its timeout kept its slot and its lease until now.
         if error is None and run.stop is Stop.TIMEOUT:
             error = TimeoutError()
         if error is not None:
-            self._end(run, outcome_of(run, error, self._store_now()), error)
+            self._end(run, outcome_of(run, error, self.store_now()), error)
         else:
             self._end(run, None if run.stop is Stop.GONE else self._done(run, value))
 
@@ -233,7 +240,7 @@ class Execution:
             return value
 
         try:
-            return await around_run(self._around, JobContext(run), inside), None
+            return await around_run(self._middlewares, JobContext(run), inside), None
         except GeneratorExit:
             raise
         except BaseException as error:
@@ -248,9 +255,11 @@ class Execution:
         try:
             return Done(run.task.codec.encode_result(value, self.max_result), run.effects)
         except InvalidJob as error:
-            return outcome_of(run, error, self._store_now()) or Died(str(error))
+            return outcome_of(run, error, self.store_now()) or Died(str(error))
 
-    def _end(self, run: Run, outcome: Outcome | None, error: BaseException | None = None) -> None:
+    def _end(self, run: Run, outcome: Outcome | None, error: BaseException | None = None) -> Settlement | None:
+        """What is to be recorded of a run that has ended; nothing, if its claim is lost."""
+        settlement: Settlement | None = None
         ran = self._now() - run.started_at
         self.mean_run += (ran - self.mean_run) * 0.1
         self.running.discard(run)
@@ -266,8 +275,9 @@ class Execution:
         if self.waiting and not self.is_filling:
             self._fill_slots()
         self.on_slot_freed()
+        return settlement
 
-    def _store_now(self) -> int:
+    def store_now(self) -> int:
         return self._clock.now() + self.store_offset
 
     # Stopping runs.
@@ -278,7 +288,13 @@ class Execution:
             return
         if reason is Stop.GONE:
             claim = run.claim
-            log.error("job %s (%s): ClaimLost: %s; nothing of this run is recorded", claim.id, claim.task, reason.value)
+            log.error(
+                "job %s (%s): ClaimLost: %s; nothing of this run is recorded",
+                claim.id,
+                claim.task,
+                reason.value,
+                extra={"claim": claim},
+            )
         if run.started_at == 0:
             self._withdraw(run, None if reason is Stop.GONE else Cancelled(reason.value))
             return
@@ -306,7 +322,8 @@ class Execution:
                 continue
             left = run.started_at + timeout - now if run.started_at else timeout
             if left <= 0:
-                log.warning("job %s (%s) ran longer than its timeout", run.claim.id, run.claim.task)
+                claim = run.claim
+                log.warning("job %s (%s) ran longer than its timeout", claim.id, claim.task, extra={"claim": claim})
                 self.interrupt(run, Stop.TIMEOUT)
             elif soonest is None or left < soonest:
                 soonest = left
@@ -315,7 +332,7 @@ class Execution:
 
     def _give_back_stale(self) -> None:
         if self.waiting:
-            left = self.waiting[0].claim.claimed_at + HELD_AHEAD_AT_MOST - self._store_now()
+            left = self.waiting[0].claim.claimed_at + HELD_AHEAD_AT_MOST - self.store_now()
             if left > 0:
                 # Others have come meanwhile, in the place of those that have started.
                 self._stale.set(self._clock.now() + left)
@@ -385,4 +402,5 @@ def _log_end(run: Run, outcome: Outcome, settlement: Settlement, error: BaseExce
         type(outcome).__name__.lower(),
         f": {reason}" if reason else "",
         "; it is dead now" if settlement.to is State.DEAD else "",
+        extra={"claim": claim},
     )

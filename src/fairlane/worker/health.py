@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 __all__ = ["Health"]
 
@@ -20,3 +20,7 @@ class Health:
     running: int
     waiting: int
     unsettled: int
+    telemetry_failures: int = 0
+    """What went wrong with event handlers, metrics and traces. No job is the worse for it."""
+    troubles: Mapping[str, str] = field(default_factory=dict)
+    """What fails now without harm to any job, by name: figures that are not kept, reports that do not get through."""

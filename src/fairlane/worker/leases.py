@@ -13,6 +13,7 @@ from fairlane.worker.execution import Execution
 from fairlane.worker.outcomes import Stop
 from fairlane.worker.settling import Settling
 from fairlane.worker.timing import Outage, pause
+from fairlane.worker.watching import Watching
 
 __all__ = ["Leases"]
 
@@ -42,6 +43,7 @@ class Leases:
         self._loop_time = asyncio.get_running_loop().time
         self._looked_at = 0.0
         self._later: asyncio.TimerHandle | None = None
+        self.watching: Watching | None = None
 
     def look_now(self) -> None:
         """A running job was probably cancelled: do not wait for the next renewal to find out."""
@@ -108,11 +110,14 @@ class Leases:
             return
         renewed = await self._outage.ride_out(lambda: self._store.renew(leases, self._lease), "renewing leases")
         gone = set(renewed.gone)
+        if self.watching is not None:
+            self.watching.renewed(len(leases), len(gone))
         if gone:
             self._stop({run.claim.id for run in self._execution.held() if run.claim.lease in gone}, gone)
         for run in self._execution.find(renewed.cancelled):
             if run.claim.lease not in gone:
-                log.info("job %s (%s) was cancelled; it is asked to stop", run.claim.id, run.claim.task)
+                claim = run.claim
+                log.info("job %s (%s) was cancelled; it is asked to stop", claim.id, claim.task, extra={"claim": claim})
                 self._execution.interrupt(run, Stop.CANCELLED)
 
     async def _check(self) -> None:
@@ -124,6 +129,8 @@ class Leases:
         self._stop({job for job, _ in pairs if job not in held}, {lease for _, lease in pairs})
 
     def _stop(self, jobs: set[UUID], leases: set[UUID]) -> None:
-        for run in self._execution.find(jobs):
-            if run.claim.lease in leases:
-                self._execution.interrupt(run, Stop.GONE)
+        lost = [run for run in self._execution.find(jobs) if run.claim.lease in leases]
+        if lost and self.watching is not None:
+            self.watching.claims_lost([run.claim.id for run in lost], "lease gone")
+        for run in lost:
+            self._execution.interrupt(run, Stop.GONE)

@@ -15,6 +15,7 @@ __all__ = ["QueueShare", "WorkerOptions"]
 
 Duration = timedelta | str | float
 Order = Literal["weighted", "strict"]
+Traces = Literal["linked", "nested"]
 
 MOST_SLOTS = 10_000
 _SHARE = re.compile(r"(?P<name>[^=:\s]+)(=(?P<weight>[0-9.]+))?(:(?P<min>\d+)?-(?P<max>\d+)?)?\Z")
@@ -77,6 +78,12 @@ class WorkerOptions:
     """The last resort, should a wake-up ever be lost."""
     name: str | None = None
     """For people; `host:pid` unless given."""
+    metrics_port: int | None = None
+    """Where to answer `/metrics`, `/healthz` and `/readyz`; 0 for any port that is free, none to leave it."""
+    metrics_host: str = "127.0.0.1"
+    """The address of this machine to answer at; `0.0.0.0` for all of them."""
+    traces: Traces = "linked"
+    """Spans of runs: in traces of their own with a link to the enqueue, or inside of the trace of the enqueue."""
 
     def __post_init__(self) -> None:
         _whole("concurrency", self.concurrency, 1, MOST_SLOTS)
@@ -84,6 +91,12 @@ class WorkerOptions:
             _whole("prefetch", self.prefetch, 0, MOST_SLOTS)
         if self.order not in ("weighted", "strict"):
             raise ConfigurationError(f"order={self.order!r} is unknown; use 'weighted' or 'strict'")
+        if self.metrics_port is not None:
+            _whole("metrics_port", self.metrics_port, 0, 65_535)
+        if not str(self.metrics_host).strip():
+            raise ConfigurationError(f"metrics_host={self.metrics_host!r} is not an address, such as '127.0.0.1'")
+        if self.traces not in ("linked", "nested"):
+            raise ConfigurationError(f"traces={self.traces!r} is unknown; use 'linked' or 'nested'")
         for setting, least, most in (
             ("lease", "100ms", "1d"),
             ("drain_timeout", "0s", "7d"),

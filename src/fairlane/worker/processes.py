@@ -22,15 +22,23 @@ SETTLED_AFTER = 60 * SECOND
 DEATHS_IN_A_ROW = 5
 MOST_PROCESSES = 1_000
 EXIT_KEEPS_DYING = 1
+LAST_PORT = 65_535
 
 
 class WorkerPool:
     """Runs `command` in so many processes, and restarts those that die; if they keep dying, it ends, loudly."""
 
-    def __init__(self, command: Sequence[str], processes: int, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self, command: Sequence[str], processes: int, *, clock: Clock | None = None, first_port: int | None = None
+    ) -> None:
         if not 1 <= processes <= MOST_PROCESSES:
             raise ConfigurationError(f"processes={processes!r} does not lie between 1 and {MOST_PROCESSES:,}")
+        if first_port and first_port + processes - 1 > LAST_PORT:
+            raise ConfigurationError(
+                f"metrics_port={first_port} leaves no port to some of processes={processes}; the last is {LAST_PORT}"
+            )
         self._command = list(command)
+        self._first_port = first_port
         self._processes = processes
         self._clock: Clock = clock or SystemClock()
         self._children: dict[int, asyncio.subprocess.Process] = {}
@@ -39,9 +47,18 @@ class WorkerPool:
         self._code = 0
 
     @classmethod
-    def of_workers(cls, arguments: Sequence[str], processes: int) -> WorkerPool:
-        """A pool of `fairlane worker …` with these arguments (without `--processes`)."""
-        return cls([sys.executable, "-m", "fairlane.cli", "worker", *arguments], processes)
+    def of_workers(cls, arguments: Sequence[str], processes: int, metrics_port: int | None = None) -> WorkerPool:
+        """A pool of `fairlane worker …` with these arguments (without `--processes`).
+
+        Each has a port of its own, from `metrics_port` on: a scraper sees every process, and tells them apart.
+        """
+        command = [sys.executable, "-m", "fairlane.cli", "worker", *arguments]
+        return cls(command, processes, first_port=metrics_port)
+
+    def _command_of(self, place: int) -> list[str]:
+        if self._first_port is None:
+            return self._command
+        return [*self._command, "--metrics-port", str(self._first_port and self._first_port + place)]
 
     def run(self) -> int:
         """Run until signalled, and return the exit code."""
@@ -91,7 +108,7 @@ class WorkerPool:
 
     async def _run_child(self, place: int) -> int:
         # A group of its own: a Ctrl-C at the terminal reaches us alone, and we pass it on once.
-        child = await asyncio.create_subprocess_exec(*self._command, start_new_session=True)
+        child = await asyncio.create_subprocess_exec(*self._command_of(place), start_new_session=True)
         self._children[place] = child
         if self._stop.is_set():
             child.send_signal(signal.SIGTERM)

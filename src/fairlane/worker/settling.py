@@ -14,6 +14,7 @@ from fairlane.scheduler.settlement import Settlement
 from fairlane.store.protocol import Store
 from fairlane.worker.slots import QueueSlots
 from fairlane.worker.timing import Outage
+from fairlane.worker.watching import Watching
 
 __all__ = ["Settling"]
 
@@ -37,7 +38,9 @@ class Settling:
         self.on_settled: Callable[[Iterable[QueueSlots]], None] = lambda queues: None
         self.is_held_back: Callable[[], bool] = lambda: False
         """More will have ended in the next turns of the event loop: one settlement of many is cheaper than many."""
+        self.watching: Watching | None = None
         self.given_up = 0
+        self._loop = asyncio.get_running_loop()
 
     @property
     def unsettled(self) -> int:
@@ -67,7 +70,10 @@ class Settling:
             queues = set(self._queues)
             if not self._pending:
                 self._queues.clear()
+            began = self._loop.time()
             await self._settle(self._in_flight)
+            if self.watching is not None:
+                self.watching.settled(len(self._in_flight), self._loop.time() - began)
             self._in_flight = ()
             if not self._pending:
                 self._arrived.clear()
@@ -87,7 +93,12 @@ class Settling:
             lost = await self._outage.ride_out(once, "settling")
         except Exception as error:
             if len(batch) == 1 and isinstance(error, InvalidJob) and (instead := batch[0].fallback) is not None:
-                log.error("job %s: its effects were refused, so it has failed: %s", batch[0].job, error)
+                log.error(
+                    "job %s: its effects were refused, so it has failed: %s",
+                    batch[0].job,
+                    error,
+                    extra=_about(batch[0].job),
+                )
                 reason = f"{instead.error}: {type(error).__name__}: {error}"
                 await self._settle([msgspec.structs.replace(instead, error=reason)])
                 return
@@ -98,14 +109,27 @@ class Settling:
                     batch[0].job,
                     batch[0].outcome,
                     exc_info=error,
+                    extra=_about(batch[0].job),
                 )
                 return
             # One bad apple: the others must not be lost with it. Some of them may have landed.
             for each in batch:
                 await self._settle([each], was_tried=True)
             return
+        if lost and self.watching is not None and tried == 1:
+            self.watching.claims_lost(lost, "settled late")
         for job in lost:
             if tried > 1:
-                log.warning("job %s: recorded just before the connection broke, or its claim is lost", job)
+                log.warning(
+                    "job %s: recorded just before the connection broke, or its claim is lost", job, extra=_about(job)
+                )
             else:
-                log.error("job %s: ClaimLost: taken over before it was settled; its outcome is not recorded", job)
+                log.error(
+                    "job %s: ClaimLost: taken over before it was settled; its outcome is not recorded",
+                    job,
+                    extra=_about(job),
+                )
+
+
+def _about(job: UUID) -> dict[str, UUID]:
+    return {"job": job}

@@ -23,6 +23,7 @@ class Supervisor:
         self._told_to_stop: set[str] = set()
         self.causes: dict[str, str] = {}
         self.died = asyncio.Event()
+        self.on_death: Callable[[str, str], None] = lambda name, cause: None
 
     def start(self, name: str, loop: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(loop, name=f"fairlane-{name}")
@@ -37,6 +38,7 @@ class Supervisor:
         # A cancellation that did not come from us is the end of the whole event loop, not a fault of this one.
         if not task.cancelled():
             log.critical("the worker's loop %r died: %s; the worker stops", name, self.causes[name], exc_info=error)
+            self.on_death(name, self.causes[name])
         self.died.set()
 
     async def stop(self, *names: str) -> None:

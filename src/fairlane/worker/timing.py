@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import random
 from collections.abc import Awaitable, Callable
@@ -50,7 +51,10 @@ class Alarm:
             return
         self.close()
         self._at = moment
-        self._sleeper = asyncio.get_running_loop().create_task(self._sleep(moment), name="fairlane-alarm")
+        # In a context of its own: it rings for many, and not for the run that happened to set it.
+        self._sleeper = asyncio.get_running_loop().create_task(
+            self._sleep(moment), name="fairlane-alarm", context=contextvars.Context()
+        )
 
     async def _sleep(self, moment: Instant) -> None:
         await self._clock.sleep_until(moment)
@@ -70,6 +74,7 @@ class Outage:
         self._on_return = on_return
         self._asking: set[asyncio.Task[Any]] = set()
         self._cancel_then: set[asyncio.Task[Any]] = set()
+        self.on_loss: Callable[[str, StoreUnavailable], None] = lambda what, error: None
         self.is_lost = False
 
     async def ride_out(self, call: Callable[[], Awaitable[T]], what: str, unless: asyncio.Event | None = None) -> T:
@@ -123,7 +128,9 @@ class Outage:
     def _lost(self, what: str, error: StoreUnavailable) -> None:
         level = logging.DEBUG if self.is_lost else logging.WARNING
         log.log(level, "the database cannot be reached (%s): %s; running jobs go on, trying again", what, error)
-        self.is_lost = True
+        if not self.is_lost:
+            self.is_lost = True
+            self.on_loss(what, error)
 
     def returned(self) -> None:
         if self.is_lost:

@@ -34,14 +34,14 @@ async def reap_leases(
     clock: Clock,
     lease: int,
     before: Callable[[], Awaitable[int]],
-    on_reaped: Callable[[], None],
+    on_reaped: Callable[[Reaped], None],
 ) -> None:
     """End the claims of workers that are gone, once their leases are. `before` tells how the store's clock differs."""
     while True:
         offset = await before()
         reaped = await outage.ride_out(lambda: _reap(store), "reaping")
         if reaped.settled:
-            on_reaped()
+            on_reaped(reaped)
         # A lease taken from now on ends no sooner than a whole lease from now.
         wait = lease
         if reaped.next_due is not None:
@@ -53,7 +53,8 @@ async def reap_leases(
 async def _reap(store: Store) -> Reaped:
     reaped = await store.reap(AT_ONCE)
     for settlement in reaped.settled:
-        log.warning("job %s: its worker is gone, the lease ran out; it is now %s", settlement.job, settlement.to)
+        job, state = settlement.job, settlement.to
+        log.warning("job %s: its worker is gone, the lease ran out; it is now %s", job, state, extra={"job": job})
     return reaped
 
 
@@ -83,8 +84,10 @@ async def keep_up(store: Store, retention: Retention, queues: Sequence[str]) -> 
     reaped = await _reap(store)
     pruned = await store.prune(retention, AT_ONCE)
     collected = [await store.collect(name, AT_ONCE) for name in queues]
+    tallied = [await store.tally(name) for name in queues]
     strays = [await rehome_strays(store, name) for name in queues if parse_partition(name) is None]
-    return len(reaped.settled) >= AT_ONCE or pruned.more or any(each.more for each in collected) or any(strays)
+    is_partial = [pruned.more, *(each.more for each in collected), *(each.more for each in tallied), *strays]
+    return len(reaped.settled) >= AT_ONCE or any(is_partial)
 
 
 async def _sweep(clock: Clock, rest: int, once: Callable[[], Awaitable[Pruned]]) -> None:

@@ -13,15 +13,19 @@ import asyncio
 import logging
 import os
 import socket
+from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
+from importlib.metadata import version
 from typing import Any
 from uuid import uuid4
 
-from fairlane.clock import Clock, microseconds
+from fairlane.clock import Clock, Instant, microseconds
 from fairlane.errors import ConfigurationError
 from fairlane.stamping import Stamp
-from fairlane.store.protocol import Retention, Store, WorkerIdentity
+from fairlane.store.figures import WorkerReport
+from fairlane.store.protocol import Reaped, Retention, Store, WorkerIdentity
 from fairlane.task import Registry
+from fairlane.telemetry.telemetry import Telemetry
 from fairlane.worker.claiming import Claiming
 from fairlane.worker.execution import Execution
 from fairlane.worker.firing import Firing, fire_schedules
@@ -32,17 +36,23 @@ from fairlane.worker.listening import Listening
 from fairlane.worker.middleware import Middleware
 from fairlane.worker.options import WorkerOptions
 from fairlane.worker.outcomes import Stop
+from fairlane.worker.reporting import EVERY as REPORTS_EVERY
+from fairlane.worker.reporting import keep_reporting, take_back
 from fairlane.worker.settling import Settling
+from fairlane.worker.showing import showing
 from fairlane.worker.slots import Slots
 from fairlane.worker.supervision import Supervisor
+from fairlane.worker.tallying import keep_figures
 from fairlane.worker.timing import Outage, pause
+from fairlane.worker.troubles import Troubles
 from fairlane.worker.upkeep import reap_leases, remove_idle_state, remove_old_jobs
+from fairlane.worker.watching import WatchedExecution, Watching
 
-__all__ = ["Worker"]
+__all__ = ["Worker", "name_of_process"]
 
 log = logging.getLogger("fairlane.worker")
 
-UPKEEP = ("reaping", "pruning", "collecting", "firing", "following")
+UPKEEP = ("reaping", "pruning", "collecting", "firing", "following", "tallying")
 
 
 class Worker:
@@ -61,15 +71,20 @@ class Worker:
         stamp: Stamp,
         middlewares: Sequence[Middleware] = (),
         firing: Firing | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         if not options.shares:
             raise ConfigurationError("queues: this worker has no queue to serve; name at least one")
-        self.identity = WorkerIdentity(uuid4(), options.name or f"{socket.gethostname()}:{os.getpid()}")
+        self.identity = WorkerIdentity(uuid4(), options.name or name_of_process())
         self.options = options
         self._store = store
         self._clock = clock
         self._retention = retention or Retention()
         self._firing = firing
+        self._registry = registry
+        self._started_at: Instant = 0
+        self.troubles = Troubles()
+        """What fails without harm to any job."""
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._outage = Outage(self._on_return)
@@ -79,9 +94,11 @@ class Worker:
         self._slots = Slots(
             options.shares, options.concurrency, options.order, lambda: self._settling.unsettled, served
         )
-        self._execution = Execution(
-            store, registry, self._slots, clock, self._settling.add, max_result, stamp, middlewares
-        )
+        self._telemetry = telemetry or Telemetry()
+        self._telemetry.measured(wanted=options.metrics_port is not None)
+        # Who is not watched runs as if there were no telemetry at all.
+        runs = WatchedExecution if self._telemetry.is_watched else Execution
+        self._execution = runs(store, registry, self._slots, clock, self._settling.add, max_result, stamp, middlewares)
         self._settling.is_held_back = lambda: self._execution.is_filling
         self._leases = Leases(store, self._execution, self._settling, self._outage, clock, options.time("lease"))
         self._claiming = Claiming(
@@ -99,10 +116,29 @@ class Worker:
         self._claiming.on_unexplained_nudge = self._leases.look_now
         # What we settled may have opened a limit for what we may claim.
         self._settling.on_settled = self._claiming.look_at
+        self._watching: Watching | None = None
+        if isinstance(self._execution, WatchedExecution):
+            self._watch(self._execution)
         self.left_running = 0
         """Jobs that would not stop, once the worker has: threads that are still busy."""
         self.left_unsettled = 0
         """Outcomes that could not be recorded, once the worker has stopped."""
+        self.metrics_url: str | None = None
+        """Where it tells of itself, while it does."""
+
+    def running_by_queue(self) -> list[tuple[tuple[str, ...], float]]:
+        """How many jobs run, by queue."""
+        found = Counter(run.claim.queue for run in list(self._execution.running))
+        return [((queue,), float(found[queue])) for queue in list(self._slots.queues)]
+
+    def _watch(self, execution: WatchedExecution) -> None:
+        nested = self.options.traces == "nested"
+        watching = Watching(self._telemetry, self.identity, self._store, self._clock, nested=nested)
+        watching.store_now = execution.store_now
+        self._watching = execution.watching = watching
+        self._settling.watching = self._leases.watching = self._claiming.watching = watching
+        self._outage.on_loss = watching.store_lost
+        self._supervisor.on_death = watching.loop_died
 
     def stop(self) -> None:
         """Drain and end. A second call ends without draining."""
@@ -120,21 +156,50 @@ class Worker:
             running=len(self._execution.running),
             waiting=len(self._execution.waiting),
             unsettled=self._settling.unsettled,
+            telemetry_failures=self._telemetry.failures.total,
+            troubles=self.troubles.now,
+        )
+
+    def report(self) -> WorkerReport:
+        """What it says of itself."""
+        health, options = self.health(), self.options
+        return WorkerReport(
+            name=self.identity.name,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            version=version("fairlane"),
+            queues={share.name: share.weight for share in options.shares},
+            concurrency=options.concurrency,
+            started_at=self._started_at,
+            every=REPORTS_EVERY,
+            running=health.running,
+            waiting=health.waiting,
+            unsettled=health.unsettled,
+            is_well=health.is_well,
+            is_stopping=health.is_stopping,
+            loops=dict(health.loops),
+            troubles=dict(health.troubles),
+            clock_offset=self._execution.store_offset,
+            tasks=sorted(task.name for task in self._registry),
         )
 
     async def run(self) -> None:
         """Work until stopped. `WorkerDied` if a loop of this worker died: restart the process, it is not well."""
         log.info("worker %s serves %s", self.identity.name, ", ".join(self._slots.queues))
-        await self._measure_offset()
-        self._start_loops()
-        try:
-            await _first_of(self._stop.wait(), self._supervisor.died.wait())
-        except asyncio.CancelledError:
-            self._hurry.set()
-            raise
-        finally:
-            self._stop.set()
-            await self._shut_down()
+        async with showing(self, self._telemetry, self.options):
+            await self._measure_offset()
+            self._started_at = self._clock.now() + self._execution.store_offset
+            self._start_loops()
+            if self._watching is not None:
+                self._watching.worker_started(self._slots.queues)
+            try:
+                await _first_of(self._stop.wait(), self._supervisor.died.wait())
+            except asyncio.CancelledError:
+                self._hurry.set()
+                raise
+            finally:
+                self._stop.set()
+                await self._shut_down()
         self._supervisor.raise_if_died()
 
     def _start_loops(self) -> None:
@@ -144,14 +209,21 @@ class Worker:
         start("leases", self._leases.run())
         start("listening", self._listening.run())
         start("claiming", self._claiming.run())
-        start("reaping", reap_leases(store, outage, clock, lease, self._before_reaping, self._claiming.look_everywhere))
+        start("reaping", reap_leases(store, outage, clock, lease, self._before_reaping, self._on_reaped))
         start("pruning", remove_old_jobs(store, outage, clock, self._retention))
         start("collecting", remove_idle_state(store, outage, clock, self._slots.queues))
         if self._firing is not None:
             start("firing", fire_schedules(self._firing, outage, clock, lambda: self._execution.store_offset))
         start("following", follow_partitions(store, outage, clock, self._slots, self._claiming))
+        start("tallying", keep_figures(store, outage, clock, self._slots.queues, self.troubles))
+        start("reporting", keep_reporting(store, outage, clock, self.identity, self.report, self.troubles))
 
     # The database.
+
+    def _on_reaped(self, reaped: Reaped) -> None:
+        self._claiming.look_everywhere()
+        if self._watching is not None:
+            self._watching.reaped(reaped.settled)
 
     async def _before_reaping(self) -> int:
         await self._leases.keep_if_late()
@@ -167,6 +239,8 @@ class Worker:
     def _on_return(self) -> None:
         self._leases.check_soon()
         self._claiming.look_everywhere()
+        if self._watching is not None:
+            self._watching.store_returned()
 
     # The end.
 
@@ -180,7 +254,8 @@ class Worker:
         finally:
             hurrying.cancel()
             # Leases stop last: a job that is still draining must not look abandoned to another worker.
-            await self._supervisor.stop("claiming", "listening", "settling", *UPKEEP, "leases")
+            await self._supervisor.stop("claiming", "listening", "settling", *UPKEEP, "reporting", "leases")
+            await take_back(self._store, self.identity)
             self._execution.close()
             self._tell_what_is_left()
 
@@ -189,6 +264,8 @@ class Worker:
         self._hurry.set()
 
     async def _stop_claiming(self) -> None:
+        if self._watching is not None:
+            self._watching.worker_stopping(len(self._execution.running))
         self._supervisor.let_end("claiming")
         self._claiming.stop()
         self._execution.give_back_unstarted("its worker was stopped")
@@ -207,7 +284,8 @@ class Worker:
         if not self._execution.running:
             return
         for run in list(self._execution.running):
-            log.warning("job %s (%s) still runs; it is interrupted", run.claim.id, run.claim.task)
+            claim = run.claim
+            log.warning("job %s (%s) still runs; it is interrupted", claim.id, claim.task, extra={"claim": claim})
             self._execution.interrupt(run, Stop.SHUTDOWN)
         await _first_of(self._execution.all_ended(), self._grace())
 
@@ -219,10 +297,23 @@ class Worker:
         self.left_running = len(self._execution.running)
         self.left_unsettled = self._settling.unsettled + self._settling.given_up
         for run in self._execution.running:
-            log.error("job %s (%s) would not stop; it runs again once its lease ends", run.claim.id, run.claim.task)
+            claim = run.claim
+            log.error(
+                "job %s (%s) would not stop; it runs again once its lease ends",
+                claim.id,
+                claim.task,
+                extra={"claim": claim},
+            )
         if self._settling.unsettled:
             log.error("%d outcomes could not be recorded; these jobs run again", self._settling.unsettled)
+        if self._watching is not None:
+            self._watching.worker_stopped(self)
         log.info("worker %s has stopped", self.identity.name)
+
+
+def name_of_process() -> str:
+    """How people see a worker that was given no name."""
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 async def _first_of(*waits: Coroutine[Any, Any, Any]) -> None:

@@ -13,7 +13,7 @@ from fairlane.job import State
 from fairlane.policy.overrides import Amendment, Override, amend
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.rebuild import carried_gates, rebuild
-from fairlane.scheduler.snapshot import Need, Plan
+from fairlane.scheduler.snapshot import Need
 from fairlane.store.auditing import EXPIRY, AuditEntry, Note, describe_overrides
 from fairlane.store.operators import FORCE, Handled
 from fairlane.store.postgres.connections import STATEMENTS
@@ -60,8 +60,7 @@ async def _remake(scheduling: Scheduling, policy: Policy, amendment: Amendment, 
     flows, lanes, gates = await scheduling.take_all()
     kept = await scheduling.kept_places(policy)
     rebuilt = rebuild(policy.overridden(amendment.overrides), now, folded.queue, flows, lanes, gates, kept)
-    plan = Plan([], rebuilt.queue, rebuilt.flows, rebuilt.lanes, rebuilt.gates, more=False)
-    await scheduling.write(loaded, plan)
+    await scheduling.write(loaded, rebuilt.plan)
 
 
 async def _store(scheduling: Scheduling, policy: Policy, amendment: Amendment, note: Note, now: Instant) -> None:

@@ -172,7 +172,8 @@ class Claimer:
         if loaded.others_wait and is_filled and (more or await watch.hands_over(connection)):
             await connection.execute(STATEMENTS["nudge"], queue.id, 1, me.worker)
         is_limited = bool(loaded.snapshot.policy.limits)
-        return Claimed(claims, me.lease, due, more, look_again, plan.queue.vtime, is_limited)
+        folded = len(loaded.snapshot.arrivals) + len(loaded.snapshot.releases)
+        return Claimed(claims, me.lease, due, more, look_again, plan.queue.vtime, is_limited, folded)
 
     @contextlib.asynccontextmanager
     async def locked(self, queue: QueueHandle, *, durable: bool) -> AsyncIterator[Scheduling]:

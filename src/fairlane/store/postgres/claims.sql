@@ -430,7 +430,8 @@ cross join lateral (
 -- cancelled meanwhile, and a place that was given up can be taken by another row.
 -- $1 queue, $2 to $11 its state, $12 flows, $13 lanes, $14 gates, $15 jobs, $16 now, $17 the place of the queue's state,
 -- $18 to $21 who gets the jobs (lease, worker, its name, the lease's end), $22 the weights of the flows, $23 flows that stand
--- as they stood and have only been served. What the first holder gets is returned, and how many have started in all.
+-- as they stood and have only been served, $24 what the claim tells of itself. What the first holder gets is returned, and
+-- how many have started in all.
 with
 queue as (
     update fairlane.queue_states
@@ -508,6 +509,11 @@ leased as (
         array_agg(id order by ordinality)
     from started
     group by holder
+),
+told as (
+    insert into fairlane.tallies (queue_id, at, entries)
+    select $1, $16, $24::bytea
+    where $24 is not null
 )
 select position, id, task, priority, keys, payload, attempt, max_attempts, enqueued_at, cancel_requested,
     (select count(*) from started) as total

@@ -32,6 +32,9 @@ STATEMENTS = load_statements(
     "sharing.sql",
     "partitions.sql",
     "schedules.sql",
+    "tallying.sql",
+    "seeing.sql",
+    "health.sql",
 )
 
 T = TypeVar("T")

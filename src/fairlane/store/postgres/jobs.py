@@ -12,7 +12,7 @@ from asyncpg.pool import PoolConnectionProxy
 
 from fairlane.clock import Instant
 from fairlane.errors import ConfigurationError, DuplicateJob, InvalidJob, JobNotFound
-from fairlane.job import AttemptRecord, JobRecord, NewJob, State
+from fairlane.job import AttemptRecord, JobRecord, NewJob, State, told_in
 from fairlane.policy.unique import Conflict
 from fairlane.store.postgres import copying, rows, uniques
 from fairlane.store.postgres.connections import STATEMENTS
@@ -172,10 +172,14 @@ async def record(connection: Connection, job: UUID) -> JobRecord:
     return record_of(row)
 
 
+async def contexts(connection: Connection, jobs: Sequence[UUID]) -> dict[UUID, str]:
+    return {row[0]: row[1] for row in await connection.fetch(STATEMENTS["select_contexts"], jobs)}
+
+
 def record_of(row: Sequence[Any]) -> JobRecord:
     """A row of `select_job` as people see it."""
     job, queue, task, state, priority, keys, *rest, context = row
-    keys, context = dict(rows.decode_keys(keys)), rows.decode_context(context)
+    keys, context = dict(rows.decode_keys(keys)), told_in(context)
     values = (job, queue, task, State(state), priority, keys, *rest, context)
     return JobRecord(*values)
 

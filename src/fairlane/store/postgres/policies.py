@@ -9,7 +9,7 @@ from fairlane.clock import Instant
 from fairlane.policy.dividing import as_divided
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.rebuild import rebuild, refuse_to_strand
-from fairlane.scheduler.snapshot import GateRow, Plan
+from fairlane.scheduler.snapshot import GateRow
 from fairlane.scheduler.strays import imported, shared_tokens, tokens_of_its_own, tokens_to_share
 from fairlane.store.auditing import Note
 from fairlane.store.decoding import decode_policy
@@ -101,7 +101,7 @@ async def replace(
         spent = await scheduling.sharing.gates_of(bound.limit.name or "")
         gates += tokens_of_its_own(policy.queue, name, spent)
     rebuilt = rebuild(policy, loaded.snapshot.now, folded.queue, flows, lanes, gates, kept)
-    await scheduling.write(loaded, Plan([], rebuilt.queue, rebuilt.flows, rebuilt.lanes, rebuilt.gates, more=False))
+    await scheduling.write(loaded, rebuilt.plan)
     await sharing.take_over(scheduling.sharing, connection, policy, loaded.snapshot.now)
     await scheduling.sharing.put_tokens(tokens)
     version = await connection.fetchval(

@@ -528,6 +528,12 @@ from fairlane.jobs j
 join fairlane.queues q on q.id = j.queue_id
 where j.id = $1
 
+-- name: select_contexts
+-- For the traces of claimed jobs, and only where somebody traces.
+select id, context
+from fairlane.jobs
+where id = any($1::uuid[]) and context is not null
+
 -- name: select_last_attempt
 select state, attempt, claimed_at, finished_at, worker, outcome, error
 from fairlane.jobs

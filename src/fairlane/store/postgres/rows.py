@@ -13,8 +13,8 @@ from fairlane.scheduler.snapshot import Arrival, FlowRow, GateRow, Head, LaneRow
 __all__ = [
     "Found",
     "Place",
-    "decode_context",
     "decode_given",
+    "decode_key",
     "decode_keys",
     "encode",
     "is_only_served",
@@ -40,7 +40,7 @@ def decode_keys(text: str) -> dict[str, str | None]:
 
 
 @lru_cache(maxsize=65_536)
-def _decode_key(text: str) -> list[str | None]:
+def decode_key(text: str) -> list[str | None]:
     return msgspec.json.decode(text, type=list[str | None])
 
 
@@ -48,10 +48,6 @@ def _decode_key(text: str) -> list[str | None]:
 def decode_given(text: str | None) -> dict[str, float] | None:
     """Numbers that a job brought along, by name."""
     return None if text is None else msgspec.json.decode(text, type=dict[str, float])
-
-
-def decode_context(text: str | None) -> dict[str, Any]:
-    return {} if text is None else msgspec.json.decode(text, type=dict[str, Any])
 
 
 def encode(value: object) -> str:
@@ -98,7 +94,7 @@ class Found:
                     if id_ in self.places:
                         continue  # a bell names a lane of a flow that was scanned as well
                     self.places[id_] = place
-                    self.flows.append(FlowRow(id_, _decode_key(keys), f1, f2, i1, f3, f4, i2, i3, i4, gate))
+                    self.flows.append(FlowRow(id_, decode_key(keys), f1, f2, i1, f3, f4, i2, i3, i4, gate))
                     if not i5:
                         self._house(id_, kin, record[HOUSED_FROM:RELEASED_FROM])
                 case "r":
@@ -110,7 +106,7 @@ class Found:
                     self.lanes.append(LaneRow(id_, kin, i1, decode_keys(keys), i2, i3, i4, i5, i6, gate, f1))
                 case "g":
                     self.places[id_] = place
-                    self.gates.append(GateRow(id_, name, _decode_key(keys), i1, i2, i3, i4, i5, record[MEMO], f1))
+                    self.gates.append(GateRow(id_, name, decode_key(keys), i1, i2, i3, i4, i5, record[MEMO], f1))
                 case "a":
                     given = decode_given(record[GIVEN])
                     self.arrivals.append(Arrival(id_, i1, decode_keys(keys), i2, i3, i4, given, i5 or 0))

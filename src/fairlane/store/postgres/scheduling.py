@@ -27,6 +27,7 @@ from fairlane.scheduler.snapshot import (
     Snapshot,
     Supply,
 )
+from fairlane.scheduler.tally import encode_tally
 from fairlane.store.postgres import rows
 from fairlane.store.postgres.connections import STATEMENTS
 from fairlane.store.postgres.housing import Housing
@@ -223,6 +224,7 @@ class Scheduling:
             [now + holder.duration for holder in holders],
             changes.weights,
             changes.served,
+            None if plan.tally is None else encode_tally(plan.tally),
         )
         await self.sharing.write(plan)
         if plan.starts and (not started or started[0]["total"] < len(plan.starts)):

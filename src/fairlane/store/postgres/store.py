@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 from weakref import WeakSet
 
@@ -42,6 +42,7 @@ from fairlane.store.postgres import (
 )
 from fairlane.store.postgres.claims import Claimer
 from fairlane.store.postgres.connections import STATEMENTS, Connections
+from fairlane.store.postgres.figures import Figures
 from fairlane.store.postgres.gathering import Gathering
 from fairlane.store.postgres.results import ResultListener
 from fairlane.store.postgres.rows import storable
@@ -69,12 +70,10 @@ if TYPE_CHECKING:
 
 __all__ = ["PostgresStore"]
 
-T = TypeVar("T")
-
 LAST_ENTRY = 1 << 62
 
 
-class PostgresStore(ScheduleKeeper):
+class PostgresStore(Figures, ScheduleKeeper):
     """Jobs in a PostgreSQL database, in a schema of their own. Its time is the database's, unless a clock is given."""
 
     def __init__(
@@ -85,9 +84,8 @@ class PostgresStore(ScheduleKeeper):
         durable_claims: bool = False,
         application_name: str = "fairlane",
     ) -> None:
-        self._clock = StoreClock(clock)
-        self._connections = Connections(url, application_name)
-        self._claimer = Claimer(self._connections, self._clock, durable=durable_claims)
+        connections, given = Connections(url, application_name), StoreClock(clock)
+        super().__init__(connections, given, Claimer(connections, given, durable=durable_claims))
         self._settler = Settler(self._connections, self._clock, self._queue_number, self._claimer.carriage)
         self._queue_numbers: dict[str, int] = {}
         self._gathering = Gathering(self._connections, self._clock, self._queue_numbers)
@@ -331,6 +329,9 @@ class PostgresStore(ScheduleKeeper):
     async def job(self, job: UUID) -> JobRecord:
         return await self._ask(lambda connection: jobs.record(connection, job))
 
+    async def contexts(self, ids: Sequence[UUID]) -> dict[UUID, str]:
+        return await self._ask(lambda connection: jobs.contexts(connection, ids))
+
     async def attempts(self, job: UUID) -> list[AttemptRecord]:
         return await self._ask(lambda connection: jobs.attempts(connection, job))
 
@@ -357,10 +358,6 @@ class PostgresStore(ScheduleKeeper):
 
     async def _queue_number(self, name: str) -> int:
         return (await self._claimer.queue(name)).id
-
-    async def _ask(self, question: Callable[[Connection], Awaitable[T]]) -> T:
-        """Ask what may be asked twice: a session that the server has ended meanwhile is not the caller's concern."""
-        return await self._connections.again(lambda connection, _: question(connection))
 
     async def listen(self, worker: WorkerIdentity) -> Listener:
         async with self._connections.session() as connection:

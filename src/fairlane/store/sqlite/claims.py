@@ -30,6 +30,7 @@ from fairlane.scheduler.snapshot import (
     Supply,
 )
 from fairlane.scheduler.strays import imported, shared_tokens, tokens_of_its_own, tokens_to_share
+from fairlane.scheduler.tally import encode_tally
 from fairlane.store.protocol import FOLD_AT_MOST, Claimed, Looked, WorkerIdentity
 from fairlane.store.sqlite import rows, sharing
 from fairlane.store.sqlite.database import Transaction
@@ -43,6 +44,8 @@ __all__ = [
     "check_waiting",
     "claim",
     "fold_all",
+    "forced_jobs",
+    "heads_of",
     "load_queue",
     "look",
     "next_due",
@@ -130,7 +133,7 @@ def claim(
     """Start up to `want` jobs. Returned with them: in which other queues somebody is to be woken."""
     _promote(tx, queue, now)
     bells = _drain(tx, queue)
-    forced = _forced(tx, queue.id, want)
+    forced = forced_jobs(tx, queue.id, want)
     plan = _plan(tx, queue, want, now, bells, forced, lag, listens=listens)
     lease = uuid4()
     claims = start(tx, queue.policy.queue, plan.starts, lease, worker, now)
@@ -142,7 +145,8 @@ def claim(
         tx.run("forget_forced", queue.id)
     due = next_due(tx, queue.id) if len(claims) < want else None
     more = plan.more or not bells.are_all
-    claimed = Claimed(claims, lease, due, more, False, plan.queue.vtime, bool(queue.policy.limits))
+    folded = len(bells.arrivals) + len(bells.releases)
+    claimed = Claimed(claims, lease, due, more, False, plan.queue.vtime, bool(queue.policy.limits), folded)
     return claimed, sharing.rung(tx, plan)
 
 
@@ -239,7 +243,8 @@ def remake(
     for statement in ("delete_flows", "delete_lanes", "delete_gates"):
         tx.run(statement, queue.id)
     queue.known.forget()
-    _write(tx, queue, Plan([], rebuilt.queue, rebuilt.flows, rebuilt.lanes, rebuilt.gates, False))
+    tx.run("forget_totals", queue.id)
+    _write(tx, queue, rebuilt.plan)
     queue.known.forget()
 
 
@@ -310,7 +315,7 @@ def _read_bells(tx: Transaction, queue: QueueInForce) -> _Bells:
     )
 
 
-def _forced(tx: Transaction, queue: int, want: int) -> list[Forced]:
+def forced_jobs(tx: Transaction, queue: int, want: int) -> list[Forced]:
     """Jobs that an operator wants to start next."""
     found = tx.all("select_forced", queue, want)
     return [Forced(lane, Head(position, position, ready_at)) for lane, position, ready_at in found]
@@ -352,7 +357,7 @@ def peek(tx: Transaction, queue: QueueInForce, want: int, now: Instant, lanes: I
         policy = queue.policy.overridden(queue.policy.overrides.without(expired))
         queue = msgspec.structs.replace(queue, policy=policy)
     bells = _read_bells(tx, queue)
-    forced = _forced(tx, queue.id, want)
+    forced = forced_jobs(tx, queue.id, want)
     rung = {lane.id for lane in bells.lanes}
     bells.lanes.extend(queue.known.lanes(tx, sorted({lane for lane in lanes if lane not in rung})))
     flows = {flow.id for flow in bells.flows}
@@ -429,6 +434,7 @@ def _supply(tx: Transaction, queue: QueueInForce, need: Need) -> Supply:
     lanes = _ready_lanes(tx, queue, need.lanes)
     for gate, count in need.parked:
         parked = [rows.lane(row) for row in tx.all("select_parked_lanes", gate, count)]
+        queue.known.add_lanes(parked)
         flows += queue.known.flows(tx, sorted({lane.flow for lane in parked}))
         flows += [rows.flow(row) for row in tx.all("select_parked_flows", gate, count)]
         lanes += parked
@@ -438,12 +444,12 @@ def _supply(tx: Transaction, queue: QueueInForce, need: Need) -> Supply:
         # Strictly after: tie-breakers are whole numbers.
         scanned, first = _scan(tx, queue, vtime, tie + 1, count)
         lanes += first
-    heads = _heads(tx, need.heads)
+    heads = heads_of(tx, need.heads)
     shared = sharing.select_gates(tx, need.shared)
     return Supply(flows + scanned, gates, lanes, heads, [flow.id for flow in scanned], shared)
 
 
-def _heads(tx: Transaction, asked: Iterable[tuple[bytes, int, int]]) -> dict[bytes, list[Head]]:
+def heads_of(tx: Transaction, asked: Iterable[tuple[bytes, int, int]]) -> dict[bytes, list[Head]]:
     """The first ready jobs of lanes. As many as are wanted of each is one number to a statement."""
     alike: dict[int, list[tuple[bytes, int]]] = {}
     for lane, floor, count in asked:
@@ -464,8 +470,10 @@ def _heads(tx: Transaction, asked: Iterable[tuple[bytes, int, int]]) -> dict[byt
 
 
 def _write(tx: Transaction, queue: QueueInForce, plan: Plan) -> None:
-    write_rows(tx, queue.id, queue.known, plan)
+    totals = write_rows(tx, queue.id, queue.known, plan)
     state = plan.queue
-    tx.run("update_queue", state.vtime, state.cursor, state.cursor_tie, state.tie, state.cost, queue.id)
+    tx.run("update_queue", state.vtime, state.cursor, state.cursor_tie, state.tie, state.cost, *totals, queue.id)
+    if plan.tally is not None:
+        tx.run("insert_tally", queue.id, plan.tally.at, encode_tally(plan.tally))
     if plan.shared or plan.rings:
         sharing.write(tx, queue.policy, plan)

@@ -23,7 +23,15 @@ __all__ = ["Database", "Row", "Transaction"]
 T = TypeVar("T")
 
 STATEMENTS = load_statements(
-    "fairlane.store.sqlite", "queries.sql", "operators.sql", "examining.sql", "partitions.sql", "schedules.sql"
+    "fairlane.store.sqlite",
+    "queries.sql",
+    "operators.sql",
+    "examining.sql",
+    "partitions.sql",
+    "tallying.sql",
+    "seeing.sql",
+    "health.sql",
+    "schedules.sql",
 )
 BUSY_TIMEOUT = 10.0
 CROWDED_CLAIM, MOST_JOBS = 100, 1 << 20

@@ -12,7 +12,7 @@ import msgspec
 
 from fairlane.clock import Instant
 from fairlane.errors import DuplicateJob, JobNotFound, UnknownQueue
-from fairlane.job import AttemptRecord, JobRecord, NewJob, State
+from fairlane.job import AttemptRecord, JobRecord, NewJob, State, told_in
 from fairlane.policy.unique import Conflict
 from fairlane.store.sqlite import rows, uniques
 from fairlane.store.sqlite.database import Transaction
@@ -165,11 +165,16 @@ def record(tx: Transaction, job: UUID) -> JobRecord:
     return record_of(row)
 
 
+def contexts(tx: Transaction, jobs: Sequence[UUID]) -> dict[UUID, str]:
+    found = ((job, tx.value("select_context", job.bytes)) for job in jobs)
+    return {job: context for job, context in found if context is not None}
+
+
 def record_of(row: Sequence[Any]) -> JobRecord:
     """A row of `select_job` as people see it."""
     values = list(row)
     values[0], values[3], values[5] = UUID(bytes=row[0]), State(row[3]), rows.decode_keys(row[5])
-    values[-4], values[-2], values[-1] = bool(row[-4]), bool(row[-2]), rows.decode_context(row[-1])
+    values[-4], values[-2], values[-1] = bool(row[-4]), bool(row[-2]), told_in(row[-1])
     return JobRecord(*values)
 
 

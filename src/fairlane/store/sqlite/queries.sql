@@ -21,7 +21,20 @@ where id = ?
 
 -- name: update_queue
 update queues
-set vtime = ?, cursor = ?, cursor_tie = ?, tie = ?, cost = ?, revision = revision + 1
+set vtime = ?, cursor = ?, cursor_tie = ?, tie = ?, cost = ?, ready = ready + ?, running = running + ?, parked = parked + ?,
+    revision = revision + 1
+where id = ?
+
+-- name: forget_totals
+-- All lanes of the queue are gone.
+update queues
+set ready = 0, running = 0, parked = 0
+where id = ?
+
+-- name: forget_ready
+-- Idle lanes go. More of their jobs may have been cancelled than they had, so that they count less than none.
+update queues
+set ready = ready - ?
 where id = ?
 
 -- name: raise_revision
@@ -382,6 +395,11 @@ from jobs
 join queues on queues.id = jobs.queue
 where jobs.id = ?
 
+-- name: select_context
+select context
+from jobs
+where id = ?
+
 -- name: select_last_attempt
 select state, attempt, claimed_at, finished_at, worker, outcome, error
 from jobs
@@ -394,9 +412,9 @@ where job = ?
 order by claimed_at, rowid
 
 -- name: select_counts
-select coalesce(sum(ready), 0), coalesce(sum(in_flight), 0), coalesce(sum(standing = 2), 0)
-from lanes
-where queue = ?
+select ready, running, parked
+from queues
+where id = ?
 
 -- name: count_bells
 select (select count(*) from arrivals where queue = ?1)
@@ -446,7 +464,7 @@ where queue = ?
 
 -- name: walk_lanes
 -- Collection walks the lanes a stretch at a time: an index of idle ones would have to be written at every claim.
-select id, standing = 0 and ready <= 0 and in_flight = 0
+select id, ready, standing = 0 and ready <= 0 and in_flight = 0
 from lanes
 where id > ?1 and queue = ?2
 order by id

@@ -13,7 +13,6 @@ from fairlane.scheduler.snapshot import Arrival, Contender, FlowRow, GateRow, La
 __all__ = [
     "Released",
     "arrival",
-    "decode_context",
     "decode_given",
     "decode_keys",
     "encode_given",
@@ -45,10 +44,6 @@ def decode_keys(text: str) -> dict[str, str | None]:
 def decode_given(text: str | None) -> dict[str, float] | None:
     """Numbers that a job brought along, by name."""
     return None if text is None else msgspec.json.decode(text, type=dict[str, float])
-
-
-def decode_context(text: str | None) -> dict[str, Any]:
-    return {} if text is None else msgspec.json.decode(text, type=dict[str, Any])
 
 
 def encode_given(given: dict[str, float]) -> str:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from fairlane.clock import Clock, Instant, SystemClock, microseconds
-from fairlane.errors import ConfigurationError, UnknownQueue
+from fairlane.errors import ConfigurationError
 from fairlane.job import AttemptRecord, Claim, JobRecord, NewJob, Outcome, State
 from fairlane.policy.dividing import as_divided
 from fairlane.policy.overrides import Amendment, Override
@@ -54,6 +54,7 @@ from fairlane.store.sqlite import (
     values,
 )
 from fairlane.store.sqlite.database import Database, Transaction
+from fairlane.store.sqlite.figures import Figures, known_queue
 from fairlane.store.sqlite.schedules import ScheduleKeeper
 from fairlane.store.sqlite.wakeups import SqliteListener, is_listening, nudge
 from fairlane.store.sqlite.wakeups import take_waiters as _take_waiters
@@ -66,12 +67,11 @@ EVERYONE = 1 << 20
 LAST_ENTRY = 1 << 62
 
 
-class SqliteStore(ScheduleKeeper):
+class SqliteStore(Figures, ScheduleKeeper):
     """Jobs in a SQLite file, shared by the processes of one machine; or in memory, for tests."""
 
     def __init__(self, path: str | None, *, clock: Clock | None = None, durable_claims: bool = False) -> None:
-        self._database = Database(path)
-        self._clock: Clock = clock or SystemClock()
+        super().__init__(Database(path), clock or SystemClock())
         self._durable_claims = durable_claims
         self._walk = upkeep.Walk()
         self._results = results.ResultListener(self._database)
@@ -142,7 +142,7 @@ class SqliteStore(ScheduleKeeper):
 
     async def rehome(self, queue: str, limit: int = 1_000) -> Rehomed:
         def work(tx: Transaction) -> tuple[Rehomed, list[UUID]]:
-            rehomed, woken = partitions.rehome(tx, _known(tx, queue), limit, self._clock.now())
+            rehomed, woken = partitions.rehome(tx, known_queue(tx, queue), limit, self._clock.now())
             return rehomed, _take_waiters(tx, woken)
 
         rehomed, waiters = await self._write(work)
@@ -150,13 +150,13 @@ class SqliteStore(ScheduleKeeper):
         return rehomed
 
     async def lanes(self, queue: str) -> list[WaitingLane]:
-        return await self._write(lambda tx: partitions.folded_lanes(tx, _known(tx, queue), self._clock.now()))
+        return await self._write(lambda tx: partitions.folded_lanes(tx, known_queue(tx, queue), self._clock.now()))
 
     async def gates_of_strays(self, queue: str) -> list[tuple[str, GateRow]]:
-        return await self._database.read(lambda tx: partitions.select_gates_of_strays(tx, _known(tx, queue)))
+        return await self._database.read(lambda tx: partitions.select_gates_of_strays(tx, known_queue(tx, queue)))
 
     async def check_waiting(self, policy: Policy) -> None:
-        await self._database.read(lambda tx: claims.check_waiting(tx, _known(tx, policy.queue), policy))
+        await self._database.read(lambda tx: claims.check_waiting(tx, known_queue(tx, policy.queue), policy))
 
     async def policy(self, queue: str) -> Declared | None:
         found = await self._database.read(lambda tx: claims.load_queue(tx, queue))
@@ -238,7 +238,7 @@ class SqliteStore(ScheduleKeeper):
 
         def work(tx: Transaction) -> tuple[Claimed, list[UUID]]:
             now = self._clock.now()
-            found = amending.expire(tx, _known(tx, queue), now)
+            found = amending.expire(tx, known_queue(tx, queue), now)
             count = max(0, min(want(), self._database.most_at_once))
             ends_at, listens = now + duration, listener is not None
             claimed, rung = claims.claim(
@@ -259,7 +259,7 @@ class SqliteStore(ScheduleKeeper):
     async def look(self, queue: str, want: int, *, worker: WorkerIdentity, listener: Listener) -> Looked:
         def work(tx: Transaction) -> tuple[Looked, list[UUID]]:
             now = self._clock.now()
-            found = amending.expire(tx, _known(tx, queue), now)
+            found = amending.expire(tx, known_queue(tx, queue), now)
             if want <= 0:
                 tx.run("withdraw_waiter", found.id, worker.id.bytes)
                 return Looked(0, now, None, look_again=False), _take_waiters(tx, {found.id: 1})
@@ -325,7 +325,8 @@ class SqliteStore(ScheduleKeeper):
 
     async def collect(self, queue: str, limit: int = 1_000) -> Pruned:
         return await self._database.write(
-            lambda tx: upkeep.collect(tx, _known(tx, queue).id, self._walk, self._clock.now(), limit), durable=False
+            lambda tx: upkeep.collect(tx, known_queue(tx, queue).id, self._walk, self._clock.now(), limit),
+            durable=False,
         )
 
     async def cancel(self, job: UUID, note: Note | None = None) -> State:
@@ -351,6 +352,9 @@ class SqliteStore(ScheduleKeeper):
     async def job(self, job: UUID) -> JobRecord:
         return await self._database.read(lambda tx: jobs.record(tx, job))
 
+    async def contexts(self, ids: Sequence[UUID]) -> dict[UUID, str]:
+        return await self._database.read(lambda tx: jobs.contexts(tx, ids))
+
     async def attempts(self, job: UUID) -> list[AttemptRecord]:
         return await self._database.read(lambda tx: jobs.attempts(tx, job))
 
@@ -363,7 +367,7 @@ class SqliteStore(ScheduleKeeper):
 
     async def counts(self, queue: str) -> QueueCounts:
         def look(tx: Transaction) -> QueueCounts:
-            number = _known(tx, queue).id
+            number = known_queue(tx, queue).id
             ready, running, parked = tx.one("select_counts", number) or (0, 0, 0)
             return QueueCounts(ready, running, parked, tx.value("count_bells", number))
 
@@ -397,7 +401,7 @@ class SqliteStore(ScheduleKeeper):
 
     async def find_jobs(self, filter: JobFilter, after: str | None = None, limit: int = 100) -> JobPage:
         def look(tx: Transaction) -> JobPage:
-            queue = None if filter.queue is None else _known(tx, filter.queue).id
+            queue = None if filter.queue is None else known_queue(tx, filter.queue).id
             return operators.find(tx, filter, queue, after, limit)
 
         return await self._database.read(look)
@@ -410,7 +414,7 @@ class SqliteStore(ScheduleKeeper):
             if name is None:
                 assert job is not None
                 name = examining.find_subject(tx, job).queue
-            return examining.look_at(tx, _known(tx, name), job, keys or {}, self._clock.now())
+            return examining.look_at(tx, known_queue(tx, name), job, keys or {}, self._clock.now())
 
         return await self._database.read(look)
 
@@ -429,7 +433,7 @@ class SqliteStore(ScheduleKeeper):
     async def amend(self, queue: str, put: Sequence[Override], remove: Sequence[str], note: Note) -> Amendment:
         def work(tx: Transaction) -> tuple[Amendment, list[UUID]]:
             now = self._clock.now()
-            found = amending.expire(tx, _known(tx, queue), now)
+            found = amending.expire(tx, known_queue(tx, queue), now)
             amendment = amending.apply(tx, found, put, remove, note, now)
             return amendment, _take_waiters(tx, {found.id: EVERYONE})
 
@@ -439,7 +443,7 @@ class SqliteStore(ScheduleKeeper):
 
     async def traces(self, queue: str, flows: Sequence[bytes], gates: Sequence[bytes]) -> Traces:
         def look(tx: Transaction) -> tuple[frozenset[bytes], list[UUID]]:
-            number = _known(tx, queue).id
+            number = known_queue(tx, queue).id
             found = [each for each in flows if tx.value("has_flow", each)]
             found += [each for each in gates if tx.value("has_gate", each)]
             return frozenset(found), [UUID(bytes=worker) for (worker,) in tx.all("select_waiters", number)]
@@ -477,13 +481,6 @@ class SqliteStore(ScheduleKeeper):
             gone = [worker for worker in others if not nudge(worker)]
 
 
-def _known(tx: Transaction, name: str) -> claims.QueueInForce:
-    queue = claims.load_queue(tx, name)
-    if queue is None:
-        raise UnknownQueue(f"queue {name!r} is not known to this database; declare it with app.queue({name!r}, …)")
-    return queue
-
-
 def _announce(waiters: Iterable[UUID]) -> None:
     """Let those look who wait for the end of a job. Who is gone has been forgotten already."""
     for waiter in waiters:
@@ -491,6 +488,5 @@ def _announce(waiters: Iterable[UUID]) -> None:
 
 
 def _replace(tx: Transaction, gone: Sequence[UUID]) -> list[UUID]:
-    for worker in gone:
-        tx.run("withdraw_worker", worker.bytes)
+    tx.run_many("withdraw_worker", [(worker.bytes,) for worker in gone])
     return [UUID(bytes=worker) for (worker,) in tx.all("take_all_waiters")]

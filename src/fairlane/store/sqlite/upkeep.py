@@ -9,7 +9,7 @@ from fairlane.clock import Instant
 from fairlane.job import State
 from fairlane.policy.numbers import VALUES_LAST
 from fairlane.store.protocol import Pruned, Retention
-from fairlane.store.sqlite.database import Transaction
+from fairlane.store.sqlite.database import Row, Transaction
 
 __all__ = ["Walk", "collect", "prune"]
 
@@ -20,15 +20,17 @@ class Walk:
     def __init__(self) -> None:
         self._reached: dict[tuple[int, str], bytes] = {}
 
-    def stretch(self, tx: Transaction, queue: int, table: str, limit: int, *parameters: object) -> tuple[int, bool]:
-        """Look at the next rows of a table, remove the idle ones. Returns how many, and whether more follow."""
+    def stretch(
+        self, tx: Transaction, queue: int, table: str, limit: int, *parameters: object
+    ) -> tuple[list[Row], bool]:
+        """Look at the next rows of a table, remove the idle ones. Returns those, and whether more follow."""
         walk, delete = _STATEMENTS[table]
         seen = tx.all(walk, self._reached.get((queue, table), b""), queue, limit, *parameters)
         more = len(seen) == limit
         self._reached[queue, table] = seen[-1][0] if more else b""
-        idle = [(row[0],) for row in seen if row[-1]]
-        tx.run_many(delete, idle)
-        return len(idle), more
+        idle = [row for row in seen if row[-1]]
+        tx.run_many(delete, [row[:1] for row in idle])
+        return idle, more
 
 
 _STATEMENTS = {
@@ -77,5 +79,6 @@ def collect(tx: Transaction, queue: int, walk: Walk, now: Instant, limit: int) -
     shared, more_shared = walk.stretch(tx, queue, "shared gates", limit, now)
     if lanes or flows or gates:
         tx.run("raise_revision", queue)
+        tx.run("forget_ready", sum(ready for _, ready, _ in lanes), queue)
     more = more_lanes or more_flows or more_gates or more_shared
-    return Pruned(0, lanes=lanes, flows=flows, gates=gates + shared, more=more)
+    return Pruned(0, lanes=len(lanes), flows=len(flows), gates=len(gates) + len(shared), more=more)

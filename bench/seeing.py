@@ -1,0 +1,175 @@
+"""`python -m bench seeing`: what people look at, over 100,000 keys and 1,000,000 jobs, and what it takes to keep it.
+
+Told are the time of each question that pages and commands ask (the median of some runs), and that of the passes which
+add up what claims did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from uuid import uuid4
+
+from fairlane.job import NewJob, new_job_ids
+from fairlane.policy import Concurrency, Fair, Policy, Rate, lane_id
+from fairlane.policy.keys import gate_id
+from fairlane.scheduler.settlement import Done, settle
+from fairlane.store.figures import KeySort
+from fairlane.store.postgres import PostgresStore
+from fairlane.store.protocol import Store, WorkerIdentity
+from fairlane.store.sqlite import SqliteStore
+from fairlane.testing.postgres import ThrowawayPostgres
+
+QUEUE = "webhooks"
+ACCOUNT = ("account",)
+POLICY = Policy(
+    QUEUE, fair=Fair(by="account"), limits=(Concurrency(2, by="account"), Rate(600, per="1m", by="account"))
+)
+WORKER = WorkerIdentity(uuid4(), "a bench")
+LEASE = timedelta(minutes=10)
+AT_ONCE = 5_000
+RUNS = 7
+
+Question = Callable[[], Awaitable[object]]
+
+
+def jobs_of(accounts: Sequence[int], each: int) -> list[NewJob]:
+    found = []
+    for account in accounts:
+        keys: dict[str, str | None] = {"account": f"account-{account:06}"}
+        lane_keys = {**keys, "task": "deliver"}
+        lane = lane_id(QUEUE, 0, lane_keys)
+        found += [
+            NewJob(job, QUEUE, "deliver", 0, lane, lane_keys, keys, b'{"event": 42}', 3) for job in new_job_ids(0, each)
+        ]
+    return found
+
+
+async def fill(store: Store, keys: int, jobs: int) -> None:
+    """So many jobs wait; some hundreds run, and as many have ended."""
+    await store.declare(POLICY)
+    each = max(1, jobs // keys)
+    accounts = range(keys)
+    for first in range(0, keys, AT_ONCE // each):
+        await store.enqueue(jobs_of(accounts[first : first + AT_ONCE // each], each))
+    await store.lanes(QUEUE)
+    await store.enqueue([_later(job) for job in jobs_of(accounts[:2_000], 10)])
+
+
+def _later(job: NewJob) -> NewJob:
+    return NewJob(
+        job.id,
+        job.queue,
+        job.task,
+        job.priority,
+        job.lane,
+        job.lane_keys,
+        job.keys,
+        job.payload,
+        job.max_attempts,
+        delay=3_600_000_000,
+    )
+
+
+async def claims(store: Store, count: int, want: int) -> float:
+    """Seconds for so many claims, with what they settle."""
+    started = time.perf_counter()
+    for _ in range(count):
+        claimed = await store.claim(QUEUE, lambda: want, worker=WORKER, lease=LEASE)
+        await store.settle([settle(claim, Done(None), 1_000) for claim in claimed.claims])
+    return time.perf_counter() - started
+
+
+async def tallied(store: Store) -> list[tuple[float, int, int]]:
+    """Every pass until there is nothing left: seconds, tallies, keys."""
+    passes = []
+    while True:
+        started = time.perf_counter()
+        done = await store.tally(QUEUE)
+        passes.append((time.perf_counter() - started, done.tallies, done.keys))
+        if not done.more:
+            return passes
+
+
+def questions(store: Store) -> dict[str, Question]:
+    one = ("account-000077",)
+    gates = [gate_id(QUEUE, "concurrency:account", (f"account-{n:06}",)) for n in range(50)]
+    asked: dict[str, Question] = {
+        "survey": lambda: store.survey([QUEUE]),
+        "minutes": lambda: store.minutes([QUEUE], 0),
+        "keys_named": lambda: store.keys_named([QUEUE], [(ACCOUNT, one)]),
+        "scheduled_by_lane": lambda: store.scheduled_by_lane([QUEUE]),
+        "unseen_by_lane": lambda: store.unseen_by_lane([QUEUE]),
+        "gates_named": lambda: store.gates_named(gates, []),
+        "next_jobs": lambda: store.next_jobs(QUEUE, {"account": one[0]}),
+        "workers": store.workers,
+    }
+    for sort in KeySort:
+        asked[f"list_keys by {sort}"] = lambda sort=sort: store.list_keys([QUEUE], ACCOUNT, sort=sort)  # type: ignore[misc]
+    asked["list_keys, search: common"] = lambda: store.list_keys([QUEUE], ACCOUNT, search="77")
+    asked["list_keys, search: none"] = lambda: store.list_keys([QUEUE], ACCOUNT, search="nobody")
+    asked["list_keys, held"] = lambda: store.list_keys([QUEUE], ACCOUNT, held_only=True)
+    asked["list_keys, held, by done"] = lambda: store.list_keys([QUEUE], ACCOUNT, sort=KeySort.DONE, held_only=True)
+    return asked
+
+
+async def measure(name: str, store: Store, keys: int, jobs: int) -> None:
+    await store.migrate()
+    await store.open()
+    try:
+        started = time.perf_counter()
+        await fill(store, keys, jobs)
+        print(f"{name}: {jobs:,} jobs of {keys:,} keys in {time.perf_counter() - started:.0f} s")
+        _tell_passes("first passes, which count anew", await tallied(store))
+        took = await claims(store, 100, 200)
+        print(f"  100 claims of 200, settled: {took:.1f} s")
+        _tell_passes("passes over them", await tallied(store))
+        for what, ask in questions(store).items():
+            print(f"  {what:32} {await _median(ask) * 1_000:8.1f} ms")
+        after = (await store.list_keys([QUEUE], ACCOUNT, limit=500)).after
+        for _ in range(40):
+            after = (await store.list_keys([QUEUE], ACCOUNT, limit=500, after=after)).after
+        far = await _median(lambda: store.list_keys([QUEUE], ACCOUNT, after=after))
+        print(f"  {'list_keys, page 400':32} {far * 1_000:8.1f} ms")
+    finally:
+        await store.close()
+
+
+async def _median(ask: Question) -> float:
+    took = []
+    for _ in range(RUNS):
+        started = time.perf_counter()
+        await ask()
+        took.append(time.perf_counter() - started)
+    return statistics.median(took)
+
+
+def _tell_passes(what: str, passes: list[tuple[float, int, int]]) -> None:
+    seconds = sum(each[0] for each in passes)
+    told, keys = sum(each[1] for each in passes), sum(each[2] for each in passes)
+    longest = max(each[0] for each in passes)
+    print(
+        f"  {what}: {len(passes)} in {seconds:.1f} s (longest {longest:.2f}), {told:,} tallies, {keys:,} keys written"
+    )
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench seeing", description=__doc__)
+    parser.add_argument("--keys", type=int, default=100_000)
+    parser.add_argument("--jobs", type=int, default=1_000_000)
+    parser.add_argument("--store", choices=["postgres", "sqlite", "both"], default="both")
+    given = parser.parse_args(arguments)
+    if given.store != "sqlite":
+        with ThrowawayPostgres() as server:
+            url = asyncio.run(server.create_database("seeing"))
+            asyncio.run(measure("PostgreSQL", PostgresStore(url), given.keys, given.jobs))
+    if given.store != "postgres":
+        with tempfile.TemporaryDirectory() as folder:
+            asyncio.run(measure("SQLite", SqliteStore(str(Path(folder) / "jobs.db")), given.keys, given.jobs))
+    return 0

@@ -1,0 +1,114 @@
+"""`fairlane dashboard`: the pages and the JSON API, served by themselves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from socket import socket
+
+    from starlette.applications import Starlette
+
+    from fairlane.app import App
+
+__all__ = ["dashboard"]
+
+
+@click.command()
+@click.argument("app", required=False, metavar="[MODULE:APP]")
+@click.option("--url", help="The database, instead of an app's.  [default: FAIRLANE_URL]")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
+@click.option("--port", type=click.IntRange(0, 65_535), default=8080, show_default=True, help="0: any that is free.")
+@click.option(
+    "--token", envvar="FAIRLANE_DASHBOARD_TOKEN", help="Who knows it is an operator.  [default: made up and printed]"
+)
+@click.option("--viewer-token", envvar="FAIRLANE_DASHBOARD_VIEWER_TOKEN", help="Who knows it may look.")
+def dashboard(
+    app: str | None, url: str | None, host: str, port: int, token: str | None, viewer_token: str | None
+) -> None:
+    """Serve the dashboard: is work flowing, who waits and why, what is failing, what can be done.
+
+    It is closed: people log in with the token, programs send it as Authorization: Bearer. Both can also be set with
+    FAIRLANE_DASHBOARD_TOKEN and FAIRLANE_DASHBOARD_VIEWER_TOKEN, so that no list of processes shows them.
+
+    \b
+    Example:
+      fairlane dashboard shop:app
+      fairlane dashboard --url postgresql://shop@localhost/shop --port 9000
+    """
+    import asyncio
+    import secrets
+    import signal
+
+    from fairlane.cli.database import app_of
+
+    _require_packages()
+    loaded = app_of(app, url)
+    is_made_up = not token
+    token = token or secrets.token_urlsafe(24)
+
+    async def run() -> None:
+        from fairlane.cli.database import Looking, existing_store
+        from fairlane.dashboard import create_dashboard
+        from fairlane.operations import Operations
+
+        async with existing_store(loaded) as store:
+            operations = Operations(Looking(loaded, store))
+            built = create_dashboard(loaded, token=token, viewer_token=viewer_token, operations=operations)
+            with _listening(host, port) as listening:
+                _tell_address(listening, host, loaded, token if is_made_up else None)
+                await _serve(built, listening)
+
+    # The server takes these for itself, and hands them on once it has stopped: by then nothing is left to do.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    asyncio.run(run())
+
+
+def _require_packages() -> None:
+    from importlib.util import find_spec
+
+    missing = [name for name in ("starlette", "uvicorn", "jinja2") if find_spec(name) is None]
+    if missing:
+        raise click.ClickException(
+            f"the dashboard needs {', '.join(missing)}, not installed: pip install 'fairlane[dashboard]'"
+        )
+
+
+def _listening(host: str, port: int) -> socket:
+    import socket
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
+        raise click.ClickException(
+            f"cannot listen at {host} port {port}: {error.strerror or error}; give another --port, or 0 for any"
+        ) from error
+
+
+def _tell_address(listening: socket, host: str, app: App, token: str | None) -> None:
+    from fairlane.composition import without_password
+
+    port = listening.getsockname()[1]
+    shown = f"[{host}]" if ":" in host else host
+    click.echo(f"dashboard of {without_password(app.url)} at http://{shown}:{port}/")
+    if token is not None:
+        click.echo(f"log in: http://{shown}:{port}/login#token={token}")
+
+
+async def _serve(built: Starlette, listening: socket) -> None:
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket] | None = None) -> None:
+            # Streams to open pages end by themselves, and nobody has to be cut off.
+            built.state.dashboard.live.stop()
+            await super().shutdown(sockets)
+
+    config = uvicorn.Config(
+        built, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1, server_header=False
+    )
+    await Server(config).serve(sockets=[listening])

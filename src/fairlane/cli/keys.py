@@ -1,0 +1,189 @@
+"""`fairlane keys`: who has jobs in a queue, what holds them, how they fare; or everything about one key."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from fairlane.cli.choosing import place_options
+from fairlane.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    from rich.text import Text
+
+    from fairlane.operations.views import KeyList, KeyView, NextJob, OneKey
+    from fairlane.store.protocol import Store
+
+__all__ = ["draw_keys", "keys"]
+
+SORTS = ("waiting", "running", "done", "started", "name")
+NARROW = ("KEY", "WAIT", "RUN", "DONE", "FAIL", "LIMIT", "TIME", "SHARE", "HELD BY")
+# fmt: off
+WIDE = (
+    "KEY", "WAIT", "SCHED", "RUN", "DONE", "FAIL", "LIMIT", "TIME", "SHARE", "WEIGHT", "ENQUEUED", "STARTED", "HELD BY",
+)
+# fmt: on
+WIDE_ENOUGH = 110
+TEXT = ("KEY", "QUEUE", "HELD BY")
+
+
+@click.command()
+@click.argument("queue")
+@click.option("--by", metavar="KEYS", help="Which of its keys: account, or account,region.  [default: those of turns]")
+@click.option("--sort", type=click.Choice(SORTS), default="waiting", show_default=True, help="Most first, or by name.")
+@click.option("--search", default="", metavar="TEXT", help="Only keys in whose values this is.")
+@click.option("--held", is_flag=True, help="Only keys that a limit or a pause of their own holds back.")
+@click.option("--limit", type=click.IntRange(1, 500), default=50, show_default=True, help="At most so many.")
+@click.option("--after", metavar="CURSOR", help="Go on where an earlier list has ended.")
+@click.option("--key", "named", metavar="NAME=VALUE", multiple=True, help="Show this key; several name one together.")
+@place_options
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+def keys(
+    queue: str,
+    by: str | None,
+    sort: str,
+    search: str,
+    held: bool,
+    limit: int,
+    after: str | None,
+    named: tuple[str, ...],
+    app: str | None,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """List the keys of a queue, or show one: its lanes, what runs, what starts next, what holds it. Looking changes
+    nothing.
+
+    DONE and FAIL are of the last 24 hours, and so is SHARE, of the queue's run time; LIMIT is how much of its fullest
+    limit is used; TIME is how long its jobs take.
+
+    \b
+    Example:
+      fairlane keys webhooks
+      fairlane keys webhooks --by endpoint --sort running --search acme
+      fairlane keys webhooks --key account=acme
+    """
+    from fairlane.cli.choosing import keys_given
+    from fairlane.cli.showing import look, tell
+    from fairlane.operations import list_keys, show_key
+
+    if named:
+        if by or search or held or after:
+            raise ConfigurationError("--key shows one key; leave out --by, --search, --held and --after")
+
+        async def ask_one(store: Store) -> OneKey:
+            return await show_key(store, queue, keys_given(named))
+
+        tell(look(ask_one, app, url), draw_key, as_json)
+        return
+
+    async def ask(store: Store) -> KeyList:
+        return await list_keys(store, queue, by, sort=sort, search=search, held_only=held, after=after, limit=limit)
+
+    page = look(ask, app, url)
+    tell(page, _draw_list, as_json)
+    if page.after is not None and not as_json:
+        click.echo(f"there are more: --after {page.after}", err=True)
+
+
+def _draw_list(page: KeyList, width: int) -> list[Text]:
+    from rich.text import Text
+
+    if not page.keys:
+        return [Text("no key fits" if page.search else f"{page.queue} has no jobs by {', '.join(page.by)}")]
+    return draw_keys(page.keys, page.now, width)
+
+
+def draw_keys(views: Sequence[KeyView], now: datetime, width: int, *, with_queue: bool = False) -> list[Text]:
+    """A line for each key, with as much as fits."""
+    from fairlane.cli.drawing import columns
+
+    shown = WIDE if width >= WIDE_ENOUGH else NARROW
+    headings = ("QUEUE", *shown) if with_queue else shown
+    rows = [tuple(cells[heading] for heading in headings) for cells in (_cells(each, now) for each in views)]
+    right = tuple(heading for heading in headings if heading not in TEXT)
+    return columns(headings, rows, width, flexible=TEXT, right=right)
+
+
+def _cells(view: KeyView, now: datetime) -> dict[str, str]:
+    from fairlane.cli.drawing import counted, number, wait
+    from fairlane.policy.partitions import whole_of
+
+    fullest = max(view.gauges, key=lambda gauge: gauge.saturation, default=None)
+    return {
+        "KEY": values_of(view),
+        "QUEUE": whole_of(view.queue),
+        "WAIT": number(view.waiting),
+        "SCHED": counted(view.scheduled),
+        "RUN": number(view.running),
+        "DONE": number(view.done),
+        "FAIL": number(view.failed),
+        "LIMIT": "" if fullest is None else f"{fullest.used:.4g}/{fullest.bound:.4g}",
+        "TIME": wait(view.run_time),
+        "SHARE": "" if view.share is None else f"{view.share:.0%}",
+        "WEIGHT": "" if view.weight is None else f"{view.weight:g}",
+        "ENQUEUED": _ago(view.last_enqueued_at, now),
+        "STARTED": _ago(view.last_started_at, now),
+        "HELD BY": "a pause" if view.is_paused else ", ".join(view.held_by),
+    }
+
+
+def values_of(view: KeyView) -> str:
+    """`acme`, or `acme, eu` where several keys are one scope."""
+    return ", ".join("None" if value is None else value for value in view.keys.values())
+
+
+def _ago(at: datetime | None, now: datetime) -> str:
+    from fairlane.cli.telling import ago
+    from fairlane.clock import as_instant
+
+    return "" if at is None else ago(as_instant(at), as_instant(now))
+
+
+def draw_key(one: OneKey, width: int) -> list[Text]:
+    from rich.text import Text
+
+    from fairlane.cli.drawing import columns, gauge_line, number, printable, sparkline, wait, wrapped
+    from fairlane.operations.hinting import key_words
+
+    view = one.view
+    lines = [Text(f"{printable(key_words(view.keys))} in {view.queue}", "bold"), *draw_keys([view], one.now, width)]
+    if view.drained_in is not None:
+        lines += wrapped(f"what waits has started in {wait(view.drained_in)}, if limits are all that slows it", width)
+    for title, told in (("WHY IT WAITS", one.why), ("CHANGED BY OPERATORS", one.overrides)):
+        if told:
+            lines += [Text(""), Text(title, "bold"), *(line for each in told for line in wrapped(each, width))]
+    if view.gauges:
+        lines += [Text(""), Text("LIMITS", "bold")]
+        lines += [Text("  ").append_text(gauge_line(gauge, width - 2)) for gauge in view.gauges]
+    lines += [Text(""), Text("LAST 24 HOURS", "bold")]
+    for name, hours in (("ended", view.hours), ("failed", one.hours_failed)):
+        lines.append(Text(f"  {name:<8}{sparkline(hours)}  {number(sum(hours))}"))
+    if one.lanes:
+        lines += [Text(""), Text("LANES", "bold")]
+        rows = [
+            (key_words(lane.keys), str(lane.priority), number(lane.waiting), number(lane.running), lane.held_by or "")
+            for lane in one.lanes
+        ]
+        headings = ("LANE", "PRIORITY", "WAIT", "RUN", "HELD BY")
+        lines += columns(headings, rows, width, flexible=("LANE", "HELD BY"), right=("PRIORITY", "WAIT", "RUN"))
+    for title, jobs in (("RUNNING", one.running), ("NEXT, in the order in which they would start", one.next_jobs)):
+        if jobs:
+            lines += [Text(""), Text(title, "bold"), *_jobs(jobs, one.now, width)]
+    return lines
+
+
+def _jobs(jobs: Sequence[NextJob], now: datetime, width: int) -> list[Text]:
+    from fairlane.cli.drawing import columns
+    from fairlane.operations.hinting import key_words
+
+    rows = [
+        (each.id, each.task, str(each.priority), str(each.attempt), _ago(each.enqueued_at, now), key_words(each.keys))
+        for each in jobs
+    ]
+    headings = ("ID", "TASK", "PRIO", "TRIES", "AGE", "KEYS")
+    return columns(headings, rows, width, flexible=("TASK", "KEYS"), right=("PRIO", "TRIES", "AGE"))

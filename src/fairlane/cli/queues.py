@@ -1,0 +1,122 @@
+"""`fairlane queues`: every queue at a glance, or one of them with its policy, its limits and its last hour."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import click
+
+from fairlane.cli.choosing import place_options
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from fairlane.operations.views import Chart, LimitView, MinuteView, OneQueue, QueueView
+    from fairlane.store.protocol import Store
+
+__all__ = ["queues"]
+
+
+@click.command()
+@click.argument("queue", required=False, metavar="[QUEUE]")
+@place_options
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array; of one queue, an object.")
+def queues(queue: str | None, app: str | None, url: str | None, as_json: bool) -> None:
+    """List the queues, or show one: its policy in words, its limits and how full they are, its partitions, its last
+    hour. Looking changes nothing.
+
+    \b
+    Example:
+      fairlane queues
+      fairlane queues webhooks
+      fairlane queues webhooks --json | jq .limits
+    """
+    from fairlane.cli.showing import look, tell
+    from fairlane.operations import list_queues, show_queue
+
+    if queue is None:
+        tell(look(list_queues, app, url), _draw_list, as_json)
+        return
+
+    async def ask(store: Store) -> OneQueue:
+        return await show_queue(store, queue)
+
+    tell(look(ask, app, url), draw_queue, as_json)
+
+
+def _draw_list(views: list[QueueView], width: int) -> list[Text]:
+    from rich.text import Text
+
+    from fairlane.cli.status import draw_queues
+
+    return draw_queues(views, width) if views else [Text("no queue is known to this database yet")]
+
+
+def draw_queue(one: OneQueue, width: int) -> list[Text]:
+    from rich.text import Text
+
+    from fairlane.cli.drawing import hint_lines, wrapped
+    from fairlane.cli.status import draw_queues
+
+    lines = [*draw_queues([one.view], width), Text(""), Text(f"POLICY (version {one.version})", "bold")]
+    for words in one.policy_words:
+        lines += wrapped(words, width, "  ", "    ")
+    if one.limits:
+        lines += [Text(""), Text("LIMITS", "bold")]
+        for limit in one.limits:
+            lines += _limit(limit, width)
+    if one.partitions:
+        lines += [Text(""), Text("PARTITIONS", "bold"), *draw_queues(one.partitions, width)]
+    lines += [Text(""), Text("LAST HOUR, minute by minute, and the most of them", "bold"), *_chart(one.chart, width)]
+    lines += wrapped(_as_of(one.view), width)
+    if one.hints:
+        lines += [Text(""), Text("HINTS", "bold"), *hint_lines(one.hints, width)]
+    return lines
+
+
+def _limit(limit: LimitView, width: int) -> list[Text]:
+    from rich.text import Text
+
+    from fairlane.cli.drawing import gauge_line, wrapped
+
+    if limit.gauge is not None:
+        lines = [Text("  ").append_text(gauge_line(limit.gauge, width - 2))]
+    else:
+        lines = wrapped(f"{limit.limit}: {limit.words}", width, "  ", "    ")
+    keys = "1 key" if limit.held_keys == 1 else f"{limit.held_keys:,} keys"
+    said = [
+        f"holds back {limit.held_jobs:,} jobs of {keys}" if limit.held_jobs else "",
+        f"turned claims away {limit.denied:,} times in the last hour" if limit.denied else "",
+        f"has another bound for {limit.overridden_keys:,} of them" if limit.overridden_keys else "",
+        "is suspended: it counts, and holds nothing back" if limit.is_suspended else "",
+    ]
+    told = "; ".join(each for each in said if each)
+    return lines + (wrapped(told, width, "    ") if told else [])
+
+
+def _chart(chart: Chart, width: int) -> list[Text]:
+    from rich.text import Text
+
+    from fairlane.cli.drawing import number, sparkline, wait
+
+    shown = chart.minutes[-min(60, max(10, width - 20)) :]
+    rows: list[tuple[str, Callable[[MinuteView], float], Callable[[float], str]]] = [
+        ("started", lambda each: each.started, lambda most: number(int(most))),
+        ("failed", lambda each: each.failed, lambda most: number(int(most))),
+        ("waited", lambda each: each.mean_wait, wait),
+    ]
+    lines = []
+    for name, figure, said in rows:
+        values = [figure(each) for each in shown]
+        most = max(values, default=0.0)
+        lines.append(Text(f"  {name:<8}{sparkline(values)}  {said(most) if most else 'none'}"))
+    denied = ", ".join(f"{limit} {number(count)}" for limit, count in chart.denied.items())
+    lines.append(Text(f"  {'denied':<8}{denied or 'none'}"))
+    return lines
+
+
+def _as_of(view: QueueView) -> str:
+    if view.figures_as_of is None:
+        return "No worker has kept figures of this queue yet."
+    return f"Figures by key and by minute are as of {view.figures_as_of:%H:%M:%S} UTC."

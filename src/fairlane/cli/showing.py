@@ -1,0 +1,113 @@
+"""How a command shows what it has looked at: once or again and again, for people or as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from fairlane.store.protocol import Store
+
+__all__ = ["as_json_text", "look", "look_again", "print_lines", "tell"]
+
+T = TypeVar("T")
+Ask = Callable[["Store"], Awaitable[T]]
+Draw = Callable[[T, int], list["Text"]]
+"""The lines of a view, none wider than so many columns."""
+
+
+def as_json_text(view: Any) -> str:
+    import msgspec
+
+    return msgspec.json.encode(view).decode()
+
+
+def look(ask: Ask[T], app: str | None, url: str | None) -> T:
+    """Ask once, of the database that the options name."""
+    from fairlane.cli.choosing import app_named
+    from fairlane.cli.database import existing_store
+
+    async def asked() -> T:
+        async with existing_store(app_named(app, url)) as store:
+            return await ask(store)
+
+    return asyncio.run(asked())
+
+
+def print_lines(lines: list[Text]) -> None:
+    from fairlane.cli.drawing import make_console
+
+    console = make_console()
+    for line in lines:
+        console.print(line, soft_wrap=True)
+
+
+def tell(view: T, draw: Draw[T], as_json: bool) -> None:
+    """Print what was seen."""
+    from fairlane.cli.drawing import make_console
+
+    if as_json:
+        click.echo(as_json_text(view))
+    else:
+        print_lines(draw(view, make_console().width))
+
+
+def look_again(ask: Ask[T], draw: Draw[T], every: float, *, app: str | None, url: str | None, as_json: bool) -> None:
+    """Ask again and again: drawn in place on a terminal, and a block (or a JSON document) each in a pipe."""
+    from fairlane.cli.choosing import app_named
+    from fairlane.cli.database import existing_store
+    from fairlane.cli.drawing import make_console
+    from fairlane.cli.watching import Ticker, run_until_stopped, watch
+
+    console = make_console()
+
+    def show(view: T) -> None:
+        tell(view, draw, as_json)
+        if not as_json:
+            click.echo()
+
+    def lost(why: str) -> None:
+        click.echo(f"{why}; looking again", err=True)
+
+    async def in_a_pipe() -> None:
+        async with existing_store(app_named(app, url)) as store:
+            await watch(lambda: ask(store), show, lost, Ticker(every))
+
+    async def in_place() -> None:
+        from rich.console import Group
+        from rich.live import Live
+
+        async with existing_store(app_named(app, url)) as store:
+            with Live(console=console, auto_refresh=False, vertical_overflow="ellipsis") as live:
+                screen = Screen(lambda lines: live.update(Group(*lines), refresh=True))
+                await watch(
+                    lambda: ask(store),
+                    lambda view: screen.show(draw(view, console.width)),
+                    screen.lost,
+                    Ticker(every),
+                )
+
+    run_until_stopped(in_place if console.is_terminal and not as_json else in_a_pipe)
+
+
+class Screen:
+    """What is drawn in place. While the database cannot be reached, what was seen last stays, and says so."""
+
+    def __init__(self, draw: Callable[[list[Text]], None]) -> None:
+        self._draw = draw
+        self._seen: list[Text] = []
+
+    def show(self, lines: list[Text]) -> None:
+        self._seen = lines
+        self._draw(lines)
+
+    def lost(self, why: str) -> None:
+        from rich.text import Text
+
+        # At the top: what does not fit on the screen is cut off below.
+        self._draw([Text(f"{why}; looking again. This was seen last:", "bold red"), *self._seen])

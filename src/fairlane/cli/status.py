@@ -1,0 +1,115 @@
+"""`fairlane status`: is work flowing, who waits and why, and what to do about it, on one screen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from fairlane.cli.choosing import place_options
+from fairlane.cli.watching import watch_option
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from fairlane.operations.views import HeldView, Overview, QueueView, Totals
+
+__all__ = ["draw_queues", "status"]
+
+HEADINGS = ("QUEUE", "STATUS", "READY", "HELD", "RUN", "SCHED", "DEAD", "OLDEST", "/MIN", "FAIL")
+NUMBERS = HEADINGS[2:]
+
+
+@click.command()
+@watch_option
+@place_options
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object; with --watch, one a line.")
+def status(watch: float | None, app: str | None, url: str | None, as_json: bool) -> None:
+    """Say whether work flows, who waits and why, and which knob to turn. Looking changes nothing.
+
+    A queue is idle, flowing, limited (its limits hold back all that wait, as the policy wants it), lagging (jobs could
+    start and have no slot), paused, or stopped (no worker serves it). HELD are those of the READY ones that limits hold
+    back; /MIN and FAIL are starts and failures a minute, of the last five.
+
+    \b
+    Example:
+      fairlane status
+      fairlane status --watch 5
+      fairlane status --json | jq .totals
+    """
+    from fairlane.cli.showing import look, look_again, tell
+    from fairlane.operations import overview
+
+    if watch is None:
+        tell(look(overview, app, url), draw_status, as_json)
+    else:
+        look_again(overview, draw_status, watch, app=app, url=url, as_json=as_json)
+
+
+def draw_status(view: Overview, width: int) -> list[Text]:
+    from rich.text import Text
+
+    from fairlane.cli.drawing import hint_lines
+
+    lines = [Text(f"{view.now:%Y-%m-%d %H:%M:%S} UTC", "bold"), *_totals(view.totals, width), Text("")]
+    if not view.queues:
+        return [*lines, Text("no queue is known to this database yet")]
+    lines += draw_queues(view.queues, width)
+    if view.hints:
+        lines += [Text(""), Text("HINTS", "bold"), *hint_lines(view.hints, width)]
+    return lines
+
+
+def _totals(totals: Totals, width: int) -> list[Text]:
+    from fairlane.cli.drawing import counted, number, per_minute, wait, wrapped
+
+    held = f" ({number(totals.held_jobs)} held by limits)" if totals.held_jobs else ""
+    oldest = f"; the oldest waits for {wait(totals.oldest_wait)}" if totals.oldest_wait is not None else ""
+    late = f", {totals.workers_late} more gone silent" if totals.workers_late else ""
+    workers = "1 worker" if totals.workers == 1 else f"{totals.workers:,} workers"
+    said = (
+        f"{number(totals.ready)} ready{held}, {number(totals.running)} running, {counted(totals.scheduled)} scheduled, "
+        f"{counted(totals.dead)} dead",
+        f"{per_minute(totals.started_per_minute)} started, {per_minute(totals.ended_per_minute)} ended, "
+        f"{per_minute(totals.failed_per_minute)} failed a minute{oldest}",
+        f"{workers} with {number(totals.slots)} slots{late}",
+    )
+    return [line for text in said for line in wrapped(text, width, "")]
+
+
+def draw_queues(queues: list[QueueView], width: int) -> list[Text]:
+    """A line for each queue; under it, where something waits, its status in a sentence and who holds what back."""
+    from fairlane.cli.drawing import columns, wrapped
+
+    head, *rows = columns(HEADINGS, [_row(each) for each in queues], width, flexible=("QUEUE",), right=NUMBERS)
+    lines = [head]
+    for row, each in zip(rows, queues, strict=True):
+        lines.append(row)
+        if each.ready or each.is_paused:
+            lines += wrapped(each.words, width)
+        for held in each.held:
+            lines += wrapped(_held(held), width, "  - ", "    ")
+    return lines
+
+
+def _row(view: QueueView) -> tuple[str | Text, ...]:
+    from fairlane.cli.drawing import counted, number, per_minute, status_word, wait
+
+    return (
+        view.queue,
+        status_word(view.status),
+        number(view.ready),
+        number(view.held_jobs),
+        number(view.running),
+        counted(view.scheduled),
+        counted(view.dead),
+        wait(view.oldest_wait),
+        per_minute(view.started_per_minute),
+        per_minute(view.failed_per_minute),
+    )
+
+
+def _held(held: HeldView) -> str:
+    whose = "" if not held.by else " of 1 key" if held.keys == 1 else f" of {held.keys:,} keys"
+    jobs = "1 job" if held.jobs == 1 else f"{held.jobs:,} jobs"
+    return f"{jobs}{whose} held by {held.words}"

@@ -1,0 +1,140 @@
+"""`fairlane top`: keys as they come and go, on a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import click
+
+from fairlane.cli.choosing import place_options
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from fairlane.cli.watching import Ticker
+    from fairlane.operations.ranking import Ranking
+    from fairlane.store.protocol import Store
+
+__all__ = ["top"]
+
+SORTS = {"w": "waiting", "r": "running", "d": "done", "s": "started", "n": "name"}
+HELP = "w waiting  r running  d done  s started  n name  q quit"
+AROUND = 4
+"""Lines of the screen that are not keys: two above the headings and them, and one below."""
+IN_A_PIPE = 50
+
+
+@click.command()
+@click.argument("queue", required=False, metavar="[QUEUE]")
+@click.option("--by", metavar="KEYS", help="Which of the queue's keys.  [default: those of its turns]")
+@click.option("--sort", type=click.Choice(list(SORTS.values())), default="waiting", show_default=True)
+@click.option("--every", type=click.FloatRange(0.2, 3_600), default=2.0, show_default=True, help="Seconds.")
+@place_options
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object, once.")
+def top(
+    queue: str | None,
+    by: str | None,
+    sort: str,
+    every: float,
+    app: str | None,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Watch the keys of a queue, or of the busiest queues. Looking changes nothing.
+
+    On a terminal it is drawn anew every so often, and a key sorts it: w, r, d, s, n; q quits. In a pipe it prints once.
+    What the columns mean, `fairlane keys --help` says.
+
+    \b
+    Example:
+      fairlane top
+      fairlane top webhooks --by endpoint --sort running
+      fairlane top webhooks --json | jq '.keys[0]'
+    """
+    from fairlane.cli.keyboard import has_keyboard
+    from fairlane.cli.showing import look, tell
+    from fairlane.cli.watching import run_until_stopped
+    from fairlane.errors import ConfigurationError
+
+    if by and queue is None:
+        raise ConfigurationError("--by is about the keys of one queue; name it: fairlane top QUEUE --by …")
+    if has_keyboard() and not as_json:
+        run_until_stopped(lambda: _Top(queue, by, sort).run(every, app, url))
+        return
+    asked = _Top(queue, by, sort)
+    tell(look(lambda store: asked.ask(store, IN_A_PIPE), app, url), draw_ranking, as_json)
+
+
+class _Top:
+    """What is on the screen: which keys, in which order."""
+
+    def __init__(self, queue: str | None, by: str | None, sort: str) -> None:
+        self._queue, self._by, self._sort = queue, by, sort
+        self._is_left = asyncio.Event()
+
+    async def ask(self, store: Store, limit: int) -> Ranking:
+        from fairlane.operations import rank_keys
+
+        return await rank_keys(store, self._queue, self._by, sort=self._sort, limit=limit)
+
+    async def run(self, every: float, app: str | None, url: str | None) -> None:
+        from rich.console import Group
+        from rich.live import Live
+
+        from fairlane.cli.choosing import app_named
+        from fairlane.cli.database import existing_store
+        from fairlane.cli.drawing import make_console
+        from fairlane.cli.keyboard import pressed_keys
+        from fairlane.cli.showing import Screen
+        from fairlane.cli.watching import Ticker, watch
+
+        console, ticker = make_console(), Ticker(every)
+        async with existing_store(app_named(app, url)) as store:
+            with Live(console=console, auto_refresh=False, screen=True, vertical_overflow="crop") as live:
+                screen = Screen(lambda lines: live.update(Group(*lines), refresh=True))
+                with pressed_keys(lambda key: self._press(key, ticker)):
+                    watching = asyncio.create_task(
+                        watch(
+                            lambda: self.ask(store, max(1, console.height - AROUND)),
+                            lambda ranking: screen.show(draw_ranking(ranking, console.width, help=HELP)),
+                            screen.lost,
+                            ticker,
+                        )
+                    )
+                    await self._until_left(watching)
+
+    async def _until_left(self, watching: asyncio.Task[None]) -> None:
+        """Until somebody quits, or something goes wrong that looking again does not heal."""
+        leaving = asyncio.create_task(self._is_left.wait())
+        try:
+            await asyncio.wait({watching, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            watching.cancel()
+        if watching.done():
+            watching.result()
+
+    def _press(self, key: str, ticker: Ticker) -> None:
+        if key.lower() == "q":
+            self._is_left.set()
+        elif key.lower() in SORTS:
+            self._sort = SORTS[key.lower()]
+            ticker.hurry()
+
+
+def draw_ranking(ranking: Ranking, width: int, *, help: str = "") -> list[Text]:
+    from rich.text import Text
+
+    from fairlane.cli.drawing import printable
+    from fairlane.cli.keys import draw_keys
+
+    where = ", ".join(ranking.queues) or "no queue is known to this database yet"
+    more = f" and {ranking.left_out:,} queues with less to do" if ranking.left_out else ""
+    said = Text(f"{ranking.now:%H:%M:%S} UTC  {printable(where)}{more}  by {ranking.sort}", "bold")
+    said.truncate(width, overflow="ellipsis")
+    lines = [said, Text("")]
+    lines += draw_keys(ranking.keys, ranking.now, width, with_queue=len(ranking.queues) > 1)
+    if not ranking.keys:
+        lines.append(Text("nobody has a job here"))
+    return [*lines, Text(help, "dim")] if help else lines

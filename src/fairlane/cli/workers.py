@@ -1,0 +1,97 @@
+"""`fairlane workers`: who is there, what each does, and who has gone silent."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from fairlane.cli.choosing import place_options
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from rich.text import Text
+
+    from fairlane.operations.views import WorkerList, WorkerView
+
+__all__ = ["workers"]
+
+HEADINGS = ("WORKER", "STATE", "SLOTS", "WAIT", "UP", "SEEN", "CLOCK", "QUEUES")
+STYLES = {"well": "green", "stopping": "magenta", "unwell": "bold red", "late": "bold red"}
+
+
+@click.command()
+@click.option("--check", is_flag=True, help="End with status 1 if a worker is late or unwell.")
+@place_options
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+def workers(check: bool, app: str | None, url: str | None, as_json: bool) -> None:
+    """List the workers: slots in use, what they serve, when each was last heard of. Looking changes nothing.
+
+    A worker is well, stopping, unwell (a loop of it died), or late: it has missed several reports in a row, so it died
+    or stands still. One that stops as it should is listed no more; one that died is listed for a day. WAIT are jobs
+    that are claimed and have not started; CLOCK is how far the database's clock is ahead of the worker's.
+
+    \b
+    Example:
+      fairlane workers
+      fairlane workers --check
+      fairlane workers --json | jq '.workers[] | select(.is_late)'
+    """
+    from fairlane.cli.showing import look, tell
+    from fairlane.operations import list_workers
+
+    found = look(list_workers, app, url)
+    tell(found, draw_workers, as_json)
+    if check and any(_state(each) in ("late", "unwell") for each in found.workers):
+        sys.exit(1)
+
+
+def draw_workers(found: WorkerList, width: int) -> list[Text]:
+    from rich.text import Text
+
+    from fairlane.cli.drawing import columns, wrapped
+
+    if not found.workers:
+        return [Text("no worker has reported within the last day")]
+    right = ("SLOTS", "WAIT", "UP", "SEEN", "CLOCK")
+    rows = [_row(each, found.now) for each in found.workers]
+    head, *told = columns(HEADINGS, rows, width, flexible=("WORKER", "QUEUES"), right=right)
+    lines = [head]
+    for line, each in zip(told, found.workers, strict=True):
+        lines.append(line)
+        for loop, state in each.loops.items():
+            if state not in ("running", "ended"):
+                lines += wrapped(f"its loop {loop} died: {state}", width, "  ", "    ")
+    late = f"; {found.late:,} gone silent" if found.late else ""
+    lines.append(Text(f"{found.alive:,} alive, {found.running:,} of {found.slots:,} slots in use{late}"))
+    return lines
+
+
+def _state(worker: WorkerView) -> str:
+    if worker.is_late:
+        return "late"
+    if not worker.is_well:
+        return "unwell"
+    return "stopping" if worker.is_stopping else "well"
+
+
+def _row(worker: WorkerView, now: datetime) -> tuple[str | Text, ...]:
+    from rich.text import Text
+
+    from fairlane.cli.telling import ago
+    from fairlane.clock import as_instant
+
+    state, at = _state(worker), as_instant(now)
+    served = (f"{name}={weight:g}" if weight != 1 else name for name, weight in worker.queues.items())
+    return (
+        worker.name,
+        Text(state, STYLES[state]),
+        f"{worker.running}/{worker.concurrency}",
+        str(worker.waiting),
+        ago(as_instant(worker.started_at), at),
+        ago(as_instant(worker.seen_at), at),
+        f"{worker.clock_offset:+.1f}s",
+        ", ".join(served),
+    )

@@ -1,0 +1,189 @@
+"""Who somebody is, and what they may do. Nobody is let in who is not known."""
+
+from __future__ import annotations
+
+import hmac
+import inspect
+import secrets
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from binascii import Error as NotBase64
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import IntEnum
+from hashlib import sha256
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from fairlane.clock import SECOND, Clock, Instant
+from fairlane.dashboard.throttle import Throttle
+from fairlane.errors import ConfigurationError
+
+__all__ = ["COOKIE", "Access", "Authorize", "Role", "Visitor", "require", "visitor_of"]
+
+COOKIE = "fairlane_session"
+SESSION = 12 * 3_600 * SECOND
+LONGEST_NAME = 100
+SHORTEST_TOKEN = 8
+ACTOR_HEADER = "x-fairlane-actor"
+"""Who a program acts for, where it comes with a token."""
+
+
+class Role(IntEnum):
+    """What a visitor may do. Each may do what those below may."""
+
+    VIEWER = 1
+    OPERATOR = 2
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """Somebody who was let in: `name` is who the audit says has acted."""
+
+    name: str
+    role: Role = Role.VIEWER
+    session: str = ""
+    """What forms are bound to."""
+    expires_at: Instant | None = None
+
+    @property
+    def may_act(self) -> bool:
+        return self.role >= Role.OPERATOR
+
+
+Authorize = Callable[[Request], "Visitor | Awaitable[Visitor | None] | None"]
+
+
+class _Session(msgspec.Struct, frozen=True, array_like=True):
+    """What the cookie says. It is signed, not sealed: there is nothing secret in it."""
+
+    id: str
+    name: str
+    role: int
+    expires_at: Instant
+
+
+class Access:
+    """Tokens, sessions and what is bound to them. Nothing is kept on the server: the cookie says all, and is signed."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        token: str | None = None,
+        viewer_token: str | None = None,
+        authorize: Authorize | None = None,
+    ) -> None:
+        for name, given in (("token", token), ("viewer_token", viewer_token)):
+            if given is not None and len(given) < SHORTEST_TOKEN:
+                raise ConfigurationError(f"{name}: give at least {SHORTEST_TOKEN} characters; whoever guesses it is in")
+        if token is not None and token == viewer_token:
+            raise ConfigurationError("token and viewer_token are the same; viewers would be operators")
+        if token is None and viewer_token is None and authorize is None:
+            raise ConfigurationError(
+                "the dashboard is closed by default: give token=…, or authorize=… to let your own app say who may enter"
+            )
+        self.authorize = authorize
+        self.throttle = Throttle(clock)
+        # A program with an old token asks every few seconds and must not lock people out; who guesses asks far oftener.
+        self.program_throttle = Throttle(clock, of_one_address=60, of_all=None)
+        self._clock = clock
+        self._tokens = [
+            (given.encode(), role)
+            for given, role in ((token, Role.OPERATOR), (viewer_token, Role.VIEWER))
+            if given is not None
+        ]
+        # Whoever changes a token ends every session with it. Several processes with the same tokens know each other's.
+        secret = b"\0".join(given for given, _ in self._tokens) or secrets.token_bytes(32)
+        self._key = hmac.digest(secret, b"fairlane dashboard session", "sha256")
+
+    # Letting in.
+
+    async def admit(self, request: Request) -> Visitor | None:
+        """Who sends this, or nobody."""
+        if self.authorize is not None:
+            found = self.authorize(request)
+            visitor = await found if inspect.isawaitable(found) else found
+            return None if visitor is None else Visitor(visitor.name, visitor.role, f"host:{visitor.name}")
+        if "authorization" in request.headers:
+            # Whoever shows a token is taken by it alone: a cookie that came along does not help a wrong one.
+            return self._by_token(request)
+        return self._by_session(request.cookies.get(COOKIE))
+
+    def role_of(self, token: str) -> Role | None:
+        """Compares with every token in full, however much of it is right."""
+        given = token.encode(errors="surrogatepass")
+        found = None
+        for known, role in self._tokens:
+            if hmac.compare_digest(given, known):
+                found = role
+        return found
+
+    def _by_token(self, request: Request) -> Visitor | None:
+        scheme, _, token = request.headers["authorization"].partition(" ")
+        role = self.role_of(token.strip()) if scheme.lower() == "bearer" else None
+        return None if role is None else Visitor(_acting_for(request.headers.get(ACTOR_HEADER, "")), role)
+
+    # Sessions.
+
+    def open_session(self, name: str, role: Role) -> str:
+        """A cookie's value."""
+        session = _Session(secrets.token_urlsafe(16), name[:LONGEST_NAME], role, self._clock.now() + SESSION)
+        said = urlsafe_b64encode(msgspec.json.encode(session)).decode().rstrip("=")
+        return f"{said}.{self._signed('session', said)}"
+
+    def _by_session(self, cookie: str | None) -> Visitor | None:
+        said, _, signature = (cookie or "").partition(".")
+        if not said or not _is_same(signature, self._signed("session", said)):
+            return None
+        try:
+            session = msgspec.json.decode(urlsafe_b64decode(said + "=" * (-len(said) % 4)), type=_Session)
+            role = Role(session.role)
+        except (msgspec.DecodeError, NotBase64, ValueError):
+            return None
+        if session.expires_at <= self._clock.now():
+            return None
+        return Visitor(session.name, role, session.id, session.expires_at)
+
+    def form_token(self, visitor: Visitor) -> str:
+        """What every form of this visitor carries, so that nobody else can have it sent."""
+        return self._signed("form", visitor.session)
+
+    def is_own_form(self, visitor: Visitor, token: str) -> bool:
+        return bool(visitor.session) and _is_same(token, self.form_token(visitor))
+
+    def _signed(self, purpose: str, text: str) -> str:
+        return hmac.new(self._key, f"{purpose}\0{text}".encode(), sha256).hexdigest()
+
+
+def _acting_for(said: str) -> str:
+    """The name of a program. Whom it says it acts for stands behind `api:`, so that nobody takes it for a person."""
+    with suppress(UnicodeError):
+        said = said.encode("latin-1").decode()  # a header is bytes, and programs mean UTF-8
+    name = "".join(sign for sign in said if sign.isprintable()).strip()
+    return f"api:{name}"[:LONGEST_NAME] if name else "api"
+
+
+def visitor_of(request: Request) -> Visitor:
+    """Who asks. Every request that comes to a page has one; see `doorkeeper`."""
+    visitor: Visitor | None = getattr(request.state, "visitor", None)
+    if visitor is None:
+        raise HTTPException(401, "log in first")
+    return visitor
+
+
+def require(request: Request, role: Role) -> Visitor:
+    """Who asks, if they may do this much."""
+    visitor = visitor_of(request)
+    if visitor.role < role:
+        raise HTTPException(403, f"this takes the role {role}; you are {visitor.name}, a {visitor.role}")
+    return visitor
+
+
+def _is_same(given: str, wanted: str) -> bool:
+    return hmac.compare_digest(given.encode(errors="surrogatepass"), wanted.encode())

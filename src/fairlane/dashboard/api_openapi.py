@@ -1,0 +1,191 @@
+"""`openapi.json`: the table of operations and the shapes of what is sent and answered, as OpenAPI 3.1 has them."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from importlib.metadata import version
+from textwrap import dedent
+from typing import Any
+
+import msgspec
+
+from fairlane.dashboard.access import ACTOR_HEADER, COOKIE, LONGEST_NAME, Role
+from fairlane.dashboard.api_answers import ErrorAnswer
+from fairlane.dashboard.api_operations import OPERATIONS, Operation
+from fairlane.dashboard.api_refusing import CODES
+
+__all__ = ["describe_api"]
+
+Schema = dict[str, Any]
+
+REF = "#/components/schemas/{name}"
+QUEUE = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9_.-]{0,119}$"}
+PLACES: dict[str, Schema] = {"queue": QUEUE, "job": {"type": "string", "format": "uuid"}}
+LOOKING_FAILS = (400, 401, 414, 422, 429, 503)
+ACTING_FAILS = (400, 401, 403, 408, 409, 413, 414, 415, 422, 429, 503)
+SECURITY = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "The token that the dashboard was started with."},
+    "session": {"type": "apiKey", "in": "cookie", "name": COOKIE, "description": "What the login form sets."},
+    "csrf": {
+        "type": "apiKey",
+        "in": "header",
+        "name": "X-CSRF-Token",
+        "description": "With a session, for everything but looking: the token that each page carries.",
+    },
+}
+ACTOR = {
+    "name": ACTOR_HEADER.title(),
+    "in": "header",
+    "required": False,
+    "description": "Who a program acts for. The audit has it behind `api:`; nothing else depends on it.",
+    "schema": {"type": "string", "maxLength": LONGEST_NAME, "pattern": "^[ -~]*$"},
+}
+
+
+@lru_cache(maxsize=16)
+def describe_api(root: str = "/api") -> Schema:
+    """The whole description, for an API that is mounted at `root`."""
+    sent = _components([each.body for each in OPERATIONS if each.body is not None], is_sent=True)
+    asked = _components([each.query for each in OPERATIONS], is_sent=True)
+    told = _components([*(each.answer for each in OPERATIONS), ErrorAnswer], is_sent=False)
+    queries = {each.query.__name__: asked.pop(each.query.__name__, {}) for each in OPERATIONS}
+    paths: dict[str, Schema] = {}
+    for each in OPERATIONS:
+        paths.setdefault(each.path, {})[each.method.lower()] = _operation(each, queries[each.query.__name__])
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Fairlane",
+            "version": version("fairlane"),
+            "description": "What the dashboard shows and does. Times are in ISO 8601 (UTC), durations in seconds.",
+        },
+        "servers": [{"url": root}],
+        "security": [{"bearer": []}, {"session": []}],
+        "tags": [{"name": "looking"}, {"name": "acting"}],
+        "paths": paths,
+        "components": {"schemas": {**sent, **asked, **told}, "securitySchemes": SECURITY},
+    }
+
+
+def _operation(each: Operation, query: Schema) -> Schema:
+    told: Schema = {
+        "operationId": each.name,
+        "summary": each.summary,
+        "tags": ["acting" if each.role is Role.OPERATOR else "looking"],
+        "description": f"For {each.role}s.",
+        "parameters": [*_places(each.path), *_parameters(query)],
+        "responses": {"200": _response("What was asked for.", _ref(each.answer)), **_failures(each)},
+    }
+    if each.body is not None:
+        told["requestBody"] = {"required": True, "content": {"application/json": {"schema": _ref(each.body)}}}
+        told["security"] = [{"bearer": []}, {"session": [], "csrf": []}]
+    if each.role is Role.OPERATOR:
+        told["parameters"].append(ACTOR)
+    return told
+
+
+def _places(path: str) -> Iterator[Schema]:
+    for name, schema in PLACES.items():
+        if f"{{{name}}}" in path:
+            yield {"name": name, "in": "path", "required": True, "schema": schema}
+
+
+def _parameters(query: Schema) -> Iterator[Schema]:
+    for name, schema in query.get("properties", {}).items():
+        shown = _without_null(schema)
+        description = shown.pop("description", None)
+        yield {
+            "name": name,
+            "in": "query",
+            "required": name in query["required"],
+            **({"description": description} if description else {}),
+            "schema": shown,
+        }
+
+
+def _without_null(schema: Schema) -> Schema:
+    """A parameter that is not given is left out: there is no null in a query."""
+    kinds = [each for each in schema.get("anyOf", []) if each != {"type": "null"}]
+    rest = {name: value for name, value in schema.items() if name != "anyOf" and (name, value) != ("default", None)}
+    return {**kinds[0], **rest} if len(kinds) == 1 else {**rest, "anyOf": kinds} if kinds else rest
+
+
+def _failures(each: Operation) -> Schema:
+    usual = LOOKING_FAILS if each.method == "GET" else ACTING_FAILS
+    statuses = sorted({*usual, *each.fails, *([404] if each.is_for_one else [])})
+    error = _ref(ErrorAnswer)
+    return {str(status): _response(f"`{CODES[status]}`", error) for status in statuses}
+
+
+def _response(words: str, schema: Schema) -> Schema:
+    return {"description": words, "content": {"application/json": {"schema": schema}}}
+
+
+def _ref(wanted: type) -> Schema:
+    (found,), _ = msgspec.json.schema_components([wanted], ref_template=REF)
+    return found
+
+
+def _components(types: Iterable[type], *, is_sent: bool) -> dict[str, Schema]:
+    _, found = msgspec.json.schema_components(list(types), ref_template=REF)
+    classes = {each.__name__: each for each in _classes(types)}
+    for name, schema in found.items():
+        properties = schema.get("properties", {})
+        for member, words in _members(classes.get(name)).items():
+            if member in properties:
+                properties[member]["description"] = words
+        if not is_sent and properties:
+            # What may be left out by those who send is always there in what we say, unless it is declared otherwise.
+            schema["required"] = [each for each in properties if each not in _optional(classes.get(name))]
+            for each in properties.values():
+                each.pop("default", None)
+    return dict(found)
+
+
+def _classes(types: Iterable[Any]) -> Iterator[type]:
+    """Every class that these are made of."""
+    seen: set[type] = set()
+    waiting: list[Any] = [msgspec.inspect.type_info(each) for each in types]
+    while waiting:
+        info = waiting.pop()
+        found = getattr(info, "cls", None)
+        if found is not None:
+            if found in seen:
+                continue
+            seen.add(found)
+            yield found
+        waiting += _parts(info)
+
+
+def _parts(info: Any) -> Sequence[Any]:
+    fields = [field.type for field in getattr(info, "fields", ())]
+    one = [part for name in ("item_type", "key_type", "value_type") if (part := getattr(info, name, None)) is not None]
+    return [*fields, *one, *getattr(info, "types", ()), *getattr(info, "item_types", ())]
+
+
+def _optional(wanted: type | None) -> set[str]:
+    if wanted is None or not issubclass(wanted, msgspec.Struct):
+        return set()
+    return {field.encode_name for field in msgspec.structs.fields(wanted) if field.default is msgspec.UNSET}
+
+
+@lru_cache(maxsize=256)
+def _members(wanted: type | None) -> Mapping[str, str]:
+    """What the docstring below each member says."""
+    words: dict[str, str] = {}
+    for each in reversed(wanted.__mro__ if wanted is not None else ()):
+        if not each.__module__.startswith("fairlane."):
+            continue
+        try:
+            body = ast.parse(dedent(inspect.getsource(each))).body[0]
+        except (OSError, TypeError, SyntaxError):
+            continue  # installed without its source: the names must do
+        assert isinstance(body, ast.ClassDef)
+        for member, after in zip(body.body, body.body[1:], strict=False):
+            match member, after:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    words[name] = " ".join(text.split())
+    return words

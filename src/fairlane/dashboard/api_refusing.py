@@ -1,0 +1,98 @@
+"""Every answer of the JSON API that is not 200: one shape, and codes that stay."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from fairlane.errors import (
+    ConfigurationError,
+    FairlaneError,
+    InvalidJob,
+    InvalidValue,
+    JobNotFound,
+    SchemaError,
+    StoreUnavailable,
+    UnknownQueue,
+    UnknownTask,
+)
+
+__all__ = ["CODES", "Refusal", "refusal_of", "refused"]
+
+log = logging.getLogger("fairlane.dashboard")
+
+CODES = {
+    400: "malformed",
+    401: "unauthorized",
+    403: "forbidden",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "too_slow",
+    409: "conflict",
+    413: "too_large",
+    414: "too_long",
+    415: "unsupported_media_type",
+    422: "invalid",
+    429: "busy",
+    500: "fault",
+    503: "unavailable",
+}
+"""The usual code of each status."""
+
+
+class Refusal(Exception):
+    """Why a request is not carried out."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        remedy: str | None = None,
+        field: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.remedy = remedy
+        self.field = field
+        self.headers = dict(headers or {})
+
+
+def refusal_of(error: Exception) -> Refusal:
+    """What an error comes to. Of one that nobody expected only an id is told; the log has the rest under it."""
+    match error:
+        case Refusal():
+            return error
+        case HTTPException(status_code=status, detail=detail):
+            return Refusal(status, CODES.get(status, "refused"), detail, headers=error.headers)
+        case JobNotFound() | UnknownQueue() | UnknownTask():
+            return Refusal(404, "not_found", str(error))
+        case SchemaError() | StoreUnavailable() | TimeoutError():
+            return Refusal(503, "unavailable", str(error) or "it took too long", headers={"Retry-After": "5"})
+        case ConfigurationError() | InvalidJob() | InvalidValue():
+            return Refusal(422, "invalid", str(error))
+        case FairlaneError():
+            return Refusal(409, "conflict", str(error))
+    incident = secrets.token_hex(8)
+    log.error("incident %s", incident, exc_info=error)
+    return Refusal(
+        500, "fault", f"something went wrong here: incident {incident}", remedy="the log of the dashboard says what"
+    )
+
+
+def refused(refusal: Refusal) -> Response:
+    """The envelope."""
+    told: dict[str, Any] = {"code": refusal.code, "message": refusal.message}
+    told |= {name: value for name in ("remedy", "field") if (value := getattr(refusal, name)) is not None}
+    body = msgspec.json.encode({"error": told})
+    return Response(body, refusal.status, media_type="application/json", headers=refusal.headers)

@@ -1,0 +1,260 @@
+"""The dashboard as a whole: its routes, and what they share."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.applications import Starlette
+from starlette.datastructures import QueryParams
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from fairlane.app import App
+from fairlane.dashboard.access import Access, Authorize, Role, visitor_of
+from fairlane.dashboard.acting import deed_routes
+from fairlane.dashboard.contents import DEEDS, PAGES
+from fairlane.dashboard.doorkeeper import Doorkeeper, path_of, root_of, wants_json
+from fairlane.dashboard.live import INTERVALS, EventStream, Live
+from fairlane.dashboard.page import Ask, Page, Redact
+from fairlane.dashboard.rendering import Rendering, address, fingerprint
+from fairlane.dashboard.signing_in import login_routes
+from fairlane.errors import (
+    ConfigurationError,
+    FairlaneError,
+    InvalidJob,
+    InvalidValue,
+    JobNotFound,
+    StoreUnavailable,
+    UnknownQueue,
+)
+from fairlane.operations import Operations
+
+__all__ = ["Dashboard", "create_dashboard", "dashboard_of"]
+
+log = logging.getLogger("fairlane.dashboard")
+
+LONGEST_QUERY = 4_000
+
+
+def create_dashboard(
+    app: App,
+    *,
+    token: str | None = None,
+    viewer_token: str | None = None,
+    authorize: Authorize | None = None,
+    redact: Redact | None = None,
+    operations: Operations | None = None,
+) -> Starlette:
+    """The dashboard of an app's database: an ASGI app to be served by itself or mounted at any path.
+
+    It is closed by default. People log in with `token` (role operator) or `viewer_token`; or `authorize(request)`,
+    async or not, says who somebody is (a `Visitor`), and `None` keeps them out. `redact(job, payload)` returns what may
+    be seen of a payload or a result.
+    """
+    access = Access(app.clock, token=token, viewer_token=viewer_token, authorize=authorize)
+    dashboard = Dashboard(app, operations or app.operations, access, Rendering(), Live(app.clock), redact)
+    built = Starlette(
+        routes=_routes(dashboard),
+        middleware=[Middleware(Doorkeeper, access=access)],
+        exception_handlers={
+            HTTPException: _tell_http_error,
+            FairlaneError: _tell_fairlane_error,
+            500: _tell_fault,
+        },
+    )
+    built.state.dashboard = dashboard
+    return built
+
+
+@dataclass(frozen=True, slots=True)
+class Dashboard:
+    """What all routes share: `dashboard_of(request)`."""
+
+    app: App
+    operations: Operations
+    access: Access
+    rendering: Rendering
+    live: Live
+    redact: Redact | None = None
+
+    def frame(self, request: Request) -> dict[str, Any]:
+        """What the layout needs, whatever the page."""
+        visitor = visitor_of(request)
+        root = root_of(request)
+        return {
+            "root": root,
+            "url": lambda path, **query: address(root, path, **query),
+            "visitor": visitor,
+            "may_act": visitor.may_act,
+            "csrf": self.access.form_token(visitor),
+            "has_login": self.access.authorize is None,
+            "navigation": [page for page in PAGES if page.shortcut],
+            "nav": None,
+            "live": None,
+            "intervals": INTERVALS,
+            "now": self.app.clock.now(),
+        }
+
+    def answer(self, request: Request, template: str, title: str, shown: dict[str, Any], status: int = 200) -> Response:
+        """A page that is for this visitor only, and is not followed."""
+        frame = {**self.frame(request), "title": title}
+        main = self.rendering.part(template, {**frame, **shown})
+        return HTMLResponse(self.rendering.whole(main, frame), status)
+
+    async def show(self, page: Page, ask: Ask) -> dict[str, Any]:
+        """What the template of a page is given. It is the same for everybody with the same role."""
+        shown = await page.look(ask)
+        return {
+            "title": page.title,
+            "ask": ask,
+            "root": ask.root,
+            "url": lambda path, **query: address(ask.root, path, **query),
+            "may_act": ask.may_act,
+            "now": ask.now,
+            "here": ask.here,
+            **shown,
+        }
+
+    async def ask(self, page_values: dict[str, str], path: str, query: QueryParams, role: Role, root: str) -> Ask:
+        return Ask(
+            app=self.app,
+            operations=self.operations,
+            role=role,
+            root=root,
+            path=path,
+            values=page_values,
+            query=query,
+            now=await self.operations.now(),
+            redact=self.redact,
+        )
+
+
+def dashboard_of(request: Request) -> Dashboard:
+    """The dashboard that a request came to."""
+    found: Dashboard = request.app.state.dashboard
+    return found
+
+
+def _routes(dashboard: Dashboard) -> list[BaseRoute]:
+    routes: list[BaseRoute] = [
+        Mount("/static", StaticFiles(packages=[("fairlane.dashboard", "static")]), name="static"),
+        Route("/healthz", _healthz, methods=["GET"]),
+        Route("/readyz", _readyz, methods=["GET"]),
+        Route("/live", _live, methods=["GET"]),
+        *login_routes(dashboard),
+        *deed_routes(dashboard, DEEDS),
+        *_api_routes(),
+    ]
+    return [*routes, *(Route(page.path, _page_endpoint(page), methods=["GET"]) for page in PAGES)]
+
+
+def _api_routes() -> Sequence[BaseRoute]:
+    """The JSON API, where it is part of the package."""
+    if find_spec("fairlane.dashboard.api") is None:
+        return ()
+    from importlib import import_module
+
+    found: Sequence[BaseRoute] = import_module("fairlane.dashboard.api").routes()
+    return found
+
+
+def _page_endpoint(page: Page) -> Any:
+    async def endpoint(request: Request) -> Response:
+        dashboard = dashboard_of(request)
+        if len(request.url.query) > LONGEST_QUERY:
+            raise HTTPException(414, "the address is too long")
+        visitor = visitor_of(request)
+        values = {name: str(value) for name, value in request.path_params.items()}
+        ask = await dashboard.ask(values, path_of(request), request.query_params, visitor.role, root_of(request))
+        shown = await dashboard.show(page, ask)
+        main = dashboard.rendering.part(page.template, shown)
+        frame = {**dashboard.frame(request), "title": shown["title"], "nav": page.nav, "now": ask.now}
+        frame["live"] = fingerprint(main) if page.is_live else None
+        return HTMLResponse(dashboard.rendering.whole(main, frame))
+
+    return endpoint
+
+
+async def _live(request: Request) -> Any:
+    """The main part of a page, whenever it has changed."""
+    dashboard, visitor = dashboard_of(request), visitor_of(request)
+    wanted = urlsplit(request.query_params.get("page", "/"))
+    every = request.query_params.get("every", "5")
+    if every not in map(str, INTERVALS) or len(request.url.query) > LONGEST_QUERY:
+        raise HTTPException(400, f"every: one of {', '.join(map(str, INTERVALS))}")
+    found = [(page, values) for page in PAGES if page.is_live and (values := page.values_of(wanted.path)) is not None]
+    if not found:
+        raise HTTPException(404, "there is no such page")
+    if dashboard.live.is_full:
+        raise HTTPException(503, "too many pages are open")
+    (page, values), query, root = found[0], QueryParams(wanted.query), root_of(request)
+
+    async def render() -> str:
+        ask = await dashboard.ask(values, wanted.path, query, visitor.role, root)
+        return dashboard.rendering.part(page.template, await dashboard.show(page, ask))
+
+    return EventStream(
+        dashboard.live,
+        (root, wanted.path, str(query), visitor.role),
+        render,
+        every=int(every),
+        seen=request.headers.get("last-event-id") or request.query_params.get("seen", ""),
+        ends_at=visitor.expires_at,
+    )
+
+
+async def _healthz(request: Request) -> Response:
+    return PlainTextResponse("ok\n")
+
+
+async def _readyz(request: Request) -> Response:
+    """Whether the database answers. Why it does not is told to those who are let in, and to the log."""
+    try:
+        await dashboard_of(request).operations.now()
+    except Exception as error:
+        log.warning("not ready: %s", error)
+        return PlainTextResponse("not ready\n", 503)
+    return PlainTextResponse("ok\n")
+
+
+async def _tell_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _told(request, error.status_code, error.detail)
+
+
+async def _tell_fairlane_error(request: Request, error: Exception) -> Response:
+    match error:
+        case JobNotFound() | UnknownQueue():
+            status = 404
+        case StoreUnavailable():
+            status = 503
+        case ConfigurationError() | InvalidJob() | InvalidValue():
+            status = 400
+        case _:
+            status = 409
+    return _told(request, status, str(error))
+
+
+async def _tell_fault(request: Request, error: Exception) -> Response:
+    return _told(request, 500, "something went wrong here; the log of the dashboard says what")
+
+
+def _told(request: Request, status: int, message: str) -> Response:
+    if wants_json(request):
+        return JSONResponse({"error": {"code": _CODES.get(status, "error"), "message": message}}, status)
+    if getattr(request.state, "visitor", None) is None:
+        return PlainTextResponse(f"{message}\n", status)
+    shown = {"status": status, "message": message}
+    return dashboard_of(request).answer(request, "error.html", f"{status}", shown, status)
+
+
+_CODES = {400: "invalid", 401: "unauthorized", 403: "forbidden", 404: "not_found", 409: "conflict", 503: "unavailable"}

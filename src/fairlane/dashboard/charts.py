@@ -1,0 +1,78 @@
+"""What a view says, as the browser draws it: the numbers as they are, and how they are to look."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from fairlane.operations.views import Chart
+
+__all__ = ["denial_chart", "hours_chart", "sparkline", "throughput_chart", "wait_chart"]
+
+MOST_SERIES = 4
+HOUR = 3_600
+
+
+def _series(label: str, values: Sequence[float], **look: Any) -> dict[str, Any]:
+    return {"label": label, "values": [round(value, 3) for value in values], **look}
+
+
+def _minutes(chart: Chart) -> list[float]:
+    return [each.at.timestamp() for each in chart.minutes]
+
+
+def throughput_chart(chart: Chart) -> dict[str, Any]:
+    """Arrivals, ends and failures, by minute."""
+    minutes = chart.minutes
+    return {
+        "x": _minutes(chart),
+        "series": [
+            _series("ended", [each.ended for each in minutes], color="series-1", fill=True),
+            _series("arrived", [each.arrived for each in minutes], color="series-4", dash=[4, 3]),
+            _series("failed", [each.failed for each in minutes], color="series-2"),
+        ],
+    }
+
+
+def wait_chart(chart: Chart) -> dict[str, Any]:
+    """How long those that started had waited."""
+    minutes = chart.minutes
+    return {
+        "x": _minutes(chart),
+        "unit": "s",
+        "series": [
+            _series("longest wait", [each.longest_wait for each in minutes], color="series-3", dash=[4, 3]),
+            _series("mean wait", [each.mean_wait for each in minutes], color="series-1", fill=True),
+        ],
+    }
+
+
+def denial_chart(chart: Chart) -> dict[str, Any]:
+    """How often the limits that did so most turned somebody away."""
+    return {
+        "x": _minutes(chart),
+        "series": [
+            _series(limit, [each.denied.get(limit, 0) for each in chart.minutes])
+            for limit in list(chart.denied)[:MOST_SERIES]
+        ],
+    }
+
+
+def hours_chart(now: datetime, done: Sequence[int], failed: Sequence[int]) -> dict[str, Any]:
+    """What ended of a key, by hour."""
+    last = int(now.timestamp()) // HOUR * HOUR
+    return {
+        "x": [last - HOUR * (len(done) - 1 - number) for number in range(len(done))],
+        "series": [
+            _series("ended", done, color="series-1", fill=True),
+            _series("failed", failed, color="series-2"),
+        ],
+    }
+
+
+def sparkline(values: Sequence[float], width: float = 100.0, height: float = 20.0) -> str:
+    """The points of a line through these values, the highest at the top."""
+    top = max(values, default=0) or 1
+    step = width / max(1, len(values) - 1)
+    return " ".join(f"{number * step:.1f},{height - value / top * height:.1f}" for number, value in enumerate(values))

@@ -1,0 +1,61 @@
+"""Which jobs a page or a deed is about: the fields that say so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from starlette.exceptions import HTTPException
+
+from fairlane.dashboard.page import keys_from
+from fairlane.errors import ConfigurationError
+from fairlane.job import State
+from fairlane.operations import LIMIT, JobFilter, Selection
+from fairlane.policy.keys import canonical_keys
+
+__all__ = ["MOST_AT_ONCE", "filter_from", "job_from", "limit_from", "selection_from", "shown_filter"]
+
+MOST_AT_ONCE = 10_000
+FIELDS = ("queue", "state", "task", "key")
+
+
+def job_from(text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        raise HTTPException(404, f"{text!r} is not the id of a job") from None
+
+
+def filter_from(fields: Mapping[str, str], **always: Any) -> JobFilter:
+    """`queue`, `state`, `task` and `key` (`account=acme, region=eu`); what is empty does not matter."""
+    given = {name: value for name in FIELDS if (value := fields.get(name, "").strip())}
+    state = given.get("state")
+    if state is not None and state not in map(str, State):
+        raise ConfigurationError(f"{state!r} is not a state; those are {', '.join(map(str, State))}")
+    wanted: dict[str, Any] = {
+        "queue": given.get("queue"),
+        "task": given.get("task"),
+        "state": None if state is None else State[state.upper()],
+        "keys": canonical_keys(keys_from([given.get("key", "")])),
+    }
+    return JobFilter(**{**wanted, **always})
+
+
+def shown_filter(fields: Mapping[str, str]) -> dict[str, str]:
+    """What a form shows again, and a link carries on."""
+    return {name: fields.get(name, "").strip() for name in FIELDS}
+
+
+def selection_from(fields: Mapping[str, str], **always: Any) -> Selection:
+    """The job that is named, or all that fit."""
+    named = fields.get("job", "").strip()
+    found: Sequence[UUID] | JobFilter = [job_from(named)] if named else filter_from(fields, **always)
+    return found
+
+
+def limit_from(fields: Mapping[str, str]) -> int:
+    text = fields.get("limit", "").strip() or str(LIMIT)
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_AT_ONCE:
+        raise ConfigurationError(f"at most: give a number from 1 to {MOST_AT_ONCE:,}, not {text!r}")
+    return int(text)

@@ -1,0 +1,190 @@
+"""What stands before every page: who is let in, which requests are taken for their own, how much may be sent."""
+
+from __future__ import annotations
+
+import asyncio
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from fairlane.dashboard.access import Access, Role, Visitor
+
+__all__ = ["LARGEST_BODY", "Doorkeeper", "form_of", "path_of", "refused", "root_of", "wants_json"]
+
+LARGEST_BODY = 1024 * 1024
+SLOWEST_BODY = 30.0
+"""Seconds that a body may take to arrive."""
+MOST_FIELDS = 1_000
+SAFE = {"GET", "HEAD", "OPTIONS"}
+OPEN = ("/static/", "/login", "/healthz", "/readyz")
+"""What strangers see."""
+OPEN_TO_VIEWERS = ("/logout", "/try", "/api/simulate")
+"""What may be sent without changing anything."""
+LOGIN = "/login"
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "X-Frame-Options": "DENY",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+
+
+class Doorkeeper:
+    """The outermost layer of the dashboard. A route that forgets to ask who comes is closed all the same."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        path = path_of(request)
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+                if not path.startswith("/static/"):
+                    headers["Cache-Control"] = "no-store"
+            await send(message)
+
+        refusal, body = await self._look_at(request, path)
+        if refusal is not None:
+            await refusal(scope, receive, guarded)
+            return
+        await self._app(scope, receive if body is None else _again(body, receive), guarded)
+
+    async def _look_at(self, request: Request, path: str) -> tuple[Response | None, bytes | None]:
+        """What is answered instead, or nothing; and the body, if it was read: of nobody who is not let in."""
+        is_safe = request.method in SAFE
+        is_bearer = request.headers.get("authorization", "").lower().startswith("bearer ")
+        if not is_safe and not is_bearer and not _is_same_origin(request.headers):
+            return refused(request, 403, "cross_site", "this was sent by another site"), None
+        visitor = None
+        if not path.startswith(OPEN):
+            address = request.client.host if request.client is not None else ""
+            if is_bearer and (wait := self._access.program_throttle.wait(address)):
+                answer = refused(request, 429, "busy", f"too many wrong tokens; try again in {wait} s")
+                answer.headers["Retry-After"] = str(wait)
+                return answer, None
+            visitor = await self._access.admit(request)
+            if visitor is None:
+                if is_bearer:
+                    self._access.program_throttle.failed(address)
+                return self._stranger(request), None
+            request.state.visitor = visitor
+        if is_safe:
+            return None, None
+        if visitor is not None and visitor.role < Role.OPERATOR and path not in OPEN_TO_VIEWERS:
+            why = f"this takes the role {Role.OPERATOR}; you are {visitor.name}, a {visitor.role}"
+            return refused(request, 403, "forbidden", why), None
+        try:
+            async with asyncio.timeout(SLOWEST_BODY):
+                body = await _bounded_body(request)
+        except TimeoutError:
+            return refused(request, 408, "too_slow", f"send all of it within {SLOWEST_BODY:.0f} s"), None
+        except ClientDisconnect:
+            return refused(request, 400, "malformed", "the body ended too early"), None
+        if body is None:
+            return refused(request, 413, "too_large", f"send at most {LARGEST_BODY:,} bytes"), None
+        if visitor is not None and not is_bearer and not self._is_own(request, visitor, body):
+            why = "the form is of another session; reload the page and try again"
+            return refused(request, 403, "forged", why), None
+        return None, body
+
+    def _is_own(self, request: Request, visitor: Visitor, body: bytes) -> bool:
+        token = request.headers.get("x-csrf-token") or form_of(request, body).get("csrf", "")
+        return self._access.is_own_form(visitor, token)
+
+    def _stranger(self, request: Request) -> Response:
+        if self._access.authorize is not None or wants_json(request):
+            answer = refused(request, 401, "unauthorized", "log in, or send the token as Authorization: Bearer")
+            answer.headers["WWW-Authenticate"] = "Bearer"
+            return answer
+        path = path_of(request)
+        asked = f"{path}?{request.url.query}" if request.url.query else path
+        then = urlencode({"next": asked}) if asked not in ("", "/") else ""
+        return RedirectResponse(f"{root_of(request)}{LOGIN}{'?' if then else ''}{then}", 303)
+
+
+def root_of(request: Request) -> str:
+    """The path that the dashboard is mounted at, without a slash at its end."""
+    return str(request.scope.get("root_path", "")).rstrip("/")
+
+
+def path_of(request: Request) -> str:
+    """The path below that."""
+    path, root = str(request.scope["path"]), root_of(request)
+    return path.removeprefix(root) if path == root or path.startswith(f"{root}/") else path
+
+
+def wants_json(request: Request) -> bool:
+    """Whether a program asks, and not a person."""
+    path = path_of(request)
+    return path == "/api" or path.startswith("/api/") or "hx-request" in request.headers
+
+
+def refused(request: Request, status: int, code: str, message: str) -> Response:
+    """A refusal before any page is reached."""
+    if wants_json(request):
+        return JSONResponse({"error": {"code": code, "message": message}}, status)
+    return Response(f"{message}\n", status, media_type="text/plain")
+
+
+def form_of(request: Request, body: bytes) -> dict[str, str]:
+    """The fields of a form, each once."""
+    if not request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
+        return {}
+    try:
+        return dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True, max_num_fields=MOST_FIELDS))
+    except ValueError:
+        return {}
+
+
+async def _bounded_body(request: Request) -> bytes | None:
+    """The whole body, or `None` if it is too large; then no more of it is read."""
+    length = request.headers.get("content-length", "0")
+    # Digits beyond these are not looked at: Python refuses to read numbers of some thousand of them.
+    if not length.isascii() or not length.isdigit() or int(length.lstrip("0")[:12] or 0) > LARGEST_BODY:
+        return None
+    chunks, size = [], 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > LARGEST_BODY:
+            return None
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def _is_same_origin(headers: Headers) -> bool:
+    """What the browser says about where the request comes from. A program says nothing, and has no cookie either."""
+    site = headers.get("sec-fetch-site")
+    if site is not None:
+        return site in ("same-origin", "none")
+    origin = headers.get("origin")
+    return origin is None or urlsplit(origin).netloc == headers.get("host", "")
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """A `receive` for those behind: the body was read here."""
+    is_told = False
+
+    async def replayed() -> Message:
+        nonlocal is_told
+        if is_told:
+            return await receive()
+        is_told = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replayed

@@ -1,0 +1,157 @@
+"""From what a page shows to HTML: the templates, and the words and numbers in them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from hashlib import sha256
+from importlib.metadata import version
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from fairlane.clock import SECOND, Instant, as_datetime
+from fairlane.dashboard.charts import sparkline
+from fairlane.operations.views import Counted
+
+__all__ = ["Rendering", "address", "fingerprint", "lasting", "number"]
+
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+
+
+class Rendering:
+    """The templates of the dashboard, compiled once."""
+
+    def __init__(self) -> None:
+        self.environment = Environment(
+            loader=PackageLoader("fairlane.dashboard"),
+            autoescape=True,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            undefined=StrictUndefined,
+        )
+        self.environment.filters.update(
+            ago=ago,
+            clock=clock,
+            counted=counted,
+            iso=iso,
+            key_text=key_text,
+            last_line=last_line,
+            lasting=lasting,
+            merged=merged,
+            number=number,
+            pathpart=path_part,
+            per=per,
+            pretty=pretty,
+            seconds=seconds,
+            short=short,
+            sparkline=sparkline,
+        )
+        self.environment.globals["version"] = version("fairlane")
+
+    def part(self, template: str, shown: Mapping[str, Any]) -> str:
+        """The main part of a page: what changes while somebody looks."""
+        return self.environment.get_template(template).render(shown)
+
+    def whole(self, main: str, frame: Mapping[str, Any]) -> str:
+        """A page from its first line to its last, around a main part that is rendered already."""
+        return self.environment.get_template("layout.html").render({**frame, "main": Markup(main)})
+
+
+def address(root: str, path: str, **query: Any) -> str:
+    """A path of the dashboard as the browser must ask for it; what is `None` or empty is left out."""
+    given = [(name, value) for name, value in query.items() if value not in (None, "", [])]
+    return f"{root}{path}{'?' if given else ''}{urlencode(given, doseq=True)}"
+
+
+def fingerprint(html: str) -> str:
+    """Tells whether two renders are the same."""
+    return sha256(html.encode()).hexdigest()[:16]
+
+
+def path_part(text: object) -> str:
+    """A name as one part of a path, slashes and all."""
+    return quote(str(text), safe="")
+
+
+def number(value: float | None, digits: int = 0) -> str:
+    """1,234 or 0.25; a dash where there is none."""
+    return "–" if value is None else f"{value:,.{digits}f}"
+
+
+def per(value: float | None) -> str:
+    """A share as a percentage."""
+    return "–" if value is None else f"{value * 100:.0f} %"
+
+
+def lasting(microseconds: float | None) -> str:
+    """A duration in at most two units: 250 ms, 12 s, 3 min 20 s, 2 h, 5 d 3 h."""
+    if microseconds is None:
+        return "–"
+    if microseconds < SECOND:
+        return f"{microseconds / 1_000:.0f} ms"
+    seconds = round(microseconds / SECOND)
+    parts: list[str] = []
+    for size, unit in _UNITS:
+        if seconds >= size and len(parts) < 2:
+            parts.append(f"{seconds // size} {unit}")
+            seconds %= size
+        elif parts:
+            break
+    return " ".join(parts)
+
+
+def ago(at: Instant | datetime | None) -> Markup:
+    """A moment that the browser tells as "5 s ago" and keeps up to date: what was sent is still true by then."""
+    if at is None:
+        return Markup("–")
+    return Markup('<time class="ago" datetime="{}" title="{} UTC">{}</time>').format(iso(at), clock(at), clock(at))
+
+
+def clock(at: Instant | datetime | None) -> str:
+    return "–" if at is None else f"{_moment(at):%Y-%m-%d %H:%M:%S}"
+
+
+def iso(at: Instant | datetime | None) -> str:
+    return "" if at is None else _moment(at).isoformat()
+
+
+def _moment(at: Instant | datetime) -> datetime:
+    return at if isinstance(at, datetime) else as_datetime(at)
+
+
+def seconds(duration: float | None) -> str:
+    """A duration that is given in seconds."""
+    return lasting(None if duration is None else duration * SECOND)
+
+
+def counted(value: Counted) -> str:
+    """A number that was counted up to a bound."""
+    return f"{value.count:,}" if value.is_all else f"{value.count:,}+"
+
+
+def pretty(value: Any) -> str:
+    """JSON as a person reads it; text as it is."""
+    return value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False, default=str)
+
+
+def short(job: object) -> str:
+    """The end of an id: its beginning is the time, and many share that."""
+    return f"…{str(job)[-12:]}"
+
+
+def last_line(text: str | None) -> str:
+    """What a traceback comes to."""
+    return (text or "").strip().rpartition("\n")[2][:300]
+
+
+def key_text(keys: Mapping[str, str | None]) -> str:
+    """Keys as the filter of jobs takes them."""
+    return ", ".join(f"{name}={value}" for name, value in keys.items() if value is not None and name != "task")
+
+
+def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    return {**one, **other}

@@ -1,0 +1,205 @@
+"""What happens to jobs and workers, as values: what the handlers of `app.on_event` are given.
+
+A closed set, drawn here:
+
+```
+Event
+├── JobEvent                 something happened to jobs of one queue
+│   ├── JobsEnqueued         stored, by one call: one event for each queue and task
+│   ├── JobsClaimed          handed to this worker, by one claim
+│   ├── JobStarted           its handler is about to be called
+│   └── JobEnded             its handler has ended; how, and for how long it ran
+└── WorkerEvent              something happened to this worker
+    ├── WorkerStarted, WorkerStopping, WorkerStopped
+    ├── ClaimsLost           jobs were taken over before it settled them: nothing of their runs is recorded
+    ├── JobsReaped           it took jobs from workers that are gone
+    ├── LeasesRenewed        the claims in hand are held for longer
+    ├── LoopDied             the worker is not well, and ends
+    └── StoreLost, StoreReturned
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from uuid import UUID
+
+from fairlane.clock import Instant
+from fairlane.job import State
+
+__all__ = [
+    "EVENTS",
+    "ClaimsLost",
+    "Event",
+    "JobEnded",
+    "JobEvent",
+    "JobStarted",
+    "JobsClaimed",
+    "JobsEnqueued",
+    "JobsReaped",
+    "LeasesRenewed",
+    "LoopDied",
+    "StoreLost",
+    "StoreReturned",
+    "WorkerEvent",
+    "WorkerStarted",
+    "WorkerStopped",
+    "WorkerStopping",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened in this process."""
+
+    at: Instant
+    """When, in microseconds since 1970, by the store's clock as far as this process knows it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEvent(Event):
+    """Something happened to jobs of one queue."""
+
+    queue: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobsEnqueued(JobEvent):
+    """Jobs of one task were stored by one call. With the caller's transaction: they are there once it commits."""
+
+    task: str
+    jobs: tuple[UUID, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobsClaimed(JobEvent):
+    """One claim brought these jobs, in the order in which they start. A claim that brings none is no event."""
+
+    worker: str
+    jobs: tuple[UUID, ...]
+    took: timedelta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStarted(JobEvent):
+    """A handler is about to be called."""
+
+    worker: str
+    job: UUID
+    task: str
+    keys: Mapping[str, str | None]
+    attempt: int
+    waited: timedelta
+    """Since it was enqueued: a delay that its producer asked for, and earlier attempts, are part of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEnded(JobEvent):
+    """A handler has ended. Its outcome is on its way to the database: `ClaimsLost` follows where that refuses it."""
+
+    worker: str
+    job: UUID
+    task: str
+    keys: Mapping[str, str | None]
+    attempt: int
+    max_attempts: int
+    outcome: str
+    """`done`, `failed`, `retry`, `snoozed`, `dead`, `cancelled`, `lost`; `claim lost` where nothing is recorded."""
+    state: State | None
+    """What the job is to be now; `None` where nothing is recorded."""
+    ran: timedelta
+    error: str | None
+    """As it is stored with the attempt: a line, then the traceback."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerEvent(Event):
+    """Something happened to this worker."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimsLost(WorkerEvent):
+    """These jobs were taken over: their leases had run out. They run again, and nothing of these runs is recorded."""
+
+    jobs: tuple[UUID, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobsReaped(WorkerEvent):
+    """The leases of workers that are gone ran out, and this worker ended their claims."""
+
+    jobs: tuple[UUID, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStarted(WorkerEvent):
+    """A worker serves these queues from now on."""
+
+    queues: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStopping(WorkerEvent):
+    """It claims nothing more, and lets what runs end."""
+
+    running: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStopped(WorkerEvent):
+    """It has ended."""
+
+    left_running: int
+    left_unsettled: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeasesRenewed(WorkerEvent):
+    """What it holds, it holds for another lease."""
+
+    leases: int
+    gone: int
+    """Those that were no longer there: another worker has taken their jobs over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopDied(WorkerEvent):
+    """One of its loops died. It is not well, lets what runs end, and raises `WorkerDied`."""
+
+    loop: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreLost(WorkerEvent):
+    """The database cannot be reached. What runs goes on."""
+
+    doing: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreReturned(WorkerEvent):
+    """The database answers again."""
+
+
+EVENTS: tuple[type[Event], ...] = (
+    JobsEnqueued,
+    JobsClaimed,
+    JobStarted,
+    JobEnded,
+    ClaimsLost,
+    JobsReaped,
+    WorkerStarted,
+    WorkerStopping,
+    WorkerStopped,
+    LeasesRenewed,
+    LoopDied,
+    StoreLost,
+    StoreReturned,
+)
+"""Every kind of event that there is."""

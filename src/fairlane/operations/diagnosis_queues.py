@@ -1,0 +1,114 @@
+"""What is wrong with queues: nobody serves one, somebody does not keep up, something stands still."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from shlex import quote
+
+from fairlane.clock import SECOND, Instant, as_datetime
+from fairlane.job import State
+from fairlane.operations.charting import MINUTE
+from fairlane.operations.findings import Finding, Level
+from fairlane.operations.hinting import key_words
+from fairlane.policy.policy import Policy
+from fairlane.scheduler.figures import Minute
+from fairlane.store.figures import QueueFigures
+from fairlane.store.finding import find_jobs
+from fairlane.store.health import Standstill
+from fairlane.store.operators import JobFilter
+from fairlane.store.protocol import FOLD_AT_MOST, QueueCounts, Store
+
+__all__ = ["LONG_OVERDUE", "about_bells", "about_figures", "about_service", "about_standstills"]
+
+MANY_BELLS = 10 * FOLD_AT_MOST
+"""More than ten claims fold: claims do not keep up, or nobody claims."""
+MANY_TALLIES = 1_000
+FIGURES_LATE = 5 * MINUTE
+LONG_OVERDUE = 10 * MINUTE
+"""After which a gate that has not woken its lanes is told."""
+
+
+async def about_service(store: Store, policy: Policy, counts: QueueCounts, *, is_served: bool) -> list[Finding]:
+    """Jobs wait, and nobody is there to run them."""
+    queue = policy.queue
+    # A worker whose slots are all in use does not listen; what runs shows that there is one.
+    if counts.running or is_served or () in policy.overrides.pauses or not await _has_ready_jobs(store, queue, counts):
+        return []
+    return [
+        Finding(
+            check="no worker",
+            queue=queue,
+            message="jobs wait, none runs, and no worker listens",
+            remedy=f"start one: `fairlane worker module:app --queues {queue}`",
+        )
+    ]
+
+
+async def _has_ready_jobs(store: Store, queue: str, counts: QueueCounts) -> bool:
+    """A bell that nobody has folded may tell of a job that came, or of one that ended."""
+    if counts.ready or not counts.bells:
+        return counts.ready > 0
+    return bool((await find_jobs(store, JobFilter(queue=queue, state=State.READY), None, 1)).jobs)
+
+
+def about_bells(queue: str, counts: QueueCounts) -> Iterator[Finding]:
+    if counts.bells > MANY_BELLS:
+        yield Finding(
+            check="bells pile up",
+            queue=queue,
+            message=f"{counts.bells:,} bells have not been folded: claims do not keep up, or nobody claims",
+            remedy="start workers for this queue, or more of them",
+        )
+
+
+def about_figures(figures: Iterable[QueueFigures], now: Instant) -> Iterator[Finding]:
+    """Figures that nobody keeps up: what people see of keys and minutes is old."""
+    for each in figures:
+        is_old = each.tallied_at is not None and now - each.tallied_at > FIGURES_LATE
+        if each.untallied >= MANY_TALLIES or (each.untallied and is_old):
+            known = "there are none" if each.tallied_at is None else f"they are as of {_time(each.tallied_at)}"
+            yield Finding(
+                check="figures are behind",
+                level=Level.WARNING,
+                queue=each.queue,
+                message=f"what {each.untallied:,} claims did is not in the figures by key and by minute: {known}",
+                remedy="workers keep them, beside their jobs; start one for this queue, or look at the log of one",
+            )
+
+
+def about_standstills(
+    found: Sequence[Standstill], policies: dict[str, Policy], minutes: dict[str, list[Minute]]
+) -> Iterator[Finding]:
+    """Jobs whose turn does not come, though their queue starts others."""
+    for each in found:
+        policy = policies[each.queue]
+        if () in policy.overrides.pauses:
+            continue
+        queue = quote(each.queue)
+        remedy = (
+            f"keep what `fairlane explain --queue {queue}` says and report it; then let the queue be put in order "
+            f"anew, with its limits in force throughout: fairlane pause {queue}; fairlane suspend {queue}; "
+            f"fairlane unsuspend {queue}; fairlane resume {queue}"
+        )
+        if each.limit is None:
+            by = () if policy.fair is None else policy.fair.by
+            who = key_words(dict(zip(by, each.key, strict=True))) or "the queue's only flow"
+            message = f"{who} has jobs that could start, and no claim looks where it stands"
+            yield Finding(check="stuck lane", queue=each.queue, message=message, remedy=remedy)
+        elif each.since is not None and _has_started_since(minutes.get(each.queue, []), each.since):
+            bound = policy.bound_named(each.limit)
+            who = f" for {key_words(dict(zip(bound.limit.by, each.key, strict=True)))}" if bound and each.key else ""
+            message = (
+                f"{each.limit}{who} was to let {each.lanes:,} lanes go on at {_time(each.since)} and has not, while "
+                "other jobs have started"
+            )
+            yield Finding(check="stuck lane", queue=each.queue, message=message, remedy=remedy)
+
+
+def _has_started_since(minutes: Iterable[Minute], at: Instant) -> bool:
+    """Whether claims have started something, well after that: where all slots are in use, nobody looks at any gate."""
+    return any(each.started and each.minute * MINUTE > at + LONG_OVERDUE for each in minutes)
+
+
+def _time(at: Instant) -> str:
+    return f"{as_datetime(at - at % SECOND):%Y-%m-%d %H:%M:%S} UTC"

@@ -1,0 +1,58 @@
+"""What is wrong with workers, as they have reported it themselves, or have not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from fairlane.operations.findings import Finding, Level
+from fairlane.operations.hinting import UNEVEN_CLOCK
+from fairlane.operations.views import WorkerView
+
+__all__ = ["about_workers"]
+
+ALIVE = ("running", "ended")
+"""What a loop says of itself that has not died."""
+
+
+def about_workers(workers: Sequence[WorkerView]) -> Iterator[Finding]:
+    """Workers that have gone silent, loops that died, clocks that differ."""
+    served = {queue for each in workers if not each.is_late for queue in each.queues}
+    for each in workers:
+        if each.is_late:
+            yield _late(each, sorted(set(each.queues) - served))
+            continue
+        dead = {name: state for name, state in sorted(each.loops.items()) if state not in ALIVE}
+        for name, state in dead.items():
+            yield Finding(
+                check="dead loop",
+                queue=None,
+                message=f"worker {each.name}: its loop {name} died ({state})",
+                remedy="restart it, and look at its log",
+            )
+        if not each.is_well and not dead:
+            yield Finding(
+                check="unwell worker",
+                queue=None,
+                message=f"worker {each.name} says that it is not well",
+                remedy="look at its log, and restart it",
+            )
+        if abs(each.clock_offset) > UNEVEN_CLOCK:
+            yield Finding(
+                check="clock skew",
+                queue=None,
+                message=f"the clock of worker {each.name} differs from the database's by {each.clock_offset:+.1f} s",
+                remedy="let both machines keep time (NTP)",
+            )
+
+
+def _late(worker: WorkerView, alone: list[str]) -> Finding:
+    """Where others serve all that it served, it is told and no more: one that has died is listed for a day."""
+    lost = f", and nobody else serves {', '.join(alone)}" if alone else ""
+    return Finding(
+        check="late worker",
+        level=Level.FAULT if alone else Level.WARNING,
+        queue=None,
+        message=f"worker {worker.name} was last heard of at {worker.seen_at:%Y-%m-%d %H:%M:%S} UTC{lost}: it died, or "
+        "stands still",
+        remedy="restart it; its jobs run again once their leases end",
+    )

@@ -1,0 +1,71 @@
+"""Keys of one queue or of the busiest ones, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from fairlane.clock import as_datetime
+from fairlane.operations.seeing import list_queues
+from fairlane.operations.seeing_keys import list_keys
+from fairlane.operations.views import KeyView
+from fairlane.store.figures import KeySort
+from fairlane.store.protocol import Store
+
+__all__ = ["Ranking", "rank_keys"]
+
+MOST_QUEUES = 8
+"""Queues that are looked at together, the busiest of all."""
+PLACES: dict[str, Callable[[KeyView], Any]] = {
+    "waiting": lambda view: -view.waiting,
+    "running": lambda view: -view.running,
+    "done": lambda view: -view.done,
+    "started": lambda view: 0.0 if view.last_started_at is None else -view.last_started_at.timestamp(),
+    "name": lambda view: [value or "" for value in view.keys.values()],
+}
+assert set(PLACES) == {str(each) for each in KeySort}
+
+
+class Ranking(msgspec.Struct, frozen=True, kw_only=True):
+    """The first keys in some order."""
+
+    now: datetime
+    queues: list[str]
+    """Those that were looked at."""
+    left_out: int
+    """How many others there are, which have less to do."""
+    sort: str
+    keys: list[KeyView]
+    figures_as_of: datetime | None
+
+
+async def rank_keys(
+    store: Store,
+    queue: str | None = None,
+    by: str | Sequence[str] | None = None,
+    *,
+    sort: str = "waiting",
+    limit: int = 50,
+) -> Ranking:
+    """The first keys of a queue; of none in particular, those of the busiest, each by what its turns are taken by."""
+    if queue is None:
+        views = sorted(await list_queues(store), key=lambda view: (-view.ready - view.running, view.queue))
+        names, left_out = [view.queue for view in views[:MOST_QUEUES]], max(0, len(views) - MOST_QUEUES)
+    else:
+        names, left_out = [queue], 0
+    pages = [await list_keys(store, name, by if queue else None, sort=sort, limit=limit) for name in names]
+    keys = [view for page in pages for view in page.keys]
+    if len(pages) > 1:
+        keys.sort(key=PLACES[sort])
+    as_of = [page.figures_as_of for page in pages if page.figures_as_of is not None]
+    return Ranking(
+        now=pages[0].now if pages else as_datetime(await store.now()),
+        queues=names,
+        left_out=left_out,
+        sort=sort,
+        keys=keys[:limit],
+        figures_as_of=min(as_of, default=None),
+    )

@@ -1,0 +1,109 @@
+"""What a store knows of its own condition, for whoever looks for what is wrong. Looking changes nothing."""
+
+from __future__ import annotations
+
+import msgspec
+
+from fairlane.clock import Instant
+
+__all__ = [
+    "ConnectionLimit",
+    "Health",
+    "HorizonHolder",
+    "PostgresHealth",
+    "SqliteHealth",
+    "Standstill",
+    "TableHealth",
+    "Traces",
+]
+
+
+class ConnectionLimit(msgspec.Struct, frozen=True, kw_only=True):
+    """A bound on connections to PostgreSQL, and how many there are."""
+
+    setting: str
+    """`max_connections`, or whose own limit it is."""
+    used: int
+    most: int
+    """For us: without those that are kept for superusers."""
+
+
+class HorizonHolder(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody whose old snapshot keeps PostgreSQL from removing dead rows."""
+
+    kind: str
+    """`session`, `prepared transaction` or `replication slot`."""
+    name: str
+    pid: int | None
+    user: str
+    state: str
+    open_for: int | None
+    """Microseconds; `None` where only its transactions can be counted."""
+    transactions: int
+    """How many have begun since."""
+
+
+class TableHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """One of our tables, as autovacuum sees it."""
+
+    name: str
+    live: int
+    dead: int
+    due_at: int
+    """Dead rows at which it is to be vacuumed."""
+    is_vacuumed: bool
+    """False: autovacuum is switched off for it."""
+    vacuumed_for: int | None
+    """Microseconds since it last was; `None`: never."""
+
+
+class PostgresHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """The condition of a PostgreSQL server, as far as this role may see it."""
+
+    settings: dict[str, str]
+    connections: list[ConnectionLimit]
+    tables: list[TableHealth]
+    holders: list[HorizonHolder]
+    """The oldest ones first."""
+    hidden: int
+    """Sessions of which this role may see nothing."""
+
+
+class SqliteHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """The condition of a SQLite database."""
+
+    path: str | None
+    """`None`: it is in memory."""
+    journal_mode: str
+    size: int
+    """Bytes, as the next ones."""
+    wal_size: int
+    free_space: int | None
+    """On its disk."""
+    others: list[int]
+    """Other processes that have it open, as far as this user may see them."""
+
+
+Health = PostgresHealth | SqliteHealth
+
+
+class Standstill(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs whose turn does not come: a flow that the scan of flows has passed by, or lanes on a gate that was to wake
+    them long ago. Neither can be, as long as somebody claims."""
+
+    queue: str
+    limit: str | None
+    """Of the gate; `None`: it is a flow."""
+    key: list[str | None]
+    lanes: int
+    since: Instant | None
+    """When the gate was to wake them."""
+
+
+class Traces(msgspec.Struct, frozen=True):
+    """What jobs and workers have left behind in a queue."""
+
+    found: frozenset[bytes]
+    """Of the flows and gates asked for, those that there are: jobs wait or run there, or did so not long ago."""
+    listeners: int
+    """Workers that wait for a job of this queue now. Those whose slots are all in use are not among them."""

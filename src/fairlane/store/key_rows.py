@@ -1,0 +1,231 @@
+"""Figures as they are stored, alike on every store: rows of keys, and the places of a list of them."""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from fairlane.clock import Instant
+from fairlane.errors import ConfigurationError
+from fairlane.policy.by import By
+from fairlane.policy.policy import Policy
+from fairlane.scheduler.figures import HOUR, HOURS, Held, Hour, KeyFigures, Minute, Place
+from fairlane.store.figures import KeySort, WorkerReport, WorkerSeen, key_scope
+
+__all__ = [
+    "HIGHEST",
+    "LOWEST",
+    "Kept",
+    "KeyPlace",
+    "add_held",
+    "decode_held",
+    "decode_minute",
+    "encode",
+    "key_figures",
+    "key_text",
+    "label_of",
+    "parameters",
+    "place_parameters",
+    "sought",
+    "worker_seen",
+]
+
+Row = Sequence[Any]
+
+_encoder = msgspec.json.Encoder()
+_read_hours = msgspec.json.Decoder(tuple[Hour, ...]).decode
+_read_held_by = msgspec.json.Decoder(tuple[str, ...]).decode
+_read_key = msgspec.json.Decoder(tuple[str | None, ...]).decode
+_read_held = msgspec.json.Decoder(dict[str, Held]).decode
+_read_minute = msgspec.json.Decoder(Minute).decode
+
+_read_report = msgspec.json.Decoder(WorkerReport).decode
+
+LOWEST = -(2**63)
+HIGHEST = 2**63 - 1
+
+
+def encode(value: object) -> str:
+    return _encoder.encode(value).decode()
+
+
+def key_text(key: Sequence[str | None]) -> str:
+    """A key as it is stored: the values that its scope names, as a JSON array."""
+    return encode(key)
+
+
+@lru_cache(maxsize=65_536)
+def _key(text: str) -> tuple[str | None, ...]:
+    return _read_key(text)
+
+
+@lru_cache(maxsize=1_024)
+def _by(scope: str) -> By:
+    return tuple(scope.split(","))
+
+
+def label_of(key: Sequence[str | None]) -> str:
+    """What people search for a key by."""
+    return "\n".join(value.lower() for value in key if value is not None)
+
+
+def sought(search: str) -> str | None:
+    """What labels are searched for; `None`: no label has such a thing in it."""
+    try:
+        search.encode()
+    except UnicodeEncodeError:
+        return None
+    return None if "\x00" in search else search.lower()
+
+
+def key_figures(row: Row) -> KeyFigures:
+    """A row of a key as its figures: scope, key, waiting, running, done, failed, ran, arrived_at, started_at, run_time,
+    held_by, hours."""
+    scope, key, waiting, running, done, failed, ran, arrived_at, started_at, run_time, held_by, hours = row
+    return KeyFigures(
+        by=_by(scope),
+        key=_key(key),
+        waiting=waiting,
+        running=running,
+        held_by=() if held_by is None else _read_held_by(held_by),
+        arrived_at=arrived_at,
+        started_at=started_at,
+        run_time=run_time,
+        hours=() if hours is None else _read_hours(hours),
+        done=done,
+        failed=failed,
+        ran=ran,
+    )
+
+
+def parameters(figures: KeyFigures) -> Row:
+    """The same figures, to be stored: with the label, and with when they are to be looked at again."""
+    hours = figures.hours
+    return (
+        key_scope(figures.by),
+        key_text(figures.key),
+        label_of(figures.key),
+        figures.waiting,
+        figures.running,
+        figures.done,
+        figures.failed,
+        figures.ran,
+        figures.arrived_at,
+        figures.started_at,
+        figures.run_time,
+        encode(figures.held_by) if figures.held_by else None,
+        encode(hours) if hours else None,
+        (hours[0].hour + HOURS) * HOUR if hours else None,
+    )
+
+
+def place_parameters(places: Iterable[Place]) -> tuple[list[str], list[str]]:
+    """Keys by their scopes, in two lists that run in step."""
+    named = [(key_scope(by), key_text(key)) for by, key in places]
+    return [scope for scope, _ in named], [key for _, key in named]
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """What the figures of a queue are kept by: its policy may look at other scopes by now, and have other limits."""
+
+    scopes: list[By] = []
+    limits: list[str] = []
+
+    @classmethod
+    def by(cls, policy: Policy) -> Kept:
+        return cls(sorted(policy.scopes), sorted(bound.name for bound in policy.bound if bound.limit.by))
+
+    @classmethod
+    def decode(cls, text: str) -> Kept:
+        return msgspec.json.decode(text, type=cls) if text else cls()
+
+    @property
+    def encoded(self) -> str:
+        return encode(self)
+
+    def new_scopes(self, before: Kept) -> list[By]:
+        return [by for by in self.scopes if by not in before.scopes]
+
+    def has_lost(self, before: Kept) -> bool:
+        """Whether there were limits that may still be said to hold somebody back."""
+        return not set(before.limits) <= set(self.limits)
+
+    def still_holding(self, figures: KeyFigures) -> KeyFigures:
+        """A key without the limits that are no more. A pause may always come back."""
+        held_by = tuple(name for name in figures.held_by if name in self.limits or name.startswith("pause:"))
+        return msgspec.structs.replace(figures, held_by=held_by)
+
+
+def decode_held(text: str) -> dict[str, Held]:
+    return _read_held(text)
+
+
+def add_held(held: Mapping[str, Held], changes: Mapping[str, Held]) -> dict[str, Held]:
+    """How many keys and jobs each limit holds back, once these have changed."""
+    after = dict(held)
+    for limit, change in changes.items():
+        known = after.get(limit, Held())
+        after[limit] = Held(known.keys + change.keys, known.jobs + change.jobs)
+    return {limit: each for limit, each in after.items() if each.keys > 0}
+
+
+def decode_minute(text: str) -> Minute:
+    return _read_minute(text)
+
+
+def worker_seen(worker: UUID, seen_at: Instant, report: str) -> WorkerSeen:
+    return WorkerSeen(worker.hex, seen_at, _read_report(report))
+
+
+class KeyPlace(msgspec.Struct, frozen=True, array_like=True):
+    """A place in a list of keys: most first, then by key, then by partition."""
+
+    sort: KeySort
+    value: int
+    """What it is sorted by, so that the least comes first."""
+    key: str
+    queue: str
+
+    @classmethod
+    def of(cls, sort: KeySort, queue: str, figures: KeyFigures) -> KeyPlace:
+        return cls(sort, -_sorted_by(sort, figures), key_text(figures.key), queue)
+
+    @property
+    def order(self) -> tuple[int, bytes, bytes]:
+        """As the stores have it, which compare text by its bytes."""
+        return self.value, self.key.encode(), self.queue.encode()
+
+    def encode(self) -> str:
+        return urlsafe_b64encode(_encoder.encode(self)).decode().rstrip("=")
+
+    @classmethod
+    def decode(cls, text: str, sort: KeySort, queues: Sequence[str]) -> KeyPlace:
+        try:
+            place = msgspec.json.decode(urlsafe_b64decode(text.encode() + b"=" * (-len(text) % 4)), type=cls)
+            _read_key(place.key)
+            if place.sort != sort or place.queue not in queues or not LOWEST <= place.value <= HIGHEST:
+                raise ValueError
+            if "\x00" in place.key:
+                raise ValueError
+        except (ValueError, msgspec.MsgspecError):
+            raise ConfigurationError(f"after={text!r} is no place in this list; give what its last page said") from None
+        return place
+
+
+def _sorted_by(sort: KeySort, figures: KeyFigures) -> Instant | int:
+    match sort:
+        case KeySort.WAITING:
+            return figures.waiting
+        case KeySort.RUNNING:
+            return figures.running
+        case KeySort.DONE:
+            return figures.done
+        case KeySort.STARTED:
+            return figures.started_at or 0
+        case KeySort.NAME:
+            return 0

@@ -1,0 +1,174 @@
+-- Adding up what claims have told. One at a time for each queue, in a transaction that takes no lock that a claim wants.
+
+-- name: look_before_tallying
+-- Whether there is anything to do. $1 queue, $2 now or null, $3 how many tallies are added up at once
+select q.digest || '/' || q.amended as digest, clock.now, coalesce(f.kept, '') as kept, coalesce(f.passed_at, 0) as passed_at,
+    exists (select from fairlane.tallies t where t.queue_id = q.id and t.id > coalesce(f.tallied, 0)) as has_tallies,
+    (
+        select true
+        from fairlane.tallies t
+        where t.queue_id = q.id and t.id > coalesce(f.tallied, 0)
+        order by t.id
+        offset $3::integer
+        limit 1
+    ) is not null as is_behind,
+    exists (
+        select
+        from fairlane.key_figures k
+        where k.queue_id = q.id and k.refresh_at is not null and k.refresh_at <= clock.now
+    )
+    or exists (
+        select from fairlane.minutes m where m.queue_id = q.id and m.minute < clock.now / 60000000 - 1440
+    ) as has_old
+from fairlane.queues q
+cross join lateral (select fairlane.instant($2::bigint) as now) clock
+left join lateral (select f.* from fairlane.queue_figures f where f.queue_id = q.id limit 1) f on true
+where q.id = $1::integer
+
+-- name: guard_tallying
+-- It is done again if a crash loses it; and whoever falls silent in the middle must not keep its turn for good. Lanes are
+-- walked from end to end, once in a while: there is no index of those that wait, which every claim would have to write.
+set local synchronous_commit = off;
+set local idle_in_transaction_session_timeout = '60s';
+set local enable_seqscan = on
+
+-- name: take_turn_at_tallying
+select pg_try_advisory_xact_lock(1717660020, $1::integer)
+
+-- name: select_queue_figures
+select f.tallied, f.tallied_at, f.kept, f.held, f.oldest_ready_at
+from fairlane.queue_figures f
+where f.queue_id = $1::integer
+
+-- name: put_queue_figures
+insert into fairlane.queue_figures
+    (queue_id, tallied, tallied_at, kept, held, oldest_ready_at, passed_at)
+values ($1::integer, $2, $3, $4, $5, $6, $7)
+on conflict (queue_id) do update
+set tallied = excluded.tallied, tallied_at = excluded.tallied_at, kept = excluded.kept, held = excluded.held,
+    oldest_ready_at = excluded.oldest_ready_at, passed_at = excluded.passed_at
+
+-- name: select_tallies
+-- $1 queue, $2 after which, $3 how many
+select t.id, t.entries
+from fairlane.tallies t
+where t.queue_id = $1::integer and t.id > $2::bigint
+order by t.id
+limit $3::integer
+
+-- name: delete_tallies
+-- $1 queue, $2 after which, $3 up to which
+delete from fairlane.tallies t
+where t.queue_id = $1::integer and t.id > $2::bigint and t.id <= $3::bigint
+
+-- name: select_key_figures
+-- Keys by name, where they are known. $1 queue, $2 scopes, $3 keys
+select k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time, k.held_by, k.hours
+from unnest($2::text[], $3::text[]) as u (scope, key)
+cross join lateral (
+    select k.*
+    from fairlane.key_figures k
+    where k.queue_id = $1::integer and k.scope = u.scope and k.key = u.key
+    limit 1
+) k
+
+-- name: put_key_figures
+-- $1 queue, $2 keys as they are now, $3 and $4 scopes and keys of those that are idle
+with
+gone as (
+    delete from fairlane.key_figures k
+    using unnest($3::text[], $4::text[]) as u (scope, key)
+    where k.queue_id = $1::integer and k.scope = any (array[u.scope]) and k.key = any (array[u.key])
+)
+insert into fairlane.key_figures
+    (queue_id, scope, key, label, waiting, running, done, failed, ran, arrived_at, started_at, run_time, held_by, hours,
+    refresh_at)
+select $1, u.*
+from unnest($2::fairlane.key_figure[]) u
+on conflict (queue_id, scope, key) do update
+set waiting = excluded.waiting, running = excluded.running, done = excluded.done, failed = excluded.failed,
+    ran = excluded.ran, arrived_at = excluded.arrived_at, started_at = excluded.started_at, run_time = excluded.run_time,
+    held_by = excluded.held_by, hours = excluded.hours, refresh_at = excluded.refresh_at
+
+-- name: select_key_figures_to_refresh
+-- $1 queue, $2 now, $3 how many
+select k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time, k.held_by, k.hours
+from fairlane.key_figures k
+where k.queue_id = $1::integer and k.refresh_at is not null and k.refresh_at <= $2::bigint
+order by k.refresh_at
+limit $3::integer
+
+-- name: select_minutes_at
+-- $1 queue, $2 minutes
+select m.figures
+from unnest($2::bigint[]) as u (minute)
+cross join lateral (
+    select m.figures from fairlane.minutes m where m.queue_id = $1::integer and m.minute = u.minute limit 1
+) m
+
+-- name: put_minutes
+insert into fairlane.minutes (queue_id, minute, figures)
+select $1::integer, u.minute, u.figures
+from unnest($2::bigint[], $3::text[]) as u (minute, figures)
+on conflict (queue_id, minute) do update
+set figures = excluded.figures
+
+-- name: delete_old_minutes
+-- $1 queue, $2 before which
+delete from fairlane.minutes m
+where m.queue_id = $1::integer and m.minute < $2::bigint
+
+-- Counting anew.
+
+-- name: walk_lanes_in_use
+-- Every lane of a queue with jobs that are ready or run, as far as bells have been folded.
+select l.priority, l.keys, l.ready, l.in_flight
+from fairlane.lanes l
+where l.queue_id = $1::integer and (l.ready > 0 or l.in_flight > 0)
+union all
+select f.lane_priority, f.lane_keys, f.lane_ready, f.lane_in_flight
+from fairlane.flows f
+where f.queue_id = $1 and f.lane is not null and (f.lane_ready > 0 or f.lane_in_flight > 0)
+
+-- name: forget_scopes
+-- $1 queue, $2 the scopes that are left
+delete from fairlane.key_figures k
+where k.queue_id = $1::integer and not k.scope = any ($2::text[])
+
+-- name: forget_counts
+-- Of scopes that are counted anew. $1 queue, $2 scopes
+update fairlane.key_figures k
+set waiting = 0, running = 0, refresh_at = 0
+where k.queue_id = $1::integer and k.scope = any ($2::text[]) and (k.waiting <> 0 or k.running <> 0)
+
+-- name: put_counts
+-- $1 queue, $2 to $6 scopes, keys, labels, how many wait and how many run
+insert into fairlane.key_figures (queue_id, scope, key, label, waiting, running)
+select $1::integer, u.*
+from unnest($2::text[], $3::text[], $4::text[], $5::bigint[], $6::bigint[]) as u (scope, key, label, waiting, running)
+on conflict (queue_id, scope, key) do update
+set waiting = excluded.waiting, running = excluded.running
+
+-- name: select_held_keys
+-- $1 queue, $2 and $3 after which scope and key, $4 how many
+select k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time, k.held_by, k.hours
+from fairlane.key_figures k
+where k.queue_id = $1::integer and k.held_by is not null and (k.scope, k.key) > ($2::text, $3::text)
+order by k.scope, k.key
+limit $4::integer
+
+-- name: select_oldest_lanes
+-- Lanes with ready jobs, those first whose heads can be the oldest: a rank is a lower bound.
+-- $1 queue, $2 how much older a priority makes a job, $3 how many
+select w.lane, w.floor, w.since
+from (
+    select l.id as lane, l.floor, l.rank + l.priority * $2::bigint as since
+    from fairlane.lanes l
+    where l.queue_id = $1::integer and l.ready > 0
+    union all
+    select f.lane, f.lane_floor, f.lane_rank + f.lane_priority * $2::bigint
+    from fairlane.flows f
+    where f.queue_id = $1 and f.lane is not null and f.lane_ready > 0
+) w
+order by w.since
+limit $3::integer

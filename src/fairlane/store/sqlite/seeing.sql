@@ -1,0 +1,216 @@
+-- What people look at. Nothing is written; a statement for each queue, where there is no table that names it.
+
+-- name: survey
+-- ?1 queues by name, ?2 what is counted row by row is counted up to this
+select q.name, q.ready, q.running, q.parked,
+    (select coalesce(sum(count), 0) from (select count from arrivals where queue = q.id order by arrivals.id limit ?2)),
+    min(?2,
+        (select count(*) from (select 1 from arrivals where queue = q.id limit ?2))
+        + (select coalesce(sum(count), 0) from (select count from releases where queue = q.id limit ?2))
+    ),
+    (select count(*) from (select 1 from jobs where queue = q.id and due_at is not null limit ?2)),
+    (select min(due_at) from jobs where queue = q.id and due_at is not null),
+    (select count(*) from (select 1 from tallies where queue = q.id limit ?2)),
+    f.tallied_at, coalesce(f.held, '{}'), f.oldest_ready_at, q.id
+from json_each(?1) as u
+cross join queues as q on q.name = u.value
+left join queue_figures as f on f.queue = q.id
+order by u.key
+
+-- name: count_newest_dead
+-- Of the newest dead jobs of all queues, how many are whose. ?1 how many
+select q.name, count(*)
+from (select queue from jobs where state = 4 and finished_at is not null order by finished_at desc limit ?1) as d
+cross join queues as q on q.id = d.queue
+group by q.name
+
+-- name: select_all_waiters
+-- Who waits for a job of these queues. ?1 queues by number
+select w.queue, w.worker
+from json_each(?1) as u
+cross join waiters as w on w.queue = u.value
+
+-- name: select_minutes
+-- ?1 queues by name, ?2 since when
+select q.name, m.figures
+from json_each(?1) as u
+cross join queues as q on q.name = u.value
+cross join minutes as m on m.queue = q.id and m.minute >= ?2
+order by q.name, m.minute
+
+-- name: select_keys_named
+-- ?1 queues by name, ?2 [[scope, key], …]
+select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
+    k.held_by, k.hours
+from json_each(?1) as u
+cross join queues as q on q.name = u.value
+cross join json_each(?2) as n
+cross join key_figures as k on k.queue = q.id and k.scope = n.value ->> 0 and k.key = n.value ->> 1
+
+-- A list of keys: most first. ?1 the queue's name, ?2 scope, ?3 what labels have in them, ?4 whether only those that are held,
+-- ?5 to ?7 after which (what it is sorted by, key, queue), ?8 how many. There is no lateral join: each partition is asked.
+
+-- name: list_keys_by_waiting
+select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
+    k.held_by, k.hours
+from queues as q
+cross join key_figures as k on k.queue = q.id
+where q.name = ?1 and k.scope = ?2
+  and (-k.waiting, k.key) >= (?5, ?6)
+  and (-k.waiting, k.key, q.name) > (?5, ?6, ?7)
+  and (?3 = '' or instr(k.label, ?3) > 0)
+  and (not ?4 or k.held_by is not null)
+order by -k.waiting, k.key
+limit ?8
+
+-- name: list_keys_by_running
+select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
+    k.held_by, k.hours
+from queues as q
+cross join key_figures as k on k.queue = q.id
+where q.name = ?1 and k.scope = ?2
+  and (-k.running, k.key) >= (?5, ?6)
+  and (-k.running, k.key, q.name) > (?5, ?6, ?7)
+  and (?3 = '' or instr(k.label, ?3) > 0)
+  and (not ?4 or k.held_by is not null)
+order by -k.running, k.key
+limit ?8
+
+-- name: list_keys_by_done
+select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
+    k.held_by, k.hours
+from queues as q
+cross join key_figures as k on k.queue = q.id
+where q.name = ?1 and k.scope = ?2
+  and (-k.done, k.key) >= (?5, ?6)
+  and (-k.done, k.key, q.name) > (?5, ?6, ?7)
+  and (?3 = '' or instr(k.label, ?3) > 0)
+  and (not ?4 or k.held_by is not null)
+order by -k.done, k.key
+limit ?8
+
+-- name: list_keys_by_start
+select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
+    k.held_by, k.hours
+from queues as q
+cross join key_figures as k on k.queue = q.id
+where q.name = ?1 and k.scope = ?2
+  and (-coalesce(k.started_at, 0), k.key) >= (?5, ?6)
+  and (-coalesce(k.started_at, 0), k.key, q.name) > (?5, ?6, ?7)
+  and (?3 = '' or instr(k.label, ?3) > 0)
+  and (not ?4 or k.held_by is not null)
+order by -coalesce(k.started_at, 0), k.key
+limit ?8
+
+-- name: list_keys_by_name
+select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
+    k.held_by, k.hours
+from queues as q
+cross join key_figures as k on k.queue = q.id
+where q.name = ?1 and k.scope = ?2
+  and k.key >= ?6 and ?5 is not null
+  and (k.key, q.name) > (?6, ?7)
+  and (?3 = '' or instr(k.label, ?3) > 0)
+  and (not ?4 or k.held_by is not null)
+order by k.key
+limit ?8
+
+-- name: list_keys_by_waiting_if_held
+select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
+    k.held_by, k.hours
+from queues as q
+cross join key_figures as k on k.queue = q.id
+where q.name = ?1 and k.scope = ?2
+  and (-k.waiting, k.key) >= (?5, ?6)
+  and (-k.waiting, k.key, q.name) > (?5, ?6, ?7)
+  and (?3 = '' or instr(k.label, ?3) > 0)
+  and k.held_by is not null and ?4
+order by -k.waiting, k.key
+limit ?8
+
+-- name: list_held_keys
+-- Of all scopes, the keys behind whose limits most jobs wait. ?1 queues by name, ?2 how many
+select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
+    k.held_by, k.hours
+from json_each(?1) as u
+cross join queues as q on q.name = u.value
+cross join key_figures as k on k.queue = q.id and (k.scope, k.key) in (
+    select most.scope, most.key
+    from key_figures as most
+    where most.queue = q.id and most.held_by is not null
+    order by -most.waiting
+    limit ?2
+)
+order by k.waiting desc, q.name, k.key
+limit ?2
+
+-- name: select_all_lanes_of_flow
+-- Every lane of a flow, those that most jobs wait in first. ?1 flow, ?2 how many, ?3 of how many
+select id, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag
+from (select * from lanes where flow = ?1 limit ?3)
+order by ready desc, rank
+limit ?2
+
+-- name: select_scheduled_by_lane
+-- The scheduled jobs of these queues that are due first, by lane. ?1 queues by name, ?2 how many
+select priority, lane_keys, count(*)
+from (
+    select j.lane, j.priority, j.lane_keys
+    from json_each(?1) as u
+    cross join queues as q on q.name = u.value
+    cross join jobs as j on j.position in (
+        select due.position from jobs as due where due.queue = q.id and due.due_at is not null order by due.due_at limit ?2
+    )
+    order by j.due_at
+    limit ?2
+)
+group by lane, priority, lane_keys
+
+-- name: select_unseen
+-- Bells of arrivals that no claim has folded. ?1 queues by name, ?2 how many
+select a.priority, a.keys, a.count
+from json_each(?1) as u
+cross join queues as q on q.name = u.value
+cross join arrivals as a on a.queue = q.id
+limit ?2
+
+-- name: select_lanes_of_flow
+-- Lanes with ready jobs, whether they wait at a gate or not: the lowest rank first. ?1 flow, ?2 how many
+select id, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag
+from lanes
+where flow = ?1 and standing <> 0
+order by rank
+limit ?2
+
+-- name: select_jobs_at
+-- Jobs by their positions. ?1 positions
+select jobs.id, queues.name, task, state, priority, keys, payload, attempt, max_attempts, enqueued_at, due_at, claimed_at,
+    finished_at, worker, error, result, progress, progress_message, cancel_requested, replays, on_dead is not null, context
+from json_each(?1) as u
+cross join jobs on jobs.position = u.value
+cross join queues on queues.id = jobs.queue
+order by u.key
+
+-- Workers.
+
+-- name: put_worker
+insert into workers (id, seen_at, report)
+values (?, ?, ?)
+on conflict (id) do update
+set seen_at = excluded.seen_at, report = excluded.report
+
+-- name: forget_workers
+-- Those that have not been seen for long.
+delete from workers
+where seen_at < ?
+
+-- name: delete_worker
+delete from workers
+where id = ?
+
+-- name: select_workers
+select id, seen_at, report
+from workers
+where seen_at >= ?
+order by seen_at desc, id
+limit 10000

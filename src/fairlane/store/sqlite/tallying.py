@@ -1,0 +1,109 @@
+"""Adding up what claims have told, on SQLite: one write transaction over a bounded number of tallies."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+import msgspec
+
+from fairlane.clock import Instant
+from fairlane.scheduler.snapshot import LaneRow
+from fairlane.store import key_rows
+from fairlane.store.adding_up import OLDEST_LANES, STRETCH, AddingUp, Changed, FiguresRow, Oldest, Pace
+from fairlane.store.figures import Tallied
+from fairlane.store.key_rows import Kept
+from fairlane.store.sqlite import rows
+from fairlane.store.sqlite.claims import QueueInForce
+from fairlane.store.sqlite.database import Transaction
+
+__all__ = ["has_to_tally", "tally"]
+
+LANES_AT_ONCE = 2_000
+
+
+def has_to_tally(tx: Transaction, queue: QueueInForce, now: Instant, limit: int, rest: int) -> bool:
+    """Whether there is anything to do, and nobody was at it within `rest` microseconds."""
+    kept, passed_at, has_work, is_behind = tx.one("look_before_tallying", queue.id, now, limit) or ("", 0, 0, 0)
+    if not has_work and Kept.decode(kept) == Kept.by(queue.policy):
+        return False
+    return bool(is_behind) or not 0 <= now - passed_at < rest
+
+
+def tally(tx: Transaction, queue: QueueInForce, now: Instant, limit: int, pace: Pace) -> Tallied:
+    """Add up to `limit` tallies. The write lock is held meanwhile: what lanes say, and what is told of them, agree."""
+    found = tx.one("select_queue_figures", queue.id)
+    adding = AddingUp(queue.policy, now, FiguresRow() if found is None else FiguresRow(*found))
+    more = _fold(tx, queue.id, adding, limit)
+    if adding.is_kept_otherwise:
+        while more:
+            more = _fold(tx, queue.id, adding, limit)
+        _count_anew(tx, queue.id, adding)
+    refreshed = tx.all("select_key_figures_to_refresh", queue.id, now, STRETCH)
+    _write(tx, queue.id, adding.refreshed(refreshed))
+    tx.run("delete_old_minutes", queue.id, adding.minutes_from)
+    if not more:
+        _find_oldest(tx, queue, adding, pace)
+    row = adding.row()
+    tx.run("put_queue_figures", queue.id, row.tallied_at, row.kept, row.held, row.oldest_ready_at, now)
+    return adding.did(more=more or len(refreshed) >= STRETCH)
+
+
+def _fold(tx: Transaction, queue: int, adding: AddingUp, limit: int) -> bool:
+    """Add some tallies; say whether there are more."""
+    found = tx.all("select_tallies", queue, limit)
+    read = 0
+    for number, entries in found:
+        if adding.is_full:
+            break
+        adding.read(number, entries)
+        read += 1
+    if not read:
+        return False
+    for places in adding.places:
+        named = list(zip(*key_rows.place_parameters(places), strict=True))
+        _write(tx, queue, adding.changed(places, tx.all("select_key_figures", queue, key_rows.encode(named))))
+    known = tx.all("select_minutes_at", queue, key_rows.encode(adding.minutes))
+    minutes = adding.changed_minutes(text for (text,) in known)
+    tx.run_many("put_minute", [(queue, minute, figures) for minute, figures in minutes])
+    tx.run("delete_tallies", queue, adding.tallied)
+    adding.written()
+    return read < len(found) or len(found) >= limit
+
+
+def _write(tx: Transaction, queue: int, changed: Changed) -> None:
+    tx.run_many("put_key_figure", [(queue, *row) for row in changed.put])
+    tx.run_many("delete_key_figure", [(queue, *place) for place in zip(*changed.gone, strict=True)])
+
+
+def _count_anew(tx: Transaction, queue: int, adding: AddingUp) -> None:
+    tx.run("forget_scopes", queue, key_rows.encode(adding.scopes))
+    if adding.new_scopes:
+        counting = adding.counting()
+        after = b""
+        while found := tx.all("walk_lanes_in_use", queue, after, LANES_AT_ONCE):
+            counting.add(
+                LaneRow(lane, b"", priority, rows.decode_keys(keys), ready, in_flight, 0, 0, 0, None, 0.0)
+                for lane, priority, keys, ready, in_flight in found
+            )
+            after = found[-1][0]
+        tx.run("forget_counts", queue, key_rows.encode(adding.new_scopes))
+        for counted in counting.rows:
+            tx.run_many("put_count", [(queue, *row) for row in counted])
+    adding.count_held_anew()
+    scope = key = ""
+    while held := tx.all("select_held_keys", queue, scope, key, STRETCH):
+        _write(tx, queue, adding.still_held(held))
+        scope, key, *_ = held[-1]
+
+
+def _find_oldest(tx: Transaction, queue: QueueInForce, adding: AddingUp, pace: Pace) -> None:
+    started = monotonic()
+    if not adding.tallies or not pace.is_rested(started):
+        return
+    oldest = Oldest(tx.all("select_oldest_lanes", queue.id, queue.policy.priority_step, OLDEST_LANES))
+    while asked := oldest.ask():
+        floors = msgspec.json.encode([floor for _, floor in asked]).decode()
+        heads = tx.all("select_heads_of_lanes", b"".join(lane for lane, _ in asked), floors, 1)
+        oldest.hear(ready_at for _, _, ready_at in heads)
+    adding.oldest_ready_at = oldest.ready_at
+    pace.took(started, monotonic())

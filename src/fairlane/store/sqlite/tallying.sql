@@ -1,0 +1,124 @@
+-- Adding up what claims have told.
+
+-- name: insert_tally
+insert into tallies (queue, at, entries)
+values (?, ?, ?)
+
+-- name: look_before_tallying
+-- Whether there is anything to do. ?1 queue, ?2 now, ?3 how many tallies are added up at once
+select coalesce((select kept from queue_figures where queue = ?1), ''),
+    coalesce((select passed_at from queue_figures where queue = ?1), 0),
+    exists (select 1 from tallies where queue = ?1)
+    or exists (select 1 from key_figures where queue = ?1 and refresh_at is not null and refresh_at <= ?2)
+    or exists (select 1 from minutes where queue = ?1 and minute < ?2 / 60000000 - 1440),
+    exists (select 1 from tallies where queue = ?1 order by id limit 1 offset ?3)
+
+-- name: select_queue_figures
+select 0, tallied_at, kept, held, oldest_ready_at
+from queue_figures
+where queue = ?
+
+-- name: put_queue_figures
+insert into queue_figures (queue, tallied_at, kept, held, oldest_ready_at, passed_at)
+values (?, ?, ?, ?, ?, ?)
+on conflict (queue) do update
+set tallied_at = excluded.tallied_at, kept = excluded.kept, held = excluded.held,
+    oldest_ready_at = excluded.oldest_ready_at, passed_at = excluded.passed_at
+
+-- name: select_tallies
+select id, entries
+from tallies
+where queue = ?
+order by id
+limit ?
+
+-- name: delete_tallies
+delete from tallies
+where queue = ? and id <= ?
+
+-- name: select_key_figures
+-- Keys by name, where they are known. ?1 queue, ?2 [[scope, key], …]
+select k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time, k.held_by, k.hours
+from json_each(?2) as u
+cross join key_figures as k on k.queue = ?1 and k.scope = u.value ->> 0 and k.key = u.value ->> 1
+
+-- name: put_key_figure
+insert into key_figures
+    (queue, scope, key, label, waiting, running, done, failed, ran, arrived_at, started_at, run_time, held_by, hours,
+    refresh_at)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+on conflict (queue, scope, key) do update
+set waiting = excluded.waiting, running = excluded.running, done = excluded.done, failed = excluded.failed,
+    ran = excluded.ran, arrived_at = excluded.arrived_at, started_at = excluded.started_at, run_time = excluded.run_time,
+    held_by = excluded.held_by, hours = excluded.hours, refresh_at = excluded.refresh_at
+
+-- name: delete_key_figure
+delete from key_figures
+where queue = ? and scope = ? and key = ?
+
+-- name: select_key_figures_to_refresh
+select scope, key, waiting, running, done, failed, ran, arrived_at, started_at, run_time, held_by, hours
+from key_figures
+where queue = ? and refresh_at is not null and refresh_at <= ?
+order by refresh_at
+limit ?
+
+-- name: select_minutes_at
+-- ?1 queue, ?2 minutes
+select m.figures
+from json_each(?2) as u
+cross join minutes as m on m.queue = ?1 and m.minute = u.value
+
+-- name: put_minute
+insert into minutes (queue, minute, figures)
+values (?, ?, ?)
+on conflict (queue, minute) do update
+set figures = excluded.figures
+
+-- name: delete_old_minutes
+delete from minutes
+where queue = ? and minute < ?
+
+-- Counting anew.
+
+-- name: walk_lanes_in_use
+-- Every lane of a queue with jobs that are ready or run, a stretch at a time. ?1 queue, ?2 after which, ?3 how many
+select id, priority, keys, ready, in_flight
+from lanes
+where id > ?2 and queue = ?1 and (ready > 0 or in_flight > 0)
+order by id
+limit ?3
+
+-- name: forget_scopes
+-- ?1 queue, ?2 the scopes that are left
+delete from key_figures
+where queue = ?1 and scope not in (select value from json_each(?2))
+
+-- name: forget_counts
+-- Of scopes that are counted anew. ?1 queue, ?2 scopes
+update key_figures
+set waiting = 0, running = 0, refresh_at = 0
+where queue = ?1 and scope in (select value from json_each(?2)) and (waiting <> 0 or running <> 0)
+
+-- name: put_count
+insert into key_figures (queue, scope, key, label, waiting, running)
+values (?, ?, ?, ?, ?, ?)
+on conflict (queue, scope, key) do update
+set waiting = excluded.waiting, running = excluded.running
+
+-- name: select_held_keys
+-- ?1 queue, ?2 and ?3 after which scope and key, ?4 how many
+select scope, key, waiting, running, done, failed, ran, arrived_at, started_at, run_time, held_by, hours
+from key_figures
+where queue = ?1 and (scope, key) > (?2, ?3) and held_by is not null
+order by scope, key
+limit ?4
+
+-- name: select_oldest_lanes
+-- Lanes with ready jobs, those first whose heads can be the oldest: a rank is a lower bound.
+-- ?1 queue, ?2 how much older a priority makes a job, ?3 how many
+select id, floor, rank + priority * ?2 as since
+from lanes
+where queue = ?1 and ready > 0
+order by since
+limit ?3

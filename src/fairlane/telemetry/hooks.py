@@ -1,0 +1,187 @@
+"""Handlers of events: each has a queue of its own, so that none can hold up a job, a loop or another handler.
+
+A handler gets its events one at a time, in the order in which they happened in this process, each at most once. One
+that is not async runs in a thread of its own; an async one runs in the event loop, for at most `HANDLED_WITHIN`. What a
+handler raises is counted and logged. Where more than `WAITING_AT_MOST` events wait for it, new ones are dropped, and
+counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import queue
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, cast
+
+from fairlane.errors import ConfigurationError
+from fairlane.events import Event
+from fairlane.telemetry.failures import Failures
+
+__all__ = ["Handler", "Hooks"]
+
+WAITING_AT_MOST = 10_000
+HANDLED_WITHIN = 10.0
+"""Seconds for which an async handler may take over one event."""
+FLUSHED_WITHIN = 5.0
+"""Seconds for which closing waits for handlers that have events waiting."""
+
+Handler = Callable[[Any], object]
+"""Takes an event; may be async."""
+
+
+class Hooks:
+    """The handlers of an app."""
+
+    def __init__(self, failures: Failures) -> None:
+        self._failures = failures
+        self._all: list[_Listener] = []
+        self._by_kind: dict[type[Event], Sequence[_Listener]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._all)
+
+    def add(self, handler: Handler, kinds: Sequence[object]) -> None:
+        """Let it hear of these kinds of events, and of those that belong to them; of all, if none is named."""
+        heard = tuple(kind for kind in kinds if inspect.isclass(kind) and issubclass(kind, Event))
+        if len(heard) < len(kinds):
+            raise ConfigurationError(f"on_event: not all of {kinds!r} are kinds of events; see fairlane.events")
+        if not callable(handler):
+            raise ConfigurationError(f"on_event: {handler!r} cannot be called; give a function of an event")
+        is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+            getattr(handler, "__call__", None)  # noqa: B004 - an object with an async __call__ is a handler too
+        )
+        kind_of = _InLoop if is_async else _InThread
+        self._all.append(kind_of(handler, heard or (Event,), self._failures))
+        self._by_kind.clear()
+
+    def wants(self, kind: type[Event]) -> bool:
+        """Whether anybody listens to it: else it need not be made."""
+        return bool(self._all) and bool(self._listeners(kind))
+
+    def emit(self, event: Event) -> None:
+        """Hand an event to those who want it. Never waits, never raises."""
+        for listener in self._listeners(type(event)):
+            listener.put(event)
+
+    async def flush(self) -> None:
+        """Wait until every event has been handled, within reason."""
+        await asyncio.gather(*(listener.flush() for listener in self._all))
+
+    def _listeners(self, kind: type[Event]) -> Sequence[_Listener]:
+        found = self._by_kind.get(kind)
+        if found is None:
+            found = self._by_kind[kind] = [each for each in self._all if issubclass(kind, each.kinds)]
+        return found
+
+
+class _Listener:
+    """One handler, and what waits for it."""
+
+    def __init__(self, handler: Handler, kinds: tuple[type[Event], ...], failures: Failures) -> None:
+        self.kinds = kinds
+        self._handler = handler
+        self._name = getattr(handler, "__qualname__", None) or repr(handler)
+        self._failures = failures
+
+    def put(self, event: Event) -> None:
+        raise NotImplementedError
+
+    async def flush(self) -> None:
+        raise NotImplementedError
+
+    def _dropped(self) -> None:
+        self._failures.note("dropped", f"the event handler {self._name} is too slow, events are dropped")
+
+    def _failed(self, error: BaseException) -> None:
+        self._failures.note("handler", f"the event handler {self._name} failed", error)
+
+
+class _InThread(_Listener):
+    def __init__(self, handler: Handler, kinds: tuple[type[Event], ...], failures: Failures) -> None:
+        super().__init__(handler, kinds, failures)
+        self._waiting: queue.Queue[Event | Callable[[], object]] = queue.Queue(WAITING_AT_MOST)
+        self._thread: threading.Thread | None = None
+
+    def put(self, event: Event) -> None:
+        # A thread that is not alive belongs to the process that we were forked from.
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name=f"fairlane-events-{self._name}", daemon=True)
+            self._thread.start()
+        try:
+            self._waiting.put_nowait(event)
+        except queue.Full:
+            self._dropped()
+
+    def _run(self) -> None:
+        while True:
+            event = self._waiting.get()
+            try:
+                if isinstance(event, Event):
+                    self._handler(event)
+                else:
+                    event()
+            except BaseException as error:  # a handler that exits has failed, like any other
+                self._failed(error)
+
+    async def flush(self) -> None:
+        if self._thread is None or not self._thread.is_alive():
+            return
+        loop, reached = asyncio.get_running_loop(), asyncio.Event()
+
+        def tell() -> None:
+            loop.call_soon_threadsafe(reached.set)
+
+        try:
+            async with asyncio.timeout(FLUSHED_WITHIN):
+                self._waiting.put_nowait(tell)
+                await reached.wait()
+        except (TimeoutError, queue.Full):
+            self._dropped()
+
+
+class _InLoop(_Listener):
+    def __init__(self, handler: Handler, kinds: tuple[type[Event], ...], failures: Failures) -> None:
+        super().__init__(handler, kinds, failures)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiting: asyncio.Queue[Event] = asyncio.Queue(WAITING_AT_MOST)
+        self._task: asyncio.Task[None] | None = None
+
+    def put(self, event: Event) -> None:
+        loop = asyncio.get_running_loop()
+        if self._task is None or self._task.done() or self._loop is not loop:
+            self._loop = loop
+            self._waiting = asyncio.Queue(WAITING_AT_MOST)
+            # In a context of its own: it was not the job of this moment that asked for all of them.
+            self._task = loop.create_task(
+                self._run(self._waiting), name=f"fairlane-events-{self._name}", context=contextvars.Context()
+            )
+        try:
+            self._waiting.put_nowait(event)
+        except asyncio.QueueFull:
+            self._dropped()
+
+    async def _run(self, waiting: asyncio.Queue[Event]) -> None:
+        while True:
+            event = await waiting.get()
+            try:
+                async with asyncio.timeout(HANDLED_WITHIN):
+                    await cast(Awaitable[object], self._handler(event))
+            except (Exception, SystemExit, KeyboardInterrupt) as error:
+                self._failed(error)
+            finally:
+                waiting.task_done()
+
+    async def flush(self) -> None:
+        task = self._task
+        if task is None or task.done() or self._loop is not asyncio.get_running_loop():
+            return
+        try:
+            async with asyncio.timeout(FLUSHED_WITHIN):
+                await self._waiting.join()
+        except TimeoutError:
+            self._dropped()
+        self._task = None
+        task.cancel()

@@ -1,0 +1,128 @@
+"""What a worker shows to those who watch it from outside: `/metrics`, `/healthz`, `/readyz`, gauges for exporters."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from fairlane.telemetry.endpoint import Answer, Endpoint
+from fairlane.telemetry.fleet import LOOKED_UP_EVERY, Fleet
+from fairlane.telemetry.metrics import Labels, Metrics
+from fairlane.telemetry.prometheus import CONTENT_TYPE, as_text
+from fairlane.telemetry.telemetry import Telemetry
+from fairlane.worker.health import Health
+from fairlane.worker.options import WorkerOptions
+
+if TYPE_CHECKING:
+    from fairlane.worker.worker import Worker
+
+__all__ = ["showing"]
+
+log = logging.getLogger("fairlane.worker")
+
+MEASURED_EVERY = 0.5
+"""Seconds between two looks at how late the event loop is."""
+
+
+@asynccontextmanager
+async def showing(worker: Worker, telemetry: Telemetry, options: WorkerOptions) -> AsyncIterator[None]:
+    """Show this worker during the block, if anybody wants to see it. What fails here never ends the worker."""
+    metrics = telemetry.metrics
+    if metrics is None:
+        yield
+        return
+    fleet = None if telemetry.fleet is None else Fleet(telemetry.fleet, telemetry.failures)
+    removals = [metrics.read(name, reading) for name, reading in _gauges(worker).items()]
+    if fleet is not None:
+        removals.append(fleet.attach(metrics))
+    endpoint = _endpoint(worker, metrics, fleet) if options.metrics_port is not None else None
+    tasks = [asyncio.create_task(_measure_lag(metrics), name="fairlane-lag")]
+    if fleet is not None and telemetry.is_exported:
+        tasks.append(asyncio.create_task(_keep_fresh(fleet), name="fairlane-fleet"))
+    try:
+        if endpoint is not None and options.metrics_port is not None:
+            await endpoint.open(options.metrics_host, options.metrics_port)
+            worker.metrics_url = f"{endpoint.url}/metrics"
+            log.info("worker %s tells of itself at %s", worker.identity.name, worker.metrics_url)
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        for remove in removals:
+            remove()
+        if endpoint is not None:
+            await endpoint.close()
+
+
+def _gauges(worker: Worker) -> dict[str, Callable[[], Iterable[tuple[Labels, float]]]]:
+    def one(value: Callable[[Health], float]) -> Callable[[], Iterable[tuple[Labels, float]]]:
+        return lambda: [((), float(value(worker.health())))]
+
+    return {
+        "fairlane_jobs_running": worker.running_by_queue,
+        "fairlane_jobs_waiting_for_a_slot": one(lambda health: health.waiting),
+        "fairlane_jobs_unsettled": one(lambda health: health.unsettled),
+        "fairlane_slots": one(lambda health: worker.options.concurrency),
+        "fairlane_store_connected": one(lambda health: health.is_connected),
+        "fairlane_worker_stopping": one(lambda health: health.is_stopping),
+        "fairlane_loop_alive": lambda: [
+            ((name,), float(state == "running")) for name, state in worker.health().loops.items()
+        ],
+    }
+
+
+def _endpoint(worker: Worker, metrics: Metrics, fleet: Fleet | None) -> Endpoint:
+    async def tell_metrics() -> Answer:
+        if fleet is not None:
+            await fleet.refresh()
+        return Answer(as_text(metrics.samples()), content_type=CONTENT_TYPE)
+
+    async def tell_health() -> Answer:
+        health = worker.health()
+        return _verdict(health, _dead_loops(health))
+
+    async def tell_readiness() -> Answer:
+        health = worker.health()
+        reasons = _dead_loops(health)
+        if health.is_stopping:
+            reasons.append("it is stopping")
+        if not health.is_connected:
+            reasons.append("the database cannot be reached")
+        return _verdict(health, reasons)
+
+    routes = {"/metrics": tell_metrics, "/healthz": tell_health, "/readyz": tell_readiness}
+    return Endpoint(routes, metrics.failures)
+
+
+def _dead_loops(health: Health) -> list[str]:
+    if health.is_well:
+        return []
+    return [f"loop {name!r} died: {state}" for name, state in health.loops.items() if state not in ("running", "ended")]
+
+
+def _verdict(health: Health, reasons: list[str]) -> Answer:
+    """The whole of its health, and in words what is wrong."""
+    body = msgspec.json.encode({"reasons": reasons, **msgspec.to_builtins(health)}).decode()
+    status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
+    return Answer(f"{body}\n", status, "application/json")
+
+
+async def _measure_lag(metrics: Metrics) -> None:
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + MEASURED_EVERY
+        await asyncio.sleep(MEASURED_EVERY)
+        metrics.lag.observe(max(0.0, loop.time() - due))
+
+
+async def _keep_fresh(fleet: Fleet) -> None:
+    """For exporters that ask from a thread of their own, and cannot wait."""
+    while True:
+        await fleet.refresh()
+        await asyncio.sleep(LOOKED_UP_EVERY)

@@ -1,0 +1,45 @@
+"""Adding up what claims have told, so that people who look see figures. Every worker does some of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from fairlane.clock import SECOND, Clock
+from fairlane.store.figures import Tallied
+from fairlane.store.protocol import Store
+from fairlane.worker.timing import Outage, jittered, pause
+from fairlane.worker.troubles import Troubles
+
+__all__ = ["EVERY", "RESTS", "keep_figures"]
+
+EVERY = 5 * SECOND
+RESTS = 20
+"""A pass is followed by a rest of so many times what it took: it never costs more than a twentieth of a core."""
+LONGEST_REST = 60 * SECOND
+"""A pass that rode out an outage took long, and cost nothing."""
+AT_ONCE = 500
+
+
+async def keep_figures(store: Store, outage: Outage, clock: Clock, queues: Collection[str], troubles: Troubles) -> None:
+    """Add up what happened in each queue, every few seconds; whichever worker comes first does it for all."""
+    behind: set[str] = set()
+    while True:
+        await pause(clock, jittered(0 if behind else EVERY))
+        for name in list(queues):  # it may grow meanwhile
+            if await _pass(store, outage, clock, name, troubles, 0 if name in behind else EVERY // 2):
+                behind.add(name)
+            else:
+                behind.discard(name)
+
+
+async def _pass(store: Store, outage: Outage, clock: Clock, queue: str, troubles: Troubles, rest: int) -> bool:
+    """Make one pass, and rest; say whether there is more to do at once."""
+
+    async def once() -> Tallied:
+        return await outage.ride_out(lambda: store.tally(queue, AT_ONCE, rest), "adding up figures")
+
+    started = clock.monotonic()
+    tallied = await troubles.endure("tallying", once)
+    took = clock.monotonic() - started
+    await pause(clock, min(RESTS * took, LONGEST_REST))
+    return tallied is not None and tallied.more

@@ -1,0 +1,197 @@
+"""Pages that follow what happens: who is sent what, when, and at what price."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from fairlane import App
+from fairlane.clock import ManualClock
+from fairlane.dashboard.access import COOKIE, Role
+from fairlane.dashboard.live import MOST_STREAMS
+from tests.dashboard.harness import ROOT, Site
+
+PATIENCE = 10.0
+
+
+class Stream:
+    """An open page, as its browser sees it."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.parts: asyncio.Queue[bytes] = asyncio.Queue()
+        self.gone = asyncio.Event()
+        self.over = asyncio.Event()
+
+    async def receive(self) -> dict[str, Any]:
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        elif message["body"]:
+            self.parts.put_nowait(message["body"])
+        else:
+            self.over.set()
+
+    async def part(self) -> str:
+        return (await asyncio.wait_for(self.parts.get(), PATIENCE)).decode()
+
+
+@asynccontextmanager
+async def opened(
+    site: Site, page: str = "/audit", *, role: Role = Role.OPERATOR, **query: str
+) -> AsyncIterator[Stream]:
+    cookie = site.dashboard.access.open_session("ann", role)
+    asked = urlencode({"page": page, "every": "2", **query})
+    stream = Stream()
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": f"{ROOT}/live",
+        "raw_path": f"{ROOT}/live".encode(),
+        "query_string": asked.encode(),
+        "headers": [(b"cookie", f"{COOKIE}={cookie}".encode()), (b"hx-request", b"true")],
+        "root_path": "",
+        "scheme": "https",
+        "server": ("shop.test", 443),
+        "client": ("10.0.0.1", 1),
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+    }
+    serving = asyncio.create_task(site.host(scope, stream.receive, stream.send))
+    try:
+        assert (await stream.part()).startswith(":") or stream.status != 200
+        yield stream
+    finally:
+        stream.gone.set()
+        await asyncio.wait_for(serving, PATIENCE)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not condition():  # noqa: ASYNC110 - threads of the store are waited for
+            await asyncio.sleep(0)
+
+
+def sleepers(clock: ManualClock) -> int:
+    return len(clock._sleepers)
+
+
+async def tick(clock: ManualClock, streams: int) -> None:
+    """Once every stream waits for the next moment, it comes."""
+    await until(lambda: sleepers(clock) == streams)
+    clock.advance("2s")
+
+
+async def test_a_page_is_sent_when_it_has_changed_and_only_then(site: Site, shop: App, clock: ManualClock) -> None:
+    async with opened(site) as stream:
+        await tick(clock, 1)
+        assert "Nothing has been done" in await stream.part()
+        await tick(clock, 1)
+        await until(lambda: site.dashboard.live.renders == 2 and sleepers(clock) == 1)
+        assert stream.parts.empty()
+        await shop.operations.pause("webhooks", reason="a ticket", actor="bob")
+        await tick(clock, 1)
+        event = await stream.part()
+        assert event.startswith("id: ")
+        assert "a ticket" in event
+        assert all(line.startswith(("id: ", "data: ")) for line in event.rstrip("\n").split("\n"))
+
+
+async def test_a_page_that_has_not_changed_since_it_was_loaded_is_not_sent_at_all(
+    site: Site, clock: ManualClock
+) -> None:
+    import re
+
+    html = (await (await site.visitor()).get(f"{ROOT}/audit")).text
+    found = re.search(r'data-live="([0-9a-f]+)"', html)
+    assert found is not None
+    async with opened(site, seen=found[1]) as stream:
+        await tick(clock, 1)
+        await until(lambda: site.dashboard.live.renders == 1 and sleepers(clock) == 1)
+        assert stream.parts.empty()
+
+
+async def test_many_who_look_at_the_same_page_cost_one_render_an_interval(site: Site, clock: ManualClock) -> None:
+    async with opened(site) as one, opened(site) as two, opened(site) as three:
+        for _ in range(3):
+            await tick(clock, 3)
+        for stream in (one, two, three):
+            assert "Audit" in await stream.part()
+        await until(lambda: sleepers(clock) == 3)
+        assert site.dashboard.live.renders == 3
+
+
+async def test_what_an_operator_sees_is_never_sent_to_a_viewer(site: Site, clock: ManualClock) -> None:
+    async with opened(site), opened(site, role=Role.VIEWER):
+        await tick(clock, 2)
+        await until(lambda: site.dashboard.live.renders == 2)
+
+
+async def test_nothing_is_rendered_for_those_who_have_gone(site: Site, clock: ManualClock) -> None:
+    async with opened(site):
+        assert site.dashboard.live.streams == 1
+    assert site.dashboard.live.streams == 0
+    assert site.dashboard.live._shared == {}
+
+
+async def test_a_stream_ends_with_its_session(site: Site, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairlane.dashboard.access.SESSION", 4_000_000)
+    async with opened(site, seen="x") as stream:
+        await tick(clock, 1)
+        assert "Audit" in await stream.part()
+        await asyncio.wait_for(stream.over.wait(), PATIENCE)
+
+
+async def test_a_stream_ends_after_a_quarter_of_an_hour_so_that_who_comes_again_is_asked_again(
+    site: Site, clock: ManualClock
+) -> None:
+    async with opened(site) as stream:
+        await until(lambda: sleepers(clock) == 1)
+        clock.advance("15m")
+        await asyncio.wait_for(stream.over.wait(), PATIENCE)
+
+
+async def test_streams_end_when_the_server_stops(site: Site, clock: ManualClock) -> None:
+    async with opened(site) as one, opened(site) as two:
+        await until(lambda: sleepers(clock) == 2)
+        site.dashboard.live.stop()
+        for stream in (one, two):
+            await asyncio.wait_for(stream.over.wait(), PATIENCE)
+
+
+async def test_trouble_is_told_without_its_details_and_the_stream_goes_on(
+    site: Site, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("secret")
+
+    async with opened(site) as stream:
+        with monkeypatch.context() as patched:
+            patched.setattr(site.dashboard.operations, "list_audit", fails)
+            await tick(clock, 1)
+            told = await stream.part()
+        assert told.startswith("event: trouble\n")
+        assert "secret" not in told
+        await tick(clock, 1)
+        assert "Audit" in await stream.part()
+
+
+@pytest.mark.parametrize(
+    "query", [{"every": "1"}, {"every": "0"}, {"every": "x"}, {"page": "/nowhere"}, {"page": "//x"}]
+)
+async def test_nonsense_is_refused(site: Site, query: dict[str, str]) -> None:
+    answer = await (await site.visitor()).get(f"{ROOT}/live", params={"page": "/", "every": "2", **query})
+    assert answer.status_code in (400, 404)
+
+
+async def test_the_number_of_streams_is_bounded(site: Site) -> None:
+    site.dashboard.live.streams = MOST_STREAMS
+    answer = await (await site.visitor()).get(f"{ROOT}/live", params={"page": "/", "every": "2"})
+    assert answer.status_code == 503

@@ -1,0 +1,276 @@
+"""What operators see of queues and keys, on both stores, from jobs that were really enqueued and claimed."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import asyncpg
+import pytest
+
+from fairlane import App, Concurrency, Fair, ManualClock, Rate
+from fairlane.errors import ConfigurationError, UnknownQueue
+from fairlane.job import Claim
+from fairlane.operations.views import HintKind, QueueStatus
+from fairlane.scheduler.settlement import Done, Failed, settle
+from fairlane.store.figures import WorkerReport
+from fairlane.store.protocol import Store, WorkerIdentity
+
+WORKER = WorkerIdentity(uuid4(), "host:1")
+LEASE = timedelta(seconds=30)
+
+
+class Shop:
+    """An app with two queues, whose jobs are claimed and settled by hand."""
+
+    def __init__(self, url: str) -> None:
+        self.clock = ManualClock()
+        self.app = App(url, clock=self.clock)
+        self.app.queue(
+            "webhooks",
+            fair=Fair(by="account"),
+            limits=[Concurrency(2, by="account"), Rate(100, per="1m", by="endpoint"), Concurrency(50)],
+        )
+        self.app.queue("email", limits=Concurrency(1))
+        self.see = self.app.operations
+
+        @self.app.task(queue="webhooks")
+        async def deliver(account: str, endpoint: str) -> None: ...
+
+        @self.app.task(queue="email")
+        async def send() -> None: ...
+
+        self.deliver, self.send = deliver, send
+
+    async def store(self) -> Store:
+        return await self.app.opened()
+
+    async def enqueue(self, account: str, count: int = 1, endpoint: str = "e", delay: str | None = None) -> None:
+        task = self.deliver if delay is None else self.deliver.using(delay=delay)
+        for _ in range(count):
+            await task.enqueue(account, endpoint)
+
+    async def claim(self, want: int, queue: str = "webhooks") -> list[Claim]:
+        store = await self.store()
+        claimed = await store.claim(queue, lambda: want, worker=WORKER, lease=LEASE)
+        return claimed.claims
+
+    async def settle(self, claims: list[Claim], *, failed: bool = False) -> None:
+        store = await self.store()
+        outcome = Failed("boom", 3_600_000_000) if failed else Done(None)
+        await store.settle([settle(claim, outcome, 2_000_000) for claim in claims])
+
+    async def tally(self) -> None:
+        store = await self.store()
+        for queue in ("webhooks", "email"):
+            await store.tally(queue)
+
+    async def report(self, **figures: Any) -> None:
+        said = WorkerReport(
+            name=WORKER.name,
+            host="host",
+            pid=1,
+            version="0",
+            queues={"webhooks": 1.0, "email": 1.0},
+            concurrency=10,
+            started_at=self.clock.now(),
+            every=5_000_000,
+            **figures,
+        )
+        await (await self.store()).report(WORKER, said)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'shop.db'}"
+    found: str = request.getfixturevalue("postgres_url")
+    return found
+
+
+@pytest.fixture
+async def shop(url: str) -> AsyncIterator[Shop]:
+    shop = Shop(url)
+    async with shop.app:
+        yield shop
+
+
+async def test_jobs_are_seen_before_any_claim_and_without_any_worker(shop: Shop) -> None:
+    await shop.enqueue("acme", 3)
+    await shop.enqueue("late", delay="1h")
+    overview = await shop.see.overview()
+    (email, webhooks) = overview.queues
+    assert (email.status, webhooks.status) == (QueueStatus.IDLE, QueueStatus.STOPPED)
+    assert (webhooks.ready, webhooks.unseen, webhooks.scheduled.count) == (3, 3, 1)
+    assert [(hint.kind, hint.queue) for hint in overview.hints] == [(HintKind.FAULT, "webhooks")]
+    keys = (await shop.see.list_keys("webhooks")).keys
+    assert [(key.keys, key.waiting, key.scheduled.count) for key in keys] == [
+        ({"account": "acme"}, 3, 0),
+        ({"account": "late"}, 0, 1),
+    ]
+
+
+async def test_a_limit_that_does_its_work_is_told_with_its_knob_and_what_is_left_to_drain(shop: Shop) -> None:
+    await shop.report()
+    await shop.enqueue("acme", 6)
+    await shop.settle(await shop.claim(10))
+    shop.clock.advance("2s")
+    await shop.claim(10)
+    await shop.tally()
+    overview = await shop.see.overview()
+    (_, webhooks) = overview.queues
+    assert webhooks.status is QueueStatus.LIMITED
+    assert (webhooks.ready, webhooks.held_jobs, webhooks.running, webhooks.oldest_wait) == (2, 2, 2, 2.0)
+    assert [(held.limit, held.keys, held.jobs) for held in webhooks.held] == [("concurrency:account", 1, 2)]
+    (hint,) = overview.hints
+    assert hint.words == "account=acme is held by its limit of 2: 2 jobs wait, 2.0 s to drain"
+    assert (overview.totals.workers, overview.totals.slots, overview.totals.running) == (1, 10, 2)
+
+
+async def test_a_full_limit_of_the_whole_queue_holds_all_that_wait(shop: Shop) -> None:
+    await shop.report()
+    for _ in range(3):
+        await shop.send.enqueue()
+    await shop.claim(5, "email")
+    await shop.tally()
+    shown = await shop.see.show_queue("email")
+    assert shown.view.status is QueueStatus.LIMITED
+    assert [(held.limit, held.jobs) for held in shown.view.held] == [("concurrency:", 2)]
+    (limit,) = shown.limits
+    assert limit.gauge is not None
+    assert (limit.gauge.used, limit.gauge.bound, limit.gauge.saturation, limit.denied) == (1, 1, 1.0, 1)
+
+
+async def test_a_queue_tells_its_policy_its_limits_and_its_last_hour(shop: Shop) -> None:
+    await shop.enqueue("acme", 4)
+    claims = await shop.claim(10)
+    shop.clock.advance("1m")
+    await shop.settle(claims[:1])
+    await shop.settle(claims[1:], failed=True)
+    await shop.claim(1)
+    await shop.tally()
+    shop.clock.advance("1m")
+    shown = await shop.see.show_queue("webhooks")
+    assert shown.policy_words[0] == "Every account gets its turn, charged for the time its jobs run."
+    assert [limit.limit for limit in shown.limits] == ["concurrency:account", "rate/60s:endpoint", "concurrency:"]
+    assert shown.scopes == [["account"], ["endpoint"], ["task"]]
+    assert len(shown.chart.minutes) == 60
+    first, second = shown.chart.minutes[-3:-1]
+    assert (first.arrived, first.started, first.ended) == (4, 2, 0)
+    assert (second.started, second.ended, second.failed, second.mean_run) == (1, 2, 1, 2.0)
+    assert shown.chart.denied == {"concurrency:account": 1}
+    assert shown.view.ended_per_minute == 2 / 5
+    with pytest.raises(UnknownQueue, match="did you mean 'webhooks'"):
+        await shop.see.show_queue("webhook")
+
+
+async def test_keys_are_paged_sorted_and_searched_by_any_scope(shop: Shop) -> None:
+    for account, count in (("ada", 1), ("bob", 5), ("Cyd", 3)):
+        await shop.enqueue(account, count, endpoint=f"{account}.example")
+    await shop.claim(2)
+    await shop.tally()
+    names = [key.keys["account"] for key in (await shop.see.list_keys("webhooks")).keys]
+    assert names == ["bob", "Cyd", "ada"]
+    by_name = await shop.see.list_keys("webhooks", sort="name", limit=2)
+    assert [key.keys["account"] for key in by_name.keys] == ["Cyd", "ada"]
+    rest = await shop.see.list_keys("webhooks", sort="name", limit=2, after=by_name.after)
+    assert [key.keys["account"] for key in rest.keys] == ["bob"]
+    assert rest.after is None
+    found = await shop.see.list_keys("webhooks", "endpoint", search="CYD")
+    assert [key.keys for key in found.keys] == [{"endpoint": "Cyd.example"}]
+    assert [gauge.limit for gauge in found.keys[0].gauges] == ["rate/60s:endpoint"]
+    for wrong in ({"by": "region"}, {"sort": "size"}, {"after": "forged"}, {"limit": 0}):
+        with pytest.raises(ConfigurationError):
+            await shop.see.list_keys("webhooks", **wrong)
+
+
+async def test_a_key_tells_its_lanes_its_jobs_and_what_holds_it(shop: Shop) -> None:
+    await shop.enqueue("acme", 2, endpoint="a")
+    await shop.enqueue("acme", 2, endpoint="b")
+    claims = await shop.claim(10)
+    await shop.tally()
+    await shop.see.pause("webhooks", keys={"account": "acme"}, reason="testing", actor="ada")
+    await shop.claim(10)
+    await shop.tally()
+    shown = await shop.see.show_key("webhooks", {"account": "acme"})
+    assert (shown.view.waiting, shown.view.running, shown.view.is_paused) == (2, 2, True)
+    assert {job.id for job in shown.running} == {str(claim.id) for claim in claims}
+    assert len(shown.next_jobs) == 2
+    assert sum(lane.waiting for lane in shown.lanes) == 2
+    assert "account=acme is paused by ada: testing" in shown.why
+    assert any("paused" in each for each in shown.overrides)
+    nobody = await shop.see.show_key("webhooks", {"account": "nobody"})
+    assert (nobody.view.waiting, nobody.next_jobs) == (0, [])
+    with pytest.raises(ConfigurationError, match="does not tell its jobs apart by region"):
+        await shop.see.show_key("webhooks", {"region": "eu"})
+
+
+async def test_o06_the_next_jobs_of_a_key_are_those_that_start_next_in_that_order(shop: Shop) -> None:
+    for endpoint, priority in (("a", 0), ("b", 0), ("a", 5), ("c", 1), ("b", 0)):
+        await shop.deliver.using(priority=priority).enqueue("acme", endpoint)
+        shop.clock.advance("10s")
+    await shop.see.pause("webhooks", keys={"account": "acme"})
+    await shop.claim(10)
+    told = [job.id for job in (await shop.see.show_key("webhooks", {"account": "acme"})).next_jobs]
+    await shop.see.resume("webhooks", keys={"account": "acme"})
+    started: list[str] = []
+    while claims := await shop.claim(1):
+        started += [str(claim.id) for claim in claims]
+        await shop.settle(claims)
+    assert told == started
+    assert len(told) == 5
+
+
+async def test_workers_that_fall_silent_are_late(shop: Shop) -> None:
+    await shop.report(running=3)
+    listed = await shop.see.list_workers()
+    assert [(each.name, each.running, each.is_late) for each in listed.workers] == [("host:1", 3, False)]
+    shop.clock.advance("1m")
+    listed = await shop.see.list_workers()
+    assert (listed.alive, listed.late, listed.slots) == (0, 1, 0)
+    assert "was last heard of" in (await shop.see.overview()).hints[0].words
+
+
+async def test_o13_looking_changes_nothing(shop: Shop) -> None:
+    await shop.report()
+    await shop.enqueue("acme", 5)
+    await shop.enqueue("late", delay="1h")
+    claims = await shop.claim(3)
+    await shop.settle(claims[:1])
+    await shop.settle(claims[1:], failed=True)
+    await shop.tally()
+    await shop.enqueue("new", 2)
+    before = await everything(shop.app.url)
+    await shop.see.overview()
+    await shop.see.list_queues()
+    await shop.see.show_queue("webhooks")
+    for scope in ("account", "endpoint", "task"):
+        await shop.see.list_keys("webhooks", scope)
+    for account in ("acme", "late", "new", "nobody"):
+        await shop.see.show_key("webhooks", {"account": account})
+    await shop.see.list_workers()
+    await shop.see.diagnose()
+    assert await everything(shop.app.url) == before
+
+
+async def everything(url: str) -> dict[str, list[str]]:
+    """All rows of all tables, with what PostgreSQL says of when they were written."""
+    if url.startswith("sqlite"):
+        with sqlite3.connect(url.removeprefix("sqlite:///")) as database:
+            tables = [name for (name,) in database.execute("select name from sqlite_master where type = 'table'")]
+            return {name: sorted(map(repr, database.execute(f'select * from "{name}"'))) for name in tables}
+    connection = await asyncpg.connect(url)
+    try:
+        tables = [
+            name for (name,) in await connection.fetch("select tablename from pg_tables where schemaname = 'fairlane'")
+        ]
+        return {
+            name: sorted(map(repr, await connection.fetch(f'select xmin, ctid, t.* from fairlane."{name}" t')))
+            for name in tables
+        }
+    finally:
+        await connection.close()
