@@ -2,6 +2,7 @@
 
 from fairlane.app import App
 from fairlane.clock import Clock, ManualClock, SystemClock
+from fairlane.codec import PayloadCodec, payload_type
 from fairlane.effects import Effects
 from fairlane.errors import (
     AlreadySettled,
@@ -111,6 +112,7 @@ __all__ = [
     "Operations",
     "Outcome",
     "Page",
+    "PayloadCodec",
     "PayloadDiffers",
     "PayloadTooLarge",
     "Policy",
@@ -144,6 +146,7 @@ __all__ = [
     "Workload",
     "context",
     "partition_for",
+    "payload_type",
     "run_worker",
     "simulate",
 ]

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from fairlane.blocking import BackgroundLoop, wait_for
 from fairlane.clock import Clock, Instant, SystemClock
-from fairlane.codec import Codec
+from fairlane.codec import Codec, PayloadCodec
 from fairlane.composition import Connection, actor_of_process, hand_of, store_factory, without_password
 from fairlane.declarations import Declarations
 from fairlane.declaring import checked_count, checked_size, checked_time, folder_of
@@ -30,7 +30,7 @@ from fairlane.errors import (
 from fairlane.events import Event
 from fairlane.handle import Enqueued, Foreseen, Job, handles_of
 from fairlane.job import Outcome
-from fairlane.operations import Operations
+from fairlane.operations import Operations, Redact
 from fairlane.policy.policy import Policy
 from fairlane.producing import Producing
 from fairlane.queue import Hand, partitions_served
@@ -68,8 +68,12 @@ class App(Declarations):
         dead_retention: Duration = "7d",
         retention_count: int | None = None,
         max_payload: int = 256 * 1024,
+        codec: PayloadCodec | None = None,
+        redact: Redact | None = None,
     ) -> None:
         super().__init__()
+        self.codec = codec
+        self.redact = redact
         beside = folder_of(inspect.currentframe())
         self.url = url or os.environ.get("FAIRLANE_URL") or f"sqlite:///{beside / 'fairlane.db'}"
         self.clock: Clock = clock or SystemClock()

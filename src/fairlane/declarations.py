@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
 from fairlane.clock import microseconds
+from fairlane.codec import PayloadCodec
 from fairlane.declaring import check_keys, check_name, is_async, key_source, name_of, names, several, width_of
 from fairlane.errors import ConfigurationError, UnknownQueue
 from fairlane.policy.dividing import divided
@@ -61,6 +62,8 @@ class Declarations:
 
     def __init__(self) -> None:
         self.registry = Registry()
+        self.codec: PayloadCodec | None = None
+        """What arguments and results are stored as, beyond JSON."""
         self.queues: dict[str, Queue] = {}
         self.schedules: dict[str, Schedule] = {}
         self.middlewares: list[Middleware] = []
@@ -112,6 +115,7 @@ class Declarations:
         priority: int = 0,
         keys: KeySource | Iterable[str] = None,
         unique: Unique | object | None = None,
+        executor: Literal["thread", "process"] = "thread",
     ) -> TaskDecorator: ...
     def task(
         self,
@@ -138,7 +142,9 @@ class Declarations:
             if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
                 raise ConfigurationError(f"{function.__qualname__} is a generator; a task returns one value")
             kind: type[Task[..., Any]] = AsyncTask if is_async(function) else SyncTask
-            task = kind(cast(Producer, self), name or name_of(function), queue, function, checked, local_names)
+            task = kind(
+                cast(Producer, self), name or name_of(function), queue, function, checked, local_names, self.codec
+            )
             self.registry.add(task)
             return task
 

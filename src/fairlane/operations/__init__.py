@@ -23,6 +23,7 @@ from fairlane.operations.findings import Finding, Level
 from fairlane.operations.jobs import (
     LIMIT,
     JobDetails,
+    Redact,
     Report,
     Selection,
     cancel_jobs,
@@ -115,6 +116,7 @@ __all__ = [
     "PolicyInForce",
     "QueueView",
     "Ranking",
+    "Redact",
     "Repartitioned",
     "Report",
     "ScheduleView",

@@ -56,6 +56,9 @@ class OperationsSource(Protocol):
     @property
     def actor(self) -> str: ...
 
+    @property
+    def redact(self) -> jobs.Redact | None: ...
+
     def known_tasks(self) -> list[str]: ...
 
 
@@ -370,7 +373,7 @@ class Operations:
 
     async def show_job(self, job: UUID) -> JobDetails:
         """Everything about one job, or `JobNotFound`."""
-        return await jobs.show_job(await self._source.opened(), job)
+        return await jobs.show_job(await self._source.opened(), job, self._source.redact)
 
     async def explain_job(self, job: UUID) -> Explanation:
         """Everything that holds a job, or `JobNotFound`."""

@@ -28,6 +28,7 @@ from fairlane.task import Registry, Task
 from fairlane.worker.context import JobContext, current_run
 from fairlane.worker.middleware import Middleware, around_run, wrapping_runs
 from fairlane.worker.outcomes import Stop, outcome_of, summary
+from fairlane.worker.process_pool import Child, ProcessPool
 from fairlane.worker.slots import QueueSlots, Slots
 from fairlane.worker.timing import Alarm
 
@@ -51,7 +52,7 @@ NOTHING = StampedEffects()
 class Run:
     """One claim on its way through this worker."""
 
-    __slots__ = ("args", "claim", "effects", "handle", "home", "kwargs", "queue", "started_at", "stop", "task")
+    __slots__ = ("args", "child", "claim", "effects", "handle", "home", "kwargs", "queue", "started_at", "stop", "task")
 
     def __init__(
         self, home: Execution, queue: QueueSlots, claim: Claim, task: Task[..., Any], args: Any, kwargs: Any
@@ -66,6 +67,8 @@ class Run:
         self.started_at = 0
         """By the monotonic clock; 0 until user code begins."""
         self.stop: Stop | None = None
+        self.child: Child | None = None
+        """The process that its task runs in, if it has one of its own."""
         self.effects = NOTHING
 
     def add(self, given: Effects) -> None:
@@ -115,6 +118,7 @@ class Execution:
         self._middlewares = wrapping_runs(middlewares)
         self._unknown: OrderedDict[UUID, int] = OrderedDict()
         self._threads: ThreadPoolExecutor | None = None
+        self._children: ProcessPool | None = None
         # Each run begins with what was set around the worker, not with what the run that made room for it has set.
         self._around = contextvars.copy_context()
         self._timeouts = Alarm(clock, self._stop_overdue)
@@ -216,6 +220,14 @@ class Execution:
 
     async def _run_in_thread(self, run: Run) -> None:
         current_run.set(run)
+        if run.task.options.executor == "process":
+            # Not started until there is a process for it: its timeout has not begun, and it can be given back.
+            async with self._processes().child() as run.child:
+                await self._run_blocking(run)
+        else:
+            await self._run_blocking(run)
+
+    async def _run_blocking(self, run: Run) -> None:
         run.started_at = self._now()
         value, error = await (self._called_around(run) if self._middlewares else self._called(run))
         # A thread cannot be stopped. One that overran its timeout kept its slot and its lease until now.
@@ -227,6 +239,8 @@ class Execution:
             self._end(run, None if run.stop is Stop.GONE else self._done(run, value))
 
     async def _called(self, run: Run) -> tuple[Any, BaseException | None]:
+        if run.child is not None:
+            return await self.loop.run_in_executor(self._pool(), run.child.call, run.task, run.args, run.kwargs)
         context = contextvars.copy_context()
         return await self.loop.run_in_executor(self._pool(), context.run, _call, run)
 
@@ -245,6 +259,11 @@ class Execution:
             raise
         except BaseException as error:
             return None, error
+
+    def _processes(self) -> ProcessPool:
+        if self._children is None:
+            self._children = ProcessPool()
+        return self._children
 
     def _pool(self) -> ThreadPoolExecutor:
         if self._threads is None:
@@ -301,6 +320,8 @@ class Execution:
         first, run.stop = run.stop is None, reason
         if first and run.task.is_async and run.handle is not None:
             run.handle.cancel()
+        elif run.child is not None:
+            run.child.kill()
 
     def _withdraw(self, run: Run, outcome: Outcome | None) -> None:
         """Take back a run whose handler has not been called."""
@@ -373,6 +394,8 @@ class Execution:
         self._stale.close()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._children is not None:
+            self._children.close()
 
 
 async def _awaited(run: Run) -> Any:
