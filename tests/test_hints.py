@@ -41,6 +41,7 @@ def queue(**figures: object) -> QueueView:
         failed_per_minute=0.0,
         workers=1,
         slots=100,
+        slots_in_use=100,
         is_paused=False,
         partitions=1,
         unseen=0,
@@ -60,6 +61,9 @@ def queue(**figures: object) -> QueueView:
         ({"ready": 5, "workers": 0}, QueueStatus.STOPPED),
         ({"ready": 5, "held_jobs": 5, "running": 5, "oldest_wait": 9_000.0}, QueueStatus.LIMITED),
         ({"ready": 5_000, "running": 100, "oldest_wait": 600.0}, QueueStatus.LAGGING),
+        ({"ready": 500, "held_jobs": 5, "started_per_minute": 100.0}, QueueStatus.LAGGING),
+        ({"ready": 500, "held_jobs": 5, "started_per_minute": 100.0, "slots_in_use": 9}, QueueStatus.FLOWING),
+        ({"ready": 50, "held_jobs": 5, "started_per_minute": 100.0}, QueueStatus.FLOWING),
         ({"ready": 5, "is_paused": True, "workers": 0}, QueueStatus.PAUSED),
     ],
 )
@@ -101,35 +105,35 @@ def key(**figures: object) -> KeyView:
 
 
 def test_a_key_behind_its_limit_is_told_with_the_command_that_changes_it() -> None:
-    (hint,) = hints_of([queue(running=5)], [key()], [], 100, 5)
+    (hint,) = hints_of([queue(running=5)], [key()], [])
     assert hint.kind is HintKind.LIMIT
     assert hint.words == "account=acme is held by its limit of 5: 4,120 jobs wait, 38 min to drain"
     assert hint.knob == "fairlane limit set webhooks concurrency:account NUMBER --key account=acme"
 
 
 def test_a_paused_key_is_told_with_the_command_that_resumes_it() -> None:
-    (hint,) = hints_of([], [key(is_paused=True, keys={"account": "a b"})], [], 100, 5)
+    (hint,) = hints_of([], [key(is_paused=True, keys={"account": "a b"})], [])
     assert hint.kind is HintKind.PAUSE
     assert hint.knob == "fairlane resume webhooks --key 'account=a b'"
 
 
 def test_of_many_keys_behind_one_limit_the_first_are_named() -> None:
     keys = [key(keys={"account": str(number)}) for number in range(10)]
-    assert [hint.keys for hint in hints_of([], keys, [], 100, 5)] == [{"account": str(number)} for number in range(3)]
+    assert [hint.keys for hint in hints_of([], keys, [])] == [{"account": str(number)} for number in range(3)]
 
 
 def test_lag_is_told_before_limits_and_says_whether_slots_are_the_reason() -> None:
     lagging = queue(ready=5_000, running=100, oldest_wait=600.0)
-    full = hints_of([lagging], [key()], [], 100, 100)
+    full = hints_of([lagging], [key()], [])
     assert [hint.kind for hint in full] == [HintKind.LAG, HintKind.LIMIT]
     assert "start more workers" in full[0].knob
-    (free, _) = hints_of([lagging], [key()], [], 100, 10)
+    (free, _) = hints_of([msgspec.structs.replace(lagging, slots_in_use=10)], [key()], [])
     assert free.knob == "slots are free, so it is not the workers: fairlane explain --queue webhooks"
 
 
 def test_a_queue_without_workers_and_failing_runs_are_faults() -> None:
     views = [queue(ready=3, workers=0), queue(queue="email", ended_per_minute=10.0, failed_per_minute=9.0)]
-    stopped, failing = hints_of(views, [], [], 0, 0)
+    stopped, failing = hints_of(views, [], [])
     assert stopped.knob == "fairlane worker module:app --queues webhooks"
     assert failing.words == "email: 90% of the runs of the last five minutes failed"
 
@@ -166,7 +170,7 @@ def test_workers_that_are_silent_broken_or_out_of_time_are_faults() -> None:
         worker(loops={"claiming": "OSError: gone"}),
         worker(clock_offset=-9.0),
     ]
-    silent, broken, skewed = hints_of([], [], workers, 400, 0)
+    silent, broken, skewed = hints_of([], [], workers)
     assert "was last heard of at 08:00:00 UTC" in silent.words
     assert broken.words == "worker host:1: its loop claiming died (OSError: gone)"
     assert skewed.words == "the clock of worker host:1 differs from the database's by -9.0 s"

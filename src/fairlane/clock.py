@@ -122,8 +122,11 @@ def as_instant(moment: datetime) -> Instant:
 
 
 def as_datetime(moment: Instant) -> datetime:
-    """The aware `datetime` (UTC) of an instant, exactly."""
-    return _EPOCH + moment * _MICROSECOND
+    """The aware `datetime` (UTC) of an instant, exactly; of one that no `datetime` can hold, the last or the first."""
+    try:
+        return _EPOCH + moment * _MICROSECOND
+    except OverflowError:
+        return datetime.max.replace(tzinfo=UTC) if moment > 0 else datetime.min.replace(tzinfo=UTC)
 
 
 def microseconds(duration: timedelta | str | float) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -31,8 +31,9 @@ class Served:
     app: App
     dashboard: Dashboard
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, make: Callable[[str], App] = a_shop) -> None:
         self._url = url
+        self._make = make
         self._socket = socket.create_server(("127.0.0.1", 0))
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
@@ -42,9 +43,9 @@ class Served:
     def address(self) -> str:
         return f"http://127.0.0.1:{self._socket.getsockname()[1]}"
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
+    def run(self, work: Coroutine[Any, Any, T], patience: float = PATIENCE) -> T:
         """Do something with the app, as any program could."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(patience)
 
     def __enter__(self) -> Served:
         self._thread.start()
@@ -67,7 +68,7 @@ class Served:
             self._loop.close()
 
     async def _main(self) -> None:
-        async with a_shop(self._url) as self.app:
+        async with self._make(self._url) as self.app:
             built = create_dashboard(self.app, token=TOKEN, viewer_token=VIEWER_TOKEN)
             self.dashboard = built.state.dashboard
             host = Starlette(routes=[Mount(ROOT, built)])
@@ -93,8 +94,9 @@ class Tab:
             self._wrong.append(f"asked elsewhere: {request.url}")
 
     def assert_well(self) -> None:
-        # That something was refused is told by the browser, and is what some tests are about.
-        assert [each for each in self._wrong if "Failed to load resource" not in each] == []
+        # That something was refused or cut off is told by the browser, and is what some tests are about.
+        expected = ("Failed to load resource", "Failed to fetch")
+        assert [each for each in self._wrong if not any(part in each for part in expected)] == []
 
 
 def log_in(page: Page, name: str = "ann", token: str = TOKEN, path: str = "/") -> None:

@@ -107,6 +107,15 @@ def test_an_open_page_whose_session_is_over_leads_to_the_door(page: Page, contex
     expect(page).to_have_title("Log in · Fairlane")
 
 
+def test_a_page_whose_stream_is_cut_off_comes_back_by_itself(page: Page) -> None:
+    log_in(page)
+    page.route("**/live*", lambda route: route.abort())
+    go(page, "/audit?every=2")
+    expect(page.locator("#follow")).to_have_text("connecting")
+    page.unroute("**/live*")
+    expect(page.locator("#follow")).to_have_text("live", timeout=15_000)
+
+
 @pytest.mark.parametrize("width", [360, 768, 1280])
 def test_no_page_is_wider_than_the_screen(served: Served, browser: Browser, width: int) -> None:
     context = browser.new_context(base_url=served.address, viewport={"width": width, "height": 740})

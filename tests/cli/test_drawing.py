@@ -68,6 +68,7 @@ def queue(name: str = "webhooks", **given: Any) -> QueueView:
         "failed_per_minute": 0.4,
         "workers": 3,
         "slots": 60,
+        "slots_in_use": 60,
         "is_paused": False,
         "partitions": 1,
         "unseen": 0,
@@ -130,7 +131,7 @@ def worker(name: str = "web-1:77", **given: Any) -> WorkerView:
 
 
 def overview(*queues: QueueView, keys: tuple[KeyView, ...] = (), workers: tuple[WorkerView, ...] = ()) -> Overview:
-    hints = hints_of(queues, keys, workers, 60, 60)
+    hints = hints_of(queues, keys, workers)
     chart = Chart(minutes=[], denied={})
     totals = Totals(ready=9, held_jobs=4, running=5, oldest_wait=12.0, workers=1, workers_late=1, slots=60)
     return Overview(now=NOW, totals=totals, queues=list(queues), hints=hints, chart=chart)

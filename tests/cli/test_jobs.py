@@ -248,11 +248,18 @@ def test_ages_are_short(before: int, said: str) -> None:
 def test_a_table_fits_the_terminal_and_keeps_ids_whole(
     run: Run, enqueue: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fairlane.cli import telling
+    from fairlane.cli import drawing
 
     job = enqueue("a-rather-long-name-of-an-account")
-    monkeypatch.setattr(telling, "_width", lambda: 80)
+    monkeypatch.setattr(drawing, "IN_A_PIPE", 80)
     lines = run("jobs", "list").stdout.splitlines()
     assert job in lines[1]
     assert max(map(len, lines)) <= 80
     assert "…" in lines[1]
+
+
+def test_a_key_in_a_table_moves_no_cursor(run: Run, enqueue: Callable[..., str]) -> None:
+    enqueue("\x1b[2Jacme")
+    shown = run("jobs", "list").stdout
+    assert "\x1b" not in shown
+    assert "account=\\x1b[2Jacme" in shown

@@ -28,7 +28,7 @@ HOST = "https://shop.test"
 def a_shop(url: str, clock: ManualClock | None = None) -> App:
     """An app whose jobs have keys, and a limit that holds some of them."""
     app = App(url, clock=clock)
-    app.queue("webhooks", fair=Fair(by="account"), limits=[Concurrency(2, by="account")])
+    app.queue("webhooks", fair=Fair(by="account"), limits=[Concurrency(2, by="account"), Concurrency(50)])
 
     @app.task(queue="webhooks", name="shop.deliver", max_attempts=2)
     async def deliver(event: object, account: str) -> object:

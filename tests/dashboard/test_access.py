@@ -289,6 +289,9 @@ async def test_health_is_told_to_everybody_and_nothing_else(
     assert (await broken.stranger().get(f"{ROOT}/healthz")).status_code == 200
     answer = await broken.stranger().get(f"{ROOT}/readyz")
     assert (answer.status_code, answer.text) == (503, "not ready\n")
+    page = await (await broken.visitor()).get(f"{ROOT}/")
+    assert page.status_code == 503
+    assert 'role="alert"' in page.text
 
 
 async def test_whoever_guesses_tokens_for_programs_is_stopped_and_people_are_not(

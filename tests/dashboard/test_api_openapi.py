@@ -17,6 +17,7 @@ from fairlane.dashboard.access import Role
 from fairlane.dashboard.api_answers import ErrorAnswer
 from fairlane.dashboard.api_openapi import describe_api
 from fairlane.dashboard.api_operations import OPERATIONS
+from fairlane.dashboard.api_refusing import CODES
 from fairlane.dashboard.doorkeeper import OPEN_TO_VIEWERS
 from fairlane.operations import Operations
 from tests.dashboard.harness import Site
@@ -95,6 +96,12 @@ def test_nothing_that_is_sent_may_have_members_besides() -> None:
     for each in OPERATIONS:
         if each.body is not None:
             assert schemas[each.body.__name__]["additionalProperties"] is False, each.name
+
+
+def test_the_reference_names_every_operation_and_every_code() -> None:
+    page = (DESCRIPTION.parent / "http-api.md").read_text()
+    assert [each.name for each in OPERATIONS if f"`{each.method} /api{each.path}`" not in page] == []
+    assert [code for code in CODES.values() if f"`{code}`" not in page] == []
 
 
 def test_a_path_with_a_name_is_not_taken_for_one_with_a_variable() -> None:

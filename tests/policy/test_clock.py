@@ -138,3 +138,8 @@ async def test_a_clock_that_was_set_back_lets_nobody_oversleep() -> None:
 async def _settle() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
+
+
+def test_an_instant_that_no_datetime_can_hold_is_told_as_the_last_or_the_first() -> None:
+    assert as_datetime(9 * 10**18) == datetime.max.replace(tzinfo=UTC)
+    assert as_datetime(-(9 * 10**18)) == datetime.min.replace(tzinfo=UTC)

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import sqlite3
 from collections import Counter
 from collections.abc import Sequence
 
+import asyncpg
+import msgspec
 import pytest
 
 from fairlane.clock import ManualClock
 from fairlane.errors import ConfigurationError
-from fairlane.job import JobRecord, State
+from fairlane.job import Claim, JobRecord, State
 from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.policy.by import By
-from fairlane.policy.keys import select
-from fairlane.scheduler.figures import KeyFigures
-from fairlane.store.figures import KeySort
+from fairlane.policy.keys import gate_id, select
+from fairlane.policy.overrides import Kind, Override
+from fairlane.scheduler.figures import Held, KeyFigures
+from fairlane.scheduler.settlement import Died, Done, Failed, Outcome, Released, Snoozed
+from fairlane.store.auditing import Note
+from fairlane.store.figures import KeySort, WorkerReport
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
-from tests.store.harness import SECOND, claim, finish, given_jobs
+from fairlane.store.sqlite import SqliteStore
+from tests.store.harness import MINUTE, SECOND, Database, claim, finish, given_jobs, worker_named
 
 ACCOUNT: By = ("account",)
 POLICY = Policy(
@@ -26,6 +34,16 @@ POLICY = Policy(
     fair=Fair(by="account"),
     limits=(Concurrency(2, by="account"), Rate(100, per="1m", by="endpoint"), Concurrency(50)),
 )
+
+
+OUTCOMES: list[Outcome] = [
+    Done(None),
+    Done(None),
+    Failed("no", SECOND),
+    Snoozed("later", SECOND),
+    Died("never"),
+    Released("not now"),
+]
 
 
 def keys(account: object, endpoint: object = "e") -> dict[str, object]:
@@ -152,3 +170,382 @@ async def test_the_next_jobs_of_a_flow_are_shown_in_the_order_in_which_they_star
     await store.apply(open_policy)
     started = [each.id for each in await claim(store, "webhooks", 200) if each.keys["account"] == "acme"]
     assert shown == started[:30]
+
+
+async def live(store: Store, clock: ManualClock, policy: Policy, dice: random.Random, held: list[Claim]) -> None:
+    """Something happens to some jobs: whatever can."""
+    clock.advance(f"{dice.randrange(1, 20_000)}ms")
+    queue = policy.queue
+    match dice.randrange(12):
+        case 0 | 1 | 2:
+            of = keys(dice.randrange(4), dice.randrange(3))
+            delay = dice.choice([None, None, 5 * SECOND])
+            await given_jobs(store, policy, of, dice.randrange(1, 6), priority=dice.randrange(2), delay=delay)
+        case 3 | 4 | 5:
+            held += await claim(store, queue, dice.randrange(1, 7))
+        case 6 | 7:
+            outcome = dice.choice(OUTCOMES)
+            dice.shuffle(held)
+            await finish(store, [held.pop() for _ in range(min(len(held), 3))], outcome)
+        case 8:
+            if jobs := await every_job(store, queue):
+                job = dice.choice(jobs)
+                if not job.state.is_final:
+                    await store.cancel(job.id)
+        case 9:
+            dead = [job.id for job in await every_job(store, queue) if job.state in {State.DEAD, State.CANCELLED}]
+            if dead:
+                await store.replay(dead[:3])
+        case 10:
+            await store.collect(queue)
+        case _:
+            await store.tally(queue, dice.choice([1, 3, 500]))
+
+
+async def assert_true(store: Store, policy: Policy) -> None:
+    """Once every bell is folded and every tally is in, the figures say what is so."""
+    await store.lanes(policy.queue)
+    await tally_all(store, policy.queue)
+    for by in policy.scopes:
+        assert await shown(store, by, policy.queue) == await truth(store, by, policy.queue), f"by {by}"
+    (queue,) = await store.survey([policy.queue])
+    counted = Counter(job.state for job in await every_job(store, policy.queue))
+    assert (queue.ready, queue.running) == (counted[State.READY], counted[State.RUNNING])
+    assert (queue.scheduled.count, queue.dead.count) == (counted[State.SCHEDULED], counted[State.DEAD])
+    assert (queue.unseen, queue.untallied) == (0, 0)
+    held = [each for by in policy.scopes for each in await all_keys(store, by, [policy.queue]) if each.held_by]
+    by_limit: dict[str, list[KeyFigures]] = {}
+    for each in held:
+        for name in each.held_by:
+            by_limit.setdefault(name, []).append(each)
+    assert queue.held == {name: Held(len(some), sum(each.waiting for each in some)) for name, some in by_limit.items()}
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_figures_equal_the_truth_after_any_lives(store: Store, clock: ManualClock, seed: int) -> None:
+    dice = random.Random(seed)
+    await store.declare(POLICY)
+    held: list[Claim] = []
+    for _ in range(3):
+        for _ in range(40):
+            await live(store, clock, POLICY, dice, held)
+        await assert_true(store, POLICY)
+
+
+async def test_a_policy_with_other_scopes_has_its_keys_counted_from_the_lanes(store: Store, clock: ManualClock) -> None:
+    dice = random.Random(3)
+    await store.declare(POLICY)
+    held: list[Claim] = []
+    for _ in range(60):
+        await live(store, clock, POLICY, dice, held)
+    await assert_true(store, POLICY)
+    other = Policy("webhooks", keys=("account", "endpoint"), limits=(Concurrency(3, by=("endpoint", "account")),))
+    await store.apply(other)
+    for _ in range(30):
+        await live(store, clock, other, dice, held)
+    await assert_true(store, other)
+    assert await all_keys(store, ("endpoint", "account")) != []
+
+
+async def test_keys_of_a_scope_that_is_no_more_are_forgotten(store: Store) -> None:
+    await store.declare(POLICY)
+    await given_jobs(store, POLICY, keys("acme"), 2)
+    await claim(store, "webhooks", 1)
+    await tally_all(store)
+    await store.apply(Policy("webhooks", keys=("account",)))
+    await tally_all(store)
+    assert await all_keys(store, ("endpoint",)) == []
+    assert [each.key for each in await all_keys(store)] == [("acme",)]
+
+
+async def test_a_key_says_which_limit_holds_it_back_for_as_long_as_it_does(store: Store) -> None:
+    await store.declare(POLICY)
+    await given_jobs(store, POLICY, keys("acme"), 5)
+    await given_jobs(store, POLICY, keys("globex"), 1)
+    started = await claim(store, "webhooks", 10)
+    await tally_all(store)
+    assert (await figures_of(store, "acme")).held_by == ("concurrency:account",)
+    assert (await figures_of(store, "globex")).held_by == ()
+    (queue,) = await store.survey(["webhooks"])
+    assert queue.held == {"concurrency:account": Held(1, 3)}
+    await finish(store, [each for each in started if each.keys["account"] == "acme"])
+    await finish(store, await claim(store, "webhooks", 10))
+    await finish(store, await claim(store, "webhooks", 10))
+    await claim(store, "webhooks", 1)
+    await tally_all(store)
+    assert (await figures_of(store, "acme")).held_by == ()
+    assert (await store.survey(["webhooks"]))[0].held == {}
+
+
+async def test_a_key_that_is_paused_is_held_by_its_pause_until_it_is_resumed(store: Store) -> None:
+    await store.declare(POLICY)
+    pause = Override(kind=Kind.PAUSE, scope=(("account", "acme"),))
+    await store.amend("webhooks", [pause], [], Note(actor="a test", action="pause"))
+    await given_jobs(store, POLICY, keys("acme"), 3)
+    assert await claim(store, "webhooks", 5) == []
+    await tally_all(store)
+    assert (await figures_of(store, "acme")).held_by == ("pause:account",)
+    await store.amend("webhooks", [], [pause.id], Note(actor="a test", action="resume"))
+    await claim(store, "webhooks", 1)
+    await tally_all(store)
+    assert "pause:account" not in (await figures_of(store, "acme")).held_by
+
+
+async def test_a_limit_that_is_no_more_holds_nobody_back(store: Store) -> None:
+    await store.declare(POLICY)
+    await given_jobs(store, POLICY, keys("acme"), 5)
+    await claim(store, "webhooks", 10)
+    await tally_all(store)
+    assert (await figures_of(store, "acme")).held_by != ()
+    await store.apply(Policy("webhooks", fair=Fair(by="account"), keys=("account", "endpoint")))
+    await tally_all(store)
+    assert (await figures_of(store, "acme")).held_by == ()
+    assert (await store.survey(["webhooks"]))[0].held == {}
+
+
+async def test_minutes_say_what_happened_when(store: Store, clock: ManualClock) -> None:
+    await store.declare(POLICY)
+    first = clock.now() // MINUTE
+    await given_jobs(store, POLICY, keys("acme"), 3)
+    clock.advance("2s")
+    started = await claim(store, "webhooks", 10)
+    clock.advance("1m")
+    await finish(store, started[:1], ran=SECOND)
+    await finish(store, started[1:], Failed("no", SECOND), ran=SECOND)
+    await claim(store, "webhooks", 10)
+    await tally_all(store)
+    one, two = (await store.minutes(["webhooks"], 0))["webhooks"]
+    assert (one.minute, one.arrived, one.started, one.ended) == (first, 3, 2, 0)
+    assert (one.waited, one.waited_longest) == (4 * SECOND, 2 * SECOND)
+    assert one.denied == {"concurrency:account": 1}
+    assert (two.minute, two.started, two.ended, two.failed, two.ran) == (first + 1, 1, 2, 1, 2 * SECOND)
+    assert [each.minute for each in (await store.minutes(["webhooks"], clock.now()))["webhooks"]] == [first + 1]
+    clock.advance("24h")
+    await tally_all(store)
+    assert [each.minute for each in (await store.minutes(["webhooks"], 0))["webhooks"]] == [first + 1]
+
+
+@pytest.mark.parametrize("sort", list(KeySort))
+async def test_paging_brings_every_key_once_under_every_order(store: Store, clock: ManualClock, sort: KeySort) -> None:
+    dice = random.Random(5)
+    names = ("webhooks", "webhooks__p1")
+    for name in names:
+        policy = Policy(name, fair=Fair(by="account"), keys=("account", "endpoint"))
+        await store.declare(policy)
+        for account in range(12):
+            clock.advance("1s")
+            await given_jobs(store, policy, keys(account % 9), dice.randrange(1, 4))
+        await finish(store, await claim(store, name, 5))
+        await claim(store, name, 3)
+        await tally_all(store, name)
+    whole = await all_keys(store, ACCOUNT, names, sort, limit=100)
+    assert len(whole) == 18
+    assert await all_keys(store, ACCOUNT, names, sort, limit=1) == whole
+    assert await all_keys(store, ACCOUNT, names, sort, limit=7) == whole
+    values = [
+        {
+            KeySort.WAITING: -each.waiting,
+            KeySort.RUNNING: -each.running,
+            KeySort.DONE: -each.done,
+            KeySort.STARTED: -(each.started_at or 0),
+            KeySort.NAME: 0,
+        }[sort]
+        for each in whole
+    ]
+    assert values == sorted(values)
+    if sort is KeySort.NAME:
+        assert [each.key for each in whole] == sorted(each.key for each in whole)
+
+
+async def test_keys_are_found_by_a_part_of_their_name_whatever_the_case(store: Store) -> None:
+    await store.declare(POLICY)
+    for account in ("Acme", "acme_2", "50%", "Straße", 'quote"\\', None):
+        await given_jobs(store, POLICY, keys(account))
+    await claim(store, "webhooks", 1)
+    await tally_all(store)
+
+    async def found(search: str) -> list[str | None]:
+        page = await store.list_keys(["webhooks"], ACCOUNT, search=search, sort=KeySort.NAME)
+        return [figures.key[0] for _, figures in page.keys]
+
+    assert await found("ACME") == ["Acme", "acme_2"]
+    assert await found("_") == ["acme_2"]
+    assert await found("%") == ["50%"]
+    assert await found("sTRASSE") == []
+    assert await found("STRAß") == ["Straße"]
+    assert await found('"\\') == ['quote"\\']
+    assert await found("\x00") == await found("\ud800") == []
+    assert len(await found("")) == 6
+
+
+async def test_only_held_keys_can_be_listed(store: Store) -> None:
+    await store.declare(POLICY)
+    await given_jobs(store, POLICY, keys("acme"), 5)
+    await given_jobs(store, POLICY, keys("globex"), 1)
+    await claim(store, "webhooks", 10)
+    await tally_all(store)
+    for sort in KeySort:
+        page = await store.list_keys(["webhooks"], ACCOUNT, sort=sort, held_only=True)
+        assert [figures.key for _, figures in page.keys] == [("acme",)]
+
+
+async def test_jobs_that_no_claim_has_seen_are_told_apart(store: Store) -> None:
+    await store.declare(POLICY)
+    await given_jobs(store, POLICY, keys("acme"), 3)
+    await given_jobs(store, POLICY, keys("acme", "f"), 2, priority=1)
+    (queue,) = await store.survey(["webhooks"])
+    assert (queue.ready, queue.unseen, queue.bells, queue.tallied_at) == (0, 5, 2, None)
+    unseen = await store.unseen_by_lane(["webhooks"])
+    assert unseen.is_all
+    assert sorted((each.priority, each.keys["endpoint"], each.arrived) for each in unseen.lanes) == [
+        (0, "e", 3),
+        (1, "f", 2),
+    ]
+    await claim(store, "webhooks", 1)
+    assert (await store.unseen_by_lane(["webhooks"])).lanes == []
+
+
+async def test_scheduled_jobs_are_counted_by_lane(store: Store, clock: ManualClock) -> None:
+    await store.declare(POLICY)
+    await given_jobs(store, POLICY, keys("acme"), 3, delay=5 * SECOND)
+    await given_jobs(store, POLICY, keys("globex"), 1, delay=2 * SECOND)
+    scheduled = await store.scheduled_by_lane(["webhooks"])
+    assert scheduled.is_all
+    assert {each.keys["account"]: each.arrived for each in scheduled.lanes} == {"acme": 3, "globex": 1}
+    (queue,) = await store.survey(["webhooks"])
+    assert (queue.scheduled.count, queue.next_due_at) == (4, clock.now() + 2 * SECOND)
+
+
+async def test_the_oldest_job_that_waits_is_known(store: Store, clock: ManualClock) -> None:
+    await store.declare(POLICY)
+    oldest = clock.now()
+    for account in range(130):
+        await given_jobs(store, POLICY, keys(account), priority=account % 3)
+        clock.advance("1s")
+    started = await claim(store, "webhooks", 50)
+    await tally_all(store)
+    taken = {each.keys["account"] for each in started}
+    first = next(account for account in range(130) if str(account) not in taken)
+    assert (await store.survey(["webhooks"]))[0].oldest_ready_at == oldest + first * SECOND
+
+
+async def test_a_survey_names_queues_in_the_order_asked_and_leaves_unknown_ones_out(store: Store) -> None:
+    for name in ("b", "a"):
+        await store.declare(Policy(name))
+    assert [each.queue for each in await store.survey(["b", "nobody", "a"])] == ["b", "a"]
+
+
+async def test_gates_are_named_as_they_are(store: Store) -> None:
+    await store.declare(POLICY)
+    await given_jobs(store, POLICY, keys("acme"), 3)
+    await claim(store, "webhooks", 5)
+    gate = gate_id("webhooks", "concurrency:account", ("acme",))
+    (found,), shared = await store.gates_named([gate, b"\x00" * 16], [])
+    assert (found.id, found.key, found.in_flight, shared) == (gate, ["acme"], 2, [])
+
+
+async def test_a_worker_is_seen_until_it_takes_its_report_back(store: Store, clock: ManualClock) -> None:
+    one, other = worker_named("one"), worker_named("other")
+    of = {"host": "h", "pid": 7, "version": "1", "queues": {"webhooks": 1.0}, "concurrency": 5, "started_at": 1}
+    said = msgspec.convert({"name": "one", "every": 5 * SECOND, **of}, WorkerReport)
+    await store.report(one, said)
+    clock.advance("1s")
+    await store.report(other, said)
+    seen = await store.workers()
+    assert [each.id for each in seen] == [other.id.hex, one.id.hex]
+    assert seen[0].report == said
+    assert not seen[1].is_late(clock.now())
+    clock.advance("20s")
+    assert (await store.workers())[1].is_late(clock.now())
+    await store.report(other, None)
+    assert [each.id for each in await store.workers()] == [one.id.hex]
+    clock.advance("24h")
+    assert await store.workers() == []
+
+
+async def test_what_a_claim_did_is_not_lost_with_the_process_that_claimed(shared_database: Database) -> None:
+    store = await shared_database.open()
+    await store.declare(POLICY)
+    await given_jobs(store, POLICY, keys("acme"), 3)
+    gone = await shared_database.open()
+    await claim(gone, "webhooks", 1)
+    await gone.close()
+    await tally_all(store)
+    acme = await figures_of(store, "acme")
+    assert (acme.waiting, acme.running) == (2, 1)
+
+
+async def test_several_who_add_up_at_once_count_everything_once(shared_database: Database) -> None:
+    stores = [await shared_database.open() for _ in range(3)]
+    await stores[0].declare(POLICY)
+    for n in range(30):
+        await given_jobs(stores[0], POLICY, keys(n % 5), 2)
+        await finish(stores[n % 3], await claim(stores[n % 3], "webhooks", 3))
+        await asyncio.gather(*(store.tally("webhooks", 2) for store in stores))
+    await assert_true(stores[0], POLICY)
+    assert sum(each.done for each in await all_keys(stores[0])) == sum(
+        job.state is State.DONE for job in await every_job(stores[0])
+    )
+
+
+async def test_a_pass_is_left_to_others_for_a_while_unless_many_tallies_wait(store: Store, clock: ManualClock) -> None:
+    await store.declare(POLICY)
+
+    async def something_happens() -> None:
+        await given_jobs(store, POLICY, keys("acme"))
+        await finish(store, await claim(store, "webhooks", 1))
+
+    await something_happens()
+    await tally_all(store)
+    await something_happens()
+    assert (await store.tally("webhooks", 500, 5 * SECOND)).tallies == 0
+    await something_happens()
+    assert (await store.tally("webhooks", 1, 5 * SECOND)).tallies == 1
+    clock.advance("6s")
+    await something_happens()
+    assert (await store.tally("webhooks", 500, 5 * SECOND)).tallies > 0
+
+
+async def test_looking_changes_nothing(database: Database, clock: ManualClock) -> None:
+    """O13"""
+    store = await database.open(clock)
+    await store.declare(POLICY)
+    await given_jobs(store, POLICY, keys("acme"), 5)
+    await given_jobs(store, POLICY, keys("acme"), 2, delay=SECOND)
+    await finish(store, (await claim(store, "webhooks", 2))[:1], Died("no"))
+    await tally_all(store)
+    await given_jobs(store, POLICY, keys("globex"), 2)
+    clock.advance("30h")
+    before = await dump(database, store)
+    await store.survey(["webhooks"])
+    await store.minutes(["webhooks"], 0)
+    for sort in KeySort:
+        await store.list_keys(["webhooks"], ACCOUNT, sort=sort)
+        await store.list_keys(["webhooks"], ACCOUNT, sort=sort, held_only=True, search="a")
+    await store.keys_named(["webhooks"], [(ACCOUNT, ("acme",))])
+    await store.scheduled_by_lane(["webhooks"])
+    await store.unseen_by_lane(["webhooks"])
+    await store.gates_named([b"\x00" * 16], [b"\x00" * 16])
+    await store.next_jobs("webhooks", {"account": "acme"})
+    await store.workers()
+    assert await dump(database, store) == before
+
+
+async def dump(database: Database, store: Store) -> dict[str, list[str]]:
+    """Every row of every table."""
+    if isinstance(store, SqliteStore):
+        return await store._database.read(lambda tx: _dump_sqlite(tx.connection))
+    connection = await asyncpg.connect(database.url)
+    try:
+        tables = await connection.fetch("select tablename from pg_tables where schemaname = 'fairlane'")
+        return {
+            name: sorted(str(row) for row in await connection.fetch(f"select xmin, * from fairlane.{name}"))
+            for (name,) in tables
+        }
+    finally:
+        await connection.close()
+
+
+def _dump_sqlite(connection: sqlite3.Connection) -> dict[str, list[str]]:
+    tables = connection.execute("select name from sqlite_schema where type = 'table'").fetchall()
+    return {name: sorted(map(str, connection.execute(f'select * from "{name}"'))) for (name,) in tables}

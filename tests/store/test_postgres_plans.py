@@ -77,6 +77,7 @@ INDEXES = {
     "select_settled": {"attempts_pkey", "jobs_pkey"},
     "renew": {"cancellations_pkey", "leases_pkey"},
     "select_held": {"jobs_pkey"},
+    "select_contexts": {"jobs_pkey"},
     "lock_expired_leases": {"leases_by_end"},
     "select_abandoned": {"jobs_pkey", "leases_pkey"},
     "cancel": {"jobs_pkey", "leases_pkey", "waiters_pkey"},
@@ -101,6 +102,7 @@ INDEXES = {
     "withdraw_results": {"result_waiters_pkey"},
     "select_ended": {"jobs_pkey"},
     "select_traces": {"flows_newest", "gates_newest", "waiters_pkey"},
+    "select_standstills": {"flows_ready", "gates_to_wake", "queue_states_newest", "queues_name_key"},
     "select_on_dead": {"jobs_pkey"},
     "lock_expired_lease": {"leases_pkey"},
     "inherit_claims": {"jobs_pkey", "leases_pkey"},
@@ -124,6 +126,52 @@ INDEXES = {
     "select_shared_gates": {"shared_gates_newest"},
     "write_shared": {"queues_name_key", "waiters_pkey"},
     "collect_shared_gates": {"shared_gates_newest", "shared_limit_queues_pkey"},
+    "look_before_tallying": {
+        "key_figures_to_refresh",
+        "minutes_pkey",
+        "queue_figures_pkey",
+        "queues_pkey",
+        "tallies_in_order",
+    },
+    "select_tallies": {"tallies_in_order"},
+    "delete_tallies": {"tallies_in_order"},
+    "select_queue_figures": {"queue_figures_pkey"},
+    "put_queue_figures": set(),
+    "select_key_figures": {"key_figures_pkey"},
+    "put_key_figures": {"key_figures_pkey"},
+    "put_counts": set(),
+    "select_key_figures_to_refresh": {"key_figures_to_refresh"},
+    "select_minutes_at": {"minutes_pkey"},
+    "put_minutes": set(),
+    "delete_old_minutes": {"minutes_pkey"},
+    "survey": {
+        "arrivals_in_order",
+        "jobs_due",
+        "queue_figures_pkey",
+        "queue_states_newest",
+        "queues_name_key",
+        "releases_in_order",
+        "tallies_in_order",
+        "waiters_pkey",
+    },
+    "count_newest_dead": {"finished_pkey", "jobs_pkey", "queues_pkey"},
+    "select_minutes": {"minutes_pkey", "queues_name_key"},
+    "select_keys_named": {"key_figures_pkey", "queues_name_key"},
+    "list_keys_by_waiting": {"key_figures_by_waiting", "queues_name_key"},
+    "list_keys_by_running": {"key_figures_by_running", "queues_name_key"},
+    "list_keys_by_done": {"key_figures_by_done", "queues_name_key"},
+    "list_keys_by_start": {"key_figures_by_start", "queues_name_key"},
+    "list_keys_by_name": {"key_figures_pkey", "queues_name_key"},
+    "list_keys_by_waiting_if_held": {"key_figures_held", "queues_name_key"},
+    "list_held_keys": {"key_figures_held_most", "queues_name_key"},
+    "select_scheduled_by_lane": {"jobs_due", "queues_name_key"},
+    "select_unseen": {"arrivals_in_order", "queue_states_newest", "queues_name_key"},
+    "select_gates_named": {"gates_newest"},
+    "select_lanes_of_flow": {"lanes_of_flow", "lanes_ready"},
+    "select_jobs_at": {"queues_pkey"},
+    "put_worker": {"workers_pkey"},
+    "delete_worker": {"workers_pkey"},
+    "select_workers": {"workers_pkey"},
 }
 
 
@@ -203,6 +251,7 @@ async def fill(store: PostgresStore, accounts: int) -> None:
     await given_jobs(store, POLICY, {"account": 0, "endpoint": 0}, 200, delay=60_000_000)
     for _ in range(4):
         await finish(store, await claim(store, "webhooks", 100))
+    await store.tally("webhooks")
     await claim(store, "webhooks", 100)
 
 

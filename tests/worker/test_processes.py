@@ -289,3 +289,27 @@ async def test_l19_a_worker_honours_a_pause_that_another_process_sets_from_its_n
         assert code == 0, said
         first, second = (await shop.operations.list_audit("default")).entries
         assert (first.action, second.action, second.reason) == ("resume", "pause", "a test")
+
+
+async def test_figures_and_reports_of_worker_processes_come_by_themselves(
+    shop: App, reports: Reports, tmp_path: Path
+) -> None:
+    (tmp_path / "go").touch()
+    async with shop, asyncio.timeout(3 * PATIENCE):
+        job = await shop.registry["shop.wait_for"].enqueue(str(tmp_path / "go"))
+        worker = await start_worker(tmp_path)
+        _, pid = await reports.next()
+        assert await job.result() == "in peace"
+        # What has ended is told by the next claim.
+        assert await (await shop.registry["shop.wait_for"].enqueue(str(tmp_path / "go"))).result() == "in peace"
+        store = shop.make_store()
+        await store.open()
+        (seen,) = await store.workers()
+        assert seen.report.pid == pid
+        place = (("task",), ("shop.wait_for",))
+        while not any(figures.done for _, figures in await store.keys_named(["default"], [place])):
+            pass  # every look is a wait for the database
+        worker.send_signal(signal.SIGTERM)
+        await ended(worker)
+        assert await store.workers() == []
+        await store.close()

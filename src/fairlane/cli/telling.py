@@ -19,9 +19,6 @@ __all__ = ["Progress", "ago", "first_line", "keys_of", "print_table", "tell_deta
 
 SHOWN = 5
 """Skipped jobs that are named; of the others there is a number."""
-NARROWEST = 5
-IN_A_PIPE = 10_000
-"""Columns: nothing is cut off where no terminal sets a width."""
 
 
 class Progress:
@@ -65,27 +62,10 @@ def ago(at: Instant | None, now: Instant) -> str:
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], flexible: Sequence[str]) -> None:
     """A table in which only the `flexible` columns give way: ids can always be copied."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    from fairlane.cli.drawing import columns, make_console
+    from fairlane.cli.showing import print_lines
 
-    console = Console(width=_width(), highlight=False)
-    yielding = [n for n, heading in enumerate(headings) if heading in flexible]
-    widths = [max(len(heading), *(len(row[n]) for row in rows)) for n, heading in enumerate(headings)]
-    room = console.width - 2 * (len(widths) - 1)
-    while sum(widths) > room and any(widths[n] > NARROWEST for n in yielding):
-        widths[max(yielding, key=lambda n: widths[n])] -= 1
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for heading, width in zip(headings, widths, strict=True):
-        table.add_column(heading, no_wrap=True, overflow="ellipsis", max_width=width, min_width=width)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    console.print(table)
-
-
-def _width() -> int | None:
-    """Of the terminal, which the console finds by itself; or of a pipe."""
-    return None if sys.stdout.isatty() else IN_A_PIPE
+    print_lines(columns(headings, rows, make_console().width, flexible=flexible))
 
 
 def keys_of(record: JobRecord) -> str:

@@ -39,6 +39,19 @@ LOG_FORMATS = ["text", "json"]
 )
 @click.option("--metrics-host", default="127.0.0.1", show_default=True, help="The address to answer at.")
 @click.option(
+    "--metrics-fleet/--no-metrics-fleet",
+    default=True,
+    show_default=True,
+    help="Tell of the whole fleet too, from the database.",
+)
+@click.option(
+    "--metrics-keys",
+    type=click.IntRange(0, 500),
+    default=20,
+    show_default=True,
+    help="Keys that are named in metrics, those with most jobs waiting.",
+)
+@click.option(
     "--traces",
     type=click.Choice(["linked", "nested"]),
     default="linked",
@@ -65,6 +78,8 @@ def worker(
     name: str | None,
     metrics_port: int | None,
     metrics_host: str,
+    metrics_fleet: bool,
+    metrics_keys: int,
     traces: str,
     log_level: str,
     log_format: str,
@@ -97,6 +112,8 @@ def worker(
         name=name,
         metrics_port=metrics_port,
         metrics_host=metrics_host,
+        metrics_fleet=metrics_fleet,
+        metrics_keys=metrics_keys,
         traces="nested" if traces == "nested" else "linked",
     )
     if processes == 1:
@@ -110,11 +127,16 @@ def worker(
         "--drain-timeout": drain_timeout,
         "--name": name,
         "--metrics-host": metrics_host,
+        "--metrics-keys": str(metrics_keys),
         "--traces": traces,
         "--log-level": log_level,
         "--log-format": log_format,
     }
-    arguments = [app, *(part for slot in slots for part in ("--slots", slot))]
+    arguments = [
+        app,
+        f"--{'' if metrics_fleet else 'no-'}metrics-fleet",
+        *(part for slot in slots for part in ("--slots", slot)),
+    ]
     arguments += [part for option, value in given.items() if value is not None for part in (option, value)]
     raise SystemExit(WorkerPool.of_workers(arguments, processes, metrics_port).run())
 

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from fairlane.dashboard.api_requests import StateName
+from fairlane.operations.findings import Level
 from fairlane.operations.views import QueueView
 from fairlane.scheduler.measures import Simulation, Timeline
 
@@ -302,16 +303,18 @@ class AuditList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FindingShown(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that is wrong, and what to do about it."""
+    """Something that was found, and what to do about it."""
 
     check: str
-    queue: str
+    level: Level
+    queue: str | None
+    """`null`: it is about the database, or about a worker."""
     message: str
     remedy: str
 
 
 class FindingList(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wrong. Nothing: nothing is."""
+    """What was found, the worst first. Nothing: all is well."""
 
     findings: list[FindingShown]
 

@@ -40,8 +40,9 @@ ACTOR = {
     "name": ACTOR_HEADER.title(),
     "in": "header",
     "required": False,
-    "description": "Who a program acts for. The audit has it behind `api:`; nothing else depends on it.",
-    "schema": {"type": "string", "maxLength": LONGEST_NAME, "pattern": "^[ -~]*$"},
+    "description": f"Who a program acts for, up to {LONGEST_NAME} characters. The audit has it behind `api:`, without "
+    "what cannot be printed; nothing else depends on it.",
+    "schema": {"type": "string"},
 }
 
 

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import msgspec
 
-from fairlane.clock import as_instant
+from fairlane.clock import SECOND, as_instant, microseconds
 from fairlane.dashboard import api_answers as answers
 from fairlane.dashboard import api_requests as requests
 from fairlane.dashboard.access import Role, Visitor
@@ -46,6 +46,8 @@ __all__ = ["OPERATIONS", "Asked", "Operation"]
 
 LOOKS = 3
 """At the database, of ten thousand jobs each, for one page of a list."""
+DAY = 86_400 * SECOND
+LONGEST_TIME = 3_660 * DAY
 SHOWN_KEYS = 100
 """Keys of a simulation that are told one by one."""
 
@@ -83,7 +85,8 @@ class Asked:
             "dry_run": self.given.dry_run,
         }
         if isinstance(self.given, requests.ChangeForAWhile):
-            told |= {"expires_in": self.given.expires_in, "expires_at": self.given.expires_at}
+            expires_in = _time("expires_in", self.given.expires_in)
+            told |= {"expires_in": expires_in, "expires_at": self.given.expires_at}
         return told
 
 
@@ -262,7 +265,7 @@ def _handling(method: str) -> Answer:
     async def carry_out(asked: Asked) -> object:
         act: Callable[..., Awaitable[Report]] = getattr(asked.dashboard.operations, method)
         given: requests.ActOnJobs = asked.given
-        delay = {"delay": given.delay} if isinstance(given, requests.ReplayJobs) else {}
+        delay = {"delay": _time("delay", given.delay)} if isinstance(given, requests.ReplayJobs) else {}
         return describe_report(await act(_selection(given), limit=given.limit, **delay, **asked.intent))
 
     return carry_out
@@ -288,6 +291,13 @@ def _filter(given: requests.JobChoice) -> JobFilter:
         keys=canonical_keys(given.keys),
         **{name: None if at is None else as_instant(at) for name, at in moments.items()},
     )
+
+
+def _time(name: str, given: str | float | None) -> str | float | None:
+    """A time as it was given, if it is not longer than anybody can mean."""
+    if given is not None and microseconds(given) > LONGEST_TIME:
+        raise ConfigurationError(f"{name}={given!r} is longer than {LONGEST_TIME // DAY:,} days")
+    return given
 
 
 def _keys(pairs: Sequence[str]) -> dict[str, str | int | None]:
@@ -333,6 +343,7 @@ def _act(name: str, what: str, summary: str, body: type[msgspec.Struct], carry_o
         carry_out=carry_out or _handling(name),
         body=body,
         role=Role.OPERATOR,
+        fails=(404,),
     )
 
 
@@ -352,9 +363,9 @@ OPERATIONS: tuple[Operation, ...] = (
     _look("list_limits", "/queues/{queue}/limits", "Every limit of a queue: declared, in force, and who changed it.",
           answers.LimitList, _list_limits),
     _look("list_jobs", "/jobs", "Jobs that fit, the newest first.",
-          answers.JobList, _list_jobs, query=requests.JobsQuery),
+          answers.JobList, _list_jobs, query=requests.JobsQuery, fails=(404,)),
     _look("list_dead", "/dead", "Dead jobs, the last to die first.",
-          answers.JobList, _list_dead, query=requests.DeadQuery),
+          answers.JobList, _list_dead, query=requests.DeadQuery, fails=(404,)),
     _look("show_job", "/jobs/{job}", "Everything about one job.", answers.OneJob, _show_job),
     _look("explain_job", "/jobs/{job}/explain", "Everything that holds a job.",
           answers.ExplanationShown, _explain_job),

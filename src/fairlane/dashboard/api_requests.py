@@ -55,7 +55,7 @@ LARGEST = (1 << 53) - 1
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 Text = Annotated[str, Meta(max_length=1_000)]
 Cursor = Annotated[str, Meta(min_length=1, max_length=2_000)]
-Seconds = Annotated[float, Meta(ge=0, le=366 * 86_400)]
+Seconds = Annotated[float, Meta(ge=0, le=3_660 * 86_400)]
 Duration = Annotated[str, Meta(min_length=2, max_length=50, pattern=r"^[0-9a-z. ]+$")] | Seconds
 Moment = Annotated[datetime, Meta(tz=True)]
 KeyText = Annotated[str, Meta(max_length=MAX_KEY_BYTES)]

@@ -20,12 +20,14 @@ from starlette.staticfiles import StaticFiles
 
 from fairlane.app import App
 from fairlane.dashboard.access import Access, Authorize, Role, visitor_of
-from fairlane.dashboard.acting import deed_routes
+from fairlane.dashboard.acting import deed_routes, safe_path
 from fairlane.dashboard.contents import DEEDS, PAGES
-from fairlane.dashboard.doorkeeper import Doorkeeper, path_of, root_of, wants_json
+from fairlane.dashboard.doorkeeper import HEADERS, Doorkeeper, form_of, path_of, root_of, wants_json
+from fairlane.dashboard.leaving import unless_gone
 from fairlane.dashboard.live import INTERVALS, EventStream, Live
 from fairlane.dashboard.page import Ask, Page, Redact
 from fairlane.dashboard.rendering import Rendering, address, fingerprint
+from fairlane.dashboard.scraping import scrape_routes
 from fairlane.dashboard.signing_in import login_routes
 from fairlane.errors import (
     ConfigurationError,
@@ -112,7 +114,10 @@ class Dashboard:
 
     async def show(self, page: Page, ask: Ask) -> dict[str, Any]:
         """What the template of a page is given. It is the same for everybody with the same role."""
-        shown = await page.look(ask)
+        return self.around(page, ask, await page.look(ask))
+
+    def around(self, page: Page, ask: Ask, shown: dict[str, Any]) -> dict[str, Any]:
+        """What every template is given, and what this page shows."""
         return {
             "title": page.title,
             "ask": ask,
@@ -150,11 +155,16 @@ def _routes(dashboard: Dashboard) -> list[BaseRoute]:
         Route("/healthz", _healthz, methods=["GET"]),
         Route("/readyz", _readyz, methods=["GET"]),
         Route("/live", _live, methods=["GET"]),
+        *scrape_routes(dashboard.app),
         *login_routes(dashboard),
         *deed_routes(dashboard, DEEDS),
         *_api_routes(),
     ]
-    return [*routes, *(Route(page.path, _page_endpoint(page), methods=["GET"]) for page in PAGES)]
+    return [*routes, *(Route(page.path, _page_endpoint(page), methods=_methods(page)) for page in PAGES)]
+
+
+def _methods(page: Page) -> list[str]:
+    return ["GET"] if page.submit is None else ["GET", "POST"]
 
 
 def _api_routes() -> Sequence[BaseRoute]:
@@ -175,9 +185,14 @@ def _page_endpoint(page: Page) -> Any:
         visitor = visitor_of(request)
         values = {name: str(value) for name, value in request.path_params.items()}
         ask = await dashboard.ask(values, path_of(request), request.query_params, visitor.role, root_of(request))
-        shown = await dashboard.show(page, ask)
-        main = dashboard.rendering.part(page.template, shown)
+        if request.method == "POST" and page.submit is not None:
+            given = form_of(request, await request.body())
+            shown = dashboard.around(page, ask, await unless_gone(request, page.submit(ask, given)))
+        else:
+            shown = await dashboard.show(page, ask)
         frame = {**dashboard.frame(request), "title": shown["title"], "nav": page.nav, "now": ask.now}
+        own = {} if page.submit is None else {"csrf": frame["csrf"]}
+        main = dashboard.rendering.part(page.template, {**shown, **own})
         frame["live"] = fingerprint(main) if page.is_live else None
         return HTMLResponse(dashboard.rendering.whole(main, frame))
 
@@ -245,7 +260,10 @@ async def _tell_fairlane_error(request: Request, error: Exception) -> Response:
 
 
 async def _tell_fault(request: Request, error: Exception) -> Response:
-    return _told(request, 500, "something went wrong here; the log of the dashboard says what")
+    answer = _told(request, 500, "something went wrong here; the log of the dashboard says what")
+    # Made outside of what stands before every other answer.
+    answer.headers.update(HEADERS)
+    return answer
 
 
 def _told(request: Request, status: int, message: str) -> Response:
@@ -253,7 +271,8 @@ def _told(request: Request, status: int, message: str) -> Response:
         return JSONResponse({"error": {"code": _CODES.get(status, "error"), "message": message}}, status)
     if getattr(request.state, "visitor", None) is None:
         return PlainTextResponse(f"{message}\n", status)
-    shown = {"status": status, "message": message}
+    back = safe_path(request.query_params.get("back"))
+    shown = {"status": status, "message": message, "back": back}
     return dashboard_of(request).answer(request, "error.html", f"{status}", shown, status)
 
 

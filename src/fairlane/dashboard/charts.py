@@ -10,7 +10,8 @@ from fairlane.operations.views import Chart
 
 __all__ = ["denial_chart", "hours_chart", "sparkline", "throughput_chart", "wait_chart"]
 
-MOST_SERIES = 4
+CALM = ("series-1", "series-4", "series-3", "soft")
+"""Of series that tell of no fault: none is red."""
 HOUR = 3_600
 
 
@@ -53,8 +54,8 @@ def denial_chart(chart: Chart) -> dict[str, Any]:
     return {
         "x": _minutes(chart),
         "series": [
-            _series(limit, [each.denied.get(limit, 0) for each in chart.minutes])
-            for limit in list(chart.denied)[:MOST_SERIES]
+            _series(limit, [each.denied.get(limit, 0) for each in chart.minutes], color=color)
+            for limit, color in zip(chart.denied, CALM, strict=False)
         ],
     }
 

@@ -56,6 +56,6 @@ def selection_from(fields: Mapping[str, str], **always: Any) -> Selection:
 
 def limit_from(fields: Mapping[str, str]) -> int:
     text = fields.get("limit", "").strip() or str(LIMIT)
-    if not text.isdecimal() or not 1 <= int(text) <= MOST_AT_ONCE:
-        raise ConfigurationError(f"at most: give a number from 1 to {MOST_AT_ONCE:,}, not {text!r}")
+    if not text.isdecimal() or len(text) > 10 or not 1 <= int(text) <= MOST_AT_ONCE:
+        raise ConfigurationError(f"at most: give a number from 1 to {MOST_AT_ONCE:,}, not {text[:20]!r}")
     return int(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fairlane.dashboard.acting import Deed
 from fairlane.dashboard.page import Page
-from fairlane.dashboard.pages import audit, dead, jobs, keys, overview, queues
+from fairlane.dashboard.pages import audit, dead, jobs, keys, overview, queues, trying, workers
 
 __all__ = ["DEEDS", "PAGES"]
 
@@ -17,6 +17,8 @@ PAGES: tuple[Page, ...] = (
     jobs.JOBS,
     jobs.JOB,
     dead.PAGE,
+    workers.PAGE,
     audit.PAGE,
+    trying.PAGE,
 )
 DEEDS: tuple[Deed, ...] = (*jobs.DEEDS, *queues.DEEDS)

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fairlane.dashboard.access import Access, Role, Visitor
 
-__all__ = ["LARGEST_BODY", "Doorkeeper", "form_of", "path_of", "refused", "root_of", "wants_json"]
+__all__ = ["HEADERS", "LARGEST_BODY", "Doorkeeper", "form_of", "path_of", "refused", "root_of", "wants_json"]
 
 LARGEST_BODY = 1024 * 1024
 SLOWEST_BODY = 30.0
@@ -24,6 +24,8 @@ OPEN = ("/static/", "/login", "/healthz", "/readyz")
 OPEN_TO_VIEWERS = ("/logout", "/try", "/api/simulate")
 """What may be sent without changing anything."""
 LOGIN = "/login"
+NO_NUL = "a NUL character can neither be stored nor looked for"
+"""PostgreSQL cannot hold one, so no name and no text anywhere has one."""
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -67,6 +69,8 @@ class Doorkeeper:
 
     async def _look_at(self, request: Request, path: str) -> tuple[Response | None, bytes | None]:
         """What is answered instead, or nothing; and the body, if it was read: of nobody who is not let in."""
+        if "\0" in path or _holds_nul(request.scope["query_string"]):
+            return refused(request, 400, "malformed", NO_NUL), None
         is_safe = request.method in SAFE
         is_bearer = request.headers.get("authorization", "").lower().startswith("bearer ")
         if not is_safe and not is_bearer and not _is_same_origin(request.headers):
@@ -98,6 +102,8 @@ class Doorkeeper:
             return refused(request, 400, "malformed", "the body ended too early"), None
         if body is None:
             return refused(request, 413, "too_large", f"send at most {LARGEST_BODY:,} bytes"), None
+        if _is_form(request) and _holds_nul(body):
+            return refused(request, 400, "malformed", NO_NUL), None
         if visitor is not None and not is_bearer and not self._is_own(request, visitor, body):
             why = "the form is of another session; reload the page and try again"
             return refused(request, 403, "forged", why), None
@@ -144,12 +150,20 @@ def refused(request: Request, status: int, code: str, message: str) -> Response:
 
 def form_of(request: Request, body: bytes) -> dict[str, str]:
     """The fields of a form, each once."""
-    if not request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
+    if not _is_form(request):
         return {}
     try:
         return dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True, max_num_fields=MOST_FIELDS))
     except ValueError:
         return {}
+
+
+def _is_form(request: Request) -> bool:
+    return request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded")
+
+
+def _holds_nul(encoded: bytes) -> bool:
+    return b"\0" in encoded or b"%00" in encoded
 
 
 async def _bounded_body(request: Request) -> bytes | None:

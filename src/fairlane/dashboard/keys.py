@@ -38,6 +38,7 @@ def watched_from(texts: Sequence[str]) -> dict[str, list[dict[str, str | None]]]
     for text in texts[:MOST_WATCHED]:
         queue, _, query = text.partition("/")
         keys = keys_of(dict(parse_qsl(query, keep_blank_values=True)))
-        if queue and keys:
+        # What is decoded here a second time may hold what the doorkeeper has not seen.
+        if queue and keys and "\0" not in unquote(text):
             found.setdefault(unquote(queue), []).append(keys)
     return found

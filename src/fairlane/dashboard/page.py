@@ -5,7 +5,7 @@ A new page is a module in `pages/` with a `Page`, a template of the same name, a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from fairlane.errors import ConfigurationError
 from fairlane.job import JobRecord
 from fairlane.operations import Operations
 
-__all__ = ["Ask", "Look", "Page", "Redact", "keys_from", "number_from"]
+__all__ = ["Ask", "Look", "Page", "Redact", "Submit", "keys_from", "number_from"]
 
 Redact = Callable[[JobRecord, Any], Any]
 """What may be seen of a job's payload, or of its result."""
@@ -52,6 +52,7 @@ class Ask:
 
 
 Look = Callable[[Ask], Awaitable[dict[str, Any]]]
+Submit = Callable[[Ask, Mapping[str, str]], Coroutine[Any, Any, dict[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,9 @@ class Page:
     shortcut: str | None = None
     """The letter after `g` that leads here."""
     is_live: bool = True
+    submit: Submit | None = None
+    """What its form leads to, shown by the same template. It changes nothing either: deeds do that. It ends when the
+    visitor goes away. Only for pages that are not live: those are the same for everybody, and a form is somebody's."""
     _pattern: Any = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -34,6 +34,7 @@ from fairlane.operations.jobs import (
     retry_jobs,
     show_job,
 )
+from fairlane.operations.metering import Figures, fleet_figures
 from fairlane.operations.overriding import (
     Change,
     LimitInForce,
@@ -97,6 +98,7 @@ __all__ = [
     "LIMIT",
     "AuditPage",
     "Change",
+    "Figures",
     "Finding",
     "Hint",
     "Intent",
@@ -152,6 +154,7 @@ __all__ = [
     "export_jobs",
     "exported_columns",
     "find_limit",
+    "fleet_figures",
     "force_jobs",
     "in_force",
     "list_audit",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from difflib import get_close_matches
 
-from fairlane.clock import SECOND, Instant, microseconds
+from fairlane.clock import SECOND, Instant, as_instant, microseconds
 from fairlane.errors import ConfigurationError, InvalidOverride, UnknownQueue
 from fairlane.policy.keys import canonical_keys
 from fairlane.policy.overrides import Scope
@@ -20,6 +21,7 @@ from fairlane.store.protocol import Declared, Store
 __all__ = ["Intent", "find_limit", "in_force", "partitions_of", "scope_of"]
 
 LONGEST_TEXT = 1_000
+LATEST = as_instant(datetime.max.replace(tzinfo=UTC))
 _PER = re.compile(r"(?P<kind>[^/:]+)/(?P<per>[^:#]+)(?P<rest>.*)\Z")
 
 
@@ -51,6 +53,8 @@ class Intent:
         at = now + self.expires_in if self.expires_in is not None else self.expires_at
         if at is not None and at <= now:
             raise ConfigurationError("it would have ended already; give a time to come, or leave it out")
+        if at is not None and at > LATEST:
+            raise ConfigurationError("it would end after the year 9999; leave the time out, and it ends with somebody")
         return at
 
 

@@ -23,7 +23,9 @@ def chart_of(minutes: Iterable[Minute], now: Instant) -> Chart:
     for each in minutes:
         known = sums.get(each.minute)
         sums[each.minute] = each if known is None else known.and_also(each)
-    last = now // MINUTE
+    # The minute that has just begun would look like a standstill, unless it is the only one of which there is anything.
+    current = now // MINUTE
+    last = current - 1 if any(number < current for number in sums) else current
     shown = [sums.get(number, Minute(minute=number)) for number in range(last - SHOWN + 1, last + 1)]
     denied: dict[str, int] = {}
     for each in shown:

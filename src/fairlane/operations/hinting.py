@@ -28,25 +28,37 @@ def status_of(view: QueueView) -> tuple[QueueStatus, str]:
     """How a queue is doing, in a word and in a sentence. What the view says of its status is not looked at."""
     ready, held, running = view.ready, view.held_jobs, view.running
     if view.is_paused:
-        return QueueStatus.PAUSED, f"paused: {_jobs(ready)} wait, {running:,} still run"
+        return QueueStatus.PAUSED, f"paused: {_waiting(ready)}, {running:,} still run"
     if not ready:
         return (QueueStatus.FLOWING, f"{running:,} run, nothing waits") if running else (QueueStatus.IDLE, "idle")
     if not view.workers and not running:
-        return QueueStatus.STOPPED, f"no worker serves it: {_jobs(ready)} wait"
+        return QueueStatus.STOPPED, f"no worker serves it: {_waiting(ready)}"
     eligible = ready - held
     if eligible <= 0:
+        if view.held and all(each.limit.startswith("pause:") for each in view.held):
+            return QueueStatus.LIMITED, f"pauses hold back all that wait ({_jobs(ready)}), as operators want it"
         return QueueStatus.LIMITED, f"limits hold back all that wait ({_jobs(ready)}), as the policy wants it"
-    if view.oldest_wait is not None and view.oldest_wait > LAGGING_AFTER and not held:
-        wait = lasting(view.oldest_wait)
-        return QueueStatus.LAGGING, f"{_jobs(eligible)} could start and have no slot; the oldest waits for {wait}"
+    if _is_lagging(view, eligible):
+        oldest = "" if held or view.oldest_wait is None else f"; the oldest waits for {lasting(view.oldest_wait)}"
+        return QueueStatus.LAGGING, f"{_jobs(eligible)} could start and have no slot{oldest}"
     return QueueStatus.FLOWING, f"{_jobs(eligible)} could start now, {held:,} are held back by limits"
 
 
-def hints_of(
-    queues: Sequence[QueueView], keys: Iterable[KeyView], workers: Sequence[WorkerView], slots: int, running: int
-) -> list[Hint]:
+def _is_lagging(view: QueueView, eligible: int) -> bool:
+    """Whether jobs that nothing holds back wait for long. Where others are held back, nobody knows which is the oldest:
+    then by whether all slots are busy, and more could start than start in a minute."""
+    if not view.held_jobs:
+        return view.oldest_wait is not None and view.oldest_wait > LAGGING_AFTER
+    return _is_busy(view) and eligible > view.started_per_minute > 0
+
+
+def _is_busy(view: QueueView) -> bool:
+    return view.slots > 0 and view.slots_in_use >= FEW_SLOTS * view.slots
+
+
+def hints_of(queues: Sequence[QueueView], keys: Iterable[KeyView], workers: Sequence[WorkerView]) -> list[Hint]:
     """Faults first, then lag, then pauses, then limits that do their work."""
-    hints = [*_about_workers(workers), *_about_queues(queues, slots, running), *_about_keys(keys)]
+    hints = [*_about_workers(workers), *_about_queues(queues), *_about_keys(keys)]
     order = {HintKind.FAULT: 0, HintKind.LAG: 1, HintKind.PAUSE: 2, HintKind.LIMIT: 3}
     return sorted(hints, key=lambda hint: order[hint.kind])[:MOST_HINTS]
 
@@ -66,15 +78,15 @@ def _about_workers(workers: Sequence[WorkerView]) -> Iterator[Hint]:
             yield Hint(kind=HintKind.FAULT, queue=None, words=words, knob="let its machine keep time (NTP)")
 
 
-def _about_queues(queues: Sequence[QueueView], slots: int, running: int) -> Iterator[Hint]:
+def _about_queues(queues: Sequence[QueueView]) -> Iterator[Hint]:
     for each in queues:
         if each.status is QueueStatus.STOPPED:
             knob = f"fairlane worker module:app --queues {quote(each.queue)}"
             yield Hint(kind=HintKind.FAULT, queue=each.queue, words=f"{each.queue}: {each.words}", knob=knob)
         elif each.status is QueueStatus.LAGGING:
-            busy = f"; {running:,} of {slots:,} slots are in use" if slots else ""
+            busy = f"; {each.slots_in_use:,} of {each.slots:,} slots are in use" if each.slots else ""
             knob = "start more workers, or give them more --concurrency"
-            if slots and running < FEW_SLOTS * slots:
+            if each.slots and not _is_busy(each):
                 knob = f"slots are free, so it is not the workers: fairlane explain --queue {quote(each.queue)}"
             yield Hint(kind=HintKind.LAG, queue=each.queue, words=f"{each.queue}: {each.words}{busy}", knob=knob)
         elif each.status is QueueStatus.PAUSED and each.ready:
@@ -97,14 +109,14 @@ def _about_keys(keys: Iterable[KeyView]) -> Iterator[Hint]:
         if max(told[queue, limit] for limit in each.held_by) > OF_ONE_LIMIT:
             continue
         if each.is_paused:
-            words = f"{who} is paused: {_jobs(each.waiting)} wait"
+            words = f"{who} is paused: {_waiting(each.waiting)}"
             knob = f"fairlane resume {quote(queue)} {_key_options(each)}"
             yield Hint(kind=HintKind.PAUSE, queue=queue, words=words, knob=knob, keys=each.keys)
             continue
         gauge = next((gauge for gauge in each.gauges if gauge.limit in each.held_by), None)
         if gauge is None:
             continue
-        words = f"{who} is held by its {_bound_words(gauge)}: {_jobs(each.waiting)} wait"
+        words = f"{who} is held by its {_bound_words(gauge)}: {_waiting(each.waiting)}"
         if each.drained_in is not None:
             words += f", {lasting(each.drained_in)} to drain"
         knob = f"fairlane limit set {quote(queue)} {quote(gauge.limit)} NUMBER {_key_options(each)}"
@@ -128,6 +140,10 @@ def _key_options(view: KeyView) -> str:
 def key_words(keys: dict[str, str | None]) -> str:
     """`account=acme, region=eu`."""
     return ", ".join(f"{name}={'None' if value is None else value}" for name, value in keys.items())
+
+
+def _waiting(count: int) -> str:
+    return "1 job waits" if count == 1 else f"{count:,} jobs wait"
 
 
 def _jobs(count: int) -> str:

@@ -15,7 +15,7 @@ from fairlane.policy.overrides import everyone_in, without_place
 from fairlane.policy.partitions import parse_partition, partition_name, whole_of
 from fairlane.policy.policy import Policy
 from fairlane.store.auditing import AuditEntry
-from fairlane.store.protocol import Store
+from fairlane.store.protocol import Declared, Store
 
 __all__ = [
     "AuditPage",
@@ -118,10 +118,12 @@ async def show_policies(
     given = declared or {}
     queues = [name if (place := parse_partition(name)) is None else partition_name(*place) for name in queues]
     now = await store.now()
-    known = await store.queues()
+    known = await store.policies()
+    if absent := next((name for name in queues if name not in known and name not in given), None):
+        await in_force(store, absent)  # which says what it may have been
     return [
-        await _in_force(store, name, given.get(name), now)
-        if name in known or name not in given
+        _in_force(known[name], given.get(name), now)
+        if name in known
         else PolicyInForce(queue=name, policy=None, version=0, declared=given[name], drift=(), overrides=())
         for name in queues or sorted({*given, *known})
         if name in queues or with_partitions or parse_partition(name) is None
@@ -134,11 +136,10 @@ async def diff_policies(store: Store, declared: Declarations, queues: Sequence[s
     return await show_policies(store, declared, queues or [name for name in declared if parse_partition(name) is None])
 
 
-async def _in_force(store: Store, queue: str, declared: Policy | None, now: Instant) -> PolicyInForce:
-    stored = await in_force(store, queue)
+def _in_force(stored: Declared, declared: Policy | None, now: Instant) -> PolicyInForce:
     declared = None if declared is None else adopted(stored.policy, declared)
     return PolicyInForce(
-        queue=queue,
+        queue=stored.policy.queue,
         policy=stored.policy,
         version=stored.version,
         declared=declared,

@@ -72,7 +72,7 @@ async def overview(store: Store) -> Overview:
         now=as_datetime(look.now),
         totals=_totals(views, workers),
         queues=views,
-        hints=hints_of(views, keys, workers.workers, workers.slots, workers.running),
+        hints=hints_of(views, keys, workers.workers),
         chart=chart_of((each for minutes in look.minutes.values() for each in minutes), look.now),
     )
 
@@ -100,7 +100,7 @@ async def show_queue(store: Store, queue: str) -> OneQueue:
         limits=_limits(policy, look, chart.denied),
         scopes=[list(by) for by in policy.scopes],
         partitions=parts,
-        hints=hints_of([view], keys, (), look.workers.slots, look.workers.running),
+        hints=hints_of([view], keys, ()),
         chart=chart,
     )
 
@@ -140,6 +140,7 @@ def _view(queue: str, names: Sequence[str], look: _Look) -> QueueView:
         # Whoever listens is there, whether it has reported by now or not.
         workers=max(len(serving), listeners),
         slots=sum(each.concurrency for each in serving),
+        slots_in_use=sum(each.running for each in serving),
         is_paused=() in policy.overrides.pauses,
         partitions=len(names),
         unseen=sum(each.unseen for each in figures),

@@ -12,6 +12,7 @@ from fairlane.explaining import explain_job, explain_queue
 from fairlane.operations import (
     exporting,
     jobs,
+    metering,
     overriding,
     partitioning,
     policies,
@@ -162,6 +163,10 @@ class Operations:
             until=until,
             by=by,
         )
+
+    async def fleet_figures(self, keys: int = 20) -> metering.Figures:
+        """Queues, limits, keys and workers in numbers, by metric: what a scraper is told of the whole fleet."""
+        return await metering.fleet_figures(await self._source.opened(), keys)
 
     # Queues.
 

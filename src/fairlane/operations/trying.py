@@ -1,16 +1,17 @@
 """Policies tried on a workload, or on what a queue has just been through: for surfaces that many people share.
 
-A simulation takes a processor for as long as it lasts. So it is bounded in jobs and in time, and runs in a thread: who
-looks at other things meanwhile waits for milliseconds, not for the whole of it.
+A simulation takes a processor for as long as it lasts. So it is bounded in jobs and in time, and runs in a thread that
+makes way for others: who looks at other things meanwhile hardly feels it. Whoever asked and goes away ends it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Sequence
 from typing import Any
 
-from fairlane.clock import SECOND, Instant, SystemClock, microseconds
+from fairlane.clock import SECOND, SystemClock, microseconds
 from fairlane.errors import ConfigurationError
 from fairlane.operations.asking import in_force
 from fairlane.policy.by import normalize_by
@@ -33,6 +34,10 @@ MOST_ATTEMPTS = 100
 LONGEST_SPAN = 366 * 86_400 * SECOND
 LONGEST_TRY = 20 * SECOND
 """Of all policies together, by the clock on the wall."""
+STRETCH = 1_000
+"""Microseconds that a simulation goes on for before it makes way."""
+WAY = 100
+"""And for how long it does."""
 
 Tried = tuple[Simulation, Timeline]
 """What became of the jobs under one policy, and how it went over time."""
@@ -59,9 +64,16 @@ async def try_policies(
         raise ConfigurationError(f"slots={slots}: give from 1 to {MOST_SLOTS:,}")
     found = [await _policy(store, each) for each in policies]
     span = None if until is None else _span("until", until)
-    jobs = _foreseen(workload, seed) if history is None else await _remembered(store, history, last, workload)
+    if history is None:
+        jobs = await asyncio.to_thread(_foreseen, workload, seed)
+    else:
+        jobs = await _remembered(store, history, last, workload)
     names = normalize_by("by", tuple(by)) or next(filter(None, map(report_by, found)), ())
-    return await asyncio.to_thread(_try, found, jobs, slots, span, names)
+    pace = _Pace()
+    try:
+        return await asyncio.to_thread(_try, found, jobs, slots, span, names, pace)
+    finally:
+        pace.stop.set()
 
 
 async def _policy(store: Store, given: PolicyGiven) -> Policy:
@@ -116,12 +128,16 @@ def _span(name: str, given: str | float) -> int:
 
 
 def _try(
-    policies: Sequence[Policy], jobs: Sequence[SimulatedJob], slots: int, until: int | None, by: tuple[str, ...]
+    policies: Sequence[Policy],
+    jobs: Sequence[SimulatedJob],
+    slots: int,
+    until: int | None,
+    by: tuple[str, ...],
+    pace: _Pace,
 ) -> list[Tried]:
-    in_time = _deadline(SystemClock().monotonic() + LONGEST_TRY)
     try:
         recordings = [
-            record(each, jobs, slots=slots, until=None if until is None else until / SECOND, on_progress=in_time)
+            record(each, jobs, slots=slots, until=None if until is None else until / SECOND, on_progress=pace)
             for each in policies
         ]
         return [(measure(each, by), timeline(each)) for each in recordings]
@@ -131,12 +147,25 @@ def _try(
         ) from error
 
 
-def _deadline(at: Instant) -> Callable[[int], None]:
-    def in_time(runs: int) -> None:
-        if SystemClock().monotonic() > at:
+class _Pace:
+    """Holds a simulation to its time, ends it when nobody waits for it any more, and lets others run meanwhile."""
+
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+        self._clock = SystemClock()
+        self._since = self._clock.monotonic()
+        self._ends_at = self._since + LONGEST_TRY
+
+    def __call__(self, runs: int) -> None:
+        now = self._clock.monotonic()
+        if now > self._ends_at:
             raise ConfigurationError(
                 f"it took longer than {LONGEST_TRY // SECOND} s, of which {runs:,} runs; give fewer jobs, or use "
                 "`fairlane simulate`"
             )
-
-    return in_time
+        if now - self._since < STRETCH:
+            return
+        # A thread that only reckons gives the interpreter away every 5 ms at best; one that waits, at once.
+        if self.stop.wait(WAY / SECOND):
+            raise ConfigurationError("nobody waits for it any more")
+        self._since = self._clock.monotonic()

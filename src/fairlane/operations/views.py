@@ -139,6 +139,7 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     """Workers that serve it and are alive."""
     slots: int
     """What they run at the same time at most, for all their queues."""
+    slots_in_use: int
     is_paused: bool
     partitions: int
     unseen: int

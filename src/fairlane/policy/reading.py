@@ -54,14 +54,14 @@ def _refuse_unknown(document: dict[str, Any], policy: Policy) -> None:
 
 def _limit(document: dict[str, Any]) -> dict[str, Any]:
     usual = {"adaptive": AdaptiveConcurrency, "breaker": Breaker}.get(document.get("kind", ""))
-    defaults = usual().to_document() if usual else {"burst": None}
+    defaults = usual().to_document() if usual else {"burst": None, "when_full": "signal"}
     whole = {**defaults, **document, "by": _names(document.get("by") or [])}
     # Stored times are whole microseconds; people write "1m".
     return {name: microseconds(value) if _is_time(name, value) else value for name, value in whole.items()}
 
 
 def _is_time(name: str, value: object) -> bool:
-    return isinstance(value, str) and name not in ("kind", "name")
+    return isinstance(value, str) and name not in ("kind", "name", "when_full")
 
 
 def _names(by: str | list[str]) -> list[str]:

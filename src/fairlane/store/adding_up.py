@@ -33,8 +33,10 @@ Row = Sequence[Any]
 
 STRETCH = 500
 """Keys that are read, changed and written together: some 10 ms, in which a worker's event loop does nothing else."""
-ENTRIES_AT_MOST = 20_000
-"""What tallies say of lanes and gates, in one pass."""
+ENTRIES_EACH = 40
+"""What tallies say of lanes and gates, on average, in a pass that reads as many as it may: more ends it sooner."""
+AT_ONCE = 500
+"""Tallies that are read together. Some are ten kilobytes."""
 A_BREATH = 2_000
 """Entries after which whoever waits for a turn gets it."""
 LONGEST_KEY = 2_000
@@ -69,11 +71,11 @@ class Changed(msgspec.Struct, frozen=True):
 class AddingUp:
     """Tallies of a queue on their way into its figures."""
 
-    def __init__(self, policy: Policy, now: Instant, row: FiguresRow) -> None:
+    def __init__(self, policy: Policy, now: Instant, row: FiguresRow, limit: int) -> None:
         self._policy = policy
+        self._limit = limit
         self._sums = Sums(policy)
-        self._entries = 0
-        self._breath = 0
+        self._entries = self._breath = self._read = 0
         self._held = key_rows.decode_held(row.held)
         self.now = now
         self.tallied = row.tallied
@@ -85,9 +87,9 @@ class AddingUp:
         self.oldest_ready_at = row.oldest_ready_at
 
     @property
-    def is_full(self) -> bool:
-        """It has read as much as fits into one pass."""
-        return self._entries >= ENTRIES_AT_MOST
+    def room(self) -> int:
+        """How many tallies it may read next: none, once it has read as much as fits into one pass."""
+        return 0 if self._entries >= ENTRIES_EACH * self._limit else min(self._limit - self._read, AT_ONCE)
 
     @property
     def is_out_of_breath(self) -> bool:
@@ -102,13 +104,18 @@ class AddingUp:
         told = decode_tally(entries)
         self._sums.add(told)
         self._entries += len(told.lanes) + len(told.gates)
+        self._read += 1
         self.tallied, self.tallied_at = number, told.at
         self.tallies += 1
 
     def written(self) -> None:
         """What was read so far is: go on with what comes after."""
         self._sums = Sums(self._policy)
-        self._entries = self._breath = 0
+        self._entries = self._breath = self._read = 0
+
+    @property
+    def has_read(self) -> bool:
+        return self._read > 0
 
     @property
     def places(self) -> Iterator[Sequence[Place]]:

@@ -89,19 +89,20 @@ _METRICS = (
     _counter("fairlane_store_outages_total", "{outage}", "How often the database could not be reached."),
     _gauge("fairlane_store_connected", "1", "1 while the database answers, else 0."),
     # The process itself.
-    _gauge("fairlane_loop_alive", "1", "1 while this loop of the worker runs, else 0.", "loop"),
+    _gauge("fairlane_loop_alive", "1", "0 once this loop of the worker has died, else 1.", "loop"),
     _seconds("fairlane_event_loop_lag_seconds", "How late the event loop was: handlers that block it show here."),
     _gauge("fairlane_worker_stopping", "1", "1 once the worker has been told to stop, else 0."),
     _counter("fairlane_telemetry_failures_total", "{failure}", "What went wrong with telemetry itself.", "reason"),
     # The whole fleet, from the database.
     _fleet("fairlane_queue_ready_jobs", "{job}", "Jobs that wait and are due.", "queue"),
-    _fleet("fairlane_queue_held_jobs", "{job}", "Of those, what a limit or an operator holds.", "queue", "reason"),
+    _fleet("fairlane_queue_held_jobs", "{job}", "Of those, what a limit or a pause holds back.", "queue", "limit"),
     _fleet("fairlane_queue_running_jobs", "{job}", "Jobs that run, anywhere.", "queue"),
     _fleet("fairlane_queue_scheduled_jobs", "{job}", "Jobs that are not due yet.", "queue"),
     _fleet("fairlane_queue_dead_jobs", "{job}", "Jobs that were set aside as dead.", "queue"),
     _fleet("fairlane_queue_oldest_wait_seconds", "s", "For how long the oldest ready job has waited.", "queue"),
     _fleet("fairlane_limit_saturation_ratio", "1", "How much of a limit is used, 1 if all of it.", "queue", "limit"),
     _fleet("fairlane_key_waiting_jobs", "{job}", "Jobs that wait, of the keys with most.", "queue", "key"),
+    _fleet("fairlane_queue_workers", "{worker}", "Workers that serve a queue and are alive.", "queue"),
     _fleet("fairlane_workers_alive", "{worker}", "Workers that have given a sign of life."),
 )  # fmt: skip
 

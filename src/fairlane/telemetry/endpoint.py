@@ -69,13 +69,10 @@ class Endpoint:
             # Whoever asks badly, slowly or not at all is let go of.
             with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
                 async with asyncio.timeout(ANSWERED_WITHIN):
-                    if self._open > AT_ONCE:
-                        answer, with_body = Answer("too many connections\n", HTTPStatus.SERVICE_UNAVAILABLE), True
-                    else:
-                        question = await reader.readuntil(b"\r\n\r\n")
-                        answer, with_body = await self._answer(question)
-                    writer.write(_response(answer, with_body=with_body))
-                    await writer.drain()
+                    if self._open <= AT_ONCE:
+                        answer, with_body = await self._answer(await reader.readuntil(b"\r\n\r\n"))
+                        writer.write(_response(answer, with_body=with_body))
+                        await writer.drain()
         finally:
             self._open -= 1
             writer.close()

@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 from collections import Counter
 
-__all__ = ["Failures"]
+__all__ = ["REASONS", "Failures"]
 
 log = logging.getLogger("fairlane.telemetry")
+
+REASONS = ("handler", "dropped", "trace", "export", "collector", "endpoint")
+"""An event handler raised, was too slow; a span, an exporter, a look at figures, an answer to a scraper failed."""
 
 
 class Failures:
@@ -22,7 +25,8 @@ class Failures:
         return self.by_reason.total()
 
     def note(self, reason: str, what: str, error: BaseException | None = None, count: int = 1) -> None:
-        """`reason` is one of a few words; `what` names the thing that failed."""
+        """`what` names the thing that failed."""
+        assert reason in REASONS, reason
         self.by_reason[reason] += count
         kind = (reason, what, "" if error is None else type(error).__name__)
         before = self._kinds[kind]

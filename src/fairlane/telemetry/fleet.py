@@ -9,12 +9,14 @@ from time import monotonic
 from fairlane.telemetry.catalogue import CATALOGUE
 from fairlane.telemetry.failures import Failures
 from fairlane.telemetry.metrics import Labels, Metrics
+from fairlane.telemetry.prometheus import as_text
 
 __all__ = ["FLEET", "Figures", "Fleet", "FleetSource"]
 
 Figures = Mapping[str, Iterable[tuple[Labels, float]]]
 """The values of fleet metrics, by their name."""
-FleetSource = Callable[[], Awaitable[Figures]]
+FleetSource = Callable[[int], Awaitable[Figures]]
+"""Tells them; it is given how many keys to name."""
 
 LOOKED_UP_EVERY = 10.0
 FOUND_WITHIN = 5.0
@@ -27,8 +29,9 @@ FLEET = tuple(metric.name for metric in CATALOGUE.values() if metric.scope == "f
 class Fleet:
     """What the database says of all workers and queues, kept for a moment."""
 
-    def __init__(self, source: FleetSource, failures: Failures) -> None:
+    def __init__(self, source: FleetSource, failures: Failures, keys: int) -> None:
         self._source = source
+        self._keys = keys
         self._failures = failures
         self._figures: Figures = {}
         self._looked_at = self._found_at = -FORGOTTEN_AFTER
@@ -52,10 +55,15 @@ class Fleet:
             self._looked_at = monotonic()
             try:
                 async with asyncio.timeout(FOUND_WITHIN):
-                    self._figures = await self._source()
+                    self._figures = await self._source(self._keys)
                 self._found_at = monotonic()
             except Exception as error:
                 self._failures.note("collector", "looking up the figures of the fleet failed", error)
+
+    async def text(self) -> str:
+        """All that is known now, for a scraper."""
+        await self.refresh()
+        return as_text((CATALOGUE[name], found) for name in FLEET if (found := self.value_of(name)))
 
     def value_of(self, name: str) -> list[tuple[Labels, float]]:
         is_old = monotonic() - self._found_at > FORGOTTEN_AFTER

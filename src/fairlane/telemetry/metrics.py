@@ -6,9 +6,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from fairlane.telemetry.catalogue import CATALOGUE, Metric
-from fairlane.telemetry.failures import Failures
+from fairlane.telemetry.failures import REASONS, Failures
 
-__all__ = ["Cell", "Counter", "Histogram", "Labels", "Metrics", "Reading", "Sample"]
+__all__ = ["LOST", "Cell", "Counter", "Histogram", "Labels", "Metrics", "Reading", "Sample"]
 
 Labels = tuple[str, ...]
 Reading = Callable[[], Iterable[tuple[Labels, float]]]
@@ -19,6 +19,8 @@ Recorder = Callable[[float, Labels], None]
 SERIES_AT_MOST = 1_000
 """Of one metric. Labels come from what programs declare; whoever makes names as they go pays with `other`."""
 OTHER = "other"
+LOST = ("lease gone", "settled late")
+"""How a worker finds out that a job was taken over from it."""
 
 
 class Cell:
@@ -96,8 +98,11 @@ class Metrics:
         self.settle_time = self.histograms["fairlane_settle_seconds"]
         self.settle_size = self.histograms["fairlane_settle_jobs"]
         self.lag = self.histograms["fairlane_event_loop_lag_seconds"]
+        # Known from the first scrape on: an increase needs a point to start from.
         for each in (self.renewals, self.reaped, self.outages):
-            each.add((), 0)  # known from the first scrape on: a rate needs a point to start from
+            each.add((), 0)
+        for reason in LOST:
+            self.claims_lost.add((reason,), 0)
 
     def read(self, name: str, reading: Reading) -> Callable[[], None]:
         """Let a gauge be told by `reading`, beside others that tell it too, until what is returned is called."""
@@ -109,7 +114,7 @@ class Metrics:
     def value_of(self, name: str) -> list[tuple[Labels, float]]:
         """What a counter or a gauge stands at, by its labels. A gauge that fails is left out, and counted."""
         if name == "fairlane_telemetry_failures_total":
-            return [((reason,), float(count)) for reason, count in sorted(self.failures.by_reason.items())]
+            return [((reason,), float(self.failures.by_reason[reason])) for reason in REASONS]
         if (counter := self.counters.get(name)) is not None:
             return list(counter.values.items())
         found: dict[Labels, float] = {}
@@ -120,6 +125,10 @@ class Metrics:
             except Exception as error:
                 self.failures.note("collector", f"reading {name} failed", error)
         return list(found.items())
+
+    def totals(self) -> dict[str, float]:
+        """What was counted so far, each counter added up over its labels."""
+        return {name: sum(value for _, value in self.value_of(name)) for name in self.counters}
 
     def samples(self) -> Iterator[Sample]:
         """All metrics that have something to tell, in the order of the catalogue."""

@@ -24,13 +24,13 @@ __all__ = ["Telemetry"]
 class Telemetry:
     """One for each app."""
 
-    def __init__(self) -> None:
+    def __init__(self, fleet: FleetSource | None = None) -> None:
         self.failures = Failures()
         self.hooks = Hooks(self.failures)
         self.tracing = Tracing(self.failures)
         self.metrics: Metrics | None = None
         """`None` while nobody reads them."""
-        self.fleet: FleetSource | None = None
+        self.fleet = fleet
         """What the database tells of the whole fleet."""
         self._exported_to: Any = None
 

@@ -11,9 +11,11 @@ nothing here raises: a span that cannot be made is counted, and the job goes on 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.metadata import version
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fairlane.job import Claim, NewJob
@@ -21,7 +23,6 @@ from fairlane.policy.partitions import parse_partition
 from fairlane.telemetry.failures import Failures
 
 if TYPE_CHECKING:
-    from opentelemetry.context import Context
     from opentelemetry.trace import Span, SpanContext, Tracer
 
 __all__ = ["Carried", "Tracing", "provider_of"]
@@ -41,7 +42,6 @@ PARTITION = "messaging.destination.partition.id"
 MESSAGE_ID = "messaging.message.id"
 MESSAGE_COUNT = "messaging.batch.message_count"
 BODY_SIZE = "messaging.message.body.size"
-ERROR_TYPE = "error.type"
 TASK, ATTEMPT, MAX_ATTEMPTS, OUTCOME = "fairlane.task", "fairlane.attempt", "fairlane.max_attempts", "fairlane.outcome"
 
 
@@ -62,22 +62,26 @@ class Tracing:
         self._failures = failures
         self._provider: Any = None
         self._tracer: Tracer | None = None
+        self._spans: ModuleType | None = None
 
     def tracer(self) -> Tracer | None:
         """What makes spans; `None` while no SDK is set up."""
-        if "opentelemetry.trace" not in sys.modules:
+        if (module := sys.modules.get("opentelemetry.trace")) is None:
             return None
-        provider = provider_of("trace", "tracer")
+        provider = module.get_tracer_provider()
         if provider is not self._provider:
             self._provider = provider
-            self._tracer = None if provider is None else provider.get_tracer(SYSTEM, version("fairlane"))
+            self._tracer = None
+            if provider_of("trace", "tracer") is not None:
+                self._spans = import_module("fairlane.telemetry.spans")
+                self._tracer = provider.get_tracer(SYSTEM, version("fairlane"))
         return self._tracer
 
     def carried(self) -> Carried | None:
         """The span that this code runs in, to travel with a job."""
         if self.tracer() is None:
             return None
-        return self._guarded("reading a span's context", _inject)
+        return self._guarded("reading a span's context", self._api.carried_now)
 
     @contextmanager
     def sending(self, queues: Sequence[str], tasks: Sequence[str], count: int) -> Iterator[Sending | None]:
@@ -94,7 +98,7 @@ class Tracing:
             attributes[TASK] = tasks[0]
         if count > 1:
             attributes[MESSAGE_COUNT] = count
-        span = self._start(tracer, name, "PRODUCER", attributes)
+        span = self._guarded("starting a span", lambda: self._api.start_producer(tracer, name, attributes))
         if span is None:
             yield None
             return
@@ -128,12 +132,14 @@ class Tracing:
         attributes |= {f"fairlane.key.{name}": value for name, value in claim.keys.items() if value is not None}
         if partition is not None:
             attributes[PARTITION] = str(partition)
-        parent = self._guarded("reading a job's trace", lambda: _extract(origin)) if origin else None
+        enqueued = self._guarded("reading a job's trace", lambda: self._api.origin_of(origin)) if origin else None
         links = [] if before is None else [(before, "previous run")]
-        origin_span = None if parent is None else _span_of(parent)
-        if origin_span is not None and not nested:
-            links.insert(0, (origin_span, "enqueue"))
-        return self._start(tracer, f"process {queue}", "CONSUMER", attributes, parent if nested else None, links)
+        if enqueued is not None and not nested:
+            links.insert(0, (enqueued, "enqueue"))
+        name, parent = f"process {queue}", enqueued if nested else None
+        return self._guarded(
+            "starting a span", lambda: self._api.start_consumer(tracer, name, attributes, parent, links)
+        )
 
     def end(
         self, span: Span, error: BaseException | None = None, outcome: str | None = None, *, is_failed: bool = False
@@ -144,7 +150,7 @@ class Tracing:
             if outcome is not None:
                 span.set_attribute(OUTCOME, outcome)
             if is_failed:
-                _mark_failed(span, error, outcome)
+                self._api.mark_failed(span, error, outcome)
             span.end()
 
         self._guarded("ending a span", end)
@@ -159,31 +165,16 @@ class Tracing:
 
     def attach(self, span: Span) -> object:
         """Let what runs from here on be inside of this span."""
-        return self._guarded("entering a span", lambda: _attach(span))
+        return self._guarded("entering a span", lambda: self._api.enter(span))
 
     def detach(self, token: object) -> None:
         if token is not None:
-            self._guarded("leaving a span", lambda: _detach(token))
+            self._guarded("leaving a span", lambda: self._api.leave(token))
 
-    def _start(
-        self,
-        tracer: Tracer,
-        name: str,
-        kind: str,
-        attributes: Mapping[str, Any],
-        parent: Context | None = None,
-        links: Sequence[tuple[SpanContext, str]] | None = None,
-    ) -> Span | None:
-        def start() -> Span:
-            from opentelemetry.context import Context
-            from opentelemetry.trace import Link, SpanKind
-
-            # A run has no parent but the one it is given, whatever runs around it.
-            context = parent if links is None or parent is not None else Context()
-            linked = [Link(to, {"fairlane.link": role}) for to, role in links or ()]
-            return tracer.start_span(name, context, SpanKind[kind], attributes, linked)
-
-        return self._guarded("starting a span", start)
+    @property
+    def _api(self) -> Any:
+        assert self._spans is not None, "no span is made before an SDK was found"
+        return self._spans
 
     def _guarded(self, what: str, call: Callable[[], T]) -> T | None:
         try:
@@ -207,50 +198,3 @@ class Sending:
         span = self._span
         if len(jobs) == 1:
             self._tracing._guarded("describing a span", lambda: span.set_attribute(MESSAGE_ID, str(jobs[0].id)))
-
-
-def _inject() -> Carried | None:
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-    carrier: Carried = {}
-    TraceContextTextMapPropagator().inject(carrier)
-    return carrier or None
-
-
-def _extract(carried: Carried | None) -> Context:
-    from opentelemetry.context import Context
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-    return TraceContextTextMapPropagator().extract(carried or {}, Context())
-
-
-def _span_of(context: Context) -> SpanContext | None:
-    from opentelemetry.trace import get_current_span
-
-    found = get_current_span(context).get_span_context()
-    return found if found.is_valid else None
-
-
-def _attach(span: Span) -> object:
-    from opentelemetry.context import attach
-    from opentelemetry.trace import set_span_in_context
-
-    return attach(set_span_in_context(span))
-
-
-def _detach(token: Any) -> None:
-    from opentelemetry.context import detach
-
-    detach(token)
-
-
-def _mark_failed(span: Span, error: BaseException | None, outcome: str | None) -> None:
-    from opentelemetry.trace import Status, StatusCode
-
-    if error is not None:
-        span.record_exception(error)
-        span.set_attribute(ERROR_TYPE, type(error).__qualname__)
-        span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"[:500]))
-    else:
-        span.set_attribute(ERROR_TYPE, outcome or "_OTHER")
-        span.set_status(Status(StatusCode.ERROR, outcome))

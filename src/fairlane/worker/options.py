@@ -82,6 +82,10 @@ class WorkerOptions:
     """Where to answer `/metrics`, `/healthz` and `/readyz`; 0 for any port that is free, none to leave it."""
     metrics_host: str = "127.0.0.1"
     """The address of this machine to answer at; `0.0.0.0` for all of them."""
+    metrics_fleet: bool = True
+    """Whether this worker also tells of the whole fleet, from the database."""
+    metrics_keys: int = 20
+    """Of how many keys that tells by name, those with most jobs waiting first; 0 for none."""
     traces: Traces = "linked"
     """Spans of runs: in traces of their own with a link to the enqueue, or inside of the trace of the enqueue."""
 
@@ -95,6 +99,9 @@ class WorkerOptions:
             _whole("metrics_port", self.metrics_port, 0, 65_535)
         if not str(self.metrics_host).strip():
             raise ConfigurationError(f"metrics_host={self.metrics_host!r} is not an address, such as '127.0.0.1'")
+        if self.metrics_fleet not in (True, False):
+            raise ConfigurationError(f"metrics_fleet={self.metrics_fleet!r} is neither True nor False")
+        _whole("metrics_keys", self.metrics_keys, 0, 500)
         if self.traces not in ("linked", "nested"):
             raise ConfigurationError(f"traces={self.traces!r} is unknown; use 'linked' or 'nested'")
         for setting, least, most in (

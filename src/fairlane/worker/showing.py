@@ -37,7 +37,9 @@ async def showing(worker: Worker, telemetry: Telemetry, options: WorkerOptions) 
     if metrics is None:
         yield
         return
-    fleet = None if telemetry.fleet is None else Fleet(telemetry.fleet, telemetry.failures)
+    fleet = None
+    if telemetry.fleet is not None and options.metrics_fleet:
+        fleet = Fleet(telemetry.fleet, telemetry.failures, options.metrics_keys)
     removals = [metrics.read(name, reading) for name, reading in _gauges(worker).items()]
     if fleet is not None:
         removals.append(fleet.attach(metrics))
@@ -72,7 +74,7 @@ def _gauges(worker: Worker) -> dict[str, Callable[[], Iterable[tuple[Labels, flo
         "fairlane_store_connected": one(lambda health: health.is_connected),
         "fairlane_worker_stopping": one(lambda health: health.is_stopping),
         "fairlane_loop_alive": lambda: [
-            ((name,), float(state == "running")) for name, state in worker.health().loops.items()
+            ((name,), float(state in ("running", "ended"))) for name, state in worker.health().loops.items()
         ],
     }
 

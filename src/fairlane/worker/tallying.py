@@ -17,7 +17,8 @@ RESTS = 20
 """A pass is followed by a rest of so many times what it took: it never costs more than a twentieth of a core."""
 LONGEST_REST = 60 * SECOND
 """A pass that rode out an outage took long, and cost nothing."""
-AT_ONCE = 500
+AT_ONCE, AT_ONCE_BEHIND = 500, 5_000
+"""Tallies of one pass. The more it reads, the less it writes for each: whoever is behind catches up."""
 
 
 async def keep_figures(store: Store, outage: Outage, clock: Clock, queues: Collection[str], troubles: Troubles) -> None:
@@ -26,17 +27,19 @@ async def keep_figures(store: Store, outage: Outage, clock: Clock, queues: Colle
     while True:
         await pause(clock, jittered(0 if behind else EVERY))
         for name in list(queues):  # it may grow meanwhile
-            if await _pass(store, outage, clock, name, troubles, 0 if name in behind else EVERY // 2):
+            if await _pass(store, outage, clock, name, troubles, is_behind=name in behind):
                 behind.add(name)
             else:
                 behind.discard(name)
 
 
-async def _pass(store: Store, outage: Outage, clock: Clock, queue: str, troubles: Troubles, rest: int) -> bool:
+async def _pass(store: Store, outage: Outage, clock: Clock, queue: str, troubles: Troubles, *, is_behind: bool) -> bool:
     """Make one pass, and rest; say whether there is more to do at once."""
 
+    limit, rest = (AT_ONCE_BEHIND, 0) if is_behind else (AT_ONCE, EVERY // 2)
+
     async def once() -> Tallied:
-        return await outage.ride_out(lambda: store.tally(queue, AT_ONCE, rest), "adding up figures")
+        return await outage.ride_out(lambda: store.tally(queue, limit, rest), "adding up figures")
 
     started = clock.monotonic()
     tallied = await troubles.endure("tallying", once)

@@ -62,6 +62,7 @@ class Watching:
         self.store_now: Callable[[], Instant] = clock.now
         self._hooks = telemetry.hooks
         self._tracing = telemetry.tracing
+        self._is_traced = telemetry.tracing.tracer() is not None
         self._worker = identity.name
         self._store = store
         self._nested = nested
@@ -77,7 +78,7 @@ class Watching:
 
     async def find_origins(self, claims: Sequence[Claim]) -> None:
         """Where these jobs were enqueued, for the spans of their runs. Without it they run all the same."""
-        if not claims or self._tracing.tracer() is None:
+        if not claims or not self._is_traced:
             return
         try:
             async with asyncio.timeout(FOUND_WITHIN):
@@ -128,7 +129,7 @@ class Watching:
                 attempt=claim.attempt,
                 waited=timedelta(microseconds=max(0, waited)),
             )
-        if self._tracing.tracer() is None:
+        if not self._is_traced:
             return None
         span = self._tracing.processing(
             claim, self._origins.pop(claim.id, None), self._last_runs.pop(claim.id, None), nested=self._nested

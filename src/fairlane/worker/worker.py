@@ -181,6 +181,7 @@ class Worker:
             troubles=dict(health.troubles),
             clock_offset=self._execution.store_offset,
             tasks=sorted(task.name for task in self._registry),
+            figures={} if self._telemetry.metrics is None else self._telemetry.metrics.totals(),
         )
 
     async def run(self) -> None:

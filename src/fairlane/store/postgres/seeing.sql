@@ -118,15 +118,15 @@ cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.
 cross join lateral (
     select k.*
     from fairlane.key_figures k
-    where k.queue_id = q.id and k.scope = $2::text
-      and (-k.waiting, k.key) >= ($5::bigint, $6::text)
-      and (-k.waiting, k.key, q.name collate "C") > ($5::bigint, $6, $7::text)
+    where k.list = q.id::text || '/' || $2::text
+      and (-k.waiting, k.key collate "POSIX") >= ($5::bigint, $6::text)
+      and (-k.waiting, k.key collate "POSIX", q.name collate "C") > ($5::bigint, $6, $7::text)
       and position($3::text in k.label) > 0
       and (not $4::boolean or k.held_by is not null)
-    order by -k.waiting, k.key
+    order by -k.waiting, k.key collate "POSIX"
     limit $8::integer
 ) k
-order by -k.waiting, k.key, q.name collate "C"
+order by -k.waiting, k.key collate "POSIX", q.name collate "C"
 limit $8
 
 -- name: list_keys_by_running
@@ -137,15 +137,15 @@ cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.
 cross join lateral (
     select k.*
     from fairlane.key_figures k
-    where k.queue_id = q.id and k.scope = $2::text
-      and (-k.running, k.key) >= ($5::bigint, $6::text)
-      and (-k.running, k.key, q.name collate "C") > ($5::bigint, $6, $7::text)
+    where k.list = q.id::text || '/' || $2::text
+      and (-k.running, k.key collate "POSIX") >= ($5::bigint, $6::text)
+      and (-k.running, k.key collate "POSIX", q.name collate "C") > ($5::bigint, $6, $7::text)
       and position($3::text in k.label) > 0
       and (not $4::boolean or k.held_by is not null)
-    order by -k.running, k.key
+    order by -k.running, k.key collate "POSIX"
     limit $8::integer
 ) k
-order by -k.running, k.key, q.name collate "C"
+order by -k.running, k.key collate "POSIX", q.name collate "C"
 limit $8
 
 -- name: list_keys_by_done
@@ -156,15 +156,15 @@ cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.
 cross join lateral (
     select k.*
     from fairlane.key_figures k
-    where k.queue_id = q.id and k.scope = $2::text
-      and (-k.done, k.key) >= ($5::bigint, $6::text)
-      and (-k.done, k.key, q.name collate "C") > ($5::bigint, $6, $7::text)
+    where k.list = q.id::text || '/' || $2::text
+      and (-k.done, k.key collate "POSIX") >= ($5::bigint, $6::text)
+      and (-k.done, k.key collate "POSIX", q.name collate "C") > ($5::bigint, $6, $7::text)
       and position($3::text in k.label) > 0
       and (not $4::boolean or k.held_by is not null)
-    order by -k.done, k.key
+    order by -k.done, k.key collate "POSIX"
     limit $8::integer
 ) k
-order by -k.done, k.key, q.name collate "C"
+order by -k.done, k.key collate "POSIX", q.name collate "C"
 limit $8
 
 -- name: list_keys_by_start
@@ -175,15 +175,15 @@ cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.
 cross join lateral (
     select k.*
     from fairlane.key_figures k
-    where k.queue_id = q.id and k.scope = $2::text
-      and (-coalesce(k.started_at, 0), k.key) >= ($5::bigint, $6::text)
-      and (-coalesce(k.started_at, 0), k.key, q.name collate "C") > ($5::bigint, $6, $7::text)
+    where k.list = q.id::text || '/' || $2::text
+      and (-coalesce(k.started_at, 0), k.key collate "POSIX") >= ($5::bigint, $6::text)
+      and (-coalesce(k.started_at, 0), k.key collate "POSIX", q.name collate "C") > ($5::bigint, $6, $7::text)
       and position($3::text in k.label) > 0
       and (not $4::boolean or k.held_by is not null)
-    order by -coalesce(k.started_at, 0), k.key
+    order by -coalesce(k.started_at, 0), k.key collate "POSIX"
     limit $8::integer
 ) k
-order by -coalesce(k.started_at, 0), k.key, q.name collate "C"
+order by -coalesce(k.started_at, 0), k.key collate "POSIX", q.name collate "C"
 limit $8
 
 -- name: list_keys_by_name
@@ -213,15 +213,15 @@ cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.
 cross join lateral (
     select k.*
     from fairlane.key_figures k
-    where k.queue_id = q.id and k.scope = $2::text
-      and (-k.waiting, k.key) >= ($5::bigint, $6::text)
-      and (-k.waiting, k.key, q.name collate "C") > ($5::bigint, $6, $7::text)
+    where k.list = q.id::text || '/' || $2::text
+      and (-k.waiting, k.key collate "POSIX") >= ($5::bigint, $6::text)
+      and (-k.waiting, k.key collate "POSIX", q.name collate "C") > ($5::bigint, $6, $7::text)
       and position($3::text in k.label) > 0
       and k.held_by is not null and $4::boolean
-    order by -k.waiting, k.key
+    order by -k.waiting, k.key collate "POSIX"
     limit $8::integer
 ) k
-order by -k.waiting, k.key, q.name collate "C"
+order by -k.waiting, k.key collate "POSIX", q.name collate "C"
 limit $8
 
 -- name: list_held_keys
@@ -233,11 +233,11 @@ cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.
 cross join lateral (
     select k.*
     from fairlane.key_figures k
-    where k.queue_id = q.id and k.held_by is not null
-    order by -k.waiting
+    where k.queue_id = q.id and k.held_by > ''  -- as the index says it, which is not for lists of one scope
+    order by k.waiting desc
     limit $2::integer
 ) k
-order by -k.waiting, q.name, k.key
+order by k.waiting desc, q.name, k.key
 limit $2
 
 -- name: select_all_lanes_of_flow
@@ -263,22 +263,31 @@ limit $2::integer
 
 -- name: select_scheduled_by_lane
 -- The scheduled jobs of these queues that are due first, by lane. $1 queues by name, $2 how many
-select j.priority, j.keys, count(*) as jobs
+select l.priority, one.keys, l.jobs
 from (
-    select j.due_at, j.lane, j.priority, j.keys
-    from unnest($1::text[]) as u (name)
-    cross join lateral (select q.id from fairlane.queues q where q.name = u.name limit 1) q
-    cross join lateral (
-        select j.due_at, j.lane, j.priority, fairlane.keys_of_lane(j.lane_keys, j.keys, j.task)::text as keys
-        from fairlane.jobs j
-        where j.queue_id = q.id and j.due_at is not null
+    select j.priority, min(j.place) as place, count(*) as jobs
+    from (
+        select j.due_at, j.lane, j.priority, j.place
+        from unnest($1::text[]) as u (name)
+        cross join lateral (select q.id from fairlane.queues q where q.name = u.name limit 1) q
+        cross join lateral (
+            select j.due_at, j.lane, j.priority, j.ctid as place
+            from fairlane.jobs j
+            where j.queue_id = q.id and j.due_at is not null
+            order by j.due_at
+            limit $2::integer
+        ) j
         order by j.due_at
-        limit $2::integer
+        limit $2
     ) j
-    order by j.due_at
-    limit $2
-) j
-group by j.lane, j.priority, j.keys
+    group by j.lane, j.priority
+) l
+cross join lateral (
+    select fairlane.keys_of_lane(j.lane_keys, j.keys, j.task)::text as keys
+    from fairlane.jobs j
+    where j.ctid = l.place
+    limit 1
+) one
 
 -- name: select_unseen
 -- Bells of arrivals that no claim has folded. $1 queues by name, $2 how many
@@ -327,7 +336,7 @@ from (
     (
         select l.*
         from fairlane.lanes l
-        where l.flow = $1 and l.standing = 2
+        where l.flow = $1 and l.standing > 1  -- parked; said so, no index of parked lanes is walked
         order by l.rank
         limit $2
     )
@@ -361,7 +370,7 @@ clock as materialized (
 forgotten as (
     delete from fairlane.workers w
     using clock
-    where w.id <> $2::uuid and w.seen_at < clock.now - $4::bigint
+    where w.id >= '00000000-0000-0000-0000-000000000000' and w.id <> $2::uuid and w.seen_at < clock.now - $4::bigint
 )
 insert into fairlane.workers (id, seen_at, report)
 select $2, clock.now, $3::text

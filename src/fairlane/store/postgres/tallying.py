@@ -62,13 +62,13 @@ class _Pass:
 
     async def run(self, limit: int, pace: Pace, *, anew: bool) -> Tallied:
         found = await self._connection.fetchrow(STATEMENTS["select_queue_figures"], self._queue)
-        adding = AddingUp(self._policy, self._now, FiguresRow() if found is None else FiguresRow(*found))
+        adding = AddingUp(self._policy, self._now, FiguresRow() if found is None else FiguresRow(*found), limit)
         if adding.is_kept_otherwise and not anew:
             return Tallied(0, 0, more=True)  # the policy has changed since we looked
-        more = await self._fold(adding, limit)
+        more = await self._fold(adding)
         if adding.is_kept_otherwise:
             while more:
-                more = await self._fold(adding, limit)
+                more = await self._fold(adding)
             await self._count_anew(adding)
         refreshed = await self._connection.fetch(
             STATEMENTS["select_key_figures_to_refresh"], self._queue, self._now, STRETCH
@@ -90,19 +90,21 @@ class _Pass:
         )
         return adding.did(more=more or len(refreshed) >= STRETCH)
 
-    async def _fold(self, adding: AddingUp, limit: int) -> bool:
+    async def _fold(self, adding: AddingUp) -> bool:
         """Add some tallies; say whether there are more."""
         connection, queue, before = self._connection, self._queue, adding.tallied
-        found = await connection.fetch(STATEMENTS["select_tallies"], queue, before, limit)
-        read = 0
-        for number, entries in found:
-            if adding.is_full:
-                break
-            adding.read(number, entries)
-            read += 1
-            if adding.is_out_of_breath:
-                await asyncio.sleep(0)
-        if not read:
+        more = True
+        while more and (room := adding.room):
+            found = await connection.fetch(STATEMENTS["select_tallies"], queue, adding.tallied, room)
+            more = len(found) == room
+            for number, entries in found:
+                if not adding.room:
+                    more = True
+                    break
+                adding.read(number, entries)
+                if adding.is_out_of_breath:
+                    await asyncio.sleep(0)
+        if not adding.has_read:
             return False
         for places in adding.places:
             known = await connection.fetch(STATEMENTS["select_key_figures"], queue, *key_rows.place_parameters(places))
@@ -114,7 +116,7 @@ class _Pass:
         )
         await connection.execute(STATEMENTS["delete_tallies"], queue, before, adding.tallied)
         adding.written()
-        return read < len(found) or len(found) >= limit
+        return more
 
     async def _write(self, changed: Changed) -> None:
         if changed.put or changed.gone[0]:

@@ -136,9 +136,9 @@ delete from fairlane.key_figures k
 where k.queue_id = $1::integer and not k.scope = any ($2::text[])
 
 -- name: forget_counts
--- Of scopes that are counted anew. $1 queue, $2 scopes
+-- Of scopes that are counted anew. What is left with nothing is looked at soon. $1 queue, $2 scopes
 update fairlane.key_figures k
-set waiting = 0, running = 0, refresh_at = 0
+set waiting = 0, running = 0, refresh_at = coalesce(refresh_at, 0)
 where k.queue_id = $1::integer and k.scope = any ($2::text[]) and (k.waiting <> 0 or k.running <> 0)
 
 -- name: put_counts
@@ -147,7 +147,7 @@ insert into fairlane.key_figures (queue_id, scope, key, label, waiting, running)
 select $1::integer, u.*
 from unnest($2::text[], $3::text[], $4::text[], $5::bigint[], $6::bigint[]) as u (scope, key, label, waiting, running)
 on conflict (queue_id, scope, key) do update
-set waiting = excluded.waiting, running = excluded.running
+set waiting = excluded.waiting, running = excluded.running, refresh_at = nullif(key_figures.refresh_at, 0)
 
 -- name: select_held_keys
 -- $1 queue, $2 and $3 after which scope and key, $4 how many

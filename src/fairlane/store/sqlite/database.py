@@ -188,6 +188,8 @@ class Database:
                     connection.execute("rollback")
                 raise
         except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:
+                raise  # a table is missing, say: no wait brings it back
             raise StoreUnavailable(f"the SQLite database {self.path or ':memory:'} refused: {error}") from error
         finally:
             if self._lock is not None:
@@ -208,6 +210,8 @@ class Database:
             finally:
                 connection.execute("rollback")
         except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:
+                raise  # a table is missing, say: no wait brings it back
             raise StoreUnavailable(f"the SQLite database {self.path or ':memory:'} refused: {error}") from error
 
     async def data_version(self) -> int:

@@ -164,7 +164,7 @@ from (
     order by j.due_at
     limit ?2
 )
-group by lane, priority, lane_keys
+group by lane, priority
 
 -- name: select_unseen
 -- Bells of arrivals that no claim has folded. ?1 queues by name, ?2 how many

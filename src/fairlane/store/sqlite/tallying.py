@@ -19,6 +19,8 @@ from fairlane.store.sqlite.database import Transaction
 __all__ = ["has_to_tally", "tally"]
 
 LANES_AT_ONCE = 2_000
+MOST_TALLIES = 100
+"""Added up in one transaction, whatever was asked for: nobody can claim or settle meanwhile."""
 
 
 def has_to_tally(tx: Transaction, queue: QueueInForce, now: Instant, limit: int, rest: int) -> bool:
@@ -32,11 +34,13 @@ def has_to_tally(tx: Transaction, queue: QueueInForce, now: Instant, limit: int,
 def tally(tx: Transaction, queue: QueueInForce, now: Instant, limit: int, pace: Pace) -> Tallied:
     """Add up to `limit` tallies. The write lock is held meanwhile: what lanes say, and what is told of them, agree."""
     found = tx.one("select_queue_figures", queue.id)
-    adding = AddingUp(queue.policy, now, FiguresRow() if found is None else FiguresRow(*found))
-    more = _fold(tx, queue.id, adding, limit)
+    adding = AddingUp(
+        queue.policy, now, FiguresRow() if found is None else FiguresRow(*found), min(limit, MOST_TALLIES)
+    )
+    more = _fold(tx, queue.id, adding)
     if adding.is_kept_otherwise:
         while more:
-            more = _fold(tx, queue.id, adding, limit)
+            more = _fold(tx, queue.id, adding)
         _count_anew(tx, queue.id, adding)
     refreshed = tx.all("select_key_figures_to_refresh", queue.id, now, STRETCH)
     _write(tx, queue.id, adding.refreshed(refreshed))
@@ -48,16 +52,18 @@ def tally(tx: Transaction, queue: QueueInForce, now: Instant, limit: int, pace: 
     return adding.did(more=more or len(refreshed) >= STRETCH)
 
 
-def _fold(tx: Transaction, queue: int, adding: AddingUp, limit: int) -> bool:
+def _fold(tx: Transaction, queue: int, adding: AddingUp) -> bool:
     """Add some tallies; say whether there are more."""
-    found = tx.all("select_tallies", queue, limit)
-    read = 0
-    for number, entries in found:
-        if adding.is_full:
-            break
-        adding.read(number, entries)
-        read += 1
-    if not read:
+    more = True
+    while more and (room := adding.room):
+        found = tx.all("select_tallies", queue, adding.tallied, room)
+        more = len(found) == room
+        for number, entries in found:
+            if not adding.room:
+                more = True
+                break
+            adding.read(number, entries)
+    if not adding.has_read:
         return False
     for places in adding.places:
         named = list(zip(*key_rows.place_parameters(places), strict=True))
@@ -67,7 +73,7 @@ def _fold(tx: Transaction, queue: int, adding: AddingUp, limit: int) -> bool:
     tx.run_many("put_minute", [(queue, minute, figures) for minute, figures in minutes])
     tx.run("delete_tallies", queue, adding.tallied)
     adding.written()
-    return read < len(found) or len(found) >= limit
+    return more
 
 
 def _write(tx: Transaction, queue: int, changed: Changed) -> None:

@@ -28,7 +28,7 @@ set tallied_at = excluded.tallied_at, kept = excluded.kept, held = excluded.held
 -- name: select_tallies
 select id, entries
 from tallies
-where queue = ?
+where queue = ? and id > ?
 order by id
 limit ?
 
@@ -95,16 +95,16 @@ delete from key_figures
 where queue = ?1 and scope not in (select value from json_each(?2))
 
 -- name: forget_counts
--- Of scopes that are counted anew. ?1 queue, ?2 scopes
+-- Of scopes that are counted anew. What is left with nothing is looked at soon. ?1 queue, ?2 scopes
 update key_figures
-set waiting = 0, running = 0, refresh_at = 0
+set waiting = 0, running = 0, refresh_at = coalesce(refresh_at, 0)
 where queue = ?1 and scope in (select value from json_each(?2)) and (waiting <> 0 or running <> 0)
 
 -- name: put_count
 insert into key_figures (queue, scope, key, label, waiting, running)
 values (?, ?, ?, ?, ?, ?)
 on conflict (queue, scope, key) do update
-set waiting = excluded.waiting, running = excluded.running
+set waiting = excluded.waiting, running = excluded.running, refresh_at = nullif(key_figures.refresh_at, 0)
 
 -- name: select_held_keys
 -- ?1 queue, ?2 and ?3 after which scope and key, ?4 how many

@@ -13,6 +13,16 @@ function axis(format) {
   };
 }
 
+const two = (number) => String(number).padStart(2, "0");
+
+/** Hours and minutes in UTC, as everywhere else. */
+function time(seconds) {
+  const moment = new Date(seconds * 1000);
+  return `${two(moment.getUTCHours())}:${two(moment.getUTCMinutes())}`;
+}
+
+const across = (given) => (given.xUnit ? { values: (_, ticks) => ticks.map((tick) => `${tick} ${given.xUnit}`) } : {});
+
 function options(given, width) {
   const unit = given.unit ? ` ${given.unit}` : "";
   const told = (_, value) => (value === null || value === undefined ? "–" : `${+value.toFixed(2)}${unit}`);
@@ -28,9 +38,22 @@ function options(given, width) {
   return {
     width,
     height: given.height ?? 170,
-    series: [given.time === false ? { label: given.xLabel ?? "" } : {}, ...series],
-    scales: { x: { time: given.time !== false }, y: { range: (_, low, high) => [Math.min(0, low ?? 0), (high || 1) * 1.08] } },
-    axes: [axis({}), axis({ size: 54, values: (_, ticks) => ticks.map((tick) => `${tick.toLocaleString("en")}${unit}`) })],
+    tzDate: (seconds) => window.uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
+    series: [
+      given.time === false
+        ? { label: given.xLabel ?? "" }
+        : { label: "UTC", value: (_, seconds) => (seconds === null ? "–" : time(seconds)) },
+      ...series,
+    ],
+    scales: {
+      // Charts that stand side by side say how far they reach, so that they can be compared.
+      x: { time: given.time !== false, ...(given.right && { range: [0, given.right] }) },
+      y: { range: (_, low, high) => [Math.min(0, low ?? 0), (given.top || high || 1) * 1.08] },
+    },
+    axes: [
+      axis(given.time === false ? across(given) : { size: 30, values: (_, ticks) => ticks.map(time) }),
+      axis({ size: 54, values: (_, ticks) => ticks.map((tick) => `${tick.toLocaleString("en")}${unit}`) }),
+    ],
     cursor: { y: false },
     legend: { live: true },
   };

@@ -2,6 +2,7 @@ import { drawCharts } from "./charts.js";
 import { follow } from "./follow.js";
 import { listenToKeys } from "./keys.js";
 import { keepTelling, tellTimes } from "./times.js";
+import { tryPolicies } from "./try.js";
 import { bringWatched, watchKeys } from "./watch.js";
 
 const THEMES = ["auto", "light", "dark"];
@@ -33,3 +34,4 @@ listenToKeys();
 keepTelling();
 refresh();
 follow(refresh);
+tryPolicies();

@@ -66,11 +66,14 @@ export function follow(refresh) {
     say("waiting", "connecting");
     if (event.detail.status === 401) location.reload();
   });
-  document.body.addEventListener("htmx:response:error", (event) => {
+  // A first connection that fails is not tried again by itself; later ones are, ever more rarely.
+  const again = (event) => {
+    if (event.target.id !== "stream") return;
     say("waiting", "connecting");
     if (event.detail.ctx?.response?.status === 401) location.reload();
-    // A first connection that fails is not tried again by itself.
-    setTimeout(() => document.getElementById("stream") && connect(choice.value), 5000);
-  });
+    else setTimeout(() => event.target.isConnected && connect(choice.value), 5000);
+  };
+  document.body.addEventListener("htmx:response:error", again);
+  document.body.addEventListener("htmx:error", again);
   connect(choice.value);
 }

@@ -29,7 +29,8 @@ comment on column fairlane.queue_figures.held is 'By limit, how many keys it hol
 
 -- One row for each key of each scope that is not idle. `key` is a JSON array, as in `flows`; `label` is what people search:
 -- its values in lower case. Everything that a list can be sorted by is indexed so that "most first" is the order of the
--- index, and ties go by name.
+-- index, and ties go by name. Those indexes are led by `list`, and have another collation, though it orders alike: no plan
+-- can look a single key up there, where it would walk over every key of its scope.
 create table fairlane.key_figures (
     queue_id integer not null,
     scope text collate "C" not null,
@@ -46,17 +47,18 @@ create table fairlane.key_figures (
     held_by text,
     hours text,
     refresh_at bigint,
+    list text collate "C" not null generated always as (queue_id::text || '/' || scope) stored,
     primary key (queue_id, scope, key)
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_threshold = 2000);
 comment on column fairlane.key_figures.held_by is 'The limits that hold jobs of it back, as a JSON array. Null: none.';
 comment on column fairlane.key_figures.hours is 'What ended in the last day, hour by hour, as a JSON array. Null: nothing.';
 comment on column fairlane.key_figures.refresh_at is 'When the oldest of its hours is a day old; where it says no more than a key that was never seen: at once.';
-create index key_figures_by_waiting on fairlane.key_figures (queue_id, scope, (-waiting), key);
-create index key_figures_by_running on fairlane.key_figures (queue_id, scope, (-running), key);
-create index key_figures_by_done on fairlane.key_figures (queue_id, scope, (-done), key);
-create index key_figures_by_start on fairlane.key_figures (queue_id, scope, (-coalesce(started_at, 0)), key);
-create index key_figures_held on fairlane.key_figures (queue_id, scope, (-waiting), key) where held_by is not null;
-create index key_figures_held_most on fairlane.key_figures (queue_id, (-waiting)) where held_by is not null;
+create index key_figures_by_waiting on fairlane.key_figures (list, (-waiting), key collate "POSIX");
+create index key_figures_by_running on fairlane.key_figures (list, (-running), key collate "POSIX");
+create index key_figures_by_done on fairlane.key_figures (list, (-done), key collate "POSIX");
+create index key_figures_by_start on fairlane.key_figures (list, (-coalesce(started_at, 0)), key collate "POSIX");
+create index key_figures_held on fairlane.key_figures (list, (-waiting), key collate "POSIX") where held_by is not null;
+create index key_figures_held_most on fairlane.key_figures (queue_id, waiting desc) where held_by > '';
 create index key_figures_to_refresh on fairlane.key_figures (queue_id, refresh_at) where refresh_at is not null;
 
 create type fairlane.key_figure as (

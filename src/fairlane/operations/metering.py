@@ -1,0 +1,96 @@
+"""The whole fleet in numbers, for scrapers: what the views of queues, limits, keys and workers say, by metric.
+
+Cardinality is bounded: queues and limits are declared, and of keys only the few that have most jobs waiting are named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from fairlane.operations.gauging import gauge_view, gauges_of
+from fairlane.operations.seeing import list_queues
+from fairlane.operations.seeing_keys import list_keys
+from fairlane.operations.seeing_workers import list_workers
+from fairlane.operations.views import KeyView, QueueView
+from fairlane.policy.partitions import whole_of
+from fairlane.store.protocol import Declared, Store
+
+__all__ = ["Figures", "fleet_figures"]
+
+Labels = tuple[str, ...]
+Figures = dict[str, list[tuple[Labels, float]]]
+"""By metric, its values by their labels."""
+
+QUEUES_WITH_KEYS = 10
+"""Queues whose keys are looked at: those with most jobs waiting."""
+OTHER = "other"
+
+_OF_A_QUEUE: dict[str, Callable[[QueueView], float]] = {
+    "fairlane_queue_ready_jobs": lambda view: view.ready,
+    "fairlane_queue_running_jobs": lambda view: view.running,
+    "fairlane_queue_scheduled_jobs": lambda view: view.scheduled.count,
+    "fairlane_queue_dead_jobs": lambda view: view.dead.count,
+    "fairlane_queue_oldest_wait_seconds": lambda view: view.oldest_wait or 0.0,
+    "fairlane_queue_workers": lambda view: view.workers,
+}
+
+
+async def fleet_figures(store: Store, keys: int) -> Figures:
+    """What every fleet metric stands at; of keys, the first so many."""
+    views = await list_queues(store)
+    workers = await list_workers(store)
+    policies = await store.policies()
+    figures: Figures = {"fairlane_workers_alive": [((), float(workers.alive))]}
+    for name, value in _OF_A_QUEUE.items():
+        figures[name] = [((view.queue,), float(value(view))) for view in views]
+    figures["fairlane_queue_held_jobs"] = [
+        ((view.queue, held.limit), float(held.jobs)) for view in views for held in view.held
+    ]
+    saturation = await _saturation(store, policies)
+    figures["fairlane_key_waiting_jobs"] = await _keys(store, views, policies, keys, saturation)
+    figures["fairlane_limit_saturation_ratio"] = sorted(saturation.items())
+    return figures
+
+
+async def _saturation(store: Store, policies: Mapping[str, Declared]) -> dict[Labels, float]:
+    """How full the limits of whole queues are; of partitions, the fullest."""
+    in_force = {name: declared.policy for name, declared in policies.items()}
+    wanted = {name: [(bound, ()) for _, bound in policy.queue_gates] for name, policy in in_force.items()}
+    found: dict[Labels, float] = {}
+    for name, gauges in (await gauges_of(store, in_force, wanted, await store.now())).items():
+        for gauge, (bound, _) in zip(gauges, wanted[name], strict=True):
+            _fuller(found, (whole_of(name), gauge.limit), gauge_view(in_force[name], gauge, bound).saturation)
+    return found
+
+
+async def _keys(
+    store: Store,
+    views: list[QueueView],
+    policies: Mapping[str, Declared],
+    count: int,
+    saturation: dict[Labels, float],
+) -> list[tuple[Labels, float]]:
+    """The keys with most jobs waiting, by name, and the rest of their queues; and how full their limits are."""
+    waiting = [view for view in views if view.ready and policies[view.queue].policy.scopes]
+    busiest = sorted(waiting, key=lambda view: (-view.ready, view.queue))[:QUEUES_WITH_KEYS]
+    found: list[tuple[float, Labels]] = []
+    for view in busiest if count else ():
+        for key in (await list_keys(store, view.queue, limit=count)).keys:
+            found.append((float(key.waiting), (view.queue, _words(key))))
+            for gauge in key.gauges:
+                _fuller(saturation, (view.queue, gauge.limit), gauge.saturation)
+    first = sorted(found, key=lambda each: (-each[0], each[1]))[:count]
+    rest = {view.queue: float(view.ready) for view in waiting}
+    for jobs, (queue, _) in first:
+        rest[queue] = max(0.0, rest[queue] - jobs)
+    return [(labels, jobs) for jobs, labels in first if jobs] + [
+        ((queue, OTHER), jobs) for queue, jobs in rest.items() if jobs
+    ]
+
+
+def _fuller(found: dict[Labels, float], labels: Labels, saturation: float) -> None:
+    found[labels] = max(found.get(labels, 0.0), saturation)
+
+
+def _words(key: KeyView) -> str:
+    return ",".join(f"{name}={'none' if value is None else value}" for name, value in key.keys.items())

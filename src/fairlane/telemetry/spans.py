@@ -1,0 +1,84 @@
+"""The part of tracing that imports OpenTelemetry: imported by `tracing` once a program has set up an SDK."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from opentelemetry.context import Context, attach, detach
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    Tracer,
+    get_current_span,
+    set_span_in_context,
+)
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+__all__ = ["carried_now", "enter", "leave", "mark_failed", "origin_of", "start_consumer", "start_producer"]
+
+ERROR_TYPE = "error.type"
+LONGEST_STATUS = 500
+_NOTHING = Context()
+_text = TraceContextTextMapPropagator()
+
+
+def carried_now() -> dict[str, str] | None:
+    """The span that this code runs in, as W3C text."""
+    carrier: dict[str, str] = {}
+    _text.inject(carrier)
+    return carrier or None
+
+
+@lru_cache(maxsize=1_024)  # the jobs of a bulk all come from one span
+def _read(traceparent: str, tracestate: str) -> SpanContext | None:
+    carrier = {"traceparent": traceparent, "tracestate": tracestate} if tracestate else {"traceparent": traceparent}
+    found = get_current_span(_text.extract(carrier, _NOTHING)).get_span_context()
+    return found if found.is_valid else None
+
+
+def origin_of(carried: Mapping[str, str]) -> SpanContext | None:
+    """The span that W3C text stands for; `None` if it is no such text."""
+    return _read(str(carried.get("traceparent", "")), str(carried.get("tracestate", "")))
+
+
+def start_producer(tracer: Tracer, name: str, attributes: Mapping[str, Any]) -> Span:
+    return tracer.start_span(name, kind=SpanKind.PRODUCER, attributes=attributes)
+
+
+def start_consumer(
+    tracer: Tracer,
+    name: str,
+    attributes: Mapping[str, Any],
+    parent: SpanContext | None,
+    links: Sequence[tuple[SpanContext, str]],
+) -> Span:
+    """A run has no parent but the one it is given, whatever runs around it."""
+    context = _NOTHING if parent is None else set_span_in_context(NonRecordingSpan(parent), _NOTHING)
+    linked = [Link(to, {"fairlane.link": role}) for to, role in links]
+    return tracer.start_span(name, context, SpanKind.CONSUMER, attributes, linked)
+
+
+def enter(span: Span) -> Any:
+    return attach(set_span_in_context(span))
+
+
+def leave(token: Any) -> None:
+    detach(token)
+
+
+def mark_failed(span: Span, error: BaseException | None, outcome: str | None) -> None:
+    """It failed: of an error, or else by an outcome."""
+    if error is not None:
+        span.record_exception(error)
+        span.set_attribute(ERROR_TYPE, type(error).__qualname__)
+        span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"[:LONGEST_STATUS]))
+    else:
+        span.set_attribute(ERROR_TYPE, outcome or "_OTHER")
+        span.set_status(Status(StatusCode.ERROR, outcome))
