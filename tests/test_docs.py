@@ -337,8 +337,8 @@ def section(text: str, heading: str) -> str:
 # Their constructors are the app's business, or the store's.
 # fmt: off
 NOT_BUILT_BY_USERS = {
-    "BoundTask", "Call", "Clock", "HeldClaim", "Job", "JobContext", "Limit", "Outcome", "Policy", "Queue", "Reason",
-    "State", "Task", "Worker",
+    "BoundTask", "Call", "Clock", "HeldClaim", "Job", "JobContext", "Limit", "Outcome", "PayloadCodec", "Policy",
+    "Queue", "Reason", "State", "Task", "Worker",
 }
 # fmt: on
 

@@ -2,6 +2,7 @@
 
 from fairlane.app import App
 from fairlane.clock import Clock, ManualClock, SystemClock
+from fairlane.codec import PayloadCodec, payload_type
 from fairlane.effects import Effects
 from fairlane.errors import (
     AlreadySettled,
@@ -56,12 +57,13 @@ from fairlane.policy import (
 from fairlane.policy.partitions import partition_for
 from fairlane.policy.reasons import Reason
 from fairlane.queue import Queue
+from fairlane.scheduled import Schedule
 from fairlane.scheduler.explain import Explanation
 from fairlane.scheduler.measures import Simulation
 from fairlane.simulating import simulate
 from fairlane.task import BoundTask, Call, Task
 from fairlane.values import ABSENT, Page, Values
-from fairlane.worker import Health, JobContext, QueueShare, Worker, WorkerOptions, context, run_worker
+from fairlane.worker import Health, JobContext, Middleware, QueueShare, Worker, WorkerOptions, context, run_worker
 from fairlane.workload import JobClass, RunTimes, Workload
 
 __all__ = [
@@ -106,9 +108,11 @@ __all__ = [
     "JobRecord",
     "Limit",
     "ManualClock",
+    "Middleware",
     "Operations",
     "Outcome",
     "Page",
+    "PayloadCodec",
     "PayloadDiffers",
     "PayloadTooLarge",
     "Policy",
@@ -119,6 +123,7 @@ __all__ = [
     "ResultTimeout",
     "Retry",
     "RunTimes",
+    "Schedule",
     "SchemaError",
     "SchemaOutOfDate",
     "SchemaTooNew",
@@ -141,6 +146,7 @@ __all__ = [
     "Workload",
     "context",
     "partition_for",
+    "payload_type",
     "run_worker",
     "simulate",
 ]

@@ -10,27 +10,15 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from itertools import islice
 from types import TracebackType
-from typing import Any, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, TypeVar, overload
 from uuid import UUID
 
 from fairlane.blocking import BackgroundLoop, CallerThread
-from fairlane.clock import Clock, SystemClock, microseconds
-from fairlane.codec import Codec
+from fairlane.clock import Clock, Instant, SystemClock
+from fairlane.codec import Codec, PayloadCodec
 from fairlane.composition import Connection, actor_of_process, hand_of, store_factory, without_password
-from fairlane.declaring import (
-    check_keys,
-    check_name,
-    checked_count,
-    checked_size,
-    checked_time,
-    folder_of,
-    is_async,
-    key_source,
-    name_of,
-    names,
-    several,
-    width_of,
-)
+from fairlane.declarations import Declarations
+from fairlane.declaring import checked_count, checked_size, checked_time, folder_of
 from fairlane.errors import (
     BacklogFull,
     ConfigurationError,
@@ -38,69 +26,36 @@ from fairlane.errors import (
     PayloadDiffers,
     StoreUnavailable,
     UniqueConflict,
-    UnknownQueue,
 )
 from fairlane.events import Event
 from fairlane.handle import Enqueued, Foreseen, Job, handles_of
 from fairlane.job import Outcome
-from fairlane.operations import Operations
-from fairlane.policy.dividing import divided
-from fairlane.policy.fair import Fair
-from fairlane.policy.gates import Limit
+from fairlane.operations import Operations, Redact
 from fairlane.policy.policy import Policy
-from fairlane.policy.retry import Backoff
-from fairlane.policy.sharing import check_agreement
-from fairlane.policy.unique import Unique
 from fairlane.producing import Producing
-from fairlane.queue import Hand, Queue, partitions_served
+from fairlane.queue import Hand, partitions_served
 from fairlane.stamping import Stamp
 from fairlane.store.protocol import Retention, Store
-from fairlane.task import (
-    AsyncTask,
-    Call,
-    Duration,
-    KeySource,
-    Progress,
-    Raised,
-    Registry,
-    SyncTask,
-    Task,
-    TaskOptions,
-    as_unique,
-    not_a_call,
-    one_by_one,
-)
+from fairlane.task import Call, Duration, Progress, not_a_call, one_by_one
 from fairlane.telemetry.telemetry import Telemetry
 from fairlane.values import Values
+from fairlane.worker.firing import Firing
+from fairlane.worker.middleware import around_enqueue, wrapping_enqueues
 from fairlane.worker.options import WorkerOptions
 from fairlane.worker.upkeep import keep_up
 from fairlane.worker.worker import Worker
 
-__all__ = ["App", "TaskDecorator"]
+__all__ = ["App"]
 
 log = logging.getLogger("fairlane.app")
 
 H = TypeVar("H", bound=Callable[[Any], object])
-P = ParamSpec("P")
 R = TypeVar("R")
 
-DEFAULT_QUEUE = "default"
 STREAMED_AT_ONCE = 5_000
-_BACKOFF = Backoff()
 
 
-class TaskDecorator(Protocol):
-    """What `app.task(…)` returns."""
-
-    @overload
-    def __call__(  # type: ignore[overload-overlap]  # a coroutine function matches both; the first one wins
-        self, function: Callable[P, Coroutine[Any, Any, R]], /
-    ) -> AsyncTask[P, R]: ...
-    @overload
-    def __call__(self, function: Callable[P, R], /) -> SyncTask[P, R]: ...
-
-
-class App:
+class App(Declarations):
     """A program's queues and tasks, and the database they live in. It opens itself at first use."""
 
     def __init__(
@@ -113,7 +68,12 @@ class App:
         dead_retention: Duration = "7d",
         retention_count: int | None = None,
         max_payload: int = 256 * 1024,
+        codec: PayloadCodec | None = None,
+        redact: Redact | None = None,
     ) -> None:
+        super().__init__()
+        self.codec = codec
+        self.redact = redact
         beside = folder_of(inspect.currentframe())
         self.url = url or os.environ.get("FAIRLANE_URL") or f"sqlite:///{beside / 'fairlane.db'}"
         self.clock: Clock = clock or SystemClock()
@@ -123,10 +83,9 @@ class App:
             dead=checked_time("dead_retention", dead_retention),
             keep=checked_count(retention_count),
         )
-        self.registry = Registry()
-        self.queues: dict[str, Queue] = {}
         self.values = Values(self)
         self.operations = Operations(self)
+        self._durable_claims = durable_claims
         self.telemetry = Telemetry(self.operations.fleet_figures)
         self._make_store = store_factory(self.url, self.clock, durable_claims)
         self._connection: Connection | None = None
@@ -139,86 +98,6 @@ class App:
     def __repr__(self) -> str:
         return f"<App {without_password(self.url)}>"
 
-    # Declaring.
-
-    def queue(
-        self,
-        name: str,
-        *,
-        fair: Fair | None = None,
-        limits: Limit | Iterable[Limit] = (),
-        keys: Iterable[str] = (),
-        priority_step: Duration = "60s",
-        partitions: int | None = None,
-        partition_by: str | Iterable[str] = (),
-        per_partition: Limit | Iterable[Limit] = (),
-    ) -> Queue:
-        """Declare a queue and its policy. Without one, a queue is first come, first served.
-
-        With `partitions`, it is divided into so many queues with a claim lock each, by the keys that `partition_by`
-        names. Limits hold for all of them together; those of `per_partition` hold in each by itself.
-        """
-        policy = Policy(name, fair, several(limits), names(keys), microseconds(priority_step))
-        check_name(name, self.queues)
-        by, own = names(partition_by), several(per_partition)
-        parts = divided(policy, width_of(name, partitions, by, own), by, own)
-        check_agreement(parts[0], [queue.partitions[0] for queue in self.queues.values()])
-        self.queues[name] = Queue(policy, parts, self)
-        return self.queues[name]
-
-    @overload
-    def task(  # type: ignore[overload-overlap]  # as above
-        self, function: Callable[P, Coroutine[Any, Any, R]], /
-    ) -> AsyncTask[P, R]: ...
-    @overload
-    def task(self, function: Callable[P, R], /) -> SyncTask[P, R]: ...
-    @overload
-    def task(
-        self,
-        /,
-        *,
-        queue: str = DEFAULT_QUEUE,
-        name: str | None = None,
-        max_attempts: int = 5,
-        backoff: Backoff = _BACKOFF,
-        retry_on: Raised = (Exception,),
-        dead_on: Raised = (),
-        timeout: Duration | None = None,
-        priority: int = 0,
-        keys: KeySource | Iterable[str] = None,
-        unique: Unique | object | None = None,
-    ) -> TaskDecorator: ...
-    def task(
-        self,
-        function: Callable[..., Any] | None = None,
-        /,
-        *,
-        queue: str = DEFAULT_QUEUE,
-        name: str | None = None,
-        **options: Any,
-    ) -> Any:
-        """Register a function, async or not, as a task. It stays callable as before."""
-        frame = inspect.currentframe()
-        caller = frame.f_back if frame else None
-        # Annotations of a function that is defined inside another one may name its neighbours there.
-        local_names = dict(caller.f_locals) if caller and caller.f_code.co_name != "<module>" else None
-        if "keys" in options:
-            options["keys"] = key_source(options["keys"])
-        options["unique"] = as_unique(options.get("unique"))
-        checked = TaskOptions(**options)
-
-        def register(function: Any) -> Task[..., Any]:
-            if isinstance(function, Task):
-                function = function.function
-            if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-                raise ConfigurationError(f"{function.__qualname__} is a generator; a task returns one value")
-            kind: type[Task[..., Any]] = AsyncTask if is_async(function) else SyncTask
-            task = kind(self, name or name_of(function), queue, function, checked, local_names)
-            self.registry.add(task)
-            return task
-
-        return register if function is None else register(function)
-
     @overload
     def on_event(self, handler: H, /) -> H: ...
     @overload
@@ -230,25 +109,6 @@ class App:
         """
         return self.telemetry.on_event(*kinds)
 
-    def check(self) -> None:
-        """Refuse what cannot work as a whole: a limit by a key that no task provides, a task of an unknown queue."""
-        for task in self.registry:
-            if task.queue != DEFAULT_QUEUE and task.queue not in self.queues:
-                raise UnknownQueue(f"task {task.name!r}: declare its queue with app.queue({task.queue!r}, …)")
-            task.codec.check_types()
-        for queue in self.queues.values():
-            check_keys(queue.partitions[0], self.registry.of_queue(queue.name))
-
-    @property
-    def queue_names(self) -> list[str]:
-        """The queues of this app: those declared, and `default` where it is used."""
-        return [policies[0].queue for policies in self._declarations()]
-
-    @property
-    def declared_policies(self) -> dict[str, Policy]:
-        """What this app declares, by queue; a queue of several partitions by each of them."""
-        return {policy.queue: policy for queue in self.queues.values() for policy in queue.partitions}
-
     @property
     def actor(self) -> str:
         """Who acts where an operation names nobody: FAIRLANE_ACTOR, else user@host."""
@@ -259,6 +119,12 @@ class App:
     def make_store(self) -> Store:
         """A store of this app's database, not opened: for tools that look at it without declaring anything."""
         return self._make_store()
+
+    def move_to(self, url: str, clock: Clock | None = None) -> None:
+        """Use another database from now on, and another clock: for tests, before the app is used or after it was
+        closed. What is open stays where it is until then."""
+        self._make_store = store_factory(url, clock or self.clock, self._durable_claims)
+        self.url, self.clock = url, clock or self.clock
 
     async def opened(self) -> Store:
         """The open store; the first caller opens it, checks the app and declares its queues."""
@@ -299,17 +165,6 @@ class App:
         # A blocking call that was about to begin must not open the app again in a loop that is being stopped.
         if self._retired is not None and loop is self._retired.loop:
             raise StoreUnavailable("the app was closed while this call waited; call again, and it opens itself")
-
-    def _declared(self, name: str) -> tuple[Policy, ...]:
-        if name in self.queues:
-            return self.queues[name].partitions
-        return (Policy(DEFAULT_QUEUE),) if name == DEFAULT_QUEUE else ()
-
-    def _declarations(self) -> list[tuple[Policy, ...]]:
-        declared = [queue.partitions for queue in self.queues.values()]
-        if DEFAULT_QUEUE not in self.queues and (not declared or self.registry.of_queue(DEFAULT_QUEUE)):
-            declared.append((Policy(DEFAULT_QUEUE),))
-        return declared
 
     async def close(self) -> None:
         """Close the database. The app opens itself again when it is used again."""
@@ -367,8 +222,16 @@ class App:
                 raise not_a_call(call)
             if call.options.tx is not None and call.options.tx is not tx:
                 raise InvalidJob(f"{call!r} names a transaction of its own; give tx= to enqueue_many, for all of them")
+        around = wrapping_enqueues(self.middlewares)
+        if not around:
+            return await self._store_bulk(listed, tx, progress, pace)
+        return await around_enqueue(around, listed, lambda calls: self._store_bulk(calls, tx, progress, pace))
+
+    async def _store_bulk(
+        self, calls: Sequence[Call[R]], tx: Any, progress: Progress | None, pace: bool
+    ) -> Enqueued[R]:
         connection = await self._connected()
-        return handles_of(*await connection.producing.stored(listed, tx, progress, pace=pace), self)
+        return handles_of(*await connection.producing.stored(calls, tx, progress, pace=pace), self)
 
     async def enqueue_stream(
         self, calls: Iterable[Call[R]], *, batch: int = STREAMED_AT_ONCE, tx: Any = None, pace: bool = False
@@ -392,6 +255,18 @@ class App:
 
     async def enqueue_one(self, call: Call[R]) -> Job[R]:
         """Store one call; `UniqueConflict` or `BacklogFull` if it is refused."""
+        around = wrapping_enqueues(self.middlewares)
+        if not around:
+            return await self._store_one(call)
+
+        async def inside(calls: Sequence[Call[R]]) -> Enqueued[R]:
+            (given,) = calls
+            return Enqueued([await self._store_one(given)])
+
+        (job,) = await around_enqueue(around, [call], inside)
+        return job
+
+    async def _store_one(self, call: Call[R]) -> Job[R]:
         connection = await self._connected()
         jobs, conflicts, verdicts = await connection.producing.stored([call], call.options.tx)
         for full in verdicts.refused.values():
@@ -468,8 +343,24 @@ class App:
             retention=self.retention,
             max_result=self.max_payload,
             stamp=connection.producing.stamp,
+            middlewares=self.middlewares,
+            firing=self._firing(connection),
             telemetry=self.telemetry,
         )
+
+    def _firing(self, connection: Connection) -> Firing | None:
+        if not self.schedules:
+            return None
+        return Firing(connection.store, list(self.schedules.values()), connection.producing.admitted)
+
+    async def fire_schedules(self) -> Instant | None:
+        """Fire what is due of this app's schedules, as its workers do by themselves: for programs without one, and for
+        tests. Returns when the next slot comes."""
+        firing = self._firing(await self._connected())
+        if firing is None:
+            return None
+        await firing.declare()
+        return await firing.look()
 
     async def stamper(self) -> Stamp:
         """What makes jobs of calls, here and now: for claims that are held, not for programs."""

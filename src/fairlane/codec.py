@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import PurePath
-from typing import Any, get_type_hints
+from typing import Any, Protocol, get_type_hints
 
 import msgspec
 
@@ -24,13 +24,46 @@ from fairlane.errors import (
     UndecodablePayload,
 )
 
-__all__ = ["Codec", "decode_value", "encode_value"]
+__all__ = ["Codec", "PayloadCodec", "decode_value", "encode_value", "payload_type"]
+
+
+class PayloadCodec(Protocol):
+    """What arguments and results are stored as, beyond JSON: compressed, or encrypted."""
+
+    def encode(self, document: bytes) -> bytes:
+        """What is stored for this JSON."""
+        ...
+
+    def decode(self, stored: bytes) -> bytes:
+        """The JSON that was stored as this. What it raises sets the job aside, with the reason."""
+        ...
+
 
 _AS_IS = (bool, float, int, str)
 """Types that JSON gives back as they were: a value that already has the type needs no conversion."""
 
 
+_taught: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {}
+
+
+def payload_type(kind: type, *, encode: Callable[[Any], Any], decode: Callable[[Any], Any]) -> None:
+    """Let values of a class be arguments and results: what `encode` makes of one is stored, and `decode` reads it back.
+
+    For classes that have no JSON form of their own. A parameter of this class must be annotated with it.
+    """
+    if not isinstance(kind, type):
+        raise ConfigurationError(f"payload_type: {kind!r} is not a class")
+    _taught[kind] = (encode, decode)
+
+
+def _lesson(kind: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | None:
+    known = (_taught[each] for each in getattr(kind, "__mro__", ()) if each in _taught)
+    return next(known, None)
+
+
 def _encode_other(value: Any) -> Any:
+    if (lesson := _lesson(type(value))) is not None:
+        return lesson[0](value)
     if isinstance(value, PurePath):
         return str(value)
     if callable(dump := getattr(value, "model_dump", None)):
@@ -39,6 +72,8 @@ def _encode_other(value: Any) -> Any:
 
 
 def _decode_other(kind: Any, value: Any) -> Any:
+    if (lesson := _lesson(kind)) is not None:
+        return lesson[1](value)
     if callable(validate := getattr(kind, "model_validate", None)):
         return validate(value)
     if isinstance(kind, type) and issubclass(kind, PurePath):
@@ -61,8 +96,15 @@ def _convert(value: Any, kind: Any) -> Any:
 class Codec:
     """What one function's calls and results look like in the store."""
 
-    def __init__(self, name: str, function: Callable[..., Any], local_names: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        local_names: Mapping[str, Any] | None = None,
+        stored_as: PayloadCodec | None = None,
+    ) -> None:
         self.name = name
+        self._stored_as = stored_as
         self.signature = inspect.signature(function)
         self._function = function
         self._local_names = local_names
@@ -119,6 +161,8 @@ class Codec:
             # JSON has no NaN and no infinity; they would silently turn into null.
             if b"null" in payload and _has_unsayable_float((args, kwargs)):
                 raise ValueError("NaN and infinity have no JSON form")
+            if self._stored_as is not None:
+                payload = self._stored_as.encode(payload)
         except FairlaneError:
             raise
         except Exception as error:
@@ -175,7 +219,7 @@ class Codec:
     def decode_call(self, payload: bytes) -> tuple[Sequence[Any], dict[str, Any]]:
         """The call as it was made, or `UndecodablePayload` with the reason."""
         try:
-            args, kwargs = _decode(payload)
+            args, kwargs = _decode(payload if self._stored_as is None else self._stored_as.decode(payload))
             kinds = self._kinds
             if kinds:
                 self._read_args(args, kinds)
@@ -213,6 +257,8 @@ class Codec:
             return None
         try:
             encoded = _said(_encode, value)
+            if self._stored_as is not None:
+                encoded = self._stored_as.encode(encoded)
         except Exception as error:
             raise InvalidJob(
                 f"task {self.name!r}: its result ({type(value).__name__}) cannot be stored as JSON: {error}"
@@ -240,7 +286,8 @@ class Codec:
     def decode_result(self, encoded: bytes | None) -> Any:
         if encoded is None:
             return None
-        value, kind = _decode(encoded), self._result_kind
+        document = encoded if self._stored_as is None else self._stored_as.decode(encoded)
+        value, kind = _decode(document), self._result_kind
         if kind is Any or (type(value) is kind and kind in _AS_IS):
             return value
         try:

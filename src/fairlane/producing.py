@@ -133,6 +133,15 @@ class Producing:
         verdicts = await self._pacing.judge(self.policies, jobs, tx)
         return Verdicts({**verdicts.told, **verdicts.refused}, {}) if pace else verdicts
 
+    async def admitted(self, calls: Sequence[Call[Any]]) -> list[NewJob]:
+        """The jobs of these calls, without those that a full backlog refuses."""
+        jobs = await self.stamped(calls)
+        refused = (await self.judged(jobs)).refused
+        for job in jobs:
+            if job.id in refused:
+                log.warning("job %s (%s) was refused: the backlog of its queue is full", job.id, job.task)
+        return [job for job in jobs if job.id not in refused]
+
     async def wait_for_room(self, queue: str, keys: Mapping[str, object], timeout: int | None) -> bool:
         """Return True once no backlog of these keys is full, False after `timeout`."""
         await self.look_again()

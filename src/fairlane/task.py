@@ -11,13 +11,13 @@ import inspect
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, cast
 from uuid import UUID
 
 import msgspec
 
 from fairlane.clock import SECOND, Instant, as_instant, microseconds
-from fairlane.codec import Codec
+from fairlane.codec import Codec, PayloadCodec
 from fairlane.effects import Effects
 from fairlane.errors import ConfigurationError, InvalidJob, UnknownTask
 from fairlane.handle import Enqueued, Foreseen, Job
@@ -120,6 +120,8 @@ class TaskOptions:
     priority: int = 0
     keys: KeySource = None
     unique: Unique | None = None
+    executor: Literal["thread", "process"] = "thread"
+    """Where a function that is not async runs."""
 
     def checked(self, what: str) -> TaskOptions:
         try:
@@ -136,6 +138,8 @@ class TaskOptions:
                 raise ConfigurationError(
                     f"{what}: {name}={kinds!r} is not an exception type, or a tuple of them"
                 ) from None
+        if self.executor not in ("thread", "process"):
+            raise ConfigurationError(f"{what}: executor={self.executor!r} is unknown; use 'thread' or 'process'")
         if self.timeout is not None and microseconds(self.timeout) <= 0:
             raise ConfigurationError(f"{what}: timeout={self.timeout!r} is not a time above 0; None means no timeout")
         return self
@@ -196,6 +200,10 @@ class Call(msgspec.Struct, Generic[R], eq=False, gc=False):
     def __repr__(self) -> str:
         given = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.kwargs.items())]
         return f"Call({self.task.name}({', '.join(given)}))"
+
+    def using(self, **options: Any) -> Call[R]:
+        """The same call with these options, which are those of `task.using`; what is not given stays as it was."""
+        return BoundTask(self.task, self.options).using(**options).call(*self.args, **self.kwargs)
 
 
 def one_by_one(calls: Iterable[Call[R]], taker: str) -> Iterator[Call[R]]:
@@ -336,6 +344,7 @@ class Task(BoundTask[P, R]):
         function: Callable[P, Any],
         options: TaskOptions,
         local_names: Mapping[str, Any] | None = None,
+        stored_as: PayloadCodec | None = None,
     ) -> None:
         super().__init__(self, DEFAULTS)
         what = f"task {name!r}"
@@ -344,12 +353,23 @@ class Task(BoundTask[P, R]):
         self.queue = queue
         self.function = function
         self.options = options.checked(what)
-        self.codec = Codec(name, function, local_names)
+        if options.executor == "process":
+            self._check_for_process(what)
+        self.codec = Codec(name, function, local_names, stored_as)
         self.timeout = None if options.timeout is None else microseconds(options.timeout)
         functools.update_wrapper(cast(Callable[..., Any], self), function, updated=())
 
     def __repr__(self) -> str:
         return f"<task {self.name}>"
+
+    def _check_for_process(self, what: str) -> None:
+        place = getattr(self.function, "__qualname__", "")
+        if self.is_async:
+            raise ConfigurationError(f"{what}: executor='process' is for functions that are not async; write `def`")
+        if not place or "<" in place:
+            raise ConfigurationError(
+                f"{what}: executor='process' needs a function that a process can import; define it at a module's top"
+            )
 
     def can_provide(self, key: str) -> bool:
         """Whether this task's jobs may carry a key without being given it at each enqueue."""

@@ -13,6 +13,7 @@ from fairlane.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from fairlane.app import App
+    from fairlane.operations import Redact
     from fairlane.policy.policy import Policy
     from fairlane.store.protocol import Store
 
@@ -62,6 +63,10 @@ class Looking:
     @property
     def actor(self) -> str:
         return self._app.actor
+
+    @property
+    def redact(self) -> Redact | None:
+        return self._app.redact
 
     def known_tasks(self) -> list[str]:
         return self._app.known_tasks()

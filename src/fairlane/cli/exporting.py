@@ -17,6 +17,7 @@ from fairlane.errors import ConfigurationError, FairlaneError
 
 if TYPE_CHECKING:
     from fairlane.job import JobRecord
+    from fairlane.operations import Redact
 
 __all__ = ["export"]
 
@@ -72,7 +73,9 @@ async def _export(writer: _Writer, options: dict[str, Any]) -> None:
     from fairlane.cli.telling import Progress
     from fairlane.operations import export_jobs
 
-    async with existing_store(app_named(options["app"], options["url"])) as store:
+    app = app_named(options["app"], options["url"])
+    writer.redact = app.redact
+    async with existing_store(app) as store:
         wanted = filter_of(options, await store.now(), by_end=False)
         with Progress("exported") as progress:
             async for page in export_jobs(store, wanted, after=options["after"], limit=options["limit"]):
@@ -103,13 +106,14 @@ class _Writer:
         self._is_csv = form == "csv"
         self._with_payload = with_payload
         self._needs_header = has_header
+        self.redact: Redact | None = None
         self.count = 0
         self.after: str | None = None
 
     def write(self, jobs: list[JobRecord], after: str | None) -> None:
         from fairlane.operations import describe_exported
 
-        described = [describe_exported(each, with_payload=self._with_payload) for each in jobs]
+        described = [describe_exported(each, with_payload=self._with_payload, redact=self.redact) for each in jobs]
         self._stream.write(self._as_csv(described) if self._is_csv else _as_lines(described))
         self._stream.flush()
         self.count += len(jobs)

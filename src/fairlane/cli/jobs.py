@@ -125,8 +125,9 @@ def show(job: str, app: str | None, url: str | None, as_json: bool) -> None:
     from fairlane.operations import describe_details, show_job
 
     async def look() -> JobDetails:
-        async with existing_store(app_named(app, url)) as store:
-            return await show_job(store, job_ids((job,))[0])
+        found = app_named(app, url)
+        async with existing_store(found) as store:
+            return await show_job(store, job_ids((job,))[0], found.redact)
 
     details = asyncio.run(look())
     if not as_json:

@@ -24,6 +24,7 @@ from fairlane.cli.partition import partition
 from fairlane.cli.pausing import pause, resume, suspend, unsuspend
 from fairlane.cli.policy import policy
 from fairlane.cli.queues import queues
+from fairlane.cli.schedules import schedules
 from fairlane.cli.simulate import simulate
 from fairlane.cli.status import status
 from fairlane.cli.top import top
@@ -89,6 +90,7 @@ for command in (
     policy,
     queues,
     resume,
+    schedules,
     simulate,
     status,
     suspend,

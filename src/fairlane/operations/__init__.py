@@ -23,6 +23,7 @@ from fairlane.operations.findings import Finding, Level
 from fairlane.operations.jobs import (
     LIMIT,
     JobDetails,
+    Redact,
     Report,
     Selection,
     cancel_jobs,
@@ -67,6 +68,14 @@ from fairlane.operations.policies import (
     show_policies,
 )
 from fairlane.operations.ranking import Ranking, rank_keys
+from fairlane.operations.scheduling import (
+    ScheduleView,
+    describe_schedule,
+    list_schedules,
+    pause_schedule,
+    resume_schedule,
+    trigger_schedule,
+)
 from fairlane.operations.seeing import list_queues, overview, show_queue
 from fairlane.operations.seeing_keys import list_keys, show_key
 from fairlane.operations.seeing_workers import list_workers
@@ -109,8 +118,10 @@ __all__ = [
     "PolicyInForce",
     "QueueView",
     "Ranking",
+    "Redact",
     "Repartitioned",
     "Report",
+    "ScheduleView",
     "Selection",
     "Tried",
     "WorkerList",
@@ -137,6 +148,7 @@ __all__ = [
     "describe_policy",
     "describe_policy_change",
     "describe_report",
+    "describe_schedule",
     "diagnose",
     "diff_policies",
     "export_jobs",
@@ -151,16 +163,19 @@ __all__ = [
     "list_limits",
     "list_overrides",
     "list_queues",
+    "list_schedules",
     "list_workers",
     "overview",
     "partitions_of",
     "pause",
+    "pause_schedule",
     "plan_partitions",
     "purge_jobs",
     "rank_keys",
     "replay_jobs",
     "require_declared",
     "resume",
+    "resume_schedule",
     "retry_jobs",
     "scope_of",
     "set_limit",
@@ -170,6 +185,7 @@ __all__ = [
     "show_policies",
     "show_queue",
     "suspend",
+    "trigger_schedule",
     "try_policies",
     "unsuspend",
 ]

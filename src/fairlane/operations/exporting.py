@@ -7,7 +7,7 @@ from typing import Any
 
 from fairlane.job import JobRecord
 from fairlane.operations.describing import describe_job
-from fairlane.operations.jobs import readable
+from fairlane.operations.jobs import Redact, redacted
 from fairlane.store.finding import find_jobs
 from fairlane.store.operators import JobFilter, JobPage
 from fairlane.store.protocol import Store
@@ -41,11 +41,12 @@ async def export_jobs(
             return
 
 
-def describe_exported(record: JobRecord, *, with_payload: bool = False) -> dict[str, Any]:
+def describe_exported(record: JobRecord, *, with_payload: bool = False, redact: Redact | None = None) -> dict[str, Any]:
     """A job as `describe_job` tells it; its call and its result only if they are asked for."""
     described = describe_job(record)
     if with_payload:
-        described |= {"call": readable(record.payload), "result": readable(record.result)}
+        call, result = redacted(redact, record)
+        described |= {"call": call, "result": result}
     return described
 
 

@@ -7,6 +7,7 @@ what was not, and why.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -25,6 +26,7 @@ from fairlane.store.protocol import Store
 __all__ = [
     "LIMIT",
     "JobDetails",
+    "Redact",
     "Report",
     "Selection",
     "cancel_jobs",
@@ -43,6 +45,11 @@ BATCH = 200
 """Jobs of one transaction: small enough that nobody waits long for it."""
 SAMPLE = 10
 
+HIDDEN = "(hidden: redact failed, and the log says why)"
+log = logging.getLogger("fairlane.operations")
+
+Redact = Callable[[JobRecord, Any], Any]
+"""Given a job and its call (`[args, kwargs]`), or its result: what of it may be seen."""
 Selection = Sequence[UUID] | JobFilter
 """Jobs named one by one, or all that fit."""
 OnProgress = Callable[[int], None]
@@ -100,11 +107,25 @@ async def list_jobs(
     return JobPage(found, after)
 
 
-async def show_job(store: Store, job: UUID) -> JobDetails:
-    """Everything about one job, or `JobNotFound`."""
+async def show_job(store: Store, job: UUID, redact: Redact | None = None) -> JobDetails:
+    """Everything about one job, or `JobNotFound`. Of its call and its result, what `redact` lets be seen."""
     record = await store.job(job)
     attempts = tuple(await store.attempts(job))
-    return JobDetails(record=record, attempts=attempts, call=readable(record.payload), result=readable(record.result))
+    call, result = redacted(redact, record)
+    return JobDetails(record=record, attempts=attempts, call=call, result=result)
+
+
+def redacted(redact: Redact | None, record: JobRecord) -> tuple[Any, Any]:
+    """What may be seen of a job's call and of its result."""
+    call, result = readable(record.payload), readable(record.result)
+    if redact is None:
+        return call, result
+    try:
+        return redact(record, call), None if record.result is None else redact(record, result)
+    except Exception:
+        # What it failed on may be the secret itself.
+        log.exception("redact failed for job %s", record.id)
+        return HIDDEN, None if record.result is None else HIDDEN
 
 
 async def replay_jobs(
@@ -305,10 +326,14 @@ def _with(report: Report, batch: list[JobRecord], handled: list[Handled], more: 
 
 
 def readable(stored: bytes | None) -> Any:
-    """JSON as what it says, anything else as text."""
+    """JSON as what it says, anything else as text; bytes that are neither, as how many there are."""
     if stored is None:
         return None
     try:
         return msgspec.json.decode(stored)
     except msgspec.DecodeError:
-        return stored.decode(errors="replace")
+        pass
+    try:
+        return stored.decode()
+    except UnicodeDecodeError:
+        return f"({len(stored):,} bytes that are no text)"

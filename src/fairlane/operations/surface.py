@@ -17,6 +17,7 @@ from fairlane.operations import (
     partitioning,
     policies,
     ranking,
+    scheduling,
     seeing,
     seeing_keys,
     seeing_workers,
@@ -30,6 +31,7 @@ from fairlane.operations.overriding import Change, LimitInForce, OverrideInForce
 from fairlane.operations.partitioning import Repartitioned
 from fairlane.operations.policies import AuditPage, PolicyChange, PolicyInForce
 from fairlane.operations.ranking import Ranking
+from fairlane.operations.scheduling import ScheduleView
 from fairlane.operations.trying import PolicyGiven, Tried
 from fairlane.operations.views import KeyList, KeyView, OneKey, OneQueue, Overview, QueueView, WorkerList
 from fairlane.policy.policy import Policy
@@ -54,6 +56,9 @@ class OperationsSource(Protocol):
 
     @property
     def actor(self) -> str: ...
+
+    @property
+    def redact(self) -> jobs.Redact | None: ...
 
     def known_tasks(self) -> list[str]: ...
 
@@ -373,7 +378,7 @@ class Operations:
 
     async def show_job(self, job: UUID) -> JobDetails:
         """Everything about one job, or `JobNotFound`."""
-        return await jobs.show_job(await self._source.opened(), job)
+        return await jobs.show_job(await self._source.opened(), job, self._source.redact)
 
     async def explain_job(self, job: UUID) -> Explanation:
         """Everything that holds a job, or `JobNotFound`."""
@@ -450,6 +455,33 @@ class Operations:
         """Let waiting jobs start next, whatever their limits say; every limit counts them."""
         who = self._intent(actor, reason, dry_run).actor
         return await jobs.force_jobs(await self._source.opened(), ids, actor=who, reason=reason, dry_run=dry_run)
+
+    # Schedules.
+
+    async def list_schedules(self) -> list[ScheduleView]:
+        """Every schedule, by name: when it is due, what it enqueues, and what it enqueued last."""
+        return await scheduling.list_schedules(await self._source.opened())
+
+    async def pause_schedule(
+        self, name: str, *, reason: str = "", actor: str | None = None, dry_run: bool = False
+    ) -> ScheduleView:
+        """Fire a schedule no more, until it is resumed. Slots that come meanwhile are not made up for."""
+        intent = self._intent(actor, reason, dry_run)
+        return await scheduling.pause_schedule(await self._source.opened(), name, intent)
+
+    async def resume_schedule(
+        self, name: str, *, reason: str = "", actor: str | None = None, dry_run: bool = False
+    ) -> ScheduleView:
+        """Let a schedule fire again, from its next slot on."""
+        intent = self._intent(actor, reason, dry_run)
+        return await scheduling.resume_schedule(await self._source.opened(), name, intent)
+
+    async def trigger_schedule(
+        self, name: str, *, reason: str = "", actor: str | None = None, dry_run: bool = False
+    ) -> ScheduleView:
+        """Let a worker fire a schedule once, within a few seconds and beside its slots; also while it is paused."""
+        intent = self._intent(actor, reason, dry_run)
+        return await scheduling.trigger_schedule(await self._source.opened(), name, intent)
 
     def _intent(
         self,

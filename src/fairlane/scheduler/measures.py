@@ -27,6 +27,7 @@ __all__ = [
     "jain_index",
     "measure",
     "report_by",
+    "share_when_all_wait",
     "timeline",
 ]
 
@@ -146,6 +147,11 @@ def measure(record: Recording, by: By = ()) -> Simulation:
         keys=tuple(keys.group(name, served, None) for name in keys.names),
         limits=tuple(_limit_use(record, bound.name, repr(bound.limit), span) for bound in record.policy.bound),
     )
+
+
+def share_when_all_wait(record: Recording, by: By) -> dict[Name, float]:
+    """Each key's share of the worker-seconds while all of them had jobs waiting; nothing if that was never so."""
+    return _shares_when_busy(record, _Grouping(record, [select(by, kind.keys, kind.priority) for kind in record.kinds]))
 
 
 def report_by(policy: Policy) -> By:

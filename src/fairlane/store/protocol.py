@@ -14,19 +14,19 @@ import msgspec
 
 from fairlane.clock import Instant
 from fairlane.job import AttemptRecord, Claim, JobRecord, NewJob, State
-from fairlane.policy.by import By
 from fairlane.policy.overrides import Amendment, Override
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import Conflict
 from fairlane.scheduler.explain import Facts
-from fairlane.scheduler.figures import KeyFigures, Minute
 from fairlane.scheduler.settlement import Settlement
-from fairlane.scheduler.snapshot import GateRow, LaneRow, SharedGateRow
+from fairlane.scheduler.snapshot import GateRow
 from fairlane.scheduler.strays import WaitingLane
 from fairlane.store.auditing import AuditEntry, Note
-from fairlane.store.figures import KeyPage, KeySort, LanesCounted, QueueFigures, Tallied, WorkerReport, WorkerSeen
-from fairlane.store.health import Health, Standstill, Traces
+from fairlane.store.figure_keeping import FigureKeeping
+from fairlane.store.figures import WorkerReport, WorkerSeen
+from fairlane.store.health import Traces
 from fairlane.store.operators import Handled, JobFilter, JobPage
+from fairlane.store.schedules import ScheduleKeeping
 
 __all__ = [
     "Claimed",
@@ -168,7 +168,7 @@ class Listener(Protocol):
         ...
 
 
-class Store(Protocol):
+class Store(FigureKeeping, ScheduleKeeping, Protocol):
     """A durable home for jobs. Every method is one transaction, or says otherwise."""
 
     async def open(self) -> None:
@@ -414,74 +414,8 @@ class Store(Protocol):
         would: which changes nothing unless it `keeps` what it has folded."""
         ...
 
-    # Figures, for people who look. Nothing but upkeep writes them, and no claim reads them.
-
-    async def tally(self, queue: str, limit: int = 500, rest: int = 0) -> Tallied:
-        """Add up to `limit` tallies of a queue to its figures, unless somebody else is at it; forget what is old.
-
-        Nothing is done if somebody was at it within the last `rest` microseconds, and no more than `limit` wait. Where
-        far too many wait, they are shed: what they say of minutes is added up, and keys are counted anew.
-        """
-        ...
-
-    async def survey(self, queues: Sequence[str]) -> list[QueueFigures]:
-        """These queues at a glance, in a fixed number of statements however many they are."""
-        ...
-
-    async def minutes(self, queues: Sequence[str], since: Instant) -> dict[str, list[Minute]]:
-        """What happened in each queue, minute by minute, the oldest first; minutes without anything are left out."""
-        ...
-
-    async def list_keys(
-        self,
-        queues: Sequence[str],
-        by: By,
-        *,
-        sort: KeySort = KeySort.WAITING,
-        search: str = "",
-        held_only: bool = False,
-        after: str | None = None,
-        limit: int = 50,
-    ) -> KeyPage:
-        """A page of the keys of one scope, in these partitions of a queue. `search` is in any of its values, whatever
-        the case. `ConfigurationError` where `after` is nothing that a page has given."""
-        ...
-
-    async def keys_named(
-        self, queues: Sequence[str], places: Sequence[tuple[By, tuple[str | None, ...]]]
-    ) -> list[tuple[str, KeyFigures]]:
-        """The figures of single keys, wherever they are known."""
-        ...
-
-    async def list_held(self, queues: Sequence[str], limit: int = 20) -> list[tuple[str, KeyFigures]]:
-        """Of all scopes of these queues, the keys behind whose limits and pauses most jobs wait, the most first."""
-        ...
-
-    async def lanes_of(self, queue: str, flow: bytes, limit: int = 50) -> list[LaneRow]:
-        """The lanes of a flow, those that jobs wait in first."""
-        ...
-
     async def policies(self) -> dict[str, Declared]:
         """Every queue with its policy in force, by name, in a fixed number of statements."""
-        ...
-
-    async def scheduled_by_lane(self, queues: Sequence[str]) -> LanesCounted:
-        """The scheduled jobs that are due first, up to `COUNTED_AT_MOST`, by lane."""
-        ...
-
-    async def unseen_by_lane(self, queues: Sequence[str]) -> LanesCounted:
-        """The jobs that no claim has seen yet, as far as `LANES_AT_MOST` bells tell, by lane."""
-        ...
-
-    async def gates_named(
-        self, gates: Sequence[bytes], shared: Sequence[bytes]
-    ) -> tuple[list[GateRow], list[SharedGateRow]]:
-        """Gates by their ids, where they exist, as they are stored: bells are not folded into them."""
-        ...
-
-    async def next_jobs(self, queue: str, keys: Mapping[str, str | None], limit: int = 20) -> list[JobRecord]:
-        """Ready jobs of one flow of a queue (or, without `Fair`, of the whole) in the order in which it would start
-        them if nothing held it back: its lanes by the rank of their heads, each from its floor on."""
         ...
 
     async def report(self, worker: WorkerIdentity, report: WorkerReport | None) -> None:
@@ -490,13 +424,4 @@ class Store(Protocol):
 
     async def workers(self) -> list[WorkerSeen]:
         """Every worker that has reported and not taken it back, within the last day, the newest first."""
-        ...
-
-    async def health(self) -> Health:
-        """The condition of the database itself, as far as it tells."""
-        ...
-
-    async def standstills(self, queues: Sequence[str], before: Instant, limit: int = 10) -> list[Standstill]:
-        """Flows of these queues where no claim looks, and gates that were to wake their lanes before a certain time: at
-        most `limit` of each queue and kind."""
         ...

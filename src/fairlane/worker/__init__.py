@@ -2,9 +2,20 @@
 
 from fairlane.worker.context import JobContext, context
 from fairlane.worker.health import Health
+from fairlane.worker.middleware import Middleware
 from fairlane.worker.options import QueueShare, WorkerOptions
 from fairlane.worker.processes import WorkerPool
 from fairlane.worker.run import run_worker
 from fairlane.worker.worker import Worker
 
-__all__ = ["Health", "JobContext", "QueueShare", "Worker", "WorkerOptions", "WorkerPool", "context", "run_worker"]
+__all__ = [
+    "Health",
+    "JobContext",
+    "Middleware",
+    "QueueShare",
+    "Worker",
+    "WorkerOptions",
+    "WorkerPool",
+    "context",
+    "run_worker",
+]

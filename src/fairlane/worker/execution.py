@@ -26,8 +26,10 @@ from fairlane.scheduler.settlement import Cancelled, Died, Done, Failed, Outcome
 from fairlane.stamping import Stamp, stamped_effects
 from fairlane.store.protocol import Store
 from fairlane.task import Registry, Task
-from fairlane.worker.context import current_run
+from fairlane.worker.context import JobContext, current_run
+from fairlane.worker.middleware import Middleware, around_run, wrapping_runs
 from fairlane.worker.outcomes import Stop, outcome_of, summary
+from fairlane.worker.process_pool import Child, ProcessPool
 from fairlane.worker.slots import QueueSlots, Slots
 from fairlane.worker.timing import Alarm
 
@@ -59,6 +61,7 @@ class Run:
 
     __slots__ = (
         "args",
+        "child",
         "claim",
         "effects",
         "handle",
@@ -84,6 +87,8 @@ class Run:
         self.started_at = 0
         """By the monotonic clock; 0 until user code begins."""
         self.stop: Stop | None = None
+        self.child: Child | None = None
+        """The process that its task runs in, if it has one of its own."""
         self.effects = NOTHING
         self.may_be_settled = False
         """Its handler has settled it in a transaction of its own; only the database knows whether that committed."""
@@ -123,6 +128,7 @@ class Execution:
         settle_later: SettleLater,
         max_result: int,
         stamp: Stamp,
+        middlewares: Sequence[Middleware] = (),
     ) -> None:
         self.store = store
         self.loop = asyncio.get_running_loop()
@@ -145,8 +151,10 @@ class Execution:
         self._settle_later = settle_later
         self.max_result = max_result
         self.stamp = stamp
+        self._middlewares = wrapping_runs(middlewares)
         self._unknown: OrderedDict[UUID, int] = OrderedDict()
         self._threads: ThreadPoolExecutor | None = None
+        self._children: ProcessPool | None = None
         # Each run begins with what was set around the worker, not with what the run that made room for it has set.
         self._around = contextvars.copy_context()
         self._timeouts = Alarm(clock, self._stop_overdue)
@@ -235,7 +243,10 @@ class Execution:
         current_run.set(run)
         run.started_at = self._now()
         try:
-            value = await run.task.function(*run.args, **run.kwargs)
+            if self._middlewares:
+                value = await around_run(self._middlewares, JobContext(run), lambda: _awaited(run))
+            else:
+                value = await run.task.function(*run.args, **run.kwargs)
         except GeneratorExit:
             raise  # the loop itself has ended: there is nothing left to settle with
         except BaseException as error:
@@ -245,9 +256,16 @@ class Execution:
 
     async def _run_in_thread(self, run: Run) -> None:
         current_run.set(run)
+        if run.task.options.executor == "process":
+            # Not started until there is a process for it: its timeout has not begun, and it can be given back.
+            async with self._processes().child() as run.child:
+                await self._run_blocking(run)
+        else:
+            await self._run_blocking(run)
+
+    async def _run_blocking(self, run: Run) -> None:
         run.started_at = self._now()
-        context = contextvars.copy_context()
-        value, error = await self.loop.run_in_executor(self._pool(), context.run, _call, run)
+        value, error = await (self._called_around(run) if self._middlewares else self._called(run))
         # A thread cannot be stopped. One that overran its timeout kept its slot and its lease until now.
         if error is None and run.stop is Stop.TIMEOUT:
             error = TimeoutError()
@@ -255,6 +273,33 @@ class Execution:
             self._end(run, outcome_of(run, error, self.store_now()), error)
         else:
             self._end(run, None if run.stop is Stop.GONE else self._done(run, value))
+
+    async def _called(self, run: Run) -> tuple[Any, BaseException | None]:
+        if run.child is not None:
+            return await self.loop.run_in_executor(self._pool(), run.child.call, run.task, run.args, run.kwargs)
+        context = contextvars.copy_context()
+        return await self.loop.run_in_executor(self._pool(), context.run, _call, run)
+
+    async def _called_around(self, run: Run) -> tuple[Any, BaseException | None]:
+        async def inside() -> Any:
+            value, error = await self._called(run)
+            if isinstance(error, StopIteration):
+                raise RuntimeError(f"the task raised {error!r}") from error  # which no coroutine can raise
+            if error is not None:
+                raise error
+            return value
+
+        try:
+            return await around_run(self._middlewares, JobContext(run), inside), None
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            return None, error
+
+    def _processes(self) -> ProcessPool:
+        if self._children is None:
+            self._children = ProcessPool()
+        return self._children
 
     def _pool(self) -> ThreadPoolExecutor:
         if self._threads is None:
@@ -317,6 +362,8 @@ class Execution:
         first, run.stop = run.stop is None, reason
         if first and run.task.is_async and run.handle is not None:
             run.handle.cancel()
+        elif run.child is not None:
+            run.child.kill()
 
     def _withdraw(self, run: Run, outcome: Outcome | None) -> None:
         """Take back a run whose handler has not been called."""
@@ -389,6 +436,12 @@ class Execution:
         self._stale.close()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._children is not None:
+            self._children.close()
+
+
+async def _awaited(run: Run) -> Any:
+    return await run.task.function(*run.args, **run.kwargs)
 
 
 def _call(run: Run) -> tuple[Any, BaseException | None]:

@@ -28,10 +28,12 @@ from fairlane.task import Registry
 from fairlane.telemetry.telemetry import Telemetry
 from fairlane.worker.claiming import Claiming
 from fairlane.worker.execution import Execution
+from fairlane.worker.firing import Firing, fire_schedules
 from fairlane.worker.following import follow_partitions
 from fairlane.worker.health import Health
 from fairlane.worker.leases import Leases
 from fairlane.worker.listening import Listening
+from fairlane.worker.middleware import Middleware
 from fairlane.worker.options import WorkerOptions
 from fairlane.worker.outcomes import Stop
 from fairlane.worker.reporting import EVERY as REPORTS_EVERY
@@ -50,7 +52,7 @@ __all__ = ["Worker", "name_of_process"]
 
 log = logging.getLogger("fairlane.worker")
 
-UPKEEP = ("reaping", "pruning", "collecting", "following", "tallying")
+UPKEEP = ("reaping", "pruning", "collecting", "firing", "following", "tallying")
 
 
 class Worker:
@@ -67,6 +69,8 @@ class Worker:
         retention: Retention | None = None,
         max_result: int = 256 * 1024,
         stamp: Stamp,
+        middlewares: Sequence[Middleware] = (),
+        firing: Firing | None = None,
         telemetry: Telemetry | None = None,
     ) -> None:
         if not options.shares:
@@ -76,6 +80,7 @@ class Worker:
         self._store = store
         self._clock = clock
         self._retention = retention or Retention()
+        self._firing = firing
         self._registry = registry
         self._started_at: Instant = 0
         self.troubles = Troubles()
@@ -93,7 +98,7 @@ class Worker:
         self._telemetry.measured(wanted=options.metrics_port is not None)
         # Who is not watched runs as if there were no telemetry at all.
         runs = WatchedExecution if self._telemetry.is_watched else Execution
-        self._execution = runs(store, registry, self._slots, clock, self._settling.add, max_result, stamp)
+        self._execution = runs(store, registry, self._slots, clock, self._settling.add, max_result, stamp, middlewares)
         self._settling.is_held_back = lambda: self._execution.is_filling
         self._leases = Leases(store, self._execution, self._settling, self._outage, clock, options.time("lease"))
         self._claiming = Claiming(
@@ -208,6 +213,8 @@ class Worker:
         start("reaping", reap_leases(store, outage, clock, lease, self._before_reaping, self._on_reaped))
         start("pruning", remove_old_jobs(store, outage, clock, self._retention))
         start("collecting", remove_idle_state(store, outage, clock, self._slots.queues))
+        if self._firing is not None:
+            start("firing", fire_schedules(self._firing, outage, clock, lambda: self._execution.store_offset))
         start("following", follow_partitions(store, outage, clock, self._slots, self._claiming))
         start("tallying", keep_figures(store, outage, clock, self._slots.queues, self.troubles))
         start("reporting", keep_reporting(store, outage, clock, self.identity, self.report, self.troubles))

@@ -31,6 +31,7 @@ STATEMENTS = load_statements(
     "examining.sql",
     "sharing.sql",
     "partitions.sql",
+    "schedules.sql",
     "tallying.sql",
     "seeing.sql",
     "health.sql",

@@ -47,6 +47,7 @@ from fairlane.store.postgres.figures import Figures
 from fairlane.store.postgres.gathering import Gathering
 from fairlane.store.postgres.results import ResultListener
 from fairlane.store.postgres.rows import storable
+from fairlane.store.postgres.schedules import ScheduleKeeper
 from fairlane.store.postgres.settling import Settler
 from fairlane.store.postgres.timing import StoreClock
 from fairlane.store.postgres.wakeups import PostgresListener
@@ -73,7 +74,7 @@ __all__ = ["PostgresStore"]
 LAST_ENTRY = 1 << 62
 
 
-class PostgresStore(Figures):
+class PostgresStore(Figures, ScheduleKeeper):
     """Jobs in a PostgreSQL database, in a schema of their own. Its time is the database's, unless a clock is given."""
 
     def __init__(

@@ -31,6 +31,7 @@ STATEMENTS = load_statements(
     "tallying.sql",
     "seeing.sql",
     "health.sql",
+    "schedules.sql",
 )
 BUSY_TIMEOUT = 10.0
 CROWDED_CLAIM, MOST_JOBS = 100, 1 << 20

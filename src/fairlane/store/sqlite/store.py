@@ -53,7 +53,9 @@ from fairlane.store.sqlite import (
 from fairlane.store.sqlite.borrowing import in_callers_transaction
 from fairlane.store.sqlite.database import Database, Transaction
 from fairlane.store.sqlite.figures import Figures, known_queue
+from fairlane.store.sqlite.schedules import ScheduleKeeper
 from fairlane.store.sqlite.wakeups import SqliteListener, is_listening, nudge
+from fairlane.store.sqlite.wakeups import take_waiters as _take_waiters
 
 __all__ = ["SqliteStore"]
 
@@ -63,7 +65,7 @@ EVERYONE = 1 << 20
 LAST_ENTRY = 1 << 62
 
 
-class SqliteStore(Figures):
+class SqliteStore(Figures, ScheduleKeeper):
     """Jobs in a SQLite file, shared by the processes of one machine; or in memory, for tests."""
 
     def __init__(self, path: str | None, *, clock: Clock | None = None, durable_claims: bool = False) -> None:
@@ -486,11 +488,6 @@ def _announce(waiters: Iterable[UUID]) -> None:
     """Let those look who wait for the end of a job. Who is gone has been forgotten already."""
     for waiter in waiters:
         nudge(waiter)
-
-
-def _take_waiters(tx: Transaction, queues: Mapping[int, int]) -> list[UUID]:
-    """For each queue, as many waiters as jobs became claimable."""
-    return [UUID(bytes=worker) for queue, count in queues.items() for (worker,) in tx.all("take_waiters", queue, count)]
 
 
 def _replace(tx: Transaction, gone: Sequence[UUID]) -> list[UUID]:

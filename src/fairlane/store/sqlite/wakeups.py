@@ -13,15 +13,15 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from uuid import UUID
 
 from fairlane.clock import Clock, Instant
 from fairlane.store.protocol import WorkerIdentity
-from fairlane.store.sqlite.database import Database
+from fairlane.store.sqlite.database import Database, Transaction
 
-__all__ = ["Mailbox", "SqliteListener", "is_listening", "nudge"]
+__all__ = ["Mailbox", "SqliteListener", "is_listening", "nudge", "take_waiters"]
 
 LOOK_EVERY = 1_000_000
 """Microseconds between looks at `data_version`: the last resort."""
@@ -54,6 +54,11 @@ def is_listening(owner: UUID) -> bool:
         except OSError:
             return False
     return True
+
+
+def take_waiters(tx: Transaction, queues: Mapping[int, int]) -> list[UUID]:
+    """For each queue, as many waiters as jobs became claimable."""
+    return [UUID(bytes=worker) for queue, count in queues.items() for (worker,) in tx.all("take_waiters", queue, count)]
 
 
 class Mailbox:

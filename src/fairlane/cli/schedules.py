@@ -1,0 +1,144 @@
+"""`fairlane schedules`: what is enqueued again and again, and when."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fairlane.cli.changing import change_options, intent_of
+from fairlane.cli.choosing import place_options
+
+if TYPE_CHECKING:
+    from fairlane.clock import Instant
+    from fairlane.operations import Intent, ScheduleView
+    from fairlane.store.protocol import Store
+
+__all__ = ["schedules"]
+
+
+@click.group()
+def schedules() -> None:
+    """List, pause, resume and trigger what is enqueued on a schedule.
+
+    \b
+    Example:
+      fairlane schedules list
+      fairlane schedules pause nightly-report --reason "the warehouse is down"
+      fairlane schedules trigger nightly-report
+    """
+
+
+@schedules.command("list")
+@place_options
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+def list_(app: str | None, url: str | None, as_json: bool) -> None:
+    """List all schedules: when each is due, what it enqueues, and what it enqueued last.
+
+    One that is orphaned is declared by no worker any more, and is not fired.
+
+    \b
+    Example:
+      fairlane schedules list
+      fairlane schedules list --json
+    """
+    import asyncio
+
+    from fairlane.cli.choosing import app_named
+    from fairlane.cli.database import existing_store
+    from fairlane.operations import describe_schedule, list_schedules
+
+    async def look() -> tuple[list[ScheduleView], Instant]:
+        async with existing_store(app_named(app, url)) as store:
+            return await list_schedules(store), await store.now()
+
+    found, now = asyncio.run(look())
+    if as_json:
+        click.echo(json.dumps({"schedules": [describe_schedule(each) for each in found]}))
+        return
+    if not found:
+        click.echo("there are no schedules; workers declare them when they start: app.schedule(…)")
+        return
+    from fairlane.cli.telling import print_table
+
+    headings = ("NAME", "STATE", "WHEN", "NEXT", "LAST", "TASK", "QUEUE", "LAST JOB")
+    print_table(headings, [_row(each, now) for each in found], ("NAME", "WHEN", "TASK", "QUEUE"))
+
+
+def _row(view: ScheduleView, now: Instant) -> tuple[str, ...]:
+    from fairlane.cli.telling import ago
+
+    last = f"{ago(view.last_fired_at, now)} ago" if view.last_fired_at is not None else "never"
+    job = "" if view.last_job is None else str(view.last_job)
+    return view.name, view.state, view.recurrence, ago(view.next_at, now), last, view.task, view.queue, job
+
+
+@schedules.command()
+@click.argument("name")
+@change_options
+def pause(name: str, **options: Any) -> None:
+    """Fire a schedule no more, until it is resumed. Slots that come meanwhile are not made up for.
+
+    \b
+    Example:
+      fairlane schedules pause nightly-report --reason "the warehouse is down"
+    """
+    from fairlane import operations
+
+    _change(lambda store, intent: operations.pause_schedule(store, name, intent), "paused", options)
+
+
+@schedules.command()
+@click.argument("name")
+@change_options
+def resume(name: str, **options: Any) -> None:
+    """Let a schedule fire again, from its next slot on.
+
+    \b
+    Example:
+      fairlane schedules resume nightly-report
+    """
+    from fairlane import operations
+
+    _change(lambda store, intent: operations.resume_schedule(store, name, intent), "resumed", options)
+
+
+@schedules.command()
+@click.argument("name")
+@change_options
+def trigger(name: str, **options: Any) -> None:
+    """Let a worker fire a schedule once, within a few seconds and beside its slots. It may be paused.
+
+    \b
+    Example:
+      fairlane schedules trigger nightly-report --reason "the figures were corrected"
+    """
+    from fairlane import operations
+
+    _change(lambda store, intent: operations.trigger_schedule(store, name, intent), "triggered", options)
+
+
+def _change(action: Callable[[Store, Intent], Awaitable[ScheduleView]], done: str, options: dict[str, Any]) -> None:
+    import asyncio
+
+    from fairlane.cli.choosing import app_named
+    from fairlane.cli.database import existing_store
+    from fairlane.operations import describe_schedule
+
+    async def act() -> tuple[ScheduleView, Instant]:
+        intent = intent_of(options)
+        async with existing_store(app_named(options["app"], options["url"])) as store:
+            return await action(store, intent), await store.now()
+
+    view, now = asyncio.run(act())
+    if options["as_json"]:
+        click.echo(json.dumps(describe_schedule(view) | {"is_dry_run": options["dry_run"]}))
+        return
+    from fairlane.cli.telling import ago
+
+    would = "would be " if options["dry_run"] else ""
+    due = f"; its next slot comes {ago(view.next_at, now)}" if view.next_at is not None else ""
+    orphaned = "; no worker has it, so that nobody fires it" if view.state == "orphaned" else ""
+    click.echo(f"{view.name}: {would}{done}{due}{orphaned}")

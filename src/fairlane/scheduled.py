@@ -1,0 +1,122 @@
+"""Schedules as a program declares them, and the job that each of their slots is."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from fairlane.clock import Instant, as_datetime, microseconds
+from fairlane.errors import ConfigurationError
+from fairlane.policy.recurrence import Cron, Every, Missed, Recurrence, check_missed
+from fairlane.task import BoundTask, Call, Duration, Task
+
+__all__ = ["Schedule", "declared_schedule", "job_of_slot", "job_of_trigger"]
+
+LONGEST_NAME = 200
+LARGEST_CALL = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A call that is enqueued again and again, as this program declares it."""
+
+    name: str
+    recurrence: Recurrence
+    missed: Missed
+    call: Call[Any]
+
+    def __repr__(self) -> str:
+        return f"<schedule {self.name!r}: {self.recurrence.describe()}>"
+
+    def document(self) -> str:
+        """What the database knows of it: enough to show it, and to say when it is due."""
+        call, codec = self.call, self.call.task.codec
+        payload = codec.encode_call(call.args, call.kwargs, LARGEST_CALL)
+        options = call.options
+        told = {
+            "recurrence": self.recurrence.document(),
+            "missed": self.missed,
+            "task": call.task.name,
+            "queue": options.queue or call.task.queue,
+            "call": msgspec.Raw(payload),
+            "priority": options.priority,
+            "max_attempts": options.max_attempts,
+            "keys": options.keys,
+            "context": options.context,
+        }
+        return msgspec.json.encode(told).decode()
+
+    @property
+    def digest(self) -> bytes:
+        """The same for the same declaration, in every program."""
+        return hashlib.sha256(self.document().encode()).digest()
+
+    def call_for(self, job: UUID, slot: Instant) -> Call[Any]:
+        """The call of one slot, with the id that nothing else of it can have."""
+        return self.call.using(id=job, context={"schedule": self.name, "slot": as_datetime(slot).isoformat()})
+
+
+def declared_schedule(
+    given: tuple[Any, ...], every: Duration | None, timezone: str, missed: str, name: str | None
+) -> Schedule:
+    """What `app.schedule(…)` was told, checked."""
+    line = None
+    if every is None:
+        line, *given_rest = given or (None,)
+        given = tuple(given_rest)
+        if not isinstance(line, str):
+            raise ConfigurationError("schedule: give a cron line first, such as '0 9 * * 1-5', or every='15m'")
+    what, *args = given or (None,)
+    call = _call(what, args)
+    recurrence: Recurrence
+    if line is not None:
+        recurrence = Cron(line.strip(), timezone)
+    elif timezone != "UTC":
+        raise ConfigurationError(f"schedule: every={every!r} is the same in every timezone; leave timezone= out")
+    else:
+        recurrence = Every(microseconds(every))  # type: ignore[arg-type]  # given where there is no line
+    chosen = call.task.name if name is None else name
+    if not chosen.strip() or len(chosen) > LONGEST_NAME or "\0" in chosen:
+        raise ConfigurationError(f"schedule: name={chosen!r} is no name; give up to {LONGEST_NAME} characters")
+    schedule = Schedule(chosen, recurrence, check_missed(missed), call)
+    call.task.codec.check_call(call.args, call.kwargs)
+    schedule.document()
+    return schedule
+
+
+def _call(what: object, args: list[Any]) -> Call[Any]:
+    match what:
+        case Call() if not args:
+            call = what
+        case Task() | BoundTask():
+            call = what.call(*args)
+        case Call():
+            raise ConfigurationError("schedule: a call has its arguments already; give it alone")
+        case _:
+            raise ConfigurationError(f"schedule: {what!r} is neither a task nor a call of one")
+    options = call.options
+    for option in ("tx", "id", "run_at"):
+        if getattr(options, option) is not None:
+            raise ConfigurationError(f"schedule: {call!r} is enqueued many times; leave {option}= out")
+    return call
+
+
+def job_of_slot(name: str, slot: Instant) -> UUID:
+    """The id of the job of one slot: the same wherever it is computed, so that it can be stored only once."""
+    return _id(f"slot\0{name}\0{slot}", slot)
+
+
+def job_of_trigger(name: str, number: int, at: Instant) -> UUID:
+    """The id of the job of one trigger of an operator."""
+    return _id(f"trigger\0{name}\0{number}", at)
+
+
+def _id(text: str, at: Instant) -> UUID:
+    # The form of version 7: ids rise with time, and an index on them is filled at its end.
+    digest = int.from_bytes(hashlib.sha256(f"fairlane/{text}".encode()).digest()[:10])
+    milliseconds = (at // 1_000) & ((1 << 48) - 1)
+    return UUID(int=milliseconds << 80 | 0x7 << 76 | (digest >> 62 & 0xFFF) << 64 | 0b10 << 62 | digest & (1 << 62) - 1)

@@ -1,0 +1,81 @@
+"""Schedules as every store keeps them. A slot is fired by whoever moves its schedule on, in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+from uuid import UUID
+
+import msgspec
+
+from fairlane.clock import Instant
+from fairlane.job import NewJob
+from fairlane.store.auditing import Note
+
+__all__ = ["ORPHANED_AFTER", "ScheduleKeeping", "ScheduleRow"]
+
+ORPHANED_AFTER = 180 * 1_000_000
+"""Microseconds after which a schedule that no worker has said to have is nobody's."""
+
+
+class ScheduleRow(msgspec.Struct, frozen=True):
+    """A schedule as it stands."""
+
+    name: str
+    digest: bytes
+    """Tells one declaration from another."""
+    document: str
+    """The declaration, as JSON."""
+    next_at: Instant | None
+    """The first slot that was not fired."""
+    is_paused: bool
+    triggers: int
+    """How often an operator has triggered it."""
+    triggered: int
+    """How many of these have been fired."""
+    last_slot: Instant | None
+    last_job: UUID | None
+    last_fired_at: Instant | None
+    declared_at: Instant
+    """When a worker last said that it has this declaration."""
+
+    def is_orphaned(self, now: Instant) -> bool:
+        """No worker has it any more, so that nobody fires it."""
+        return now - self.declared_at > ORPHANED_AFTER
+
+    def told(self) -> dict[str, Any]:
+        """The declaration."""
+        found: dict[str, Any] = msgspec.json.decode(self.document)
+        return found
+
+
+class ScheduleKeeping(Protocol):
+    """What a store does for schedules. Every method is one transaction."""
+
+    async def schedules(self) -> list[ScheduleRow]:
+        """All of them, by name."""
+        ...
+
+    async def put_schedule(
+        self, name: str, digest: bytes, document: str, next_at: Instant | None, *, instead_of: bytes | None
+    ) -> bool:
+        """Store a declaration, new or instead of the one with this digest; False if it is another one by now."""
+        ...
+
+    async def keep_schedules(self, digests: dict[str, bytes]) -> None:
+        """Say that a worker has these declarations. Others of the same names are left alone."""
+        ...
+
+    async def fire_schedule(
+        self, row: ScheduleRow, next_at: Instant | None, triggered: int, slot: Instant | None, jobs: Sequence[NewJob]
+    ) -> bool:
+        """Move a schedule on from how it stands in `row`, and store the jobs; all or nothing. False, and nothing is
+        done, if it stands otherwise by now: somebody else has fired."""
+        ...
+
+    async def amend_schedule(
+        self, name: str, note: Note, *, is_paused: bool | None = None, next_at: Instant | None = None
+    ) -> ScheduleRow | None:
+        """Pause or resume a schedule (from `next_at` on), or trigger it once where neither is said; recorded. Returns
+        how it stands now; `None`: there is none of this name."""
+        ...

@@ -1,0 +1,264 @@
+"""Running jobs in a test: everything that can run now, or that becomes due, with nothing left to chance and no waiting.
+
+The jobs are claimed from the app's own store under its own policies, and run and settled by the code that a worker
+runs. What a worker does by its own time, this does when it is told to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+from fairlane.app import App
+from fairlane.clock import Instant, ManualClock, microseconds
+from fairlane.errors import ConfigurationError
+from fairlane.job import Claim, State
+from fairlane.queue import partitions_served
+from fairlane.scheduler.settlement import Settlement
+from fairlane.stamping import Stamp
+from fairlane.store.finding import find_jobs
+from fairlane.store.operators import JobFilter
+from fairlane.store.protocol import Claimed, Listener, Store, WorkerIdentity
+from fairlane.worker.context import JobContext
+from fairlane.worker.execution import Execution
+from fairlane.worker.middleware import Middleware, Next
+from fairlane.worker.options import WorkerOptions
+from fairlane.worker.settling import Settling
+from fairlane.worker.slots import QueueSlots, Slots
+from fairlane.worker.timing import Outage
+
+__all__ = ["Ran", "run_for", "run_until_idle"]
+
+LEASE = timedelta(days=1)
+"""Nobody renews it: a test does not last as long."""
+LOOK_AGAIN = 0.005
+"""Seconds until another look while a producer's transaction is open that may not have seen us."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """One attempt that was made."""
+
+    job: UUID
+    task: str
+    attempt: int
+    outcome: str
+    """`done`, `failed`, `retry`, `snoozed`, `dead`, `cancelled` or `released`."""
+    state: State
+    """What the job is in now."""
+    error: str | None
+    raised: BaseException | None
+    """What the task raised."""
+
+
+async def run_until_idle(
+    app: App,
+    *,
+    advance: bool = False,
+    queues: str | Sequence[str] = (),
+    concurrency: int = 100,
+    timeout: float = 30.0,
+) -> list[Ran]:
+    """Run every job that can run now, and what those enqueue, until nothing is left that can. Returns what ran.
+
+    With `advance`, the app's `ManualClock` is moved on to whatever is due next (a delay, a retry, a refill, the end of
+    a lease), again and again, until no job waits for time any more. `timeout` is in real seconds: a task that never
+    ends is an error that names it. Schedules have no end, and are left alone: `run_for` fires them.
+    """
+    options = WorkerOptions(queues=queues, concurrency=concurrency)
+    return await _bounded(app, options, timeout, None, advance)
+
+
+async def run_for(
+    app: App,
+    duration: timedelta | str | float,
+    *,
+    queues: str | Sequence[str] = (),
+    concurrency: int = 100,
+    timeout: float = 30.0,
+) -> list[Ran]:
+    """Let so much time pass on the app's `ManualClock`, and run whatever becomes due meanwhile, at its own time:
+    delayed jobs, retries, schedules."""
+    clock = _manual(app, "run_for")
+    options = WorkerOptions(queues=queues, concurrency=concurrency)
+    return await _bounded(app, options, timeout, clock.now() + microseconds(duration), True)
+
+
+async def _bounded(app: App, options: WorkerOptions, timeout: float, until: Instant | None, advance: bool) -> list[Ran]:
+    if advance:
+        _manual(app, "advance=True")
+    store = await app.opened()
+    options = options.serving(app.queue_names)
+    served = await partitions_served(store, [share.name for share in options.shares], app.queue_names)
+    slots = Slots(options.shares, options.concurrency, options.order, _none, served)
+    runner = Runner(app, store, await app.stamper(), slots, fires=until is not None)
+    try:
+        async with asyncio.timeout(timeout):
+            return await runner.run(advance, until)
+    except TimeoutError:
+        raise TimeoutError(
+            f"after {timeout:g} s there is still something to run: {runner.told()}; is it waiting for something that "
+            f"never comes, or for a clock that stands still? Give timeout= if it only takes long"
+        ) from None
+    finally:
+        await runner.close()
+
+
+def _manual(app: App, what: str) -> ManualClock:
+    if not isinstance(app.clock, ManualClock):
+        raise ConfigurationError(
+            f"{what} moves a ManualClock, and this app has a {type(app.clock).__name__}; use "
+            f"App(…, clock=ManualClock()), or in_memory(app)"
+        )
+    return app.clock
+
+
+def _none() -> int:
+    return 0
+
+
+class Runner:
+    """Claims, runs and settles, one round after the other."""
+
+    def __init__(self, app: App, store: Store, stamp: Stamp, slots: Slots, *, fires: bool) -> None:
+        name = f"test:{app!r}"
+        self._app = app
+        self._fires = fires
+        self._store = store
+        self._slots = slots
+        self._watch = _Watch()
+        self._identity = WorkerIdentity(uuid4(), name)
+        self._settling = Settling(store, Outage(lambda: None))
+        self._execution = Execution(
+            store, app.registry, slots, app.clock, self._ended, app.max_payload, stamp, [self._watch, *app.middlewares]
+        )
+        self._settler = asyncio.create_task(self._settling.run())
+        self._claims: dict[UUID, Claim] = {}
+        self._ran: list[Ran] = []
+        self._listener: Listener | None = None
+        self._hearing: asyncio.Task[bool] | None = None
+        self._next_due: Instant | None = None
+        self._has_ended = False
+
+    async def run(self, advance: bool, until: Instant | None) -> list[Ran]:
+        while True:
+            look_again = await self._start_all()
+            if self._execution.running:
+                await self._until_something_happens(look_again)
+                continue
+            await self._settling.all_settled()
+            if self._has_ended:
+                continue  # what has ended since the last look may have opened a limit, or enqueued something
+            if not advance or (until is None and await self._is_done()) or not self._move_on(until):
+                return self._ran
+
+    async def _is_done(self) -> bool:
+        """Whether no job is left: what is due then is upkeep, such as a lease that nobody needs any more."""
+        left = (State.SCHEDULED, State.READY, State.RUNNING)
+        pages = [await find_jobs(self._store, JobFilter(state=each), limit=1) for each in left]
+        return not any(page.jobs or page.after for page in pages)
+
+    async def _start_all(self) -> bool:
+        """Start what can start now. Returns whether something may have been missed."""
+        self._has_ended = False
+        self._next_due = (await self._store.reap()).next_due
+        if self._fires and (slot := await self._app.fire_schedules()) is not None:
+            self._next_due = min(slot, self._next_due or slot)
+        look_again = False
+        for queue in list(self._slots.queues.values()):
+            while (room := self._slots.room(queue)) > 0:
+                claimed = await self._claim(queue, room)
+                look_again = look_again or claimed.look_again
+                if claimed.next_due is not None:
+                    self._next_due = min(claimed.next_due, self._next_due or claimed.next_due)
+                if len(claimed.claims) < room and not claimed.more:
+                    break
+        return look_again
+
+    async def _claim(self, queue: QueueSlots, room: int) -> Claimed:
+        claimed = await self._store.claim(
+            queue.name, lambda: room, worker=self._identity, lease=LEASE, listener=self._listener
+        )
+        self._claims.update((each.id, each) for each in claimed.claims)
+        self._slots.note_claimed(queue, len(claimed.claims), claimed.vtime)
+        self._execution.start(queue, claimed.claims)
+        return claimed
+
+    def _ended(self, settlement: Settlement, queue: QueueSlots, *, may_be_settled: bool = False) -> None:
+        claim = self._claims.pop(settlement.job)
+        self._has_ended = True
+        self._ran.append(
+            Ran(
+                job=claim.id,
+                task=claim.task,
+                attempt=claim.attempt,
+                outcome=settlement.outcome,
+                state=settlement.to,
+                error=settlement.error,
+                raised=self._watch.raised.pop(claim.id, None),
+            )
+        )
+        self._settling.add(settlement, queue, may_be_settled=may_be_settled)
+
+    async def _until_something_happens(self, look_again: bool) -> None:
+        """Until a run ends, or somebody enqueues: a task may wait for the result of another one."""
+        if self._hearing is None:
+            # From now on claims register this ear. What came before it did is found by the next one.
+            self._listener = self._listener or await self._store.listen(self._identity)
+            self._hearing = asyncio.create_task(self._listener.wait(None))
+            return
+        running = [run.handle for run in self._execution.running if run.handle is not None]
+        done, _ = await asyncio.wait(
+            [*running, self._hearing],
+            return_when=asyncio.FIRST_COMPLETED,
+            timeout=LOOK_AGAIN if look_again else None,
+        )
+        if self._hearing in done:
+            self._hearing = None
+        await self._settling.all_settled()
+
+    def _move_on(self, until: Instant | None) -> bool:
+        """Put the clock to what is due next. Returns whether there is anything left to do by then."""
+        clock = self._app.clock
+        assert isinstance(clock, ManualClock)
+        now, due = clock.now(), self._next_due
+        if until is not None and (due is None or due > until):
+            clock.set(max(now, until))
+            return False
+        if due is None:
+            return False
+        clock.set(max(due, now + 1))
+        return True
+
+    def told(self) -> str:
+        """What still runs, or waits."""
+        running = [f"job {run.claim.id} ({run.claim.task})" for run in self._execution.running]
+        return ", ".join(running) or "jobs that are enqueued faster than they run"
+
+    async def close(self) -> None:
+        tasks = [self._settler, *(run.handle for run in self._execution.running if run.handle is not None)]
+        tasks += [self._hearing] if self._hearing is not None else []  # type: ignore[list-item]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._execution.close()
+        if self._listener is not None:
+            await self._listener.close()
+
+
+class _Watch(Middleware):
+    """Sees what tasks raise."""
+
+    def __init__(self) -> None:
+        self.raised: dict[UUID, BaseException] = {}
+
+    async def around_run(self, job: JobContext, run: Next) -> Any:
+        try:
+            return await run()
+        except BaseException as error:
+            self.raised[job.id] = error
+            raise

@@ -1,0 +1,205 @@
+"""A policy on trial: arrivals, a virtual clock, and what can be said of who ran when.
+
+It is the plan that every store runs, on the clock of `fairlane.simulate`: an hour of a busy fleet takes a moment, and
+comes out the same every time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+
+from fairlane.clock import SECOND, Instant, duration_text, microseconds
+from fairlane.errors import ConfigurationError
+from fairlane.policy.keys import canonical_keys
+from fairlane.policy.policy import Policy
+from fairlane.queue import Queue
+from fairlane.scheduler.measures import Simulation, measure, share_when_all_wait
+from fairlane.scheduler.simulate import Recording
+from fairlane.simulating import record
+from fairlane.workload import Duration, JobClass, RunTimes, Workload
+
+__all__ = ["Figure", "Trial", "arrivals", "try_policy"]
+
+
+class Figure(float):
+    """A number that says what it is: an assertion that fails shows it."""
+
+    text: str
+
+    def __new__(cls, value: float, text: str) -> Figure:
+        made = super().__new__(cls, value)
+        made.text = text
+        return made
+
+    def __repr__(self) -> str:
+        return f"<{float(self):g}: {self.text}>"
+
+
+def arrivals(
+    jobs: int,
+    *,
+    at: Duration = 0,
+    every: Duration | None = None,
+    poisson: float | None = None,
+    run_time: Duration | RunTimes = "100ms",
+    priority: int = 0,
+    task: str = "",
+    **keys: str | int | None,
+) -> JobClass:
+    """Jobs of one key: `arrivals(500, account="acme")` are there from the beginning; `every="20ms"` they come one by
+    one, or `poisson=50.0`, so many a second at random times."""
+    named = ", ".join(f"{name}={value}" for name, value in keys.items()) or "jobs"
+    return JobClass(
+        name=f"{named} {at}/{every}/{poisson}/{run_time}/{priority}/{task}/{jobs}",
+        keys=dict(keys),
+        jobs=jobs,
+        at=at,
+        every=every,
+        poisson=poisson,
+        run_time=run_time,
+        priority=priority,
+        task=task,
+    )
+
+
+def try_policy(
+    queue: Queue | Policy,
+    *coming: JobClass | Workload,
+    slots: int = 10,
+    until: Duration | None = None,
+    seed: int = 0,
+    claim_time: Duration = 0,
+    settle_time: Duration = 0,
+) -> Trial:
+    """Let jobs arrive in a queue that `slots` workers serve, until all have run or `until` has come.
+
+    A claim and a settlement take no time unless told otherwise, so that what is seen is the policy alone.
+    """
+    policy = queue.policy if isinstance(queue, Queue) else queue
+    if not coming:
+        raise ConfigurationError("try_policy: give what arrives, such as arrivals(100, account='acme')")
+    classes = [each for given in coming for each in (given.classes if isinstance(given, Workload) else (given,))]
+    named = tuple(_renamed(each, nth) for nth, each in enumerate(classes))
+    recording = record(
+        policy,
+        Workload(classes=named, seed=seed),
+        slots=slots,
+        claim_time=claim_time,
+        settle_time=settle_time,
+        until=until,
+    )
+    return Trial(recording)
+
+
+def _renamed(each: JobClass, nth: int) -> JobClass:
+    # Two arrivals that are alike are two classes all the same.
+    fields = {name: getattr(each, name) for name in each.__struct_fields__}
+    return JobClass(**(fields | {"name": f"{nth}: {each.name}"}))
+
+
+class Trial:
+    """What happened. Every figure is of the jobs that carry the keys given, or of all."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._record = recording
+        self.simulation: Simulation = measure(recording)
+        """All figures of the run: waits, shares, how far limits were used."""
+
+    def __repr__(self) -> str:
+        done = self.simulation
+        return f"<trial of {done.policy}: {done.runs} runs in {done.seconds:g} s, {done.left} left>"
+
+    def share(self, value: str | int | None = None, **keys: str | int | None) -> float:
+        """The part of the worker-seconds that a key had while everybody had jobs waiting: what its fair share is about.
+
+        `share("acme")` is short for the key by which turns are taken. Without a time in which all of them waited, it is
+        an error: there was nothing to share.
+        """
+        fair = self._record.policy.fair
+        if not keys and fair is not None and len(fair.by) == 1:
+            keys = {fair.by[0]: value}
+        if not keys:
+            raise ConfigurationError("share: give the keys that are meant, such as share(account='acme')")
+        self._require(keys)
+        shares = share_when_all_wait(self._record, tuple(keys))
+        wanted = tuple(canonical_keys(keys)[name] for name in keys)
+        if not shares:
+            raise AssertionError(f"never did all of {', '.join(keys)} have jobs waiting at once: {self!r}")
+        others = ", ".join(f"{'/'.join(map(str, name))} {part:.1%}" for name, part in sorted(shares.items())[:10])
+        return Figure(shares.get(wanted, 0.0), f"share of {_named(keys)}; of all: {others}")
+
+    def most_in_flight(self, **keys: str | int | None) -> float:
+        """The most jobs that ran at the same time."""
+        record = self._record
+        changes = [(record.started_at[nth], 1) for nth in self._runs(keys)]
+        changes += [(record.finished_at[nth], -1) for nth in self._runs(keys)]
+        most = running = 0
+        when: Instant = record.began_at
+        for at, change in sorted(changes):  # at one instant, ends come before starts
+            running += change
+            if running > most:
+                most, when = running, at
+        return Figure(most, f"in flight at {_seconds(record, when)}, the most of {_named(keys)}")
+
+    def starts_within(self, window: Duration, **keys: str | int | None) -> float:
+        """The most jobs that started in any stretch of time of this length."""
+        length = microseconds(window)
+        if length <= 0:
+            raise ConfigurationError(f"starts_within({window!r}): give a time above 0")
+        starts = sorted(self._record.started_at[nth] for nth in self._runs(keys))
+        counts = [(bisect_left(starts, at + length) - nth, at) for nth, at in enumerate(starts)]
+        most, when = max(counts, key=lambda each: each[0], default=(0, self._record.began_at))
+        text = f"starts within {duration_text(length)} from {_seconds(self._record, when)}, the most of {_named(keys)}"
+        return Figure(most, text)
+
+    def runs(self, **keys: str | int | None) -> float:
+        """How many runs there were, retries included."""
+        return Figure(len(self._runs(keys)), f"runs of {_named(keys)}")
+
+    def left(self, **keys: str | int | None) -> float:
+        """How many jobs had not started at the end."""
+        places = self._places(keys)
+        return Figure(sum(place in places for place, _ in self._record.left), f"jobs left of {_named(keys)}")
+
+    def longest_wait(self, **keys: str | int | None) -> float:
+        """Seconds from ready to started, of the job that waited longest; of those left, until the end."""
+        record, places = self._record, self._places(keys)
+        waits = [record.started_at[nth] - record.ready_at[nth] for nth in self._runs(keys)]
+        waits += [record.ended_at - at for place, at in record.left if place in places]
+        return Figure(max(waits, default=0) / SECOND, f"seconds, the longest wait of {_named(keys)}")
+
+    def finished_after(self, **keys: str | int | None) -> float:
+        """Seconds from the beginning until the last of these jobs had ended."""
+        record = self._record
+        last = max((record.finished_at[nth] for nth in self._runs(keys)), default=record.began_at)
+        return Figure((last - record.began_at) / SECOND, f"seconds until the last of {_named(keys)} had ended")
+
+    def _places(self, keys: dict[str, str | int | None]) -> set[int]:
+        self._require(keys)
+        wanted = canonical_keys(keys)
+        return {
+            place
+            for place, kind in enumerate(self._record.kinds)
+            if all(kind.keys.get(name) == value for name, value in wanted.items())
+        }
+
+    def _runs(self, keys: dict[str, str | int | None]) -> list[int]:
+        places = self._places(keys)
+        return [nth for nth, place in enumerate(self._record.kind_of) if place in places]
+
+    def _require(self, keys: Iterable[str]) -> None:
+        """A name that no job carries would make every assertion true."""
+        carried = {name for kind in self._record.kinds for name in kind.keys}
+        for name in keys:
+            if name not in carried:
+                known = ", ".join(sorted(carried - {"task"})) or "none"
+                raise ConfigurationError(f"no job of this trial carries the key {name!r}; they carry: {known}")
+
+
+def _named(keys: dict[str, str | int | None]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in keys.items()) or "all jobs"
+
+
+def _seconds(record: Recording, at: Instant) -> str:
+    return f"{(at - record.began_at) / SECOND:g} s"

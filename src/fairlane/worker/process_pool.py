@@ -1,0 +1,160 @@
+"""Tasks in processes of their own: what computes for long must not keep a worker's other jobs from running.
+
+A child is spawned, never forked: the parent has threads, and what they hold would stay locked in the copy. It runs one
+call at a time and stays for the next. A child that dies costs the attempt that it ran, and no other; a run that is
+stopped has its child killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import multiprocessing
+import os
+import pickle
+import signal
+import traceback
+from collections.abc import AsyncIterator, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+from fairlane.task import Task
+
+__all__ = ["Child", "ProcessDied", "ProcessPool"]
+
+ENDS_WITHIN = 2.0
+"""Seconds that an idle child has to end by itself."""
+
+
+class ProcessDied(BaseException):
+    """The process that ran a task is gone. No `Exception`: whatever a task retries on, this is a failed attempt."""
+
+
+class Child:
+    """One process, and our end of the pipe to it."""
+
+    def __init__(self) -> None:
+        spawning = multiprocessing.get_context("spawn")
+        self._pipe, theirs = spawning.Pipe()
+        self._process = spawning.Process(target=_serve, args=(theirs,), name="fairlane-task", daemon=True)
+        self._process.start()
+        # Only the child holds its end now: when it dies, we read the end of the pipe.
+        theirs.close()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.is_alive()
+
+    def call(
+        self, task: Task[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[Any, BaseException | None]:
+        """Run a call there, and wait: for a thread. An error is returned, not raised."""
+        try:
+            self._pipe.send_bytes(pickle.dumps((*_place_of(task), tuple(args), kwargs)))
+            answer: tuple[Any, BaseException | None] = pickle.loads(self._pipe.recv_bytes())
+        except (EOFError, OSError):
+            self._process.join(ENDS_WITHIN)
+            code = self._process.exitcode
+            return None, ProcessDied(f"the process that ran the task died ({_how(code)}); the worker goes on")
+        except Exception as error:
+            # Its arguments cannot be sent, or what it sent cannot be read: this child may be in the middle of it.
+            self.kill()
+            return None, error
+        return answer
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def close(self) -> None:
+        """Let it end: it reads the end of the pipe."""
+        self._pipe.close()
+        self._process.join(ENDS_WITHIN)
+        self._process.kill()
+        self._process.join()
+
+
+class ProcessPool:
+    """As many children as are needed at once, up to the number of processors."""
+
+    def __init__(self, most: int | None = None) -> None:
+        self._places = asyncio.Semaphore(most or _processors())
+        self._idle: list[Child] = []
+
+    @contextlib.asynccontextmanager
+    async def child(self) -> AsyncIterator[Child]:
+        """A child for one call, once there is one to have."""
+        async with self._places:
+            child = self._idle.pop() if self._idle else None
+            if child is None or not child.is_alive:
+                child = await asyncio.to_thread(Child)
+            try:
+                yield child
+            except BaseException:
+                child.kill()
+                raise
+            if child.is_alive:
+                self._idle.append(child)
+
+    def close(self) -> None:
+        for child in self._idle:
+            child.close()
+        self._idle.clear()
+
+
+def _processors() -> int:
+    # Those that this process may use: a container may have fewer than the machine.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _place_of(task: Task[..., Any]) -> tuple[str, str]:
+    return task.function.__module__, task.function.__qualname__
+
+
+def _how(code: int | None) -> str:
+    if code is not None and code < 0:
+        with contextlib.suppress(ValueError):
+            return f"by {signal.Signals(-code).name}"
+    return f"exit code {code}"
+
+
+# In the child.
+
+
+def _serve(pipe: Connection) -> None:
+    # A Ctrl-C at the terminal reaches us too. Whether we go on is the worker's decision.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while True:
+        try:
+            request = pipe.recv_bytes()
+        except (EOFError, OSError):
+            return  # the worker has closed its end, or is gone
+        answer = _answer(request)
+        try:
+            pipe.send_bytes(answer)
+        except OSError:
+            return
+
+
+def _answer(request: bytes) -> bytes:
+    try:
+        module, name, args, kwargs = pickle.loads(request)
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+        function = found.function if isinstance(found, Task) else found
+        return pickle.dumps((function(*args, **kwargs), None))
+    except BaseException as error:
+        # What was raised, with where it was raised: a traceback does not travel.
+        error.add_note(f"in the process of the task:\n{''.join(traceback.format_tb(error.__traceback__)[1:]).rstrip()}")
+        return _told(error)
+
+
+def _told(error: BaseException) -> bytes:
+    try:
+        told = pickle.dumps((None, error))
+        pickle.loads(told)  # an error whose constructor takes other arguments can be written, and not be read
+    except Exception:
+        lines = "".join(traceback.format_exception_only(error)).strip()
+        return pickle.dumps((None, RuntimeError(f"the task raised what cannot be sent: {lines}")))
+    return told

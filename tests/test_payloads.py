@@ -1,0 +1,177 @@
+"""What arguments and results may be, what they are stored as, and what operators see of them."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from fairlane import App, ConfigurationError, JobRecord, ManualClock, State, payload_type
+from fairlane.cli.program import program
+from fairlane.testing import run_until_idle
+
+
+class Money:
+    """A class that has no JSON form of its own."""
+
+    def __init__(self, cents: int) -> None:
+        self.cents = cents
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Money) and other.cents == self.cents
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Dollars(Money): ...
+
+
+@dataclass
+class Order:
+    id: int
+    total: Money
+    shares: dict[str, Decimal]
+
+
+class Receipt(msgspec.Struct):
+    order: Order
+    paid: list[Money]
+
+
+class Model:
+    """What a pydantic model looks like to us."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def model_dump(self, mode: str) -> dict[str, str]:
+        assert mode == "json"
+        return {"name": self.name}
+
+    @classmethod
+    def model_validate(cls, value: Any) -> Model:
+        return cls(value["name"])
+
+
+payload_type(Money, encode=lambda money: money.cents, decode=Money)
+
+
+class Squeezed:
+    """A codec, and one that breaks."""
+
+    def __init__(self) -> None:
+        self.is_broken = False
+
+    def encode(self, document: bytes) -> bytes:
+        return b"\xff" + zlib.compress(document)
+
+    def decode(self, stored: bytes) -> bytes:
+        if self.is_broken:
+            raise ValueError("the key is gone")
+        return zlib.decompress(stored[1:])
+
+
+async def test_data_classes_structs_models_and_taught_types_come_back_as_themselves() -> None:
+    async with App("sqlite://", clock=ManualClock()) as app:
+
+        @app.task
+        async def pay(order: Order, models: list[Model]) -> Receipt:
+            assert isinstance(order.shares["a"], Decimal)
+            assert [model.name for model in models] == ["ada", "bob"]
+            return Receipt(order, [order.total, Money(1)])
+
+        order = Order(7, Dollars(500), {"a": Decimal("0.10")})
+        job = await pay.enqueue(order, [Model("ada"), Model("bob")])
+        (ran,) = await run_until_idle(app)
+        assert ran.error is None
+        assert await job.result() == Receipt(Order(7, Money(500), {"a": Decimal("0.10")}), [Money(500), Money(1)])
+
+
+def test_only_a_class_can_be_taught() -> None:
+    with pytest.raises(ConfigurationError, match="not a class"):
+        payload_type("Money", encode=str, decode=str)  # type: ignore[arg-type]
+
+
+async def test_a_codec_decides_what_is_stored_and_a_job_it_cannot_read_is_set_aside() -> None:
+    codec = Squeezed()
+    async with App("sqlite://", clock=ManualClock(), codec=codec) as app:
+
+        @app.task
+        async def double(number: int) -> int:
+            return 2 * number
+
+        job = await double.enqueue(21)
+        assert (await job.record()).payload == codec.encode(b"[[21],{}]")
+        await run_until_idle(app)
+        assert (await job.record()).result == codec.encode(b"42")
+        assert await job.result() == 42
+        assert (await app.operations.show_job(job.id)).call == "(18 bytes that are no text)"
+
+        broken = await double.enqueue(1)
+        codec.is_broken = True
+        await run_until_idle(app)
+        assert await broken.status() is State.DEAD
+        assert "the key is gone" in str((await broken.record()).error)
+
+
+def hide(job: JobRecord, value: Any) -> Any:
+    if job.keys.get("account") == "secret":
+        raise KeyError("no rule for it")
+    if isinstance(value, list):
+        args, kwargs = value
+        return [args, {name: "…" if name == "card" else each for name, each in kwargs.items()}]
+    return "…"
+
+
+async def test_operators_see_what_the_app_lets_them_see() -> None:
+    async with App("sqlite://", clock=ManualClock(), redact=hide) as app:
+
+        @app.task(keys=("account",))
+        async def pay(account: str, card: str) -> str:
+            return card
+
+        job = await pay.enqueue("acme", card="4111")
+        hidden = await pay.enqueue("secret", card="4111")
+        assert (await app.operations.show_job(job.id)).result is None
+        await run_until_idle(app)
+        seen = await app.operations.show_job(job.id)
+        assert (seen.call, seen.result) == ([["acme"], {"card": "…"}], "…")
+        # A rule that breaks shows nothing, and the program still gets its own.
+        broken = await app.operations.show_job(hidden.id)
+        assert "4111" not in f"{broken.call} {broken.result}"
+        assert "redact failed" in broken.call
+        assert await hidden.result() == "4111"
+
+
+SHOP = """
+from fairlane import App
+
+app = App("sqlite:///shop.db", redact=lambda job, value: "hidden")
+
+@app.task(name="pay")
+async def pay(card: str) -> None: ...
+"""
+
+
+def test_the_command_line_shows_and_exports_no_more_than_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "redacting_shop.py").write_text(SHOP)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delenv("FAIRLANE_URL", raising=False)
+    run = CliRunner().invoke
+    stored = run(program, ["enqueue", "redacting_shop:app", "pay", "--args", '["4111"]', "--json"])
+    assert stored.exit_code == 0, stored.output
+    listed = run(program, ["jobs", "list", "--app", "redacting_shop:app", "--json"]).output
+    job = json.loads(listed)["jobs"][0]["id"]
+    for command in (["show", job, "--json"], ["export", "--with-payload"]):
+        shown = run(program, ["jobs", *command, "--app", "redacting_shop:app"])
+        assert shown.exit_code == 0, shown.output
+        assert json.loads(shown.output)["call"] == "hidden"
+        assert "4111" not in shown.output

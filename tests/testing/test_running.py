@@ -1,0 +1,137 @@
+"""Running jobs in a test, on every kind of store that an app can have."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairlane import App, Concurrency, ConfigurationError, Job, ManualClock, Rate, Retry, Snooze, State, context
+from fairlane.testing import run_for, run_until_idle
+
+
+@pytest.fixture(params=["memory", "file", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    match request.param:
+        case "memory":
+            return "sqlite://"
+        case "file":
+            return f"sqlite:///{tmp_path / 'jobs.db'}"
+    given: str = request.getfixturevalue("postgres_url")
+    return given
+
+
+@pytest.fixture
+async def app(url: str) -> AsyncIterator[App]:
+    app = App(url, clock=ManualClock())
+    yield app
+    await app.close()
+
+
+async def test_everything_that_can_run_has_run_with_what_it_enqueued(app: App) -> None:
+    seen: list[int] = []
+
+    @app.task
+    async def count_down(number: int) -> None:
+        seen.append(number)
+        if number:
+            await count_down.enqueue(number - 1)
+
+    await count_down.enqueue(3)
+    ran = await run_until_idle(app)
+    assert seen == [3, 2, 1, 0]
+    assert [each.outcome for each in ran] == ["done"] * 4
+
+
+async def test_a_task_may_wait_for_another_that_it_has_enqueued(app: App) -> None:
+    @app.task
+    async def inner() -> int:
+        return 21
+
+    @app.task
+    async def outer() -> int:
+        return 2 * await (await inner.enqueue()).result()
+
+    job = await outer.enqueue()
+    await run_until_idle(app)
+    assert await job.result() == 42
+
+
+async def test_what_is_not_due_waits_until_the_clock_is_moved(app: App) -> None:
+    @app.task
+    def later() -> None: ...
+
+    job = await later.using(delay="1h").enqueue()
+    assert await run_until_idle(app) == []
+    began = app.clock.now()
+    (ran,) = await run_until_idle(app, advance=True)
+    assert ran.job == job.id
+    assert app.clock.now() - began == 3_600_000_000
+
+
+async def test_retries_snoozes_and_refills_follow_the_clock_when_it_is_to_advance(app: App) -> None:
+    app.queue("slow", limits=[Rate(1, per="1m", burst=1), Concurrency(1)])
+
+    @app.task(queue="slow", max_attempts=3)
+    async def flaky() -> str:
+        if context().attempt == 1:
+            raise Retry("10m")
+        return "well"
+
+    @app.task(queue="slow")
+    async def sleepy() -> None:
+        if app.clock.now() < woken:
+            raise Snooze("1h")
+
+    woken = app.clock.now() + 1_800_000_000
+    jobs: list[Job[Any]] = [await flaky.enqueue(), await flaky.enqueue(), await sleepy.enqueue()]
+    ran = await run_until_idle(app, advance=True)
+    assert [await job.status() for job in jobs] == [State.DONE] * 3
+    assert sorted(each.outcome for each in ran) == ["done", "done", "done", "retry", "retry", "snoozed"]
+
+
+async def test_what_a_task_raised_is_told(app: App) -> None:
+    @app.task(max_attempts=1)
+    def broken() -> None:
+        raise KeyError("no such thing")
+
+    await broken.enqueue()
+    (ran,) = await run_until_idle(app)
+    assert (ran.outcome, ran.state, type(ran.raised)) == ("failed", State.DEAD, KeyError)
+    assert "no such thing" in (ran.error or "")
+
+
+async def test_a_task_that_never_ends_is_named(app: App) -> None:
+    @app.task
+    async def stuck() -> None:
+        await asyncio.Event().wait()
+
+    await stuck.enqueue()
+    with pytest.raises(TimeoutError, match="stuck"):
+        await run_until_idle(app, timeout=5.0)
+
+
+async def test_time_that_passes_runs_what_becomes_due_in_it_and_no_more(app: App) -> None:
+    at: list[int] = []
+
+    @app.task
+    async def later() -> None:
+        at.append((app.clock.now() - began) // 1_000_000)
+
+    began = app.clock.now()
+    for minutes in (1, 5, 61):
+        await later.using(delay=minutes * 60).enqueue()
+    await run_for(app, "1h")
+    assert at == [60, 300]
+    assert app.clock.now() - began == 3_600_000_000
+
+
+async def test_only_a_clock_that_can_be_moved_is_moved() -> None:
+    app = App("sqlite://")
+    for moving in (run_until_idle(app, advance=True), run_for(app, "1m")):
+        with pytest.raises(ConfigurationError, match="SystemClock"):
+            await moving
+    await app.close()

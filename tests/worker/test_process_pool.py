@@ -1,0 +1,145 @@
+"""Tasks in processes of their own: what they return and raise, and what becomes of a process that dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from fairlane import App, ConfigurationError, Dead, ManualClock, State
+from fairlane.testing import in_memory, run_until_idle
+from tests.worker.harness import reaches, until, working
+
+app = App("sqlite://")
+
+
+@dataclass
+class Point:
+    x: int
+    y: int
+
+
+class Odd(Exception):
+    """Cannot be read back: its constructor takes more than it keeps."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+@app.task(executor="process")
+def mirrored(point: Point) -> Point:
+    return Point(point.y, point.x)
+
+
+@app.task(executor="process")
+def process_number() -> int:
+    return os.getpid()
+
+
+@app.task(executor="process", max_attempts=1)
+def raises(kind: str) -> None:
+    if kind == "odd":
+        raise Odd(1, 2)
+    if kind == "dead":
+        raise Dead("no use")
+    raise KeyError(kind)
+
+
+@app.task(executor="process", max_attempts=2, retry_on=(KeyError,))
+def dies() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(executor="process", max_attempts=1, timeout="1m")
+def hangs(place: str) -> None:
+    Path(place).write_text(str(os.getpid()))
+    threading.Event().wait()
+
+
+@pytest.fixture
+async def clock() -> AsyncIterator[ManualClock]:
+    async with in_memory(app) as clock:
+        yield clock
+
+
+async def test_arguments_and_results_are_those_of_the_task(clock: ManualClock) -> None:
+    jobs = [await mirrored.enqueue(Point(number, 0)) for number in range(3)]
+    await run_until_idle(app)
+    assert [await job.result() for job in jobs] == [Point(0, number) for number in range(3)]
+
+
+async def test_it_is_another_process_which_stays_for_the_next_call(clock: ManualClock) -> None:
+    first = await process_number.enqueue()
+    async with working(app):
+        number = await first.result()
+        assert number != os.getpid()
+        assert await (await process_number.enqueue()).result() == number
+
+
+async def test_what_a_task_raises_is_what_its_attempt_ends_with(clock: ManualClock) -> None:
+    for kind in ("missing", "odd", "dead"):
+        await raises.enqueue(kind)
+    errors = sorted(ran.error or "" for ran in await run_until_idle(app))
+    assert [error.partition("\n")[0] for error in errors] == [
+        "KeyError: 'missing'",
+        "RuntimeError: the task raised what cannot be sent: tests.worker.test_process_pool.Odd: 1 and 2",
+        "no use",
+    ]
+    assert "raise KeyError(kind)" in errors[0]
+
+
+async def test_a_process_that_dies_is_a_failed_attempt_and_stops_nobody_else(clock: ManualClock) -> None:
+    dead, well = await dies.enqueue(), await mirrored.enqueue(Point(1, 2))
+    ran = await run_until_idle(app, advance=True)
+    assert [each.outcome for each in ran if each.job == dead.id] == ["failed", "failed"]
+    assert "died (by SIGKILL)" in (await dead.record()).error  # type: ignore[operator]
+    assert await dead.status() is State.DEAD
+    assert await well.result() == Point(2, 1)
+
+
+@pytest.mark.parametrize("how", ["timeout", "cancel"])
+async def test_a_run_that_is_stopped_has_its_process_killed(clock: ManualClock, how: str, tmp_path: Path) -> None:
+    place = tmp_path / "number"
+    job = await hangs.enqueue(str(place))
+    async with working(app):
+        await until(lambda: place.exists() and place.read_text())
+        number = int(place.read_text())
+        if how == "timeout":
+            clock.advance("1m")
+            await reaches(job, State.DEAD)
+        else:
+            await job.cancel()
+            await reaches(job, State.CANCELLED)
+        with pytest.raises(ProcessLookupError):
+            os.kill(number, 0)
+
+
+async def test_a_worker_that_stops_leaves_no_process_behind(clock: ManualClock, tmp_path: Path) -> None:
+    place = tmp_path / "number"
+    job = await hangs.enqueue(str(place))
+    async with working(app, drain_timeout=0, cancel_grace=10):
+        await until(lambda: place.exists() and place.read_text())
+    assert await job.status() is State.DEAD  # a lost attempt, and it had one
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(place.read_text()), 0)
+
+
+def test_what_no_process_can_import_is_refused() -> None:
+    other = App("sqlite://")
+    with pytest.raises(ConfigurationError, match="at a module's top"):
+
+        @other.task(executor="process")
+        def local() -> None: ...
+
+    with pytest.raises(ConfigurationError, match="not async"):
+
+        @other.task(executor="process")
+        async def waits() -> None: ...
+
+    with pytest.raises(ConfigurationError, match="'thread' or 'process'"):
+        other.task(executor="fiber")(process_number)  # type: ignore[call-overload]
