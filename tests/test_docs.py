@@ -54,7 +54,20 @@ PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 COMMANDS = DOCS / "reference" / "commands.md"
 
 LANGUAGES = {"console", "ini", "json", "python", "sql", "text", "toml"}
-FOREIGN = {".", ".venv/bin/pip", "curl", "export", "make", "python3"}
+FOREIGN = {
+    ".",
+    ".venv/bin/pip",
+    "celery",
+    "curl",
+    "dramatiq",
+    "export",
+    "make",
+    "pgq",
+    "procrastinate",
+    "python3",
+    "redis-cli",
+    "rq",
+}
 """Programs that a page may call and that are not ours to run."""
 NOT_RUN = re.compile(r"\*\(Not run by the tests: (\S.{9,})\)\*\Z")
 WATCHDOG = 60.0
