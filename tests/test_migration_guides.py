@@ -26,7 +26,6 @@ import fairlane
 import fairlane.testing
 import fairlane_pytest
 from fairlane import App, Call, HeldClaim, Job, JobContext, Queue, Task, Worker
-from fairlane.operations import Operations
 from tests.test_docs import DOCS, Block, blocks, check_command, is_error, members, section
 
 GUIDES = sorted((DOCS / "how-to").glob("migrate-from-*.md"))
@@ -58,7 +57,7 @@ def file_of(text: str, name: str) -> str:
 
 
 def test_there_is_a_guide_for_every_library_that_was_promised() -> None:
-    assert [named(page) for page in GUIDES] == ["celery"]
+    assert [named(page) for page in GUIDES] == ["celery", "dramatiq", "pgqueuer", "procrastinate", "rq"]
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=named)
@@ -73,7 +72,7 @@ def test_a_guide_has_every_part_and_is_short_enough_to_be_read(page: Path) -> No
 
 SUBJECTS: dict[str, Any] = {
     **{name: getattr(fairlane, name) for name in fairlane.__all__},
-    "app": App,
+    "app": App("sqlite://"),  # never opened: an app has attributes that its class has not
     "claim": HeldClaim,
     "fairlane": fairlane,
     "job": Job,
@@ -89,17 +88,17 @@ MAKES: dict[str, Any] = {
     "enqueue": Job,
     "enqueue_sync": Job,
     "job": Job,
-    "operations": Operations,
     "queue": Queue,
     "task": Task,
     "using": Task,
 }
-"""What calling them gives, or having them."""
+"""What calling them gives."""
 
 
 def parameters(kind: Any) -> dict[str, inspect.Parameter]:
     """Those of all its forms, where it has several."""
-    forms = get_overloads(kind) if inspect.isfunction(kind) else []
+    function = getattr(kind, "__func__", kind)
+    forms = get_overloads(function) if inspect.isfunction(function) else []
     return {name: each for form in forms or [kind] for name, each in inspect.signature(form).parameters.items()}
 
 
@@ -120,7 +119,7 @@ def resolve(node: ast.expr) -> Any:
         case ast.Attribute(value=inner, attr=name):
             owner = resolve(inner)
             assert hasattr(owner, name), f"{getattr(owner, '__name__', owner)} has no {name}"
-            return MAKES[name] if name == "operations" else getattr(owner, name)
+            return getattr(owner, name)
         case ast.Call(func=function, keywords=keywords, args=arguments):
             called = resolve(function)
             known = parameters(called)
@@ -203,10 +202,11 @@ def test_a_name_that_fairlane_does_not_have_is_noticed(code: str) -> None:
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=named)
-def test_what_is_shown_of_before_is_python(page: Path) -> None:
-    found = python_blocks(page.read_text(), "Before")
-    assert found
-    for block in found:
+def test_what_is_shown_of_before_and_on_the_way_is_python(page: Path) -> None:
+    text = page.read_text()
+    found = [python_blocks(text, "Before"), python_blocks(text, "Move in production")]
+    assert all(found)
+    for block in [*found[0], *found[1]]:
         compile(block.text, str(page), "exec", dont_inherit=True)
 
 
@@ -280,3 +280,61 @@ def test_the_settings_of_celery_are_its_own() -> None:
     signals = {"task_prerun", "task_postrun", "task_success", "task_failure", "task_retry", "task_id"}
     assert settings
     assert settings - signals <= known
+
+
+STUBBED = """
+import dramatiq.brokers.redis, dramatiq.rate_limits.backends
+from dramatiq import Worker
+from dramatiq.brokers.stub import StubBroker
+from dramatiq.rate_limits.backends import StubBackend
+
+broker = StubBroker()
+dramatiq.brokers.redis.RedisBroker = lambda url: broker
+dramatiq.rate_limits.backends.RedisBackend = lambda url: StubBackend()
+
+
+def work():
+    worker = Worker(broker, worker_timeout=100)
+    worker.start()
+    broker.join("webhooks", timeout=30_000, fail_fast=True)
+    worker.stop()
+"""
+"""Dramatiq without a server: its own stubs in the place of Redis."""
+
+
+def test_the_dramatiq_module_does_its_work_with_a_stub(tmp_path: Path) -> None:
+    [before] = python_blocks(guide("dramatiq"), "Before")
+    (tmp_path / "before.py").write_text(before.text)
+    printed = run_program(
+        tmp_path,
+        f"""{STUBBED}
+from before import accept, deliver
+
+deliver.send(42, account="acme")
+work()
+accept(43, "acme")
+print(broker.queues["webhooks"].qsize(), broker.queues["webhooks.DQ"].qsize())
+""",
+    )
+    assert printed.splitlines() == ["event 42 for acme", "1 1"]
+
+
+def test_dramatiq_hands_a_message_over_once(tmp_path: Path) -> None:
+    for name in ("shop.py", "handover.py"):
+        (tmp_path / name).write_text(file_of(guide("dramatiq"), name))
+    printed = run_program(
+        tmp_path,
+        f"""{STUBBED}
+from handover import hand_over
+from shop import app
+from fairlane.testing import enqueued_jobs
+
+first, second = hand_over.message(1, account="acme"), hand_over.message(2, account="acme")
+for message in (first, second, first.copy()):
+    broker.enqueue(message)
+work()
+print(sorted(job.arguments["event"] for job in app.run_blocking(enqueued_jobs(app))))
+app.close_sync()
+""",
+    )
+    assert printed.splitlines() == ["[1, 2]"]
