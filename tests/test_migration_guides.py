@@ -26,7 +26,7 @@ import fairlane
 import fairlane.testing
 import fairlane_pytest
 from fairlane import App, Call, HeldClaim, Job, JobContext, Queue, Task, Worker
-from tests.test_docs import DOCS, Block, blocks, check_command, is_error, members, section
+from tests.test_docs import DOCS, Block, blocks, check_command, commands, is_error, members, section
 
 GUIDES = sorted((DOCS / "how-to").glob("migrate-from-*.md"))
 SECTIONS = ["What maps to what", "Before", "After", "Move in production", "What differs and may surprise", "Checklist"]
@@ -280,6 +280,32 @@ def test_the_settings_of_celery_are_its_own() -> None:
     signals = {"task_prerun", "task_postrun", "task_success", "task_failure", "task_retry", "task_id"}
     assert settings
     assert settings - signals <= known
+
+
+def console_commands(text: str, program: str) -> list[list[str]]:
+    shown = [words for block in blocks(text) if block.language == "console" for words, _ in commands(block)]
+    in_tables = [shlex.split(code) for row in rows(text) for code in re.findall(r"`([^`…]+)`", row[0])]
+    return [words[1:] for words in [*shown, *in_tables] if words and words[0] == program]
+
+
+def test_the_commands_of_celery_are_its_own() -> None:
+    celery = importlib.import_module("celery.bin.celery").celery
+    found = console_commands(guide("celery"), "celery")
+    assert len(found) >= 5
+    for words in found:
+        # The app is not loaded, so what comes before the subcommand is left out.
+        name, *rest = words[2:] if words[0] == "-A" else words
+        assert name in celery.commands, words
+        options = {option for each in celery.commands[name].params for option in each.opts}
+        assert {word for word in rest if word.startswith("-")} <= options, words
+
+
+def test_the_commands_of_dramatiq_are_its_own() -> None:
+    parser = importlib.import_module("dramatiq.cli").make_argument_parser()
+    found = console_commands(guide("dramatiq"), "dramatiq")
+    assert len(found) == 2
+    for words in found:
+        assert parser.parse_args(words).queues == ["webhooks"]
 
 
 STUBBED = """
