@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fairlane import App, Backlog, ConfigurationError, JobRecord, ManualClock, State, Unique
+from fairlane import App, Backlog, JobRecord, ManualClock, State, Unique, UnknownSchedule
 from fairlane.clock import Instant, as_datetime, as_instant, microseconds
 from fairlane.errors import StoreUnavailable
 from fairlane.policy.recurrence import Cron
@@ -207,7 +207,7 @@ async def test_what_is_only_looked_at_changes_nothing(app: App, clock: ManualClo
         await look("hourly", dry_run=True)
     assert await app.operations.list_schedules() == before
     assert await (await app.opened()).audit() == []
-    with pytest.raises(ConfigurationError, match="no schedule 'hurly'; did you mean 'hourly'"):
+    with pytest.raises(UnknownSchedule, match="no schedule 'hurly'; did you mean 'hourly'"):
         await app.operations.pause_schedule("hurly")
 
 
