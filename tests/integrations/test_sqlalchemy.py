@@ -34,9 +34,9 @@ from fairlane.testing import assert_enqueued, enqueued_jobs
         ("postgresql+asyncpg://u@db/shop?ssl=require", "postgresql://u@db/shop?sslmode=require"),
         ("postgresql://u@db/shop?sslmode=verify-full&sslrootcert=%2Fca", "postgresql://u@db/shop?sslmode=verify-full&sslrootcert=%2Fca"),
         ("postgresql://u@db/shop?connect_timeout=3&application_name=web", "postgresql://u@db/shop"),
-        ("sqlite:///shop.db", "sqlite:///shop.db"),
+        ("sqlite:///shop.db", f"sqlite:///{Path.cwd()}/shop.db"),
         ("sqlite+aiosqlite:////srv/shop.db?timeout=9", "sqlite:////srv/shop.db"),
-        ("sqlite:///file:shop.db?mode=rwc&uri=true", "sqlite:///shop.db"),
+        ("sqlite:///file:shop.db?mode=rwc&uri=true", f"sqlite:///{Path.cwd()}/shop.db"),
     ],
 )  # fmt: skip
 def test_an_app_finds_the_database_of_an_engine(of_sqlalchemy: str, ours: str) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 from weakref import WeakKeyDictionary
@@ -85,7 +86,8 @@ def _sqlite(url: URL) -> str:
         path = "" if url.query.get("mode") == "memory" else path.removeprefix("file:").partition("?")[0]
     if path in ("", ":memory:"):
         raise ConfigurationError("a SQLite database in memory belongs to one connection; use a file to share it")
-    return f"sqlite:///{path}"
+    # Absolute, as the engine has it: it keeps the folder that it was made in, wherever the program goes.
+    return f"sqlite:///{Path(path).absolute()}"
 
 
 def _postgres(url: URL) -> str:
