@@ -46,6 +46,8 @@ class ThrowawayBroker:
     def __init__(self) -> None:
         self.folder = Path(mkdtemp(prefix=f"fairlane-{self.name}-"))
         self.port = 0
+        self.meanwhile: Callable[[], object] = lambda: None
+        """What is done, again and again, while it starts or ends."""
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -122,6 +124,7 @@ class ThrowawayBroker:
             )
         deadline = time.monotonic() + WATCHDOG
         while time.monotonic() < deadline:
+            self.meanwhile()
             if self._answers():
                 return True
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -139,12 +142,15 @@ class ThrowawayBroker:
                 os.killpg(process.pid, how)
         else:
             process.send_signal(how)
-        try:
-            process.wait(timeout=WATCHDOG)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            raise AssertionError(f"{self.name} did not end on {how.name}:\n{self._end_of_log()}") from None
+        deadline = time.monotonic() + WATCHDOG
+        while time.monotonic() < deadline:
+            self.meanwhile()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=LOOK_AGAIN_AFTER)
+                return
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise AssertionError(f"{self.name} did not end on {how.name}:\n{self._end_of_log()}")
 
     def _end_of_log(self) -> str:
         return "\n".join((self.folder / "server.log").read_text(errors="replace").split("\n")[-20:])

@@ -40,7 +40,7 @@ class Run:
     process: int
     has_ended: bool = False
     was_killed: bool = False
-    """Its process group was killed after it began: while it ran, or before its end was recorded."""
+    """Its process was killed after it began: while it ran, or before its end was recorded."""
 
 
 @dataclass
@@ -65,10 +65,25 @@ class Ledger:
 
     def killed(self, group: int) -> None:
         """The whole group is certainly dead, and all that it wrote has been taken."""
-        for runs in self.runs.values():
-            for run in runs:
-                run.was_killed = run.was_killed or run.group == group
-        self._in_flight = [run for run in self._in_flight if run.group != group]
+        self._buried([run for run in self._all() if run.group == group])
+
+    def died(self, process: int, *, of: str | None) -> None:
+        """This process of an engine is dead, of something that was done to others: of nothing else may it die."""
+        if of is None:
+            self.faults.append(f"process {process} died by itself")
+        self._buried([run for run in self._all() if run.process == process])
+
+    def processes(self) -> set[int]:
+        """Those that were not killed, as far as is known."""
+        return {run.process for run in self._all() if not run.was_killed}
+
+    def _all(self) -> Iterator[Run]:
+        return (run for runs in self.runs.values() for run in runs)
+
+    def _buried(self, runs: list[Run]) -> None:
+        for run in runs:
+            run.was_killed = True
+        self._in_flight = [run for run in self._in_flight if not run.was_killed]
 
     def duplicates(self) -> list[Run]:
         """All runs but the last of each job."""

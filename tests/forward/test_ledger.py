@@ -104,6 +104,21 @@ def test_what_a_kill_ended_is_in_flight_no_longer() -> None:
     assert not ledger.faults
 
 
+def test_the_end_of_a_broker_explains_that_a_process_of_the_engine_died() -> None:
+    ledger = ledger_of(*BOTH[:-1])
+    ledger.died(71, of="crash the broker")
+    assert 71 not in ledger.processes()
+    ledger.take("begin 2 bolt job-2 8 80")
+    ledger.take("end 2 bolt job-2 8 80")
+    assert judge(ledger, JOBS, {**DONE, "job-2": Kept(State.DONE, 2)}, LIMITS) == []
+
+
+def test_a_process_that_died_of_nothing_is_a_fault() -> None:
+    ledger = ledger_of(*BOTH)
+    ledger.died(71, of=None)
+    assert judge(ledger, JOBS, DONE, LIMITS) == ["process 71 died by itself"]
+
+
 def test_a_run_whose_limit_never_bound_proves_nothing() -> None:
     ledger = ledger_of("begin 1 acme 70", "end 1 acme 70", "begin 2 bolt 71", "end 2 bolt 71")
     assert judge(ledger, JOBS, DONE, LIMITS) == [f"the limit of {WHOLE_QUEUE} was never reached: this proves nothing"]
