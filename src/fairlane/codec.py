@@ -240,6 +240,15 @@ class Codec:
             raise UndecodablePayload(f"the arguments do not fit task {self.name!r}: {error}") from error
         return args, kwargs
 
+    def plain_call(self, payload: bytes) -> tuple[list[Any], dict[str, Any]]:
+        """The call in plain JSON values, for whoever shows it or hands it on; or `UndecodablePayload`."""
+        try:
+            args, kwargs = _decode(payload if self._stored_as is None else self._stored_as.decode(payload))
+            self.check_call(args, kwargs)
+        except Exception as error:
+            raise UndecodablePayload(f"the arguments do not fit task {self.name!r}: {error}") from error
+        return args, kwargs
+
     def _read_args(self, args: list[Any], kinds: dict[str, Any]) -> None:
         names = self._positional
         for place, value in enumerate(args):
