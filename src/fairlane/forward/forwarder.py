@@ -161,6 +161,7 @@ class Forwarder:
         kind: type[Task[..., Any]] = AsyncTask if is_async(function) else SyncTask
         task = kind(self.app, task_name, queue, function, options, None, self.app.codec)
         self.app.registry.add(task)
+        self.app.forwarded.add(queue)
         forwarded = Forwarded(task, target, self.retries if retries is None else _checked_retries(retries))
         self.forwarded[task_name] = forwarded
         self.install(forwarded)

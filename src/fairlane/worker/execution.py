@@ -96,7 +96,7 @@ class Execution:
         """What to add to our clock to have the store's."""
         self.start_lag = FIRST_START_LAG
         """Microseconds from a claim until its jobs have started, about the most of late."""
-        self._find = registry.find
+        self._find: Callable[[str], Task[..., Any] | None] = registry.find
         self._slots = slots
         self._clock = clock
         self._now = clock.monotonic
@@ -367,6 +367,11 @@ class Execution:
     def held(self) -> list[Run]:
         """Every claim in hand that is worth keeping, started or not."""
         return [run for run in (*self.running, *self.waiting) if run.stop is not Stop.GONE]
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether something has begun here and has not ended."""
+        return bool(self.running)
 
     def leases(self) -> set[UUID]:
         return {run.claim.lease for run in self.held()}
