@@ -160,7 +160,7 @@ class Codec:
         """What is stored can be read by this app only."""
         return self._stored_as is not None
 
-    def plain_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    def unsealed_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         """A call that was encoded before, as JSON; for what is not stored."""
         return _encode((args, kwargs))
 
