@@ -55,7 +55,7 @@ class Schedule:
         """The same for the same declaration, in every program."""
         call, codec = self.call, self.call.task.codec
         # What seals a call may do so in another way each time.
-        sealed = codec.plain_call(call.args, call.kwargs) if codec.is_sealed else b""
+        sealed = codec.unsealed_call(call.args, call.kwargs) if codec.is_sealed else b""
         return hashlib.sha256(self.document().encode() + sealed).digest()
 
     def call_for(self, job: UUID, slot: Instant) -> Call[Any]:

@@ -71,6 +71,7 @@ INDEXES = {
     "enqueue": {"waiters_pkey"},
     "enqueue_one": {"waiters_pkey"},
     "ring": {"waiters_pkey"},
+    "adopt": {"jobs_pkey", "leases_pkey", "queues_pkey"},
     "are_stored": {"jobs_pkey"},
     "settle_done": SETTLING,
     "settle": SETTLING,

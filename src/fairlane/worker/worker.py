@@ -14,7 +14,7 @@ import logging
 import os
 import socket
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from uuid import uuid4
 
@@ -51,7 +51,7 @@ __all__ = ["Worker", "name_of_process"]
 
 log = logging.getLogger("fairlane.worker")
 
-UPKEEP = ("reaping", "pruning", "collecting", "firing", "following", "tallying")
+UPKEEP = ("reaping", "pruning", "collecting", "firing", "following", "tallying", "messages")
 
 
 class Worker:
@@ -74,7 +74,7 @@ class Worker:
     ) -> None:
         if not options.shares:
             raise ConfigurationError("queues: this worker has no queue to serve; name at least one")
-        self.identity = WorkerIdentity(uuid4(), options.name or name_of_process())
+        self.identity = self._identify(options.name or name_of_process())
         self.options = options
         self._store = store
         self._clock = clock
@@ -95,9 +95,9 @@ class Worker:
         )
         self._telemetry = telemetry or Telemetry()
         self._telemetry.measured(wanted=options.metrics_port is not None)
-        # Who is not watched runs as if there were no telemetry at all.
-        runs = WatchedExecution if self._telemetry.is_watched else Execution
-        self._execution = runs(store, registry, self._slots, clock, self._settling.add, max_result, stamp, middlewares)
+        self._execution = self._executes()(
+            store, registry, self._slots, clock, self._settling.add, max_result, stamp, middlewares
+        )
         self._settling.is_held_back = lambda: self._execution.is_filling
         self._leases = Leases(store, self._execution, self._settling, self._outage, clock, options.time("lease"))
         self._claiming = Claiming(
@@ -118,7 +118,7 @@ class Worker:
         # What we settled may have opened a limit for what we may claim.
         self._settling.on_settled = self._claiming.look_at
         self._watching: Watching | None = None
-        if isinstance(self._execution, WatchedExecution):
+        if self._telemetry.is_watched:
             self._watch(self._execution)
         self.left_running = 0
         """Jobs that would not stop, once the worker has: threads that are still busy."""
@@ -132,11 +132,21 @@ class Worker:
         found = Counter(run.claim.queue for run in list(self._execution.running))
         return [((queue,), float(found[queue])) for queue in list(self._slots.queues)]
 
-    def _watch(self, execution: WatchedExecution) -> None:
+    def _identify(self, name: str) -> WorkerIdentity:
+        return WorkerIdentity(uuid4(), name)
+
+    def _executes(self) -> Callable[..., Execution]:
+        """What becomes of its claims."""
+        # Who is not watched runs as if there were no telemetry at all.
+        return WatchedExecution if self._telemetry.is_watched else Execution
+
+    def _watch(self, execution: Execution) -> None:
         nested = self.options.traces == "nested"
         watching = Watching(self._telemetry, self.identity, self._store, self._clock, nested=nested)
         watching.store_now = execution.store_now
-        self._watching = execution.watching = watching
+        self._watching = watching
+        if isinstance(execution, WatchedExecution):
+            execution.watching = watching
         self._settling.watching = self._leases.watching = self._claiming.watching = watching
         self._outage.on_loss = watching.store_lost
         self._supervisor.on_death = watching.loop_died
@@ -260,9 +270,13 @@ class Worker:
             hurrying.cancel()
             # Leases stop last: a job that is still draining must not look abandoned to another worker.
             await self._supervisor.stop("claiming", "listening", "settling", *UPKEEP, "reporting", "leases")
+            await self._before_closing()
             await take_back(self._store, self.identity)
             self._execution.close()
             self._tell_what_is_left()
+
+    async def _before_closing(self) -> None:
+        """Its loops have ended, and the store is still there."""
 
     async def _hurry_at_the_deadline(self) -> None:
         await pause(self._clock, microseconds(self.options.drain_timeout))
