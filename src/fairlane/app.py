@@ -181,6 +181,10 @@ class App(Declarations):
         elif connection is not None:
             await connection.close()
 
+    def open_sync(self) -> None:
+        """Open the database now, for code that is not async: on SQLite, before a transaction of its own begins."""
+        self.run_blocking(self.opened())
+
     def close_sync(self) -> None:
         """`close` for code that is not async."""
         asyncio.run(self.close())
@@ -330,11 +334,16 @@ class App(Declarations):
     # Working.
 
     async def worker(self, options: WorkerOptions | None = None) -> Worker:
-        """A worker for this app's tasks, in this process: `await (await app.worker()).run()`."""
+        """A worker for this app's tasks, in this process: `await (await app.worker()).run()`. Queues that a forwarder
+        dispatches are served only by name."""
+        own = [name for name in self.queue_names if name not in self.forwarded]
+        return await self.make_worker(Worker, (options or WorkerOptions()).serving(own))
+
+    async def make_worker(self, kind: Callable[..., Worker], options: WorkerOptions) -> Worker:
+        """A worker of some kind: for forwarders, not for programs."""
         connection = await self._connected()
-        options = (options or WorkerOptions()).serving(self.queue_names)
         served = await partitions_served(connection.store, [share.name for share in options.shares], self.queue_names)
-        return Worker(
+        return kind(
             connection.store,
             self.registry,
             options,

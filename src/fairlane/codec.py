@@ -155,6 +155,15 @@ class Codec:
         place = self._places.get(name, len(args))
         return args[place] if place < len(args) else kwargs.get(name, self._defaults[name])
 
+    @property
+    def is_sealed(self) -> bool:
+        """What is stored can be read by this app only."""
+        return self._stored_as is not None
+
+    def unsealed_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        """A call that was encoded before, as JSON; for what is not stored."""
+        return _encode((args, kwargs))
+
     def encode_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], max_bytes: int) -> bytes:
         try:
             payload = _encode((args, kwargs))
@@ -226,6 +235,15 @@ class Codec:
                 self._read_kwargs(kwargs, kinds)
             elif not isinstance(args, list) or not isinstance(kwargs, dict):
                 raise TypeError("not a list of arguments and a mapping of them")
+            self.check_call(args, kwargs)
+        except Exception as error:
+            raise UndecodablePayload(f"the arguments do not fit task {self.name!r}: {error}") from error
+        return args, kwargs
+
+    def plain_call(self, payload: bytes) -> tuple[list[Any], dict[str, Any]]:
+        """The call in plain JSON values, for whoever shows it or hands it on; or `UndecodablePayload`."""
+        try:
+            args, kwargs = _decode(payload if self._stored_as is None else self._stored_as.decode(payload))
             self.check_call(args, kwargs)
         except Exception as error:
             raise UndecodablePayload(f"the arguments do not fit task {self.name!r}: {error}") from error

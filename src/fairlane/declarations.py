@@ -65,6 +65,8 @@ class Declarations:
         self.codec: PayloadCodec | None = None
         """What arguments and results are stored as, beyond JSON."""
         self.queues: dict[str, Queue] = {}
+        self.forwarded: set[str] = set()
+        """Queues whose jobs an engine runs: a forwarder has declared tasks there."""
         self.schedules: dict[str, Schedule] = {}
         self.middlewares: list[Middleware] = []
         """What goes around runs and enqueues, the outermost first."""

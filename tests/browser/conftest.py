@@ -6,18 +6,16 @@ and none can be had, they are skipped, and loudly: no page was looked at. FAIRLA
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import gettempdir
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from tests.browser.harness import Served, Tab
+from tests.installing import apt_install, may_install, one_at_a_time
 
 FLAGS = [
     "--no-sandbox",
@@ -52,19 +50,12 @@ def chromium() -> str:
 
 def _installed() -> str | None:
     """Where we may install one: the one that is there then."""
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+    if not may_install():
         return None
-    # Of the processes that run tests side by side, one installs and the others wait.
-    with (Path(gettempdir()) / "fairlane-tests-chromium.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if (found := find_chromium()) is None:
-            quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-            for command in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", *PACKAGES]):
-                done = subprocess.run(["apt-get", *command], env=quiet, capture_output=True, text=True, timeout=900)
-                if done.returncode:
-                    pytest.fail(f"apt-get {' '.join(command)}: {done.stderr[-1_000:]}")
-            found = find_chromium()
-    return found
+    with one_at_a_time():
+        if find_chromium() is None:
+            apt_install(*PACKAGES)
+    return find_chromium()
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -16,7 +16,7 @@ from fairlane.errors import ConfigurationError, FairlaneError
 if TYPE_CHECKING:
     from fairlane.app import App
 
-__all__ = ["load_app"]
+__all__ = ["load_app", "load_object"]
 
 
 def load_app(place: str) -> App:
@@ -34,6 +34,17 @@ def load_app(place: str) -> App:
     if not isinstance(found, App):
         kind = type(found).__name__
         raise ConfigurationError(f"{module_name}:{attribute} is a {kind}, not a fairlane.App{_apps_in(module, App)}")
+    return found
+
+
+def load_object(place: str, default: str) -> object:
+    """What `place` names, whatever it is. A module alone stands for its variable `default`."""
+    module_name, _, attribute = place.partition(":")
+    found: object = _load_module(place, module_name)
+    for part in (attribute or default).split("."):
+        if not hasattr(found, part):
+            raise ConfigurationError(f"module {module_name!r} has no {attribute or default!r}")
+        found = getattr(found, part)
     return found
 
 

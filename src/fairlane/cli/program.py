@@ -16,6 +16,7 @@ from fairlane.cli.demo import demo
 from fairlane.cli.doctor import doctor
 from fairlane.cli.enqueue import enqueue
 from fairlane.cli.explain import explain
+from fairlane.cli.forward import forward
 from fairlane.cli.jobs import jobs
 from fairlane.cli.keys import keys
 from fairlane.cli.limits import boost, limit, overrides, weight
@@ -80,6 +81,7 @@ for command in (
     doctor,
     enqueue,
     explain,
+    forward,
     jobs,
     keys,
     limit,

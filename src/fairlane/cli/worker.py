@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-__all__ = ["worker"]
+__all__ = ["LOG_FORMATS", "LOG_LEVELS", "end_well_when_stopped_early", "log_to_stderr", "worker"]
 
 COLLECT_AFTER = 100_000
 """Values made and not yet let go of. A claim makes as many and lets go of them all; at Python's 700, looking for cycles
@@ -95,16 +95,19 @@ def worker(
       fairlane worker shop:app --queues webhooks,email=2 --slots email=1:5 --concurrency 20 --processes 4
       fairlane worker shop:app --metrics-port 9100 --log-format json
     """
-    _end_well_when_stopped_early()
+    end_well_when_stopped_early()
     from fairlane.cli.loading import load_app
     from fairlane.cli.queue_slots import queue_shares
     from fairlane.worker import WorkerOptions, WorkerPool, run_worker
 
-    _log_to_stderr(log_level, log_format, name)
+    log_to_stderr(log_level, log_format, name)
     # Loaded and checked here even when other processes do the work: a mistake is told once, and not by each of them.
     loaded = load_app(app)
+    declared = loaded.queue_names
+    # What an engine runs is served here only if it is named.
+    own = declared if queues is not None else [each for each in declared if each not in loaded.forwarded]
     options = WorkerOptions(
-        queues=queue_shares(queues, slots, loaded.queue_names),
+        queues=queue_shares(queues, slots, own),
         order="strict" if order == "strict" else "weighted",
         concurrency=concurrency,
         lease=lease,
@@ -141,7 +144,7 @@ def worker(
     raise SystemExit(WorkerPool.of_workers(arguments, processes, metrics_port).run())
 
 
-def _end_well_when_stopped_early() -> None:
+def end_well_when_stopped_early() -> None:
     """Until the worker listens for signals itself, it holds nothing: being stopped is no failure."""
     import signal
 
@@ -163,7 +166,8 @@ def _spare_the_collector() -> None:
         gc.set_threshold(COLLECT_AFTER, *older)
 
 
-def _log_to_stderr(level: str, format: str, name: str | None) -> None:
+def log_to_stderr(level: str, format: str, name: str | None) -> None:
+    """Log as the options say, under the name that people see."""
     import logging
 
     logging.basicConfig(format="%(asctime)s %(levelname)-8s %(name)s: %(message)s", level=level.upper())

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import msgspec
 
@@ -18,7 +18,7 @@ from fairlane.policy.overrides import Amendment, Override
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import Conflict
 from fairlane.scheduler.explain import Facts
-from fairlane.scheduler.settlement import Settlement
+from fairlane.scheduler.settlement import Lost, Outcome, Released, Settlement
 from fairlane.scheduler.snapshot import GateRow
 from fairlane.scheduler.strays import WaitingLane
 from fairlane.store.auditing import AuditEntry, Note
@@ -29,6 +29,7 @@ from fairlane.store.operators import Handled, JobFilter, JobPage
 from fairlane.store.schedules import ScheduleKeeping
 
 __all__ = [
+    "Adopted",
     "Claimed",
     "Declared",
     "Listener",
@@ -42,10 +43,13 @@ __all__ = [
     "Store",
     "Traces",
     "WorkerIdentity",
+    "abandoned_by",
 ]
 
 FOLD_AT_MOST = 1_000
 """Arrival bells folded by one claim: activating a lane has a cost, and releases must not wait behind a flood."""
+DISPATCHER = 8
+"""The version of a dispatcher's id, as of a UUID: those of workers are random (4)."""
 UNFOLDED_AT_MOST = 200
 """Bells of arrivals that a producer adds up by itself. More of them are folded first: perhaps nobody claims."""
 
@@ -55,6 +59,19 @@ class WorkerIdentity(msgspec.Struct, frozen=True):
 
     id: UUID
     name: str
+
+    @classmethod
+    def of_dispatcher(cls, name: str) -> WorkerIdentity:
+        """One that hands its jobs to an engine and runs none. It goes wherever an id goes: in the id itself."""
+        return cls(UUID(int=uuid4().int & ~(0xF << 76) | DISPATCHER << 76), name)
+
+
+def abandoned_by(worker: UUID) -> Outcome:
+    """How the claims of a worker end that is gone."""
+    if worker.version == DISPATCHER:
+        # Whoever begins a job that was dispatched adopts it, and holds it then.
+        return Released("its dispatcher stopped renewing the lease, and no worker of the engine had begun it")
+    return Lost("its worker stopped renewing the lease")
 
 
 class Declared(msgspec.Struct, frozen=True):
@@ -83,6 +100,15 @@ class Claimed(msgspec.Struct, frozen=True):
     """The queue has limits: what is claimed and has not started holds slots and tokens. `None`: as far as is known."""
     folded: int = 0
     """Bells that this claim has folded."""
+
+
+class Adopted(msgspec.Struct, frozen=True):
+    """A claim that has passed from one process to another."""
+
+    claim: Claim
+    """With its new lease."""
+    at: Instant
+    """The store's time of it."""
 
 
 class Looked(msgspec.Struct, frozen=True):
@@ -160,7 +186,11 @@ class Listener(Protocol):
     """A worker's ear. One per process; it hears what concerns the queues it waits for and the jobs it runs."""
 
     async def wait(self, until: Instant | None) -> bool:
-        """Return True at a nudge (work to claim, a running job to cancel), False once `until` has come."""
+        """Return True at a nudge (work to claim, a job to cancel, a schedule to fire), False once `until` has come."""
+        ...
+
+    def schedules_changed(self) -> bool:
+        """Whether an operator has resumed or triggered a schedule since this was last asked: that is a nudge too."""
         ...
 
     async def close(self) -> None:
@@ -278,6 +308,11 @@ class Store(FigureKeeping, ScheduleKeeping, Protocol):
 
     async def renew(self, leases: Sequence[UUID], lease: timedelta) -> Renewed:
         """Hold these leases for `lease` from now on."""
+        ...
+
+    async def adopt(self, job: UUID, lease: UUID, *, worker: WorkerIdentity, lease_for: timedelta) -> Adopted | None:
+        """Take over a claim that stands under this lease, under a new lease of one's own: whoever held it has lost it,
+        and nothing else changes. `None`: it does not stand any more, or another has been faster."""
         ...
 
     async def held(self, claims: Sequence[tuple[UUID, UUID]]) -> list[UUID]:

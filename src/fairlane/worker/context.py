@@ -16,11 +16,11 @@ from fairlane.task import Call
 from fairlane.worker.outcomes import storable
 
 if TYPE_CHECKING:
-    from fairlane.worker.execution import Run
+    from fairlane.worker.runs import RunningJob
 
 __all__ = ["JobContext", "context", "current_run"]
 
-current_run: ContextVar[Run] = ContextVar("fairlane_run")
+current_run: ContextVar[RunningJob] = ContextVar("fairlane_run")
 
 
 def context() -> JobContext:
@@ -36,7 +36,7 @@ class JobContext:
 
     __slots__ = ("_run",)
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunningJob) -> None:
         self._run = run
 
     @property

@@ -16,20 +16,18 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 from uuid import UUID
 
-import msgspec
-
 from fairlane.clock import SECOND, Clock
-from fairlane.effects import Effects
-from fairlane.errors import ClaimLost, InvalidJob, UndecodablePayload
-from fairlane.job import Claim, StampedEffects, State
-from fairlane.scheduler.settlement import Cancelled, Died, Done, Failed, Outcome, Released, Settlement, settle
-from fairlane.stamping import Stamp, stamped_effects
+from fairlane.errors import InvalidJob, UndecodablePayload
+from fairlane.job import Claim
+from fairlane.scheduler.settlement import Cancelled, Died, Done, Outcome, Released, Settlement, settle
+from fairlane.stamping import Stamp
 from fairlane.store.protocol import Store
 from fairlane.task import Registry, Task
 from fairlane.worker.context import JobContext, current_run
 from fairlane.worker.middleware import Middleware, around_run, wrapping_runs
-from fairlane.worker.outcomes import Stop, outcome_of, summary
+from fairlane.worker.outcomes import Stop, outcome_of
 from fairlane.worker.process_pool import Child, ProcessPool
+from fairlane.worker.runs import RunningJob, log_end, settlement_of
 from fairlane.worker.slots import QueueSlots, Slots
 from fairlane.worker.timing import Alarm
 
@@ -47,7 +45,6 @@ FIRST_START_LAG, LONGEST_START_LAG = SECOND // 20, SECOND // 4
 """What is assumed before any job has started, and what is believed at most: clocks can be wrong."""
 FIRST_UNKNOWN_DELAY, LONGEST_UNKNOWN_DELAY = SECOND, 300 * SECOND
 UNKNOWN_REMEMBERED = 10_000
-NOTHING = StampedEffects()
 
 
 class SettleLater(Protocol):
@@ -56,64 +53,19 @@ class SettleLater(Protocol):
     def __call__(self, settlement: Settlement, queue: QueueSlots, *, may_be_settled: bool = False) -> None: ...
 
 
-class Run:
+class Run(RunningJob):
     """One claim on its way through this worker."""
 
-    __slots__ = (
-        "args",
-        "child",
-        "claim",
-        "effects",
-        "handle",
-        "home",
-        "kwargs",
-        "may_be_settled",
-        "queue",
-        "started_at",
-        "stop",
-        "task",
-    )
+    __slots__ = ("child", "handle", "queue")
 
     def __init__(
         self, home: Execution, queue: QueueSlots, claim: Claim, task: Task[..., Any], args: Any, kwargs: Any
     ) -> None:
-        self.home = home
+        super().__init__(home, claim, task, args, kwargs)
         self.queue = queue
-        self.claim = claim
-        self.task = task
-        self.args = args
-        self.kwargs = kwargs
         self.handle: asyncio.Task[None] | None = None
-        self.started_at = 0
-        """By the monotonic clock; 0 until user code begins."""
-        self.stop: Stop | None = None
         self.child: Child | None = None
         """The process that its task runs in, if it has one of its own."""
-        self.effects = NOTHING
-        self.may_be_settled = False
-        """Its handler has settled it in a transaction of its own; only the database knows whether that committed."""
-
-    async def ack(self, value: Any, tx: Any) -> None:
-        """Settle the job as done, with its effects, in its handler's transaction."""
-        if self.stop is Stop.GONE:
-            raise ClaimLost([self.claim.id])
-        home = self.home
-        done = Done(self.task.codec.encode_result(value, home.max_result), self.effects)
-        settlement = settle(self.claim, done, home.ran(self))
-        # Before it is written: from then on the claim may be gone because we have ended it.
-        self.may_be_settled = True
-        if lost := await home.store.settle([settlement], tx=tx):
-            raise ClaimLost(lost)
-
-    def add(self, given: Effects) -> None:
-        """Let these land with the job. Refused at once if they cannot be stored: the handler hears of it."""
-        more = stamped_effects(given, self.home.stamp, self.home.max_result)
-        before = self.effects
-        self.effects = StampedEffects(
-            (*before.jobs, *more.jobs),
-            {**{key: value for key, value in before.puts.items() if key not in more.deletes}, **more.puts},
-            (*(key for key in before.deletes if key not in more.puts), *more.deletes),
-        )
 
 
 class Execution:
@@ -144,7 +96,7 @@ class Execution:
         """What to add to our clock to have the store's."""
         self.start_lag = FIRST_START_LAG
         """Microseconds from a claim until its jobs have started, about the most of late."""
-        self._find = registry.find
+        self._find: Callable[[str], Task[..., Any] | None] = registry.find
         self._slots = slots
         self._clock = clock
         self._now = clock.monotonic
@@ -320,19 +272,16 @@ class Execution:
         self.running.discard(run)
         run.queue.used -= 1
         if outcome is not None:
-            settlement = settle(run.claim, outcome, ran)
-            if settlement.effects is not None:
-                refused = Failed("its effects were refused", run.task.options.backoff.delay(run.claim.attempt, 0.5))
-                settlement = msgspec.structs.replace(settlement, fallback=settle(run.claim, refused, ran))
+            settlement = settlement_of(run, outcome, ran)
             if error is not None or type(outcome) is not Done:
-                _log_end(run, outcome, settlement, error)
+                log_end(run, outcome, settlement, error, log)
             self._settle_later(settlement, run.queue, may_be_settled=run.may_be_settled)
         if self.waiting and not self.is_filling:
             self._fill_slots()
         self.on_slot_freed()
         return settlement
 
-    def ran(self, run: Run) -> int:
+    def ran(self, run: RunningJob) -> int:
         """Microseconds since its handler was called."""
         return self._now() - run.started_at
 
@@ -419,6 +368,11 @@ class Execution:
         """Every claim in hand that is worth keeping, started or not."""
         return [run for run in (*self.running, *self.waiting) if run.stop is not Stop.GONE]
 
+    @property
+    def is_holding(self) -> bool:
+        """Whether something has begun here and has not ended."""
+        return bool(self.running)
+
     def leases(self) -> set[UUID]:
         return {run.claim.lease for run in self.held()}
 
@@ -450,22 +404,3 @@ def _call(run: Run) -> tuple[Any, BaseException | None]:
         return run.task.function(*run.args, **run.kwargs), None
     except BaseException as error:
         return None, error
-
-
-def _log_end(run: Run, outcome: Outcome, settlement: Settlement, error: BaseException | None) -> None:
-    claim = run.claim
-    level = logging.INFO if type(outcome).__name__ in ("Snoozed", "Cancelled", "Done") else logging.WARNING
-    # What was raised because we stopped it says nothing; why we did, the settlement says.
-    reason = summary(error) if error is not None and run.stop is None else (settlement.error or "").partition("\n")[0]
-    log.log(
-        level,
-        "job %s (%s) attempt %d of %d: %s%s%s",
-        claim.id,
-        claim.task,
-        claim.attempt,
-        claim.max_attempts,
-        type(outcome).__name__.lower(),
-        f": {reason}" if reason else "",
-        "; it is dead now" if settlement.to is State.DEAD else "",
-        extra={"claim": claim},
-    )

@@ -47,12 +47,12 @@ class Leases:
 
     def look_now(self) -> None:
         """A running job was probably cancelled: do not wait for the next renewal to find out."""
-        if self._execution.running:
+        if self._execution.is_holding:
             self._look.set()
 
     def look_soon(self) -> None:
         """A running job may have been cancelled, though it is more likely that there is work to claim."""
-        if self._execution.running and self._later is None:
+        if self._execution.is_holding and self._later is None:
             self._later = asyncio.get_running_loop().call_later(LIKELY_LOOK, self._look.set)
 
     def check_soon(self) -> None:
@@ -73,7 +73,7 @@ class Leases:
         async with self._renewing:
             pass  # one that is under way counts once it has landed
         late = self._clock.monotonic() - self._kept_at - self._every
-        if late > self._every // 2 and self._execution.running:
+        if late > self._every // 2 and self._execution.is_holding:
             log.warning(
                 "leases were renewed %.1f s late: this process stood still, or an async handler blocks its event loop; "
                 "blocking code belongs in a task that is not async",

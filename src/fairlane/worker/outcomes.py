@@ -14,7 +14,7 @@ from fairlane.scheduler.settlement import Cancelled, Died, Failed, Lost, Outcome
 from fairlane.task import LONGEST_DELAY
 
 if TYPE_CHECKING:
-    from fairlane.worker.execution import Run
+    from fairlane.worker.runs import RunningJob
 
 __all__ = ["LONGEST_ERROR", "Stop", "bounded", "describe", "outcome_of", "storable", "summary"]
 
@@ -31,7 +31,7 @@ class Stop(Enum):
     SHUTDOWN = "worker shut down"
 
 
-def outcome_of(run: Run, error: BaseException, now: Instant) -> Outcome | None:
+def outcome_of(run: RunningJob, error: BaseException, now: Instant) -> Outcome | None:
     """The outcome of a handler that raised; `None` where there is nothing left to settle. `now` is the store's."""
     match run.stop:
         case Stop.GONE:
@@ -51,7 +51,7 @@ def outcome_of(run: Run, error: BaseException, now: Instant) -> Outcome | None:
         return _failed(run, nonsense, storable(f"the handler raised {error!r}: {nonsense}"))
 
 
-def _signalled(run: Run, signal: Signal, now: Instant) -> Outcome:
+def _signalled(run: RunningJob, signal: Signal, now: Instant) -> Outcome:
     reason = storable(str(signal))
     match signal:
         case Snooze(delay=delay):
@@ -76,7 +76,7 @@ def bounded(delay: int) -> int:
     return max(0, delay)
 
 
-def _failed(run: Run, error: BaseException, text: str) -> Outcome:
+def _failed(run: RunningJob, error: BaseException, text: str) -> Outcome:
     options = run.task.options
     if isinstance(error, options.dead_on):
         return Died(text)
@@ -86,12 +86,12 @@ def _failed(run: Run, error: BaseException, text: str) -> Outcome:
     return Died(text)
 
 
-def _timed_out(run: Run) -> Outcome:
+def _timed_out(run: RunningJob) -> Outcome:
     after = (run.task.timeout or 0) / SECOND
     return _failed(run, TimeoutError(), f"TimeoutError: {Stop.TIMEOUT.value} of {after:g} s")
 
 
-def _backoff(run: Run) -> int:
+def _backoff(run: RunningJob) -> int:
     return run.task.options.backoff.delay(run.claim.attempt, random.random())
 
 

@@ -76,7 +76,7 @@ class Settling:
                 self._queues.clear()
             began = self._loop.time()
             tried = self._tried.intersection(each.job for each in self._in_flight) if self._tried else set()
-            await self._settle(self._in_flight, was_tried=bool(tried))
+            await self.record(self._in_flight, was_tried=bool(tried))
             self._tried -= tried
             if self.watching is not None:
                 self.watching.settled(len(self._in_flight), self._loop.time() - began)
@@ -86,7 +86,7 @@ class Settling:
                 self._empty.set()
             self.on_settled(queues)
 
-    async def _settle(self, batch: Sequence[Settlement], *, was_tried: bool = False) -> None:
+    async def record(self, batch: Sequence[Settlement], *, was_tried: bool = False) -> None:
         """Record a batch, however long the database is away. What it refuses for good is told, and does not stop us."""
         tried = 0
 
@@ -106,7 +106,7 @@ class Settling:
                     extra=_about(batch[0].job),
                 )
                 reason = f"{instead.error}: {type(error).__name__}: {error}"
-                await self._settle([msgspec.structs.replace(instead, error=reason)])
+                await self.record([msgspec.structs.replace(instead, error=reason)])
                 return
             if len(batch) == 1:
                 self.given_up += 1
@@ -120,7 +120,7 @@ class Settling:
                 return
             # One bad apple: the others must not be lost with it. Some of them may have landed.
             for each in batch:
-                await self._settle([each], was_tried=True)
+                await self.record([each], was_tried=True)
             return
         if lost and self.watching is not None and tried == 1:
             self.watching.claims_lost(lost, "settled late")

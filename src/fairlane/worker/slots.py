@@ -102,6 +102,8 @@ class Slots:
         self.prefetches = False
         """It was told to hold jobs ahead, of whatever queue."""
         self.is_closed = False
+        self.is_paused = False
+        """What jobs are handed to takes none for now."""
 
     @property
     def wholes(self) -> list[ShareSlots]:
@@ -123,7 +125,7 @@ class Slots:
 
     def room(self, queue: QueueSlots) -> int:
         """How many more jobs of this queue may be held now."""
-        if self.is_closed:
+        if self.is_closed or self.is_paused:
             return 0
         own = queue.whole
         # Among several, what one holds ahead would take the slots that are another's turn, or kept for it.

@@ -30,11 +30,19 @@ class Troubles:
         try:
             result = await call()
         except Exception as error:
-            self.failures[name] += 1
-            if name not in self._now:
-                log.error("%s fails (%s); jobs go on, trying again", name, error, exc_info=error)
-            self._now[name] = f"{type(error).__name__}: {error}"
+            self.note(name, error)
             return None
+        self.clear(name)
+        return result
+
+    def note(self, name: str, error: Exception) -> None:
+        """It fails."""
+        self.failures[name] += 1
+        if name not in self._now:
+            log.error("%s fails (%s); jobs go on, trying again", name, error, exc_info=error)
+        self._now[name] = f"{type(error).__name__}: {error}"
+
+    def clear(self, name: str) -> None:
+        """It does not, or no more."""
         if self._now.pop(name, None) is not None:
             log.warning("%s works again", name)
-        return result

@@ -14,9 +14,8 @@ import logging
 import os
 import socket
 from collections import Counter
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
-from typing import Any
 from uuid import uuid4
 
 from fairlane.clock import Clock, Instant, microseconds
@@ -43,7 +42,7 @@ from fairlane.worker.showing import showing
 from fairlane.worker.slots import Slots
 from fairlane.worker.supervision import Supervisor
 from fairlane.worker.tallying import keep_figures
-from fairlane.worker.timing import Outage, pause
+from fairlane.worker.timing import Outage, first_of, pause
 from fairlane.worker.troubles import Troubles
 from fairlane.worker.upkeep import reap_leases, remove_idle_state, remove_old_jobs
 from fairlane.worker.watching import WatchedExecution, Watching
@@ -52,7 +51,7 @@ __all__ = ["Worker", "name_of_process"]
 
 log = logging.getLogger("fairlane.worker")
 
-UPKEEP = ("reaping", "pruning", "collecting", "firing", "following", "tallying")
+UPKEEP = ("reaping", "pruning", "collecting", "firing", "following", "tallying", "messages")
 
 
 class Worker:
@@ -75,7 +74,7 @@ class Worker:
     ) -> None:
         if not options.shares:
             raise ConfigurationError("queues: this worker has no queue to serve; name at least one")
-        self.identity = WorkerIdentity(uuid4(), options.name or name_of_process())
+        self.identity = self._identify(options.name or name_of_process())
         self.options = options
         self._store = store
         self._clock = clock
@@ -96,9 +95,9 @@ class Worker:
         )
         self._telemetry = telemetry or Telemetry()
         self._telemetry.measured(wanted=options.metrics_port is not None)
-        # Who is not watched runs as if there were no telemetry at all.
-        runs = WatchedExecution if self._telemetry.is_watched else Execution
-        self._execution = runs(store, registry, self._slots, clock, self._settling.add, max_result, stamp, middlewares)
+        self._execution = self._executes()(
+            store, registry, self._slots, clock, self._settling.add, max_result, stamp, middlewares
+        )
         self._settling.is_held_back = lambda: self._execution.is_filling
         self._leases = Leases(store, self._execution, self._settling, self._outage, clock, options.time("lease"))
         self._claiming = Claiming(
@@ -113,11 +112,13 @@ class Worker:
             prefetch=options.prefetch,
         )
         self._listening = Listening(store, self.identity, self._claiming, self._outage, self._leases.look_soon)
+        if firing is not None:
+            self._listening.on_schedules = firing.look_now
         self._claiming.on_unexplained_nudge = self._leases.look_now
         # What we settled may have opened a limit for what we may claim.
         self._settling.on_settled = self._claiming.look_at
         self._watching: Watching | None = None
-        if isinstance(self._execution, WatchedExecution):
+        if self._telemetry.is_watched:
             self._watch(self._execution)
         self.left_running = 0
         """Jobs that would not stop, once the worker has: threads that are still busy."""
@@ -131,11 +132,21 @@ class Worker:
         found = Counter(run.claim.queue for run in list(self._execution.running))
         return [((queue,), float(found[queue])) for queue in list(self._slots.queues)]
 
-    def _watch(self, execution: WatchedExecution) -> None:
+    def _identify(self, name: str) -> WorkerIdentity:
+        return WorkerIdentity(uuid4(), name)
+
+    def _executes(self) -> Callable[..., Execution]:
+        """What becomes of its claims."""
+        # Who is not watched runs as if there were no telemetry at all.
+        return WatchedExecution if self._telemetry.is_watched else Execution
+
+    def _watch(self, execution: Execution) -> None:
         nested = self.options.traces == "nested"
         watching = Watching(self._telemetry, self.identity, self._store, self._clock, nested=nested)
         watching.store_now = execution.store_now
-        self._watching = execution.watching = watching
+        self._watching = watching
+        if isinstance(execution, WatchedExecution):
+            execution.watching = watching
         self._settling.watching = self._leases.watching = self._claiming.watching = watching
         self._outage.on_loss = watching.store_lost
         self._supervisor.on_death = watching.loop_died
@@ -194,7 +205,7 @@ class Worker:
             if self._watching is not None:
                 self._watching.worker_started(self._slots.queues)
             try:
-                await _first_of(self._stop.wait(), self._supervisor.died.wait())
+                await first_of(self._stop.wait(), self._supervisor.died.wait())
             except asyncio.CancelledError:
                 self._hurry.set()
                 raise
@@ -214,7 +225,7 @@ class Worker:
         start("pruning", remove_old_jobs(store, outage, clock, self._retention))
         start("collecting", remove_idle_state(store, outage, clock, self._slots.queues))
         if self._firing is not None:
-            start("firing", fire_schedules(self._firing, outage, clock, lambda: self._execution.store_offset))
+            start("firing", fire_schedules(self._firing, self.identity, outage, clock, self._offset))
         start("following", follow_partitions(store, outage, clock, self._slots, self._claiming))
         start("tallying", keep_figures(store, outage, clock, self._slots.queues, self.troubles))
         start("reporting", keep_reporting(store, outage, clock, self.identity, self.report, self.troubles))
@@ -237,6 +248,9 @@ class Worker:
         self._execution.store_offset = there - (before + self._clock.now()) // 2
         return self._execution.store_offset
 
+    def _offset(self) -> int:
+        return self._execution.store_offset
+
     def _on_return(self) -> None:
         self._leases.check_soon()
         self._claiming.look_everywhere()
@@ -249,16 +263,20 @@ class Worker:
         hurrying = asyncio.ensure_future(self._hurry_at_the_deadline())
         try:
             await self._stop_claiming()
-            await _first_of(self._execution.all_ended(), self._hurry.wait())
+            await first_of(self._execution.all_ended(), self._hurry.wait())
             await self._interrupt_the_rest()
-            await _first_of(self._settling.all_settled(), self._grace())
+            await first_of(self._settling.all_settled(), self._grace())
         finally:
             hurrying.cancel()
             # Leases stop last: a job that is still draining must not look abandoned to another worker.
             await self._supervisor.stop("claiming", "listening", "settling", *UPKEEP, "reporting", "leases")
+            await self._before_closing()
             await take_back(self._store, self.identity)
             self._execution.close()
             self._tell_what_is_left()
+
+    async def _before_closing(self) -> None:
+        """Its loops have ended, and the store is still there."""
 
     async def _hurry_at_the_deadline(self) -> None:
         await pause(self._clock, microseconds(self.options.drain_timeout))
@@ -278,7 +296,7 @@ class Worker:
                 self._supervisor.start(name, loop())
         await self._supervisor.stop(*UPKEEP)
         # A claim in flight is not interrupted: it may be committed, and its jobs would wait for their lease to end.
-        await _first_of(self._supervisor.finish("claiming"), self._hurry.wait())
+        await first_of(self._supervisor.finish("claiming"), self._hurry.wait())
         await self._supervisor.stop("claiming", "listening")
 
     async def _interrupt_the_rest(self) -> None:
@@ -288,7 +306,7 @@ class Worker:
             claim = run.claim
             log.warning("job %s (%s) still runs; it is interrupted", claim.id, claim.task, extra={"claim": claim})
             self._execution.interrupt(run, Stop.SHUTDOWN)
-        await _first_of(self._execution.all_ended(), self._grace())
+        await first_of(self._execution.all_ended(), self._grace())
 
     async def _grace(self) -> None:
         await self._hurry.wait()
@@ -315,14 +333,3 @@ class Worker:
 def name_of_process() -> str:
     """How people see a worker that was given no name."""
     return f"{socket.gethostname()}:{os.getpid()}"
-
-
-async def _first_of(*waits: Coroutine[Any, Any, Any]) -> None:
-    """Wait for whichever ends first; the others are cancelled."""
-    tasks = [asyncio.ensure_future(each) for each in waits]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -16,7 +16,7 @@ from django.db import DEFAULT_DB_ALIAS, connections, router
 from fairlane.errors import FairlaneError
 from fairlane.integrations.django.addresses import IN_MEMORY, is_under_test
 from fairlane.integrations.django.project import DjangoApp, project_app
-from fairlane.store.migrate import as_script, load_migrations
+from fairlane.store.scripting import Schema
 from fairlane.store.statements import load_statements
 
 __all__ = ["on_connected", "on_migrated"]
@@ -24,7 +24,6 @@ __all__ = ["on_connected", "on_migrated"]
 log = logging.getLogger("fairlane.app")
 
 LABEL = "fairlane"
-CREATE_RECORD = "create_migrations"
 STATEMENTS = load_statements("fairlane.integrations.django", "queries.sql")
 
 
@@ -94,7 +93,6 @@ def _tables(connection: Any) -> list[str]:
 
 @functools.cache
 def _sqlite_tables() -> list[str]:
-    package = "fairlane.store.sqlite"
     with contextlib.closing(sqlite3.connect(":memory:")) as empty:
-        empty.executescript(as_script(load_migrations(package), load_statements(package, "queries.sql")[CREATE_RECORD]))
+        empty.executescript(Schema.of("sqlite").script())
         return [name for (name,) in empty.execute(STATEMENTS["tables_on_sqlite"])]

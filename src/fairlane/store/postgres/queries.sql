@@ -439,7 +439,7 @@ for update skip locked
 
 -- name: select_abandoned
 -- The claims that still stand under these leases.
-select j.id, j.lease, j.attempt, j.max_attempts, j.claimed_at
+select j.id, j.lease, j.attempt, j.max_attempts, j.claimed_at, l.worker_id
 from fairlane.leases l
 cross join unnest(l.jobs) as held (id)
 join fairlane.jobs j on j.id = any (array[held.id])
@@ -827,3 +827,40 @@ union all
     order by a.xid, a.floor
     limit $3::integer
 )
+
+
+-- Claims that pass from one process to another.
+
+-- name: adopt
+-- A claim that stands under a lease moves to a new one, of another worker. Tried again after a lost connection, it finds its
+-- own work. The old lease goes if it held nothing else (skipping what is locked: the reaper locks a lease before its jobs,
+-- we come from the job); of one that held more, whoever renews it lets go.
+-- $1 now or null, $2 job, $3 its lease, $4 the new one, $5 the worker's id, $6 its name, $7 for how long
+with
+adopted as (
+    update fairlane.jobs j
+    set lease = $4::uuid, worker = $6::text
+    from (select fairlane.instant($1::bigint) as now) clock
+    where j.id = any (array[$2::uuid]) and j.lease = any (array[$3::uuid, $4]) and j.state = 2
+    returning j.id, j.queue_id, j.task, j.priority, j.keys, j.payload, j.attempt, j.max_attempts, j.enqueued_at,
+        j.cancel_requested, j.claimed_at, clock.now
+),
+leased as (
+    insert into fairlane.leases (id, queue_id, worker_id, worker, renewed_at, expires_at, jobs)
+    select $4, queue_id, $5::uuid, $6, now, now + $7::bigint, array[id]
+    from adopted
+    on conflict (id) do nothing
+),
+dropped as (
+    delete from fairlane.leases
+    where id = any (array(
+        select l.id
+        from fairlane.leases l
+        where l.id = $3 and l.jobs = array[$2] and exists (select from adopted)
+        for update skip locked
+    ))
+)
+select a.id, a.task, a.priority, a.keys, a.payload, a.attempt, a.max_attempts, a.enqueued_at, a.cancel_requested,
+    a.claimed_at, q.name, a.now
+from adopted a
+cross join lateral (select q.name from fairlane.queues q where q.id = a.queue_id limit 1) q

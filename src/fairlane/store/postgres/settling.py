@@ -11,7 +11,7 @@ import msgspec
 
 from fairlane.errors import DuplicateJob, StoreUnavailable, UnknownQueue
 from fairlane.job import Claim, NewJob, StampedEffects, State
-from fairlane.scheduler.settlement import Lost, Settlement
+from fairlane.scheduler.settlement import Settlement
 from fairlane.scheduler.settlement import settle as decide
 from fairlane.store.dying import dying, not_taken, refused, tell_of_conflicts
 from fairlane.store.postgres import jobs, values
@@ -19,7 +19,7 @@ from fairlane.store.postgres.carriage import Carriage, Done
 from fairlane.store.postgres.connections import CONFLICTS, STATEMENTS, Connections, is_lost
 from fairlane.store.postgres.rows import storable
 from fairlane.store.postgres.timing import StoreClock
-from fairlane.store.protocol import Reaped
+from fairlane.store.protocol import Reaped, abandoned_by
 
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
@@ -259,9 +259,10 @@ class Settler:
         """How the claims end that still stand under these leases."""
         settlements = []
         for row in await connection.fetch(STATEMENTS["select_abandoned"], list(renewed_at)):
-            claim = _abandoned(row)
+            *of_claim, worker = row
+            claim = _abandoned(of_claim)
             ran = max(0, renewed_at[claim.lease] - claim.claimed_at)
-            settlements.append(decide(claim, Lost("its worker stopped renewing the lease"), ran))
+            settlements.append(decide(claim, abandoned_by(worker), ran))
         deaths = [each.job for each in settlements if each.is_death]
         on_dead = await _on_dead(connection, deaths) if deaths else {}
         return [self._dying(each, on_dead) for each in settlements]

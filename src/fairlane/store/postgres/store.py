@@ -40,6 +40,7 @@ from fairlane.store.postgres import (
     upkeep,
     values,
 )
+from fairlane.store.postgres.adopting import Adopter
 from fairlane.store.postgres.borrowing import borrowed, speaking
 from fairlane.store.postgres.claims import Claimer
 from fairlane.store.postgres.connections import STATEMENTS, Connections
@@ -74,7 +75,7 @@ __all__ = ["PostgresStore"]
 LAST_ENTRY = 1 << 62
 
 
-class PostgresStore(Figures, ScheduleKeeper):
+class PostgresStore(Figures, ScheduleKeeper, Adopter):
     """Jobs in a PostgreSQL database, in a schema of their own. Its time is the database's, unless a clock is given."""
 
     def __init__(

@@ -357,7 +357,7 @@ from cancellations
 where lease = ?
 
 -- name: select_expired_leases
-select id, renewed_at, jobs
+select id, renewed_at, jobs, worker
 from leases
 where expires_at <= ?
 order by expires_at
@@ -905,3 +905,18 @@ select q.name, q.policy, q.version,
     )
 from queues q
 order by q.name
+
+
+-- Claims that pass from one process to another.
+
+-- name: select_adoptable
+select j.position, j.task, j.priority, j.keys, j.payload, j.attempt, j.max_attempts, j.enqueued_at, j.claimed_at,
+    j.cancel_requested, q.name
+from jobs j
+join queues q on q.id = j.queue
+where j.id = ? and j.lease = ? and j.state = 2
+
+-- name: adopt_job
+update jobs
+set lease = ?, worker = ?
+where position = ?

@@ -13,10 +13,10 @@ from fairlane.clock import Instant
 from fairlane.errors import DuplicateJob
 from fairlane.job import Claim, NewJob, Outcome, StampedEffects, State
 from fairlane.policy.unique import Conflict
-from fairlane.scheduler.settlement import Lost, Settlement, Verdict
+from fairlane.scheduler.settlement import Settlement, Verdict
 from fairlane.scheduler.settlement import settle as decide
 from fairlane.store.dying import dying, not_taken, refused, tell_of_conflicts
-from fairlane.store.protocol import Reaped
+from fairlane.store.protocol import Reaped, abandoned_by
 from fairlane.store.sqlite import jobs, rows, values
 from fairlane.store.sqlite.database import Transaction
 
@@ -273,13 +273,13 @@ def _settle_one(tx: Transaction, settlement: Settlement, now: Instant, tally: _T
 def reap(tx: Transaction, now: Instant, limit: int) -> tuple[Reaped, dict[int, int], list[UUID]]:
     """End the claims of leases that ran out. Returns also how many may start now by queue, and who was replaced."""
     settlements: list[Settlement] = []
-    for lease, renewed_at, positions in tx.all("select_expired_leases", now, limit):
+    for lease, renewed_at, positions, worker in tx.all("select_expired_leases", now, limit):
         claims = _claims(tx, lease, msgspec.json.decode(positions, type=list[int]))
         if not claims:
             tx.run("delete_lease", lease)
         for claim in claims:
             ran = max(0, renewed_at - claim.claimed_at)
-            settlements.append(decide(claim, Lost("its worker stopped renewing the lease"), ran))
+            settlements.append(decide(claim, abandoned_by(UUID(bytes=worker)), ran))
         if len(settlements) >= limit:
             break
     _, woken, replaced = settle(tx, settlements, now)

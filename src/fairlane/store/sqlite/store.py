@@ -50,6 +50,7 @@ from fairlane.store.sqlite import (
     upkeep,
     values,
 )
+from fairlane.store.sqlite.adopting import Adopter
 from fairlane.store.sqlite.borrowing import in_callers_transaction
 from fairlane.store.sqlite.database import Database, Transaction
 from fairlane.store.sqlite.figures import Figures, known_queue
@@ -65,7 +66,7 @@ EVERYONE = 1 << 20
 LAST_ENTRY = 1 << 62
 
 
-class SqliteStore(Figures, ScheduleKeeper):
+class SqliteStore(Figures, ScheduleKeeper, Adopter):
     """Jobs in a SQLite file, shared by the processes of one machine; or in memory, for tests."""
 
     def __init__(self, path: str | None, *, clock: Clock | None = None, durable_claims: bool = False) -> None:

@@ -1,0 +1,90 @@
+"""`fairlane forward`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from fairlane.cli.worker import LOG_FORMATS, LOG_LEVELS, end_well_when_stopped_early, log_to_stderr
+from fairlane.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from fairlane.forward import Forwarder
+
+__all__ = ["forward"]
+
+
+@click.command()
+@click.argument("forwarder", metavar="MODULE:FORWARDER")
+@click.option("--queues", help="Which queues to dispatch, with weights.  [default: all of the forwarder]")
+@click.option("--concurrency", type=int, default=16, show_default=True, help="Messages published at the same time.")
+@click.option(
+    "--lease", default="30s", show_default=True, help="How long a job that is not begun is held without a sign of life."
+)
+@click.option("--drain-timeout", default="30s", show_default=True, help="How long publishing may go on after SIGTERM.")
+@click.option("--name", help="How people see this dispatcher.  [default: host:pid]")
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65_535),
+    help="Answer /metrics, /healthz and /readyz there.  [default: none]",
+)
+@click.option("--metrics-host", default="127.0.0.1", show_default=True, help="The address to answer at.")
+@click.option("--log-level", type=click.Choice(LOG_LEVELS), default="info", show_default=True)
+@click.option(
+    "--log-format",
+    type=click.Choice(LOG_FORMATS),
+    default="text",
+    show_default=True,
+    help="Lines for people, or a JSON object a line.",
+)
+def forward(
+    forwarder: str,
+    queues: str | None,
+    concurrency: int,
+    lease: str,
+    drain_timeout: str,
+    name: str | None,
+    metrics_port: int | None,
+    metrics_host: str,
+    log_level: str,
+    log_format: str,
+) -> None:
+    """Have an engine run the jobs of an app: Celery, Dramatiq or Taskiq.
+
+    Claims jobs under their policy and publishes a message for each, which the engine's own workers run. Run as many of
+    these as you like. SIGTERM or Ctrl-C: claims nothing more; what is published is left to its messages.
+
+    \b
+    Example:
+      fairlane forward shop:forwarder
+      fairlane forward shop:forwarder --queues emails,webhooks=2 --lease 10s
+    """
+    end_well_when_stopped_early()
+    from fairlane.cli.queue_slots import queue_shares
+    from fairlane.forward.dispatcher import Dispatching
+    from fairlane.worker import WorkerOptions, run_worker
+
+    log_to_stderr(log_level, log_format, name)
+    loaded = load_forwarder(forwarder)
+    options = WorkerOptions(
+        queues=queue_shares(queues, (), sorted(loaded.app.forwarded)),
+        concurrency=concurrency,
+        lease=lease,
+        drain_timeout=drain_timeout,
+        name=name,
+        metrics_port=metrics_port,
+        metrics_host=metrics_host,
+    )
+    raise SystemExit(run_worker(Dispatching(loaded), options))
+
+
+def load_forwarder(place: str) -> Forwarder:
+    """The forwarder that `place` names. `shop` alone stands for `shop:forwarder`."""
+    from fairlane.cli.loading import load_object
+    from fairlane.forward import Forwarder
+
+    found = load_object(place, "forwarder")
+    if not isinstance(found, Forwarder):
+        raise ConfigurationError(f"{place} is a {type(found).__name__}, not a forwarder, such as CeleryForwarder(…)")
+    return found

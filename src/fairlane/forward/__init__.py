@@ -1,0 +1,11 @@
+"""An engine that a team already runs does the work that Fairlane admits: Celery, Dramatiq or Taskiq.
+
+A forwarder joins an App and an engine's own app. The dispatcher (`fairlane forward shop:forwarder`) claims jobs under
+their policy, publishes a message for each, and holds the claim until the engine's worker adopts it.
+"""
+
+from fairlane.forward.forwarder import Forwarded, Forwarder
+from fairlane.forward.messages import Message, Unpublishable
+from fairlane.forward.tokens import Token
+
+__all__ = ["Forwarded", "Forwarder", "Message", "Token", "Unpublishable"]

@@ -1,0 +1,281 @@
+"""The engine's side: a message is delivered, its job adopted, run, and settled.
+
+Of all messages that carry one token, the first to be delivered adopts the job: the claim moves from the dispatcher, or
+from an earlier delivery, to a new lease of this process. Whoever comes later finds the token stale and skips. While
+jobs run here, one heartbeat renews all their leases.
+
+Engines that block call the `_sync` forms, from any thread; the work is done in the app's background loop, which is
+opened after a fork and never inherited. Engines that are async await the others, in the one event loop of the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from uuid import UUID, uuid4
+
+from fairlane.clock import SECOND, Clock, Instant, microseconds
+from fairlane.errors import InvalidJob, UndecodablePayload
+from fairlane.forward.tokens import Token
+from fairlane.job import Claim
+from fairlane.scheduler.settlement import Cancelled, Died, Done, Failed, Outcome, Released, Settlement, settle
+from fairlane.stamping import Stamp
+from fairlane.store.protocol import Adopted, Store, WorkerIdentity
+from fairlane.task import Task
+from fairlane.worker.context import current_run
+from fairlane.worker.outcomes import Stop, outcome_of
+from fairlane.worker.runs import RunningJob, log_end, settlement_of
+from fairlane.worker.settling import Settling
+from fairlane.worker.timing import Outage, pause
+from fairlane.worker.worker import name_of_process
+
+if TYPE_CHECKING:
+    from fairlane.app import App
+
+__all__ = ["Deliveries", "Delivery"]
+
+log = logging.getLogger("fairlane.forward")
+
+UNKNOWN_DELAY = 30 * SECOND
+"""After which a job comes again that was delivered where its task is not known."""
+
+
+class Delivery(RunningJob):
+    """One message at the engine's worker whose job runs here, until it is settled."""
+
+    __slots__ = ("adopted_at", "handle", "keep_until", "process")
+
+    def __init__(self, home: _Process, adopted: Adopted, task: Task[..., Any], args: Any, kwargs: Any) -> None:
+        super().__init__(home, adopted.claim, task, args, kwargs)
+        self.process = home
+        self.adopted_at = adopted.at
+        self.handle: asyncio.Task[Any] | None = None
+        """Who runs it, in an async engine: cancelled if the claim is lost or the job cancelled."""
+        self.keep_until: Instant | None = None
+        """Handed on to a retry of the engine's own: held until then, by the monotonic clock."""
+
+    @property
+    def token(self) -> Token:
+        """What a retry message of the engine has to carry. The token that it was delivered with is used up."""
+        return Token(self.claim.id, self.claim.lease)
+
+    @property
+    def lag(self) -> int:
+        """Microseconds from admission to start."""
+        return max(0, self.adopted_at - self.claim.claimed_at)
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Within this block `fairlane.context()` tells of this job."""
+        before = current_run.set(self)
+        try:
+            yield
+        finally:
+            current_run.reset(before)
+
+
+class Deliveries:
+    """What the messages of one forwarder do in an engine's process."""
+
+    def __init__(self, app: App, lease: timedelta) -> None:
+        self._app = app
+        self._lease = lease
+        self._here: _Process | None = None
+
+    # Begin: the job is ours, or there is nothing to do.
+
+    async def begin(self, token: Token | str, *, cancellable: bool = False) -> Delivery | None:
+        """Adopt the job of a message, wherever that is possible. `None`: skip the message, and let the engine
+        acknowledge it; whatever had to be recorded is. `cancellable`: cancel the current asyncio task if the job is
+        cancelled or lost while it runs."""
+        token = token if isinstance(token, Token) else Token.parse(token)
+        here = await self._process()
+        adopted = await here.adopt(token)
+        if adopted is None:
+            log.info(
+                "job %s: this message is stale: it was delivered before, or its claim has ended; skipped", token.job
+            )
+            return None
+        claim = adopted.claim
+        task = self._app.registry.find(claim.task)
+        if claim.cancel_requested:
+            await here.refuse(claim, Cancelled("cancelled before it ran"))
+            return None
+        if task is None:
+            log.error("job %s: no task named %r here; deploy it to this engine's workers", claim.id, claim.task)
+            reason = f"no task named {claim.task!r} on the engine's worker that was given it"
+            await here.refuse(claim, Released(reason, UNKNOWN_DELAY))
+            return None
+        try:
+            args, kwargs = task.codec.decode_call(claim.payload)
+        except UndecodablePayload as error:
+            log.error("job %s (%s) is set aside as dead: %s", claim.id, claim.task, error, extra={"claim": claim})
+            await here.refuse(claim, Died(str(error)))
+            return None
+        delivery = Delivery(here, adopted, task, args, kwargs)
+        delivery.handle = asyncio.current_task() if cancellable else None
+        delivery.started_at = self._app.clock.monotonic()
+        here.hold(delivery)
+        return delivery
+
+    # End: exactly one of these.
+
+    async def done(self, delivery: Delivery, value: Any) -> None:
+        """Its function has returned. Durable when this returns; a claim that was lost records nothing."""
+        try:
+            result = delivery.task.codec.encode_result(value, self._app.max_payload)
+        except InvalidJob as error:
+            await self.failed(delivery, error)
+        else:
+            is_lost = delivery.stop is Stop.GONE
+            await delivery.process.end(delivery, None if is_lost else Done(result, delivery.effects))
+
+    async def failed(self, delivery: Delivery, error: BaseException, *, is_final: bool = False) -> None:
+        """Its function has raised: what that means is decided as on Fairlane's own workers. `is_final`: the engine has
+        tried often enough by itself, so that a failure is the job's end. Fairlane's own signals stay what they are."""
+        outcome = outcome_of(delivery, error, delivery.process.store_now())
+        if is_final and isinstance(outcome, Failed):
+            outcome = Died(outcome.error)
+        await delivery.process.end(delivery, outcome, error)
+
+    async def handed_on(self, delivery: Delivery, keep_for: timedelta) -> None:
+        """The engine itself will try again, with a message that carries `delivery.token`: hold the claim until that is
+        adopted, for at most this long. Should this process end before, the policy takes over when the lease does."""
+        delivery.keep_until = self._app.clock.monotonic() + microseconds(keep_for)
+
+    # The same for engines that block.
+
+    def begin_sync(self, token: Token | str) -> Delivery | None:
+        return self._app.run_blocking(self.begin(token))
+
+    def done_sync(self, delivery: Delivery, value: Any) -> None:
+        self._app.run_blocking(self.done(delivery, value))
+
+    def failed_sync(self, delivery: Delivery, error: BaseException, *, is_final: bool = False) -> None:
+        self._app.run_blocking(self.failed(delivery, error, is_final=is_final))
+
+    def handed_on_sync(self, delivery: Delivery, keep_for: timedelta) -> None:
+        self._app.run_blocking(self.handed_on(delivery, keep_for))
+
+    async def _process(self) -> _Process:
+        store, stamp = await self._app.opened(), await self._app.stamper()
+        here = self._here
+        # After a fork, or when the app was closed and opened again, there is another store.
+        if here is None or here.store is not store:
+            here = self._here = _Process(store, self._app.clock, stamp, self._app.max_payload, self._lease)
+        return here
+
+
+class _Process:
+    """The jobs that run in this process of the engine, and the heartbeat that keeps them."""
+
+    def __init__(self, store: Store, clock: Clock, stamp: Stamp, max_result: int, lease: timedelta) -> None:
+        self.store = store
+        self.loop = asyncio.get_running_loop()
+        self.thread = threading.get_ident()
+        self.log = log
+        self.stamp = stamp
+        self.max_result = max_result
+        self.identity = WorkerIdentity(uuid4(), name_of_process())
+        self._clock = clock
+        self._lease = lease
+        self._offset = 0
+        self._held: dict[UUID, Delivery] = {}
+        """By lease: each job has one of its own."""
+        self._beating: asyncio.Task[None] | None = None
+        self._outage = Outage(lambda: None)
+        self._settling = Settling(store, self._outage)
+
+    def ran(self, run: RunningJob) -> int:
+        return self._clock.monotonic() - run.started_at
+
+    def store_now(self) -> Instant:
+        return self._clock.now() + self._offset
+
+    async def adopt(self, token: Token) -> Adopted | None:
+        adopted = await self._outage.ride_out(
+            lambda: self.store.adopt(token.job, token.lease, worker=self.identity, lease_for=self._lease), "adopting"
+        )
+        if adopted is not None:
+            self._offset = adopted.at - self._clock.now()
+        return adopted
+
+    async def refuse(self, claim: Claim, outcome: Outcome) -> None:
+        """End a claim that cannot run."""
+        await self._settling.record([settle(claim, outcome, 0)])
+
+    async def end(self, delivery: Delivery, outcome: Outcome | None, error: BaseException | None = None) -> None:
+        """Record how it has ended; nothing, if its claim is lost."""
+        settlement: Settlement | None = None
+        try:
+            if outcome is not None:
+                settlement = settlement_of(delivery, outcome, self.ran(delivery))
+                if error is not None or type(outcome) is not Done:
+                    log_end(delivery, outcome, settlement, error, log)
+                await self._settling.record([settlement], was_tried=delivery.may_be_settled)
+        finally:
+            self._let_go(delivery)
+
+    # The heartbeat.
+
+    def hold(self, delivery: Delivery) -> None:
+        self._held[delivery.claim.lease] = delivery
+        if self._beating is None:
+            self._beating = self.loop.create_task(self._beat(), name="fairlane-heartbeat")
+
+    def _let_go(self, delivery: Delivery) -> None:
+        self._held.pop(delivery.claim.lease, None)
+        if not self._held and self._beating is not None:
+            self._beating.cancel()
+            self._beating = None
+
+    async def _beat(self) -> None:
+        while True:
+            await pause(self._clock, microseconds(self._lease) // 3)
+            self._let_go_of_retries()
+            if leases := list(self._held):
+                await self._renew(leases)
+
+    async def _renew(self, leases: list[UUID]) -> None:
+        renewed = await self._outage.ride_out(lambda: self.store.renew(leases, self._lease), "renewing leases")
+        for lease in renewed.gone:
+            if (delivery := self._held.get(lease)) is not None:
+                self._lost(delivery)
+        cancelled = set(renewed.cancelled)
+        for delivery in list(self._held.values()):
+            if delivery.claim.id in cancelled:
+                self._interrupt(delivery, Stop.CANCELLED)
+
+    def _lost(self, delivery: Delivery) -> None:
+        if delivery.keep_until is not None:
+            self._let_go(delivery)  # its retry has been adopted, or will find its token stale
+        elif not delivery.may_be_settled:
+            claim = delivery.claim
+            log.error(
+                "job %s (%s): ClaimLost: %s; nothing of this run is recorded",
+                claim.id,
+                claim.task,
+                Stop.GONE.value,
+                extra={"claim": claim},
+            )
+            self._held.pop(claim.lease, None)
+            self._interrupt(delivery, Stop.GONE)
+
+    def _interrupt(self, delivery: Delivery, reason: Stop) -> None:
+        if delivery.keep_until is not None or (delivery.stop is not None and reason is not Stop.GONE):
+            return
+        is_first, delivery.stop = delivery.stop is None, reason
+        if is_first and delivery.handle is not None:
+            delivery.handle.cancel()
+
+    def _let_go_of_retries(self) -> None:
+        now = self._clock.monotonic()
+        for delivery in list(self._held.values()):
+            if delivery.keep_until is not None and delivery.keep_until < now:
+                log.warning("job %s: its retry message did not come back; the policy takes over", delivery.claim.id)
+                self._held.pop(delivery.claim.lease, None)

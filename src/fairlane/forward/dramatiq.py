@@ -1,0 +1,256 @@
+"""Dramatiq runs what Fairlane admits.
+
+A middleware notes which message a thread of the worker is at; the actor's function is wrapped, so that it adopts the
+job of that message, runs, and settles it. Whatever Dramatiq is not to retry or set aside ends as `SkipMessage`.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fairlane.errors import ConfigurationError, InvalidJob, Retry, Signal
+from fairlane.forward.delivering import Delivery
+from fairlane.forward.forwarder import Forwarded, Forwarder
+from fairlane.forward.messages import Message
+from fairlane.forward.tokens import HEADER
+
+try:
+    import dramatiq
+    from dramatiq.middleware import Middleware, SkipMessage
+    from dramatiq.results import Results
+except ImportError:
+    raise ConfigurationError("Dramatiq is not installed; run `pip install 'fairlane[dramatiq]'`") from None
+
+if TYPE_CHECKING:
+    from fairlane.app import App
+
+__all__ = ["DramatiqForwarder"]
+
+log = logging.getLogger("fairlane.forward")
+
+HIGHEST_PRIORITY = 100
+A = TypeVar("A", bound="dramatiq.Actor[..., Any]")
+
+
+class DramatiqForwarder(Forwarder):
+    """Has Dramatiq's workers run the jobs of an app. Create it in the module that they import."""
+
+    engine = "Dramatiq"
+
+    def __init__(self, app: App, broker: dramatiq.Broker, **options: Any) -> None:
+        super().__init__(app, **options)
+        self.broker = broker
+        self._watch = _Watch(self)
+        # First in the list is last to hear of an end: by then Dramatiq has decided whether it retries.
+        broker.middleware.insert(0, self._watch)
+        self._has_warned = False
+
+    # What Dramatiq says.
+
+    def name_of(self, target: Any) -> str:
+        name: str = target.actor_name
+        return name
+
+    def function_of(self, target: Any) -> Callable[..., Any]:
+        # An async function lies below the form of it that blocks.
+        function: Callable[..., Any] = getattr(target.fn, "__wrapped__", target.fn)
+        return function
+
+    def install(self, forwarded: Forwarded) -> None:
+        # Its workers consume the queues that are declared when they start.
+        self.broker.declare_queue(self.engine_queue(forwarded.task.queue))
+        forwarded.target.fn = self._adopting(forwarded, forwarded.target.fn)
+
+    def publish_blocking(self, message: Message) -> None:
+        self._warn_of_unconfirmed_messages()
+        options = message.carried
+        if (priority := self._broker_priority(message.priority)) is not None:
+            options["broker_priority"] = priority
+        self.broker.enqueue(
+            dramatiq.Message(
+                queue_name=message.queue,
+                actor_name=message.target.actor_name,
+                args=tuple(message.args),
+                kwargs=dict(message.kwargs),
+                options=options,
+                message_id=str(message.id),
+            )
+        )
+
+    def reach_blocking(self) -> None:
+        if (client := getattr(self.broker, "client", None)) is not None:  # Redis
+            client.ping()
+        elif (parameters := getattr(self.broker, "parameters", None)) is not None:  # RabbitMQ
+            import pika
+
+            pika.BlockingConnection(parameters).close()
+
+    def _broker_priority(self, priority: int) -> int | None:
+        """Of 0 to the most that the broker knows: RabbitMQ's has no place below "none"."""
+        most: int | None = getattr(self.broker, "max_priority", None)
+        return None if most is None or priority == 0 else max(0, -(-priority * most // HIGHEST_PRIORITY))
+
+    def _warn_of_unconfirmed_messages(self) -> None:
+        if not self._has_warned and getattr(self.broker, "confirm_delivery", True) is False:
+            log.warning(
+                "RabbitmqBroker was made without confirm_delivery=True: a message that RabbitMQ never got is noticed "
+                "only when it was not delivered for %s (republish_after)",
+                self.republish_after,
+            )
+        self._has_warned = True
+
+    # The worker's side.
+
+    def _adopting(self, forwarded: Forwarded, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            message = self._watch.take(forwarded.target.actor_name)
+            if message is None:  # called by hand, or sent past Fairlane
+                return function(*args, **kwargs)
+            delivery = self._begun(message)
+            if forwarded.retries == "engine":
+                return self._run_with_dramatiqs_retries(delivery, message, function)
+            return self._run_under_the_policy(delivery, message, function)
+
+        return run
+
+    def _begun(self, message: Any) -> Delivery:
+        try:
+            delivery = self.deliveries.begin_sync(message.options[HEADER])
+        except Exception:
+            # The claim stays where it was, and a message for it is published again.
+            log.exception("message %s: its job could not be adopted; it is skipped", message.message_id)
+            raise _skipped(message, "its job could not be adopted") from None
+        if delivery is None:
+            raise _skipped(message, "its token is stale")
+        return delivery
+
+    def _run_under_the_policy(self, delivery: Delivery, message: Any, function: Callable[..., Any]) -> Any:
+        try:
+            with delivery.entered():
+                value = function(*delivery.args, **delivery.kwargs)
+        except BaseException as error:
+            self._fail(delivery, message, error)
+            raise _skipped(message, "it failed, and its queue's policy says how it goes on") from None
+        self.deliveries.done_sync(delivery, value)
+        return self._returned(message, value)
+
+    def _run_with_dramatiqs_retries(self, delivery: Delivery, message: Any, function: Callable[..., Any]) -> Any:
+        # The token that came with the message is used up: a retry carries the one of this delivery.
+        message.options[HEADER] = str(delivery.token)
+        try:
+            with delivery.entered():
+                value = function(*delivery.args, **delivery.kwargs)
+        except Signal as signal:
+            self.deliveries.failed_sync(delivery, signal)
+            raise _skipped(message, "Fairlane was told how it goes on") from None
+        except BaseException:
+            # Whether Dramatiq tries again it says later, to the middleware.
+            self._watch.expect_an_end(delivery)
+            raise
+        self.deliveries.done_sync(delivery, value)
+        return self._returned(message, value)
+
+    def _fail(self, delivery: Delivery, message: Any, error: BaseException) -> None:
+        if isinstance(error, dramatiq.errors.Retry):
+            delay = None if error.delay is None else timedelta(milliseconds=error.delay)
+            error = Retry(delay, reason=str(error))
+        throws = message.options.get("throws") or self.broker.get_actor(message.actor_name).options.get("throws") or ()
+        self.deliveries.failed_sync(delivery, error, is_final=isinstance(error, throws))
+
+    def _returned(self, message: Any, value: Any) -> Any:
+        """What Dramatiq is given: without a use for it, it would complain of every value."""
+        has_use = "pipe_target" in message.options or any(isinstance(each, Results) for each in self.broker.middleware)
+        return value if has_use else None
+
+    # Existing calls.
+
+    def route(self, **options: Any) -> Callable[[A], A]:
+        """Above `@dramatiq.actor`: its `send()` and `send_with_options()` go through Fairlane from now on. Takes what
+        `task()` takes."""
+
+        def routed(actor: A) -> A:
+            task = self.task(actor, **options)
+            as_before = actor.send_with_options
+
+            def send_with_options(
+                *, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None, delay: Any = None, **given: Any
+            ) -> dramatiq.Message[Any]:
+                if HEADER in given:
+                    return as_before(args=args, kwargs=kwargs, delay=delay, **given)
+                using = self._using(actor.actor_name, delay, given)
+                job = task.using(**using).enqueue_sync(*args, **(kwargs or {}))
+                message = actor.message_with_options(args=args, kwargs=kwargs)
+                return message.copy(queue_name=self.engine_queue(task.queue), message_id=str(job.id))
+
+            actor.send_with_options = send_with_options  # type: ignore[method-assign]
+            return actor
+
+        return routed
+
+    def _using(self, actor: str, delay: Any, given: dict[str, Any]) -> dict[str, Any]:
+        """What Dramatiq's options are called in Fairlane."""
+        using: dict[str, Any] = {}
+        if delay is not None:
+            using["delay"] = delay if isinstance(delay, timedelta) else timedelta(milliseconds=delay)
+        if (priority := given.pop("broker_priority", None)) is not None:
+            most = getattr(self.broker, "max_priority", None) or HIGHEST_PRIORITY
+            using["priority"] = min(HIGHEST_PRIORITY, priority * HIGHEST_PRIORITY // most)
+        if given:
+            raise InvalidJob(
+                f"actor {actor!r} goes through Fairlane, which does not know the options {', '.join(sorted(given))}; "
+                f"declare them with the actor or with route(…), or use forwarder.task(…).using(…)"
+            )
+        return using
+
+
+def _skipped(message: Any, why: str) -> SkipMessage:
+    # Dramatiq stores the result `None` of what is skipped: over one that is there, or will be.
+    message.options["store_results"] = False
+    return SkipMessage(why)
+
+
+class _Watch(Middleware):
+    """Knows which message each thread is at, and whether Dramatiq tries it again."""
+
+    def __init__(self, forwarder: DramatiqForwarder) -> None:
+        self._forwarder = forwarder
+        self._here = threading.local()
+
+    def take(self, actor: str) -> Any | None:
+        """The message that this thread is at, if it is a forwarded one for that actor; once."""
+        message, self._here.message = getattr(self._here, "message", None), None
+        return message if message is not None and message.actor_name == actor else None
+
+    def expect_an_end(self, delivery: Delivery) -> None:
+        self._here.delivery = delivery
+
+    def before_process_message(self, broker: Any, message: Any) -> None:
+        self._here.delivery = None
+        self._here.message = message if HEADER in message.options else None
+
+    def before_enqueue(self, broker: Any, message: Any, delay: int | None) -> None:
+        delivery: Delivery | None = getattr(self._here, "delivery", None)
+        if delivery is None or message.options.get(HEADER) != str(delivery.token):
+            return
+        # Before it is sent: whoever adopts it takes the claim from us.
+        self._here.delivery = None
+        waits = timedelta(milliseconds=delay or 0)
+        self._forwarder.deliveries.handed_on_sync(delivery, waits + self._forwarder.republish_after)
+
+    def after_process_message(
+        self, broker: Any, message: Any, *, result: Any = None, exception: BaseException | None = None
+    ) -> None:
+        self._here.message = None
+        delivery, self._here.delivery = getattr(self._here, "delivery", None), None
+        if delivery is not None and exception is not None:
+            # Dramatiq has given up, and sets its message aside in its own way.
+            self._forwarder.deliveries.failed_sync(delivery, exception, is_final=True)
+
+    def after_skip_message(self, broker: Any, message: Any) -> None:
+        self._here.message = self._here.delivery = None

@@ -1,0 +1,215 @@
+"""A forwarder: joins an App and an engine's app. Each engine derives its own from this.
+
+An engine's forwarder says how its tasks are named and called (`name_of`, `function_of`), how they are made to adopt
+their jobs (`install`), and how a message is published (`publish_blocking`, or `publish` for an async client).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+from fairlane.clock import microseconds
+from fairlane.declaring import is_async, key_source
+from fairlane.errors import ConfigurationError, UndecodablePayload
+from fairlane.forward.delivering import Deliveries
+from fairlane.forward.messages import Message, Unpublishable
+from fairlane.forward.tokens import Token
+from fairlane.job import Claim
+from fairlane.policy.retry import Backoff
+from fairlane.policy.unique import Unique
+from fairlane.task import (
+    AsyncTask,
+    Duration,
+    KeySource,
+    Raised,
+    SyncTask,
+    Task,
+    TaskOptions,
+    as_unique,
+)
+
+if TYPE_CHECKING:
+    from fairlane.app import App
+
+__all__ = ["Forwarded", "Forwarder", "Retries"]
+
+Retries = Literal["policy", "engine"]
+
+PUBLISHERS = 16
+"""Messages that are published at the same time, by a client that blocks."""
+_BACKOFF = Backoff()
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarded:
+    """A task of the engine whose jobs Fairlane admits."""
+
+    task: Task[..., Any]
+    target: Any
+    """The engine's own task."""
+    retries: Retries
+
+
+class Forwarder:
+    """Has an engine run what Fairlane admits."""
+
+    engine = "the engine"
+    """What people call it."""
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        retries: Retries = "policy",
+        lease: Duration = "30s",
+        republish_after: Duration = "5m",
+        queues: Mapping[str, str] | None = None,
+        unbounded: bool = False,
+        show_arguments: bool | None = None,
+    ) -> None:
+        self.app = app
+        self.retries = _checked_retries(retries)
+        self.lease = _checked_time("lease", lease)
+        """For how long the engine's worker holds a job without a sign of life."""
+        self.republish_after = _checked_time("republish_after", republish_after)
+        """When a message that was not delivered is published again, for the first time."""
+        self.unbounded = unbounded
+        """Whether a queue may have no limit of its own on what the engine holds."""
+        self.deliveries = Deliveries(app, self.lease)
+        self.forwarded: dict[str, Forwarded] = {}
+        """By the name of the Fairlane task."""
+        self._queues = dict(queues or {})
+        # What is stored encrypted must not lie in the broker in plain text.
+        self._shows = app.codec is None if show_arguments is None else show_arguments
+        self._threads: ThreadPoolExecutor | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.app!r}>"
+
+    # What an engine says.
+
+    def name_of(self, target: Any) -> str:
+        """The name of an engine's task."""
+        raise NotImplementedError
+
+    def function_of(self, target: Any) -> Callable[..., Any]:
+        """The function of an engine's task as its author wrote it, without the task itself as an argument."""
+        raise NotImplementedError
+
+    def install(self, forwarded: Forwarded) -> None:
+        """Make a task of the engine adopt its jobs. Called once for each, when it is declared."""
+        raise NotImplementedError
+
+    def publish_blocking(self, message: Message) -> None:
+        """Hand a message to the broker, as `Engine.publish` says; called in a thread."""
+        raise NotImplementedError
+
+    def reach_blocking(self) -> None:
+        """Raise if the broker cannot be reached; called in a thread."""
+
+    async def publish(self, message: Message) -> None:
+        """As `Engine` says. An engine whose client is async overrides this."""
+        await asyncio.get_running_loop().run_in_executor(self._pool(), self.publish_blocking, message)
+
+    async def reach(self) -> None:
+        """As `Engine` says."""
+        await asyncio.get_running_loop().run_in_executor(self._pool(), self.reach_blocking)
+
+    async def close(self) -> None:
+        """Let go of what publishing needed."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads = None
+
+    # What programs declare.
+
+    def task(
+        self,
+        target: Any,
+        *,
+        queue: str,
+        name: str | None = None,
+        max_attempts: int = 5,
+        backoff: Backoff = _BACKOFF,
+        retry_on: Raised = (Exception,),
+        dead_on: Raised = (),
+        priority: int = 0,
+        keys: KeySource | Iterable[str] = None,
+        unique: Unique | object | None = None,
+        retries: Retries | None = None,
+    ) -> Task[..., Any]:
+        """A Fairlane task whose jobs this engine's task runs. Its function needs no change.
+
+        There is no `timeout=`: the engine's own time limits hold.
+        """
+        task_name = name or self.name_of(target)
+        function = self.function_of(target)
+        options = TaskOptions(
+            max_attempts=max_attempts,
+            backoff=backoff,
+            retry_on=retry_on,
+            dead_on=dead_on,
+            priority=priority,
+            keys=key_source(keys),
+            unique=as_unique(unique),
+        )
+        kind: type[Task[..., Any]] = AsyncTask if is_async(function) else SyncTask
+        task = kind(self.app, task_name, queue, function, options, None, self.app.codec)
+        self.app.registry.add(task)
+        self.app.forwarded.add(queue)
+        forwarded = Forwarded(task, target, self.retries if retries is None else _checked_retries(retries))
+        self.forwarded[task_name] = forwarded
+        self.install(forwarded)
+        return task
+
+    def engine_queue(self, queue: str) -> str:
+        """The engine's queue for a queue of Fairlane's."""
+        return self._queues.get(queue, queue)
+
+    # What the dispatcher asks.
+
+    def message(self, claim: Claim, headers: Mapping[str, Any]) -> Message:
+        """What is to be published for a claim."""
+        forwarded = self.forwarded[claim.task]
+        args, kwargs = self._plain(forwarded.task, claim) if self._shows else ([], {})
+        return Message(
+            token=Token(claim.id, claim.lease),
+            task=claim.task,
+            target=forwarded.target,
+            queue=self.engine_queue(claim.queue),
+            args=args,
+            kwargs=kwargs,
+            is_hidden=not self._shows,
+            priority=claim.priority,
+            attempt=claim.attempt,
+            headers=headers,
+        )
+
+    def _plain(self, task: Task[..., Any], claim: Claim) -> tuple[list[Any], dict[str, Any]]:
+        try:
+            return task.codec.plain_call(claim.payload)
+        except UndecodablePayload as error:
+            raise Unpublishable(str(error)) from error
+
+    def _pool(self) -> ThreadPoolExecutor:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(PUBLISHERS, thread_name_prefix="fairlane-publisher")
+        return self._threads
+
+
+def _checked_retries(retries: Retries) -> Retries:
+    if retries not in ("policy", "engine"):
+        raise ConfigurationError(f"retries={retries!r} is unknown; use 'policy' or 'engine'")
+    return retries
+
+
+def _checked_time(name: str, given: Duration) -> timedelta:
+    amount = microseconds(given)
+    if amount <= 0:
+        raise ConfigurationError(f"{name}={given!r} is not a time above 0")
+    return timedelta(microseconds=amount)

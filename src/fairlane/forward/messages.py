@@ -1,0 +1,70 @@
+"""What is published for a claimed job, and what a dispatcher asks of an engine to do so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+from uuid import UUID
+
+import msgspec
+
+from fairlane.errors import FairlaneError
+from fairlane.forward.tokens import HEADER, Token
+from fairlane.job import Claim
+
+__all__ = ["Engine", "Message", "Unpublishable"]
+
+
+class Unpublishable(FairlaneError):
+    """This one message cannot be published, today or tomorrow: its job dies. Any other error is the broker's."""
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One claimed job on its way to the engine."""
+
+    token: Token
+    task: str
+    """The name of the Fairlane task."""
+    target: Any
+    """The engine's own task."""
+    queue: str
+    """The engine's queue."""
+    args: Sequence[Any]
+    """Plain JSON values, for the engine's tools: the function gets what is stored with the job. Empty if hidden."""
+    kwargs: Mapping[str, Any]
+    is_hidden: bool
+    """The arguments are left out of the message: they are stored encrypted, or the forwarder was told to."""
+    priority: int
+    """Fairlane's, from -100 to 100; 0 is as good as none."""
+    attempt: int
+    headers: Mapping[str, Any] = {}
+    """What the producer gave along for the engine's worker."""
+
+    @property
+    def id(self) -> UUID:
+        """The job's: the engine's message has the same id, where an engine lets one choose it."""
+        return self.token.job
+
+    @property
+    def carried(self) -> dict[str, Any]:
+        """All headers, with the token among them."""
+        return {**self.headers, HEADER: str(self.token)}
+
+
+class Engine(Protocol):
+    """What the dispatcher asks of an engine."""
+
+    def message(self, claim: Claim, headers: Mapping[str, Any]) -> Message:
+        """What is to be published for a claim; `Unpublishable` where that cannot be said."""
+        ...
+
+    async def publish(self, message: Message) -> None:
+        """Hand a message to the broker, and return once it has it. `Unpublishable`: its job dies. Any other error: the
+        broker refuses or is away, and the job goes back to its place. Never try again in here, and never for long."""
+        ...
+
+    async def reach(self) -> None:
+        """Raise if the broker cannot be reached."""
+        ...
+
+    async def close(self) -> None: ...

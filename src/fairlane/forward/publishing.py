@@ -1,0 +1,235 @@
+"""The dispatcher's side of a job: claimed like any other, and then published instead of run.
+
+A publish that succeeds frees the dispatcher's slot and settles nothing: the claim is held, and its lease renewed, until
+the engine's worker adopts it. From time to time the store is asked which claims are still here. One that is still here
+after `republish_after` is published again under the same token: the broker may have lost the message, and if it has
+not, the second of the two finds its token stale.
+
+A broker that refuses gets no more jobs for a while. What it refused goes back to its place and was never started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from fairlane.clock import SECOND, microseconds
+from fairlane.forward.messages import Engine, Unpublishable
+from fairlane.scheduler.settlement import Cancelled, Died, Outcome, Released, settle
+from fairlane.worker.execution import Execution, Run
+from fairlane.worker.outcomes import Stop, summary
+from fairlane.worker.timing import Outage, jittered, pause
+from fairlane.worker.troubles import Troubles
+
+__all__ = ["Publishing"]
+
+log = logging.getLogger("fairlane.forward")
+
+FIRST_PAUSE, LONGEST_PAUSE = SECOND // 10, 30 * SECOND
+"""How long a broker that refuses is left alone."""
+BROKER = "publishing"
+"""What this trouble is called where a worker tells of its troubles."""
+ASKED_AT_ONCE = 1_000
+
+
+class _Published(msgspec.Struct):
+    """A message that nobody is known to have adopted."""
+
+    run: Run
+    times: int
+    again_at: int
+    """When to publish it again, by the monotonic clock."""
+
+
+class Publishing(Execution):
+    """What a dispatcher does with its claims."""
+
+    engine: Engine
+    forwarded: Mapping[str, Any]
+    republish_after: timedelta
+    troubles: Troubles
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._published: dict[UUID, _Published] = {}
+        self._pause = 0
+        self._is_pausing: asyncio.Task[None] | None = None
+        self._background: set[asyncio.Task[None]] = set()
+        # A job of another engine, or of a worker's, is not ours to publish.
+        find = self._find
+        self._find = lambda name: find(name) if name in self.forwarded else None
+
+    # From claim to broker.
+
+    async def _run_async(self, run: Run) -> None:
+        await self._publish(run)
+
+    async def _run_in_thread(self, run: Run) -> None:
+        await self._publish(run)
+
+    async def _publish(self, run: Run) -> None:
+        run.started_at = self._now()
+        try:
+            await self.engine.publish(self.engine.message(run.claim, {}))
+        except Unpublishable as error:
+            self._end(run, Died(str(error)), error)
+        except Exception as error:
+            self._refused(error)
+            self._end(run, Released(f"broker refused: {summary(error)}"))
+        except BaseException:
+            # Told to stop in the middle of it: whether the broker has the message, nobody knows.
+            self._keep(run)
+            raise
+        else:
+            self._accepted()
+            self._keep(run)
+
+    def _end(self, run: Run, outcome: Outcome | None, error: BaseException | None = None) -> Any:
+        if isinstance(outcome, Released):
+            self.running.discard(run)
+            run.queue.used -= 1
+            self._settle_later(settle(run.claim, outcome, 0), run.queue)
+            self.on_slot_freed()
+            return None
+        return super()._end(run, outcome, error)
+
+    def _keep(self, run: Run) -> None:
+        """It is published: its slot is free, and its claim is ours until it is adopted."""
+        self.running.discard(run)
+        run.queue.used -= 1
+        run.handle = None
+        if run.stop is Stop.CANCELLED:
+            self._cancel(run)
+        elif run.stop is None:
+            self._published[run.claim.id] = _Published(run, 1, self._now() + self._patience(1))
+        if self.waiting and not self.is_filling:
+            self._fill_slots()
+        self.on_slot_freed()
+
+    def _patience(self, times: int) -> int:
+        return jittered(microseconds(self.republish_after) << min(times - 1, 10))
+
+    # A broker that refuses.
+
+    def _refused(self, error: Exception) -> None:
+        self.troubles.note(BROKER, error)
+        if self._is_pausing is None:
+            self._pause = min(max(FIRST_PAUSE, self._pause * 2), LONGEST_PAUSE)
+            self._slots.is_paused = True
+            self._is_pausing = self.loop.create_task(self._wait_for_broker(), name="fairlane-broker")
+            self.loop.call_soon(self.give_back_unstarted, f"broker refused: {summary(error)}")
+
+    async def _wait_for_broker(self) -> None:
+        while True:
+            await pause(self._clock, round(self._pause * random.uniform(0.75, 1.25)))
+            try:
+                await self.engine.reach()
+            except Exception as error:
+                self.troubles.note(BROKER, error)
+                self._pause = min(self._pause * 2, LONGEST_PAUSE)
+            else:
+                break
+        self._is_pausing = None
+        self._slots.is_paused = False
+        self.publish_again_soon()
+        self.on_slot_freed()
+
+    def _accepted(self) -> None:
+        if self._is_pausing is None and self._pause:
+            self._pause = 0
+            self.troubles.clear(BROKER)
+
+    def publish_again_soon(self) -> None:
+        """The broker was away, and may have lost what it had: whatever is not adopted is published again."""
+        for each in self._published.values():
+            each.again_at = min(each.again_at, self._now())
+
+    # What was published.
+
+    async def follow(self, outage: Outage, every: int) -> None:
+        """Let go of what was adopted, and publish again what should have been."""
+        while True:
+            await pause(self._clock, jittered(every))
+            await self.look_after(outage)
+
+    async def look_after(self, outage: Outage) -> None:
+        """One round of it."""
+        known = list(self._published.values())
+        for some in (known[n : n + ASKED_AT_ONCE] for n in range(0, len(known), ASKED_AT_ONCE)):
+            pairs = [(each.run.claim.id, each.run.claim.lease) for each in some]
+            held = set(await outage.ride_out(lambda pairs=pairs: self.store.held(pairs), "following messages"))  # type: ignore[misc]
+            for each in some:
+                if each.run.claim.id not in held:
+                    self._published.pop(each.run.claim.id, None)
+                elif each.again_at <= self._now() and not self._slots.is_paused and not self._slots.is_closed:
+                    await self._publish_again(each)
+
+    async def _publish_again(self, published: _Published) -> None:
+        claim = published.run.claim
+        log.warning("job %s (%s) was published and not begun; publishing it again", claim.id, claim.task)
+        published.times += 1
+        published.again_at = self._now() + self._patience(published.times)
+        try:
+            await self.engine.publish(self.engine.message(claim, {}))
+        except Exception as error:
+            published.again_at = self._now()
+            self._refused(error)
+
+    # What a worker asks of its execution.
+
+    def held(self) -> list[Run]:
+        return [*super().held(), *(each.run for each in self._published.values())]
+
+    @property
+    def is_holding(self) -> bool:
+        return bool(self.running or self._published)
+
+    def interrupt(self, run: Run, reason: Stop) -> None:
+        published = self._published.get(run.claim.id)
+        if published is None or published.run is not run:
+            if reason is Stop.CANCELLED:
+                run.stop = run.stop or reason  # it is being published: a moment
+                return
+            super().interrupt(run, reason)
+            return
+        if reason is Stop.SHUTDOWN:
+            return
+        # A claim that is gone was adopted, as it should be.
+        del self._published[run.claim.id]
+        if reason is Stop.CANCELLED:
+            self._cancel(run)
+
+    def _cancel(self, run: Run) -> None:
+        """End it here, if no worker of the engine has begun it. If one has, it hears of the cancellation itself."""
+        settlement = settle(run.claim, Cancelled("cancelled before it ran"), 0)
+        task = self.loop.create_task(self._settle_quietly(settlement), name="fairlane-cancel")
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _settle_quietly(self, settlement: Any) -> None:
+        try:
+            await self.store.settle([settlement])
+        except Exception as error:
+            log.warning("job %s: could not be cancelled at the broker: %s; its message will be", settlement.job, error)
+
+    def _stop_overdue(self) -> None:
+        """The engine's own time limits hold."""
+
+    async def leave_to_messages(self) -> None:
+        """The dispatcher stops: what was published is left to its messages, for as long as one would have waited."""
+        leases = sorted({each.run.claim.lease for each in self._published.values()})
+        if leases:
+            await self.store.renew(leases, max(self.republish_after, timedelta(seconds=1)))
+            log.info("%d published jobs are left to their messages", len(self._published))
+
+    def close(self) -> None:
+        if self._is_pausing is not None:
+            self._is_pausing.cancel()
+        super().close()

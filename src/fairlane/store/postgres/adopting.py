@@ -1,0 +1,59 @@
+"""Claims that pass from one process to another, on PostgreSQL."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from uuid import UUID, uuid4
+
+from fairlane.clock import microseconds
+from fairlane.job import Claim
+from fairlane.store.postgres import rows
+from fairlane.store.postgres.connections import STATEMENTS, Connections
+from fairlane.store.postgres.settling import Settler
+from fairlane.store.postgres.timing import StoreClock
+from fairlane.store.protocol import Adopted, WorkerIdentity
+
+__all__ = ["Adopter"]
+
+
+class Adopter:
+    """The part of the PostgreSQL store that adopts."""
+
+    _connections: Connections
+    _clock: StoreClock
+    _settler: Settler
+
+    async def adopt(self, job: UUID, lease: UUID, *, worker: WorkerIdentity, lease_for: timedelta) -> Adopted | None:
+        # Chosen before the first try: a second one finds its own work by it.
+        own = uuid4()
+        row = await self._connections.again(
+            lambda connection, _: connection.fetchrow(
+                STATEMENTS["adopt"],
+                self._clock.parameter(),
+                job,
+                lease,
+                own,
+                worker.id,
+                worker.name,
+                microseconds(lease_for),
+            )
+        )
+        if row is None:
+            return None
+        _, task, priority, keys, payload, attempt, most, enqueued_at, cancel, claimed_at, queue, now = row
+        claim = Claim(
+            job,
+            own,
+            queue,
+            task,
+            priority,
+            rows.decode_keys(keys),
+            payload,
+            attempt,
+            most,
+            enqueued_at,
+            claimed_at,
+            cancel,
+        )
+        self._settler.claimed(own, [claim])
+        return Adopted(claim, now)

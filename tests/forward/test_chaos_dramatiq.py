@@ -1,0 +1,24 @@
+"""Kills of Dramatiq's workers, of the dispatcher and of the broker: nothing lost, no limit exceeded (Must show 2)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.forward.brokers import ThrowawayRabbit, ThrowawayRedis
+from tests.forward.chaos import BIN, QUEUE, SLOTS, Chaos, Engine
+
+MODULE = "tests.forward.chaos_dramatiq"
+DRAMATIQ = Engine(
+    MODULE, [str(BIN / "dramatiq"), MODULE, "--processes", "1", "--threads", str(SLOTS), "--queues", QUEUE]
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [ThrowawayRabbit, ThrowawayRedis])
+def test_kills_around_dramatiq_lose_nothing_and_exceed_no_limit(
+    make: type[ThrowawayRabbit] | type[ThrowawayRedis], postgres_url: str, tmp_path: Path
+) -> None:
+    with make() as broker:
+        Chaos(DRAMATIQ, broker, postgres_url, tmp_path).run()

@@ -1,0 +1,126 @@
+"""A claim that passes from one process to another: one of two takes it, and no limit notices."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from uuid import uuid4
+
+from fairlane.clock import ManualClock
+from fairlane.job import Claim, State
+from fairlane.policy import Concurrency, Policy, Rate
+from fairlane.scheduler.settlement import Done, settle
+from fairlane.store.protocol import Store, WorkerIdentity
+from tests.store.harness import LEASE, SECOND, claim, given_jobs, state_of
+
+QUEUE = Policy("q", None, (Concurrency(2),))
+ENGINE = WorkerIdentity(uuid4(), "engine:7")
+
+
+async def claimed(
+    store: Store, count: int = 1, policy: Policy = QUEUE, worker: WorkerIdentity | None = None
+) -> list[Claim]:
+    await store.declare(policy)
+    await given_jobs(store, policy, count=count)
+    dispatcher = worker or WorkerIdentity.of_dispatcher("dispatcher:1")
+    return (await store.claim("q", lambda: count, worker=dispatcher, lease=LEASE)).claims
+
+
+async def test_an_adopted_claim_is_the_same_job_under_another_lease(store: Store) -> None:
+    (first,) = await claimed(store)
+    adopted = await store.adopt(first.id, first.lease, worker=ENGINE, lease_for=LEASE)
+    assert adopted is not None
+    own = adopted.claim
+    assert own.lease != first.lease
+    assert (own.id, own.queue, own.task, own.keys, own.payload) == (
+        first.id, first.queue, first.task, first.keys, first.payload,
+    )  # fmt: skip
+    assert (own.attempt, own.max_attempts, own.claimed_at) == (first.attempt, first.max_attempts, first.claimed_at)
+    record = await store.job(first.id)
+    assert (record.state, record.worker) == (State.RUNNING, "engine:7")
+
+
+async def test_of_two_who_adopt_one_claim_one_gets_it(store: Store) -> None:
+    (first,) = await claimed(store)
+    found = [await store.adopt(first.id, first.lease, worker=ENGINE, lease_for=LEASE) for _ in range(2)]
+    assert [each is not None for each in found] == [True, False]
+
+
+async def test_whoever_held_it_can_neither_settle_nor_keep_it(store: Store) -> None:
+    first, other = await claimed(store, 2)
+    adopted = await store.adopt(first.id, first.lease, worker=ENGINE, lease_for=LEASE)
+    assert adopted is not None
+    assert await store.settle([settle(first, Done(None), 0)]) == [first.id]
+    assert await store.held([(first.id, first.lease), (other.id, other.lease)]) == [other.id]
+    assert await store.held([(first.id, adopted.claim.lease)]) == [first.id]
+    assert (await store.renew([first.lease], LEASE)).gone == []
+    assert await store.settle([settle(adopted.claim, Done(b"1"), 5)]) == []
+    assert await state_of(store, first.id) is State.DONE
+
+
+async def test_a_lease_goes_with_the_last_claim_that_is_adopted(store: Store) -> None:
+    (first,) = await claimed(store)
+    assert await store.adopt(first.id, first.lease, worker=ENGINE, lease_for=LEASE) is not None
+    assert (await store.renew([first.lease], LEASE)).gone == [first.lease]
+
+
+async def test_a_claim_that_ended_cannot_be_adopted(store: Store, clock: ManualClock) -> None:
+    settled, reaped = await claimed(store, 2)
+    await store.settle([settle(settled, Done(None), 0)])
+    assert await store.adopt(settled.id, settled.lease, worker=ENGINE, lease_for=LEASE) is None
+    clock.advance(LEASE)
+    await store.reap()
+    assert await store.adopt(reaped.id, reaped.lease, worker=ENGINE, lease_for=LEASE) is None
+
+
+async def test_an_adopted_claim_lasts_as_long_as_its_own_lease(store: Store, clock: ManualClock) -> None:
+    (first,) = await claimed(store)
+    adopted = await store.adopt(first.id, first.lease, worker=ENGINE, lease_for=3 * LEASE)
+    assert adopted is not None
+    clock.advance(2 * LEASE)
+    assert (await store.reap()).settled == []
+    clock.advance(LEASE)
+    (lost,) = (await store.reap()).settled
+    assert (lost.job, lost.outcome, lost.to) == (first.id, "lost", State.READY)
+    assert (await store.job(first.id)).attempt == 1
+
+
+async def test_what_a_dead_dispatcher_had_published_and_nobody_began_was_never_started(
+    store: Store, clock: ManualClock
+) -> None:
+    policy = Policy("q", None, (Rate(1, per="1h"),))
+    (first,) = await claimed(store, 1, policy)
+    clock.advance(LEASE)
+    (released,) = (await store.reap()).settled
+    assert (released.outcome, released.to) == ("released", State.READY)
+    assert (await store.job(first.id)).attempt == 0
+    # Its token of the rate came back with it.
+    assert [each.id for each in await claim(store, "q", 1)] == [first.id]
+
+
+async def test_a_limit_holds_while_claims_change_hands(store: Store) -> None:
+    both = await claimed(store, 2)
+    await given_jobs(store, QUEUE, count=3)
+    for each in both:
+        assert await store.adopt(each.id, each.lease, worker=ENGINE, lease_for=LEASE) is not None
+        assert await claim(store, "q", 5) == []
+    assert (await store.counts("q")).running == 2
+
+
+async def test_a_cancel_reaches_whoever_holds_the_claim_by_then(store: Store) -> None:
+    first, second = await claimed(store, 2)
+    await store.cancel(first.id)
+    before = await store.adopt(first.id, first.lease, worker=ENGINE, lease_for=LEASE)
+    assert before is not None
+    assert before.claim.cancel_requested
+    after = await store.adopt(second.id, second.lease, worker=ENGINE, lease_for=LEASE)
+    assert after is not None
+    await store.cancel(second.id)
+    assert (await store.renew([after.claim.lease], LEASE)).cancelled == [second.id]
+
+
+async def test_an_adoption_tells_the_stores_time(store: Store, clock: ManualClock) -> None:
+    (first,) = await claimed(store)
+    clock.advance(timedelta(seconds=7))
+    adopted = await store.adopt(first.id, first.lease, worker=ENGINE, lease_for=LEASE)
+    assert adopted is not None
+    assert adopted.at - adopted.claim.claimed_at == 7 * SECOND
