@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
+import threading
 
 import dramatiq
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
@@ -32,7 +32,7 @@ forwarder = DramatiqForwarder(app, broker, lease=LEASE, republish_after=REPUBLIS
 @dramatiq.actor
 def run(number: int, tenant: str) -> int:
     with recorded(number, tenant, context().id):
-        time.sleep(busy_for())
+        threading.Event().wait(busy_for())
     return number
 
 

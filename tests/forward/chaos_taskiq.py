@@ -20,10 +20,17 @@ app.queue(QUEUE, limits=[Concurrency(LIMIT), Concurrency(LIMIT_OF_TENANT, by="te
 forwarder = TaskiqForwarder(app, broker, lease=LEASE, republish_after=REPUBLISH_AFTER)
 
 
+async def take_time() -> None:
+    loop = asyncio.get_running_loop()
+    done = loop.create_future()
+    loop.call_later(busy_for(), done.set_result, None)
+    await done
+
+
 @broker.task
 async def run(number: int, tenant: str) -> int:
     with recorded(number, tenant, context().id):
-        await asyncio.sleep(busy_for())
+        await take_time()
     return number
 
 

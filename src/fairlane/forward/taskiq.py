@@ -90,7 +90,7 @@ class TaskiqForwarder(Forwarder):
             async with asyncio.timeout(PUBLISH_WITHIN):
                 await kicker.with_task_id(str(message.id)).kiq(*message.args, **message.kwargs)
         except SendTaskError as error:
-            raise error.__cause__ or error  # what the broker said
+            raise (error.__cause__ or error) from None  # what the broker said
 
     async def reach(self) -> None:
         await self._start()
