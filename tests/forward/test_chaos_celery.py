@@ -10,9 +10,9 @@ from tests.forward.brokers import ThrowawayRabbit, ThrowawayRedis
 from tests.forward.chaos import BIN, QUEUE, SLOTS, Chaos, Engine
 
 MODULE = "tests.forward.chaos_celery"
-CELERY = Engine(
-    MODULE, [str(BIN / "celery"), "-A", f"{MODULE}:celery", "worker", "-c", str(SLOTS), "-Q", QUEUE, "-l", "warning"]
-)
+POOL = ["--pool", "threads", "--concurrency", str(SLOTS)]
+"""Eight processes on two cores would never come to run eight jobs at once; those of `test_celery.py` are processes."""
+CELERY = Engine(MODULE, [str(BIN / "celery"), "-A", f"{MODULE}:celery", "worker", *POOL, "-Q", QUEUE, "-l", "warning"])
 
 
 @pytest.mark.slow
