@@ -1,0 +1,24 @@
+"""Kills of Celery's workers, of the dispatcher and of the broker: nothing lost, no limit exceeded (Must show 2)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.forward.brokers import ThrowawayRabbit, ThrowawayRedis
+from tests.forward.chaos import BIN, QUEUE, SLOTS, Chaos, Engine
+
+MODULE = "tests.forward.chaos_celery"
+POOL = ["--pool", "threads", "--concurrency", str(SLOTS)]
+"""Eight processes on two cores would never come to run eight jobs at once; those of `test_celery.py` are processes."""
+CELERY = Engine(MODULE, [str(BIN / "celery"), "-A", f"{MODULE}:celery", "worker", *POOL, "-Q", QUEUE, "-l", "warning"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [ThrowawayRabbit, ThrowawayRedis])
+def test_kills_around_celery_lose_nothing_and_exceed_no_limit(
+    make: type[ThrowawayRabbit] | type[ThrowawayRedis], postgres_url: str, tmp_path: Path
+) -> None:
+    with make() as broker:
+        Chaos(CELERY, broker, postgres_url, tmp_path).run()

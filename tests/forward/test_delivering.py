@@ -1,0 +1,207 @@
+"""The engine's side: what becomes of a message that is delivered, and of its job."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from fairlane import App, Cancel, Concurrency, Dead, InvalidJob, ManualClock, Snooze, State, context
+from fairlane.forward.delivering import Delivery
+from fairlane.forward.tokens import Token
+from fairlane.handle import Job
+from fairlane.task import Task
+from tests.forward.paper import PaperForwarder, dispatching
+from tests.worker.harness import WatchedStore, turns, until, watched_app
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def watched(clock: ManualClock) -> AsyncIterator[tuple[App, WatchedStore]]:
+    app, store = watched_app(clock)
+    app.queue("emails", limits=Concurrency(2))
+    yield app, store
+    store.restore()
+    await app.close()
+
+
+@pytest.fixture
+def app(watched: tuple[App, WatchedStore]) -> App:
+    return watched[0]
+
+
+@pytest.fixture
+def store(watched: tuple[App, WatchedStore]) -> WatchedStore:
+    return watched[1]
+
+
+@pytest.fixture
+def forwarder(app: App) -> PaperForwarder:
+    return PaperForwarder(app)
+
+
+async def published(forwarder: PaperForwarder, task: Task[..., Any], *args: Any) -> Job[Any]:
+    """A job whose message is at the broker, with no dispatcher left."""
+    job = await task.enqueue(*args)
+    before = len(forwarder.messages)
+    async with dispatching(forwarder):
+        await until(lambda: len(forwarder.messages) > before)
+    return job
+
+
+async def begun(forwarder: PaperForwarder) -> Delivery:
+    delivery = await forwarder.deliveries.begin(forwarder.messages[-1].token)
+    assert delivery is not None
+    return delivery
+
+
+async def test_the_function_gets_what_is_stored_and_not_what_the_message_says(forwarder: PaperForwarder) -> None:
+    def due(wait: timedelta) -> float:
+        return wait.total_seconds()
+
+    job = await published(forwarder, forwarder.task(due, queue="emails"), timedelta(minutes=2))
+    assert list(forwarder.messages[0].args) == ["PT120S"]
+    assert await forwarder.deliver(forwarder.messages[0]) == 120.0
+    assert await job.result() == 120.0
+
+
+async def test_of_two_deliveries_of_one_message_one_runs(forwarder: PaperForwarder) -> None:
+    runs: list[int] = []
+    job = await published(forwarder, forwarder.task(runs.append, queue="emails", name="note"), 7)
+    first = await begun(forwarder)
+    assert await forwarder.deliveries.begin(forwarder.messages[0].token) is None
+    await forwarder.deliveries.done(first, None)
+    assert await forwarder.deliveries.begin(forwarder.messages[0].token) is None
+    assert await job.status() is State.DONE
+
+
+async def test_the_context_tells_of_the_job_and_its_effects_land(app: App, forwarder: PaperForwarder) -> None:
+    def tell(name: str) -> int:
+        context().put("told", name)
+        return context().attempt
+
+    job = await published(forwarder, forwarder.task(tell, queue="emails"), "Ada")
+    assert await forwarder.deliver(forwarder.messages[0]) == 1
+    assert await job.result() == 1
+    assert await app.values.get("told") == "Ada"
+
+
+@pytest.mark.parametrize(
+    ("raised", "state", "attempt"),
+    [
+        (ValueError("no"), State.SCHEDULED, 1),
+        (Snooze("1h"), State.SCHEDULED, 0),
+        (Dead("never"), State.DEAD, 1),
+        (Cancel(), State.CANCELLED, 1),
+    ],
+    ids=["a failure", "a snooze", "a death", "a cancellation"],
+)
+async def test_what_is_raised_means_what_it_means_on_a_worker(
+    forwarder: PaperForwarder, raised: Exception, state: State, attempt: int
+) -> None:
+    def fail() -> None:
+        raise raised
+
+    job = await published(forwarder, forwarder.task(fail, queue="emails"))
+    await forwarder.deliver(forwarder.messages[0])
+    record = await job.record()
+    assert (record.state, record.attempt) == (state, attempt)
+
+
+async def test_when_the_engine_has_tried_often_enough_a_failure_is_the_end(forwarder: PaperForwarder) -> None:
+    job = await published(forwarder, forwarder.task(len, queue="emails", name="length"), "abc")
+    await forwarder.deliveries.failed(await begun(forwarder), ValueError("for good"), is_final=True)
+    assert await job.status() is State.DEAD
+
+
+async def test_a_job_is_kept_while_it_runs_and_lost_when_nobody_keeps_it(
+    app: App, forwarder: PaperForwarder, clock: ManualClock, store: WatchedStore
+) -> None:
+    job = await published(forwarder, forwarder.task(len, queue="emails", name="length"), "abc")
+    delivery = await begun(forwarder)
+    for _ in range(6):
+        before = store.ended["renew"]
+        await turns()
+        clock.advance("11s")
+        await until(lambda before=before: store.ended["renew"] > before)  # type: ignore[misc]
+    await app.upkeep()
+    assert await job.status() is State.RUNNING
+    store.lose("renew")
+    await turns()
+    clock.advance("31s")
+    await app.upkeep()
+    assert await job.status() is State.READY
+    store.restore()
+    # Whoever took it over has it: nothing of this run is recorded.
+    await forwarder.deliveries.done(delivery, 3)
+    assert await job.status() is State.READY
+
+
+async def test_a_job_that_is_cancelled_while_it_runs_is_asked_to_stop(
+    forwarder: PaperForwarder, clock: ManualClock
+) -> None:
+    job = await published(forwarder, forwarder.task(len, queue="emails", name="length"), "abc")
+    delivery = await begun(forwarder)
+    await job.cancel()
+    await turns()
+    clock.advance("11s")
+    with delivery.entered():
+        await until(lambda: context().cancelled)
+        with pytest.raises(Cancel) as stopped:
+            context().raise_if_cancelled()
+    await forwarder.deliveries.failed(delivery, stopped.value)
+    assert await job.status() is State.CANCELLED
+
+
+async def test_a_retry_of_the_engines_own_keeps_the_slot_and_runs_under_a_new_token(
+    forwarder: PaperForwarder, clock: ManualClock
+) -> None:
+    job = await published(forwarder, forwarder.task(len, queue="emails", name="length", retries="engine"), "abc")
+    first = await begun(forwarder)
+    await forwarder.deliveries.handed_on(first, timedelta(minutes=5))
+    for _ in range(6):
+        await turns()
+        clock.advance("11s")
+        await turns()
+    assert await job.status() is State.RUNNING
+    assert await forwarder.deliveries.begin(forwarder.messages[0].token) is None  # used up
+    again = await forwarder.deliveries.begin(first.token)
+    assert again is not None
+    assert again.claim.attempt == 1
+    await forwarder.deliveries.done(again, 3)
+    assert await job.result() == 3
+
+
+async def test_a_retry_message_that_never_comes_leaves_the_job_to_the_policy(
+    app: App, forwarder: PaperForwarder, clock: ManualClock
+) -> None:
+    job = await published(forwarder, forwarder.task(len, queue="emails", name="length", retries="engine"), "abc")
+    await forwarder.deliveries.handed_on(await begun(forwarder), timedelta(minutes=1))
+    for _ in range(12):
+        await turns()
+        clock.advance("11s")
+        await turns()
+    await app.upkeep()
+    assert await job.status() is State.READY
+
+
+async def test_a_task_that_is_not_deployed_where_it_is_delivered_comes_again(
+    app: App, forwarder: PaperForwarder
+) -> None:
+    job = await published(forwarder, forwarder.task(len, queue="emails", name="length"), "abc")
+    del app.registry._tasks["length"]
+    assert await forwarder.deliveries.begin(forwarder.messages[0].token) is None
+    record = await job.record()
+    assert (record.state, record.attempt) == (State.SCHEDULED, 0)
+    assert "no task named 'length'" in str(record.error)
+
+
+async def test_a_token_of_others_is_refused_by_what_it_says() -> None:
+    with pytest.raises(InvalidJob, match="'nonsense' is not the token of a forwarded job"):
+        Token.parse("nonsense")
