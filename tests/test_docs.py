@@ -54,7 +54,20 @@ PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 COMMANDS = DOCS / "reference" / "commands.md"
 
 LANGUAGES = {"console", "ini", "json", "python", "sql", "text", "toml"}
-FOREIGN = {".", ".venv/bin/pip", "curl", "export", "make", "python3"}
+FOREIGN = {
+    ".",
+    ".venv/bin/pip",
+    "celery",
+    "curl",
+    "dramatiq",
+    "export",
+    "make",
+    "pgq",
+    "procrastinate",
+    "python3",
+    "redis-cli",
+    "rq",
+}
 """Programs that a page may call and that are not ours to run."""
 NOT_RUN = re.compile(r"\*\(Not run by the tests: (\S.{9,})\)\*\Z")
 WATCHDOG = 60.0
@@ -146,6 +159,7 @@ class Stage:
     names: dict[str, Any] = field(default_factory=lambda: {"__name__": "__page__"})
     unused: set[str] = field(default_factory=set)
     worker: subprocess.Popen[str] | None = None
+    apps: list[App] = field(default_factory=list)
 
     async def run(self, all_blocks: list[Block]) -> None:
         async with contextlib.AsyncExitStack() as stack:
@@ -182,8 +196,12 @@ class Stage:
         text = "\n" * (block.line - 1) + block.text
         code = compile(text, str(self.page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
         made = eval(code, self.names)
-        if inspect.iscoroutine(made):
-            await asyncio.wait_for(made, WATCHDOG)
+        try:
+            if inspect.iscoroutine(made):
+                await asyncio.wait_for(made, WATCHDOG)
+        finally:
+            # Now: the next block may give its name to another.
+            self.apps += [value for value in self.names.values() if isinstance(value, App)]
 
     def _call(self, words: list[str], said: list[str]) -> None:
         ours = [sys.executable, "-m", "fairlane.cli"] if words[0] == "fairlane" else [sys.executable]
@@ -213,9 +231,8 @@ class Stage:
         if self.worker is not None:
             self.worker.kill()
             self.worker.communicate()
-        for value in self.names.values():
-            if isinstance(value, App):
-                await value.close()
+        for app in self.apps:
+            await app.close()
 
 
 @contextlib.asynccontextmanager

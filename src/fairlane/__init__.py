@@ -33,6 +33,7 @@ from fairlane.errors import (
     UndecodablePayload,
     UniqueConflict,
     UnknownQueue,
+    UnknownSchedule,
     UnknownTask,
     WorkerDied,
 )
@@ -138,6 +139,7 @@ __all__ = [
     "Unique",
     "UniqueConflict",
     "UnknownQueue",
+    "UnknownSchedule",
     "UnknownTask",
     "Values",
     "Worker",

@@ -181,6 +181,10 @@ class App(Declarations):
         elif connection is not None:
             await connection.close()
 
+    def open_sync(self) -> None:
+        """Open the database now, for code that is not async: on SQLite, before a transaction of its own begins."""
+        self.run_blocking(self.opened())
+
     def close_sync(self) -> None:
         """`close` for code that is not async."""
         asyncio.run(self.close())

@@ -155,6 +155,15 @@ class Codec:
         place = self._places.get(name, len(args))
         return args[place] if place < len(args) else kwargs.get(name, self._defaults[name])
 
+    @property
+    def is_sealed(self) -> bool:
+        """What is stored can be read by this app only."""
+        return self._stored_as is not None
+
+    def unsealed_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        """A call that was encoded before, as JSON; for what is not stored."""
+        return _encode((args, kwargs))
+
     def encode_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], max_bytes: int) -> bytes:
         try:
             payload = _encode((args, kwargs))

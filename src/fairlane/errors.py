@@ -18,6 +18,7 @@ FairlaneError
 ├── InvalidValue            a key or a value that the key-value store cannot hold
 ├── UnknownTask             a name that no task of this app answers to
 ├── UnknownQueue            a name that no queue of this app or store answers to
+├── UnknownSchedule         a name that no schedule of this store answers to
 ├── JobNotFound             no such job, or retention has removed it
 ├── JobFailed               `result()` of a job that ended dead
 ├── JobCancelled            `result()` of a job that was cancelled
@@ -68,6 +69,7 @@ __all__ = [
     "UndecodablePayload",
     "UniqueConflict",
     "UnknownQueue",
+    "UnknownSchedule",
     "UnknownTask",
     "WorkerDied",
 ]
@@ -182,6 +184,10 @@ class UnknownTask(FairlaneError, LookupError):
 
 class UnknownQueue(FairlaneError, LookupError):
     """A name that no queue of this app or store answers to."""
+
+
+class UnknownSchedule(FairlaneError, LookupError):
+    """A name that no schedule of this store answers to."""
 
 
 class JobNotFound(FairlaneError, LookupError):

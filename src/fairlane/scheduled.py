@@ -42,7 +42,7 @@ class Schedule:
             "missed": self.missed,
             "task": call.task.name,
             "queue": options.queue or call.task.queue,
-            "call": msgspec.Raw(payload),
+            "call": None if codec.is_sealed else msgspec.Raw(payload),
             "priority": options.priority,
             "max_attempts": options.max_attempts,
             "keys": options.keys,
@@ -53,7 +53,10 @@ class Schedule:
     @property
     def digest(self) -> bytes:
         """The same for the same declaration, in every program."""
-        return hashlib.sha256(self.document().encode()).digest()
+        call, codec = self.call, self.call.task.codec
+        # What seals a call may do so in another way each time.
+        sealed = codec.unsealed_call(call.args, call.kwargs) if codec.is_sealed else b""
+        return hashlib.sha256(self.document().encode() + sealed).digest()
 
     def call_for(self, job: UUID, slot: Instant) -> Call[Any]:
         """The call of one slot, with the id that nothing else of it can have."""

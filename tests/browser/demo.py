@@ -1,5 +1,5 @@
 """An hour in the life of a shop with a hundred tenants, told in a few seconds: queues in every status, dead jobs, a
-paused key, overrides, workers. It is the same every time, so that pictures of it differ only where pages do."""
+paused key, overrides, schedules, workers. The same every time, so that pictures of it differ only where pages do."""
 
 from __future__ import annotations
 
@@ -101,6 +101,13 @@ class Demo:
         @app.task(queue="thumbnails", name="shop.make_thumbnail")
         async def make_thumbnail(picture: int, account: str) -> object: ...
 
+        berlin = "Europe/Berlin"
+        app.schedule("0 9 * * 1-5", render_report, "2026-02", "globex", timezone=berlin, name="daily-report")
+        app.schedule("*/15 * * * *", import_products, "stock.csv", "acme", name="stock-levels")
+        app.schedule("30 2 1 * *", export_orders, "2026-02-01", "umbrella", timezone="America/New_York", name="books")
+        app.schedule(send_email, "digest", "ops@shop.example", "acme", every="30m", name="digest")
+        app.schedule("@hourly", export_orders, "2026-03-08", "initech", name="old-export")
+
         one, two, three, four = (
             WorkerIdentity(UUID(int=place, version=4), name)
             for place, name in enumerate(("app-1:4711", "app-2:4688", "batch-1:901", "batch-2:877"), 1)
@@ -118,6 +125,8 @@ class Demo:
     async def live(self) -> None:
         """Let the hour pass, then leave everything in the middle of it."""
         store = await self.app.opened()
+        await self.app.fire_schedules()
+        del self.app.schedules["old-export"]
         for step in range(STEPS):
             for stream in self.streams:
                 await self._serve(store, stream, step)
@@ -125,6 +134,7 @@ class Demo:
                 await self._operate()
                 await self._report(store, is_late=True)
             if step % 6 == 5:
+                await self.app.fire_schedules()
                 await self._add_up(store)
             self.clock.advance(f"{STEP}s")
         await self._report(store, is_late=False)
@@ -214,6 +224,7 @@ class Demo:
             expires_in="2h",
         )
         await operations.pause("exports", reason="the disk of the file server is full", actor="bob")
+        await operations.pause_schedule("digest", reason="nobody reads it on holidays", actor="ann")
 
     async def _report(self, store: Store, *, is_late: bool) -> None:
         """What the workers say of themselves; one said it a while ago, and nothing since."""

@@ -70,6 +70,7 @@ PICTURES = (
     Picture("waiting", lambda demo: f"/jobs/{demo.waiting_job}"),
     Picture("dead", "/dead"),
     Picture("confirm", f"/do/pause?queue=webhooks&key.account={BUSIEST}&back=/queues/webhooks"),
+    Picture("schedules", "/schedules"),
     Picture("workers", "/workers"),
     Picture("audit", "/audit"),
     Picture("try", "/try?queue=webhooks", try_a_policy),

@@ -120,9 +120,9 @@ def test_a_sqlite_file_is_migrated_once(shop: Path, fairlane: Fairlane) -> None:
 async def test_the_printed_script_builds_a_database_that_the_store_accepts(
     fairlane: Fairlane, empty_postgres_url: str
 ) -> None:
-    script = fairlane("migrate", "--print", FAIRLANE_URL="").stdout
     connection = await asyncpg.connect(empty_postgres_url)
-    await connection.execute(script)
+    for part in (("--to", "12"), ("--after", "12")):
+        await connection.execute(fairlane("migrate", "--print", *part, FAIRLANE_URL="").stdout)
     await connection.close()
     store = PostgresStore(empty_postgres_url)
     await store.open()
@@ -137,6 +137,14 @@ def test_printing_the_migrations_needs_no_database(fairlane: Fairlane, tmp_path:
     assert "create table fairlane.jobs" in result.stdout
     assert "create table" in fairlane("migrate", "--print", "--url", "sqlite:///x.db").stdout
     assert not (tmp_path / "x.db").exists()
+
+
+def test_only_migrations_that_there_are_can_be_printed(fairlane: Fairlane) -> None:
+    for wrong in (("--to", "999"), ("--after", "3", "--to", "3"), ("--after", "-1")):
+        refused = fairlane("migrate", "--print", *wrong, FAIRLANE_URL="")
+        assert (refused.returncode, refused.stdout) == (1, "")
+    refused = fairlane("migrate", "--to", "3", "--url", "sqlite://")
+    assert (refused.returncode, "are for --print" in refused.stderr) == (2, True)
 
 
 def test_policies_are_applied_and_shown(shop: Path, fairlane: Fairlane) -> None:

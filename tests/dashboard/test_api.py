@@ -35,6 +35,9 @@ def body(operation: Operation, world: World) -> dict[str, Any] | None:
         "replay_jobs": {"ids": [str(world.jobs["cancelled"])]},
         "purge_jobs": {"ids": [str(world.jobs["dead"])]},
         "force_jobs": {"ids": [str(world.jobs["scheduled"])]},
+        "pause_schedule": {"name": "nightly"},
+        "resume_schedule": {"name": "nightly"},
+        "trigger_schedule": {"name": "nightly"},
         "try_policies": {"policies": ["webhooks"], "workload": {"classes": [{"name": "a", "keys": keys, "jobs": 3}]}},
     }
     return None if operation.method == "GET" else given.get(operation.name, {})

@@ -40,7 +40,7 @@ class Statements:
 
 
 async def a_site(stack: AsyncExitStack, url: str, clock: ManualClock, *, queues: int, keys: int) -> Site:
-    """So many queues with so many keys each, of which some wait, some run and some are paused."""
+    """So many queues with so many keys each, some waiting, some running, some paused; and a schedule for each key."""
     app = App(url, clock=clock)
     tasks = []
     for number in range(queues):
@@ -52,7 +52,10 @@ async def a_site(stack: AsyncExitStack, url: str, clock: ManualClock, *, queues:
             return event
 
         tasks.append(deliver)
+    for key in range(keys):
+        app.schedule(tasks[0], 1, f"account-{key}", every="1h", name=f"schedule-{key}")
     await stack.enter_async_context(app)
+    await app.fire_schedules()
     for number, task in enumerate(tasks):
         calls = [task.call(event, f"account-{key}") for key in range(keys) for event in range(3)]
         await app.enqueue_many(calls)

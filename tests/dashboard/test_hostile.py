@@ -83,6 +83,8 @@ async def hostile(database_url: str, clock: ManualClock, stack: AsyncExitStack) 
                 await claim.dead(XSS)
             else:
                 await claim.ack({"said": XSS})
+    world.app.schedule("0 9 * * *", task, {XSS: XSS}, XSS, XSS, name=XSS)
+    await world.app.fire_schedules()
     person = await world.person(XSS)
     csrf = csrf_of((await person.get(f"{ROOT}/")).text)
     sent = {"keys": {"account": XSS}, "reason": XSS}
@@ -125,6 +127,7 @@ async def test_what_is_asked_for_is_never_run_either(hostile: World) -> None:
         check_page(await person.get(f"{ROOT}{path}", params={name: XSS}))
     for deed in DEEDS:
         fields = {"queue": "webhooks", "job": str(hostile.jobs["ready"]), "back": f"/{XSS}", "key.account": XSS}
+        fields["schedule"] = XSS
         for more in (
             {},
             {"limit": "account", "value": "1", "weight": "2"},
@@ -147,10 +150,8 @@ async def test_the_api_tells_it_as_json_that_no_browser_takes_for_a_page(hostile
 
 
 def actions_of(world: World) -> list[tuple[str, dict[str, Any]]]:
-    jobs = {"ids": [str(world.jobs["ready"])]}
-    return [
-        (each.path.replace("{queue}", "webhooks"), jobs if each.path.startswith("/jobs") else {}) for each in SENDING
-    ]
+    bodies: dict[str, dict[str, Any]] = {"jobs": {"ids": [str(world.jobs["ready"])]}, "schedules": {"name": "nightly"}}
+    return [(each.path.replace("{queue}", "webhooks"), bodies.get(each.path.split("/")[1], {})) for each in SENDING]
 
 
 async def test_a_forged_request_changes_nothing(world: World) -> None:

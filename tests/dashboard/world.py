@@ -26,7 +26,7 @@ NOBODY = UUID(int=7)
 
 @dataclass
 class World:
-    """A shop with two queues, and the names of jobs in every state."""
+    """A shop with two queues and a schedule, and the names of jobs in every state."""
 
     app: App
     clock: ManualClock
@@ -74,7 +74,9 @@ async def open_world(stack: AsyncExitStack, url: str, clock: ManualClock, **opti
     async def send(number: int, account: str) -> int:
         return number
 
+    app.schedule("0 9 * * 1-5", send, 1, "acme", timezone="Europe/Berlin", name="nightly")
     await stack.enter_async_context(app)
+    await app.fire_schedules()
     options = {"token": TOKEN, "viewer_token": VIEWER_TOKEN, **options}
     site = await stack.enter_async_context(Site.of(app, clock, **options))
     world = World(app, clock, site)

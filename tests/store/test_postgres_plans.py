@@ -174,6 +174,14 @@ INDEXES = {
     "put_worker": {"workers_pkey"},
     "delete_worker": {"workers_pkey"},
     "select_workers": {"workers_pkey"},
+    "select_schedules_named": {"schedules_pkey"},
+    "lock_schedule": {"schedules_pkey"},
+    "insert_schedule": set(),
+    "replace_schedule": {"schedules_pkey"},
+    "keep_schedules": {"schedules_pkey"},
+    "fire_schedule": {"schedules_pkey"},
+    "name_last_job": {"schedules_pkey"},
+    "amend_schedule": {"schedules_pkey"},
 }
 
 
@@ -255,6 +263,8 @@ async def fill(store: PostgresStore, accounts: int) -> None:
         await finish(store, await claim(store, "webhooks", 100))
     await store.tally("webhooks")
     await claim(store, "webhooks", 100)
+    for number in range(accounts):
+        await store.put_schedule(f"schedule-{number}", b"digest", "{}", number, instead_of=None)
 
 
 @pytest.mark.parametrize("statement", sorted(INDEXES))

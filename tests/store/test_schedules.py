@@ -6,18 +6,21 @@ import asyncio
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 import pytest
 
-from fairlane import App, Backlog, ConfigurationError, JobRecord, ManualClock, State, Unique
+from fairlane import App, Backlog, JobRecord, ManualClock, State, Unique, UnknownSchedule
 from fairlane.clock import Instant, as_datetime, as_instant, microseconds
 from fairlane.errors import StoreUnavailable
 from fairlane.policy.recurrence import Cron
 from fairlane.scheduled import job_of_slot
 from fairlane.store.operators import JobFilter
+from fairlane.store.protocol import WorkerIdentity
 from tests.store.by_hand import url_of
-from tests.store.harness import Database
+from tests.store.harness import Database, hear
+from tests.worker.harness import until, working
 
 BERLIN = "Europe/Berlin"
 
@@ -207,7 +210,7 @@ async def test_what_is_only_looked_at_changes_nothing(app: App, clock: ManualClo
         await look("hourly", dry_run=True)
     assert await app.operations.list_schedules() == before
     assert await (await app.opened()).audit() == []
-    with pytest.raises(ConfigurationError, match="no schedule 'hurly'; did you mean 'hourly'"):
+    with pytest.raises(UnknownSchedule, match="no schedule 'hurly'; did you mean 'hourly'"):
         await app.operations.pause_schedule("hurly")
 
 
@@ -264,6 +267,111 @@ async def test_a_job_of_a_schedule_follows_the_rules_of_its_queue(app: App, cloc
         clock.advance("1h")
     assert sorted(job.task for job in await fired(app)) == ["crowded", "lonely"]
     assert {job.state for job in await fired(app)} == {State.READY}
+
+
+async def test_the_last_job_is_the_one_that_stands_for_the_slot_or_none(app: App, clock: ManualClock) -> None:
+    app.queue("full", limits=[Backlog(1, when_full="reject")])
+
+    @app.task(queue="full", name="crowded")
+    async def crowded() -> None: ...
+
+    for name, rule in (("returned", "return"), ("refused", "reject"), ("replaced", "replace")):
+
+        async def lonely() -> None: ...
+
+        unique = Unique(name, until="done", on_conflict=rule)  # type: ignore[arg-type]  # one of the three
+        app.schedule(app.task(name=name, unique=unique)(lonely), every="1h")
+    app.schedule(crowded, every="1h")
+    app.schedule(app.registry["report"], every="1h", name="plain")
+    slots = []
+    for _ in range(3):
+        await app.fire_schedules()
+        slots.append(clock.now())
+        clock.advance("1h")
+    found = {view.name: (view.last_slot, view.last_job) for view in await app.operations.list_schedules()}
+    _, first, last = slots
+    assert found == {
+        "crowded": (last, None),
+        "plain": (last, job_of_slot("plain", last)),
+        "refused": (last, None),
+        "replaced": (last, job_of_slot("replaced", last)),
+        "returned": (last, job_of_slot("returned", first)),
+    }
+    store = await app.opened()
+    for _, job in found.values():
+        assert job is None or (await store.job(job)).state is State.READY
+
+
+async def test_what_is_left_out_was_not_fired_and_a_trigger_is_a_slot_of_its_own(app: App, clock: ManualClock) -> None:
+    app.schedule(app.registry["report"], every="1h", missed="skip", name="hourly")
+    await app.fire_schedules()
+    clock.advance("90m")
+    await app.fire_schedules()
+    (view,) = await app.operations.list_schedules()
+    assert (view.last_slot, view.last_job, view.last_fired_at) == (None, None, None)
+    await app.operations.trigger_schedule("hourly", actor="ada")
+    await app.fire_schedules()
+    (view,) = await app.operations.list_schedules()
+    (job,) = await fired(app)
+    assert (view.last_slot, view.last_job, view.last_fired_at) == (clock.now(), job.id, clock.now())
+
+
+async def test_the_job_of_a_slot_that_is_stored_already_stands_for_it(app: App, clock: ManualClock) -> None:
+    app.schedule(app.registry["report"], every="1h", name="hourly")
+    await app.fire_schedules()
+    clock.advance("1h")
+    job = job_of_slot("hourly", clock.now())
+    await app.registry["report"].using(id=job, context={"slot": as_datetime(clock.now()).isoformat()}).enqueue()
+    await app.fire_schedules()
+    (view,) = await app.operations.list_schedules()
+    assert (view.last_job, len(await fired(app))) == (job, 1)
+
+
+async def test_whoever_has_schedules_hears_that_one_is_resumed_or_triggered_and_nothing_else(
+    app: App, clock: ManualClock
+) -> None:
+    app.schedule(app.registry["report"], every="1h", name="hourly")
+    await app.fire_schedules()
+    store, worker = await app.opened(), WorkerIdentity(uuid4(), "a worker")
+    listener = await store.listen(worker)
+    try:
+        await store.keep_schedules({}, worker.id)
+        assert not listener.schedules_changed()
+        for act in (app.operations.pause_schedule, app.operations.resume_schedule, app.operations.trigger_schedule):
+            await act("hourly", actor="ada")
+            async with asyncio.timeout(10):
+                while not listener.schedules_changed():
+                    assert await listener.wait(None)
+            assert not listener.schedules_changed()
+        await hear(store, "default", listener, worker=worker)
+        await app.registry["report"].enqueue()
+        async with asyncio.timeout(10):
+            assert await listener.wait(None)
+        assert not listener.schedules_changed(), "a job is no news of schedules"
+    finally:
+        await listener.close()
+
+
+async def test_a_worker_fires_a_trigger_of_another_process_although_no_time_passes(
+    shared_database: Database, clock: ManualClock, stack: AsyncExitStack
+) -> None:
+    # The clock stands still, so that no look by time can be what saves it.
+    ran: list[str] = []
+    own, other = program(shared_database, clock), App(url_of(shared_database), clock=clock)
+    stack.push_async_callback(own.close)
+    stack.push_async_callback(other.close)
+
+    @own.task(name="note")
+    async def note() -> None:
+        ran.append("note")
+
+    own.schedule(note, every="1h", name="hourly")
+    async with working(own):
+        while not await other.operations.list_schedules():  # noqa: ASYNC110 - of another process, so to speak
+            await asyncio.sleep(0)
+        for count in (1, 2, 3):
+            await other.operations.trigger_schedule("hourly", actor="ada")
+            await until(lambda count=count: len(ran) == count)  # type: ignore[misc]
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ from urllib.parse import unquote, urlsplit
 
 import aiosqlite
 import asyncpg
-import django
 import django.conf
 import psycopg
 import sqlalchemy
@@ -21,6 +20,7 @@ from django.db import connection as django_connection
 from django.db import connections as django_connections
 from django.db import transaction as django_transaction
 
+import django
 from fairlane import App, Call, Enqueued, Job
 from fairlane.task import BoundTask
 

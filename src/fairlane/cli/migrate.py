@@ -13,8 +13,10 @@ __all__ = ["migrate"]
 @click.argument("app", required=False, metavar="[MODULE:APP]")
 @click.option("--url", help="The database, instead of an app's.  [default: FAIRLANE_URL]")
 @click.option("--print", "only_print", is_flag=True, help="Print the SQL that builds the schema and change nothing.")
+@click.option("--after", type=int, default=0, show_default=True, help="With --print: where it starts from.")
+@click.option("--to", type=int, help="With --print: the last migration.  [default: the newest]")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-def migrate(app: str | None, url: str | None, only_print: bool, as_json: bool) -> None:
+def migrate(app: str | None, url: str | None, only_print: bool, after: int, to: int | None, as_json: bool) -> None:
     """Bring a database's schema up to date.
 
     Safe to run from many machines at once, and again when there is nothing to do. A deploy step on PostgreSQL; SQLite
@@ -25,10 +27,13 @@ def migrate(app: str | None, url: str | None, only_print: bool, as_json: bool) -
       fairlane migrate shop:app
       fairlane migrate --url postgresql://shop@localhost/shop
       fairlane migrate --print > fairlane.sql
+      fairlane migrate --print --after 13 --to 15 > upgrade.sql
     """
     if only_print:
-        _print_migrations(app, url, as_json)
+        _print_migrations(app, url, after, to, as_json)
         return
+    if after or to is not None:
+        raise click.UsageError("--after and --to are for --print; without it, all that is missing is applied")
     import asyncio
 
     from fairlane.cli.database import app_of
@@ -43,19 +48,17 @@ def migrate(app: str | None, url: str | None, only_print: bool, as_json: bool) -
         click.echo("nothing to do: the schema is up to date")
 
 
-def _print_migrations(app: str | None, url: str | None, as_json: bool) -> None:
+def _print_migrations(app: str | None, url: str | None, after: int, to: int | None, as_json: bool) -> None:
     """Needs no database, only its kind: PostgreSQL unless the app or URL says SQLite."""
     import os
 
     from fairlane.cli.database import app_of
-    from fairlane.store.migrate import as_script, load_migrations
-    from fairlane.store.statements import load_statements
+    from fairlane.store.scripting import Schema
 
     named = app or url or os.environ.get("FAIRLANE_URL")
-    kind = "sqlite" if named and app_of(app, url).url.startswith("sqlite:") else "postgres"
-    package = f"fairlane.store.{kind}"
-    migrations = load_migrations(package)
+    schema = Schema.of("sqlite" if named and app_of(app, url).url.startswith("sqlite:") else "postgresql")
     if as_json:
-        click.echo(json.dumps([{"name": each.name, "checksum": each.checksum, "sql": each.sql} for each in migrations]))
+        found = schema.between(after, to)
+        click.echo(json.dumps([{"name": each.name, "checksum": each.checksum, "sql": each.sql} for each in found]))
         return
-    click.echo(as_script(migrations, load_statements(package, "queries.sql")["create_migrations"]), nl=False)
+    click.echo(f"begin;\n\n{schema.script(after, to)}\ncommit;")

@@ -13,7 +13,7 @@ from fairlane.cli.choosing import place_options
 
 if TYPE_CHECKING:
     from fairlane.clock import Instant
-    from fairlane.operations import Intent, ScheduleView
+    from fairlane.operations import Intent, Redact, ScheduleView
     from fairlane.store.protocol import Store
 
 __all__ = ["schedules"]
@@ -51,8 +51,9 @@ def list_(app: str | None, url: str | None, as_json: bool) -> None:
     from fairlane.operations import describe_schedule, list_schedules
 
     async def look() -> tuple[list[ScheduleView], Instant]:
-        async with existing_store(app_named(app, url)) as store:
-            return await list_schedules(store), await store.now()
+        found = app_named(app, url)
+        async with existing_store(found) as store:
+            return await list_schedules(store, found.redact), await store.now()
 
     found, now = asyncio.run(look())
     if as_json:
@@ -87,7 +88,7 @@ def pause(name: str, **options: Any) -> None:
     """
     from fairlane import operations
 
-    _change(lambda store, intent: operations.pause_schedule(store, name, intent), "paused", options)
+    _change(lambda store, *asked: operations.pause_schedule(store, name, *asked), "paused", options)
 
 
 @schedules.command()
@@ -102,14 +103,14 @@ def resume(name: str, **options: Any) -> None:
     """
     from fairlane import operations
 
-    _change(lambda store, intent: operations.resume_schedule(store, name, intent), "resumed", options)
+    _change(lambda store, *asked: operations.resume_schedule(store, name, *asked), "resumed", options)
 
 
 @schedules.command()
 @click.argument("name")
 @change_options
 def trigger(name: str, **options: Any) -> None:
-    """Let a worker fire a schedule once, within a few seconds and beside its slots. It may be paused.
+    """Let a worker fire a schedule once, at once and beside its slots. It may be paused.
 
     \b
     Example:
@@ -117,10 +118,12 @@ def trigger(name: str, **options: Any) -> None:
     """
     from fairlane import operations
 
-    _change(lambda store, intent: operations.trigger_schedule(store, name, intent), "triggered", options)
+    _change(lambda store, *asked: operations.trigger_schedule(store, name, *asked), "triggered", options)
 
 
-def _change(action: Callable[[Store, Intent], Awaitable[ScheduleView]], done: str, options: dict[str, Any]) -> None:
+def _change(
+    action: Callable[[Store, Intent, Redact | None], Awaitable[ScheduleView]], done: str, options: dict[str, Any]
+) -> None:
     import asyncio
 
     from fairlane.cli.choosing import app_named
@@ -129,8 +132,9 @@ def _change(action: Callable[[Store, Intent], Awaitable[ScheduleView]], done: st
 
     async def act() -> tuple[ScheduleView, Instant]:
         intent = intent_of(options)
-        async with existing_store(app_named(options["app"], options["url"])) as store:
-            return await action(store, intent), await store.now()
+        app = app_named(options["app"], options["url"])
+        async with existing_store(app) as store:
+            return await action(store, intent, app.redact), await store.now()
 
     view, now = asyncio.run(act())
     if options["as_json"]:

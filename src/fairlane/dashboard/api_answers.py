@@ -40,6 +40,9 @@ __all__ = [
     "PolicyShown",
     "QueueList",
     "ReportShown",
+    "ScheduleChange",
+    "ScheduleList",
+    "ScheduleShown",
     "SimulationList",
     "SkippedShown",
 ]
@@ -324,3 +327,47 @@ class SimulationList(msgspec.Struct, frozen=True, kw_only=True):
 
     simulations: list[Simulation]
     timelines: list[Timeline]
+
+
+class ScheduleShown(msgspec.Struct, frozen=True, kw_only=True):
+    """A schedule as it stands."""
+
+    name: str
+    state: Literal["active", "paused", "orphaned"]
+    """`orphaned`: no worker has it any more, so that nobody fires it."""
+    is_paused: bool
+    """An orphaned one may be paused besides."""
+    recurrence: str
+    """A cron line and its timezone, or an interval."""
+    words: str
+    """The same for people."""
+    missed: Literal["skip", "once", "all"]
+    task: str
+    queue: str
+    call: Any
+    """`[arguments, named arguments]`. It may be redacted, and is `null` where the app's codec keeps it secret."""
+    next_at: datetime | None
+    """Its next slot; `null` while it is not to fire."""
+    resumes_at: datetime | None
+    """The first slot that it would fire if it were resumed now; `null` where it is not paused."""
+    last_slot: datetime | None
+    """What was fired last: a slot, or the moment of a trigger."""
+    last_job: str | None
+    """The job that stands for it; `null` where there is none, as its queue's rules refused it."""
+    last_fired_at: datetime | None
+    declared_at: datetime
+    """When a worker last said that it has it."""
+    triggers_waiting: int
+    """Triggers of operators that no worker has fired yet."""
+
+
+class ScheduleList(msgspec.Struct, frozen=True, kw_only=True):
+    """Every schedule, by name."""
+
+    schedules: list[ScheduleShown]
+
+
+class ScheduleChange(ScheduleShown, frozen=True, kw_only=True):
+    """A schedule as it stands after the change; with `dry_run`, as it stands."""
+
+    dry_run: bool

@@ -14,6 +14,7 @@ from fairlane.clock import SECOND, as_instant, microseconds
 from fairlane.dashboard import api_answers as answers
 from fairlane.dashboard import api_requests as requests
 from fairlane.dashboard.access import Role, Visitor
+from fairlane.dashboard.redacting import redacted
 from fairlane.errors import ConfigurationError
 from fairlane.explaining import describe_explanation
 from fairlane.job import State
@@ -25,6 +26,7 @@ from fairlane.operations import (
     OneQueue,
     Overview,
     Report,
+    ScheduleView,
     Selection,
     WorkerList,
     describe_change,
@@ -35,12 +37,12 @@ from fairlane.operations import (
     describe_page,
     describe_policy,
     describe_report,
+    describe_schedule,
 )
 from fairlane.policy.keys import canonical_keys
 
 if TYPE_CHECKING:
     from fairlane.dashboard.building import Dashboard
-    from fairlane.job import JobRecord
 
 __all__ = ["OPERATIONS", "Asked", "Operation"]
 
@@ -192,9 +194,9 @@ async def _page(asked: Asked, wanted: requests.JobChoice) -> object:
 
 async def _show_job(asked: Asked) -> object:
     details = await asked.dashboard.operations.show_job(asked.job)
-    redacted = _redacted(asked.dashboard, details.record)
-    shown = dataclasses.replace(details, call=redacted(details.call), result=redacted(details.result))
-    return describe_details(shown)
+    redact, record = asked.dashboard.redact, details.record
+    call, result = (redacted(redact, record, each) for each in (details.call, details.result))
+    return describe_details(dataclasses.replace(details, call=call, result=result))
 
 
 async def _explain_job(asked: Asked) -> object:
@@ -203,6 +205,15 @@ async def _explain_job(asked: Asked) -> object:
 
 async def _list_workers(asked: Asked) -> object:
     return await asked.dashboard.operations.list_workers()
+
+
+async def _list_schedules(asked: Asked) -> object:
+    found = await asked.dashboard.operations.list_schedules()
+    return {"schedules": [_schedule(asked, each) for each in found]}
+
+
+def _schedule(asked: Asked, view: ScheduleView) -> dict[str, Any]:
+    return describe_schedule(view) | {"call": redacted(asked.dashboard.redact, view.job, view.call)}
 
 
 async def _list_audit(asked: Asked) -> object:
@@ -244,7 +255,7 @@ async def _openapi(asked: Asked) -> object:
     return describe_api(asked.root)
 
 
-# Acting on queues.
+# Acting.
 
 
 def _changing(method: str, *members: str) -> Answer:
@@ -267,6 +278,17 @@ def _handling(method: str) -> Answer:
         given: requests.ActOnJobs = asked.given
         delay = {"delay": _time("delay", given.delay)} if isinstance(given, requests.ReplayJobs) else {}
         return describe_report(await act(_selection(given), limit=given.limit, **delay, **asked.intent))
+
+    return carry_out
+
+
+def _scheduling(method: str) -> Answer:
+    """An action of `operations` on one schedule."""
+
+    async def carry_out(asked: Asked) -> object:
+        act: Callable[..., Awaitable[ScheduleView]] = getattr(asked.dashboard.operations, method)
+        view = await act(asked.given.name, **asked.intent)
+        return _schedule(asked, view) | {"dry_run": asked.given.dry_run}
 
     return carry_out
 
@@ -311,11 +333,6 @@ def _keys(pairs: Sequence[str]) -> dict[str, str | int | None]:
     return keys
 
 
-def _redacted(dashboard: Dashboard, record: JobRecord) -> Callable[[Any], Any]:
-    redact = dashboard.redact
-    return lambda value: value if redact is None else redact(record, value)
-
-
 def _look(name: str, path: str, summary: str, answer: type, carry_out: Answer, **more: Any) -> Operation:
     return Operation(name=name, method="GET", path=path, summary=summary, answer=answer, carry_out=carry_out, **more)
 
@@ -347,6 +364,20 @@ def _act(name: str, what: str, summary: str, body: type[msgspec.Struct], carry_o
     )
 
 
+def _reschedule(name: str, what: str, summary: str) -> Operation:
+    return Operation(
+        name=name,
+        method="POST",
+        path=f"/schedules/{what}",
+        summary=summary,
+        answer=answers.ScheduleChange,
+        carry_out=_scheduling(name),
+        body=requests.ChangeSchedule,
+        role=Role.OPERATOR,
+        fails=(404,),
+    )
+
+
 # fmt: off
 OPERATIONS: tuple[Operation, ...] = (
     _look("overview", "/overview", "Is work flowing, who waits and why, and what can be done about it.",
@@ -370,6 +401,8 @@ OPERATIONS: tuple[Operation, ...] = (
     _look("explain_job", "/jobs/{job}/explain", "Everything that holds a job.",
           answers.ExplanationShown, _explain_job),
     _look("list_workers", "/workers", "Every worker, and those that have gone silent.", WorkerList, _list_workers),
+    _look("list_schedules", "/schedules", "Every schedule: when it is due, what it enqueues, what it enqueued last.",
+          answers.ScheduleList, _list_schedules),
     _look("list_audit", "/audit", "What operators did, the newest first.",
           answers.AuditList, _list_audit, query=requests.AuditQuery),
     _look("show_policies", "/policies", "The policies in force, and where the program at hand declares another one.",
@@ -403,5 +436,9 @@ OPERATIONS: tuple[Operation, ...] = (
          requests.ActOnJobs),
     _act("force_jobs", "force", "Let waiting jobs start next, whatever their limits say; every limit counts them.",
          requests.ForceJobs, _force_jobs),
+
+    _reschedule("pause_schedule", "pause", "Fire a schedule no more. Slots that come meanwhile are not made up for."),
+    _reschedule("resume_schedule", "resume", "Let a schedule fire again, from its next slot on."),
+    _reschedule("trigger_schedule", "trigger", "Let a worker fire a schedule once, beside its slots, also if paused."),
 )
 # fmt: on

@@ -20,6 +20,7 @@ from fairlane.errors import (
     SchemaError,
     StoreUnavailable,
     UnknownQueue,
+    UnknownSchedule,
     UnknownTask,
 )
 
@@ -75,7 +76,7 @@ def refusal_of(error: Exception) -> Refusal:
             return error
         case HTTPException(status_code=status, detail=detail):
             return Refusal(status, CODES.get(status, "refused"), detail, headers=error.headers)
-        case JobNotFound() | UnknownQueue() | UnknownTask():
+        case JobNotFound() | UnknownQueue() | UnknownSchedule() | UnknownTask():
             return Refusal(404, "not_found", str(error))
         case SchemaError() | StoreUnavailable() | TimeoutError():
             return Refusal(503, "unavailable", str(error) or "it took too long", headers={"Retry-After": "5"})

@@ -25,6 +25,7 @@ __all__ = [
     "Boost",
     "Change",
     "ChangeForAWhile",
+    "ChangeSchedule",
     "ClearLimit",
     "ClearWeight",
     "DeadQuery",
@@ -205,6 +206,12 @@ class ClearWeight(Change, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Which flow has the weight again that the policy declares."""
 
     keys: SomeKeys
+
+
+class ChangeSchedule(Change, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which schedule. It is named here and not in the path: a name may hold whatever its program chose."""
+
+    name: Name
 
 
 class JobChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -37,6 +37,7 @@ from fairlane.errors import (
     JobNotFound,
     StoreUnavailable,
     UnknownQueue,
+    UnknownSchedule,
 )
 from fairlane.operations import Operations
 
@@ -251,7 +252,7 @@ async def _tell_http_error(request: Request, error: Exception) -> Response:
 
 async def _tell_fairlane_error(request: Request, error: Exception) -> Response:
     match error:
-        case JobNotFound() | UnknownQueue():
+        case JobNotFound() | UnknownQueue() | UnknownSchedule():
             status = 404
         case StoreUnavailable():
             status = 503

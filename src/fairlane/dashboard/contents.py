@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fairlane.dashboard.acting import Deed
 from fairlane.dashboard.page import Page
-from fairlane.dashboard.pages import audit, dead, jobs, keys, overview, queues, trying, workers
+from fairlane.dashboard.pages import audit, dead, jobs, keys, overview, queues, schedules, trying, workers
 
 __all__ = ["DEEDS", "PAGES"]
 
@@ -17,8 +17,9 @@ PAGES: tuple[Page, ...] = (
     jobs.JOBS,
     jobs.JOB,
     dead.PAGE,
+    schedules.PAGE,
     workers.PAGE,
     audit.PAGE,
     trying.PAGE,
 )
-DEEDS: tuple[Deed, ...] = (*jobs.DEEDS, *queues.DEEDS)
+DEEDS: tuple[Deed, ...] = (*jobs.DEEDS, *queues.DEEDS, *schedules.DEEDS)

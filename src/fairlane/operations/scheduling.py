@@ -10,8 +10,10 @@ from uuid import UUID
 import msgspec
 
 from fairlane.clock import Instant, as_datetime
-from fairlane.errors import ConfigurationError
+from fairlane.errors import UnknownSchedule
+from fairlane.job import JobRecord, State
 from fairlane.operations.asking import Intent
+from fairlane.operations.jobs import Redact, redacted
 from fairlane.policy.recurrence import recurrence_of
 from fairlane.store.protocol import Store
 from fairlane.store.schedules import ScheduleRow
@@ -25,6 +27,9 @@ __all__ = [
     "trigger_schedule",
 ]
 
+NO_JOB = UUID(int=0)
+"""The id of a job that is yet to be."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleView:
@@ -33,77 +38,120 @@ class ScheduleView:
     name: str
     state: str
     """`active`, `paused`, or `orphaned`: no worker has it any more, so that nobody fires it."""
+    is_paused: bool
+    """An orphaned one may be paused besides."""
     recurrence: str
+    words: str
+    """The same for people: `At 09:00 on Monday through Friday, Europe/Berlin`."""
     missed: str
     task: str
     queue: str
     call: Any
-    """Its arguments, as JSON has them: `[args, kwargs]`."""
+    """Its arguments, as JSON has them: `[args, kwargs]`; `None` where the app's codec keeps them secret."""
     next_at: Instant | None
     """Its next slot; `None` while it is not to fire."""
+    resumes_at: Instant | None
+    """The first slot that it would fire if it were resumed now; `None` where it is not paused."""
     last_slot: Instant | None
+    """What was fired last: a slot, or the moment of a trigger."""
     last_job: UUID | None
+    """The job that stands for it; `None` where there is none, as its queue's rules refused it."""
     last_fired_at: Instant | None
     declared_at: Instant
     """When a worker last said that it has it."""
     triggers_waiting: int
     """Triggers of operators that no worker has fired yet."""
+    job: JobRecord
+    """The job to come, as far as it is known: what `redact` is asked about."""
 
 
-async def list_schedules(store: Store) -> list[ScheduleView]:
-    """Every schedule, by name."""
+async def list_schedules(store: Store, redact: Redact | None = None) -> list[ScheduleView]:
+    """Every schedule, by name. Of their calls, what `redact` lets be seen."""
     now = await store.now()
-    return [_view(row, now) for row in await store.schedules()]
+    return [_view(row, now, redact) for row in await store.schedules()]
 
 
-async def pause_schedule(store: Store, name: str, intent: Intent) -> ScheduleView:
+async def pause_schedule(store: Store, name: str, intent: Intent, redact: Redact | None = None) -> ScheduleView:
     """Fire a schedule no more, until it is resumed. Slots that come meanwhile are not made up for."""
-    return await _amend(store, name, intent, "pause schedule", is_paused=True)
+    return await _amend(store, name, intent, "pause schedule", redact, is_paused=True)
 
 
-async def resume_schedule(store: Store, name: str, intent: Intent) -> ScheduleView:
+async def resume_schedule(store: Store, name: str, intent: Intent, redact: Redact | None = None) -> ScheduleView:
     """Let a schedule fire again, from its next slot on."""
-    return await _amend(store, name, intent, "resume schedule", is_paused=False)
+    return await _amend(store, name, intent, "resume schedule", redact, is_paused=False)
 
 
-async def trigger_schedule(store: Store, name: str, intent: Intent) -> ScheduleView:
-    """Let a worker fire a schedule once, within a few seconds and beside its slots; also while it is paused."""
-    return await _amend(store, name, intent, "trigger schedule", is_paused=None)
+async def trigger_schedule(store: Store, name: str, intent: Intent, redact: Redact | None = None) -> ScheduleView:
+    """Let a worker fire a schedule once, at once and beside its slots; also while it is paused."""
+    return await _amend(store, name, intent, "trigger schedule", redact, is_paused=None)
 
 
-async def _amend(store: Store, name: str, intent: Intent, action: str, *, is_paused: bool | None) -> ScheduleView:
+async def _amend(
+    store: Store, name: str, intent: Intent, action: str, redact: Redact | None, *, is_paused: bool | None
+) -> ScheduleView:
     rows = {row.name: row for row in await store.schedules()}
     now = await store.now()
     row = rows.get(name)
     if row is None:
         similar = get_close_matches(name, rows, n=1)
         hint = f"did you mean {similar[0]!r}?" if similar else f"there are: {', '.join(rows) or 'none'}"
-        raise ConfigurationError(f"there is no schedule {name!r}; {hint}; workers declare them when they start")
+        raise UnknownSchedule(f"there is no schedule {name!r}; {hint}; workers declare them when they start")
     if intent.dry_run or row.is_paused is is_paused:
-        return _view(row, now)
+        return _view(row, now, redact)
     next_at = recurrence_of(row.told()["recurrence"]).next_after(now)
     note = msgspec.structs.replace(intent.note(action), queue=row.told()["queue"])
     changed = await store.amend_schedule(name, note, is_paused=is_paused, next_at=next_at)
-    return _view(row if changed is None else changed, now)
+    return _view(row if changed is None else changed, now, redact)
 
 
-def _view(row: ScheduleRow, now: Instant) -> ScheduleView:
+def _view(row: ScheduleRow, now: Instant, redact: Redact | None) -> ScheduleView:
     told = row.told()
+    recurrence = recurrence_of(told["recurrence"])
     state = "orphaned" if row.is_orphaned(now) else "paused" if row.is_paused else "active"
+    job = _job_to_come(row, told)
     return ScheduleView(
         name=row.name,
         state=state,
-        recurrence=recurrence_of(told["recurrence"]).describe(),
+        is_paused=row.is_paused,
+        recurrence=recurrence.describe(),
+        words=recurrence.in_words(),
         missed=told["missed"],
         task=told["task"],
         queue=told["queue"],
-        call=told["call"],
+        call=None if told["call"] is None else redacted(redact, job)[0],
         next_at=row.next_at if state == "active" else None,
+        resumes_at=recurrence.next_after(now) if row.is_paused else None,
         last_slot=row.last_slot,
         last_job=row.last_job,
         last_fired_at=row.last_fired_at,
         declared_at=row.declared_at,
         triggers_waiting=row.triggers - row.triggered,
+        job=job,
+    )
+
+
+def _job_to_come(row: ScheduleRow, told: dict[str, Any]) -> JobRecord:
+    return JobRecord(
+        id=NO_JOB,
+        queue=told["queue"],
+        task=told["task"],
+        state=State.SCHEDULED,
+        priority=told["priority"] or 0,
+        keys={name: None if value is None else str(value) for name, value in (told["keys"] or {}).items()},
+        payload=msgspec.json.encode(told["call"]),
+        attempt=0,
+        max_attempts=told["max_attempts"] or 1,
+        enqueued_at=row.declared_at,
+        due_at=row.next_at,
+        claimed_at=None,
+        finished_at=None,
+        worker=None,
+        error=None,
+        result=None,
+        progress=None,
+        progress_message=None,
+        cancel_requested=False,
+        context={**(told["context"] or {}), "schedule": row.name},
     )
 
 
@@ -112,12 +160,15 @@ def describe_schedule(view: ScheduleView) -> dict[str, Any]:
     return {
         "name": view.name,
         "state": view.state,
+        "is_paused": view.is_paused,
         "recurrence": view.recurrence,
+        "words": view.words,
         "missed": view.missed,
         "task": view.task,
         "queue": view.queue,
         "call": view.call,
         "next_at": _iso(view.next_at),
+        "resumes_at": _iso(view.resumes_at),
         "last_slot": _iso(view.last_slot),
         "last_job": None if view.last_job is None else str(view.last_job),
         "last_fired_at": _iso(view.last_fired_at),

@@ -460,28 +460,28 @@ class Operations:
 
     async def list_schedules(self) -> list[ScheduleView]:
         """Every schedule, by name: when it is due, what it enqueues, and what it enqueued last."""
-        return await scheduling.list_schedules(await self._source.opened())
+        return await scheduling.list_schedules(await self._source.opened(), self._source.redact)
 
     async def pause_schedule(
         self, name: str, *, reason: str = "", actor: str | None = None, dry_run: bool = False
     ) -> ScheduleView:
         """Fire a schedule no more, until it is resumed. Slots that come meanwhile are not made up for."""
         intent = self._intent(actor, reason, dry_run)
-        return await scheduling.pause_schedule(await self._source.opened(), name, intent)
+        return await scheduling.pause_schedule(await self._source.opened(), name, intent, self._source.redact)
 
     async def resume_schedule(
         self, name: str, *, reason: str = "", actor: str | None = None, dry_run: bool = False
     ) -> ScheduleView:
         """Let a schedule fire again, from its next slot on."""
         intent = self._intent(actor, reason, dry_run)
-        return await scheduling.resume_schedule(await self._source.opened(), name, intent)
+        return await scheduling.resume_schedule(await self._source.opened(), name, intent, self._source.redact)
 
     async def trigger_schedule(
         self, name: str, *, reason: str = "", actor: str | None = None, dry_run: bool = False
     ) -> ScheduleView:
-        """Let a worker fire a schedule once, within a few seconds and beside its slots; also while it is paused."""
+        """Let a worker fire a schedule once, at once and beside its slots; also while it is paused."""
         intent = self._intent(actor, reason, dry_run)
-        return await scheduling.trigger_schedule(await self._source.opened(), name, intent)
+        return await scheduling.trigger_schedule(await self._source.opened(), name, intent, self._source.redact)
 
     def _intent(
         self,

@@ -36,7 +36,8 @@ GRACE = 60 * SECOND
 """A slot that is fired within this time is late, and not missed."""
 AT_ONCE = 100
 """Slots of one schedule that are fired together."""
-SHORTEST, LONGEST = SECOND, 366 * 86_400 * SECOND
+DAY = 86_400 * SECOND
+SHORTEST, LONGEST = SECOND, 366 * DAY
 _NAMED = {
     "@hourly": "0 * * * *",
     "@daily": "0 0 * * *",
@@ -96,6 +97,10 @@ class Cron:
     def describe(self) -> str:
         return f"{self.line} ({self.timezone})"
 
+    def in_words(self) -> str:
+        """For people: `At 09:00 on Monday through Friday, Europe/Berlin`."""
+        return f"{CronSim(self._fields, as_datetime(0)).explain()}, {self.timezone}"
+
     def document(self) -> dict[str, Any]:
         return {"cron": self.line, "timezone": self.timezone}
 
@@ -118,6 +123,11 @@ class Every:
 
     def describe(self) -> str:
         return f"every {duration_text(self.interval)}"
+
+    def in_words(self) -> str:
+        """For people: `Every 15m, counted from midnight UTC`; of what does not divide a day, since 1970."""
+        since = "midnight UTC" if DAY % self.interval == 0 else "1970, UTC"
+        return f"Every {duration_text(self.interval)}, counted from {since}"
 
     def document(self) -> dict[str, Any]:
         return {"every": duration_text(self.interval)}

@@ -16,9 +16,8 @@ import msgspec
 
 from fairlane.errors import SchemaError, SchemaOutOfDate, SchemaTooNew
 
-__all__ = ["Migration", "as_script", "load_migrations", "pending", "require_current"]
+__all__ = ["Migration", "load_migrations", "pending", "require_current"]
 
-_RECORD = re.compile(r"create table if not exists (\S+)")
 _FILE = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql\Z")
 
 
@@ -52,23 +51,6 @@ def _load(package: str) -> tuple[Migration, ...]:
 def load_migrations(package: str) -> list[Migration]:
     """The migrations in the folder `migrations` of a store's package (`"fairlane.store.sqlite"`), in order."""
     return list(_load(package))
-
-
-def as_script(migrations: Sequence[Migration], create_record: str) -> str:
-    """One script that builds an empty database and records what it did, for tools that apply SQL by themselves."""
-    parts = ["begin;", f"{create_record};"]
-    for migration in migrations:
-        parts.append(f"-- migration {migration.name}\n{migration.sql.rstrip()}")
-        # Numbers, file names and checksums of our own package: nothing here comes from a user.
-        values = f"({migration.number}, '{migration.name}', '{migration.checksum}')"
-        parts.append(f"insert into {_record_of(create_record)} (number, name, checksum)\nvalues {values};")
-    return "\n\n".join([*parts, "commit;"]) + "\n"
-
-
-def _record_of(create_record: str) -> str:
-    found = _RECORD.search(create_record)
-    assert found is not None, "the statement that creates the record names no table"
-    return found[1]
 
 
 def pending(migrations: Sequence[Migration], applied: Mapping[int, str]) -> list[Migration]:

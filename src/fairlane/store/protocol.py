@@ -186,7 +186,11 @@ class Listener(Protocol):
     """A worker's ear. One per process; it hears what concerns the queues it waits for and the jobs it runs."""
 
     async def wait(self, until: Instant | None) -> bool:
-        """Return True at a nudge (work to claim, a running job to cancel), False once `until` has come."""
+        """Return True at a nudge (work to claim, a job to cancel, a schedule to fire), False once `until` has come."""
+        ...
+
+    def schedules_changed(self) -> bool:
+        """Whether an operator has resumed or triggered a schedule since this was last asked: that is a nudge too."""
         ...
 
     async def close(self) -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 from uuid import UUID
 
 import msgspec
 
 from fairlane.clock import Instant
-from fairlane.job import NewJob
+from fairlane.job import NewJob, Outcome
+from fairlane.policy.unique import Conflict
 from fairlane.store.auditing import Note
 
-__all__ = ["ORPHANED_AFTER", "ScheduleKeeping", "ScheduleRow"]
+__all__ = ["ORPHANED_AFTER", "Fired", "ScheduleKeeping", "ScheduleRow"]
 
 ORPHANED_AFTER = 180 * 1_000_000
 """Microseconds after which a schedule that no worker has said to have is nobody's."""
@@ -49,11 +50,29 @@ class ScheduleRow(msgspec.Struct, frozen=True):
         return found
 
 
+class Fired(msgspec.Struct, frozen=True):
+    """What a firing makes of a schedule."""
+
+    next_at: Instant | None
+    triggered: int
+    slot: Instant | None = None
+    """What was fired last; `None`: nothing, slots were only left out."""
+    job: UUID | None = None
+    """Its job; `None`: its queue refused it."""
+
+    def standing(self, conflicts: Mapping[UUID, Conflict]) -> UUID | None:
+        """The job that stands for the slot: its own, or the one that holds its unique key; none if that refuses it."""
+        met = None if self.job is None else conflicts.get(self.job)
+        if met is None or met.outcome.is_stored:
+            return self.job
+        return met.holder if met.outcome is Outcome.DUPLICATE else None
+
+
 class ScheduleKeeping(Protocol):
     """What a store does for schedules. Every method is one transaction."""
 
-    async def schedules(self) -> list[ScheduleRow]:
-        """All of them, by name."""
+    async def schedules(self, names: Collection[str] | None = None) -> list[ScheduleRow]:
+        """All of them, or those of these names; by name."""
         ...
 
     async def put_schedule(
@@ -62,13 +81,12 @@ class ScheduleKeeping(Protocol):
         """Store a declaration, new or instead of the one with this digest; False if it is another one by now."""
         ...
 
-    async def keep_schedules(self, digests: dict[str, bytes]) -> None:
-        """Say that a worker has these declarations. Others of the same names are left alone."""
+    async def keep_schedules(self, digests: dict[str, bytes], worker: UUID | None = None) -> None:
+        """Say that a worker has these declarations. Others of the same names are left alone. From now on its listener
+        is told when an operator resumes or triggers a schedule."""
         ...
 
-    async def fire_schedule(
-        self, row: ScheduleRow, next_at: Instant | None, triggered: int, slot: Instant | None, jobs: Sequence[NewJob]
-    ) -> bool:
+    async def fire_schedule(self, row: ScheduleRow, fired: Fired, jobs: Sequence[NewJob]) -> bool:
         """Move a schedule on from how it stands in `row`, and store the jobs; all or nothing. False, and nothing is
         done, if it stands otherwise by now: somebody else has fired."""
         ...

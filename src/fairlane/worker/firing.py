@@ -6,26 +6,28 @@ the slot. So it is fired once, however many workers there are and whatever of th
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
+from uuid import UUID
 
 from fairlane.clock import SECOND, Clock, Instant, as_datetime
 from fairlane.errors import DuplicateJob, FairlaneError, StoreUnavailable
 from fairlane.job import NewJob
 from fairlane.policy.recurrence import Due, due_slots
 from fairlane.scheduled import Schedule, job_of_slot, job_of_trigger
-from fairlane.store.protocol import Store
-from fairlane.store.schedules import ScheduleRow
+from fairlane.store.protocol import Store, WorkerIdentity
+from fairlane.store.schedules import Fired, ScheduleRow
 from fairlane.task import Call
-from fairlane.worker.timing import Outage, pause
+from fairlane.worker.timing import Outage, first_of, pause
 
 __all__ = ["Firing", "fire_schedules"]
 
 log = logging.getLogger("fairlane.worker")
 
-LOOK_EVERY = 5 * SECOND
-"""For what no slot announces: an operator who resumes or triggers, another worker's newer declaration."""
+LOOK_EVERY = 30 * SECOND
+"""For what nobody announces: a declaration that no other worker has any more, a slot that could not be fired."""
 SHORTEST_WAIT = SECOND // 1_000
 KEPT_FOR = 60 * SECOND
 """Between two signs that this worker has its schedules."""
@@ -43,23 +45,32 @@ class Firing:
         self._digests = {each.name: each.digest for each in schedules}
         self._produce = produce
         self._kept_at: Instant | None = None
+        self._is_due = asyncio.Event()
+
+    def look_now(self) -> None:
+        """An operator has resumed or triggered a schedule, or may have."""
+        self._is_due.set()
+
+    async def wait(self, clock: Clock, duration: int) -> None:
+        """For so many microseconds, or until there is a reason to look since the last look began."""
+        await first_of(pause(clock, duration), self._is_due.wait())
 
     async def declare(self) -> None:
         """Let this program's declarations be in force, whatever others there were."""
-        rows = {row.name: row for row in await self._store.schedules()}
+        rows = {row.name: row for row in await self._store.schedules(self._schedules)}
         now = await self._store.now()
         for name in self._schedules:
             await self._declare(name, rows.get(name), now)
 
-    async def look(self) -> Instant | None:
+    async def look(self, worker: UUID | None = None) -> Instant | None:
         """Fire what is due. Returns when the next slot of these schedules comes, as far as is known."""
+        self._is_due.clear()
         now = await self._store.now()
-        await self._keep(now)
+        # Before what stands is read: what an operator does after that is announced to this worker.
+        await self._keep(now, worker)
         soonest: Instant | None = None
-        for row in await self._store.schedules():
-            schedule = self._schedules.get(row.name)
-            if schedule is None:
-                continue
+        for row in await self._store.schedules(self._schedules):
+            schedule = self._schedules[row.name]
             if row.digest != self._digests[row.name]:
                 # Another program of the same name is newer. If it is gone, ours is what there is.
                 if row.is_orphaned(now):
@@ -70,9 +81,9 @@ class Firing:
                 soonest = next_at
         return soonest
 
-    async def _keep(self, now: Instant) -> None:
+    async def _keep(self, now: Instant, worker: UUID | None) -> None:
         if self._kept_at is None or now - self._kept_at >= KEPT_FOR or now < self._kept_at:
-            await self._store.keep_schedules(self._digests)
+            await self._store.keep_schedules(self._digests, worker)
             self._kept_at = now
 
     async def _declare(self, name: str, row: ScheduleRow | None, now: Instant) -> None:
@@ -99,8 +110,7 @@ class Firing:
         calls += [schedule.call_for(job_of_trigger(row.name, each, now), now) for each in triggers]
         try:
             jobs = await self._produce(calls)
-            last = due.slots[-1] if due.slots else None
-            if not await self._move(row, due.next_at, last, jobs):
+            if not await self._move(row, self._fired(row, due, now, jobs), jobs):
                 return now  # somebody else has fired; how it stands now is seen at the next look
         except StoreUnavailable:
             raise
@@ -110,15 +120,22 @@ class Firing:
         self._tell(schedule, row, due, now, len(triggers))
         return None if row.is_paused else due.next_at
 
-    async def _move(
-        self, row: ScheduleRow, next_at: Instant | None, slot: Instant | None, jobs: Sequence[NewJob]
-    ) -> bool:
+    def _fired(self, row: ScheduleRow, due: Due, now: Instant, jobs: Sequence[NewJob]) -> Fired:
+        """How the schedule stands after this. A trigger is fired last, and its moment is its slot."""
+        slot, job = None, None
+        if row.triggers > row.triggered:
+            slot, job = now, job_of_trigger(row.name, row.triggers, now)
+        elif due.slots:
+            slot, job = due.slots[-1], job_of_slot(row.name, due.slots[-1])
+        is_admitted = any(each.id == job for each in jobs)
+        return Fired(due.next_at, row.triggers, slot, job if is_admitted else None)
+
+    async def _move(self, row: ScheduleRow, fired: Fired, jobs: Sequence[NewJob]) -> bool:
         try:
-            return await self._store.fire_schedule(row, next_at, row.triggers, slot, jobs)
+            return await self._store.fire_schedule(row, fired, jobs)
         except DuplicateJob as error:
             log.warning("schedule %r: the job of a slot is stored already (%s)", row.name, error)
-            left = [job for job in jobs if job.id != error.job]
-            return await self._move(row, next_at, slot, left)
+            return await self._move(row, fired, [job for job in jobs if job.id != error.job])
 
     def _tell(self, schedule: Schedule, row: ScheduleRow, due: Due, now: Instant, triggers: int) -> None:
         if triggers:
@@ -133,12 +150,14 @@ class Firing:
             )
 
 
-async def fire_schedules(firing: Firing, outage: Outage, clock: Clock, offset: Callable[[], int]) -> None:
+async def fire_schedules(
+    firing: Firing, worker: WorkerIdentity, outage: Outage, clock: Clock, offset: Callable[[], int]
+) -> None:
     """Fire slots when they come. `offset` is what the store's clock is ahead of ours."""
     await outage.ride_out(firing.declare, "declaring schedules")
     while True:
-        next_at = await outage.ride_out(firing.look, "firing schedules")
+        next_at = await outage.ride_out(lambda: firing.look(worker.id), "firing schedules")
         wait = LOOK_EVERY
         if next_at is not None:
             wait = min(wait, next_at - offset() - clock.now())
-        await pause(clock, max(wait, SHORTEST_WAIT))
+        await firing.wait(clock, max(wait, SHORTEST_WAIT))

@@ -14,7 +14,7 @@ __all__ = ["Listening"]
 
 
 class Listening:
-    """Passes nudges on to the claimer and to whoever looks for cancellations."""
+    """Passes nudges on to the claimer, to whoever looks for cancellations, and to whoever fires schedules."""
 
     def __init__(
         self, store: Store, identity: WorkerIdentity, claiming: Claiming, outage: Outage, on_nudge: Callable[[], None]
@@ -24,6 +24,7 @@ class Listening:
         self._claiming = claiming
         self._outage = outage
         self._on_nudge = on_nudge
+        self.on_schedules: Callable[[], None] = lambda: None
 
     async def run(self) -> None:
         while True:
@@ -31,6 +32,7 @@ class Listening:
             self._claiming.listener = listener
             # Whatever came while nobody listened is found by asking; the claim registers the new ear.
             self._claiming.look_everywhere()
+            self.on_schedules()
             try:
                 await self._hear(listener)
             finally:
@@ -44,6 +46,8 @@ class Listening:
             except StoreUnavailable:
                 return
             if nudged:
+                if listener.schedules_changed():
+                    self.on_schedules()
                 self._on_nudge()
                 self._claiming.nudge()
 

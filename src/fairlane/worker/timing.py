@@ -7,13 +7,13 @@ import contextlib
 import contextvars
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from fairlane.clock import SECOND, Clock, Instant, SystemClock
 from fairlane.errors import StoreUnavailable
 
-__all__ = ["Alarm", "Outage", "jittered", "pause"]
+__all__ = ["Alarm", "Outage", "first_of", "jittered", "pause"]
 
 log = logging.getLogger("fairlane.worker")
 
@@ -24,12 +24,22 @@ ANSWER_WITHIN = 2.0
 """Seconds for which a loop that is to end still waits for the answer to what it has asked the store."""
 
 
-async def pause(clock: Clock, duration: int) -> None:
-    """Wait for so many microseconds, also where the wall clock is set back: leases must be renewed in time."""
+def pause(clock: Clock, duration: int) -> Coroutine[Any, Any, None]:
+    """Wait for so many microseconds from now, also where the wall clock is set back: leases must be renewed in time."""
     if isinstance(clock, SystemClock):
-        await asyncio.sleep(duration / SECOND)
-    else:
-        await clock.sleep_until(clock.now() + duration)
+        return asyncio.sleep(duration / SECOND)
+    return clock.sleep_until(clock.now() + duration)
+
+
+async def first_of(*waits: Coroutine[Any, Any, Any]) -> None:
+    """Wait for whichever ends first; the others are cancelled."""
+    tasks = [asyncio.ensure_future(each) for each in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def jittered(duration: int) -> int:

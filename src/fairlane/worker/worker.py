@@ -14,9 +14,8 @@ import logging
 import os
 import socket
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
-from typing import Any
 from uuid import uuid4
 
 from fairlane.clock import Clock, Instant, microseconds
@@ -43,7 +42,7 @@ from fairlane.worker.showing import showing
 from fairlane.worker.slots import Slots
 from fairlane.worker.supervision import Supervisor
 from fairlane.worker.tallying import keep_figures
-from fairlane.worker.timing import Outage, pause
+from fairlane.worker.timing import Outage, first_of, pause
 from fairlane.worker.troubles import Troubles
 from fairlane.worker.upkeep import reap_leases, remove_idle_state, remove_old_jobs
 from fairlane.worker.watching import WatchedExecution, Watching
@@ -113,6 +112,8 @@ class Worker:
             prefetch=options.prefetch,
         )
         self._listening = Listening(store, self.identity, self._claiming, self._outage, self._leases.look_soon)
+        if firing is not None:
+            self._listening.on_schedules = firing.look_now
         self._claiming.on_unexplained_nudge = self._leases.look_now
         # What we settled may have opened a limit for what we may claim.
         self._settling.on_settled = self._claiming.look_at
@@ -204,7 +205,7 @@ class Worker:
             if self._watching is not None:
                 self._watching.worker_started(self._slots.queues)
             try:
-                await _first_of(self._stop.wait(), self._supervisor.died.wait())
+                await first_of(self._stop.wait(), self._supervisor.died.wait())
             except asyncio.CancelledError:
                 self._hurry.set()
                 raise
@@ -224,7 +225,7 @@ class Worker:
         start("pruning", remove_old_jobs(store, outage, clock, self._retention))
         start("collecting", remove_idle_state(store, outage, clock, self._slots.queues))
         if self._firing is not None:
-            start("firing", fire_schedules(self._firing, outage, clock, lambda: self._execution.store_offset))
+            start("firing", fire_schedules(self._firing, self.identity, outage, clock, self._offset))
         start("following", follow_partitions(store, outage, clock, self._slots, self._claiming))
         start("tallying", keep_figures(store, outage, clock, self._slots.queues, self.troubles))
         start("reporting", keep_reporting(store, outage, clock, self.identity, self.report, self.troubles))
@@ -247,6 +248,9 @@ class Worker:
         self._execution.store_offset = there - (before + self._clock.now()) // 2
         return self._execution.store_offset
 
+    def _offset(self) -> int:
+        return self._execution.store_offset
+
     def _on_return(self) -> None:
         self._leases.check_soon()
         self._claiming.look_everywhere()
@@ -259,9 +263,9 @@ class Worker:
         hurrying = asyncio.ensure_future(self._hurry_at_the_deadline())
         try:
             await self._stop_claiming()
-            await _first_of(self._execution.all_ended(), self._hurry.wait())
+            await first_of(self._execution.all_ended(), self._hurry.wait())
             await self._interrupt_the_rest()
-            await _first_of(self._settling.all_settled(), self._grace())
+            await first_of(self._settling.all_settled(), self._grace())
         finally:
             hurrying.cancel()
             # Leases stop last: a job that is still draining must not look abandoned to another worker.
@@ -292,7 +296,7 @@ class Worker:
                 self._supervisor.start(name, loop())
         await self._supervisor.stop(*UPKEEP)
         # A claim in flight is not interrupted: it may be committed, and its jobs would wait for their lease to end.
-        await _first_of(self._supervisor.finish("claiming"), self._hurry.wait())
+        await first_of(self._supervisor.finish("claiming"), self._hurry.wait())
         await self._supervisor.stop("claiming", "listening")
 
     async def _interrupt_the_rest(self) -> None:
@@ -302,7 +306,7 @@ class Worker:
             claim = run.claim
             log.warning("job %s (%s) still runs; it is interrupted", claim.id, claim.task, extra={"claim": claim})
             self._execution.interrupt(run, Stop.SHUTDOWN)
-        await _first_of(self._execution.all_ended(), self._grace())
+        await first_of(self._execution.all_ended(), self._grace())
 
     async def _grace(self) -> None:
         await self._hurry.wait()
@@ -329,14 +333,3 @@ class Worker:
 def name_of_process() -> str:
     """How people see a worker that was given no name."""
     return f"{socket.gethostname()}:{os.getpid()}"
-
-
-async def _first_of(*waits: Coroutine[Any, Any, Any]) -> None:
-    """Wait for whichever ends first; the others are cancelled."""
-    tasks = [asyncio.ensure_future(each) for each in waits]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
 from fairlane.dashboard.acting import Deed, Told, told_of_report
 from fairlane.dashboard.choosing import filter_from, job_from, limit_from, selection_from, shown_filter
 from fairlane.dashboard.page import Ask, Page
-from fairlane.job import JobRecord, State
+from fairlane.dashboard.redacting import redacted
+from fairlane.job import State
 from fairlane.operations import JobFilter, Operations
 
 __all__ = ["DEEDS", "JOB", "JOBS"]
-
-log = logging.getLogger("fairlane.dashboard")
 
 ROWS = 50
 WAITING = (State.SCHEDULED, State.READY)
@@ -32,22 +30,11 @@ async def look_at_job(ask: Ask) -> dict[str, Any]:
         "title": record.task,
         "job": record,
         "attempts": details.attempts,
-        "call": redacted(ask, record, details.call),
-        "result": None if record.result is None else redacted(ask, record, details.result),
+        "call": redacted(ask.redact, record, details.call),
+        "result": None if record.result is None else redacted(ask.redact, record, details.result),
         "told": None if record.state.is_final else await ask.operations.explain_job(record.id),
         "deeds": [deed for deed, states in _POSSIBLE if record.state in states],
     }
-
-
-def redacted(ask: Ask, record: JobRecord, payload: Any) -> Any:
-    """What may be seen. Where that cannot be said, it is nothing."""
-    if ask.redact is None:
-        return payload
-    try:
-        return ask.redact(record, payload)
-    except Exception:
-        log.exception("redact failed for job %s", record.id)
-        return "(hidden: redact failed, the log of the dashboard says why)"
 
 
 async def cancel(operations: Operations, fields: Mapping[str, str], *, actor: str, reason: str, dry_run: bool) -> Told:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 from fairlane.clock import Instant
 from fairlane.job import NewJob
@@ -11,7 +12,7 @@ from fairlane.store.auditing import Note
 from fairlane.store.postgres import amending, jobs
 from fairlane.store.postgres.connections import STATEMENTS, Connections
 from fairlane.store.postgres.timing import StoreClock
-from fairlane.store.schedules import ScheduleRow
+from fairlane.store.schedules import Fired, ScheduleRow
 
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
@@ -25,9 +26,14 @@ class ScheduleKeeper:
     _connections: Connections
     _clock: StoreClock
 
-    async def schedules(self) -> list[ScheduleRow]:
-        found = await self._connections.again(lambda connection, _: connection.fetch(STATEMENTS["select_schedules"]))
-        return [ScheduleRow(*row) for row in found]
+    async def schedules(self, names: Collection[str] | None = None) -> list[ScheduleRow]:
+        asked = ("select_schedules",) if names is None else ("select_schedules_named", list(names))
+
+        async def attempt(connection: Connection, _: bool) -> list[ScheduleRow]:
+            statement, *given = asked
+            return [ScheduleRow(*row) for row in await connection.fetch(STATEMENTS[statement], *given)]
+
+        return await self._connections.again(attempt)
 
     async def put_schedule(
         self, name: str, digest: bytes, document: str, next_at: Instant | None, *, instead_of: bytes | None
@@ -40,28 +46,26 @@ class ScheduleKeeper:
 
         return await self._connections.again(attempt)
 
-    async def keep_schedules(self, digests: dict[str, bytes]) -> None:
+    async def keep_schedules(self, digests: dict[str, bytes], worker: UUID | None = None) -> None:
+        # Every listener is told: who it is need not be known.
         given = (self._clock.parameter(), list(digests), list(digests.values()))
         await self._connections.again(lambda connection, _: connection.execute(STATEMENTS["keep_schedules"], *given))
 
-    async def fire_schedule(
-        self, row: ScheduleRow, next_at: Instant | None, triggered: int, slot: Instant | None, new: Sequence[NewJob]
-    ) -> bool:
+    async def fire_schedule(self, row: ScheduleRow, fired: Fired, new: Sequence[NewJob]) -> bool:
         queues = {job.queue: await self._queue_number(job.queue) for job in new}
 
         async def attempt(connection: Connection, _: bool) -> bool:
             now = self._clock.parameter()
-            last = new[-1].id if new else None
             before = (row.name, row.digest, row.next_at, row.triggered, row.is_paused)
             async with connection.transaction():
-                moved = await connection.fetchval(
-                    STATEMENTS["fire_schedule"], now, next_at, triggered, slot, last, *before
-                )
-                if moved is None:
+                after = (fired.next_at, fired.triggered, fired.slot, fired.job)
+                if await connection.fetchval(STATEMENTS["fire_schedule"], now, *after, *before) is None:
                     return False
                 if new:
                     # As in a caller's transaction: it ends later than the statement.
-                    await jobs.insert(connection, new, queues, now, is_callers=True)
+                    conflicts = await jobs.insert(connection, new, queues, now, is_callers=True)
+                    if (standing := fired.standing(conflicts)) != fired.job:
+                        await connection.execute(STATEMENTS["name_last_job"], row.name, standing)
             return True
 
         return await self._connections.again(attempt)
@@ -82,6 +86,7 @@ class ScheduleKeeper:
                 assert changed is not None
                 target = f"schedule {name}"
                 await amending.record(connection, note, self._clock.parameter(), note.queue, target, None, None)
+                await connection.execute(STATEMENTS["announce_schedules"])
             return ScheduleRow(*changed)
 
         return await self._connections.again(attempt)

@@ -3,6 +3,12 @@ select name, digest, document, next_at, is_paused, triggers, triggered, last_slo
 from fairlane.schedules
 order by name collate "C"
 
+-- name: select_schedules_named
+select name, digest, document, next_at, is_paused, triggers, triggered, last_slot, last_job, last_fired_at, declared_at
+from fairlane.schedules
+where name = any ($1::text[])
+order by name collate "C"
+
 -- name: lock_schedule
 select name, digest, document, next_at, is_paused, triggers, triggered, last_slot, last_job, last_fired_at, declared_at
 from fairlane.schedules
@@ -39,14 +45,26 @@ where name = any (array(select name from kept))
 
 -- name: fire_schedule
 -- Whoever changes the row has fired; who comes second waits for the first, and finds it changed.
+-- Without a slot nothing was fired, and what was fired last stays.
 -- $1 now or null, $2 the next slot, $3 triggers fired, $4 slot, $5 job; then how it stood: $6 name, $7 digest,
 -- $8 the next slot, $9 triggers fired, $10 whether it was paused
 update fairlane.schedules
 set next_at = $2::bigint, triggered = $3::bigint, last_slot = coalesce($4::bigint, last_slot),
-    last_job = coalesce($5::uuid, last_job), last_fired_at = fairlane.instant($1::bigint)
+    last_job = case when $4::bigint is null then last_job else $5::uuid end,
+    last_fired_at = case when $4::bigint is null then last_fired_at else fairlane.instant($1::bigint) end
 where name = $6 and digest = $7 and next_at is not distinct from $8::bigint and triggered = $9::bigint
     and is_paused = $10::boolean
 returning true
+
+-- name: name_last_job
+-- Another job stands for the slot than the one that was made for it, or none.
+update fairlane.schedules
+set last_job = $2::uuid
+where name = $1
+
+-- name: announce_schedules
+-- Heard by every worker once this is committed, and by whoever has schedules looked at: operators act seldom.
+select pg_notify('fairlane', 'schedules')
 
 -- name: amend_schedule
 update fairlane.schedules

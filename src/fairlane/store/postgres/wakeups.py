@@ -36,6 +36,8 @@ __all__ = ["PostgresListener", "Registration"]
 log = logging.getLogger("fairlane.store.postgres")
 
 EVERYBODY = "fairlane"
+SCHEDULES = "schedules"
+"""Said to everybody instead of a queue's number."""
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 5.0
 
@@ -71,6 +73,7 @@ class PostgresListener:
         self._queues: set[int] = set()
         self._heard: dict[int, int] = {}
         self._nudged = asyncio.Event()
+        self._has_schedules_changed = False
         self._ended = asyncio.Event()
         self._connection: asyncpg.Connection[Any] | None = None
         self._ear = 0
@@ -98,6 +101,11 @@ class PostgresListener:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def schedules_changed(self) -> bool:
+        """Whether an operator has acted on a schedule since this was last asked."""
+        changed, self._has_schedules_changed = self._has_schedules_changed, False
+        return changed
 
     async def close(self) -> None:
         """Stop listening, withdraw from every queue, and leave the watch to another."""
@@ -159,6 +167,10 @@ class PostgresListener:
             self._pass_on(queue)
 
     def _on_everybodys_channel(self, _connection: Connection, _pid: int, _channel: str, payload: object) -> None:
+        if payload == SCHEDULES:
+            self._has_schedules_changed = True
+            self._nudged.set()
+            return
         queue = int(str(payload))
         self._heard[queue] = self.heard(queue) + 1
         if queue in self._registrations:
@@ -200,6 +212,7 @@ class PostgresListener:
             self._ear = 0
             self._registrations.clear()
             await self._reconnect()
+            self._has_schedules_changed = True  # nobody knows what was said meanwhile
             self._nudged.set()
 
     async def _reconnect(self) -> None:

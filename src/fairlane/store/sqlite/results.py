@@ -41,7 +41,7 @@ class ResultListener:
         if self._is_closed:
             raise StoreUnavailable("the store is closed; open it first")
         if self._mailbox is None:
-            self._mailbox = Mailbox(self._id, self._nudged.set)
+            self._mailbox = Mailbox(self._id, lambda _: self._nudged.set())
             self._looking = asyncio.create_task(self._look_when_nudged(), name="fairlane results")
         with self._awaited.waiting_for(job) as told:
             # A registration stays until the job ends, also if nobody waits any more: that is a nudge too many, at most.

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 from uuid import UUID
 
 from fairlane.clock import Clock, Instant
 from fairlane.job import NewJob
+from fairlane.store import key_rows
 from fairlane.store.auditing import Note
-from fairlane.store.schedules import ScheduleRow
+from fairlane.store.schedules import ORPHANED_AFTER, Fired, ScheduleRow
 from fairlane.store.sqlite import amending, jobs
 from fairlane.store.sqlite.database import Database, Transaction
-from fairlane.store.sqlite.wakeups import take_waiters
+from fairlane.store.sqlite.wakeups import SCHEDULES, nudge, take_waiters
 
 __all__ = ["ScheduleKeeper"]
 
@@ -23,8 +24,13 @@ class ScheduleKeeper:
     _database: Database
     _clock: Clock
 
-    async def schedules(self) -> list[ScheduleRow]:
-        return await self._database.read(lambda tx: [_row(row) for row in tx.all("select_schedules")])
+    async def schedules(self, names: Collection[str] | None = None) -> list[ScheduleRow]:
+        def work(tx: Transaction) -> list[ScheduleRow]:
+            if names is None:
+                return [_row(row) for row in tx.all("select_schedules")]
+            return [_row(row) for row in tx.all("select_schedules_named", key_rows.encode(list(names)))]
+
+        return await self._database.read(work)
 
     async def put_schedule(
         self, name: str, digest: bytes, document: str, next_at: Instant | None, *, instead_of: bytes | None
@@ -37,23 +43,26 @@ class ScheduleKeeper:
 
         return await self._database.write(work, durable=True)
 
-    async def keep_schedules(self, digests: dict[str, bytes]) -> None:
+    async def keep_schedules(self, digests: dict[str, bytes], worker: UUID | None = None) -> None:
         def work(tx: Transaction) -> None:
             now = self._clock.now()
+            tx.run("forget_schedule_holders", now - ORPHANED_AFTER)
+            if worker is not None:
+                tx.run("put_schedule_holder", worker.bytes, now)
             tx.run_many("keep_schedule", [(now, name, digest) for name, digest in digests.items()])
 
         await self._database.write(work, durable=False)
 
-    async def fire_schedule(
-        self, row: ScheduleRow, next_at: Instant | None, triggered: int, slot: Instant | None, new: Sequence[NewJob]
-    ) -> bool:
+    async def fire_schedule(self, row: ScheduleRow, fired: Fired, new: Sequence[NewJob]) -> bool:
         def work(tx: Transaction) -> list[UUID] | None:
             now = self._clock.now()
-            last = new[-1].id.bytes if new else None
+            after = (fired.next_at, fired.triggered, fired.slot, _bytes(fired.job))
             before = (row.name, row.digest, row.next_at, row.triggered, int(row.is_paused))
-            if not tx.run("fire_schedule", next_at, triggered, slot, last, now, *before):
+            if not tx.run("fire_schedule", *after, now, *before):
                 return None
-            ready, _ = jobs.insert(tx, new, now) if new else ({}, {})
+            ready, conflicts = jobs.insert(tx, new, now) if new else ({}, {})
+            if (standing := fired.standing(conflicts)) != fired.job:
+                tx.run("name_last_job", _bytes(standing), row.name)
             return take_waiters(tx, ready)
 
         waiters = await self._database.write(work, durable=True)
@@ -63,7 +72,7 @@ class ScheduleKeeper:
     async def amend_schedule(
         self, name: str, note: Note, *, is_paused: bool | None = None, next_at: Instant | None = None
     ) -> ScheduleRow | None:
-        def work(tx: Transaction) -> ScheduleRow | None:
+        def work(tx: Transaction) -> tuple[ScheduleRow, list[UUID]] | None:
             found = tx.one("select_schedule", name)
             if found is None:
                 return None
@@ -73,12 +82,24 @@ class ScheduleKeeper:
                 paused, due, triggers = is_paused, row.next_at if is_paused else next_at, row.triggers
             tx.run("amend_schedule", int(paused), due, triggers, name)
             amending.record(tx, note, self._clock.now(), note.queue, f"schedule {name}", None, None)
-            return _row(tx.one("select_schedule", name) or found)
+            holders = [UUID(bytes=worker) for (worker,) in tx.all("select_schedule_holders")]
+            return _row(tx.one("select_schedule", name) or found), holders
 
-        return await self._database.write(work, durable=True)
+        amended = await self._database.write(work, durable=True)
+        if amended is None:
+            return None
+        changed, holders = amended
+        for worker in holders:
+            # Who does not listen yet looks once it does; who is gone is forgotten in time.
+            nudge(worker, SCHEDULES)
+        return changed
 
     async def _nudge(self, workers: Sequence[UUID]) -> None:
         raise NotImplementedError  # the store's own
+
+
+def _bytes(job: UUID | None) -> bytes | None:
+    return None if job is None else job.bytes
 
 
 def _row(row: Sequence[Any]) -> ScheduleRow:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sqlite3
-
 from fairlane.store.migrate import load_migrations, pending
+from fairlane.store.scripting import single_statements
 from fairlane.store.sqlite.database import Transaction
 
 __all__ = ["is_current", "migrate"]
@@ -22,18 +21,7 @@ def migrate(tx: Transaction) -> list[str]:
     tx.run("create_migrations")
     todo = pending(load_migrations(MIGRATIONS), dict(tx.all("select_migrations")))
     for migration in todo:
-        for statement in _statements(migration.sql):
+        for statement in single_statements(migration.sql):
             tx.connection.execute(statement)
         tx.run("insert_migration", migration.number, migration.name, migration.checksum)
     return [migration.name for migration in todo]
-
-
-def _statements(script: str) -> list[str]:
-    """`executescript` would commit our transaction, so the script is taken apart."""
-    statements, current = [], ""
-    for line in script.splitlines(keepends=True):
-        current += line
-        if sqlite3.complete_statement(current):
-            statements.append(current)
-            current = ""
-    return statements

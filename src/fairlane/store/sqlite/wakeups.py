@@ -21,8 +21,11 @@ from fairlane.clock import Clock, Instant
 from fairlane.store.protocol import WorkerIdentity
 from fairlane.store.sqlite.database import Database, Transaction
 
-__all__ = ["Mailbox", "SqliteListener", "is_listening", "nudge", "take_waiters"]
+__all__ = ["SCHEDULES", "Mailbox", "SqliteListener", "is_listening", "nudge", "take_waiters"]
 
+WORK = b"!"
+SCHEDULES = b"s"
+"""What a nudge says."""
 LOOK_EVERY = 1_000_000
 """Microseconds between looks at `data_version`: the last resort."""
 
@@ -33,12 +36,12 @@ def _address(worker: UUID) -> str:
     return f"\0{name}" if sys.platform == "linux" else str(Path(tempfile.gettempdir()) / f"{name}.sock")
 
 
-def nudge(worker: UUID) -> bool:
+def nudge(worker: UUID, what: bytes = WORK) -> bool:
     """Wake a worker; False when it is gone."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.setblocking(False)
         try:
-            sender.sendto(b"!", _address(worker))
+            sender.sendto(what, _address(worker))
         except BlockingIOError:
             return True  # its mailbox is full of nudges it has not read yet
         except OSError:
@@ -64,7 +67,7 @@ def take_waiters(tx: Transaction, queues: Mapping[int, int]) -> list[UUID]:
 class Mailbox:
     """Where one listener is nudged, in the loop that it was made in."""
 
-    def __init__(self, owner: UUID, on_nudge: Callable[[], None]) -> None:
+    def __init__(self, owner: UUID, on_nudge: Callable[[bytes], None]) -> None:
         self._on_nudge = on_nudge
         self._path = _address(owner)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -75,8 +78,8 @@ class Mailbox:
 
     def _read(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            while self._socket.recv(16):
-                self._on_nudge()
+            while what := self._socket.recv(16):
+                self._on_nudge(what)
 
     def close(self) -> None:
         self._loop.remove_reader(self._socket.fileno())
@@ -95,7 +98,17 @@ class SqliteListener:
         self._clock = clock
         self._nudged = asyncio.Event()
         self._seen = 0
-        self._mailbox = Mailbox(worker.id, self._nudged.set)
+        self._has_schedules_changed = False
+        self._mailbox = Mailbox(worker.id, self._on_nudge)
+
+    def _on_nudge(self, what: bytes) -> None:
+        self._has_schedules_changed |= what == SCHEDULES
+        self._nudged.set()
+
+    def schedules_changed(self) -> bool:
+        """Whether an operator has acted on a schedule since this was last asked."""
+        changed, self._has_schedules_changed = self._has_schedules_changed, False
+        return changed
 
     async def wait(self, until: Instant | None) -> bool:
         """Return True at a nudge, False once `until` has come."""

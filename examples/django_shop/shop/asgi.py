@@ -1,0 +1,10 @@
+import os
+
+from django.core.asgi import get_asgi_application
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "shop.settings")
+site = get_asgi_application()
+
+from fairlane.integrations.django.dashboard import with_dashboard  # noqa: E402 - Django is set up by now
+
+application = with_dashboard(site)

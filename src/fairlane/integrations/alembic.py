@@ -1,0 +1,117 @@
+"""Fairlane's schema in a program's own Alembic migrations: one tool brings all of a database up to date.
+
+What is applied here is recorded as `fairlane migrate` records it: workers accept it, and each finds what the other did.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import MutableMapping
+from contextlib import closing
+from functools import cache
+from typing import Any, Protocol
+
+from fairlane.errors import ConfigurationError
+from fairlane.integrations.extras import missing
+from fairlane.store.scripting import Schema, single_statements
+
+try:
+    from alembic.runtime.migration import MigrationContext
+    from sqlalchemy import Connection, Table
+    from sqlalchemy.schema import SchemaItem
+except ImportError as error:
+    raise missing("alembic", error) from error
+
+__all__ = ["include_name", "include_object", "upgrade", "upgrade_sql"]
+
+SCHEMA = "fairlane"
+"""Where our tables are on PostgreSQL. A SQLite file has no schemas, and they stand beside those of the program."""
+
+
+class Operating(Protocol):
+    """Alembic's `op`, the module or an `Operations`."""
+
+    def get_context(self) -> MigrationContext: ...
+
+
+def upgrade(op: Operating, *, to: int, after: int = 0) -> list[str]:
+    """Apply what the database lacks of Fairlane's migrations up to `to`, in Alembic's own transaction; their names.
+
+    Offline (`alembic upgrade --sql`) nobody can look into the database: what is written is `after + 1 … to`.
+    """
+    context = op.get_context()
+    schema = Schema.of(context.dialect.name)
+    coming = schema.between(after, to)
+    if context.as_sql:
+        context.impl.static_output(schema.script(after, to).rstrip())
+        return [migration.name for migration in coming]
+    connection = context.connection
+    if connection is None:
+        raise ConfigurationError("upgrade: this Alembic context has neither a connection nor an output; configure one")
+    run = _run_on_sqlite if context.dialect.name == "sqlite" else _run_on_postgres
+    return schema.apply(to, lambda statement: connection.exec_driver_sql(statement), lambda sql: run(connection, sql))
+
+
+def upgrade_sql(dialect: str, *, to: int, after: int = 0) -> str:
+    """The same as SQL, for `postgresql` or `sqlite`: for other tools that apply numbered scripts, in a transaction."""
+    return Schema.of(dialect).script(after, to)
+
+
+def include_name(name: str | None, type_: str, parent_names: MutableMapping[Any, Any]) -> bool:
+    """For `context.configure(include_name=…)`: with `include_schemas=True`, Alembic does not look into our schema."""
+    return not (type_ == "schema" and name == SCHEMA)
+
+
+def include_object(
+    object: SchemaItem, name: str | None, type_: str, reflected: bool, compare_to: SchemaItem | None
+) -> bool:
+    """For `context.configure(include_object=…)`: `alembic revision --autogenerate` leaves our tables alone."""
+    if not (isinstance(object, Table) and reflected and compare_to is None):
+        return True
+    if object.schema == SCHEMA:
+        return False
+    return not _is_ours_on_sqlite(object)
+
+
+def _is_ours_on_sqlite(table: Table) -> bool:
+    # On SQLite our tables have plain names, `jobs` for one, which a program on PostgreSQL may use for its own. The
+    # columns tell whose it is; one list may be longer, where the file is of another version of Fairlane.
+    ours = _tables_on_sqlite().get(table.name)
+    found = {column.name for column in table.columns}
+    return table.schema is None and ours is not None and (found <= ours or ours <= found)
+
+
+@cache
+def _tables_on_sqlite() -> dict[str, set[str]]:
+    """The columns of each of our tables, as the migrations make them."""
+    tables: dict[str, set[str]] = {}
+    with closing(sqlite3.connect(":memory:")) as scratch:
+        scratch.executescript(Schema.of("sqlite").script())
+        for table, column in scratch.execute(_COLUMNS):
+            tables.setdefault(table, set()).add(column)
+    return tables
+
+
+_COLUMNS = """
+select made.name, columns.name
+from sqlite_schema made, pragma_table_info(made.name) columns
+where made.type = 'table'
+"""
+
+
+def _run_on_postgres(connection: Connection, script: str) -> None:
+    """Run a script as it stands. SQLAlchemy's own ways take one statement at a time, or read `%` and `:` as theirs."""
+    adapted: Any = connection.connection.dbapi_connection
+    if connection.dialect.driver == "asyncpg":
+        adapted.run_async(lambda driver: driver.execute(script))
+        return
+    with closing(adapted.cursor()) as cursor:
+        cursor.execute(script)
+
+
+def _run_on_sqlite(connection: Connection, script: str) -> None:
+    # Python begins a transaction only before statements that write rows; a schema would be changed step by step.
+    if not connection.connection.driver_connection.in_transaction:  # type: ignore[union-attr]
+        connection.exec_driver_sql("begin immediate")
+    for statement in single_statements(script):
+        connection.exec_driver_sql(statement)

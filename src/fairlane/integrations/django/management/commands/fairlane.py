@@ -1,0 +1,106 @@
+"""`manage.py fairlane …`: the commands of the `fairlane` program, on the app of this project."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+from django.core.management.base import BaseCommand, CommandParser
+
+from fairlane.cli.program import program
+
+__all__ = ["Command"]
+
+APP = "fairlane.integrations.django:app"
+DJANGO_OPTIONS = ("--settings", "--pythonpath")
+HELP = """\
+examples:
+  manage.py fairlane worker --concurrency 20
+  manage.py fairlane status
+  manage.py fairlane jobs list --state dead
+  manage.py fairlane explain --queue orders
+  manage.py fairlane worker --help
+
+commands:
+"""
+
+
+class Command(BaseCommand):
+    """Django's options stand before the command of Fairlane, and those of Fairlane behind it."""
+
+    help = "Run a command of Fairlane on the queues of this project: worker, status, explain, jobs, doctor, …"
+    requires_system_checks: Sequence[str] = ()
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        told = "\n".join(
+            f"  {name:<12} {each.get_short_help_str(80)}" for name, each in sorted(program.commands.items())
+        )
+        return super().create_parser(
+            prog_name,
+            subcommand,
+            epilog=f"{HELP}{told}\n",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            **kwargs,
+        )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="COMMAND …", help="what Fairlane is to do")
+
+    def handle(self, *given: str, arguments: Sequence[str] = (), **options: Any) -> None:
+        words = list(_without_django_options([*given, *arguments]))
+        if not words:
+            self.print_help("manage.py", "fairlane")
+            return
+        _let_children_import()
+        with self._writing():
+            try:
+                program.main(args=_with_app(words), prog_name="manage.py fairlane")
+            except SystemExit as end:
+                if end.code:
+                    raise
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """To where `call_command(…, stdout=…)` wants it."""
+        if self.stdout._out is sys.stdout:
+            yield
+        else:
+            with contextlib.redirect_stdout(self.stdout):
+                yield
+
+
+def _with_app(words: Sequence[str]) -> list[str]:
+    """The words with the app put where the command takes it, unless a database is named."""
+    command: click.Command = program
+    depth = 0
+    while isinstance(command, click.Group) and depth < len(words) and words[depth] in command.commands:
+        command = command.commands[words[depth]]
+        depth += 1
+    place = next((each for each in command.params if each.name == "app"), None)
+    if place is None or any(word.split("=")[0] in ("--url", "--app", "--help", "-h") for word in words[depth:]):
+        return list(words)
+    named = [APP] if isinstance(place, click.Argument) else ["--app", APP]
+    return [*words[:depth], *named, *words[depth:]]
+
+
+def _without_django_options(words: Sequence[str]) -> Iterator[str]:
+    """Django has read these already, wherever they stood."""
+    coming = iter(words)
+    for word in coming:
+        if word in DJANGO_OPTIONS:
+            next(coming, None)
+        elif word.split("=")[0] not in DJANGO_OPTIONS:
+            yield word
+
+
+def _let_children_import() -> None:
+    """Worker processes are started as programs of their own: let them find what this one was started with."""
+    here = os.path.dirname(os.path.abspath(sys.argv[0]))
+    found = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if os.path.basename(sys.argv[0]) == "manage.py" and here not in found:
+        os.environ["PYTHONPATH"] = os.pathsep.join([here, *filter(None, found)])

@@ -1,0 +1,47 @@
+"""Handlers and Django's connections: none is used after the database has closed it, none is left open behind a run."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
+from django.db import close_old_connections, connections
+
+from fairlane.worker.context import JobContext, current_run
+from fairlane.worker.middleware import Middleware, Next
+
+__all__ = ["OwnThread", "with_fresh_connections"]
+
+
+def with_fresh_connections(function: Callable[..., Any], *, always: bool = False) -> Callable[..., Any]:
+    """A function that workers run in a thread, as Django runs a view: old connections are closed before and after."""
+
+    @functools.wraps(function)
+    def fresh(*args: Any, **kwargs: Any) -> Any:
+        if not always and current_run.get(None) is None:
+            return function(*args, **kwargs)  # called as a function: the connections are the caller's
+        close_old_connections()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            close_old_connections()
+
+    return fresh
+
+
+class OwnThread(Middleware):
+    """Gives each run of an async task a thread of its own for the ORM, as Django does for each request.
+
+    Otherwise the queries of all runs would wait for each other in one thread. It costs nothing where none is made.
+    """
+
+    async def around_run(self, job: JobContext, run: Next) -> Any:
+        async with ThreadSensitiveContext() as thread:
+            try:
+                return await run()
+            finally:
+                if thread in SyncToAsync.context_to_thread_executor:
+                    # The thread ends with the run, and nobody could reach its connections any more.
+                    await sync_to_async(connections.close_all)()

@@ -1,0 +1,223 @@
+"""The app of a Django project: its database is Django's, and so are its transactions.
+
+A Django process has many event loops: one that serves, one for each async view under WSGI, one for each async test, and
+none in a view that is not async. So the app lives in a loop of its own, and whoever asks from another one is served
+there. In a worker that is the worker's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar, cast
+
+from asgiref.sync import sync_to_async
+from django.apps import apps
+from django.db import connections, transaction
+
+import django
+from fairlane.app import App
+from fairlane.blocking import BackgroundLoop, ask_caller, is_blocking_call
+from fairlane.clock import Clock
+from fairlane.composition import Connection, store_factory
+from fairlane.errors import ConfigurationError
+from fairlane.handle import Enqueued, Foreseen, Job
+from fairlane.integrations.django.addresses import is_under_test
+from fairlane.integrations.django.elsewhere import Elsewhere, run_in
+from fairlane.integrations.django.own_connections import OwnThread, with_fresh_connections
+from fairlane.integrations.django.settings import Settings, load_settings
+from fairlane.job import new_job_ids
+from fairlane.store.foreign import is_a
+from fairlane.store.protocol import Store
+from fairlane.task import Call, Progress, Registry, Task
+from fairlane.worker.options import WorkerOptions
+from fairlane.worker.worker import Worker
+
+__all__ = ["DjangoApp", "ProjectTasks", "project_app"]
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+CHILDREN = "fairlane.integrations.django.children"
+
+_making = threading.RLock()
+_made: list[DjangoApp] = []
+
+
+def project_app() -> DjangoApp:
+    """The app of this process. A program that is no command of Django's, such as `fairlane worker`, is set up by it."""
+    with _making:
+        if not _made:
+            _made.append(DjangoApp(load_settings()))
+    # While Django is being set up, whoever asks is a part of it.
+    if not apps.ready and not apps.loading:
+        django.setup()
+    return _made[0]
+
+
+class ProjectTasks(Registry):
+    """The tasks of a project. A thread that runs one has connections that work."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.adopt: Callable[[str], Task[..., Any] | None] = lambda name: None
+        """Where tasks come from that nobody has registered: those of Django's own framework."""
+        self.known = self._tasks.get
+        """The task that is registered by this name, or `None`."""
+        self.find = lambda name: self.known(name) or self.adopt(name)  # type: ignore[assignment]
+
+    def add(self, task: Task[..., Any]) -> None:
+        super().add(task)
+        if task.is_async:
+            return
+        is_elsewhere = task.options.executor == "process"
+        place = f"{task.function.__module__}.{task.function.__qualname__}" if is_elsewhere else ""
+        task.function = with_fresh_connections(task.function, always=is_elsewhere)
+        if is_elsewhere:
+            # The process imports it by these, and needs Django before it can import anything of the project.
+            task.function.__module__, task.function.__qualname__ = CHILDREN, place
+
+
+class DjangoApp(App):
+    """An app that keeps its jobs where Django keeps its rows, and follows Django to a test database."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        super().__init__(settings.address(), **settings.app)
+        self._make_store = self._store_of_now
+        self.registry: ProjectTasks = ProjectTasks()
+        self.captures: list[Callable[[Sequence[Call[Any]]], object]] = []
+        """Who is told of every enqueue, before it is known whether its transaction commits: tests."""
+        self.middleware(OwnThread())
+
+    # Where it lives.
+
+    def _store_of_now(self) -> Store:
+        self.url = self.settings.address()
+        return store_factory(self.url, self.clock, self._durable_claims)()
+
+    def move_to(self, url: str, clock: Clock | None = None) -> None:
+        super().move_to(url, clock)
+        if url == self.settings.address():
+            self._make_store = self._store_of_now
+
+    def _home(self) -> asyncio.AbstractEventLoop:
+        with self._blocking:
+            self._leave_to_parent()
+            if self._connection is not None and self._connection.loop.is_running():
+                return self._connection.loop
+            self._background = self._background or BackgroundLoop()
+            return self._background.loop
+
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None
+
+    async def _connected(self) -> Connection:
+        is_following = self._make_store == self._store_of_now
+        if is_following and self._connection is not None and is_under_test() and self.url != self.settings.address():
+            # Opened before the test database was made, or in another one: tests must not write there.
+            stale, self._connection = self._connection, None
+            await stale.close()
+        return await super()._connected()
+
+    async def opened(self) -> Store:
+        home = self._home()
+        store = await run_in(home, super().opened())
+        return store if asyncio.get_running_loop() is home else cast(Store, Elsewhere(store, home))
+
+    async def worker(self, options: WorkerOptions | None = None) -> Worker:
+        if self._connection is not None and self._connection.loop is not asyncio.get_running_loop():
+            await self.close()  # somebody enqueued while the program was set up
+        return await super().worker(options)
+
+    async def foresee(self, call: Call[R]) -> Foreseen:
+        return await run_in(self._home(), super().foresee(call))
+
+    # What an enqueue does inside of `transaction.atomic()`.
+
+    async def enqueue_one(self, call: Call[R]) -> Job[R]:
+        async def store(tx: Any) -> Job[R]:
+            return await App.enqueue_one(self, call if tx is None else call.using(tx=tx))
+
+        async def later() -> Job[R]:
+            (named,) = await self._named([call])
+            await self._on_commit(lambda: self.run_blocking(App.enqueue_one(self, named)))
+            return Job(cast(Any, named.options.id), self)
+
+        job = await self._as_django_does(call.options.tx, store, later)
+        self._tell([call])
+        return job
+
+    async def _store_calls(
+        self, listed: list[Call[R]], tx: Any, progress: Progress | None = None, *, pace: bool = False
+    ) -> Enqueued[R]:
+        async def store(lent: Any) -> Enqueued[R]:
+            return await App._store_calls(self, listed, lent, progress, pace=pace)
+
+        async def later() -> Enqueued[R]:
+            named = await self._named(listed)
+            await self._on_commit(lambda: self.run_blocking(App._store_calls(self, named, None, progress, pace=pace)))
+            return Enqueued(Job(cast(Any, call.options.id), self) for call in named)
+
+        enqueued = await self._as_django_does(tx, store, later)
+        self._tell(listed)
+        return enqueued
+
+    def _tell(self, calls: Sequence[Call[Any]]) -> None:
+        for capture in self.captures:
+            capture(calls)
+
+    async def _as_django_does(
+        self, tx: Any, store: Callable[[Any], Awaitable[T]], later: Callable[[], Awaitable[T]]
+    ) -> T:
+        """Store with the caller's transaction, when it commits, or at once. Which, its thread and the settings say."""
+        home = self._home()
+        await run_in(home, App.opened(self))  # from here on it is known where jobs are kept
+        if is_blocking_call():
+            lent = await ask_caller(self._open_transaction) if tx is None else tx
+            if lent is None or tx is not None:
+                return await store(tx)
+            return await (store(lent) if self.settings.mode(self.url) == "in_transaction" else later())
+        if asyncio.get_running_loop() is home:
+            return await store(tx)
+        # Async code has no transaction of its own, but the thread in which its queries run may be in one, in a test.
+        is_lent = tx is not None or await sync_to_async(self._open_transaction)() is not None
+        if not is_lent:
+            return await run_in(home, _awaited(store(None)))
+        if tx is not None and not _is_django(tx):
+            raise ConfigurationError(
+                f"tx={type(tx).__name__} belongs to this event loop, and the app of a Django project has its own; "
+                "leave tx= out, or give Django's connection"
+            )
+        work = partial(self._as_django_does, tx, store, later)
+        return await sync_to_async(lambda: self.run_blocking(_awaited(work())))()
+
+    def _open_transaction(self) -> Any:
+        """The connection of this thread, if it is in a transaction that an enqueue should mind."""
+        if self.settings.mode(self.url) == "at_once":
+            return None
+        connection = connections[self.settings.database]
+        return connection if connection.in_atomic_block else None
+
+    async def _named(self, calls: Sequence[Call[R]]) -> list[Call[R]]:
+        """The calls with ids, checked: what cannot be stored is refused now, and not when it is too late."""
+        ids = new_job_ids(self.clock.now(), len(calls))
+        named = [call if call.options.id else call.using(id=job) for call, job in zip(calls, ids, strict=True)]
+        await (await self._connected()).producing.stamped(named)
+        return named
+
+    async def _on_commit(self, work: Callable[[], object]) -> None:
+        await ask_caller(lambda: transaction.on_commit(work, using=self.settings.database))
+
+
+async def _awaited(work: Awaitable[T]) -> T:
+    return await work
+
+
+def _is_django(tx: Any) -> bool:
+    return is_a(tx, "django.utils.connection", "ConnectionProxy") or is_a(
+        tx, "django.db.backends.base.base", "BaseDatabaseWrapper"
+    )

@@ -1,0 +1,260 @@
+"""Fairlane beside SQLAlchemy: in the same database, or in another one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+from weakref import WeakKeyDictionary
+
+from fairlane.errors import ConfigurationError
+from fairlane.handle import Enqueued
+from fairlane.integrations.extras import missing
+from fairlane.job import Outcome
+from fairlane.task import Call, Producer
+
+try:
+    from sqlalchemy import URL, Connection, Engine, event, make_url
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session
+    from sqlalchemy.orm import Session, SessionTransaction, scoped_session
+except ImportError as error:
+    raise missing("sqlalchemy", error) from error
+
+__all__ = ["enqueue_after_commit", "url_of"]
+
+log = logging.getLogger("fairlane.integrations.sqlalchemy")
+
+AnySession = Session | scoped_session[Any] | AsyncSession | async_scoped_session[Any]
+Place = Engine | AsyncEngine | Connection | AsyncConnection | URL | str
+
+# fmt: off
+UNDERSTOOD = {
+    "database", "dbname", "gsslib", "krbsrvname", "options", "passfile", "password", "service", "sslcert", "sslcrl",
+    "sslkey", "sslmode", "sslnegotiation", "sslpassword", "sslrootcert", "ssl_max_protocol_version",
+    "ssl_min_protocol_version", "target_session_attrs", "user",
+}
+"""What a URL may say to our driver as to libpq."""
+OWN_AFFAIRS = {
+    "application_name", "async_fallback", "client_encoding", "command_timeout", "connect_timeout",
+    "fallback_application_name", "keepalives", "keepalives_count", "keepalives_idle", "keepalives_interval",
+    "max_cached_statement_lifetime", "prepare_threshold", "prepared_statement_cache_size",
+    "prepared_statement_name_func", "statement_cache_size", "tcp_user_timeout", "timeout",
+}
+"""How a program's own connections behave; it says nothing of the place."""
+# fmt: on
+
+
+def url_of(place: Place) -> str:
+    """The URL for an `App` in the database of an engine, a connection or a URL of SQLAlchemy, its password included.
+
+    What the engine was given beside its URL (`connect_args`, `creator`) is not in it.
+    """
+    url = _url(place)
+    match url.get_backend_name():
+        case "postgresql":
+            return _postgres(url)
+        case "sqlite":
+            return _sqlite(url)
+        case other:
+            raise ConfigurationError(
+                f"Fairlane keeps its jobs in PostgreSQL or SQLite, not in {other}; give it a database of its own, and "
+                "enqueue with enqueue_after_commit(session, task.call(…))"
+            )
+
+
+def _url(place: Place) -> URL:
+    match place:
+        case str() | URL():
+            return make_url(place)
+        case Engine() | AsyncEngine():
+            return place.url
+        case Connection() | AsyncConnection():
+            return place.engine.url
+    raise ConfigurationError(
+        f"url_of takes an engine, a connection or a URL of SQLAlchemy, not a {type(place).__name__}"
+    )
+
+
+def _sqlite(url: URL) -> str:
+    path = url.database or ""
+    if path.startswith("file:"):
+        path = "" if url.query.get("mode") == "memory" else path.removeprefix("file:").partition("?")[0]
+    if path in ("", ":memory:"):
+        raise ConfigurationError("a SQLite database in memory belongs to one connection; use a file to share it")
+    # Absolute, as the engine has it: it keeps the folder that it was made in, wherever the program goes.
+    return f"sqlite:///{Path(path).absolute()}"
+
+
+def _postgres(url: URL) -> str:
+    given = {name: _several(value) for name, value in url.query.items()}
+    hosts = _hosts(url, given.pop("host", []), given.pop("port", []))
+    if "ssl" in given:  # what SQLAlchemy hands to asyncpg under the name of its argument
+        given["sslmode"] = given.pop("ssl")
+    if strange := sorted(given.keys() - UNDERSTOOD - OWN_AFFAIRS):
+        raise ConfigurationError(
+            f"{strange[0]!r} in the URL of this engine means nothing to asyncpg, with which Fairlane connects; write "
+            "its URL yourself: App('postgresql://user@host/database')"
+        )
+    login = "" if url.username is None else _quoted(url.username)
+    if url.password is not None:
+        login += f":{_quoted(str(url.password))}"
+    query = urlencode({name: values[-1] for name, values in given.items() if name in UNDERSTOOD}, quote_via=quote)
+    database = "" if url.database is None else f"/{_quoted(url.database)}"
+    return f"postgresql://{login}{'@' if login else ''}{hosts}{database}{'?' if query else ''}{query}"
+
+
+def _hosts(url: URL, named: Sequence[str], ports: Sequence[str]) -> str:
+    """Where the servers are, a Unix socket's folder among them; in the query of a URL there may be several."""
+    if url.host:
+        return _host(url.host, str(url.port or ""))
+    listed = [part for each in named for part in each.split(",")]
+    of_each = [part for each in ports for part in each.split(",")] or [str(url.port or "")]
+    if len(of_each) == 1:
+        of_each *= len(listed)
+    return ",".join(_host(*_with_port(host, port)) for host, port in zip(listed, of_each, strict=True))
+
+
+def _with_port(host: str, port: str) -> tuple[str, str]:
+    name, colon, own = host.rpartition(":")
+    return (name, own) if colon and own.isdigit() and not host.startswith("/") and ":" not in name else (host, port)
+
+
+def _host(host: str, port: str) -> str:
+    shown = f"[{host}]" if ":" in host and not host.startswith(("/", "[")) else _quoted(host, "[]:")
+    return f"{shown}:{port}" if port else shown
+
+
+def _quoted(text: str, safe: str = "") -> str:
+    return quote(text, safe=safe)
+
+
+def _several(value: str | tuple[str, ...]) -> list[str]:
+    return [value] if isinstance(value, str) else list(value)
+
+
+# Enqueueing after the commit, where the jobs are in another database.
+
+
+def enqueue_after_commit(session: AnySession, *calls: Call[Any]) -> None:
+    """Enqueue these calls once the session has committed; a rollback, of a savepoint too, forgets them.
+
+    For jobs that live in another database than the session's: between the commit and the enqueue a crash loses them.
+    In the same database, `task.using(tx=session)` stores them together with your rows.
+    """
+    for call in calls:
+        if not isinstance(call, Call):
+            raise ConfigurationError(f"enqueue_after_commit takes calls, task.call(…), not a {type(call).__name__}")
+        if call.options.tx is not None:
+            raise ConfigurationError(f"{call!r} names a transaction of its own, with tx=; enqueue it there")
+    found = _blocking_session(session)
+    if isinstance(session, Session | scoped_session):
+        _refuse_in_event_loop()
+    _follower_of(found).add(found, calls)
+
+
+class _Follower:
+    """What a session's commit is to be followed by. A savepoint has its own share of it, until it is released."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[SessionTransaction, list[Call[Any]]] = {}
+        self._committed: list[Call[Any]] = []
+
+    def add(self, session: Session, calls: Iterable[Call[Any]]) -> None:
+        transaction = session.get_nested_transaction() or session.get_transaction() or session.begin()
+        self._waiting.setdefault(transaction, []).extend(calls)
+
+    def on_commit(self, session: Session) -> None:
+        savepoint, root = session.get_nested_transaction(), session.get_transaction()
+        assert root is not None
+        if savepoint is None:
+            self._committed += self._waiting.pop(root, [])
+        elif calls := self._waiting.pop(savepoint, []):
+            self._waiting.setdefault(_outer(savepoint), []).extend(calls)
+
+    def on_end(self, session: Session, transaction: SessionTransaction) -> None:
+        self._waiting.pop(transaction, None)  # still there, so it was not committed
+        if transaction.parent is None:
+            # Not at the commit itself: only now is the session done with it, and in order whatever comes of this.
+            calls, self._committed = self._committed, []
+            _enqueue(calls)
+
+
+_followers: WeakKeyDictionary[Session, _Follower] = WeakKeyDictionary()
+
+
+def _follower_of(session: Session) -> _Follower:
+    if (found := _followers.get(session)) is not None:
+        return found
+    follower = _followers[session] = _Follower()
+    event.listen(session, "after_commit", follower.on_commit)
+    event.listen(session, "after_transaction_end", follower.on_end)
+    return follower
+
+
+def _outer(savepoint: SessionTransaction) -> SessionTransaction:
+    """The transaction that a savepoint is released into: another savepoint's, or the whole."""
+    outer = savepoint.parent
+    while outer is not None and outer.parent is not None and not outer.nested:
+        outer = outer.parent
+    assert outer is not None
+    return outer
+
+
+def _blocking_session(session: AnySession) -> Session:
+    found: Any = session
+    if isinstance(found, scoped_session | async_scoped_session):
+        found = found()
+    return found.sync_session if isinstance(found, AsyncSession) else found
+
+
+def _enqueue(calls: Iterable[Call[Any]]) -> None:
+    by_app: dict[Producer, list[Call[Any]]] = {}
+    for call in calls:
+        by_app.setdefault(call.task.producer, []).append(call)
+    for app, its_own in by_app.items():
+        try:
+            report = _enqueued(app, its_own)
+        except Exception:
+            # Whose arguments they are, a log need not know.
+            names = ", ".join(call.task.name for call in its_own)
+            log.error("the session has committed, and jobs of these tasks were not enqueued: %s", names)
+            raise
+        for call, job in zip(its_own, report, strict=True):
+            if job.outcome in (Outcome.REFUSED, Outcome.FULL):
+                log.error("the session has committed, and a job of %s was refused: %r", call.task.name, job)
+
+
+def _enqueued(app: Producer, calls: list[Call[Any]]) -> Enqueued[Any]:
+    if not _is_in_event_loop():
+        return app.run_blocking(app.enqueue_many(calls))
+    from sqlalchemy.util import await_only
+
+    return await_only(app.enqueue_many(calls))
+
+
+def _refuse_in_event_loop() -> None:
+    if _is_in_event_loop() and not _is_in_greenlet():
+        raise ConfigurationError(
+            "enqueue_after_commit: a Session that commits inside of an event loop blocks it; use an AsyncSession"
+        )
+
+
+def _is_in_event_loop() -> bool:
+    with contextlib.suppress(RuntimeError):
+        asyncio.get_running_loop()
+        return True
+    return False
+
+
+def _is_in_greenlet() -> bool:
+    """Whether SQLAlchemy runs this for async code, as `AsyncSession.run_sync` does."""
+    if "greenlet" not in sys.modules:
+        return False
+    from sqlalchemy.util.concurrency import in_greenlet
+
+    return in_greenlet()

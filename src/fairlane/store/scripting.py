@@ -1,0 +1,102 @@
+"""The schema for tools that apply SQL by themselves, in a transaction of their own: Alembic, Django, `psql`.
+
+What they apply is recorded as our own `migrate` records it, so that each finds what the other did.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fairlane.errors import ConfigurationError, SchemaError
+from fairlane.store.migrate import Migration, load_migrations, pending
+from fairlane.store.statements import load_statements
+
+__all__ = ["Schema", "single_statements"]
+
+_PACKAGES = {"postgresql": "fairlane.store.postgres", "sqlite": "fairlane.store.sqlite"}
+_RECORD = re.compile(r"create table if not exists (\S+)")
+
+Rows = Iterable[Sequence[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """The numbered migrations of one kind of database."""
+
+    package: str
+
+    @classmethod
+    def of(cls, dialect: str) -> Schema:
+        """The schema on `postgresql` or `sqlite`."""
+        if dialect not in _PACKAGES:
+            raise ConfigurationError(
+                f"Fairlane keeps its jobs in PostgreSQL or SQLite, and has no schema for {dialect!r}; give it a "
+                "database of its own: App('sqlite:///jobs.db')"
+            )
+        return cls(_PACKAGES[dialect])
+
+    @property
+    def newest(self) -> int:
+        """The number of the last migration that this version has."""
+        return len(load_migrations(self.package))
+
+    def between(self, after: int, to: int | None = None) -> list[Migration]:
+        """The migrations `after + 1 … to`; all that follow unless `to` is given."""
+        newest = self.newest
+        to = newest if to is None else to
+        if to > newest:
+            raise SchemaError(f"this version of Fairlane has {newest} migrations, not {to}; upgrade Fairlane first")
+        if not 0 <= after < to:
+            raise SchemaError(f"after={after} and to={to} name no migration; say 0 <= after < to <= {newest}")
+        return load_migrations(self.package)[after:to]
+
+    def script(self, after: int = 0, to: int | None = None) -> str:
+        """SQL that brings a database from migration `after` to `to` and records it, to be run in one transaction."""
+        parts = [f"{self._statement('create_migrations')};"] if after == 0 else []
+        parts += [self._with_record(migration) for migration in self.between(after, to)]
+        return "\n\n".join(parts) + "\n"
+
+    def apply(self, to: int, ask: Callable[[str], Rows], run: Callable[[str], object]) -> list[str]:
+        """Apply what the database lacks up to `to`, in the caller's transaction; the names of what was applied.
+
+        `ask` returns the rows of one statement; `run` runs a script of several, and ends no transaction.
+        """
+        self.between(0, to)
+        if self.package == _PACKAGES["postgresql"]:
+            ask(self._statement("lock_migrations"))
+        run(f"{self._statement('create_migrations')};")
+        applied = {row[0]: row[1] for row in ask(self._statement("select_migrations"))}
+        todo = [each for each in pending(load_migrations(self.package), applied) if each.number <= to]
+        for migration in todo:
+            run(self._with_record(migration))
+        return [migration.name for migration in todo]
+
+    def _with_record(self, migration: Migration) -> str:
+        # Numbers, file names and checksums of our own package: nothing here comes from a user.
+        values = f"({migration.number}, '{migration.name}', '{migration.checksum}')"
+        recorded = f"insert into {self._record} (number, name, checksum)\nvalues {values};"
+        return f"-- migration {migration.name}\n{migration.sql.rstrip()}\n\n{recorded}"
+
+    @property
+    def _record(self) -> str:
+        found = _RECORD.search(self._statement("create_migrations"))
+        assert found is not None, "the statement that creates the record names no table"
+        return found[1]
+
+    def _statement(self, name: str) -> str:
+        return load_statements(self.package, "queries.sql")[name]
+
+
+def single_statements(script: str) -> list[str]:
+    """A script for SQLite, taken apart: `executescript` would commit the transaction that it is run in."""
+    statements, current = [], ""
+    for line in script.splitlines(keepends=True):
+        current += line
+        if sqlite3.complete_statement(current):
+            statements.append(current)
+            current = ""
+    return statements
