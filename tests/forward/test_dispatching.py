@@ -85,6 +85,16 @@ async def test_a_message_carries_the_job_and_its_arguments_in_plain_form(
     assert message.carried["fairlane"] == str(message.token)
 
 
+async def test_headers_travel_from_the_producer_to_the_engine(app: App) -> None:
+    forwarder = PaperForwarder(app, headers="headers")
+    task = forwarder.task(double, queue="emails")
+    await task.using(context={"headers": {"locale": "de"}, "plan": "pro"}).enqueue(1)
+    await task.enqueue(2)
+    async with dispatching(forwarder):
+        await until(lambda: len(forwarder.messages) == 2)
+    assert [dict(message.headers) for message in forwarder.messages] == [{"locale": "de"}, {}]
+
+
 async def test_a_queue_without_a_bound_of_its_own_is_refused(app: App, forwarder: PaperForwarder) -> None:
     app.queue("open", limits=Concurrency(5, by="account"))
     forwarder.task(double, queue="open", keys=["account"])

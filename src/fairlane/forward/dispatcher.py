@@ -36,6 +36,7 @@ class Dispatcher(Worker):
         publishing.engine = forwarder
         publishing.forwarded = forwarder.forwarded
         publishing.republish_after = forwarder.republish_after
+        publishing.headers = forwarder.headers
         publishing.troubles = self.troubles
 
     @property

@@ -21,7 +21,9 @@ from uuid import UUID
 import msgspec
 
 from fairlane.clock import SECOND, microseconds
-from fairlane.forward.messages import Engine, Unpublishable
+from fairlane.errors import StoreUnavailable
+from fairlane.forward.messages import Engine, Message, Unpublishable
+from fairlane.job import Claim, told_in
 from fairlane.scheduler.settlement import Cancelled, Died, Outcome, Released, settle
 from fairlane.worker.execution import Execution, Run
 from fairlane.worker.outcomes import Stop, summary
@@ -54,6 +56,7 @@ class Publishing(Execution):
     engine: Engine
     forwarded: Mapping[str, Any]
     republish_after: timedelta
+    headers: str | None
     troubles: Troubles
 
     def __init__(self, *given: Any, **named: Any) -> None:
@@ -77,9 +80,11 @@ class Publishing(Execution):
     async def _publish(self, run: Run) -> None:
         run.started_at = self._now()
         try:
-            await self.engine.publish(self.engine.message(run.claim, {}))
+            await self.engine.publish(await self._message(run.claim))
         except Unpublishable as error:
             self._end(run, Died(str(error)), error)
+        except StoreUnavailable:
+            self._end(run, Released("the database was away when it was to be published"))
         except Exception as error:
             self._refused(error)
             self._end(run, Released(f"broker refused: {summary(error)}"))
@@ -90,6 +95,12 @@ class Publishing(Execution):
         else:
             self._accepted()
             self._keep(run)
+
+    async def _message(self, claim: Claim) -> Message:
+        headers: object = None
+        if self.headers is not None:
+            headers = told_in((await self.store.contexts([claim.id])).get(claim.id)).get(self.headers)
+        return self.engine.message(claim, headers if isinstance(headers, dict) else {})
 
     def _end(self, run: Run, outcome: Outcome | None, error: BaseException | None = None) -> Any:
         if isinstance(outcome, Released):
@@ -177,7 +188,9 @@ class Publishing(Execution):
         published.times += 1
         published.again_at = self._now() + self._patience(published.times)
         try:
-            await self.engine.publish(self.engine.message(claim, {}))
+            await self.engine.publish(await self._message(claim))
+        except (StoreUnavailable, Unpublishable):
+            published.again_at = self._now()
         except Exception as error:
             published.again_at = self._now()
             self._refused(error)
