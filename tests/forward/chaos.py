@@ -10,7 +10,6 @@ import asyncio
 import os
 import random
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -22,11 +21,11 @@ from typing import Any
 import asyncpg
 
 from fairlane.job import State
-from tests.forward.brokers import ThrowawayBroker, dying_with_us
+from tests.forward.brokers import ThrowawayBroker
 from tests.forward.ledger import PIPE, WHOLE_QUEUE, Kept, Ledger, judge, note, told
+from tests.forward.members import ROOT, Member, dispatcher_of, environment_with, is_alive, stop
 
-ROOT = Path(__file__).resolve().parents[2]
-BIN = Path(sys.executable).parent
+IS_FULL_SIZE = "FAIRLANE_FORWARD_JOBS" in os.environ
 WATCHDOG = 900.0
 """Seconds without the expected end after which the test fails. Never the measure of anything."""
 QUEUE = "chaos"
@@ -75,66 +74,6 @@ class Engine:
     workers: int = 2
 
 
-class Member:
-    """A process with a group of its own, which is started again when it was killed."""
-
-    def __init__(self, name: str, command: Sequence[str], environment: dict[str, str], folder: Path) -> None:
-        self.name = name
-        self._command = [*dying_with_us(), *command]
-        self._environment = environment
-        self._log = folder / f"{name}.log"
-        self.process = self._start()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        with self._log.open("ab") as log:
-            return subprocess.Popen(
-                self._command,
-                env=self._environment,
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-
-    def kill(self) -> int:
-        """SIGKILL the whole group, and return its number once nobody of it is left."""
-        group = self.process.pid
-        os.killpg(group, signal.SIGKILL)
-        self.process.wait()
-        while alive_in(group):
-            os.sched_yield()
-        return group
-
-    def start_again(self) -> None:
-        self.process = self._start()
-
-    def ask_to_stop(self) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-
-    def end_of_log(self) -> str:
-        return "\n".join([f"--- {self.name}", *self._log.read_text(errors="replace").split("\n")[-25:]])
-
-
-def alive_in(group: int) -> bool:
-    """Whether a process of this group still runs."""
-    return any(of_group == group for each in Path("/proc").glob("[0-9]*") if (of_group := group_of(each.name)))
-
-
-def is_alive(process: int) -> bool:
-    return group_of(str(process)) is not None
-
-
-def group_of(process: str) -> int | None:
-    """Its group, while it runs. One that is dead and not yet buried does nothing any more."""
-    try:
-        state, _, group = Path("/proc", process, "stat").read_text().rpartition(")")[2].split()[:3]
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if state in "ZX" else int(group)
-
-
 @dataclass
 class Chaos:
     """One run."""
@@ -158,22 +97,19 @@ class Chaos:
         self._began = began
         self._last_of_broker: str | None = None
         self.broker.meanwhile = lambda: self._listen(0)
-        self._environment = {
-            **os.environ,
-            PIPE: str(pipe),
-            "FAIRLANE_URL": self.url,
-            "CHAOS_BROKER": self.broker.url,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]),
-            "PYTHONWARNINGS": "ignore",
-            "dramatiq_restart_delay": "300",  # milliseconds
-        }
+        self._environment = environment_with(
+            **{PIPE: str(pipe)},
+            FAIRLANE_URL=self.url,
+            CHAOS_BROKER=self.broker.url,
+            dramatiq_restart_delay="300",  # milliseconds
+        )
         jobs = self._produce()
         self._start_members()
         try:
             self._go_through(jobs)
         finally:
             self.broker.meanwhile = lambda: None
-            self._stop_members()
+            stop([*self._workers, *self._dispatchers], lambda: self._take_what_is_there(0))
             self._take_what_is_there(0)
             os.close(self._reader)
         faults = judge(self.ledger, jobs, asyncio.run(self._kept()), LIMITS, kills=self.size.kills)
@@ -192,8 +128,7 @@ class Chaos:
         return dict(enumerate(made.stdout.split()))
 
     def _start_members(self) -> None:
-        fairlane = [sys.executable, "-m", "fairlane.cli", "forward", f"{self.engine.module}:forwarder"]
-        dispatcher = [*fairlane, "--lease", LEASE]
+        dispatcher = dispatcher_of(f"{self.engine.module}:forwarder", "--lease", LEASE)
         self._dispatchers = [Member("dispatcher", dispatcher, self._environment, self.folder)]
         self._workers = [
             Member(f"worker-{number}", self.engine.worker, self._environment, self.folder)
@@ -249,18 +184,6 @@ class Chaos:
             for line in lines:
                 self.ledger.take(line.decode())
             timeout = 0
-
-    def _stop_members(self) -> None:
-        members = [*self._workers, *self._dispatchers]
-        for member in members:
-            member.ask_to_stop()
-        deadline = time.monotonic() + 30
-        while any(member.process.poll() is None for member in members) and time.monotonic() < deadline:
-            self._take_what_is_there(0.05)
-        for member in members:
-            if alive_in(member.process.pid):
-                member.kill()
-            member.process.wait()
 
     def _where_it_hangs(self, jobs: dict[int, str]) -> str:
         missing = sorted(number for number in jobs if number not in self.ledger.ended)

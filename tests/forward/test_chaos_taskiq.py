@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.forward.brokers import ThrowawayRedis
-from tests.forward.chaos import BIN, SLOTS, Chaos, Engine
+from tests.forward.chaos import SLOTS, Chaos, Engine
+from tests.forward.members import BIN
 
 MODULE = "tests.forward.chaos_taskiq"
 TASKIQ = Engine(

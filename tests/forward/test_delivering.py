@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fairlane import App, Cancel, Concurrency, Dead, InvalidJob, ManualClock, Snooze, State, context
+from fairlane.events import JobEnded, JobStarted
 from fairlane.forward.delivering import Delivery
 from fairlane.forward.tokens import Token
 from fairlane.handle import Job
@@ -90,6 +91,17 @@ async def test_the_context_tells_of_the_job_and_its_effects_land(app: App, forwa
     assert await forwarder.deliver(forwarder.messages[0]) == 1
     assert await job.result() == 1
     assert await app.values.get("told") == "Ada"
+
+
+async def test_events_tell_of_runs_where_they_are(app: App, forwarder: PaperForwarder) -> None:
+    heard: list[str] = []
+    app.on_event(JobStarted, JobEnded)(lambda event: heard.append(type(event).__name__))
+    job = await published(forwarder, forwarder.task(len, queue="emails", name="length"), "abc")
+    assert heard == []  # publishing is no run
+    await forwarder.deliver(forwarder.messages[0])
+    await until(lambda: len(heard) == 2)
+    assert heard == ["JobStarted", "JobEnded"]
+    assert await job.result() == 3
 
 
 @pytest.mark.parametrize(

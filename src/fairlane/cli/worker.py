@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from fairlane.errors import ConfigurationError
+
 __all__ = ["LOG_FORMATS", "LOG_LEVELS", "end_well_when_stopped_early", "log_to_stderr", "worker"]
 
 COLLECT_AFTER = 100_000
@@ -106,6 +108,11 @@ def worker(
     declared = loaded.queue_names
     # What an engine runs is served here only if it is named.
     own = declared if queues is not None else [each for each in declared if each not in loaded.forwarded]
+    if declared and not own:
+        raise ConfigurationError(
+            "every queue of this app is forwarded to an engine; run `fairlane forward`, or name with --queues what to "
+            "run here instead"
+        )
     options = WorkerOptions(
         queues=queue_shares(queues, slots, own),
         order="strict" if order == "strict" else "weighted",

@@ -29,11 +29,13 @@ from fairlane.scheduler.settlement import Cancelled, Died, Done, Failed, Outcome
 from fairlane.stamping import Stamp
 from fairlane.store.protocol import Adopted, Store, WorkerIdentity
 from fairlane.task import Task
+from fairlane.telemetry.telemetry import Telemetry
 from fairlane.worker.context import current_run
 from fairlane.worker.outcomes import Stop, outcome_of
 from fairlane.worker.runs import RunningJob, log_end, settlement_of
 from fairlane.worker.settling import Settling
 from fairlane.worker.timing import Outage, pause
+from fairlane.worker.watching import Watching
 from fairlane.worker.worker import name_of_process
 
 if TYPE_CHECKING:
@@ -123,6 +125,7 @@ class Deliveries:
         delivery.handle = asyncio.current_task() if cancellable else None
         delivery.started_at = self._app.clock.monotonic()
         here.hold(delivery)
+        await here.tell_start(delivery)
         return delivery
 
     # End: exactly one of these.
@@ -170,6 +173,7 @@ class Deliveries:
         # After a fork, or when the app was closed and opened again, there is another store.
         if here is None or here.store is not store:
             here = self._here = _Process(store, self._app.clock, stamp, self._app.max_payload, self._lease)
+            here.watch(self._app.telemetry)
         return here
 
 
@@ -192,6 +196,19 @@ class _Process:
         self._beating: asyncio.Task[None] | None = None
         self._outage = Outage(lambda: None)
         self._settling = Settling(store, self._outage)
+        self._watching: Watching | None = None
+
+    def watch(self, telemetry: Telemetry) -> None:
+        """Tell of what runs here, if anybody has asked for it."""
+        if telemetry.is_watched:
+            self._watching = Watching(telemetry, self.identity, self.store, self._clock)
+            self._watching.store_now = self.store_now
+
+    async def tell_start(self, delivery: Delivery) -> None:
+        if self._watching is not None:
+            await self._watching.find_origins([delivery.claim])
+            # Its span is not the current one of the engine's thread, which may have one of the engine's own.
+            self._watching.left(self._watching.started(delivery))
 
     def ran(self, run: RunningJob) -> int:
         return self._clock.monotonic() - run.started_at
@@ -214,16 +231,17 @@ class _Process:
     async def end(self, delivery: Delivery, outcome: Outcome | None, error: BaseException | None = None) -> None:
         """Record how it has ended; nothing, if its claim is lost."""
         settlement: Settlement | None = None
+        ran = self.ran(delivery)
         try:
             if outcome is not None:
-                settlement = msgspec.structs.replace(
-                    settlement_of(delivery, outcome, self.ran(delivery)), lag=delivery.lag
-                )
+                settlement = msgspec.structs.replace(settlement_of(delivery, outcome, ran), lag=delivery.lag)
                 if error is not None or type(outcome) is not Done:
                     log_end(delivery, outcome, settlement, error, log)
                 await self._settling.record([settlement], was_tried=delivery.may_be_settled)
         finally:
             self._let_go(delivery)
+            if self._watching is not None:
+                self._watching.ended(delivery, settlement, ran, error)
 
     # The heartbeat.
 

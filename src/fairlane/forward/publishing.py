@@ -222,6 +222,9 @@ class Publishing(Execution):
     def is_holding(self) -> bool:
         return bool(self.running or self._published)
 
+    def misses(self, run: Run) -> bool:
+        return run.claim.id not in self._published  # else it was adopted, as it should be
+
     def interrupt(self, run: Run, reason: Stop) -> None:
         published = self._published.get(run.claim.id)
         if published is None or published.run is not run:

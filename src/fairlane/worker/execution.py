@@ -373,6 +373,10 @@ class Execution:
         """Whether something has begun here and has not ended."""
         return bool(self.running)
 
+    def misses(self, run: Run) -> bool:
+        """Whether the loss of its claim is one."""
+        return True
+
     def leases(self) -> set[UUID]:
         return {run.claim.lease for run in self.held()}
 

@@ -130,7 +130,8 @@ class Leases:
 
     def _stop(self, jobs: set[UUID], leases: set[UUID]) -> None:
         lost = [run for run in self._execution.find(jobs) if run.claim.lease in leases]
-        if lost and self.watching is not None:
-            self.watching.claims_lost([run.claim.id for run in lost], "lease gone")
+        missed = [run.claim.id for run in lost if self._execution.misses(run)]
+        if missed and self.watching is not None:
+            self.watching.claims_lost(missed, "lease gone")
         for run in lost:
             self._execution.interrupt(run, Stop.GONE)

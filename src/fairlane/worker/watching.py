@@ -36,6 +36,7 @@ from fairlane.telemetry.metrics import Metrics
 from fairlane.telemetry.telemetry import Telemetry
 from fairlane.telemetry.tracing import Carried
 from fairlane.worker.execution import Execution, Run
+from fairlane.worker.runs import RunningJob
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, SpanContext
@@ -68,7 +69,7 @@ class Watching:
         self._nested = nested
         self._origins: OrderedDict[UUID, Carried] = OrderedDict()
         self._last_runs: OrderedDict[UUID, SpanContext] = OrderedDict()
-        self._spans: dict[Run, Span] = {}
+        self._spans: dict[RunningJob, Span] = {}
 
     def _tell(self, kind: type[Event], **fields: Any) -> None:
         if self._hooks.wants(kind):
@@ -110,7 +111,7 @@ class Watching:
 
     # Runs.
 
-    def started(self, run: Run) -> object:
+    def started(self, run: RunningJob) -> object:
         """A handler is about to be called. Returned is what `left` is to be given."""
         claim = run.claim
         waited = self.store_now() - claim.enqueued_at
@@ -142,7 +143,7 @@ class Watching:
     def left(self, entered: object) -> None:
         self._tracing.detach(entered)
 
-    def ended(self, run: Run, settlement: Settlement | None, ran: int, error: BaseException | None) -> None:
+    def ended(self, run: RunningJob, settlement: Settlement | None, ran: int, error: BaseException | None) -> None:
         """A handler has ended after so many microseconds; without a settlement, its claim is lost."""
         claim = run.claim
         outcome = CLAIM_LOST if settlement is None else settlement.outcome

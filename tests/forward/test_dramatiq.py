@@ -1,0 +1,207 @@
+"""Dramatiq's own workers run what Fairlane admits: on a real RabbitMQ and a real Redis, in real processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import dramatiq
+import pika
+import pytest
+import redis as redis_client
+from dramatiq.brokers.stub import StubBroker
+
+from fairlane import App, Concurrency, InvalidJob, Job, JobCancelled, JobFailed, State
+from fairlane.forward.dramatiq import DramatiqForwarder
+from fairlane.testing.postgres import ThrowawayPostgres
+from tests.forward.brokers import ThrowawayBroker
+from tests.forward.members import BIN, Member, dispatcher_of, environment_with, running
+from tests.forward.shop_dramatiq import QUEUE, Shop, make
+
+MODULE = "tests.forward.shop_dramatiq"
+WATCHDOG = "90s"
+
+
+@dataclass
+class Running:
+    """A shop whose workers and dispatcher run."""
+
+    shop: Shop
+    server: ThrowawayBroker
+    folder: Path
+
+    def enqueue(self, task: str, *args: Any) -> Job[Any]:
+        return self.shop.tasks[task].enqueue_sync(*args)
+
+    def run(self, task: str, *args: Any) -> Any:
+        return self.enqueue(task, *args).result_sync(WATCHDOG)
+
+    def record(self, job: Job[Any]) -> Any:
+        return self.shop.app.run_blocking(job.record())
+
+    def set_aside(self) -> int:
+        """How many messages Dramatiq has dead-lettered."""
+        if self.server.name == "redis":
+            with redis_client.Redis.from_url(self.server.url) as client:
+                return int(client.zcard(f"dramatiq:{QUEUE}.XQ"))
+        with pika.BlockingConnection(pika.URLParameters(self.server.url)) as connection:
+            declared = connection.channel().queue_declare(f"{QUEUE}.XQ", passive=True)
+            return int(declared.method.message_count)
+
+    def runs_of(self, name: str) -> int:
+        file = self.folder / name
+        return file.read_text().count("ran") if file.exists() else 0
+
+
+@pytest.fixture(scope="module", params=["rabbitmq", "redis"])
+def engine(
+    request: pytest.FixtureRequest,
+    postgres: ThrowawayPostgres,
+    postgres_template: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Running]:
+    server: ThrowawayBroker = request.getfixturevalue(request.param)
+    database = f"dramatiq_{request.param}"
+    url = asyncio.run(postgres.create_database(database, template=postgres_template))
+    folder = tmp_path_factory.mktemp("dramatiq")
+    environment = environment_with(FAIRLANE_URL=url, SHOP_BROKER=server.url, SHOP_FOLDER=str(folder))
+    worker = [str(BIN / "dramatiq"), MODULE + ":broker", "--processes", "1", "--threads", "4"]
+    shop = make(url, server.url, folder)
+    members = [
+        Member("dispatcher", dispatcher_of(f"{MODULE}:forwarder", "--lease", "5s"), environment, folder),
+        Member("worker", worker, environment, folder),
+    ]
+    with running(members):
+        yield Running(shop, server, folder)
+    shop.app.close_sync()
+    shop.broker.close()
+    if request.param == "redis":
+        shop.broker.client.close()  # type: ignore[attr-defined]
+    asyncio.run(postgres.drop_database(database))
+
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_job_runs_in_dramatiq_and_gives_its_result(engine: Running) -> None:
+    job = engine.enqueue("add", 2, 3)
+    assert job.result_sync(WATCHDOG) == 5
+    record = engine.record(job)
+    assert (record.state, record.attempt) == (State.DONE, 1)
+
+
+def test_an_async_actor_knows_its_job(engine: Running) -> None:
+    job = engine.enqueue("added_async", 2, 3)
+    assert job.result_sync(WATCHDOG) == [5, str(job.id)]
+
+
+def test_a_failure_comes_again_under_the_policy_and_dramatiq_neither_retries_nor_sets_it_aside(engine: Running) -> None:
+    before = engine.set_aside()
+    job = engine.enqueue("fails_twice")
+    assert job.result_sync(WATCHDOG) == 3
+    attempts = engine.shop.app.run_blocking(job.attempts())
+    assert ["the mail server is away" in (each.error or "") for each in attempts] == [True, True, False]
+    assert engine.set_aside() == before
+
+
+def test_a_job_dies_after_its_attempts_and_dramatiq_sets_nothing_aside(engine: Running) -> None:
+    before = engine.set_aside()
+    job = engine.enqueue("always_fails")
+    with pytest.raises(JobFailed, match="after 2 of 2 attempts: ConnectionError: the mail server is away"):
+        job.result_sync(WATCHDOG)
+    assert engine.set_aside() == before
+
+
+def test_what_an_actor_throws_on_purpose_is_not_tried_again(engine: Running) -> None:
+    with pytest.raises(JobFailed, match="after 1 of 5 attempts: KeyError"):
+        engine.run("throws")
+
+
+def test_a_snoozed_job_keeps_its_attempt(engine: Running) -> None:
+    assert engine.run("snoozes_once") == "attempt 1"
+
+
+def test_a_task_can_cancel_its_job(engine: Running) -> None:
+    with pytest.raises(JobCancelled, match="the order was withdrawn"):
+        engine.run("cancels")
+
+
+def test_a_message_that_is_delivered_twice_runs_once(engine: Running) -> None:
+    before = engine.runs_of("sends_itself_again")
+    engine.run("sends_itself_again")
+    # Its double is behind it in the queue, and these are behind that one.
+    for _ in range(8):
+        engine.run("add", 1)
+    assert engine.runs_of("sends_itself_again") == before + 1
+
+
+def test_retries_of_dramatiq_keep_the_claim_and_count_as_one_attempt(engine: Running) -> None:
+    assert engine.run("retried_by_dramatiq") == [2, 1]
+
+
+def test_a_job_that_dramatiq_gives_up_is_dead(engine: Running) -> None:
+    before = engine.runs_of("given_up_by_dramatiq")
+    with pytest.raises(JobFailed, match="the mail server is away"):
+        engine.run("given_up_by_dramatiq")
+    assert engine.runs_of("given_up_by_dramatiq") == before + 3
+
+
+def test_a_routed_actor_sends_through_fairlane(engine: Running) -> None:
+    message = engine.shop.actors["routed"].send(6, 7)
+    job = engine.shop.app.job(message.message_id)
+    assert job.result_sync(WATCHDOG) == 42
+    assert message.queue_name == QUEUE
+
+
+def test_what_is_sent_past_fairlane_runs_as_ever(engine: Running) -> None:
+    before = engine.runs_of("sent_past_fairlane")
+    engine.shop.actors["sent_past_fairlane"].send()
+    # One thread a time takes from the queue: what came before has begun by then, and most likely ended.
+    while engine.runs_of("sent_past_fairlane") == before:
+        engine.run("add", 1)
+
+
+# Without processes.
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Iterator[App]:
+    app = App(f"sqlite:///{tmp_path}/shop.db")
+    app.queue(QUEUE, limits=[Concurrency(8)])
+    yield app
+    app.close_sync()
+
+
+@pytest.fixture
+def routed(app: App) -> dramatiq.Actor[..., Any]:
+    broker = StubBroker()
+    forwarder = DramatiqForwarder(app, broker)
+
+    @forwarder.route(queue=QUEUE)
+    @dramatiq.actor(broker=broker)
+    def deliver(number: int) -> int:
+        return number
+
+    actor: dramatiq.Actor[..., Any] = deliver
+    return actor
+
+
+def test_options_that_fairlane_has_are_mapped(app: App, routed: dramatiq.Actor[..., Any]) -> None:
+    message = routed.send_with_options(args=(1,), delay=timedelta(hours=1), broker_priority=7)
+    record = app.run_blocking(app.job(UUID(message.message_id)).record())
+    assert (record.state, record.priority) == (State.SCHEDULED, 7)
+    assert routed.broker.queues[QUEUE].empty(), "it went past Fairlane"
+
+
+def test_an_option_that_fairlane_does_not_have_is_refused(routed: dramatiq.Actor[..., Any]) -> None:
+    with pytest.raises(InvalidJob, match="does not know the options max_retries; declare them with the actor"):
+        routed.send_with_options(args=(1,), max_retries=3)
+
+
+def test_an_actor_is_called_as_ever(routed: dramatiq.Actor[..., Any]) -> None:
+    assert routed(5) == 5

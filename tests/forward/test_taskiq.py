@@ -1,0 +1,200 @@
+"""Taskiq's own workers run what Fairlane admits: on a real Redis and a real RabbitMQ, in real processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from taskiq import AsyncTaskiqDecoratedTask, InMemoryBroker
+
+from fairlane import App, Concurrency, InvalidJob, Job, JobCancelled, JobFailed, State
+from fairlane.forward.taskiq import TaskiqForwarder
+from fairlane.testing.postgres import ThrowawayPostgres
+from tests.forward.brokers import ThrowawayBroker
+from tests.forward.members import BIN, Member, dispatcher_of, environment_with, running
+from tests.forward.shop_taskiq import QUEUE, Shop, make
+
+MODULE = "tests.forward.shop_taskiq"
+WATCHDOG = "90s"
+
+
+@dataclass
+class Running:
+    """A shop whose workers and dispatcher run."""
+
+    shop: Shop
+    folder: Path
+
+    async def enqueue(self, task: str, *args: Any) -> Job[Any]:
+        return await self.shop.tasks[task].enqueue(*args)
+
+    async def run(self, task: str, *args: Any) -> Any:
+        return await (await self.enqueue(task, *args)).result(WATCHDOG)
+
+    def runs_of(self, name: str) -> int:
+        file = self.folder / name
+        return file.read_text().count("ran") if file.exists() else 0
+
+
+@dataclass
+class Engine:
+    """Where it is, and where its broker is."""
+
+    url: str
+    broker_url: str
+    folder: Path
+
+
+@pytest.fixture(scope="module", params=["redis", "rabbitmq"])
+def engine(
+    request: pytest.FixtureRequest,
+    postgres: ThrowawayPostgres,
+    postgres_template: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Engine]:
+    server: ThrowawayBroker = request.getfixturevalue(request.param)
+    database = f"taskiq_{request.param}"
+    url = asyncio.run(postgres.create_database(database, template=postgres_template))
+    folder = tmp_path_factory.mktemp("taskiq")
+    environment = environment_with(FAIRLANE_URL=url, SHOP_BROKER=server.url, SHOP_FOLDER=str(folder))
+    members = [
+        Member("dispatcher", dispatcher_of(f"{MODULE}:forwarder", "--lease", "5s"), environment, folder),
+        Member("worker", [str(BIN / "taskiq"), "worker", f"{MODULE}:broker", "--workers", "1"], environment, folder),
+    ]
+    with running(members):
+        yield Engine(url, server.url, folder)
+    asyncio.run(postgres.drop_database(database))
+
+
+@pytest.fixture
+async def shop(engine: Engine) -> AsyncIterator[Running]:
+    made = make(engine.url, engine.broker_url, engine.folder)
+    async with made.app:
+        yield Running(made, engine.folder)
+    await made.forwarder.close()
+
+
+pytestmark = pytest.mark.slow
+
+
+async def test_a_job_runs_in_taskiq_and_gives_its_result(shop: Running) -> None:
+    job = await shop.enqueue("add", 2, 3)
+    assert await job.result(WATCHDOG) == 5
+    record = await job.record()
+    assert (record.state, record.attempt) == (State.DONE, 1)
+
+
+async def test_a_function_that_blocks_runs_in_a_thread_and_knows_its_job(shop: Running) -> None:
+    job = await shop.enqueue("added_in_a_thread", 2, 3)
+    assert await job.result(WATCHDOG) == [5, str(job.id)]
+
+
+async def test_a_dependency_of_taskiq_is_given_as_ever(shop: Running) -> None:
+    job = await shop.enqueue("depends", 7)
+    assert await job.result(WATCHDOG) == [7, str(job.id)]
+
+
+async def test_a_failure_comes_again_under_the_policy_and_taskiq_does_not_retry(shop: Running) -> None:
+    job = await shop.enqueue("fails_twice")
+    assert await job.result(WATCHDOG) == 3
+    errors = [each.error or "" for each in await job.attempts()]
+    assert ["the mail server is away" in error for error in errors] == [True, True, False]
+
+
+async def test_a_job_dies_after_its_attempts(shop: Running) -> None:
+    with pytest.raises(JobFailed, match="after 2 of 2 attempts: ConnectionError: the mail server is away"):
+        await shop.run("always_fails")
+
+
+async def test_a_snoozed_job_keeps_its_attempt(shop: Running) -> None:
+    assert await shop.run("snoozes_once") == "attempt 1"
+
+
+async def test_a_task_can_cancel_its_job(shop: Running) -> None:
+    with pytest.raises(JobCancelled, match="the order was withdrawn"):
+        await shop.run("cancels")
+
+
+async def test_a_message_that_is_delivered_twice_runs_once(shop: Running) -> None:
+    before = shop.runs_of("sends_itself_again")
+    await shop.run("sends_itself_again")
+    # Its double is behind it in the queue, and these are behind that one.
+    for _ in range(8):
+        await shop.run("add", 1)
+    assert shop.runs_of("sends_itself_again") == before + 1
+
+
+async def test_retries_of_taskiq_keep_the_claim_and_count_as_one_attempt(shop: Running) -> None:
+    assert await shop.run("retried_by_taskiq") == [2, 1]
+
+
+async def test_a_job_that_taskiq_gives_up_is_dead(shop: Running) -> None:
+    before = shop.runs_of("given_up_by_taskiq")
+    with pytest.raises(JobFailed, match="the mail server is away"):
+        await shop.run("given_up_by_taskiq")
+    assert shop.runs_of("given_up_by_taskiq") == before + 3
+
+
+async def test_a_routed_task_is_sent_through_fairlane(shop: Running) -> None:
+    sent = await shop.shop.targets["routed"].kiq(6, 7)
+    assert await shop.shop.app.job(sent.task_id).result(WATCHDOG) == 42
+
+
+async def test_what_is_sent_past_fairlane_runs_as_ever(shop: Running) -> None:
+    before = shop.runs_of("sent_past_fairlane")
+    await shop.shop.forwarder.reach()
+    await shop.shop.targets["sent_past_fairlane"].kiq()
+    while shop.runs_of("sent_past_fairlane") == before:
+        await shop.run("add", 1)
+
+
+# Without processes.
+
+
+@pytest.fixture
+async def app(tmp_path: Path) -> AsyncIterator[App]:
+    app = App(f"sqlite:///{tmp_path}/shop.db")
+    app.queue(QUEUE, limits=[Concurrency(8)])
+    async with app:
+        yield app
+
+
+@pytest.fixture
+def routed(app: App) -> AsyncTaskiqDecoratedTask[..., Any]:
+    broker = InMemoryBroker()
+    forwarder = TaskiqForwarder(app, broker)
+
+    @forwarder.route(queue=QUEUE)
+    @broker.task("deliver", topic="mail")
+    async def deliver(number: int) -> int:
+        return number
+
+    return deliver
+
+
+async def test_labels_that_fairlane_has_are_mapped(app: App, routed: AsyncTaskiqDecoratedTask[..., Any]) -> None:
+    wanted = uuid4()
+    kicker = routed.kicker().with_labels(delay=3_600, priority=7, topic="mail").with_task_id(wanted.hex)
+    sent = await kicker.kiq(1)
+    assert UUID(sent.task_id) == wanted
+    record = await app.job(wanted).record()
+    assert (record.state, record.priority) == (State.SCHEDULED, 7)
+
+
+async def test_a_label_that_fairlane_does_not_have_is_refused(routed: AsyncTaskiqDecoratedTask[..., Any]) -> None:
+    with pytest.raises(InvalidJob, match="does not know the labels max_retries; declare them with the task"):
+        await routed.kicker().with_labels(max_retries=3).kiq(1)
+
+
+async def test_an_id_that_is_no_uuid_is_refused(routed: AsyncTaskiqDecoratedTask[..., Any]) -> None:
+    with pytest.raises(InvalidJob, match="whose ids are UUIDs; 'order-7' is none"):
+        await routed.kicker().with_task_id("order-7").kiq(1)
+
+
+async def test_a_task_is_called_as_ever(routed: AsyncTaskiqDecoratedTask[..., Any]) -> None:
+    assert await routed(5) == 5
