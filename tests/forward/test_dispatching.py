@@ -163,6 +163,7 @@ async def test_a_broker_that_stays_away_is_asked_less_and_less_often(
     forwarder.refusal = ConnectionRefusedError("nobody there")
     await task.enqueue(1)
     async with dispatching(forwarder):
+        await until(lambda: forwarder.asked)
         for _ in range(60):
             await turns()
             clock.advance("5s")
