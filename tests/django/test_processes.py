@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,13 @@ def test_migrate_brings_the_schema_up_to_date(empty_postgres_url: str) -> None:
     again = manage("migrate", **place)
     assert "Applying" not in again.stdout
     assert "fairlane.W" not in again.stderr
+
+
+def test_planning_changes_nothing_in_a_sqlite_file(tmp_path: Path) -> None:
+    file = tmp_path / "real.db"
+    assert manage("migrate", "--plan", TEST_DATABASE=str(file)).returncode == 0
+    with closing(sqlite3.connect(file)) as connection:
+        assert connection.execute("select name from sqlite_master").fetchall() == []
 
 
 def test_a_router_keeps_the_schema_out(empty_postgres_url: str) -> None:

@@ -51,7 +51,7 @@ def test_the_tests_of_a_django_project_pass(kind: str, request: pytest.FixtureRe
 
 @pytest.mark.skipif(
     sys.version_info < (3, 12),
-    reason="Django 6 needs Python 3.12: the backend is tested with the package django-tasks here, NOT with Django 6",
+    reason="Django 6 needs Python 3.12: here the backend is tested with django-tasks, NOT with Django's own framework",
 )
 def test_the_backend_is_tested_with_the_framework_of_django_6(tmp_path: Path) -> None:
     done = manage(

@@ -186,14 +186,14 @@ class CeleryForwarder(Forwarder):
                 return apply_async(args, kwargs, task_id=task_id, **options)  # a retry of Celery's own
             if task_id is not None:
                 options["task_id"] = task_id
-            bound = task.using(**_mapped(task.name, options, self.headers))
+            bound = task.using(**_mapped(task.name, options))
             job = bound.enqueue_sync(*(args or ()), **(kwargs or {}))
             return target.AsyncResult(str(job.id))
 
         target.apply_async = through_fairlane
 
 
-def _mapped(name: str, options: dict[str, Any], headers: str | None) -> dict[str, Any]:
+def _mapped(name: str, options: dict[str, Any]) -> dict[str, Any]:
     """What `apply_async` was given, as `using` takes it."""
     mapped: dict[str, Any] = {}
     for option, value in options.items():
@@ -206,10 +206,10 @@ def _mapped(name: str, options: dict[str, Any], headers: str | None) -> dict[str
                 mapped["run_at"] = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
             case "priority":
                 mapped["priority"] = value
-            case "headers" if headers is not None:
-                mapped["context"] = {headers: value}
             case "task_id":
                 mapped["id"] = value
+            case "headers":
+                mapped["context"] = {"headers": dict(value)}
             case _:
                 raise InvalidJob(
                     f"task {name!r} is routed through Fairlane, where {option}={value!r} has no meaning; leave it out, "

@@ -36,7 +36,6 @@ class Dispatcher(Worker):
         publishing.engine = forwarder
         publishing.forwarded = forwarder.forwarded
         publishing.republish_after = forwarder.republish_after
-        publishing.headers = forwarder.headers
         publishing.troubles = self.troubles
 
     @property

@@ -71,7 +71,6 @@ class Forwarder:
         queues: Mapping[str, str] | None = None,
         unbounded: bool = False,
         show_arguments: bool | None = None,
-        headers: str | None = None,
     ) -> None:
         self.app = app
         self.retries = _checked_retries(retries)
@@ -81,8 +80,6 @@ class Forwarder:
         """When a message that was not delivered is published again, for the first time."""
         self.unbounded = unbounded
         """Whether a queue may have no limit of its own on what the engine holds."""
-        self.headers = headers
-        """The member of a job's context that travels as headers of its message."""
         self.deliveries = Deliveries(app, self.lease)
         self.forwarded: dict[str, Forwarded] = {}
         """By the name of the Fairlane task."""

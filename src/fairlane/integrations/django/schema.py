@@ -36,21 +36,29 @@ def on_migrated(using: str, verbosity: int = 1, stdout: Any = None, **told: Any)
         return
     if is_under_test():
         _let_go_before_the_end(app, connections[using].creation)
-    if "plan" not in told:
-        if is_under_test():
-            _forget_all_jobs(app, using)
-        return
-    for name in asyncio.run(app.migrate()) if app.settings.address() != IN_MEMORY else ():
-        if verbosity >= 1 and stdout is not None:
-            stdout.write(f"  Applying {LABEL}.{name}... OK")
+    if "plan" in told:
+        for name in asyncio.run(app.migrate()) if app.settings.address() != IN_MEMORY else ():
+            if verbosity >= 1 and stdout is not None:
+                stdout.write(f"  Applying {LABEL}.{name}... OK")
+    elif is_under_test():
+        _forget_all_jobs(app, using)
+    _open_on_sqlite(app, connections[using])
 
 
 def on_connected(connection: Any, **told: Any) -> None:
-    """Open the app before Django's first transaction on SQLite: opening declares queues, and there is one writer."""
+    """Before Django's first transaction on a SQLite file that has been migrated: open the app."""
     app = project_app()
-    if connection.vendor != "sqlite" or connection.alias != app.settings.database or app.settings.url is not None:
-        return
-    if app.settings.address() == IN_MEMORY or app.is_open:
+    if connection.alias == app.settings.database and connection.vendor == "sqlite" and not app.is_open:
+        with connection.cursor() as cursor:
+            cursor.execute(STATEMENTS["has_schema_on_sqlite"])
+            (has_schema,) = cursor.fetchone()
+        if has_schema:
+            _open_on_sqlite(app, connection)
+
+
+def _open_on_sqlite(app: DjangoApp, connection: Any) -> None:
+    """Opening declares queues, and there is one writer: inside of a transaction of Django's it would wait in vain."""
+    if connection.vendor != "sqlite" or app.settings.url is not None or app.settings.address() == IN_MEMORY:
         return
     try:
         app.run_blocking(app.opened())
