@@ -242,15 +242,16 @@ where u.id = any (array[t.id])
 
 -- name: settle
 -- End claims: fenced by their lease, with their bells, their history and their place in retention.
--- $1 now or null, $2 settlements, $3 leases that hold nothing more, $4 whether a reaper settles
+-- $1 now or null, $2 settlements, $3 leases that hold nothing more, $4 whether a reaper settles, $5 lags in the order of $2, or
+-- null (beside them and not in them: programs of an older version settle too)
 with
 clock as materialized (
     select fairlane.instant($1::bigint) as now
 ),
 given as materialized (
-    select u.*, clock.now
+    select u.*, ($5::bigint[])[u.ordinality] as lag, clock.now
     from clock
-    cross join unnest($2::fairlane.settlement[]) u
+    cross join unnest($2::fairlane.settlement[]) with ordinality u
 ),
 ended as (
     update fairlane.jobs j

@@ -345,8 +345,10 @@ async def _settle(
     *,
     is_reaper: bool,
 ) -> list[UUID]:
-    given = [_settled_row(each) for each in sorted(settlements, key=_job)]
-    lost: list[UUID] = await connection.fetchval(STATEMENTS["settle"], now, given, emptied, is_reaper)
+    ordered = sorted(settlements, key=_job)
+    given = [_settled_row(each) for each in ordered]
+    lags = [each.lag for each in ordered] if any(each.lag is not None for each in ordered) else None
+    lost: list[UUID] = await connection.fetchval(STATEMENTS["settle"], now, given, emptied, is_reaper, lags)
     return lost
 
 
@@ -371,5 +373,4 @@ def _settled_row(each: Settlement) -> tuple[object, ...]:
         each.counts_attempt,
         each.unstarted,
         each.verdict,
-        each.lag,
     )
