@@ -85,7 +85,8 @@ def engine(
     asyncio.run(postgres.drop_database(database))
 
 
-pytestmark = pytest.mark.slow
+# In one process: what is started is started once.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("brokers")]
 
 
 def test_a_job_runs_in_dramatiq_and_gives_its_result(engine: Running) -> None:

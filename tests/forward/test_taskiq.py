@@ -79,7 +79,8 @@ async def shop(engine: Engine) -> AsyncIterator[Running]:
     await made.forwarder.close()
 
 
-pytestmark = pytest.mark.slow
+# In one process: what is started is started once.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("brokers")]
 
 
 async def test_a_job_runs_in_taskiq_and_gives_its_result(shop: Running) -> None:
@@ -118,6 +119,22 @@ async def test_a_snoozed_job_keeps_its_attempt(shop: Running) -> None:
 async def test_a_task_can_cancel_its_job(shop: Running) -> None:
     with pytest.raises(JobCancelled, match="the order was withdrawn"):
         await shop.run("cancels")
+
+
+async def test_a_job_that_is_cancelled_while_it_runs_is_stopped(shop: Running) -> None:
+    before = shop.runs_of("never_ends")
+    job = await shop.enqueue("never_ends")
+    while shop.runs_of("never_ends") == before:
+        await shop.run("add", 1)
+    await job.cancel()
+    with pytest.raises(JobCancelled, match="cancelled while it ran"):
+        await job.result(WATCHDOG)
+    assert await shop.run("add", 1) == 2, "the worker goes on"
+
+
+async def test_a_time_limit_of_taskiq_is_a_failure(shop: Running) -> None:
+    with pytest.raises(JobFailed, match=r"ran longer than its label timeout=0\.01"):
+        await shop.run("is_too_slow")
 
 
 async def test_a_message_that_is_delivered_twice_runs_once(shop: Running) -> None:

@@ -164,8 +164,11 @@ class DramatiqForwarder(Forwarder):
         self.deliveries.failed_sync(delivery, error, is_final=isinstance(error, throws))
 
     def _returned(self, message: Any, value: Any) -> Any:
-        """What Dramatiq is given: without a use for it, it would complain of every value."""
-        has_use = "pipe_target" in message.options or any(isinstance(each, Results) for each in self.broker.middleware)
+        """What Dramatiq is given: of a value that it has no use for it would complain, every time."""
+        actor = self.broker.get_actor(message.actor_name)
+        results = next((each for each in self.broker.middleware if isinstance(each, Results)), None)
+        by_default = results is not None and actor.options.get("store_results", results.store_results)
+        has_use = "pipe_target" in message.options or message.options.get("store_results", by_default)
         return value if has_use else None
 
     # Existing calls.

@@ -21,6 +21,7 @@ from fairlane.forward.delivering import Delivery
 from fairlane.forward.forwarder import Forwarded, Forwarder
 from fairlane.forward.messages import Message
 from fairlane.forward.tokens import HEADER
+from fairlane.worker.outcomes import Stop
 
 try:
     import anyio
@@ -164,18 +165,24 @@ class TaskiqForwarder(Forwarder):
 
     async def _raised(self, forwarded: Forwarded, delivery: Delivery, error: BaseException) -> BaseException:
         """Record what was raised, and say what Taskiq is to see."""
-        if delivery.stop is not None and isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        assert task is not None
+        was_cancelled = isinstance(error, asyncio.CancelledError) and task.cancelling() > 0
+        if was_cancelled and delivery.stop is not None:
             # We have cancelled it, and nobody else: Taskiq goes on with its next message.
-            task = asyncio.current_task()
-            if task is not None:
-                task.uncancel()
+            task.uncancel()
             await self.deliveries.failed(delivery, error)
             return NoResultError()
         if forwarded.retries == "engine" and not isinstance(error, Signal):
             return error  # whether Taskiq tries again it says later, to the middleware
+        if was_cancelled and (limit := forwarded.target.labels.get("timeout")) is not None:
+            await self.deliveries.failed(delivery, TimeoutError(f"it ran longer than its label timeout={limit!r}"))
+            return error
+        if was_cancelled:
+            delivery.stop = Stop.SHUTDOWN
         await self.deliveries.failed(delivery, error)
         # Under the policy this was one attempt: its end is told by the job, and no result is stored for the message.
-        return error if isinstance(error, asyncio.CancelledError) else NoResultError()
+        return error if was_cancelled else NoResultError()
 
     # Existing calls.
 
