@@ -1,8 +1,8 @@
 """The documentation is run, not believed.
 
 - Every ```python block of README.md and docs/ runs: those of a page in order, in one namespace, in an empty folder.
-  `await` may stand at the top level. A block that begins with `# name.py` is a file, which the page must then use; so
-  is a block of JSON or TOML, under a line that ends with its name: "… `monday.toml`:".
+  `await` may stand at the top level. A block that begins with `# name.py`, or `# folder/name.py`, is a file, which the
+  page must then use; so is a block of JSON or TOML, under a line that ends with its name: "… `monday.toml`:".
 - On a page with files, `$ python …` and `$ fairlane …` run as well, a worker in the background, and must print what the
   page shows (`…` stands for anything, further lines too). On other pages the command and its options must exist.
 - `<!-- docs: worker -->` on a page: a worker serves its `app` meanwhile. `<!-- docs: postgres -->`: DATABASE_URL and
@@ -87,7 +87,7 @@ class Block:
     def file(self) -> str | None:
         found = None
         if self.language == "python":
-            found = re.match(r"# (\w+\.py)\n", self.text)
+            found = re.match(r"# ((?:\w+/)*\w+\.py)\n", self.text)
         elif self.language in ("json", "toml"):
             found = re.search(rf"`(\w+\.{self.language})`:\Z", self.above)
             assert found, f"line {self.line}: above it, say which file this is: `name.{self.language}`:"
@@ -177,6 +177,7 @@ class Stage:
             return
         self.unused = {name for name in self.unused if Path(name).stem not in block.text}
         if block.file:
+            Path(block.file).parent.mkdir(parents=True, exist_ok=True)
             Path(block.file).write_text(block.text)
             assert block.file not in self.unused
             self.unused.add(block.file)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import zlib
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from decimal import Decimal
+from itertools import count
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import pytest
 from click.testing import CliRunner
+from pydantic import BaseModel, ConfigDict, Field, computed_field, field_validator
 
 from fairlane import App, ConfigurationError, JobRecord, ManualClock, State, payload_type
 from fairlane.cli.program import program
@@ -45,22 +49,61 @@ class Receipt(msgspec.Struct):
     paid: list[Money]
 
 
-class Model:
-    """What a pydantic model looks like to us."""
+class Address(BaseModel):
+    street: str = Field(alias="streetName")
 
-    def __init__(self, name: str) -> None:
-        self.name = name
 
-    def model_dump(self, mode: str) -> dict[str, str]:
-        assert mode == "json"
-        return {"name": self.name}
+class Customer(BaseModel):
+    """A pydantic model of what JSON has no form for, with a computed field, and a model inside that has an alias."""
 
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    since: datetime
+    credit: Decimal
+    number: UUID
+    addresses: list[Address] = []
+
+    @computed_field  # type: ignore[prop-decorator]  # as pydantic's own documentation has it
+    @property
+    def greeting(self) -> str:
+        return f"Dear {self.name}"
+
+    @field_validator("name")
     @classmethod
-    def model_validate(cls, value: Any) -> Model:
-        return cls(value["name"])
+    def is_named(cls, name: str) -> str:
+        if not name:
+            raise ValueError("a customer without a name")
+        return name
+
+
+class Wallet:
+    """Something of another library, that a pydantic model cannot say in JSON either."""
+
+    def __init__(self, coins: int) -> None:
+        self.coins = coins
+
+
+class Account(BaseModel):
+    """A pydantic model that is stored in a form of its own."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    wallet: Wallet
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A data class that holds what the others are: each is read by its own rules."""
+
+    receipt: Receipt
+    sent: datetime
+    weights: tuple[float, ...]
 
 
 payload_type(Money, encode=lambda money: money.cents, decode=Money)
+payload_type(Account, encode=lambda account: account.wallet.coins, decode=lambda coins: Account(wallet=Wallet(coins)))
+SINCE = datetime(2030, 1, 7, 9, 30, tzinfo=UTC)
 
 
 class Squeezed:
@@ -78,20 +121,86 @@ class Squeezed:
         return zlib.decompress(stored[1:])
 
 
-async def test_data_classes_structs_models_and_taught_types_come_back_as_themselves() -> None:
+class Salted(Squeezed):
+    """A codec that writes something else each time, as one that encrypts does."""
+
+    def encode(self, document: bytes) -> bytes:
+        return super().encode(document + b" " * next(_salt))
+
+
+_salt = count(1)
+
+
+async def test_data_classes_structs_and_taught_types_come_back_as_themselves() -> None:
     async with App("sqlite://", clock=ManualClock()) as app:
 
         @app.task
-        async def pay(order: Order, models: list[Model]) -> Receipt:
+        async def pay(order: Order) -> Parcel:
             assert isinstance(order.shares["a"], Decimal)
-            assert [model.name for model in models] == ["ada", "bob"]
-            return Receipt(order, [order.total, Money(1)])
+            return Parcel(Receipt(order, [order.total, Money(1)]), SINCE, (0.5, 1.0))
 
         order = Order(7, Dollars(500), {"a": Decimal("0.10")})
-        job = await pay.enqueue(order, [Model("ada"), Model("bob")])
+        job = await pay.enqueue(order)
         (ran,) = await run_until_idle(app)
         assert ran.error is None
-        assert await job.result() == Receipt(Order(7, Money(500), {"a": Decimal("0.10")}), [Money(500), Money(1)])
+        receipt = Receipt(Order(7, Money(500), {"a": Decimal("0.10")}), [Money(500), Money(1)])
+        assert await job.result() == Parcel(receipt, SINCE, (0.5, 1.0))
+
+
+async def test_pydantic_models_come_back_as_themselves_and_are_validated() -> None:
+    async with App("sqlite://", clock=ManualClock()) as app:
+
+        @app.task
+        async def greet(customers: list[Customer], by_name: dict[str, Customer]) -> Customer:
+            assert by_name["first"] == customers[0]
+            return customers[-1]
+
+        given: dict[str, Any] = {"since": SINCE, "credit": Decimal("0.10"), "number": UUID(int=7)}
+        ada = Customer(name="ada", addresses=[Address(streetName="Hauptstraße")], **given)
+        bob = Customer(name="bob", **given)
+        job = await greet.enqueue([ada, bob], {"first": ada})
+        (ran,) = await run_until_idle(app)
+        assert ran.error is None
+        assert await job.result() == bob
+        broken = await greet.enqueue([bob.model_copy(update={"name": ""})], {"first": ada})
+        await run_until_idle(app)
+        assert await broken.status() is State.DEAD
+        assert "a customer without a name" in str((await broken.record()).error)
+
+
+async def test_a_pydantic_model_can_be_taught_a_form_of_its_own() -> None:
+    async with App("sqlite://", clock=ManualClock()) as app:
+
+        @app.task
+        async def sum_up(accounts: list[Account]) -> Account:
+            return Account(wallet=Wallet(sum(each.wallet.coins for each in accounts)))
+
+        job = await sum_up.enqueue([Account(wallet=Wallet(3)), Account(wallet=Wallet(4))])
+        assert json.loads((await job.record()).payload) == [[[3, 4]], {}]
+        await run_until_idle(app)
+        assert (await job.result()).wallet.coins == 7
+
+
+async def test_what_a_codec_seals_is_not_shown_by_a_schedule_and_is_known_again() -> None:
+    clock = ManualClock()
+    async with App("sqlite://", clock=clock, codec=Salted()) as app:
+
+        @app.task
+        async def double(number: int) -> int:
+            return 2 * number
+
+        app.schedule(double, 21, every="1h", name="hourly")
+        digest = app.schedules["hourly"].digest
+        assert digest == app.schedules["hourly"].digest, "what seals may do so in another way each time"
+        app.schedules.clear()
+        assert app.schedule(double, 22, every="1h", name="hourly").digest != digest
+        await app.fire_schedules()
+        clock.advance("1h")
+        await app.fire_schedules()
+        (view,) = await app.operations.list_schedules()
+        assert view.call is None
+        (ran,) = await run_until_idle(app)
+        assert ran.error is None
 
 
 def test_only_a_class_can_be_taught() -> None:

@@ -67,7 +67,8 @@ def _encode_other(value: Any) -> Any:
     if isinstance(value, PurePath):
         return str(value)
     if callable(dump := getattr(value, "model_dump", None)):
-        return dump(mode="json")
+        # As it is validated from: by aliases where there are any, and without what is computed.
+        return dump(mode="json", by_alias=True, round_trip=True)
     raise TypeError(f"a {type(value).__name__} has no JSON form")
 
 

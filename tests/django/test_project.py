@@ -47,3 +47,14 @@ def test_the_tests_of_a_django_project_pass(kind: str, request: pytest.FixtureRe
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert not (tmp_path / "real.db").exists(), "the tests wrote to the database that they are not for"
+
+
+@pytest.mark.skipif(
+    sys.version_info < (3, 12),
+    reason="Django 6 needs Python 3.12: the backend is tested with the package django-tasks here, NOT with Django 6",
+)
+def test_the_backend_is_tested_with_the_framework_of_django_6(tmp_path: Path) -> None:
+    done = manage(
+        "shell", "-c", "from works.framework import NAME; print(NAME)", TEST_DATABASE=str(tmp_path / "real.db")
+    )
+    assert done.stdout.splitlines()[-1] == "django.tasks", done.stderr

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.examples.readme import Example
+from fairlane.store.scripting import Schema
+from tests.examples.readme import ROOT, Example
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -29,3 +31,11 @@ def test_it_migrates_starts_a_worker_and_builds_a_report(example: Example) -> No
         assert example.run("python reports.py") == "acme in June: all is well\n1 built so far\n"
         assert "has stopped" in worker.stop()
         assert worker.program.returncode == 0
+
+
+def test_its_migration_brings_the_newest_schema() -> None:
+    versions = ROOT / "examples" / "sqlalchemy_reports" / "migrations" / "versions"
+    found = re.search(r"to=(\d+) if is_sqlite else (\d+)", (versions / "0001_reports_and_jobs.py").read_text())
+    assert found is not None
+    newest = (Schema.of("sqlite").newest, Schema.of("postgresql").newest)
+    assert (int(found[1]), int(found[2])) == newest, "a migration was added: the example says the numbers of both"

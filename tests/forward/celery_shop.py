@@ -72,6 +72,12 @@ def routed(number: int) -> int:
     return number + 1
 
 
+@forwarder.route(queue="emails")
+@celery.task(name="headed", bind=True)  # type: ignore[untyped-decorator]  # Celery has no types
+def headed(self: Any) -> Any:
+    return self.request.headers["locale"]
+
+
 SOON = Backoff("1ms", cap="1ms")
 doubling = forwarder.task(double, queue="emails")
 asking = forwarder.task(who, queue="emails")

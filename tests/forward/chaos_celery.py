@@ -25,7 +25,7 @@ forwarder = CeleryForwarder(app, celery, lease=LEASE, republish_after=REPUBLISH_
 @celery.task(name="run")  # type: ignore[untyped-decorator]  # Celery has no types
 def run(number: int, tenant: str) -> int:
     with recorded(number, tenant, context().id):
-        threading.Event().wait(busy_for())
+        threading.Event().wait(5 * busy_for())  # longer than Celery needs to fetch the next
     return number
 
 

@@ -114,11 +114,16 @@ def make(url: str, broker_url: str, folder: Path) -> Shop:
     async def routed(first: int, second: int) -> int:
         return first * second
 
+    @forwarder.route(queue=QUEUE)
+    @broker.task("reads_labels")
+    async def reads_labels(names: list[str], delivered: Context = TaskiqDepends()) -> list[Any]:  # noqa: B008
+        return [delivered.message.labels.get(name) for name in names]
+
     @broker.task("sent_past_fairlane")
     async def sent_past_fairlane() -> None:
         ran("sent_past_fairlane")
 
-    shop.targets |= {"routed": routed, "sent_past_fairlane": sent_past_fairlane}
+    shop.targets |= {"routed": routed, "reads_labels": reads_labels, "sent_past_fairlane": sent_past_fairlane}
     return shop
 
 

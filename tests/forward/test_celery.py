@@ -120,6 +120,11 @@ def test_delay_goes_through_fairlane_where_it_is_routed(shop: ModuleType) -> Non
     assert (record.state, record.priority) == (State.SCHEDULED, 5)
 
 
+def test_headers_reach_the_task(shop: ModuleType) -> None:
+    found = shop.headed.apply_async((), headers={"locale": "de"})
+    assert shop.app.job(found.id).result_sync(PATIENCE) == "de"
+
+
 def test_an_option_that_fairlane_cannot_keep_is_refused_by_name(shop: ModuleType) -> None:
     with pytest.raises(InvalidJob, match=r"task 'routed' is routed through Fairlane, where expires=5"):
         shop.routed.apply_async((1,), expires=5)

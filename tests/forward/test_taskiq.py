@@ -162,6 +162,11 @@ async def test_a_routed_task_is_sent_through_fairlane(shop: Running) -> None:
     assert await shop.shop.app.job(sent.task_id).result(WATCHDOG) == 42
 
 
+async def test_labels_of_a_call_travel_to_taskiq(shop: Running) -> None:
+    sent = await shop.shop.targets["reads_labels"].kicker().with_labels(shelf=4, floor="upper").kiq(["shelf", "floor"])
+    assert await shop.shop.app.job(sent.task_id).result(WATCHDOG) == [4, "upper"]
+
+
 async def test_what_is_sent_past_fairlane_runs_as_ever(shop: Running) -> None:
     before = shop.runs_of("sent_past_fairlane")
     await shop.shop.forwarder.reach()
@@ -203,8 +208,10 @@ async def test_labels_that_fairlane_has_are_mapped(app: App, routed: AsyncTaskiq
     assert (record.state, record.priority) == (State.SCHEDULED, 7)
 
 
-async def test_a_label_that_fairlane_does_not_have_is_refused(routed: AsyncTaskiqDecoratedTask[..., Any]) -> None:
-    with pytest.raises(InvalidJob, match="does not know the labels max_retries; declare them with the task"):
+async def test_a_label_of_retries_is_refused_where_the_policy_decides(
+    routed: AsyncTaskiqDecoratedTask[..., Any],
+) -> None:
+    with pytest.raises(InvalidJob, match="max_retries would do nothing; give max_attempts and backoff"):
         await routed.kicker().with_labels(max_retries=3).kiq(1)
 
 

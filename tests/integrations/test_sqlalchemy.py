@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import asyncpg
 import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from fairlane import App, Backlog, ConfigurationError, StoreUnavailable
+from fairlane import App, Backlog, ConfigurationError, Outcome, StoreUnavailable
 from fairlane.integrations.sqlalchemy import enqueue_after_commit, url_of
 from fairlane.testing import assert_enqueued, enqueued_jobs
 
@@ -69,13 +70,32 @@ def test_what_no_app_can_share_is_refused(url: str, said: str) -> None:
 
 async def test_the_url_of_an_engine_reaches_its_database(postgres_url: str) -> None:
     place = urlsplit(postgres_url)
-    through_query = f"postgresql+asyncpg://{place.username}@/{place.path[1:]}?host={place.hostname}:{place.port}"
-    for url in (postgres_url, through_query):
+    login, database = f"postgresql+asyncpg://{place.username}@", place.path[1:]
+    folder = (await asked(postgres_url, "select current_setting('unix_socket_directories')")).partition(",")[0]
+    for url in (
+        postgres_url,
+        f"{login}/{database}?host={place.hostname}:{place.port}",
+        f"{login}/{database}?host={folder}&port={place.port}",
+    ):
         engine = create_async_engine(url.replace("postgresql://", "postgresql+asyncpg://"))
         async with App(url_of(engine)) as app, AsyncSession(engine) as session, session.begin():
-            job = await app.task(nothing).using(tx=session).enqueue(1)
+            assert (await app.task(nothing).using(tx=session).enqueue(1)).outcome is Outcome.ENQUEUED
         await engine.dispose()
-        assert job.outcome is not None
+
+
+async def test_what_the_server_is_told_goes_along(postgres_url: str) -> None:
+    url = url_of(
+        f"{postgres_url}?options=-cwork_mem%3D7MB&connect_timeout=3".replace("postgresql", "postgresql+psycopg")
+    )
+    assert await asked(url, "select current_setting('work_mem')") == "7MB"
+
+
+async def asked(url: str, statement: str) -> str:
+    connection = await asyncpg.connect(url)
+    try:
+        return str(await connection.fetchval(statement))
+    finally:
+        await connection.close()
 
 
 # After the commit.

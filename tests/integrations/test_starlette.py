@@ -6,6 +6,8 @@ import asyncio
 import logging
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -162,3 +164,33 @@ async def test_a_database_that_is_away_is_answered_with_503_and_told_to_the_log_
 def test_a_time_to_come_again_lies_ahead() -> None:
     with pytest.raises(ConfigurationError, match="retry_after='0s'"):
         answer_back_pressure(Starlette(), retry_after="0s")
+
+
+# In a server.
+
+DYING = """
+import fairlane.worker.worker
+from starlette.applications import Starlette
+from fairlane import App
+from fairlane.integrations.starlette import lifespan
+
+
+async def die(*_):
+    raise RuntimeError("out of paper")
+
+
+fairlane.worker.worker.keep_reporting = die
+app = App("sqlite:///jobs.db")
+app.task(name="nothing")(print)
+site = Starlette(lifespan=lifespan(app, worker=True))
+"""
+
+
+@pytest.mark.slow
+def test_a_server_whose_worker_dies_ends_by_itself_and_says_why(tmp_path: Path) -> None:
+    (tmp_path / "dying.py").write_text(DYING)
+    command = [sys.executable, "-m", "uvicorn", "dying:site", "--port", "0"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=3 * PATIENCE, check=False)
+    assert ended.returncode != 0
+    assert "the worker in this process died" in ended.stderr
+    assert "out of paper" in ended.stderr

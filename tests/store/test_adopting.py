@@ -5,9 +5,12 @@ from __future__ import annotations
 from datetime import timedelta
 from uuid import uuid4
 
+import msgspec
+import pytest
+
 from fairlane.clock import ManualClock
 from fairlane.job import Claim, State
-from fairlane.policy import Concurrency, Policy, Rate
+from fairlane.policy import AdaptiveConcurrency, Concurrency, Policy, Rate
 from fairlane.scheduler.settlement import Done, settle
 from fairlane.store.protocol import Store, WorkerIdentity
 from tests.store.harness import LEASE, SECOND, claim, given_jobs, state_of
@@ -124,3 +127,20 @@ async def test_an_adoption_tells_the_stores_time(store: Store, clock: ManualCloc
     adopted = await store.adopt(first.id, first.lease, worker=ENGINE, lease_for=LEASE)
     assert adopted is not None
     assert adopted.at - adopted.claim.claimed_at == 7 * SECOND
+
+
+@pytest.mark.parametrize(("lag", "cap"), [(9 * SECOND, 9), (SECOND // 10, 10)], ids=["too late", "in time"])
+async def test_the_lag_from_admission_to_start_moves_an_adaptive_cap_and_the_run_time_does_not(
+    store: Store, clock: ManualClock, lag: int, cap: int
+) -> None:
+    policy = Policy("q", None, (AdaptiveConcurrency(start=10, max=10, target="1s"),))
+    claims = await claimed(store, 10, policy)
+    clock.advance(0.001)
+    # Runs that would have moved it the other way.
+    ran = SECOND // 100 if lag > SECOND else 60 * SECOND
+    ends = [msgspec.structs.replace(settle(each, Done(None), ran), lag=lag) for each in claims]
+    assert await store.settle(ends[:5]) == []
+    assert await store.settle(ends[5:]) == []
+    clock.advance(0.001)
+    await given_jobs(store, policy, count=20)
+    assert len(await claim(store, "q", 20)) == cap

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
@@ -12,17 +12,14 @@ import msgspec
 import pytest
 
 from fairlane import App, Backlog, JobRecord, ManualClock, State, Unique, UnknownSchedule
-from fairlane.clock import Instant, as_datetime, as_instant, microseconds
+from fairlane.clock import Instant, as_datetime, as_instant
 from fairlane.errors import StoreUnavailable
-from fairlane.policy.recurrence import Cron
 from fairlane.scheduled import job_of_slot
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import WorkerIdentity
 from tests.store.by_hand import url_of
 from tests.store.harness import Database, hear
 from tests.worker.harness import until, working
-
-BERLIN = "Europe/Berlin"
 
 
 def program(database: Database, clock: ManualClock) -> App:
@@ -372,33 +369,3 @@ async def test_a_worker_fires_a_trigger_of_another_process_although_no_time_pass
         for count in (1, 2, 3):
             await other.operations.trigger_schedule("hourly", actor="ada")
             await until(lambda count=count: len(ran) == count)  # type: ignore[misc]
-
-
-@pytest.mark.slow
-async def test_two_workers_fire_every_slot_of_a_year_with_both_clock_changes_once(
-    shared_database: Database, stack: AsyncExitStack
-) -> None:
-    clock = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
-    lines = {"left-out": "30 2 * * *", "twice": "15,45 2 * * 0", "often": "*/30 1-3 * * 0", "work": "0 9 * * 1-5"}
-    workers = [program(shared_database, clock) for _ in range(2)]
-    for app in workers:
-        stack.push_async_callback(app.close)
-        for name, line in lines.items():
-            app.schedule(line, app.registry["report"], timezone=BERLIN, name=name)
-    began, end = clock.now(), clock.now() + microseconds(timedelta(days=365))
-    due = (await asyncio.gather(*(app.fire_schedules() for app in workers)))[0]
-    while due is not None and due < end:
-        clock.set(due)
-        both = await asyncio.gather(*(app.fire_schedules() for app in workers))
-        due = min(each for each in both if each is not None)
-    jobs = await fired(workers[0])
-    found = {name: [slot_of(job) for job in jobs if job.context["schedule"] == name] for name in lines}
-    for name, line in lines.items():
-        expected, slot = [], Cron(line, BERLIN).next_after(began)
-        while slot is not None and slot < end:
-            expected.append(slot)
-            slot = Cron(line, BERLIN).next_after(slot)
-        assert found[name] == expected, name
-    # A day is a day, on each of the 365, whatever its clock does.
-    assert len(found["left-out"]) == 365
-    assert len(found["work"]) == 261

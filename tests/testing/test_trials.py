@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from fairlane import AdaptiveConcurrency, App, Concurrency, ConfigurationError, Fair, JobClass, Policy, Rate, Workload
@@ -69,3 +71,13 @@ def test_questions_about_nothing_are_refused() -> None:
         try_policy(Policy("mail"))
     with pytest.raises(ConfigurationError, match="above 0"):
         trial.starts_within(0)
+
+
+def test_the_policy_test_of_the_docs_is_no_longer_than_twenty_lines() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "test-a-policy.md").read_text()
+    _, _, rest = page.partition("```python\n# test_policy.py\n")
+    snippet, fence, _ = rest.partition("```\n")
+    assert fence
+    assert len(snippet.splitlines()) <= 20
+    assert "share(" in snippet
+    assert "most_in_flight(" in snippet

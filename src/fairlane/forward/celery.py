@@ -208,6 +208,8 @@ def _mapped(name: str, options: dict[str, Any]) -> dict[str, Any]:
                 mapped["priority"] = value
             case "task_id":
                 mapped["id"] = value
+            case "headers":
+                mapped["context"] = {"headers": dict(value)}
             case _:
                 raise InvalidJob(
                     f"task {name!r} is routed through Fairlane, where {option}={value!r} has no meaning; leave it out, "

@@ -19,6 +19,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
+import msgspec
+
 from fairlane.clock import SECOND, Clock, Instant, microseconds
 from fairlane.errors import InvalidJob, UndecodablePayload
 from fairlane.forward.tokens import Token
@@ -214,7 +216,9 @@ class _Process:
         settlement: Settlement | None = None
         try:
             if outcome is not None:
-                settlement = settlement_of(delivery, outcome, self.ran(delivery))
+                settlement = msgspec.structs.replace(
+                    settlement_of(delivery, outcome, self.ran(delivery)), lag=delivery.lag
+                )
                 if error is not None or type(outcome) is not Done:
                     log_end(delivery, outcome, settlement, error, log)
                 await self._settling.record([settlement], was_tried=delivery.may_be_settled)

@@ -10,9 +10,9 @@ import msgspec
 
 from fairlane.errors import FairlaneError
 from fairlane.forward.tokens import HEADER, Token
-from fairlane.job import Claim
+from fairlane.job import Claim, told_in, trace_of
 
-__all__ = ["Engine", "Message", "Unpublishable"]
+__all__ = ["Engine", "Message", "Unpublishable", "headers_of"]
 
 
 class Unpublishable(FairlaneError):
@@ -49,6 +49,15 @@ class Message(msgspec.Struct, frozen=True):
     def carried(self) -> dict[str, Any]:
         """All headers, with the token among them."""
         return {**self.headers, HEADER: str(self.token)}
+
+
+def headers_of(context: str | None) -> dict[str, Any]:
+    """The headers of a job, from its context as it is stored: what its producer said in `context={"headers": {…}}`, and
+    the span that it was enqueued in."""
+    if context is None:
+        return {}
+    headers = told_in(context).get("headers")
+    return {**(headers if isinstance(headers, dict) else {}), **(trace_of(context) or {})}
 
 
 class Engine(Protocol):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -21,10 +21,13 @@ from uuid import UUID
 import msgspec
 
 from fairlane.clock import SECOND, microseconds
-from fairlane.forward.messages import Engine, Unpublishable
+from fairlane.errors import StoreUnavailable
+from fairlane.forward.messages import Engine, Unpublishable, headers_of
+from fairlane.job import Claim
 from fairlane.scheduler.settlement import Cancelled, Died, Outcome, Released, settle
 from fairlane.worker.execution import Execution, Run
 from fairlane.worker.outcomes import Stop, summary
+from fairlane.worker.slots import QueueSlots
 from fairlane.worker.timing import Outage, jittered, pause
 from fairlane.worker.troubles import Troubles
 
@@ -59,6 +62,8 @@ class Publishing(Execution):
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self._published: dict[UUID, _Published] = {}
+        self._contexts: dict[UUID, asyncio.Future[dict[UUID, str]]] = {}
+        """What a batch of claims has to tell the engine, by job, from claim to publication."""
         self._pause = 0
         self._is_pausing: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[None]] = set()
@@ -68,6 +73,13 @@ class Publishing(Execution):
 
     # From claim to broker.
 
+    def start(self, queue: QueueSlots, claims: Sequence[Claim]) -> None:
+        if claims:
+            asked = asyncio.ensure_future(self.store.contexts([claim.id for claim in claims]))
+            asked.add_done_callback(_note_failure)
+            self._contexts.update(dict.fromkeys((claim.id for claim in claims), asked))
+        super().start(queue, claims)
+
     async def _run_async(self, run: Run) -> None:
         await self._publish(run)
 
@@ -75,9 +87,17 @@ class Publishing(Execution):
         await self._publish(run)
 
     async def _publish(self, run: Run) -> None:
+        try:
+            # Shielded: it is the whole batch's. Until it is here, nothing has begun, and the claim can be given back.
+            contexts = await asyncio.shield(self._contexts[run.claim.id])
+        except StoreUnavailable as error:
+            self._end(run, Released(f"the database was away before it was published: {summary(error)}"))
+            return
+        finally:
+            self._contexts.pop(run.claim.id, None)
         run.started_at = self._now()
         try:
-            await self.engine.publish(self.engine.message(run.claim, {}))
+            await self.engine.publish(self.engine.message(run.claim, headers_of(contexts.get(run.claim.id))))
         except Unpublishable as error:
             self._end(run, Died(str(error)), error)
         except Exception as error:
@@ -90,6 +110,14 @@ class Publishing(Execution):
         else:
             self._accepted()
             self._keep(run)
+
+    def _refuse(self, queue: QueueSlots, claim: Claim, outcome: Outcome) -> None:
+        self._contexts.pop(claim.id, None)
+        super()._refuse(queue, claim, outcome)
+
+    def _withdraw(self, run: Run, outcome: Outcome | None) -> None:
+        self._contexts.pop(run.claim.id, None)
+        super()._withdraw(run, outcome)
 
     def _end(self, run: Run, outcome: Outcome | None, error: BaseException | None = None) -> Any:
         if isinstance(outcome, Released):
@@ -177,7 +205,10 @@ class Publishing(Execution):
         published.times += 1
         published.again_at = self._now() + self._patience(published.times)
         try:
-            await self.engine.publish(self.engine.message(claim, {}))
+            contexts = await self.store.contexts([claim.id])
+            await self.engine.publish(self.engine.message(claim, headers_of(contexts.get(claim.id))))
+        except StoreUnavailable:
+            published.again_at = self._now()
         except Exception as error:
             published.again_at = self._now()
             self._refused(error)
@@ -233,3 +264,9 @@ class Publishing(Execution):
         if self._is_pausing is not None:
             self._is_pausing.cancel()
         super().close()
+
+
+def _note_failure(asked: asyncio.Future[Any]) -> None:
+    """Whoever still waits for it hears of it; if nobody does, it does not matter."""
+    if not asked.cancelled():
+        asked.exception()

@@ -40,6 +40,8 @@ __all__ = ["TaskiqForwarder"]
 
 log = logging.getLogger("fairlane.forward")
 
+OF_RETRIES = {"max_retries", "retry_on_error"}
+"""Labels of a message that mean nothing where the policy decides."""
 PUBLISH_WITHIN = 10.0
 """Seconds."""
 T = TypeVar("T", bound="AsyncTaskiqDecoratedTask[..., Any]")
@@ -130,7 +132,7 @@ class TaskiqForwarder(Forwarder):
             except BaseException as error:
                 # Taskiq's time limit cancels whatever is awaited from now on.
                 with anyio.CancelScope(shield=True):
-                    leave = await self._raised(forwarded, delivery, error)
+                    leave = await self._raised(forwarded, message, delivery, error)
                 raise leave from None
             await self.deliveries.done(delivery, value)
             return value
@@ -149,7 +151,7 @@ class TaskiqForwarder(Forwarder):
                 with delivery.entered():
                     value = function(*delivery.args, **{**kwargs, **delivery.kwargs})
             except BaseException as error:
-                raise self.app.run_blocking(self._raised(forwarded, delivery, error)) from None
+                raise self.app.run_blocking(self._raised(forwarded, message, delivery, error)) from None
             self.deliveries.done_sync(delivery, value)
             return value
 
@@ -163,7 +165,9 @@ class TaskiqForwarder(Forwarder):
         else:
             message.labels["retry_on_error"] = False
 
-    async def _raised(self, forwarded: Forwarded, delivery: Delivery, error: BaseException) -> BaseException:
+    async def _raised(
+        self, forwarded: Forwarded, message: TaskiqMessage, delivery: Delivery, error: BaseException
+    ) -> BaseException:
         """Record what was raised, and say what Taskiq is to see."""
         task = asyncio.current_task()
         assert task is not None
@@ -175,7 +179,7 @@ class TaskiqForwarder(Forwarder):
             return NoResultError()
         if forwarded.retries == "engine" and not isinstance(error, Signal):
             return error  # whether Taskiq tries again it says later, to the middleware
-        if was_cancelled and (limit := forwarded.target.labels.get("timeout")) is not None:
+        if was_cancelled and (limit := message.labels.get("timeout")) is not None:
             await self.deliveries.failed(delivery, TimeoutError(f"it ran longer than its label timeout={limit!r}"))
             return error
         if was_cancelled:
@@ -264,6 +268,7 @@ class _RoutedKicker(AsyncKicker[Any, Any]):
     ) -> None:
         super().__init__(target.task_name, target.broker, dict(target.labels), target.return_type)
         self._task = task
+        self._retries = forwarder.forwarded[task.name].retries
         self._own_labels = dict(target.labels)
 
     async def kiq(self, *args: Any, **kwargs: Any) -> Any:
@@ -273,9 +278,15 @@ class _RoutedKicker(AsyncKicker[Any, Any]):
         return AsyncTaskiqTask(str(job.id), self.broker.result_backend, self.return_type)
 
     def _using(self) -> dict[str, Any]:
-        """What Taskiq's labels are called in Fairlane."""
+        """What Taskiq's labels are called in Fairlane; what it does not know travels with the message."""
         using: dict[str, Any] = {}
         given = {name: value for name, value in self.labels.items() if self._own_labels.get(name) != value}
+        if self._retries == "policy" and (refused := sorted(given.keys() & OF_RETRIES)):
+            raise InvalidJob(
+                f"task {self.task_name!r} goes through Fairlane, whose policy says how it is tried again: "
+                f"{', '.join(refused)} would do nothing; give max_attempts and backoff to route(…), or leave retries "
+                f"to Taskiq: retries='engine'"
+            )
         if (delay := given.pop("delay", None)) is not None:
             using["delay"] = timedelta(seconds=float(delay))
         if (priority := given.pop("priority", None)) is not None:
@@ -283,10 +294,7 @@ class _RoutedKicker(AsyncKicker[Any, Any]):
         if self.custom_task_id is not None:
             using["id"] = _as_uuid(self.task_name, self.custom_task_id)
         if given:
-            raise InvalidJob(
-                f"task {self.task_name!r} goes through Fairlane, which does not know the labels "
-                f"{', '.join(sorted(given))}; declare them with the task, or use forwarder.task(…).using(…)"
-            )
+            using["context"] = {"headers": given}
         return using
 
 

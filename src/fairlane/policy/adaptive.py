@@ -1,9 +1,10 @@
 """A cap that learns how much concurrency is good for whatever its jobs call.
 
 It moves as a sender's window moves in TCP: up by one for each cap's worth of good runs, and only while it is what
-binds; down by half on a failure, and by a twentieth while runs take too long. What was claimed before the last step
-down is old news: it frees its slot and says nothing, so one outage is one step and not one for each job that it hit.
-Until the first step down it goes up by one for each good run: that is how the order of magnitude is found.
+binds; down by half on a failure, and by a twentieth while runs (or, at an engine, the waits before them) take too long.
+What was claimed before the last step down is old news: it frees its slot and says nothing, so one outage is one step
+and not one for each job that it hit. Until the first step down it goes up by one for each good run: that is how the
+order of magnitude is found.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class Learned(msgspec.Struct, frozen=True):
 class AdaptiveConcurrency:
     """A cap on jobs in flight that moves between `min` and `max` with how runs end and how long they take.
 
-    Without `target`, a run time, only failures lower it.
+    Without `target`, a run time, only failures lower it. Where an engine runs what was admitted, `target` is the time
+    from admission to start: how long a job may lie at the engine's broker.
 
     >>> AdaptiveConcurrency(max=200, target="500ms", by="endpoint")
     AdaptiveConcurrency(start=10, min=1, max=200, target='500ms', by='endpoint')
@@ -157,7 +159,8 @@ class AdaptiveConcurrency:
             return learned
         if ending.failed:
             return self._lowered(learned, self.decrease, now)
-        average = smoothed(learned.runs.get(task, 0.0), ending.ran / ending.ended, ending.ended, self.smoothing)
+        signal = ending.ran if ending.signal is None else ending.signal
+        average = smoothed(learned.runs.get(task, 0.0), signal / ending.ended, ending.ended, self.smoothing)
         if self.target is not None:
             learned = replace(learned, runs=_noted(learned.runs, task, average))
             if average > self.target:

@@ -63,6 +63,11 @@ class Ending(Protocol):
         ...
 
     @property
+    def signal(self) -> int | None:
+        """What adaptive caps look at, in microseconds, added up for those that ran; `None`: their run time."""
+        ...
+
+    @property
     def latest(self) -> Instant:
         """When the last of those that ran was claimed."""
         ...

@@ -119,6 +119,8 @@ class Settlement(msgspec.Struct, frozen=True):
     effects: StampedEffects | None = None
     """What is written in the same transaction. `DuplicateJob` if a follow-up's id is taken: nothing is applied then.
     Death does not wait for its effects: there, what is taken or cannot be stored is left out."""
+    lag: int | None = None
+    """Microseconds from admission to start, where an engine ran it: what an adaptive cap looks at, not the run time."""
     fallback: Settlement | None = None
     """What applies instead, if the effects are refused for good."""
 

@@ -173,6 +173,8 @@ class Release(msgspec.Struct, frozen=True, gc=False):
     """When the last of those that ran was claimed."""
     kept: int = 0
     """Of all claims, how many have not ended their job. It keeps its place in a sequence until it is `resumed`."""
+    signal: int | None = None
+    """What adaptive caps look at, in microseconds, added up for those that ran; `None`: their run time."""
 
 
 class KeptPlaces(msgspec.Struct, frozen=True, gc=False):
@@ -225,6 +227,8 @@ class SharedRelease(msgspec.Struct, frozen=True, gc=False):
     latest: Instant
     kept: int = 0
     """Sequences are not shared."""
+    signal: int | None = None
+    """Nor are adaptive caps."""
 
 
 class Ring(msgspec.Struct, frozen=True, gc=False):

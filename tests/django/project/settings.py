@@ -64,6 +64,7 @@ def database_at(place: str) -> dict[str, Any]:
 
 
 DATABASES = {"default": database_at(os.environ["TEST_DATABASE"])}
+DATABASE_ROUTERS = ["works.routing.NoJobsHere"] if "TEST_NO_JOBS" in os.environ else []
 FAIRLANE: dict[str, Any] = {"DASHBOARD_URL": "/fairlane/", **json.loads(os.environ.get("TEST_FAIRLANE", "{}"))}
 TASKS = {
     "default": {

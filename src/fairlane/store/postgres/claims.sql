@@ -25,7 +25,8 @@
 -- something else opens by itself as its lane_rank (see `next_due`).
 --
 -- Releases come as they are stored, many in a row of kind r, which `load` alone has: lanes, counts (ended, ran, unstarted,
--- since, failed, neutral, latest and kept, one after the other, each as long as lanes), charges (charged, refund).
+-- since, failed, neutral, latest, kept and, where there is one, signal, one after the other, each as long as lanes), charges
+-- (charged, refund).
 
 -- name: select_queue_id
 -- The opening of a claim cannot have parameters (three statements, one round trip), so the server writes it once.
@@ -89,7 +90,7 @@ released as (
         order by r.xid
         limit $4::integer
     ))
-    returning xid, lanes, ended, ran, charged, unstarted, refund, since, failed, neutral, latest, kept
+    returning xid, lanes, ended, ran, charged, unstarted, refund, since, failed, neutral, latest, kept, signal
 ),
 arrived as (
     delete from fairlane.arrivals
@@ -168,7 +169,7 @@ select 'r', null, null, null, null, null, null, null, null, null, null, null, nu
     r.lanes,
     r.ended::bigint[] || r.ran || r.unstarted::bigint[] || r.since || coalesce(r.failed, n.zeros)::bigint[]
         || coalesce(r.neutral, n.zeros)::bigint[] || coalesce(r.latest, n.zeros::bigint[])
-        || coalesce(r.kept, n.zeros)::bigint[],
+        || coalesce(r.kept, n.zeros)::bigint[] || coalesce(r.signal, '{}'),
     r.charged || r.refund
 from released r
 cross join lateral (select array_fill(0, array[cardinality(r.lanes)]) as zeros) n

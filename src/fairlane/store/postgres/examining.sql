@@ -30,7 +30,7 @@ order by a.xid, a.floor
 limit $3::integer
 
 -- name: peek_releases
-select u.lane, u.ended, u.ran, u.charged, u.unstarted, u.refund, u.since, u.failed, u.neutral, u.latest, u.kept
+select u.lane, u.ended, u.ran, u.charged, u.unstarted, u.refund, u.since, u.failed, u.neutral, u.latest, u.kept, u.signal
 from (
     select r.*
     from fairlane.releases r
@@ -38,8 +38,8 @@ from (
     order by r.xid
     limit $3::integer
 ) r
-cross join unnest(r.lanes, r.ended, r.ran, r.charged, r.unstarted, r.refund, r.since, r.failed, r.neutral, r.latest, r.kept)
-    as u (lane, ended, ran, charged, unstarted, refund, since, failed, neutral, latest, kept)
+cross join unnest(r.lanes, r.ended, r.ran, r.charged, r.unstarted, r.refund, r.since, r.failed, r.neutral, r.latest, r.kept,
+    coalesce(r.signal, r.ran)) as u (lane, ended, ran, charged, unstarted, refund, since, failed, neutral, latest, kept, signal)
 
 -- name: count_ahead
 -- Ready jobs of a lane before a position, up to a number. $1 lane, $2 floor, $3 position, $4 at most

@@ -270,17 +270,20 @@ ended as (
     from given g
     where j.id = any (array[g.id]) and j.lease = g.lease and j.state = 2
     returning j.id, j.queue_id, j.lane, j.task, j.shared, j.priority, j.position, j.ready_at, fairlane.keys_of_lane(j.lane_keys, j.keys, j.task) as keys,
-        j.state, j.claimed_at, j.worker, j.charge, j.lease, j.outcome, j.error, g.ran, g.unstarted, g.verdict, g.now,
+        j.state, j.claimed_at, j.worker, j.charge, j.lease, j.outcome, j.error, g.ran, g.lag, g.unstarted, g.verdict, g.now,
         case when g.counts_attempt then j.attempt else j.attempt + 1 end as attempt
 ),
 freed as (
     insert into fairlane.releases (queue_id, lanes, ended, ran, charged, unstarted, refund, since, failed, neutral, latest,
-        kept)
+        kept, signal)
     select queue_id, array_agg(lane), array_agg(ended), array_agg(ran), array_agg(charged), array_agg(unstarted),
-        array_agg(refund), array_agg(since), array_agg(failed), array_agg(neutral), array_agg(latest), array_agg(kept)
+        array_agg(refund), array_agg(since), array_agg(failed), array_agg(neutral), array_agg(latest), array_agg(kept),
+        case when bool_or(lags) then array_agg(signal) end
     from (
         select queue_id, lane,
             (count(*) filter (where state < 2))::integer as kept,
+            bool_or(lag is not null) as lags,
+            coalesce(sum(coalesce(lag, ran)) filter (where not unstarted), 0)::bigint as signal,
             (count(*) filter (where verdict = 1))::integer as failed,
             (count(*) filter (where verdict = 2 and not unstarted))::integer as neutral,
             coalesce(max(claimed_at) filter (where not unstarted), 0) as latest,

@@ -329,7 +329,7 @@ def _abandoned(row: Sequence[object]) -> Claim:
 
 
 def _are_done(settlements: Sequence[Settlement]) -> bool:
-    return all(each.to is State.DONE for each in settlements)
+    return all(each.to is State.DONE and each.lag is None for each in settlements)
 
 
 async def _settle_done(connection: Connection, done: Done) -> list[UUID]:
@@ -371,4 +371,5 @@ def _settled_row(each: Settlement) -> tuple[object, ...]:
         each.counts_attempt,
         each.unstarted,
         each.verdict,
+        each.lag,
     )

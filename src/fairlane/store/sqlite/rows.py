@@ -142,6 +142,7 @@ class Released(msgspec.Struct, array_like=True, gc=False):
     neutral: int = 0
     latest: Instant = 0
     kept: int = 0
+    signal: int | None = None
 
 
 _encode = msgspec.json.Encoder().encode
@@ -167,6 +168,7 @@ def releases(text: str) -> list[Release]:
             bell.neutral,
             bell.latest,
             bell.kept,
+            bell.signal,
         )
         for bell in _decode_released(text)
     ]

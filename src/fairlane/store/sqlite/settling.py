@@ -65,6 +65,9 @@ class _Tally:
                 each.failed += verdict is Verdict.FAILED
                 each.neutral += verdict is Verdict.NEUTRAL
                 each.latest = max(each.latest, claimed_at)
+                if settlement.lag is not None or each.signal is not None:
+                    before = each.ran - settlement.ran if each.signal is None else each.signal
+                    each.signal = before + (settlement.ran if settlement.lag is None else settlement.lag)
         bell.kept += not settlement.to.is_final
         lease = settlement.lease.bytes
         self.ended[lease] = self.ended.get(lease, 0) + 1

@@ -16,10 +16,10 @@ from works.tasks import write
 def place(request: Any) -> Any:
     with transaction.atomic():
         Note.objects.create(text=request.GET["text"])
-        write.enqueue_sync(f"job of {request.GET['text']}")
+        job = write.enqueue_sync(f"job of {request.GET['text']}")
         if "fails" in request.GET:
             transaction.set_rollback(True)
-    return HttpResponse("ok")
+    return HttpResponse(str(job.id))
 
 
 async def place_async(request: Any) -> Any:

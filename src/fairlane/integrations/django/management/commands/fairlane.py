@@ -54,7 +54,7 @@ class Command(BaseCommand):
     def handle(self, *given: str, arguments: Sequence[str] = (), **options: Any) -> None:
         words = list(_without_django_options([*given, *arguments]))
         if not words:
-            self.print_help("manage.py", "fairlane")
+            self.stdout.write(self.create_parser("manage.py", "fairlane").format_help())
             return
         _let_children_import()
         with self._writing():

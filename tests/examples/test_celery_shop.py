@@ -1,0 +1,28 @@
+"""The example with Celery, by the commands of its README."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.examples.readme import Example
+from tests.forward.brokers import ThrowawayRedis
+
+
+@pytest.mark.slow
+def test_it_passes_its_own_test(tmp_path: Path) -> None:
+    assert "2 passed" in Example("celery_shop", tmp_path).run("pytest")
+
+
+@pytest.mark.slow
+def test_it_starts_and_sends_mails(tmp_path: Path) -> None:
+    with ThrowawayRedis() as redis:
+        example = Example("celery_shop", tmp_path, REDIS_URL=redis.url)
+        with example.started("sh start.sh") as shop:
+            shop.wait_for("serves mails")
+            sent = example.run("python order.py")
+            assert "has stopped" in shop.stop()
+    assert sent.splitlines() == [
+        f"mail {number} of {account} is sent" for number in (1, 2, 3) for account in ("acme", "bolt")
+    ]
