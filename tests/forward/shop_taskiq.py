@@ -130,7 +130,7 @@ def make(url: str, broker_url: str, folder: Path) -> Shop:
 def connected(url: str) -> AsyncBroker:
     if url.startswith("redis"):
         return ListQueueBroker(url, socket_timeout=None)
-    return AioPikaBroker(url)
+    return AioPikaBroker(url, reconnect_interval=0.2)
 
 
 if "SHOP_BROKER" in os.environ:

@@ -82,13 +82,13 @@ class TaskiqForwarder(Forwarder):
 
     async def publish(self, message: Message) -> None:
         await self._start()
+        self._check_connection()
         labels = {**message.target.labels, **message.carried}
         if message.queue in self._queues.values():
             labels["queue_name"] = message.queue
         if message.priority:
             labels["priority"] = max(0, message.priority)
         kicker: AsyncKicker[..., Any] = AsyncKicker(message.target.task_name, self.broker, labels)
-        # A client that connects again by itself may wait for as long as its broker is away.
         try:
             async with asyncio.timeout(PUBLISH_WITHIN):
                 await kicker.with_task_id(str(message.id)).kiq(*message.args, **message.kwargs)
@@ -97,11 +97,18 @@ class TaskiqForwarder(Forwarder):
 
     async def reach(self) -> None:
         await self._start()
+        self._check_connection()
         if (pool := getattr(self.broker, "connection_pool", None)) is not None:  # Redis, whose start connects nowhere
             from redis.asyncio import Redis
 
             async with Redis(connection_pool=pool) as client:
                 await client.ping()
+
+    def _check_connection(self) -> None:
+        """RabbitMQ's client connects again by itself, and would have us wait for it."""
+        connection = getattr(self.broker, "write_conn", None)
+        if connection is not None and not connection.connected.is_set():
+            raise ConnectionError(f"{connection} is lost")
 
     async def _start(self) -> None:
         """Start the broker as a client, where it has not been."""
