@@ -112,11 +112,18 @@ def make(url: str, broker_url: str, folder: Path) -> Shop:
     def routed(first: int, second: int) -> int:
         return first * second
 
+    @forwarder.route(queue=QUEUE)
+    @dramatiq.actor(broker=broker)
+    def reads_options(names: list[str]) -> list[Any]:
+        message = CurrentMessage.get_current_message()
+        assert message is not None
+        return [message.options.get(name) for name in names]
+
     @dramatiq.actor(broker=broker, queue_name=QUEUE)
     def sent_past_fairlane() -> None:
         ran("sent_past_fairlane")
 
-    shop.actors |= {"routed": routed, "sent_past_fairlane": sent_past_fairlane}
+    shop.actors |= {"routed": routed, "reads_options": reads_options, "sent_past_fairlane": sent_past_fairlane}
     return shop
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,9 +38,9 @@ def make(url: str, broker_url: str, folder: Path) -> Shop:
     forwarder = TaskiqForwarder(app, broker, lease="5s")
     shop = Shop(app, broker, forwarder, {}, {})
 
-    def forwarded(function: Any, retries: Any = "policy", **options: Any) -> None:
+    def forwarded(function: Any, retries: Any = "policy", labels: dict[str, Any] | None = None, **options: Any) -> None:
         name = function.__name__
-        target = broker.task(name)(function)
+        target = broker.task(name, **(labels or {}))(function)
         shop.targets[name] = target
         shop.tasks[name] = forwarder.task(target, queue=QUEUE, backoff=AT_ONCE, retries=retries, **options)
 
@@ -84,10 +85,19 @@ def make(url: str, broker_url: str, folder: Path) -> Shop:
             raise ConnectionError("the mail server is away")
         return [tries, context().attempt]
 
+    async def is_too_slow() -> None:
+        await asyncio.get_running_loop().create_future()
+
     async def given_up_by_taskiq() -> None:
         ran("given_up_by_taskiq")
         raise ConnectionError("the mail server is away")
 
+    async def never_ends() -> None:
+        ran("never_ends")
+        await asyncio.get_running_loop().create_future()
+
+    forwarded(never_ends)
+    forwarded(is_too_slow, labels={"timeout": 0.01}, max_attempts=1)
     forwarded(add)
     forwarded(added_in_a_thread)
     forwarded(fails_twice, max_attempts=5)
@@ -104,18 +114,23 @@ def make(url: str, broker_url: str, folder: Path) -> Shop:
     async def routed(first: int, second: int) -> int:
         return first * second
 
+    @forwarder.route(queue=QUEUE)
+    @broker.task("reads_labels")
+    async def reads_labels(names: list[str], delivered: Context = TaskiqDepends()) -> list[Any]:  # noqa: B008
+        return [delivered.message.labels.get(name) for name in names]
+
     @broker.task("sent_past_fairlane")
     async def sent_past_fairlane() -> None:
         ran("sent_past_fairlane")
 
-    shop.targets |= {"routed": routed, "sent_past_fairlane": sent_past_fairlane}
+    shop.targets |= {"routed": routed, "reads_labels": reads_labels, "sent_past_fairlane": sent_past_fairlane}
     return shop
 
 
 def connected(url: str) -> AsyncBroker:
     if url.startswith("redis"):
         return ListQueueBroker(url, socket_timeout=None)
-    return AioPikaBroker(url)
+    return AioPikaBroker(url, reconnect_interval=0.2)
 
 
 if "SHOP_BROKER" in os.environ:

@@ -14,6 +14,8 @@ import redis as redis_client
 
 from tests.forward.brokers import ThrowawayBroker, ThrowawayRabbit, ThrowawayRedis
 
+pytestmark = pytest.mark.xdist_group("brokers")  # one server of each for them all
+
 
 def push_and_count(broker: ThrowawayBroker) -> int:
     """Put one message into the broker, safely, and count those that lie there."""

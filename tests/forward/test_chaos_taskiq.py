@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.forward.brokers import ThrowawayRedis
-from tests.forward.chaos import SLOTS, Chaos, Engine
+from tests.forward.chaos import IS_FULL_SIZE, SLOTS, Chaos, Engine
 from tests.forward.members import BIN
 
 MODULE = "tests.forward.chaos_taskiq"
@@ -15,6 +15,13 @@ TASKIQ = Engine(
     MODULE,
     [str(BIN / "taskiq"), "worker", f"{MODULE}:broker", "--workers", "1", "--max-async-tasks", str(SLOTS)],
 )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not IS_FULL_SIZE, reason="FAIRLANE_FORWARD_JOBS=5000")
+def test_a_broker_that_forgets_all_it_held_loses_no_job(postgres_url: str, tmp_path: Path) -> None:
+    with ThrowawayRedis(durable=False) as broker:
+        Chaos(TASKIQ, broker, postgres_url, tmp_path).run()
 
 
 @pytest.mark.slow

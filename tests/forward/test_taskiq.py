@@ -79,7 +79,8 @@ async def shop(engine: Engine) -> AsyncIterator[Running]:
     await made.forwarder.close()
 
 
-pytestmark = pytest.mark.slow
+# In one process: what is started is started once.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("brokers")]
 
 
 async def test_a_job_runs_in_taskiq_and_gives_its_result(shop: Running) -> None:
@@ -120,6 +121,22 @@ async def test_a_task_can_cancel_its_job(shop: Running) -> None:
         await shop.run("cancels")
 
 
+async def test_a_job_that_is_cancelled_while_it_runs_is_stopped(shop: Running) -> None:
+    before = shop.runs_of("never_ends")
+    job = await shop.enqueue("never_ends")
+    while shop.runs_of("never_ends") == before:
+        await shop.run("add", 1)
+    await job.cancel()
+    with pytest.raises(JobCancelled, match="cancelled while it ran"):
+        await job.result(WATCHDOG)
+    assert await shop.run("add", 1) == 2, "the worker goes on"
+
+
+async def test_a_time_limit_of_taskiq_is_a_failure(shop: Running) -> None:
+    with pytest.raises(JobFailed, match=r"ran longer than its label timeout=0\.01"):
+        await shop.run("is_too_slow")
+
+
 async def test_a_message_that_is_delivered_twice_runs_once(shop: Running) -> None:
     before = shop.runs_of("sends_itself_again")
     await shop.run("sends_itself_again")
@@ -143,6 +160,11 @@ async def test_a_job_that_taskiq_gives_up_is_dead(shop: Running) -> None:
 async def test_a_routed_task_is_sent_through_fairlane(shop: Running) -> None:
     sent = await shop.shop.targets["routed"].kiq(6, 7)
     assert await shop.shop.app.job(sent.task_id).result(WATCHDOG) == 42
+
+
+async def test_labels_of_a_call_travel_to_taskiq(shop: Running) -> None:
+    sent = await shop.shop.targets["reads_labels"].kicker().with_labels(shelf=4, floor="upper").kiq(["shelf", "floor"])
+    assert await shop.shop.app.job(sent.task_id).result(WATCHDOG) == [4, "upper"]
 
 
 async def test_what_is_sent_past_fairlane_runs_as_ever(shop: Running) -> None:
@@ -186,8 +208,10 @@ async def test_labels_that_fairlane_has_are_mapped(app: App, routed: AsyncTaskiq
     assert (record.state, record.priority) == (State.SCHEDULED, 7)
 
 
-async def test_a_label_that_fairlane_does_not_have_is_refused(routed: AsyncTaskiqDecoratedTask[..., Any]) -> None:
-    with pytest.raises(InvalidJob, match="does not know the labels max_retries; declare them with the task"):
+async def test_a_label_of_retries_is_refused_where_the_policy_decides(
+    routed: AsyncTaskiqDecoratedTask[..., Any],
+) -> None:
+    with pytest.raises(InvalidJob, match="max_retries would do nothing; give max_attempts and backoff"):
         await routed.kicker().with_labels(max_retries=3).kiq(1)
 
 

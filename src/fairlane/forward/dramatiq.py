@@ -34,6 +34,8 @@ __all__ = ["DramatiqForwarder"]
 log = logging.getLogger("fairlane.forward")
 
 HIGHEST_PRIORITY = 100
+OF_RETRIES = {"max_backoff", "max_retries", "min_backoff", "on_failure", "on_retry_exhausted", "retry_when", "throws"}
+"""Options of a message that mean nothing where the policy decides."""
 A = TypeVar("A", bound="dramatiq.Actor[..., Any]")
 
 
@@ -164,8 +166,11 @@ class DramatiqForwarder(Forwarder):
         self.deliveries.failed_sync(delivery, error, is_final=isinstance(error, throws))
 
     def _returned(self, message: Any, value: Any) -> Any:
-        """What Dramatiq is given: without a use for it, it would complain of every value."""
-        has_use = "pipe_target" in message.options or any(isinstance(each, Results) for each in self.broker.middleware)
+        """What Dramatiq is given: of a value that it has no use for it would complain, every time."""
+        actor = self.broker.get_actor(message.actor_name)
+        results = next((each for each in self.broker.middleware if isinstance(each, Results)), None)
+        by_default = results is not None and actor.options.get("store_results", results.store_results)
+        has_use = "pipe_target" in message.options or message.options.get("store_results", by_default)
         return value if has_use else None
 
     # Existing calls.
@@ -183,7 +188,7 @@ class DramatiqForwarder(Forwarder):
             ) -> dramatiq.Message[Any]:
                 if HEADER in given:
                     return as_before(args=args, kwargs=kwargs, delay=delay, **given)
-                using = self._using(actor.actor_name, delay, given)
+                using = self._using(task.name, delay, given)
                 job = task.using(**using).enqueue_sync(*args, **(kwargs or {}))
                 message = actor.message_with_options(args=args, kwargs=kwargs)
                 return message.copy(queue_name=self.engine_queue(task.queue), message_id=str(job.id))
@@ -193,8 +198,14 @@ class DramatiqForwarder(Forwarder):
 
         return routed
 
-    def _using(self, actor: str, delay: Any, given: dict[str, Any]) -> dict[str, Any]:
-        """What Dramatiq's options are called in Fairlane."""
+    def _using(self, task: str, delay: Any, given: dict[str, Any]) -> dict[str, Any]:
+        """What Dramatiq's options are called in Fairlane; what it does not know travels with the message."""
+        if self.forwarded[task].retries == "policy" and (refused := sorted(given.keys() & OF_RETRIES)):
+            raise InvalidJob(
+                f"actor {task!r} goes through Fairlane, whose policy says how it is tried again: "
+                f"{', '.join(refused)} would do nothing; give max_attempts and backoff to route(…), or leave retries "
+                f"to Dramatiq: retries='engine'"
+            )
         using: dict[str, Any] = {}
         if delay is not None:
             using["delay"] = delay if isinstance(delay, timedelta) else timedelta(milliseconds=delay)
@@ -202,10 +213,7 @@ class DramatiqForwarder(Forwarder):
             most = getattr(self.broker, "max_priority", None) or HIGHEST_PRIORITY
             using["priority"] = min(HIGHEST_PRIORITY, priority * HIGHEST_PRIORITY // most)
         if given:
-            raise InvalidJob(
-                f"actor {actor!r} goes through Fairlane, which does not know the options {', '.join(sorted(given))}; "
-                f"declare them with the actor or with route(…), or use forwarder.task(…).using(…)"
-            )
+            using["context"] = {"headers": given}
         return using
 
 

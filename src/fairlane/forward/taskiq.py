@@ -21,6 +21,7 @@ from fairlane.forward.delivering import Delivery
 from fairlane.forward.forwarder import Forwarded, Forwarder
 from fairlane.forward.messages import Message
 from fairlane.forward.tokens import HEADER
+from fairlane.worker.outcomes import Stop
 
 try:
     import anyio
@@ -39,6 +40,8 @@ __all__ = ["TaskiqForwarder"]
 
 log = logging.getLogger("fairlane.forward")
 
+OF_RETRIES = {"max_retries", "retry_on_error"}
+"""Labels of a message that mean nothing where the policy decides."""
 PUBLISH_WITHIN = 10.0
 """Seconds."""
 T = TypeVar("T", bound="AsyncTaskiqDecoratedTask[..., Any]")
@@ -79,13 +82,13 @@ class TaskiqForwarder(Forwarder):
 
     async def publish(self, message: Message) -> None:
         await self._start()
+        self._check_connection()
         labels = {**message.target.labels, **message.carried}
         if message.queue in self._queues.values():
             labels["queue_name"] = message.queue
         if message.priority:
             labels["priority"] = max(0, message.priority)
         kicker: AsyncKicker[..., Any] = AsyncKicker(message.target.task_name, self.broker, labels)
-        # A client that connects again by itself may wait for as long as its broker is away.
         try:
             async with asyncio.timeout(PUBLISH_WITHIN):
                 await kicker.with_task_id(str(message.id)).kiq(*message.args, **message.kwargs)
@@ -94,11 +97,18 @@ class TaskiqForwarder(Forwarder):
 
     async def reach(self) -> None:
         await self._start()
+        self._check_connection()
         if (pool := getattr(self.broker, "connection_pool", None)) is not None:  # Redis, whose start connects nowhere
             from redis.asyncio import Redis
 
             async with Redis(connection_pool=pool) as client:
                 await client.ping()
+
+    def _check_connection(self) -> None:
+        """RabbitMQ's client connects again by itself, and would have us wait for it."""
+        connection = getattr(self.broker, "write_conn", None)
+        if connection is not None and not connection.connected.is_set():
+            raise ConnectionError(f"{connection} is lost")
 
     async def _start(self) -> None:
         """Start the broker as a client, where it has not been."""
@@ -129,7 +139,7 @@ class TaskiqForwarder(Forwarder):
             except BaseException as error:
                 # Taskiq's time limit cancels whatever is awaited from now on.
                 with anyio.CancelScope(shield=True):
-                    leave = await self._raised(forwarded, delivery, error)
+                    leave = await self._raised(forwarded, message, delivery, error)
                 raise leave from None
             await self.deliveries.done(delivery, value)
             return value
@@ -148,7 +158,7 @@ class TaskiqForwarder(Forwarder):
                 with delivery.entered():
                     value = function(*delivery.args, **{**kwargs, **delivery.kwargs})
             except BaseException as error:
-                raise self.app.run_blocking(self._raised(forwarded, delivery, error)) from None
+                raise self.app.run_blocking(self._raised(forwarded, message, delivery, error)) from None
             self.deliveries.done_sync(delivery, value)
             return value
 
@@ -162,20 +172,28 @@ class TaskiqForwarder(Forwarder):
         else:
             message.labels["retry_on_error"] = False
 
-    async def _raised(self, forwarded: Forwarded, delivery: Delivery, error: BaseException) -> BaseException:
+    async def _raised(
+        self, forwarded: Forwarded, message: TaskiqMessage, delivery: Delivery, error: BaseException
+    ) -> BaseException:
         """Record what was raised, and say what Taskiq is to see."""
-        if delivery.stop is not None and isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        assert task is not None
+        was_cancelled = isinstance(error, asyncio.CancelledError) and task.cancelling() > 0
+        if was_cancelled and delivery.stop is not None:
             # We have cancelled it, and nobody else: Taskiq goes on with its next message.
-            task = asyncio.current_task()
-            if task is not None:
-                task.uncancel()
+            task.uncancel()
             await self.deliveries.failed(delivery, error)
             return NoResultError()
         if forwarded.retries == "engine" and not isinstance(error, Signal):
             return error  # whether Taskiq tries again it says later, to the middleware
+        if was_cancelled and (limit := message.labels.get("timeout")) is not None:
+            await self.deliveries.failed(delivery, TimeoutError(f"it ran longer than its label timeout={limit!r}"))
+            return error
+        if was_cancelled:
+            delivery.stop = Stop.SHUTDOWN
         await self.deliveries.failed(delivery, error)
         # Under the policy this was one attempt: its end is told by the job, and no result is stored for the message.
-        return error if isinstance(error, asyncio.CancelledError) else NoResultError()
+        return error if was_cancelled else NoResultError()
 
     # Existing calls.
 
@@ -257,6 +275,7 @@ class _RoutedKicker(AsyncKicker[Any, Any]):
     ) -> None:
         super().__init__(target.task_name, target.broker, dict(target.labels), target.return_type)
         self._task = task
+        self._retries = forwarder.forwarded[task.name].retries
         self._own_labels = dict(target.labels)
 
     async def kiq(self, *args: Any, **kwargs: Any) -> Any:
@@ -266,9 +285,15 @@ class _RoutedKicker(AsyncKicker[Any, Any]):
         return AsyncTaskiqTask(str(job.id), self.broker.result_backend, self.return_type)
 
     def _using(self) -> dict[str, Any]:
-        """What Taskiq's labels are called in Fairlane."""
+        """What Taskiq's labels are called in Fairlane; what it does not know travels with the message."""
         using: dict[str, Any] = {}
         given = {name: value for name, value in self.labels.items() if self._own_labels.get(name) != value}
+        if self._retries == "policy" and (refused := sorted(given.keys() & OF_RETRIES)):
+            raise InvalidJob(
+                f"task {self.task_name!r} goes through Fairlane, whose policy says how it is tried again: "
+                f"{', '.join(refused)} would do nothing; give max_attempts and backoff to route(…), or leave retries "
+                f"to Taskiq: retries='engine'"
+            )
         if (delay := given.pop("delay", None)) is not None:
             using["delay"] = timedelta(seconds=float(delay))
         if (priority := given.pop("priority", None)) is not None:
@@ -276,10 +301,7 @@ class _RoutedKicker(AsyncKicker[Any, Any]):
         if self.custom_task_id is not None:
             using["id"] = _as_uuid(self.task_name, self.custom_task_id)
         if given:
-            raise InvalidJob(
-                f"task {self.task_name!r} goes through Fairlane, which does not know the labels "
-                f"{', '.join(sorted(given))}; declare them with the task, or use forwarder.task(…).using(…)"
-            )
+            using["context"] = {"headers": given}
         return using
 
 
