@@ -329,7 +329,7 @@ async def test_nulls_and_a_context_without_bound_are_refused(app: App, connectio
     with pytest.raises(asyncpg.PostgresError, match=r"its context takes 262,\d+ bytes") as refused:
         await enqueue(connection, work.name, queue="strict", context={"a": "x" * 262_144})
     assert refused.value.sqlstate == "FL003"
-    with pytest.raises(asyncpg.PostgresError, match="window=.* is not a time above 0"):
+    with pytest.raises(asyncpg.PostgresError, match=r"window=.* is not a time above 0"):
         await enqueue(connection, work.name, queue="strict", unique_key="k", unique_window=-HOUR)
 
 
