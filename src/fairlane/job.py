@@ -238,7 +238,7 @@ def with_trace(context: str | None, trace: dict[str, str] | None) -> str | None:
 
 def trace_of(context: str) -> dict[str, str] | None:
     """The span that a job was enqueued in, from its context as it is stored."""
-    found = msgspec.json.decode(context, type=dict[str, Any]).get(_TRACE)
+    found = _read(context).get(_TRACE)
     return found if isinstance(found, dict) else None
 
 
@@ -246,8 +246,17 @@ def told_in(context: str | None) -> dict[str, Any]:
     """What a job's producer told of it, from its context as it is stored."""
     if context is None:
         return {}
-    found = msgspec.json.decode(context, type=dict[str, Any])
-    return {name: value for name, value in found.items() if not name.startswith(RESERVED)}
+    return {name: value for name, value in _read(context).items() if not name.startswith(RESERVED)}
+
+
+def _read(context: str) -> dict[str, Any]:
+    # PostgreSQL takes JSON from producers in other languages that cannot be read here: half a surrogate pair, 1e999, a
+    # thousand lists in each other. One such job must not keep the others from being seen.
+    try:
+        found: dict[str, Any] = msgspec.json.decode(context, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError):
+        return {}
+    return found
 
 
 _lock = Lock()

@@ -28,6 +28,7 @@ from fairlane.errors import InvalidKey
 from fairlane.policy.keys import canonical_key, lane_id, unique_id
 from fairlane.policy.partitions import partition_of
 from fairlane.policy.unique import digest_of
+from fairlane.store.operators import JobFilter
 from fairlane.store.postgres.connections import STATEMENTS
 from fairlane.task import AsyncTask
 from tests.transactions.test_matrix import is_idle
@@ -301,6 +302,55 @@ async def test_python_and_sql_hold_the_same_unique_keys(app: App, connection: Co
     other = await enqueue(connection, work.name, queue="once", unique_key="window", unique_window=HOUR)
     await app.job(other["job"]).cancel()
     assert (await work.using(unique="window").enqueue()).id == other["job"], "a window outlives its job"
+
+
+async def test_a_unique_key_taken_in_sql_knows_its_payload(app: App, connection: Connection) -> None:
+    work = task_of(app, "known_payload")
+    before = await work.using(unique=Unique("order", same_payload=True)).enqueue(0)
+    await before.cancel()
+    asked: Given = {"queue": "known_payload", "unique_key": "order", "same_payload": True}
+    there = await enqueue(connection, work.name, **asked, args=[1])
+    same = await work.using(unique=Unique("order", same_payload=True)).enqueue(1)
+    assert same.id == there["job"]
+    for other in (0, 2):
+        with pytest.raises(asyncpg.PostgresError, match="with other arguments"):
+            await enqueue(connection, work.name, **asked, args=[other])
+        with pytest.raises(FairlaneError, match="with other arguments"):
+            await work.using(unique=Unique("order", same_payload=True)).enqueue(other)
+
+
+async def test_nulls_and_a_context_without_bound_are_refused(app: App, connection: Connection) -> None:
+    work = task_of(app, "strict")
+    await app.opened()
+    for name in ("args", "kwargs", "queue", "priority", "max_attempts", "unique_until", "on_conflict", "same_payload"):
+        with pytest.raises(asyncpg.PostgresError, match="is null that cannot be") as refused:
+            await connection.fetchrow(f"select * from fairlane.enqueue($1, {name} => null)", work.name)
+        assert refused.value.sqlstate == "FL001"
+    with pytest.raises(asyncpg.PostgresError, match=r"its context takes 262,\d+ bytes") as refused:
+        await enqueue(connection, work.name, queue="strict", context={"a": "x" * 262_144})
+    assert refused.value.sqlstate == "FL003"
+    with pytest.raises(asyncpg.PostgresError, match=r"window=.* is not a time above 0"):
+        await enqueue(connection, work.name, queue="strict", unique_key="k", unique_window=-HOUR)
+
+
+DEEP = "[" * 5_000 + "]" * 5_000
+
+
+@pytest.mark.parametrize("said", ['"\\ud800"', "1e999", DEEP], ids=["surrogate", "number", "depth"])
+async def test_json_that_python_cannot_read_hides_no_other_job(app: App, connection: Connection, said: str) -> None:
+    work = task_of(app, "odd")
+    await app.opened()
+    row = await connection.fetchrow(
+        "select * from fairlane.enqueue($1, args => $2, queue => 'odd', context => $3)",
+        work.name,
+        f"[{said}]",
+        f'{{"a": {said}}}',
+    )
+    assert row is not None
+    other = await work.enqueue(1)
+    listed = await app.operations.list_jobs(JobFilter(queue="odd"))
+    assert {each.id for each in listed.jobs} == {row["job"], other.id}
+    assert (await app.operations.show_job(row["job"])).record.context == {}
 
 
 async def test_an_id_that_is_taken_is_refused_in_the_same_words(app: App, connection: Connection) -> None:

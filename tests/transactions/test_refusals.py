@@ -87,6 +87,10 @@ async def test_asyncpg_without_a_transaction_failed_and_closed(on_postgres: Work
     await transaction.rollback()
     await connection.close()
     await refused(on_postgres, connection, "closed connection")
+    async with asyncpg.create_pool(postgres_url, min_size=1) as pool:
+        async with pool.acquire() as lent:
+            pass
+        await refused(on_postgres, lent, "released back to the pool")
 
 
 async def test_sqlalchemy_that_commits_alone_has_failed_or_is_closed(on_postgres: Work, postgres_url: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlane import App, ConfigurationError, FairlaneError, ManualClock
+from fairlane import App, ConfigurationError, FairlaneError, ManualClock, Unique
 from fairlane.clock import SECOND
 from fairlane.store.operators import JobFilter
 from tests.worker.harness import WatchedStore, turns, until, working
@@ -82,11 +82,15 @@ async def test_a_slot_that_cannot_be_stamped_is_told_and_stops_nothing(
     @app.task(queue="mail", keys=("account",))
     async def send() -> None: ...
 
+    @app.task(unique=Unique(lambda: {}["missing"]))
+    async def count() -> None: ...
+
     @app.task
     async def note() -> None:
         ran.append("note")
 
     app.schedule(send, every="1h", name="broken")
+    app.schedule(count, every="1h", name="raising")
     app.schedule(note, every="1h", name="well")
     async with working(app) as worker:
         await store.finished("schedules", 2)
@@ -94,6 +98,7 @@ async def test_a_slot_that_cannot_be_stamped_is_told_and_stops_nothing(
         await until(lambda: ran)
         assert worker.health().is_well
     assert "schedule 'broken' cannot be fired, and is tried again" in caplog.text
+    assert "schedule 'raising' cannot be fired, and is tried again" in caplog.text
 
 
 async def test_what_cannot_be_a_schedule_is_refused_where_it_is_declared(app: App) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -55,6 +57,14 @@ def dies() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@app.task(executor="process", max_attempts=1)
+def told_to_stop() -> str:
+    for each in (signal.SIGINT, signal.SIGTERM):
+        os.kill(os.getpid(), each)
+    shown = [sys.executable, "-c", "import signal; print(signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)"]
+    return subprocess.run(shown, capture_output=True, text=True, check=True).stdout.strip()
+
+
 @app.task(executor="process", max_attempts=1, timeout="1m")
 def hangs(place: str) -> None:
     Path(place).write_text(str(os.getpid()))
@@ -91,6 +101,12 @@ async def test_what_a_task_raises_is_what_its_attempt_ends_with(clock: ManualClo
         "no use",
     ]
     assert "raise KeyError(kind)" in errors[0]
+
+
+async def test_signals_to_all_processes_of_a_service_are_for_the_worker_to_heed(clock: ManualClock) -> None:
+    job = await told_to_stop.enqueue()
+    await run_until_idle(app)
+    assert await job.result() == "True", "what a task starts itself is stopped as ever"
 
 
 async def test_a_process_that_dies_is_a_failed_attempt_and_stops_nobody_else(clock: ManualClock) -> None:

@@ -331,7 +331,7 @@ def readable(stored: bytes | None) -> Any:
         return None
     try:
         return msgspec.json.decode(stored)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         pass
     try:
         return stored.decode()

@@ -13,7 +13,7 @@ from typing import Any
 from uuid import UUID
 
 from fairlane.clock import SECOND, Clock, Instant, as_datetime
-from fairlane.errors import DuplicateJob, FairlaneError, StoreUnavailable
+from fairlane.errors import DuplicateJob, FairlaneError, InvalidJob, StoreUnavailable
 from fairlane.job import NewJob
 from fairlane.policy.recurrence import Due, due_slots
 from fairlane.scheduled import Schedule, job_of_slot, job_of_trigger
@@ -109,7 +109,7 @@ class Firing:
         calls = [schedule.call_for(job_of_slot(row.name, slot), slot) for slot in due.slots]
         calls += [schedule.call_for(job_of_trigger(row.name, each, now), now) for each in triggers]
         try:
-            jobs = await self._produce(calls)
+            jobs = await self._jobs_of(calls)
             if not await self._move(row, self._fired(row, due, now, jobs), jobs):
                 return now  # somebody else has fired; how it stands now is seen at the next look
         except StoreUnavailable:
@@ -119,6 +119,15 @@ class Firing:
             return None
         self._tell(schedule, row, due, now, len(triggers))
         return None if row.is_paused else due.next_at
+
+    async def _jobs_of(self, calls: Sequence[Call[Any]]) -> list[NewJob]:
+        try:
+            return await self._produce(calls)
+        except FairlaneError:
+            raise
+        except Exception as error:
+            # A function of the program, such as that of a unique key. Others have schedules here, and all have jobs.
+            raise InvalidJob(f"{calls[0].task.name!r} cannot be enqueued: {type(error).__name__}: {error}") from error
 
     def _fired(self, row: ScheduleRow, due: Due, now: Instant, jobs: Sequence[NewJob]) -> Fired:
         """How the schedule stands after this. A trigger is fired last, and its moment is its slot."""

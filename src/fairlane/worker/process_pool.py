@@ -122,8 +122,10 @@ def _how(code: int | None) -> str:
 
 
 def _serve(pipe: Connection) -> None:
-    # A Ctrl-C at the terminal reaches us too. Whether we go on is the worker's decision.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A Ctrl-C at the terminal reaches us too, and so does the SIGTERM of a supervisor that tells all processes of a
+    # service. Whether we go on is the worker's decision. Not ignored: what a task starts would ignore them as well.
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, _go_on)
     while True:
         try:
             request = pipe.recv_bytes()
@@ -134,6 +136,9 @@ def _serve(pipe: Connection) -> None:
             pipe.send_bytes(answer)
         except OSError:
             return
+
+
+def _go_on(_signal: int, _frame: object) -> None: ...
 
 
 def _answer(request: bytes) -> bytes:

@@ -47,7 +47,11 @@ async def borrowed(tx: Any) -> Connection:
 
 
 def _asyncpg(connection: Connection) -> Connection:
-    if connection.is_closed():
+    try:
+        is_closed = connection.is_closed()
+    except asyncpg.InterfaceError as error:  # its pool has it back
+        raise ConfigurationError(f"tx= cannot be used any more: {error}; give one that is in a transaction") from error
+    if is_closed:
         raise ConfigurationError("tx= is a closed connection; give one that is in a transaction")
     if not connection.is_in_transaction():
         raise ConfigurationError("tx= is not in a transaction; open one first: async with connection.transaction(): …")

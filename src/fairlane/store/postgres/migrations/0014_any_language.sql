@@ -487,10 +487,12 @@ declare
     wait bigint := round(extract(epoch from delay) * 1000000);
     due bigint := round(extract(epoch from run_at) * 1000000);
     key_id bytea;
-    digest bytea;
+    call_digest bytea;
     holder record;
 begin
-    if priority not between -100 and 100 then
+    if num_nulls(task, args, kwargs, queue, priority, max_attempts, unique_until, on_conflict, same_payload) > 0 then
+        perform fairlane.refuse('FL001', 'task ''%s'': a parameter is null that cannot be; leave out what has a default', task);
+    elsif priority not between -100 and 100 then
         perform fairlane.refuse('FL001', '%s: priority=%s is outside of -100 … 100', what, priority::text);
     elsif max_attempts not between 1 and 10000 then
         perform fairlane.refuse('FL001', '%s: max_attempts=%s is not a whole number from 1 to 10,000', what, max_attempts::text);
@@ -511,6 +513,12 @@ begin
         perform fairlane.refuse('FL002', '%s: keys are a mapping of names to values, not a %s', what, json_typeof(keys));
     elsif json_typeof(context) <> 'object' then
         perform fairlane.refuse('FL001', '%s: context=%s is not a mapping of names to values', what, context::text);
+    elsif octet_length(context::text) > 262144 then
+        perform fairlane.refuse('FL003',
+            '%s: its context takes %s bytes, more than the 262,144 allowed; give only what the policy asks for, '
+            'or raise App(max_payload=…)', what, to_char(octet_length(context::text), 'FM999,999,999,999'));
+    elsif unique_window <= interval '0' then
+        perform fairlane.refuse('FL001', 'Unique: window=''%s'' is not a time above 0, such as ''10m''', unique_window::text);
     elsif unique_until not in ('started', 'done') then
         perform fairlane.refuse('FL001', 'Unique: until=''%s'' is not ''started'' or ''done''', unique_until);
     elsif on_conflict not in ('return', 'reject', 'replace') then
@@ -571,7 +579,7 @@ begin
                 else json_build_array(unique_key) end) with ordinality as u (value, at)
             order by u.at
         ));
-        digest := substring(sha256(payload) from 1 for 16);
+        call_digest := substring(sha256(payload) from 1 for 16);
         -- Nobody else decides on this key until the transaction has ended.
         insert into fairlane.uniques as u (id) values (key_id) on conflict (id) do update set id = excluded.id;
         select u.job, u.digest, u.until, u.expires_at, j.state, j.claimed_at is not null as has_started into holder
@@ -585,7 +593,7 @@ begin
         end if;
         if (case holder.until when 2 then holder.expires_at > now when 0 then holder.state < 3 and not holder.has_started
             else holder.state < 3 end) then
-            if same_payload and holder.digest <> digest then
+            if same_payload and holder.digest <> call_digest then
                 perform fairlane.refuse('FL006',
                     '%s: job %s holds this unique key with other arguments, and nothing of this enqueue was stored; '
                     'a key names one call: give another call another key', what, holder.job::text);
@@ -604,7 +612,7 @@ begin
             end if;
         end if;
         update fairlane.uniques u
-        set job = enqueue.job, digest = digest,
+        set job = enqueue.job, digest = call_digest,
             until = case when unique_window is not null then 2 when unique_until = 'started' then 0 else 1 end,
             expires_at = now + round(extract(epoch from unique_window) * 1000000)::bigint
         where u.id = key_id;
