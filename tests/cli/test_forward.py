@@ -34,6 +34,9 @@ def send(number: int) -> None: ...
 idle = Paper(app)
 forwarder = Paper(app)
 forwarder.task(send, queue="emails")
+app.queue("letters", limits=Concurrency(2))
+other = Paper(app)
+other.task(send, queue="letters", name="send a letter")
 """
 
 
@@ -48,6 +51,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize(
     ("place", "said"),
     [
+        (" --queues letters", "declares no queue 'letters'"),
         (":app", "is a App, not a forwarder"),
         (":absent", "has no 'absent'"),
         (":idle", "forwards no task"),
@@ -55,7 +59,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     ],
 )
 def test_what_cannot_be_forwarded_is_told_in_a_line(shop: str, place: str, said: str) -> None:
-    found = CliRunner().invoke(program, ["forward", f"{shop}{place}"])
+    found = CliRunner().invoke(program, ["forward", *f"{shop}{place}".split()])
     assert found.exit_code == 1
     assert said in found.output
     assert "Traceback" not in found.output

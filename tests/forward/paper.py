@@ -22,6 +22,8 @@ class PaperForwarder(Forwarder):
         super().__init__(*given, **options)
         self.messages: list[Message] = []
         self.refusal: Exception | None = None
+        self.never_taken: list[Any] = []
+        """First arguments whose messages the broker refuses, whoever else gets through."""
         self.asked = 0
         """How often the broker was asked for something."""
 
@@ -39,6 +41,8 @@ class PaperForwarder(Forwarder):
         self.asked += 1
         if self.refusal is not None:
             raise self.refusal
+        if message.args and message.args[0] in self.never_taken:
+            raise ValueError("too large")
         self.messages.append(message)
 
     async def reach(self) -> None:

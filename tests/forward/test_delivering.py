@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
+import threading
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
@@ -15,7 +18,7 @@ from fairlane.forward.tokens import Token
 from fairlane.handle import Job
 from fairlane.task import Task
 from tests.forward.paper import PaperForwarder, dispatching
-from tests.worker.harness import WatchedStore, turns, until, watched_app
+from tests.worker.harness import WatchedStore, reaches, turns, until, watched_app
 
 
 @pytest.fixture
@@ -217,3 +220,57 @@ async def test_a_task_that_is_not_deployed_where_it_is_delivered_comes_again(
 async def test_a_token_of_others_is_refused_by_what_it_says() -> None:
     with pytest.raises(InvalidJob, match="'nonsense' is not the token of a forwarded job"):
         Token.parse("nonsense")
+
+
+class OutOfTime(BaseException):
+    """What a time limit of an engine's raises, wherever a thread is."""
+
+
+def interrupt(thread: int) -> None:
+    """As Dramatiq does it: it is raised when the thread comes back from what blocks it."""
+    assert ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_long(thread), ctypes.py_object(OutOfTime)) == 1
+
+
+async def test_a_job_whose_thread_is_interrupted_while_it_is_adopted_is_not_kept_for_ever(
+    forwarder: PaperForwarder, store: WatchedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = await published(forwarder, forwarder.task(len, queue="emails", name="length"), "abc")
+    thread: list[int] = []
+    adopt = store.adopt
+
+    async def adopting(*given: Any, **named: Any) -> Any:
+        interrupt(thread[0])
+        return await adopt(*given, **named)
+
+    monkeypatch.setattr(store, "adopt", adopting, raising=False)
+
+    def begin() -> None:
+        thread.append(threading.get_ident())
+        with pytest.raises(OutOfTime):
+            forwarder.deliveries.begin_sync(forwarder.messages[0].token)
+
+    await asyncio.to_thread(begin)
+    await reaches(job, State.SCHEDULED)
+    assert "OutOfTime" in str((await job.record()).error)
+
+
+async def test_a_job_that_has_run_is_recorded_although_its_thread_is_interrupted_meanwhile(
+    forwarder: PaperForwarder, store: WatchedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = await published(forwarder, forwarder.task(len, queue="emails", name="length"), "abc")
+    settle, is_asked, may_go_on = store.settle, asyncio.Event(), asyncio.Event()
+
+    async def settling(*given: Any, **named: Any) -> Any:
+        is_asked.set()
+        await may_go_on.wait()
+        return await settle(*given, **named)
+
+    monkeypatch.setattr(store, "settle", settling, raising=False)
+    ending = asyncio.ensure_future(
+        forwarder.deliveries._to_its_end(forwarder.deliveries.done(await begun(forwarder), 3))
+    )
+    await is_asked.wait()
+    ending.cancel()
+    await turns()
+    may_go_on.set()
+    assert await job.result() == 3

@@ -270,3 +270,36 @@ async def test_a_dispatcher_that_dies_after_publishing_costs_nothing_if_the_mess
     record = await too_late.record()
     assert (record.state, record.attempt) == (State.READY, 0)
     assert await forwarder.deliver(forwarder.messages[1]) is None
+
+
+async def test_others_get_past_a_message_that_the_broker_never_takes(
+    app: App, forwarder: PaperForwarder, clock: ManualClock
+) -> None:
+    app.queue("single", limits=Concurrency(1))
+    task = forwarder.task(double, queue="single")
+    forwarder.never_taken = [1]
+    refused, behind = await task.enqueue(1), await task.enqueue(2)
+    async with dispatching(forwarder):
+        while not forwarder.messages:
+            await turns()
+            clock.advance("500ms")
+            await turns()
+        assert [message.id for message in forwarder.messages] == [behind.id]
+        record = await refused.record()
+        assert (record.state, record.attempt) == (State.SCHEDULED, 0)
+        assert record.error == "broker refused: ValueError: too large"
+
+
+async def test_a_broker_that_refuses_now_and_then_does_not_drown_in_copies(
+    forwarder: PaperForwarder, task: Task[..., Any], clock: ManualClock
+) -> None:
+    await task.enqueue(21)
+    async with dispatching(forwarder) as dispatcher:
+        await until(lambda: forwarder.messages)
+        for _ in range(200):
+            dispatcher.publishing.publish_again_soon()
+            await dispatcher.publishing.look_after(dispatcher._outage)
+            clock.advance("500ms")
+            await turns()
+        # The first at once, and then after 4 s, 8 s, 16 s …
+        assert 2 < len(forwarder.messages) < 10

@@ -67,8 +67,9 @@ def forward(
 
     log_to_stderr(log_level, log_format, name)
     loaded = load_forwarder(forwarder)
+    own = sorted({each.task.queue for each in loaded.forwarded.values()})  # the app may have other forwarders
     options = WorkerOptions(
-        queues=queue_shares(queues, (), sorted(loaded.app.forwarded)),
+        queues=queue_shares(queues, (), own) if own else (),
         concurrency=concurrency,
         lease=lease,
         drain_timeout=drain_timeout,

@@ -39,8 +39,9 @@ ONCE_MORE = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interva
 """A connection from Celery's pool may have died since it was used last: one fresh one is tried."""
 REACH_WITHIN = 5.0
 """Seconds in which a broker has to answer whether it is there."""
-OWN_AFFAIRS = {"add_to_parent", "connection", "producer", "retry", "retry_policy"}
-"""Options of `apply_async` that say how Celery publishes, which it does not then."""
+HIGHEST_LEVEL, HIGHEST_PRIORITY = 9, 100
+OWN_AFFAIRS = {"add_to_parent", "connection", "parent_id", "producer", "retry", "retry_policy", "root_id"}
+"""Options of `apply_async` that say how Celery publishes, which it does not then, or on whose behalf."""
 
 
 class CeleryForwarder(Forwarder):
@@ -54,6 +55,8 @@ class CeleryForwarder(Forwarder):
     def __init__(self, app: App, celery: celery.Celery, **options: Any) -> None:
         super().__init__(app, **options)
         self.celery = celery
+        self._functions: dict[str, Callable[..., Any]] = {}
+        """As their authors wrote them, by the name of Celery's task."""
 
     # What Celery says.
 
@@ -62,13 +65,18 @@ class CeleryForwarder(Forwarder):
         return name
 
     def function_of(self, target: Any) -> Callable[..., Any]:
-        function: Callable[..., Any] = getattr(target, "_orig_run", target.run)
-        return function
+        if target.name not in self._functions:
+            self._functions[target.name] = getattr(target, "_orig_run", target.run)
+        return self._functions[target.name]
 
     def install(self, forwarded: Forwarded) -> None:
         target = forwarded.target
+        if getattr(target.run, "adopts_for", None) is self:
+            return  # it is also another task of Fairlane's: which one, its jobs say
         run, retry = target.run, target.retry
-        function = run if forwarded.retries == "engine" else self.function_of(target)
+
+        def of(delivery: Delivery) -> Forwarded:
+            return self.forwarded.get(delivery.claim.task, forwarded)
 
         @functools.wraps(run)
         def adopting(*args: Any, **kwargs: Any) -> Any:
@@ -80,14 +88,23 @@ class CeleryForwarder(Forwarder):
                 raise celery.exceptions.Ignore("stale: this job was delivered before, or its claim has ended")
             # What Celery copies into a retry message of its own: the token that brought us here is used up.
             target.request.headers[HEADER] = str(delivery.token)
-            return self._run(forwarded, delivery, function)
+            is_engines = of(delivery).retries == "engine"
+            return self._run(of(delivery), delivery, run if is_engines else self.function_of(target))
 
         @functools.wraps(retry)
         def retrying(*args: Any, **options: Any) -> Any:
-            if forwarded.retries == "engine" or not isinstance(current_run.get(None), Delivery):
+            delivery = current_run.get(None)
+            if not isinstance(delivery, Delivery):
                 return retry(*args, **options)
-            return _retry_by_policy(*args, **options)
+            if of(delivery).retries == "policy":
+                return _retry_by_policy(*args, **options)
+            try:
+                return retry(*args, **options)
+            except celery.exceptions.Reject as refused:
+                # Its message is not on its way, and nothing else would bring the job back.
+                raise Retry(reason=f"Celery could not publish its retry: {refused.reason}") from refused
 
+        adopting.adopts_for = self  # type: ignore[attr-defined]
         target.run, target.retry = adopting, retrying
 
     def _run(self, forwarded: Forwarded, delivery: Delivery, function: Callable[..., Any]) -> Any:
@@ -103,10 +120,15 @@ class CeleryForwarder(Forwarder):
             else:
                 self.deliveries.failed_sync(delivery, retry)
             raise
-        except (celery.exceptions.Ignore, celery.exceptions.Reject) as left:
+        except celery.exceptions.Ignore as left:
             # The task says that it has taken care of itself.
             self.deliveries.done_sync(delivery, None)
             raise celery.exceptions.Ignore(str(left)) from left
+        except celery.exceptions.Reject as rejected:
+            # It comes again, or is set aside: with its job, not with its message.
+            reason = f"rejected: {rejected.reason}"
+            self.deliveries.failed_sync(delivery, Retry(0, reason=reason) if rejected.requeue else Dead(reason))
+            raise celery.exceptions.Ignore(reason) from rejected
         except Signal as signal:
             self.deliveries.failed_sync(delivery, signal)
             if isinstance(signal, Dead):
@@ -128,10 +150,11 @@ class CeleryForwarder(Forwarder):
             "retry": True,
             "retry_policy": ONCE_MORE,
         }
-        if message.priority:
-            options["priority"] = self._priority(message.priority)
+        if level := self._level(message.priority):
+            options["priority"] = level
         try:
-            if message.is_hidden:
+            # Arguments that do not fit the task as it is here may fit it where it is delivered; if not, it fails there.
+            if message.is_hidden or not _fits(message):
                 self.celery.send_task(message.target.name, **options)
             else:
                 # The class's own: the task's may have been routed through us.
@@ -143,10 +166,16 @@ class CeleryForwarder(Forwarder):
         with self.celery.connection_for_write() as connection:
             connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0, timeout=REACH_WITHIN)
 
-    def _priority(self, priority: int) -> int:
-        """From -100 … 100 to Celery's 0 … 9. RabbitMQ serves the highest first, all others the lowest."""
-        level = round((priority + 100) * 9 / 200)
-        return level if self._driver == "amqp" else 9 - level
+    def _level(self, priority: int) -> int:
+        """Of Celery's 0 … 9, where 0 is as good as none. RabbitMQ serves the highest first, and has nothing below none;
+        all others serve the lowest first, and have nothing above."""
+        above = priority if self._driver == "amqp" else -priority
+        return max(0, -(-above * HIGHEST_LEVEL // HIGHEST_PRIORITY))
+
+    def _priority(self, level: int) -> int:
+        """What a level of Celery's is called in Fairlane."""
+        above = min(HIGHEST_PRIORITY, level * HIGHEST_PRIORITY // HIGHEST_LEVEL)
+        return above if self._driver == "amqp" else -above
 
     @functools.cached_property
     def _driver(self) -> str:
@@ -186,36 +215,35 @@ class CeleryForwarder(Forwarder):
                 return apply_async(args, kwargs, task_id=task_id, **options)  # a retry of Celery's own
             if task_id is not None:
                 options["task_id"] = task_id
-            bound = task.using(**_mapped(task.name, options))
+            bound = task.using(**self._mapped(task.name, options))
             job = bound.enqueue_sync(*(args or ()), **(kwargs or {}))
             return target.AsyncResult(str(job.id))
 
         target.apply_async = through_fairlane
 
-
-def _mapped(name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """What `apply_async` was given, as `using` takes it."""
-    mapped: dict[str, Any] = {}
-    for option, value in options.items():
-        if value is None or option in OWN_AFFAIRS:
-            continue
-        match option:
-            case "countdown":
-                mapped["delay"] = timedelta(seconds=value)
-            case "eta":
-                mapped["run_at"] = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
-            case "priority":
-                mapped["priority"] = value
-            case "task_id":
-                mapped["id"] = value
-            case "headers":
-                mapped["context"] = {"headers": dict(value)}
-            case _:
-                raise InvalidJob(
-                    f"task {name!r} is routed through Fairlane, where {option}={value!r} has no meaning; leave it out, "
-                    f"or publish with Celery itself: celery.send_task({name!r}, …)"
-                )
-    return mapped
+    def _mapped(self, name: str, options: dict[str, Any]) -> dict[str, Any]:
+        """What `apply_async` was given, as `using` takes it."""
+        mapped: dict[str, Any] = {}
+        for option, value in options.items():
+            if value is None or value == [] or option in OWN_AFFAIRS:
+                continue
+            match option:
+                case "countdown":
+                    mapped["delay"] = timedelta(seconds=value)
+                case "eta":
+                    mapped["run_at"] = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
+                case "priority":
+                    mapped["priority"] = self._priority(value)
+                case "task_id":
+                    mapped["id"] = value
+                case "headers":
+                    mapped["context"] = {"headers": dict(value)}
+                case _:
+                    raise InvalidJob(
+                        f"task {name!r} is routed through Fairlane, where {option}={value!r} has no meaning; leave it "
+                        f"out, or publish with Celery itself: celery.send_task({name!r}, …)"
+                    )
+        return mapped
 
 
 def _retry_by_policy(
@@ -235,6 +263,16 @@ def _retry_by_policy(
     if throw:
         raise retry from exc
     return retry
+
+
+def _fits(message: Message) -> bool:
+    """Whether Celery, which looks at the arguments of its tasks, lets these pass."""
+    if message.target.typing:
+        try:
+            message.target.__header__(*message.args, **message.kwargs)
+        except TypeError:
+            return False
+    return True
 
 
 def _until(retry: celery.exceptions.Retry, now: datetime) -> timedelta:

@@ -14,7 +14,8 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Coroutine, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
@@ -90,6 +91,7 @@ class Deliveries:
         self._app = app
         self._lease = lease
         self._here: _Process | None = None
+        self._ending: set[asyncio.Future[None]] = set()
 
     # Begin: the job is ours, or there is nothing to do.
 
@@ -125,13 +127,18 @@ class Deliveries:
         delivery.handle = asyncio.current_task() if cancellable else None
         delivery.started_at = self._app.clock.monotonic()
         here.hold(delivery)
-        await here.tell_start(delivery)
+        try:
+            await here.tell_start(delivery)
+        except BaseException:
+            here.let_go(delivery)
+            raise
         return delivery
 
     # End: exactly one of these.
 
     async def done(self, delivery: Delivery, value: Any) -> None:
         """Its function has returned. Durable when this returns; a claim that was lost records nothing."""
+        delivery.handle = None  # there is nothing left to cancel but this
         try:
             result = delivery.task.codec.encode_result(value, self._app.max_payload)
         except InvalidJob as error:
@@ -143,6 +150,7 @@ class Deliveries:
     async def failed(self, delivery: Delivery, error: BaseException, *, is_final: bool = False) -> None:
         """Its function has raised: what that means is decided as on Fairlane's own workers. `is_final`: the engine has
         tried often enough by itself, so that a failure is the job's end. Fairlane's own signals stay what they are."""
+        delivery.handle = None
         outcome = outcome_of(delivery, error, delivery.process.store_now())
         if is_final and isinstance(outcome, Failed):
             outcome = Died(outcome.error)
@@ -156,16 +164,46 @@ class Deliveries:
     # The same for engines that block.
 
     def begin_sync(self, token: Token | str) -> Delivery | None:
-        return self._app.run_blocking(self.begin(token))
+        begun: deque[Delivery] = deque()
+        left: list[BaseException] = []
+
+        async def begin() -> Delivery | None:
+            delivery = await self.begin(token)
+            if delivery is not None:
+                begun.append(delivery)
+                if left:
+                    self._abandon(begun, left[0])
+            return delivery
+
+        try:
+            return self._app.run_blocking(begin())
+        except BaseException as error:
+            left.append(error)
+            self._abandon(begun, error)
+            raise
 
     def done_sync(self, delivery: Delivery, value: Any) -> None:
-        self._app.run_blocking(self.done(delivery, value))
+        self._app.run_blocking(self._to_its_end(self.done(delivery, value)))
 
     def failed_sync(self, delivery: Delivery, error: BaseException, *, is_final: bool = False) -> None:
-        self._app.run_blocking(self.failed(delivery, error, is_final=is_final))
+        self._app.run_blocking(self._to_its_end(self.failed(delivery, error, is_final=is_final)))
 
     def handed_on_sync(self, delivery: Delivery, keep_for: timedelta) -> None:
         self._app.run_blocking(self.handed_on(delivery, keep_for))
+
+    def _abandon(self, begun: deque[Delivery], error: BaseException) -> None:
+        """Whoever wanted to run it was interrupted, by a time limit of the engine perhaps: it has failed. Else the
+        heartbeat would keep it for ever."""
+        with contextlib.suppress(IndexError):
+            delivery = begun.pop()  # by whoever comes first
+            asyncio.run_coroutine_threadsafe(self.failed(delivery, error), delivery.process.loop)
+
+    async def _to_its_end(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do this, also if whoever waits for it is interrupted: a job that has run must not run again for that."""
+        ending = asyncio.ensure_future(work)
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+        await asyncio.shield(ending)
 
     async def _process(self) -> _Process:
         store, stamp = await self._app.opened(), await self._app.stamper()
@@ -239,7 +277,7 @@ class _Process:
                     log_end(delivery, outcome, settlement, error, log)
                 await self._settling.record([settlement], was_tried=delivery.may_be_settled)
         finally:
-            self._let_go(delivery)
+            self.let_go(delivery)
             if self._watching is not None:
                 self._watching.ended(delivery, settlement, ran, error)
 
@@ -250,7 +288,7 @@ class _Process:
         if self._beating is None:
             self._beating = self.loop.create_task(self._beat(), name="fairlane-heartbeat")
 
-    def _let_go(self, delivery: Delivery) -> None:
+    def let_go(self, delivery: Delivery) -> None:
         self._held.pop(delivery.claim.lease, None)
         if not self._held and self._beating is not None:
             self._beating.cancel()
@@ -275,7 +313,7 @@ class _Process:
 
     def _lost(self, delivery: Delivery) -> None:
         if delivery.keep_until is not None:
-            self._let_go(delivery)  # its retry has been adopted, or will find its token stale
+            self.let_go(delivery)  # its retry has been adopted, or will find its token stale
         elif not delivery.may_be_settled:
             claim = delivery.claim
             log.error(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -37,6 +38,9 @@ log = logging.getLogger("fairlane.forward")
 
 FIRST_PAUSE, LONGEST_PAUSE = SECOND // 10, 30 * SECOND
 """How long a broker that refuses is left alone."""
+FIRST_DELAY, LONGEST_DELAY = SECOND, 60 * SECOND
+"""How long a job waits that was refused again by a broker that could be reached: it may be the message."""
+REFUSALS_REMEMBERED = 10_000
 BROKER = "publishing"
 """What this trouble is called where a worker tells of its troubles."""
 ASKED_AT_ONCE = 1_000
@@ -47,8 +51,10 @@ class _Published(msgspec.Struct):
 
     run: Run
     times: int
+    at: int
+    """When it was published last, by the monotonic clock."""
     again_at: int
-    """When to publish it again, by the monotonic clock."""
+    """When to publish it again."""
 
 
 class Publishing(Execution):
@@ -64,6 +70,7 @@ class Publishing(Execution):
         self._published: dict[UUID, _Published] = {}
         self._contexts: dict[UUID, asyncio.Future[dict[UUID, str]]] = {}
         """What a batch of claims has to tell the engine, by job, from claim to publication."""
+        self._refusals: OrderedDict[UUID, int] = OrderedDict()
         self._pause = 0
         self._is_pausing: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[None]] = set()
@@ -102,13 +109,14 @@ class Publishing(Execution):
             self._end(run, Died(str(error)), error)
         except Exception as error:
             self._refused(error)
-            self._end(run, Released(f"broker refused: {summary(error)}"))
+            self._end(run, Released(f"broker refused: {summary(error)}", self._delay_of(run.claim.id)))
         except BaseException:
             # Told to stop in the middle of it: whether the broker has the message, nobody knows.
             self._keep(run)
             raise
         else:
             self._accepted()
+            self._refusals.pop(run.claim.id, None)
             self._keep(run)
 
     def _refuse(self, queue: QueueSlots, claim: Claim, outcome: Outcome) -> None:
@@ -136,7 +144,7 @@ class Publishing(Execution):
         if run.stop is Stop.CANCELLED:
             self._cancel(run)
         elif run.stop is None:
-            self._published[run.claim.id] = _Published(run, 1, self._now() + self._patience(1))
+            self._published[run.claim.id] = _Published(run, 1, self._now(), self._now() + self._patience(1))
         if self.waiting and not self.is_filling:
             self._fill_slots()
         self.on_slot_freed()
@@ -154,6 +162,14 @@ class Publishing(Execution):
             self._is_pausing = self.loop.create_task(self._wait_for_broker(), name="fairlane-broker")
             self.loop.call_soon(self.give_back_unstarted, f"broker refused: {summary(error)}")
 
+    def _delay_of(self, job: UUID) -> int:
+        """None at first: it keeps its place. Then more and more, so that others get past what is never taken."""
+        seen = self._refusals.pop(job, 0)
+        self._refusals[job] = seen + 1
+        if len(self._refusals) > REFUSALS_REMEMBERED:
+            self._refusals.popitem(last=False)
+        return min(FIRST_DELAY << min(seen - 1, 20), LONGEST_DELAY) if seen else 0
+
     async def _wait_for_broker(self) -> None:
         while True:
             await pause(self._clock, round(self._pause * random.uniform(0.75, 1.25)))
@@ -161,6 +177,7 @@ class Publishing(Execution):
                 await self.engine.reach()
             except Exception as error:
                 self.troubles.note(BROKER, error)
+                self._refusals.clear()  # it was not the messages
                 self._pause = min(self._pause * 2, LONGEST_PAUSE)
             else:
                 break
@@ -175,9 +192,11 @@ class Publishing(Execution):
             self.troubles.clear(BROKER)
 
     def publish_again_soon(self) -> None:
-        """The broker was away, and may have lost what it had: whatever is not adopted is published again."""
+        """The broker was away, and may have lost what it had: whatever is not adopted is published again. At once the
+        first time, then with growing pauses: a broker that refuses now and then must not drown in copies."""
         for each in self._published.values():
-            each.again_at = min(each.again_at, self._now())
+            soon = self._now() if each.times == 1 else each.at + (SECOND << min(each.times, 20))
+            each.again_at = min(each.again_at, soon)
 
     # What was published.
 
@@ -203,6 +222,7 @@ class Publishing(Execution):
         claim = published.run.claim
         log.warning("job %s (%s) was published and not begun; publishing it again", claim.id, claim.task)
         published.times += 1
+        published.at = self._now()
         published.again_at = self._now() + self._patience(published.times)
         try:
             contexts = await self.store.contexts([claim.id])

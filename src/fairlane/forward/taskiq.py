@@ -141,7 +141,8 @@ class TaskiqForwarder(Forwarder):
                 with anyio.CancelScope(shield=True):
                     leave = await self._raised(forwarded, message, delivery, error)
                 raise leave from None
-            await self.deliveries.done(delivery, value)
+            with anyio.CancelScope(shield=True):
+                await self.deliveries.done(delivery, value)
             return value
 
         return run
