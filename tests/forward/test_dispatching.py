@@ -286,8 +286,8 @@ async def test_others_get_past_a_message_that_the_broker_never_takes(
             await turns()
         assert [message.id for message in forwarder.messages] == [behind.id]
         record = await refused.record()
-        assert (record.state, record.attempt) == (State.SCHEDULED, 0)
-        assert record.error == "broker refused: ValueError: too large"
+        assert record.state in (State.SCHEDULED, State.READY)  # it may be due again by now
+        assert (record.attempt, record.error) == (0, "broker refused: ValueError: too large")
 
 
 async def test_a_broker_that_refuses_now_and_then_does_not_drown_in_copies(
