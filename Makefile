@@ -9,6 +9,7 @@ unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 UV := .uv/bin/uv
 READY := .venv/.ready
 CHECKED := $(wildcard src tests bench)
+LINTED := $(CHECKED) $(wildcard examples)
 
 # uv does not read pip's settings: hand it the same index and certificates, and a cache it can write to.
 define uv_env
@@ -34,8 +35,8 @@ test: check  ## everything: the static checks, then the whole suite in random or
 	.venv/bin/python -m pytest $(PYTEST_ARGS)
 
 check: $(READY)  ## lint, format, types, architecture; under two minutes
-	.venv/bin/ruff check $(CHECKED)
-	.venv/bin/ruff format --check $(CHECKED)
+	.venv/bin/ruff check $(LINTED)
+	.venv/bin/ruff format --check $(LINTED)
 	.venv/bin/mypy $(CHECKED)
 	.venv/bin/python -m pytest -q -p no:randomly tests/test_architecture.py
 
@@ -55,8 +56,8 @@ bench-stream: $(READY)  ## a million jobs in one streamed call
 	.venv/bin/python -m bench stream
 
 format: $(READY)  ## rewrite the code in the house format
-	.venv/bin/ruff check --fix-only $(CHECKED)
-	.venv/bin/ruff format $(CHECKED)
+	.venv/bin/ruff check --fix-only $(LINTED)
+	.venv/bin/ruff format $(LINTED)
 
 # Names, versions and hashes only: the lock holds whatever index it is installed from.
 lock: $(UV)  ## pin the newest versions that pyproject.toml allows into requirements.lock

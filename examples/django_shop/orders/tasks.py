@@ -1,6 +1,5 @@
 from fairlane import Concurrency, Fair, Rate
 from fairlane.integrations.django import app
-
 from orders.models import Order
 
 app.queue(

@@ -2,7 +2,6 @@ from django.contrib.auth.models import User
 from django.test import TestCase, TransactionTestCase
 
 from fairlane.integrations.django.testing import captured_calls, run_jobs
-
 from orders.models import Order
 from orders.tasks import confirm, count_orders
 
