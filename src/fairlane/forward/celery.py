@@ -80,6 +80,9 @@ class CeleryForwarder(Forwarder):
                 raise celery.exceptions.Ignore("stale: this job was delivered before, or its claim has ended")
             # What Celery copies into a retry message of its own: the token that brought us here is used up.
             target.request.headers[HEADER] = str(delivery.token)
+            if forwarded.retries == "policy":
+                # Each attempt is a message of its own, which Celery takes for the first; tasks count on this.
+                target.request.retries = delivery.claim.attempt - 1
             return self._run(forwarded, delivery, function)
 
         @functools.wraps(retry)
