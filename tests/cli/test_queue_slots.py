@@ -62,6 +62,11 @@ def test_no_queue_at_all_is_refused(queues: str) -> None:
         queue_shares(queues, [], DECLARED)
 
 
+def test_an_app_whose_queues_are_all_an_engines_is_told_so() -> None:
+    with pytest.raises(ConfigurationError, match="an engine runs all that it declares"):
+        queue_shares(None, [], [])
+
+
 def test_a_queue_named_twice_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="named twice"):
         queue_shares("email,email=2", [], DECLARED)

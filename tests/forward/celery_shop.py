@@ -52,10 +52,9 @@ def stumble(self: Any, times: int) -> int:
 @celery.task(name="again", bind=True, max_retries=10)  # type: ignore[untyped-decorator]  # Celery has no types
 def again(self: Any, times: int) -> int:
     """Asks Celery for so many retries."""
-    attempt = fairlane.context().attempt
-    if attempt <= times:
+    if self.request.retries < times:
         self.retry(countdown=0, exc=ValueError("not yet"))
-    return attempt
+    return fairlane.context().attempt
 
 
 @celery.task(name="engines", bind=True, max_retries=3)  # type: ignore[untyped-decorator]  # Celery has no types

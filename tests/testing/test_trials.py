@@ -63,6 +63,10 @@ def test_questions_about_nothing_are_refused() -> None:
     trial = try_policy(Policy("mail"), arrivals(1, account="acme"), arrivals(1, at="1h", account="beta"))
     with pytest.raises(ConfigurationError, match="'acount'; they carry: account"):
         trial.most_in_flight(acount="acme")
+    with pytest.raises(ConfigurationError, match="no job of this trial carries account='acm'"):
+        trial.most_in_flight(account="acm")
+    with pytest.raises(ConfigurationError, match="no job of this trial carries account='acm'"):
+        trial.share(account="acm")
     with pytest.raises(ConfigurationError, match="give the keys"):
         trial.share("acme")
     with pytest.raises(AssertionError, match="never did all"):

@@ -36,6 +36,9 @@ class WhatRuns(TransactionTestCase):
         shown = self.client.get(f"/orders/{answer.json()['order']}")
         self.assertEqual(shown.json(), {"customer": "ada", "is_confirmed": True})
 
+    def test_an_order_that_is_not_there_is_not_found(self) -> None:
+        self.assertEqual(self.client.get("/orders/1").status_code, 404)
+
     def test_an_order_that_is_refused_leaves_no_job(self) -> None:
         answer = self.client.post("/orders", {"customer": "ada", "cents": 1_000_000})
         self.assertEqual(answer.status_code, 422)

@@ -1,5 +1,6 @@
 from django.db import transaction
 from django.http import HttpRequest, JsonResponse
+from django.shortcuts import aget_object_or_404
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST
 
@@ -22,5 +23,5 @@ def place_order(request: HttpRequest) -> JsonResponse:
 
 
 async def show_order(request: HttpRequest, number: int) -> JsonResponse:
-    order = await Order.objects.aget(id=number)
+    order = await aget_object_or_404(Order, id=number)
     return JsonResponse({"customer": order.customer, "is_confirmed": order.is_confirmed})

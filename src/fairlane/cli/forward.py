@@ -87,5 +87,5 @@ def load_forwarder(place: str) -> Forwarder:
 
     found = load_object(place, "forwarder")
     if not isinstance(found, Forwarder):
-        raise ConfigurationError(f"{place} is a {type(found).__name__}, not a forwarder, such as CeleryForwarder(…)")
+        raise ConfigurationError(f"{place} is no forwarder but {type(found).__name__}; name one: CeleryForwarder(…) …")
     return found

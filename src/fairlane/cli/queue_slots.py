@@ -23,6 +23,11 @@ def queue_shares(queues: str | None, slots: Sequence[str], declared: Sequence[st
     from fairlane.worker.options import QueueShare
 
     named = declared if queues is None else [part for part in queues.split(",") if part.strip()]
+    if not named and queues is None:
+        raise ConfigurationError(
+            "the app has no queue for a worker: an engine runs all that it declares (`fairlane forward`); "
+            "name those that this worker is to serve as well with --queues"
+        )
     if not named:
         raise ConfigurationError("--queues names no queue; leave it out to serve all queues of the app")
     shares = {share.name: share for share in map(QueueShare.parse, named)}

@@ -89,6 +89,9 @@ class CeleryForwarder(Forwarder):
             # What Celery copies into a retry message of its own: the token that brought us here is used up.
             target.request.headers[HEADER] = str(delivery.token)
             is_engines = of(delivery).retries == "engine"
+            if not is_engines:
+                # Each attempt is a message of its own, which Celery takes for the first; tasks count on this.
+                target.request.retries = delivery.claim.attempt - 1
             return self._run(of(delivery), delivery, run if is_engines else self.function_of(target))
 
         @functools.wraps(retry)

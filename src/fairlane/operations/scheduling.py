@@ -95,7 +95,7 @@ async def _amend(
     if row is None:
         similar = get_close_matches(name, rows, n=1)
         hint = f"did you mean {similar[0]!r}?" if similar else f"there are: {', '.join(rows) or 'none'}"
-        raise UnknownSchedule(f"there is no schedule {name!r}; {hint}; workers declare them when they start")
+        raise UnknownSchedule(f"there is no schedule {name!r}; {hint} (workers declare them when they start)")
     if intent.dry_run or row.is_paused is is_paused:
         return _view(row, now, redact)
     next_at = recurrence_of(row.told()["recurrence"]).next_after(now)

@@ -121,7 +121,7 @@ class Trial:
             keys = {fair.by[0]: value}
         if not keys:
             raise ConfigurationError("share: give the keys that are meant, such as share(account='acme')")
-        self._require(keys)
+        self._places(keys)
         shares = share_when_all_wait(self._record, tuple(keys))
         wanted = tuple(canonical_keys(keys)[name] for name in keys)
         if not shares:
@@ -178,11 +178,14 @@ class Trial:
     def _places(self, keys: dict[str, str | int | None]) -> set[int]:
         self._require(keys)
         wanted = canonical_keys(keys)
-        return {
+        places = {
             place
             for place, kind in enumerate(self._record.kinds)
             if all(kind.keys.get(name) == value for name, value in wanted.items())
         }
+        if not places:
+            raise ConfigurationError(f"no job of this trial carries {_named(keys)}; name keys that arrive together")
+        return places
 
     def _runs(self, keys: dict[str, str | int | None]) -> list[int]:
         places = self._places(keys)
