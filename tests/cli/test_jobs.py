@@ -117,6 +117,14 @@ def test_a_dry_run_of_enqueue_stores_nothing(run: Run, shop: Path) -> None:
     assert not (shop / "shop.db").exists()
 
 
+def test_a_dry_run_of_enqueue_shows_the_call_before_a_codec_seals_it(run: Run, shop: Path) -> None:
+    sealed = SHOP.replace('App("sqlite:///shop.db")', 'App("sqlite:///shop.db", codec=Sealed())')
+    codec = "class Sealed:\n    encode = decode = staticmethod(lambda text: bytes(255 - each for each in text))\n"
+    (shop / "operators_shop.py").write_text(codec + sealed)
+    result = run("enqueue", "operators_shop:app", "deliver", "--args", '["acme"]', "--dry-run")
+    assert result.stdout == 'would be stored: operators_shop.deliver in webhooks, [["acme"],{}]\n'
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
