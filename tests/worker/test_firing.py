@@ -82,7 +82,7 @@ async def test_a_slot_that_cannot_be_stamped_is_told_and_stops_nothing(
     @app.task(queue="mail", keys=("account",))
     async def send() -> None: ...
 
-    @app.task(unique=Unique(lambda: {}["missing"]))
+    @app.task(unique=Unique(lambda: dict[str, str]()["missing"]))
     async def count() -> None: ...
 
     @app.task

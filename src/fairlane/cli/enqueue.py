@@ -66,8 +66,8 @@ def enqueue(
         told = {"id": job, "queue": stamped.queue, "task": stamped.task, "keys": stamped.keys, "dry_run": dry_run}
         click.echo(json.dumps(told))
     elif dry_run:
-        told = found.codec.unsealed_call(call.args, call.kwargs).decode()
-        click.echo(f"would be stored: {stamped.task} in {stamped.queue}, {told}")
+        arguments = found.codec.unsealed_call(call.args, call.kwargs).decode()
+        click.echo(f"would be stored: {stamped.task} in {stamped.queue}, {arguments}")
     else:
         click.echo(job)
 
