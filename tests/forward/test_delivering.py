@@ -194,6 +194,19 @@ async def test_a_retry_of_the_engines_own_keeps_the_slot_and_runs_under_a_new_to
     assert await job.result() == 3
 
 
+async def test_a_job_that_waits_for_a_retry_of_the_engines_own_can_be_cancelled(
+    forwarder: PaperForwarder, clock: ManualClock
+) -> None:
+    job = await published(forwarder, forwarder.task(len, queue="emails", name="length", retries="engine"), "abc")
+    first = await begun(forwarder)
+    await forwarder.deliveries.handed_on(first, timedelta(hours=1))
+    await job.cancel()
+    await turns()
+    clock.advance("11s")
+    await reaches(job, State.CANCELLED)
+    assert await forwarder.deliveries.begin(first.token) is None
+
+
 async def test_a_retry_message_that_never_comes_leaves_the_job_to_the_policy(
     app: App, forwarder: PaperForwarder, clock: ManualClock
 ) -> None:

@@ -23,7 +23,7 @@ from uuid import UUID, uuid4
 import msgspec
 
 from fairlane.clock import SECOND, Clock, Instant, microseconds
-from fairlane.errors import InvalidJob, UndecodablePayload
+from fairlane.errors import InvalidJob, StoreUnavailable, UndecodablePayload
 from fairlane.forward.tokens import Token
 from fairlane.job import Claim
 from fairlane.scheduler.settlement import Cancelled, Died, Done, Failed, Outcome, Released, Settlement, settle
@@ -232,6 +232,7 @@ class _Process:
         self._held: dict[UUID, Delivery] = {}
         """By lease: each job has one of its own."""
         self._beating: asyncio.Task[None] | None = None
+        self._cancelling: set[asyncio.Task[None]] = set()
         self._outage = Outage(lambda: None)
         self._settling = Settling(store, self._outage)
         self._watching: Watching | None = None
@@ -327,11 +328,27 @@ class _Process:
             self._interrupt(delivery, Stop.GONE)
 
     def _interrupt(self, delivery: Delivery, reason: Stop) -> None:
-        if delivery.keep_until is not None or (delivery.stop is not None and reason is not Stop.GONE):
+        if delivery.keep_until is not None:
+            if delivery.stop is None:
+                delivery.stop = reason
+                task = self.loop.create_task(self._cancel_retry(delivery), name="fairlane-cancel")
+                self._cancelling.add(task)
+                task.add_done_callback(self._cancelling.discard)
+            return
+        if delivery.stop is not None and reason is not Stop.GONE:
             return
         is_first, delivery.stop = delivery.stop is None, reason
         if is_first and delivery.handle is not None:
             delivery.handle.cancel()
+
+    async def _cancel_retry(self, delivery: Delivery) -> None:
+        """End a job that waits for a retry of the engine's own. If that has begun, it hears of it itself."""
+        try:
+            await self.store.settle([settle(delivery.claim, Cancelled("cancelled before it ran again"), 0)])
+        except StoreUnavailable:
+            delivery.stop = None  # the next heartbeat tells us again
+        else:
+            self.let_go(delivery)
 
     def _let_go_of_retries(self) -> None:
         now = self._clock.monotonic()
