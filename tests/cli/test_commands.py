@@ -79,6 +79,7 @@ def test_the_version_is_that_of_the_package(fairlane: Fairlane) -> None:
     from importlib.metadata import version
 
     assert json.loads(fairlane("version", "--json").stdout)["fairlane"] == version("fairlane")
+    assert fairlane("--version").stdout.strip() == version("fairlane")
     assert fairlane("version").stdout.startswith(f"fairlane {version('fairlane')} ")
 
 

@@ -84,3 +84,9 @@ def test_a_command_of_fairlane_helps_itself(tmp_path: Path) -> None:
     told = manage("fairlane", "worker", "--help", TEST_DATABASE=str(tmp_path / "real.db")).stdout
     assert "Usage: manage.py fairlane worker" in told
     assert "--concurrency" in told
+
+
+def test_a_sqlite_file_whose_transactions_read_first_is_told_of(tmp_path: Path) -> None:
+    place = {"TEST_DATABASE": str(tmp_path / "shop.db")}
+    assert "fairlane.W004" in manage("check", **place, TEST_TRANSACTION_MODE="DEFERRED").stderr
+    assert "fairlane.W" not in manage("check", **place).stderr

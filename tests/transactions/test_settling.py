@@ -216,6 +216,30 @@ async def test_whoever_dies_after_the_commit_has_still_ended_the_job(app: App, n
     assert await place.orders() == [1]
 
 
+async def test_an_ack_whose_transaction_stays_open_holds_up_no_other_lease(app: App, near: Caller) -> None:
+    if app.url.startswith("sqlite"):
+        pytest.skip("SQLite has one writer: whoever has a transaction open holds up everybody")
+    queue = app.queue("by-hand")
+
+    @app.task(queue="by-hand")
+    async def charge(order: int) -> None: ...
+
+    hung, other = await charge.enqueue(1), await charge.enqueue(2)
+    (first,) = await queue.claim(1, lease="30s")
+    (second,) = await queue.claim(1, lease="30s")
+    assert (first.id, second.id) == (hung.id, other.id)
+    await near.begin()
+    await first.ack(tx=near.tx)
+    assert isinstance(app.clock, ManualClock)
+    app.clock.advance("31s")
+    async with asyncio.timeout(30):  # where it waits for the transaction, for ever
+        await app.upkeep()
+    assert (await hung.status(), await other.status()) == (State.RUNNING, State.READY)
+    await near.rollback()
+    await app.upkeep()
+    assert await hung.status() is State.READY
+
+
 async def test_a_handler_is_not_interrupted_because_it_has_ended_its_claim(
     app: App, caller: Caller, driver: tuple[str, type[Caller]], place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,7 @@ class Program(click.Group):
 
 
 @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="fairlane", message="%(version)s")
 def program() -> None:
     """Fairlane: a durable job queue in which every tenant gets its turn.
 

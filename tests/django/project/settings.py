@@ -50,7 +50,7 @@ def database_at(place: str) -> dict[str, Any]:
         return {
             "ENGINE": "django.db.backends.sqlite3",
             "NAME": place,
-            "OPTIONS": {"transaction_mode": "IMMEDIATE", "timeout": 20},
+            "OPTIONS": {"transaction_mode": os.environ.get("TEST_TRANSACTION_MODE", "IMMEDIATE"), "timeout": 20},
             "TEST": {"NAME": os.environ.get("TEST_FILE")},
         }
     url = urlsplit(place)

@@ -8,6 +8,7 @@ from typing import Any
 from django.apps import apps
 from django.conf import settings as django_settings
 from django.core import checks
+from django.db import connections
 
 from fairlane.errors import FairlaneError, SchemaError
 from fairlane.integrations.django.project import project_app
@@ -38,7 +39,22 @@ def check_settings(app_configs: object = None, **told: Any) -> list[checks.Check
                     id="fairlane.W001",
                 )
             )
+    if settings.url is None and _reads_before_it_locks(settings.database):
+        found.append(
+            checks.Warning(
+                f"on SQLite, a transaction of {settings.database!r} that reads first and enqueues later fails where "
+                "another has written meanwhile",
+                hint='In DATABASES, set "OPTIONS": {"transaction_mode": "IMMEDIATE"}.',
+                id="fairlane.W004",
+            )
+        )
     return found
+
+
+def _reads_before_it_locks(database: str) -> bool:
+    connection = connections[database]
+    mode = str(connection.settings_dict.get("OPTIONS", {}).get("transaction_mode") or "deferred")
+    return connection.vendor == "sqlite" and not connection.is_in_memory_db() and mode.lower() == "deferred"
 
 
 def check_schema(databases: Sequence[str] | None = None, **told: Any) -> list[checks.CheckMessage]:

@@ -449,6 +449,15 @@ cross join unnest(l.jobs) as held (id)
 join fairlane.jobs j on j.id = any (array[held.id])
 where l.id = any ($1::uuid[]) and j.lease = l.id and j.state = 2
 
+-- name: lock_abandoned
+-- Those of them that nobody else has locked: a handler may have acked in a transaction of its own that is still open.
+select j.id
+from fairlane.leases l
+cross join unnest(l.jobs) as held (id)
+join fairlane.jobs j on j.id = any (array[held.id])
+where l.id = any ($1::uuid[]) and j.lease = l.id and j.state = 2
+for no key update of j skip locked
+
 -- name: next_lease_end
 select min(expires_at)
 from fairlane.leases

@@ -243,6 +243,9 @@ class Settler:
                     limit -= row["jobs"]
             settlements: list[Settlement] = []
             inherited: list[list[Settlement]] = []
+            for lease in await _contended(connection, renewed_at) if renewed_at else ():
+                # Found again later. Were we to wait, so would all that other leases hold.
+                del renewed_at[lease]
             if renewed_at:
                 dying: dict[UUID, list[Settlement]] = {}
                 for each in await self._decided(connection, renewed_at):
@@ -266,6 +269,13 @@ class Settler:
         deaths = [each.job for each in settlements if each.is_death]
         on_dead = await _on_dead(connection, deaths) if deaths else {}
         return [self._dying(each, on_dead) for each in settlements]
+
+
+async def _contended(connection: Connection, leases: Iterable[UUID]) -> set[UUID]:
+    """Of these leases, those with a claim that somebody else is about to end. The claims of the others are locked."""
+    free = {row["id"] for row in await connection.fetch(STATEMENTS["lock_abandoned"], list(leases))}
+    standing = await connection.fetch(STATEMENTS["select_abandoned"], list(leases))
+    return {row["lease"] for row in standing if row["id"] not in free}
 
 
 async def _on_dead(connection: Connection, deaths: Sequence[UUID]) -> dict[UUID, bytes]:
