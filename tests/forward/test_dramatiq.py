@@ -50,7 +50,10 @@ class Running:
             with redis_client.Redis.from_url(self.server.url) as client:
                 return int(client.zcard(f"dramatiq:{QUEUE}.XQ"))
         with pika.BlockingConnection(pika.URLParameters(self.server.url)) as connection:
-            declared = connection.channel().queue_declare(f"{QUEUE}.XQ", passive=True)
+            try:
+                declared = connection.channel().queue_declare(f"{QUEUE}.XQ", passive=True)
+            except pika.exceptions.ChannelClosedByBroker:
+                return 0  # its worker has only just started, and declared nothing yet
             return int(declared.method.message_count)
 
     def runs_of(self, name: str) -> int:
