@@ -281,7 +281,9 @@ class Publishing(Execution):
         leases = sorted({each.run.claim.lease for each in self._published.values()})
         if leases:
             await self.store.renew(leases, max(self.republish_after, timedelta(seconds=1)))
-            log.info("published jobs not known to have begun: %d; they are left to their messages", len(self._published))
+            log.info(
+                "published jobs not known to have begun: %d; they are left to their messages", len(self._published)
+            )
 
     def close(self) -> None:
         if self._is_pausing is not None:
