@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import threading
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from fairlane import App, Cancel, Concurrency, Dead, InvalidJob, ManualClock, Snooze, State, context
+from fairlane import App, Cancel, Dead, InvalidJob, ManualClock, Snooze, State, context
 from fairlane.clock import SECOND
 from fairlane.events import JobEnded, JobStarted
 from fairlane.forward.delivering import Delivery
@@ -19,36 +18,7 @@ from fairlane.forward.tokens import Token
 from fairlane.handle import Job
 from fairlane.task import Task
 from tests.forward.paper import PaperForwarder, dispatching
-from tests.worker.harness import WatchedStore, reaches, turns, until, watched_app
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-async def watched(clock: ManualClock) -> AsyncIterator[tuple[App, WatchedStore]]:
-    app, store = watched_app(clock)
-    app.queue("emails", limits=Concurrency(2))
-    yield app, store
-    store.restore()
-    await app.close()
-
-
-@pytest.fixture
-def app(watched: tuple[App, WatchedStore]) -> App:
-    return watched[0]
-
-
-@pytest.fixture
-def store(watched: tuple[App, WatchedStore]) -> WatchedStore:
-    return watched[1]
-
-
-@pytest.fixture
-def forwarder(app: App) -> PaperForwarder:
-    return PaperForwarder(app)
+from tests.worker.harness import WatchedStore, reaches, turns, until
 
 
 async def published(forwarder: PaperForwarder, task: Task[..., Any], *args: Any) -> Job[Any]:

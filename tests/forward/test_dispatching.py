@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -12,38 +11,9 @@ from fairlane.clock import SECOND
 from fairlane.forward import Unpublishable
 from fairlane.task import Task
 from tests.forward.paper import PaperForwarder, dispatching
-from tests.worker.harness import WatchedStore, reaches, turns, until, watched_app
+from tests.worker.harness import WatchedStore, reaches, turns, until
 
 LEASE = "30s"
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-async def watched(clock: ManualClock) -> AsyncIterator[tuple[App, WatchedStore]]:
-    app, store = watched_app(clock)
-    app.queue("emails", limits=Concurrency(2))
-    yield app, store
-    store.restore()
-    await app.close()
-
-
-@pytest.fixture
-def app(watched: tuple[App, WatchedStore]) -> App:
-    return watched[0]
-
-
-@pytest.fixture
-def store(watched: tuple[App, WatchedStore]) -> WatchedStore:
-    return watched[1]
-
-
-@pytest.fixture
-def forwarder(app: App) -> PaperForwarder:
-    return PaperForwarder(app)
 
 
 def double(number: int) -> int:

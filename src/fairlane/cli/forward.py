@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fairlane.cli.worker import LOG_FORMATS, LOG_LEVELS, end_well_when_stopped_early, log_to_stderr
+from fairlane.cli.worker import end_well_when_stopped_early, log_to_stderr, logging_options
 from fairlane.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -30,14 +30,7 @@ __all__ = ["forward"]
     help="Answer /metrics, /healthz and /readyz there.  [default: none]",
 )
 @click.option("--metrics-host", default="127.0.0.1", show_default=True, help="The address to answer at.")
-@click.option("--log-level", type=click.Choice(LOG_LEVELS), default="info", show_default=True)
-@click.option(
-    "--log-format",
-    type=click.Choice(LOG_FORMATS),
-    default="text",
-    show_default=True,
-    help="Lines for people, or a JSON object a line.",
-)
+@logging_options
 def forward(
     forwarder: str,
     queues: str | None,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import click
 
 from fairlane.errors import ConfigurationError
 
-__all__ = ["LOG_FORMATS", "LOG_LEVELS", "end_well_when_stopped_early", "log_to_stderr", "worker"]
+__all__ = ["end_well_when_stopped_early", "log_to_stderr", "logging_options", "worker"]
 
 COLLECT_AFTER = 100_000
 """Values made and not yet let go of. A claim makes as many and lets go of them all; at Python's 700, looking for cycles
@@ -14,6 +16,19 @@ among them took a fifth of its time."""
 
 LOG_LEVELS = ["debug", "info", "warning", "error"]
 LOG_FORMATS = ["text", "json"]
+
+
+def logging_options(command: Callable[..., None]) -> Callable[..., None]:
+    """`--log-level` and `--log-format`, of every command that goes on until it is stopped."""
+    level = click.option("--log-level", type=click.Choice(LOG_LEVELS), default="info", show_default=True)
+    form = click.option(
+        "--log-format",
+        type=click.Choice(LOG_FORMATS),
+        default="text",
+        show_default=True,
+        help="Lines for people, or a JSON object a line.",
+    )
+    return level(form(command))
 
 
 @click.command()
@@ -60,14 +75,7 @@ LOG_FORMATS = ["text", "json"]
     show_default=True,
     help="Runs in traces of their own, linked to the enqueue, or in its trace.",
 )
-@click.option("--log-level", type=click.Choice(LOG_LEVELS), default="info", show_default=True)
-@click.option(
-    "--log-format",
-    type=click.Choice(LOG_FORMATS),
-    default="text",
-    show_default=True,
-    help="Lines for people, or a JSON object a line.",
-)
+@logging_options
 def worker(
     app: str,
     queues: str | None,

@@ -1,4 +1,4 @@
-"""The example with Dramatiq, by the commands of its README."""
+"""The examples with Celery, Dramatiq and Taskiq, by the commands of their READMEs."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import pytest
 from tests.examples.readme import Example
 from tests.forward.brokers import ThrowawayRedis
 
-
-@pytest.mark.slow
-def test_it_passes_its_own_test(tmp_path: Path) -> None:
-    assert "2 passed" in Example("dramatiq_shop", tmp_path).run("pytest")
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("name", ["celery_shop", "dramatiq_shop", "taskiq_shop"])]
 
 
-@pytest.mark.slow
-def test_it_starts_and_sends_mails(tmp_path: Path) -> None:
+def test_it_passes_its_own_test(name: str, tmp_path: Path) -> None:
+    assert "2 passed" in Example(name, tmp_path).run("pytest")
+
+
+def test_it_starts_and_sends_mails(name: str, tmp_path: Path) -> None:
     with ThrowawayRedis() as redis:
-        example = Example("dramatiq_shop", tmp_path, REDIS_URL=redis.url)
+        example = Example(name, tmp_path, REDIS_URL=redis.url)
         with example.started("sh start.sh") as shop:
             shop.wait_for("serves mails")
             sent = example.run("python order.py")
