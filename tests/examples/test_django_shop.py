@@ -22,7 +22,7 @@ print(app.job(record.id).result_sync("60s"))
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 def test_its_own_tests_pass(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     place = {"DATABASE_URL": request.getfixturevalue("empty_postgres_url")} if kind == "postgres" else {}
-    assert "Found 7 test(s)" in Example("django_shop", tmp_path, **place).run("manage.py test")
+    assert "Found 8 test(s)" in Example("django_shop", tmp_path, **place).run("manage.py test")
 
 
 def test_it_starts_with_one_command_and_confirms_an_order(tmp_path: Path) -> None:
