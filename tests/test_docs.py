@@ -232,8 +232,14 @@ class Stage:
         if self.worker is not None:
             self.worker.kill()
             self.worker.communicate()
-        for app in self.apps:
+        for app in [*self.apps, *_apps_of_modules(Path.cwd())]:
             await app.close()
+
+
+def _apps_of_modules(folder: Path) -> list[App]:
+    """Those of the files that a page has imported from its folder."""
+    found = [each for each in sys.modules.values() if Path(getattr(each, "__file__", None) or "/").parent == folder]
+    return [value for module in found for value in vars(module).values() if isinstance(value, App)]
 
 
 @contextlib.asynccontextmanager
