@@ -5,11 +5,16 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from fairlane.store.postgres import PostgresStore
 from fairlane.testing.postgres import ThrowawayPostgres
 
 _database_numbers = itertools.count(1)
+
+# How long an example takes says how busy the machine is, and nothing about the code.
+settings.register_profile("house", deadline=None)
+settings.load_profile("house")
 
 
 @pytest.fixture(scope="session")
