@@ -7,6 +7,7 @@ their jobs (`install`), and how a message is published (`publish_blocking`, or `
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ class Forwarded:
     retries: Retries
 
 
-class Forwarder:
+class Forwarder(ABC):
     """Has an engine run what Fairlane admits."""
 
     engine = "the engine"
@@ -93,23 +94,23 @@ class Forwarder:
 
     # What an engine says.
 
+    @abstractmethod
     def name_of(self, target: Any) -> str:
         """The name of an engine's task."""
-        raise NotImplementedError
 
+    @abstractmethod
     def function_of(self, target: Any) -> Callable[..., Any]:
         """The function of an engine's task as its author wrote it, without the task itself as an argument."""
-        raise NotImplementedError
 
+    @abstractmethod
     def install(self, forwarded: Forwarded) -> None:
         """Make a task of the engine adopt its jobs. Called once for each, when it is declared."""
-        raise NotImplementedError
 
     def publish_blocking(self, message: Message) -> None:
         """Hand a message to the broker, as `Engine.publish` says; called in a thread."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has neither `publish` nor `publish_blocking`")
 
-    def reach_blocking(self) -> None:
+    def reach_blocking(self) -> None:  # noqa: B027  # an engine whose client tells nothing is taken at its word
         """Raise if the broker cannot be reached; called in a thread."""
 
     async def publish(self, message: Message) -> None:

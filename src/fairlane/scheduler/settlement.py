@@ -11,6 +11,7 @@ import msgspec
 from fairlane.job import Claim, NewIds, OnDead, StampedEffects, State
 
 __all__ = [
+    "DISPATCHER",
     "Cancelled",
     "Died",
     "Done",
@@ -22,8 +23,12 @@ __all__ = [
     "Settlement",
     "Snoozed",
     "Verdict",
+    "abandoned_by",
     "settle",
 ]
+
+DISPATCHER = 8
+"""The version of a dispatcher's id, as of a UUID: those of workers are random (4)."""
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -188,3 +193,11 @@ def settle(claim: Claim, outcome: Outcome, ran: int) -> Settlement:
             return Settlement(job, lease, State.DEAD if last else State.READY, "lost", ran, error=reason)
         case _:
             assert_never(outcome)
+
+
+def abandoned_by(worker: UUID) -> Outcome:
+    """How the claims of a worker end that is gone."""
+    if worker.version == DISPATCHER:
+        # Whoever begins a job that was dispatched adopts it, and holds it then.
+        return Released("its dispatcher stopped renewing the lease, and no worker of the engine had begun it")
+    return Lost("its worker stopped renewing the lease")

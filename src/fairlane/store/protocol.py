@@ -18,7 +18,7 @@ from fairlane.policy.overrides import Amendment, Override
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import Conflict
 from fairlane.scheduler.explain import Facts
-from fairlane.scheduler.settlement import Lost, Outcome, Released, Settlement
+from fairlane.scheduler.settlement import DISPATCHER, Settlement
 from fairlane.scheduler.snapshot import GateRow
 from fairlane.scheduler.strays import WaitingLane
 from fairlane.store.auditing import AuditEntry, Note
@@ -43,13 +43,10 @@ __all__ = [
     "Store",
     "Traces",
     "WorkerIdentity",
-    "abandoned_by",
 ]
 
 FOLD_AT_MOST = 1_000
 """Arrival bells folded by one claim: activating a lane has a cost, and releases must not wait behind a flood."""
-DISPATCHER = 8
-"""The version of a dispatcher's id, as of a UUID: those of workers are random (4)."""
 UNFOLDED_AT_MOST = 200
 """Bells of arrivals that a producer adds up by itself. More of them are folded first: perhaps nobody claims."""
 
@@ -64,14 +61,6 @@ class WorkerIdentity(msgspec.Struct, frozen=True):
     def of_dispatcher(cls, name: str) -> WorkerIdentity:
         """One that hands its jobs to an engine and runs none. It goes wherever an id goes: in the id itself."""
         return cls(UUID(int=uuid4().int & ~(0xF << 76) | DISPATCHER << 76), name)
-
-
-def abandoned_by(worker: UUID) -> Outcome:
-    """How the claims of a worker end that is gone."""
-    if worker.version == DISPATCHER:
-        # Whoever begins a job that was dispatched adopts it, and holds it then.
-        return Released("its dispatcher stopped renewing the lease, and no worker of the engine had begun it")
-    return Lost("its worker stopped renewing the lease")
 
 
 class Declared(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ import msgspec
 
 from fairlane.errors import DuplicateJob, StoreUnavailable, UnknownQueue
 from fairlane.job import Claim, NewJob, StampedEffects, State
-from fairlane.scheduler.settlement import Settlement
+from fairlane.scheduler.settlement import Settlement, abandoned_by
 from fairlane.scheduler.settlement import settle as decide
 from fairlane.store.dying import dying, not_taken, refused, tell_of_conflicts
 from fairlane.store.postgres import jobs, values
@@ -19,7 +19,7 @@ from fairlane.store.postgres.carriage import Carriage, Done
 from fairlane.store.postgres.connections import CONFLICTS, STATEMENTS, Connections, is_lost
 from fairlane.store.postgres.rows import storable
 from fairlane.store.postgres.timing import StoreClock
-from fairlane.store.protocol import Reaped, abandoned_by
+from fairlane.store.protocol import Reaped
 
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection

@@ -13,10 +13,10 @@ from fairlane.clock import Instant
 from fairlane.errors import DuplicateJob
 from fairlane.job import Claim, NewJob, Outcome, StampedEffects, State
 from fairlane.policy.unique import Conflict
-from fairlane.scheduler.settlement import Settlement, Verdict
+from fairlane.scheduler.settlement import Settlement, Verdict, abandoned_by
 from fairlane.scheduler.settlement import settle as decide
 from fairlane.store.dying import dying, not_taken, refused, tell_of_conflicts
-from fairlane.store.protocol import Reaped, abandoned_by
+from fairlane.store.protocol import Reaped
 from fairlane.store.sqlite import jobs, rows, values
 from fairlane.store.sqlite.database import Transaction
 
