@@ -361,6 +361,7 @@ async def test_a_job_whose_task_is_cancelled_before_it_is_adopted_has_failed_too
     await asyncio.wait({beginning})
     may_go_on.set()
     await reaches(job, State.SCHEDULED)
+    assert "before it began" in str((await job.record()).error)
 
 
 async def test_a_job_that_has_run_is_recorded_although_its_thread_is_interrupted_meanwhile(

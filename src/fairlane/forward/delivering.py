@@ -111,13 +111,13 @@ class Deliveries:
         beginning = asyncio.ensure_future(self._begin(token, tasks, handle))
         try:
             return await self._to_its_end(beginning)
-        except asyncio.CancelledError as error:
-            left = error
-            beginning.add_done_callback(lambda begun: self._leave(begun, left))
+        except asyncio.CancelledError:
+            beginning.add_done_callback(self._leave)
             raise
 
-    def _leave(self, begun: asyncio.Future[Delivery | None], error: BaseException) -> None:
+    def _leave(self, begun: asyncio.Future[Delivery | None]) -> None:
         if not begun.cancelled() and begun.exception() is None and (delivery := begun.result()) is not None:
+            error = TimeoutError("the engine broke it off before it began, for a time limit or to stop")
             self._ending.add(leaving := asyncio.ensure_future(self.failed(delivery, error)))
             leaving.add_done_callback(self._ending.discard)
 
