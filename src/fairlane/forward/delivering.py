@@ -32,7 +32,7 @@ from fairlane.store.protocol import Adopted, Store, WorkerIdentity
 from fairlane.task import Task
 from fairlane.telemetry.telemetry import Telemetry
 from fairlane.worker.context import current_run
-from fairlane.worker.outcomes import Stop, outcome_of
+from fairlane.worker.outcomes import Stop, outcome_of, summary
 from fairlane.worker.runs import RunningJob, log_end, settlement_of
 from fairlane.worker.settling import Settling
 from fairlane.worker.timing import Outage, pause
@@ -300,7 +300,11 @@ class _Process:
             await pause(self._clock, microseconds(self._lease) // 3)
             self._let_go_of_retries()
             if leases := list(self._held):
-                await self._renew(leases)
+                try:
+                    await self._renew(leases)
+                except Exception as error:
+                    # The engine's worker is not ours to end, and whatever runs here must keep its claim.
+                    log.critical("leases could not be renewed: %s; trying again", summary(error), exc_info=error)
 
     async def _renew(self, leases: list[UUID]) -> None:
         renewed = await self._outage.ride_out(lambda: self.store.renew(leases, self._lease), "renewing leases")
