@@ -20,7 +20,6 @@ LAGGING_AFTER = 60.0
 MOST_HINTS = 20
 OF_ONE_LIMIT = 3
 """Keys that are named one by one for a limit that holds many back: its queue's page has the others."""
-UNEVEN_CLOCK = 5.0
 FEW_SLOTS = 0.9
 OFTEN_FAILING = 0.5
 
@@ -70,15 +69,15 @@ def _about_workers(workers: Sequence[WorkerView]) -> Iterator[Hint]:
     for each in workers:
         if each.is_gone:
             continue
-        dead = sorted(name for name, state in each.loops.items() if state not in ("running", "ended"))
         if each.is_late:
             words = f"worker {each.name} was last heard of at {each.seen_at:%H:%M:%S} UTC: it died, or stands still"
             knob = "its jobs run again once their leases end; restart it"
             yield Hint(kind=HintKind.FAULT, queue=None, words=words, knob=knob)
-        elif dead:
-            words = f"worker {each.name}: its loop {dead[0]} died ({each.loops[dead[0]]})"
+        elif dead := each.dead_loops:
+            name, cause = next(iter(dead.items()))
+            words = f"worker {each.name}: its loop {name} died ({cause})"
             yield Hint(kind=HintKind.FAULT, queue=None, words=words, knob="restart it, and look at its log")
-        if abs(each.clock_offset) > UNEVEN_CLOCK:
+        if each.has_uneven_clock:
             words = f"the clock of worker {each.name} differs from the database's by {each.clock_offset:+.1f} s"
             yield Hint(kind=HintKind.FAULT, queue=None, words=words, knob="let its machine keep time (NTP)")
 
