@@ -9,11 +9,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from shlex import quote
 
+from fairlane.clock import lasting
 from fairlane.operations.views import GaugeView, Hint, HintKind, KeyView, QueueStatus, QueueView, WorkerView
 from fairlane.policy.partitions import whole_of
 from fairlane.scheduler.explain import key_words
 
-__all__ = ["hints_of", "lasting", "status_of"]
+__all__ = ["hints_of", "status_of"]
 
 LAGGING_AFTER = 60.0
 """Seconds that a job which nothing holds back may wait before it is told as lag."""
@@ -157,11 +158,3 @@ def _waiting(count: int) -> str:
 
 def _jobs(count: int) -> str:
     return "1 job" if count == 1 else f"{count:,} jobs"
-
-
-def lasting(seconds: float) -> str:
-    """A duration in the unit that suits it."""
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"

@@ -14,7 +14,7 @@ from uuid import UUID
 import msgspec
 from msgspec.structs import replace
 
-from fairlane.clock import SECOND, Instant
+from fairlane.clock import SECOND, Instant, lasting
 from fairlane.job import State
 from fairlane.policy.keys import Keys, lane_id, select
 from fairlane.policy.overrides import Override, PauseGate
@@ -416,8 +416,4 @@ def _many(count: int) -> str:
 
 
 def _seconds(amount: int) -> str:
-    seconds = max(0, amount) / SECOND
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    return lasting(max(0, amount) / SECOND)
