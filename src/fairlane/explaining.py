@@ -11,11 +11,11 @@ import msgspec
 from fairlane.clock import Instant, iso_text
 from fairlane.errors import UnknownQueue
 from fairlane.policy.by import By
-from fairlane.policy.keys import canonical_keys
+from fairlane.policy.keys import canonical_keys, key_words
 from fairlane.policy.overrides import PauseGate
 from fairlane.policy.partitions import parse_partition, partition_name
 from fairlane.policy.policy import BoundLimit, Policy
-from fairlane.scheduler.explain import Explanation, Hold, explain, key_words, together
+from fairlane.scheduler.explain import Explanation, Hold, explain, together
 from fairlane.scheduler.gauge import gauges
 from fairlane.store.protocol import Store
 

@@ -11,8 +11,8 @@ from shlex import quote
 
 from fairlane.clock import lasting
 from fairlane.operations.views import GaugeView, Hint, HintKind, KeyView, QueueStatus, QueueView, WorkerView
+from fairlane.policy.keys import key_words
 from fairlane.policy.partitions import whole_of
-from fairlane.scheduler.explain import key_words
 
 __all__ = ["hints_of", "status_of"]
 

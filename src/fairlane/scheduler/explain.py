@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from fairlane.clock import SECOND, Instant, lasting
 from fairlane.job import State
-from fairlane.policy.keys import Keys, lane_id, select
+from fairlane.policy.keys import key_words, lane_id, select
 from fairlane.policy.overrides import Override, PauseGate
 from fairlane.policy.partitions import whole_of
 from fairlane.policy.policy import Policy
@@ -35,7 +35,6 @@ __all__ = [
     "Subject",
     "examine",
     "explain",
-    "key_words",
     "sequence_lane",
     "together",
 ]
@@ -404,11 +403,6 @@ def _estimate(facts: Facts, holds: list[Hold], earliest: Instant | None) -> Inst
     slots = max(1, len(facts.running))
     waits.append(cost * (before + facts.flows_ahead) / slots)
     return earliest + int(max(waits))
-
-
-def key_words(key: Keys) -> str:
-    """`account=acme, region=eu`."""
-    return ", ".join(f"{name}={'None' if value is None else value}" for name, value in key.items())
 
 
 def _many(count: int) -> str:
