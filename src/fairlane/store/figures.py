@@ -78,8 +78,6 @@ class QueueFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Up to when what claims did is in the figures; `None`: it never was."""
     untallied: int
     """Tallies that are not, up to `COUNTED_AT_MOST`."""
-    listeners: int
-    """Workers that wait for a job of it now."""
 
 
 class KeySort(StrEnum):
