@@ -8,14 +8,14 @@ from uuid import UUID
 
 import msgspec
 
-from fairlane.clock import Instant, as_datetime
+from fairlane.clock import Instant, iso_text
 from fairlane.errors import UnknownQueue
 from fairlane.policy.by import By
-from fairlane.policy.keys import canonical_keys
+from fairlane.policy.keys import canonical_keys, key_words
 from fairlane.policy.overrides import PauseGate
 from fairlane.policy.partitions import parse_partition, partition_name
 from fairlane.policy.policy import BoundLimit, Policy
-from fairlane.scheduler.explain import Explanation, Hold, explain, key_words, together
+from fairlane.scheduler.explain import Explanation, Hold, explain, together
 from fairlane.scheduler.gauge import gauges
 from fairlane.store.protocol import Store
 
@@ -120,10 +120,10 @@ def describe_explanation(told: Explanation) -> dict[str, Any]:
         "priority": subject.priority,
         "keys": {name: value for name, value in subject.keys.items() if name != "task"},
         "reasons": [_described(hold) for hold in told.holds],
-        "earliest": _iso(told.earliest),
-        "estimate": _iso(told.estimate),
+        "earliest": iso_text(told.earliest),
+        "estimate": iso_text(told.estimate),
         "next_up": [str(job) for job in told.next_up],
-        "now": _iso(told.now),
+        "now": iso_text(told.now),
     }
 
 
@@ -133,8 +133,8 @@ def _described(hold: Hold) -> dict[str, Any]:
             "job": str(each.job),
             "task": each.task,
             "worker": each.worker,
-            "since": _iso(each.since if each.due_at is None else None),
-            "due_at": _iso(each.due_at),
+            "since": iso_text(each.since if each.due_at is None else None),
+            "due_at": iso_text(each.due_at),
         }
         for each in hold.holders
     ]
@@ -146,12 +146,8 @@ def _described(hold: Hold) -> dict[str, Any]:
         "key": hold.key,
         "used": hold.used,
         "bound": hold.bound,
-        "until": _iso(hold.until),
+        "until": iso_text(hold.until),
         "count": hold.count,
         "holders": holders,
         "set_by": None if override is None else override.set_by,
     }
-
-
-def _iso(at: Instant | None) -> str | None:
-    return None if at is None else as_datetime(at).isoformat()

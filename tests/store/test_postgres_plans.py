@@ -153,7 +153,6 @@ INDEXES = {
         "queues_name_key",
         "releases_in_order",
         "tallies_in_order",
-        "waiters_pkey",
     },
     "count_newest_dead": {"finished_pkey", "jobs_pkey", "queues_pkey"},
     "select_minutes": {"minutes_pkey", "queues_name_key"},

@@ -9,8 +9,8 @@ from fairlane.clock import SECOND, Instant, as_datetime
 from fairlane.job import State
 from fairlane.operations.charting import MINUTE
 from fairlane.operations.findings import Finding, Level
+from fairlane.policy.keys import key_words
 from fairlane.policy.policy import Policy
-from fairlane.scheduler.explain import key_words
 from fairlane.scheduler.figures import Minute
 from fairlane.store.figures import QueueFigures
 from fairlane.store.finding import find_jobs

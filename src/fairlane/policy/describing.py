@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fairlane.clock import SECOND
 from fairlane.policy.adaptive import AdaptiveConcurrency
 from fairlane.policy.backlog import Backlog
 from fairlane.policy.breaker import Breaker
@@ -11,8 +12,6 @@ from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.policy.sequence import Sequence
 
 __all__ = ["policy_words"]
-
-SECOND = 1_000_000
 
 
 def policy_words(policy: Policy) -> list[str]:

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
+from uuid import UUID
 
 import msgspec
 
+from fairlane.clock import Instant
+from fairlane.job import Claim
 from fairlane.scheduler.snapshot import Arrival, FlowRow, GateRow, Head, LaneRow, Release
 
 __all__ = [
     "Found",
     "Place",
+    "claim_of",
     "decode_given",
     "decode_key",
     "decode_keys",
@@ -52,6 +56,25 @@ def decode_given(text: str | None) -> dict[str, float] | None:
 
 def encode(value: object) -> str:
     return msgspec.json.encode(value).decode()
+
+
+def claim_of(row: Row, lease: UUID, queue: str, claimed_at: Instant) -> Claim:
+    """A job that was handed out, by its columns from `id` to `cancel_requested`: those of `fairlane.granted`."""
+    job, task, priority, keys, payload, attempt, most, enqueued_at, cancel = row
+    return Claim(
+        job,
+        lease,
+        queue,
+        task,
+        priority,
+        decode_keys(keys),
+        payload,
+        attempt,
+        most,
+        enqueued_at,
+        claimed_at,
+        cancel,
+    )
 
 
 def storable(text: str | None) -> str | None:

@@ -229,9 +229,9 @@ class Scheduling:
         await self.sharing.write(plan)
         if plan.starts and (not started or started[0]["total"] < len(plan.starts)):
             raise Raced
-        by_position = {row[0]: row for row in started}
-        own = plan.starts[: len(started)]
-        return [self._claim(by_position[start.head.position], holders[0].lease, now) for start in own]
+        by_position = {row[0]: row[1:-1] for row in started}
+        own, name = plan.starts[: len(started)], self.queue.name
+        return [rows.claim_of(by_position[start.head.position], holders[0].lease, name, now) for start in own]
 
     async def fold_all(self) -> tuple[Loaded, Plan]:
         """Fold every bell, start nothing."""
@@ -254,23 +254,6 @@ class Scheduling:
         self._housing.forget()
         self._place = found.queue[0]
         return found.flows, found.lanes, found.gates
-
-    def _claim(self, row: Any, lease: UUID, now: Instant) -> Claim:
-        _, job, task, priority, keys, payload, attempt, most, enqueued_at, cancel, _ = row
-        return Claim(
-            job,
-            lease,
-            self.queue.name,
-            task,
-            priority,
-            rows.decode_keys(keys),
-            payload,
-            attempt,
-            most,
-            enqueued_at,
-            now,
-            cancel,
-        )
 
     async def kept_places(self, policy: Policy) -> list[KeptPlaces]:
         """Where jobs keep their place in a sequence, as far as bells have been folded."""

@@ -88,7 +88,6 @@ async def survey(connection: Connection, queues: Sequence[str]) -> list[QueueFig
             next_due_at=row["next_due_at"],
             tallied_at=row["tallied_at"],
             untallied=row["untallied"],
-            listeners=row["listeners"],
         )
         for row in found
     ]

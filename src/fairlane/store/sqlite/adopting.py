@@ -8,7 +8,6 @@ from uuid import UUID, uuid4
 import msgspec
 
 from fairlane.clock import Clock, microseconds
-from fairlane.job import Claim
 from fairlane.store.protocol import Adopted, WorkerIdentity
 from fairlane.store.sqlite import rows
 from fairlane.store.sqlite.database import Database, Transaction
@@ -27,7 +26,7 @@ class Adopter:
             found = tx.one("select_adoptable", job.bytes, lease.bytes)
             if found is None:
                 return None
-            position, task, priority, keys, payload, attempt, most, enqueued_at, claimed_at, cancel, queue = found
+            *columns, claimed_at, queue, position = found
             now, own = self._clock.now(), uuid4()
             held = msgspec.json.encode([position]).decode()
             ends_at = now + microseconds(lease_for)
@@ -36,20 +35,6 @@ class Adopter:
             if tx.value("drop_claims", 1, lease.bytes) == 0:
                 tx.run("delete_lease", lease.bytes)
                 tx.run("delete_cancellations", lease.bytes)
-            claim = Claim(
-                job,
-                own,
-                queue,
-                task,
-                priority,
-                rows.decode_keys(keys),
-                payload,
-                attempt,
-                most,
-                enqueued_at,
-                claimed_at,
-                bool(cancel),
-            )
-            return Adopted(claim, now)
+            return Adopted(rows.claim_of(columns, own, queue, claimed_at), now)
 
         return await self._database.write(work, durable=True)

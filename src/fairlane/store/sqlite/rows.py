@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
+from uuid import UUID
 
 import msgspec
 
 from fairlane.clock import Instant
+from fairlane.job import Claim
 from fairlane.scheduler.snapshot import Arrival, Contender, FlowRow, GateRow, LaneRow, Release, SharedGateRow
 
 __all__ = [
     "Released",
     "arrival",
+    "claim_of",
     "decode_given",
     "decode_key",
     "decode_keys",
@@ -58,6 +62,25 @@ def encode_keys(keys: dict[str, str | None]) -> str:
 @lru_cache(maxsize=65_536)
 def decode_key(text: str) -> list[str | None]:
     return msgspec.json.decode(text, type=list[str | None])
+
+
+def claim_of(row: Sequence[Any], lease: UUID, queue: str, claimed_at: Instant) -> Claim:
+    """A job that was handed out, by its columns from `id` to `cancel_requested`."""
+    job, task, priority, keys, payload, attempt, most, enqueued_at, cancel = row
+    return Claim(
+        UUID(bytes=job),
+        lease,
+        queue,
+        task,
+        priority,
+        decode_keys(keys),
+        payload,
+        attempt,
+        most,
+        enqueued_at,
+        claimed_at,
+        bool(cancel),
+    )
 
 
 def flow(row: Row) -> FlowRow:

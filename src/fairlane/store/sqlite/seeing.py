@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from uuid import UUID
 
@@ -28,7 +27,6 @@ from fairlane.store.figures import (
 from fairlane.store.key_rows import KeyPlace
 from fairlane.store.sqlite import claims, jobs, rows, sharing
 from fairlane.store.sqlite.database import Transaction
-from fairlane.store.sqlite.wakeups import is_listening
 
 __all__ = [
     "gates_named",
@@ -58,8 +56,6 @@ def survey(tx: Transaction, queues: Sequence[str]) -> list[QueueFigures]:
     found = tx.all("survey", key_rows.encode(queues), COUNTED_AT_MOST)
     dead: dict[str, int] = dict(tx.all("count_newest_dead", COUNTED_AT_MOST))
     are_all = sum(dead.values()) < COUNTED_AT_MOST
-    waiters = tx.all("select_all_waiters", key_rows.encode([row[-1] for row in found]))
-    listeners = Counter(queue for queue, worker in waiters if is_listening(UUID(bytes=worker)))
     return [
         QueueFigures(
             queue=name,
@@ -75,7 +71,6 @@ def survey(tx: Transaction, queues: Sequence[str]) -> list[QueueFigures]:
             next_due_at=next_due_at,
             tallied_at=tallied_at,
             untallied=untallied,
-            listeners=listeners[number],
         )
         for (
             name,
@@ -90,7 +85,6 @@ def survey(tx: Transaction, queues: Sequence[str]) -> list[QueueFigures]:
             tallied_at,
             held,
             oldest_ready_at,
-            number,
         ) in found
     ]
 
