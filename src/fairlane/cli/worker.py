@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
+from fairlane.cli.choosing import app_options
 from fairlane.errors import ConfigurationError
 
 __all__ = ["end_well_when_stopped_early", "log_to_stderr", "logging_options", "metrics_options", "worker"]
@@ -46,7 +47,7 @@ def metrics_options(*, others: str = "") -> Callable[[F], F]:
 
 
 @click.command()
-@click.argument("app", metavar="MODULE:APP")
+@app_options
 @click.option("--queues", help="Which queues to serve, with weights.  [default: all of the app]")
 @click.option(
     "--slots", multiple=True, metavar="QUEUE=MIN:MAX", help="Slots kept for a queue, and the most it may use."
