@@ -24,7 +24,7 @@ from fairlane.policy.kinds import KINDS, read_limit
 from fairlane.policy.limits import Concurrency, Rate
 from fairlane.policy.moving import MOVING, MovingGate
 from fairlane.policy.numbers import FromJob
-from fairlane.policy.overrides import NO_OVERRIDES, OPEN, SHUT, Overrides, PauseGate, Suspended, pause_name
+from fairlane.policy.overrides import NO_OVERRIDES, OPEN, SHUT, Override, Overrides, PauseGate, Suspended, pause_name
 from fairlane.policy.partitions import Partition, checked_partition
 from fairlane.policy.sequence import Sequence
 
@@ -204,6 +204,10 @@ class Policy:
     def overridden(self, overrides: Overrides) -> Policy:
         """This policy, with what operators have changed."""
         return replace(self, overrides=overrides)
+
+    def without(self, ended: list[Override]) -> Policy:
+        """This policy, once these overrides have ended."""
+        return self.overridden(self.overrides.without(ended)) if ended else self
 
     @cached_property
     def _by_name(self) -> dict[str, BoundLimit]:

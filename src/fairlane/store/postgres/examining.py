@@ -126,9 +126,8 @@ async def _peek(scheduling: Scheduling, subject: Subject) -> tuple[Snapshot, int
     scan = (state.cursor, state.cursor_tie - 1, NEXT_UP)
     found = await scheduling.ask(Need(scan=scan), sorted(named))
     policy = await scheduling.policy_of(row["digest"])
-    expired = policy.overrides.expired(row["now"])
     snapshot = Snapshot(
-        policy.overridden(policy.overrides.without(expired)) if expired else policy,
+        policy.without(policy.overrides.expired(row["now"])),
         row["now"],
         state,
         arrivals,

@@ -28,6 +28,7 @@ from fairlane.scheduler.snapshot import (
     Supply,
 )
 from fairlane.scheduler.tally import encode_tally
+from fairlane.store.decoding import decode_overrides
 from fairlane.store.postgres import rows
 from fairlane.store.postgres.connections import STATEMENTS
 from fairlane.store.postgres.housing import Housing
@@ -141,7 +142,7 @@ class Scheduling:
         expired = policy.overrides.expired(now)
         arrivals_from, releases_from, policy_since = bounds.split()
         snapshot = Snapshot(
-            policy.overridden(policy.overrides.without(expired)) if expired else policy,
+            policy.without(expired),
             now,
             QueueRow(vtime, cursor, cursor_tie, tie, cost),
             found.arrivals,
@@ -316,8 +317,7 @@ class Scheduling:
 
 async def select_overrides(connection: Connection, queue: int) -> Overrides:
     """What operators have changed."""
-    found = await connection.fetch(STATEMENTS["select_overrides"], queue)
-    return Overrides(tuple(msgspec.json.decode(text, type=Override) for (text,) in found))
+    return decode_overrides(text for (text,) in await connection.fetch(STATEMENTS["select_overrides"], queue))
 
 
 def _by_lane(need: Need, found: Iterable[tuple[int, Head]]) -> dict[bytes, list[Head]]:
