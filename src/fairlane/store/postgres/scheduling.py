@@ -34,7 +34,7 @@ from fairlane.store.postgres.connections import STATEMENTS
 from fairlane.store.postgres.housing import Housing
 from fairlane.store.postgres.sharing import Sharing
 from fairlane.store.postgres.together import Holder, deal
-from fairlane.store.protocol import FOLD_AT_MOST
+from fairlane.store.protocol import FOLD_AT_MOST, LANES_PER_SCANNED_FLOW, PROMOTE_AT_MOST, RELEASES_AT_MOST
 
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
@@ -43,9 +43,6 @@ __all__ = ["Loaded", "QueueHandle", "Raced", "Scheduling", "select_overrides"]
 
 T = TypeVar("T")
 
-PROMOTE_AT_MOST = 1_000
-RELEASES_AT_MOST = 4_000
-LANES_PER_SCANNED_FLOW = 2
 IS_DUE, HAS_FORCED = 1, 2
 """What a claim has to see to besides: scheduled jobs whose time has come, jobs that an operator wants to start."""
 MOST_POLICIES = 1_000

@@ -18,13 +18,12 @@ from fairlane.scheduler.snapshot import Contender, GateRow, Plan, Ring, SharedGa
 from fairlane.store.decoding import decode_limit, encode_limit
 from fairlane.store.postgres import rows
 from fairlane.store.postgres.connections import STATEMENTS
+from fairlane.store.protocol import RELEASES_AT_MOST
 
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
 
 __all__ = ["Sharing", "declare", "put_in_force", "resolved", "take_over"]
-
-RELEASES_AT_MOST = 4_000
 
 MOST_RESOLVED = 1_000
 """Policies that are kept with their shared limits."""

@@ -31,7 +31,15 @@ from fairlane.scheduler.snapshot import (
 from fairlane.scheduler.strays import imported, shared_tokens, tokens_of_its_own, tokens_to_share
 from fairlane.scheduler.tally import encode_tally
 from fairlane.store.decoding import decode_limit, decode_overrides
-from fairlane.store.protocol import FOLD_AT_MOST, Claimed, Looked, WorkerIdentity
+from fairlane.store.protocol import (
+    FOLD_AT_MOST,
+    LANES_PER_SCANNED_FLOW,
+    PROMOTE_AT_MOST,
+    RELEASES_AT_MOST,
+    Claimed,
+    Looked,
+    WorkerIdentity,
+)
 from fairlane.store.sqlite import rows, sharing
 from fairlane.store.sqlite.database import Transaction
 from fairlane.store.sqlite.known import Known
@@ -58,9 +66,6 @@ __all__ = [
 
 T = TypeVar("T")
 
-PROMOTE_AT_MOST = 1_000
-RELEASES_AT_MOST = 4_000
-LANES_PER_SCANNED_FLOW = 2
 MOST_ONE_BY_ONE = 4
 """Flows whose lanes are read by a statement each: more are read together."""
 

@@ -13,6 +13,7 @@ from fairlane.scheduler.rebuild import Claimed, carried_over, counted_in, uncoun
 from fairlane.scheduler.shared import rings_for_all
 from fairlane.scheduler.snapshot import Plan, Ring, SharedGateRow, SharedRelease, Snapshot
 from fairlane.store.decoding import decode_limit, encode_limit
+from fairlane.store.protocol import RELEASES_AT_MOST
 from fairlane.store.sqlite import rows
 from fairlane.store.sqlite.database import Transaction
 
@@ -30,8 +31,6 @@ __all__ = [
     "sharers",
     "write",
 ]
-
-RELEASES_AT_MOST = 4_000
 
 
 def limits_in_force(tx: Transaction, queue: int) -> dict[str, str]:
