@@ -178,7 +178,7 @@ async def test_what_is_begun_is_published_no_more(forwarder: PaperForwarder, tas
     await task.enqueue(21)
     async with dispatching(forwarder) as dispatcher:
         await until(lambda: forwarder.messages)
-        assert await forwarder.deliveries.begin(forwarder.messages[0].token) is not None
+        assert await forwarder.deliveries.begin(forwarder.messages[0].token, ["double"]) is not None
         dispatcher.publishing.publish_again_soon()
         await dispatcher.publishing.look_after(dispatcher._outage)
         assert len(forwarder.messages) == 1

@@ -207,10 +207,11 @@ async def plan_of(connection: asyncpg.Connection[Any], statement: str) -> dict[s
     """The generic plan: the one that is made once and used for every set of parameters."""
     text = await body_of(connection, statement) if statement in FUNCTIONS else STATEMENTS[statement]
     prepared = await connection.prepare(text)
-    nothing = ", ".join(["null"] * len(prepared.get_parameters()))
+    parameters = prepared.get_parameters()
+    nothing = f"({', '.join(['null'] * len(parameters))})" if parameters else ""
     await connection.execute(f"prepare asked as {text}")
     try:
-        found = await connection.fetchval(f"explain (format json, costs off) execute asked ({nothing})")
+        found = await connection.fetchval(f"explain (format json, costs off) execute asked {nothing}")
     finally:
         await connection.execute("deallocate asked")
     plan: dict[str, Any] = json.loads(found)[0]["Plan"]
@@ -290,6 +291,20 @@ async def test_a_search_reads_labels_from_an_index_alone(
         node for node in nodes(await plan_of(pinned, "find_keys")) if node.get("Index Name") == "key_figures_pkey"
     ]
     assert scan["Node Type"] == "Index Only Scan"
+
+
+@pytest.mark.parametrize("accounts", [0, 1, 400], ids=["never used", "one account", "400 accounts"])
+async def test_listing_schedules_reads_each_of_them_once_and_nothing_else(
+    store: PostgresStore, pinned: asyncpg.Connection[Any], accounts: int
+) -> None:
+    if accounts:
+        await fill(store, accounts)
+        await pinned.execute("analyze")
+    # All are wanted, in an order that is not the database's own: there is no index to keep to.
+    order, scan = nodes(await plan_of(pinned, "select_schedules"))
+    assert order["Node Type"] == "Sort"
+    assert scan["Relation Name"] == "schedules"
+    assert "Filter" not in scan
 
 
 async def test_pruning_looks_at_nothing_that_is_not_old_yet(

@@ -84,6 +84,8 @@ class Forwarder(ABC):
         self.deliveries = Deliveries(app, self.lease)
         self.forwarded: dict[str, Forwarded] = {}
         """By the name of the Fairlane task."""
+        self.names: dict[str, list[str]] = {}
+        """The Fairlane tasks of each task of the engine, by its name."""
         self._queues = dict(queues or {})
         # What is stored encrypted must not lie in the broker in plain text.
         self._shows = app.codec is None if show_arguments is None else show_arguments
@@ -165,6 +167,7 @@ class Forwarder(ABC):
         self.app.forwarded.add(queue)
         forwarded = Forwarded(task, target, self.retries if retries is None else _checked_retries(retries))
         self.forwarded[task_name] = forwarded
+        self.names.setdefault(self.name_of(target), []).append(task_name)
         self.install(forwarded)
         return task
 

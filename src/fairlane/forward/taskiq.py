@@ -131,7 +131,8 @@ class TaskiqForwarder(Forwarder):
             message = self._watch.take(forwarded.target.task_name)
             if message is None:  # called by hand, or sent past Fairlane
                 return await function(*args, **kwargs)
-            delivery = _ours(await self.deliveries.begin(message.labels[HEADER], cancellable=True))
+            tasks = self.names[message.task_name]
+            delivery = _ours(await self.deliveries.begin(message.labels[HEADER], tasks, cancellable=True))
             self._prepare(forwarded, message, delivery)
             try:
                 with delivery.entered():
@@ -153,7 +154,7 @@ class TaskiqForwarder(Forwarder):
             message = self._watch.take(forwarded.target.task_name)
             if message is None:
                 return function(*args, **kwargs)
-            delivery = _ours(self.deliveries.begin_sync(message.labels[HEADER]))
+            delivery = _ours(self.deliveries.begin_sync(message.labels[HEADER], self.names[message.task_name]))
             self._prepare(forwarded, message, delivery)
             try:
                 with delivery.entered():
@@ -242,7 +243,7 @@ class _Watch(TaskiqMiddleware):
         is_forwarded = HEADER in message.labels
         if is_forwarded:
             # In this loop: functions that block reach it from their threads.
-            await self._forwarder.app.opened()
+            await self._forwarder.deliveries.open()
         self._message.set(message if is_forwarded else None)
         return message
 

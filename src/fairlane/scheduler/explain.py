@@ -62,6 +62,9 @@ class Subject(msgspec.Struct, frozen=True):
     worker: str | None = None
     ended_at: Instant | None = None
     attempt: int = 0
+    outcome: str | None = None
+    """How its last claim ended, and why."""
+    error: str | None = None
 
 
 class Running(msgspec.Struct, frozen=True):
@@ -232,7 +235,7 @@ def explain(facts: Facts, tasks: Collection[str] | None = None) -> Explanation:
     holds = [*_outside(facts, tasks), *_scheduled(facts), *_shut(facts)]
     stops = [hold for hold in holds if hold.until is None and not _is_released(hold)]
     earliest = None if stops else max([facts.now, *(hold.until for hold in holds if hold.until is not None)])
-    holds += _queued(facts)
+    holds += [*_given_back(subject), *_queued(facts)]
     if not holds and subject.job is not None:
         holds.append(Hold(Reason.SLOT, "could start now: it waits for a free slot of a worker"))
     return _told(facts, holds, earliest, None if stops else _estimate(facts, holds, earliest))
@@ -366,6 +369,13 @@ def _holders(facts: Facts, key: Mapping[str, str | None]) -> list[Holder]:
     holding = [each for each in facts.running if select(by, each.keys, each.priority) == values]
     holding.sort(key=lambda each: each.since)
     return [Holder(each.job, each.task, each.worker, each.since) for each in holding]
+
+
+def _given_back(subject: Subject) -> list[Hold]:
+    if subject.outcome != "released" or not subject.error:
+        return []
+    first_line, *_ = subject.error.splitlines()
+    return [Hold(Reason.GIVEN_BACK, f"was claimed and given back before it ran: {first_line}")]
 
 
 def _queued(facts: Facts) -> list[Hold]:

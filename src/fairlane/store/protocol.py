@@ -308,9 +308,19 @@ class Store(FigureKeeping, ScheduleKeeping, Protocol):
         """Hold these leases for `lease` from now on."""
         ...
 
-    async def adopt(self, job: UUID, lease: UUID, *, worker: WorkerIdentity, lease_for: timedelta) -> Adopted | None:
-        """Take over a claim that stands under this lease, under a new lease of one's own: whoever held it has lost it,
-        and nothing else changes. `None`: it does not stand any more, or another has been faster."""
+    async def adopt(
+        self,
+        job: UUID,
+        lease: UUID,
+        own: UUID,
+        *,
+        tasks: Sequence[str],
+        worker: WorkerIdentity,
+        lease_for: timedelta,
+    ) -> Adopted | None:
+        """Take over a claim that stands under this lease, under a new lease with the id `own`: whoever held it has lost
+        it, and nothing else changes. `None`: it does not stand any more, another has been faster, or its task is none
+        of these. Asked again with the same `own`, it answers the same: whether it landed need not be known."""
         ...
 
     async def held(self, claims: Sequence[tuple[UUID, UUID]]) -> list[UUID]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from fairlane.clock import microseconds
 from fairlane.store.postgres import rows
@@ -22,9 +23,16 @@ class Adopter:
     _clock: StoreClock
     _settler: Settler
 
-    async def adopt(self, job: UUID, lease: UUID, *, worker: WorkerIdentity, lease_for: timedelta) -> Adopted | None:
-        # Chosen before the first try: a second one finds its own work by it.
-        own = uuid4()
+    async def adopt(
+        self,
+        job: UUID,
+        lease: UUID,
+        own: UUID,
+        *,
+        tasks: Sequence[str],
+        worker: WorkerIdentity,
+        lease_for: timedelta,
+    ) -> Adopted | None:
         row = await self._connections.again(
             lambda connection, _: connection.fetchrow(
                 STATEMENTS["adopt"],
@@ -35,6 +43,7 @@ class Adopter:
                 worker.id,
                 worker.name,
                 microseconds(lease_for),
+                list(tasks),
             )
         )
         if row is None:

@@ -45,6 +45,8 @@ async def find_subject(connection: Connection, job: UUID) -> Subject:
         row["worker"],
         row["finished_at"],
         row["attempt"],
+        row["outcome"],
+        row["error"],
     )
 
 

@@ -911,10 +911,10 @@ order by q.name
 
 -- name: select_adoptable
 select j.id, j.task, j.priority, j.keys, j.payload, j.attempt, j.max_attempts, j.enqueued_at, j.cancel_requested,
-    j.claimed_at, q.name, j.position
+    j.claimed_at, q.name, j.position, j.lease
 from jobs j
 join queues q on q.id = j.queue
-where j.id = ? and j.lease = ? and j.state = 2
+where j.id = ? and j.lease in (?, ?) and j.state = 2
 
 -- name: adopt_job
 update jobs
