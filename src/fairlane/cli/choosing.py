@@ -114,15 +114,15 @@ def filter_of(options: dict[str, Any], now: Instant, *, by_end: bool) -> JobFilt
     )
 
 
-def keys_given(given: tuple[str, ...]) -> dict[str, str]:
+def keys_given(given: tuple[str, ...], option: str = "--key") -> dict[str, str]:
     """`account=acme` as keys by name."""
     keys: dict[str, str] = {}
     for each in given:
         name, separator, value = each.partition("=")
         if not separator or not name:
-            raise ConfigurationError(f"--key {each}: write name=value, such as account=acme")
+            raise ConfigurationError(f"{option} {each}: write name=value, such as account=acme")
         if keys.setdefault(name, value) != value:
-            raise ConfigurationError(f"--key {each}: {name} is given twice, also as {keys[name]!r}")
+            raise ConfigurationError(f"{option} {each}: {name} is given twice, also as {keys[name]!r}")
     return keys
 
 
