@@ -117,6 +117,7 @@ def _remembered(options: dict[str, Any]) -> tuple[Policy, list[SimulatedJob]]:
     from fairlane.cli.telling import Progress
     from fairlane.clock import microseconds
     from fairlane.simulating import read_history
+    from fairlane.store.job_rows import not_among
 
     queue, last = options["history"], microseconds(options["last"])
 
@@ -124,8 +125,7 @@ def _remembered(options: dict[str, Any]) -> tuple[Policy, list[SimulatedJob]]:
         async with existing_store(app_of(options["app"], options["url"])) as store:
             declared = await store.policy(queue)
             if declared is None:
-                known = ", ".join(sorted(await store.queues())) or "none"
-                raise UnknownQueue(f"queue {queue!r} is not known to this database; known are {known}")
+                raise not_among(queue, await store.queues())
             with Progress("jobs read") as progress:
                 now = await store.now()
                 jobs = await read_history(store, queue, now, last, limit=options["limit"], on_progress=progress)

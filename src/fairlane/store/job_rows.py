@@ -12,7 +12,7 @@ import msgspec
 from fairlane.errors import JobNotFound, UnknownQueue
 from fairlane.job import AttemptRecord, State
 
-__all__ = ["attempts_of", "decode_given", "decode_key", "decode_keys", "no_such_job", "no_such_queue"]
+__all__ = ["attempts_of", "decode_given", "decode_key", "decode_keys", "no_such_job", "no_such_queue", "not_among"]
 
 
 @lru_cache(maxsize=65_536)
@@ -48,4 +48,11 @@ def no_such_job(job: UUID) -> JobNotFound:
 
 
 def no_such_queue(name: str) -> UnknownQueue:
+    """What is said to whoever has work for it."""
     return UnknownQueue(f"queue {name!r} is not known to this database; declare it with app.queue({name!r}, …)")
+
+
+def not_among(queue: str, known: Iterable[str]) -> UnknownQueue:
+    """What is said to whoever looks."""
+    names = ", ".join(sorted(known)) or "none"
+    return UnknownQueue(f"queue {queue!r} is not known to this database; known are {names}")
