@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fairlane.cli.choosing import place_options
+from fairlane.cli.choosing import app_or_url_options
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -24,7 +24,7 @@ STYLES = {"well": "green", "stopping": "magenta", "unwell": "bold red", "late": 
 
 @click.command()
 @click.option("--check", is_flag=True, help="End with status 1 if a worker is late or unwell.")
-@place_options
+@app_or_url_options
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def workers(check: bool, app: str | None, url: str | None, as_json: bool) -> None:
     """List the workers: slots in use, what they serve, when each was last heard of. Looking changes nothing.

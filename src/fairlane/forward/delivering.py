@@ -33,7 +33,7 @@ from fairlane.task import Task
 from fairlane.telemetry.telemetry import Telemetry
 from fairlane.worker.context import current_run
 from fairlane.worker.outcomes import Stop, outcome_of, summary
-from fairlane.worker.runs import RunningJob, log_end, settlement_of
+from fairlane.worker.runs import RunningJob, log_end, log_lost, log_unreadable, settlement_of
 from fairlane.worker.settling import Settling
 from fairlane.worker.timing import Outage, pause
 from fairlane.worker.watching import Watching
@@ -129,7 +129,7 @@ class Deliveries:
         try:
             args, kwargs = task.codec.decode_call(claim.payload)
         except UndecodablePayload as error:
-            log.error("job %s (%s) is set aside as dead: %s", claim.id, claim.task, error, extra={"claim": claim})
+            log_unreadable(claim, error, log)
             await here.refuse(claim, Died(str(error)))
             return None
         delivery = Delivery(here, adopted, task, args, kwargs)
@@ -345,15 +345,8 @@ class _Process:
         if delivery.keep_until is not None:
             self.let_go(delivery)  # its retry has been adopted, or will find its token stale
         elif not delivery.may_be_settled:
-            claim = delivery.claim
-            log.error(
-                "job %s (%s): ClaimLost: %s; nothing of this run is recorded",
-                claim.id,
-                claim.task,
-                Stop.GONE.value,
-                extra={"claim": claim},
-            )
-            self._held.pop(claim.lease, None)
+            log_lost(delivery.claim, log)
+            self._held.pop(delivery.claim.lease, None)
             self._interrupt(delivery, Stop.GONE)
 
     def _interrupt(self, delivery: Delivery, reason: Stop) -> None:

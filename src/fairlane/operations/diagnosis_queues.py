@@ -91,8 +91,7 @@ def about_standstills(
             f"fairlane unsuspend {queue}; fairlane resume {queue}"
         )
         if each.limit is None:
-            by = () if policy.fair is None else policy.fair.by
-            who = key_words(dict(zip(by, each.key, strict=True))) or "the queue's only flow"
+            who = key_words(dict(zip(policy.fair_by, each.key, strict=True))) or "the queue's only flow"
             message = f"{who} has jobs that could start, and no claim looks where it stands"
             yield Finding(check="stuck lane", queue=each.queue, message=message, remedy=remedy)
         elif each.since is not None and _has_started_since(minutes.get(each.queue, []), each.since):

@@ -28,12 +28,13 @@ from fairlane.scheduler.snapshot import (
     Supply,
 )
 from fairlane.scheduler.tally import encode_tally
+from fairlane.store.decoding import decode_overrides
 from fairlane.store.postgres import rows
 from fairlane.store.postgres.connections import STATEMENTS
 from fairlane.store.postgres.housing import Housing
 from fairlane.store.postgres.sharing import Sharing
 from fairlane.store.postgres.together import Holder, deal
-from fairlane.store.protocol import FOLD_AT_MOST
+from fairlane.store.protocol import FOLD_AT_MOST, LANES_PER_SCANNED_FLOW, PROMOTE_AT_MOST, RELEASES_AT_MOST
 
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
@@ -42,9 +43,6 @@ __all__ = ["Loaded", "QueueHandle", "Raced", "Scheduling", "select_overrides"]
 
 T = TypeVar("T")
 
-PROMOTE_AT_MOST = 1_000
-RELEASES_AT_MOST = 4_000
-LANES_PER_SCANNED_FLOW = 2
 IS_DUE, HAS_FORCED = 1, 2
 """What a claim has to see to besides: scheduled jobs whose time has come, jobs that an operator wants to start."""
 MOST_POLICIES = 1_000
@@ -141,7 +139,7 @@ class Scheduling:
         expired = policy.overrides.expired(now)
         arrivals_from, releases_from, policy_since = bounds.split()
         snapshot = Snapshot(
-            policy.overridden(policy.overrides.without(expired)) if expired else policy,
+            policy.without(expired),
             now,
             QueueRow(vtime, cursor, cursor_tie, tie, cost),
             found.arrivals,
@@ -316,8 +314,7 @@ class Scheduling:
 
 async def select_overrides(connection: Connection, queue: int) -> Overrides:
     """What operators have changed."""
-    found = await connection.fetch(STATEMENTS["select_overrides"], queue)
-    return Overrides(tuple(msgspec.json.decode(text, type=Override) for (text,) in found))
+    return decode_overrides(text for (text,) in await connection.fetch(STATEMENTS["select_overrides"], queue))
 
 
 def _by_lane(need: Need, found: Iterable[tuple[int, Head]]) -> dict[bytes, list[Head]]:

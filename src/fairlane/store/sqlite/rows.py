@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
@@ -12,6 +11,7 @@ import msgspec
 from fairlane.clock import Instant
 from fairlane.job import Claim
 from fairlane.scheduler.snapshot import Arrival, Contender, FlowRow, GateRow, LaneRow, Release, SharedGateRow
+from fairlane.store.job_rows import decode_given, decode_key, decode_keys
 
 __all__ = [
     "Released",
@@ -39,29 +39,12 @@ __all__ = [
 Row = tuple[Any, ...]
 
 
-@lru_cache(maxsize=65_536)
-def decode_keys(text: str) -> dict[str, str | None]:
-    """Keys by name. The same text gives the same mapping: nobody writes to it."""
-    return msgspec.json.decode(text, type=dict[str, str | None])
-
-
-@lru_cache(maxsize=65_536)
-def decode_given(text: str | None) -> dict[str, float] | None:
-    """Numbers that a job brought along, by name."""
-    return None if text is None else msgspec.json.decode(text, type=dict[str, float])
-
-
 def encode_given(given: dict[str, float]) -> str:
     return msgspec.json.encode(given).decode()
 
 
 def encode_keys(keys: dict[str, str | None]) -> str:
     return msgspec.json.encode(keys).decode()
-
-
-@lru_cache(maxsize=65_536)
-def decode_key(text: str) -> list[str | None]:
-    return msgspec.json.decode(text, type=list[str | None])
 
 
 def claim_of(row: Sequence[Any], lease: UUID, queue: str, claimed_at: Instant) -> Claim:

@@ -43,14 +43,6 @@ __all__ = [
     "workers",
 ]
 
-LISTS = {
-    KeySort.WAITING: "list_keys_by_waiting",
-    KeySort.RUNNING: "list_keys_by_running",
-    KeySort.DONE: "list_keys_by_done",
-    KeySort.STARTED: "list_keys_by_start",
-    KeySort.NAME: "list_keys_by_name",
-}
-
 
 def survey(tx: Transaction, queues: Sequence[str]) -> list[QueueFigures]:
     found = tx.all("survey", key_rows.encode(queues), COUNTED_AT_MOST)
@@ -116,8 +108,8 @@ def list_keys(
             named = [(key_scope(by), key) for key in keys]
             few = tx.all("select_keys_named", key_rows.encode(queues), key_rows.encode(named))
             return key_rows.page_of(map(_named, few), sort, place, limit, held_only=held_only)
-    statement = "list_keys_by_waiting_if_held" if held_only and sort is KeySort.WAITING else LISTS[sort]
-    start = (key_rows.LOWEST, "", "") if place is None else (place.value, place.key, place.queue)
+    statement = key_rows.listing(sort, held_only=held_only)
+    start = key_rows.start_of(place)
     found = [
         _named(row)
         for queue in queues
