@@ -96,8 +96,10 @@ class Job(msgspec.Struct, Generic[R], eq=False, gc=False):
         else:
             record = await store.wait_until_ended(self.id, None if time is None else await store.now() + time)
         if not record.state.is_final:
-            what = f"job {self.id} ({record.task})"
-            raise ResultTimeout(f"{what} is still {record.state} after {_shown(timeout)}; it goes on all the same")
+            raise ResultTimeout(
+                f"job {self.id} ({record.task}) is still {record.state} after {_shown(timeout)}; it goes on all the "
+                f"same. Ask what holds it with `fairlane explain {self.id}` or job.explain()"
+            )
         return self._read(record)
 
     def status_sync(self) -> State:

@@ -11,7 +11,7 @@ import msgspec
 
 from fairlane.clock import Instant, as_datetime, microseconds
 from fairlane.errors import ConfigurationError
-from fairlane.policy.recurrence import Cron, Every, Missed, Recurrence, check_missed
+from fairlane.policy.recurrence import Cron, Every, Missed, Recurrence, check_missed, check_timezone
 from fairlane.task import BoundTask, Call, Duration, Task
 
 __all__ = ["Schedule", "declared_schedule", "job_of_slot", "job_of_trigger"]
@@ -67,28 +67,53 @@ def declared_schedule(
     given: tuple[Any, ...], every: Duration | None, timezone: str, missed: str, name: str | None
 ) -> Schedule:
     """What `app.schedule(…)` was told, checked."""
-    line = None
-    if every is None:
-        line, *given_rest = given or (None,)
-        given = tuple(given_rest)
-        if not isinstance(line, str):
-            raise ConfigurationError("schedule: give a cron line first, such as '0 9 * * 1-5', or every='15m'")
-    what, *args = given or (None,)
-    call = _call(what, args)
+    check_timezone(timezone)
     recurrence: Recurrence
-    if line is not None:
+    if every is None:
+        line, *rest = given or (None,)
+        if not isinstance(line, str):
+            got = f", not {line!r}" if given else ""
+            raise ConfigurationError(f"schedule: give a cron line first, such as '0 9 * * 1-5', or every='15m'{got}")
         recurrence = Cron(line.strip(), timezone)
-    elif timezone != "UTC":
-        raise ConfigurationError(f"schedule: every={every!r} is the same in every timezone; leave timezone= out")
     else:
-        recurrence = Every(microseconds(every))  # type: ignore[arg-type]  # given where there is no line
-    chosen = call.task.name if name is None else name
-    if not chosen.strip() or len(chosen) > LONGEST_NAME or "\0" in chosen:
-        raise ConfigurationError(f"schedule: name={chosen!r} is no name; give up to {LONGEST_NAME} characters")
-    schedule = Schedule(chosen, recurrence, check_missed(missed), call)
+        rest = list(given)
+        if rest and isinstance(rest[0], str):
+            raise ConfigurationError(f"schedule: {rest[0]!r} and every={every!r} both say when; leave one of them out")
+        if timezone != "UTC":
+            raise ConfigurationError(f"schedule: every={every!r} is the same in every timezone; leave timezone= out")
+        recurrence = _interval(every)
+    if not rest:
+        raise ConfigurationError("schedule: say what is to be enqueued: a task, or a call of one")
+    what, *args = rest
+    call = _call(what, args)
+    schedule = Schedule(_checked_name(name, call), recurrence, check_missed(missed), call)
     call.task.codec.check_call(call.args, call.kwargs)
     schedule.document()
     return schedule
+
+
+def _interval(every: Duration) -> Every:
+    try:
+        if isinstance(every, bool):  # a number for Python
+            raise ConfigurationError(f"{every!r} is not a duration; write 90, '1m30s' or timedelta(…)")
+        return Every(microseconds(every))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"schedule: every: {error}") from None
+
+
+def _checked_name(name: object, call: Call[Any]) -> str:
+    chosen = call.task.name if name is None else name
+    if isinstance(chosen, str) and chosen.strip() and len(chosen) <= LONGEST_NAME and _can_be_stored(chosen):
+        return chosen
+    shown = repr(chosen[:LONGEST_NAME] if isinstance(chosen, str) else chosen)
+    raise ConfigurationError(
+        f"schedule: name={shown} is no name; give a text of up to {LONGEST_NAME} characters, such as 'daily-report'"
+    )
+
+
+def _can_be_stored(text: str) -> bool:
+    """Neither NUL nor half a character, which no database holds."""
+    return not any(sign == "\0" or "\ud800" <= sign <= "\udfff" for sign in text)
 
 
 def _call(what: object, args: list[Any]) -> Call[Any]:
@@ -100,7 +125,10 @@ def _call(what: object, args: list[Any]) -> Call[Any]:
         case Call():
             raise ConfigurationError("schedule: a call has its arguments already; give it alone")
         case _:
-            raise ConfigurationError(f"schedule: {what!r} is neither a task nor a call of one")
+            raise ConfigurationError(
+                f"schedule: {what!r} is neither a task nor a call of one; write @app.task above the function, and give "
+                f"that, or its .call(…)"
+            )
     options = call.options
     for option in ("tx", "id", "run_at"):
         if getattr(options, option) is not None:

@@ -130,6 +130,33 @@ async def test_a_job_is_kept_while_it_runs_and_lost_when_nobody_keeps_it(
     assert await job.status() is State.READY
 
 
+async def test_the_heartbeat_outlives_an_error_that_nobody_expected(
+    app: App,
+    forwarder: PaperForwarder,
+    clock: ManualClock,
+    store: WatchedStore,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    job = await published(forwarder, forwarder.task(len, queue="emails", name="length"), "abc")
+    delivery = await begun(forwarder)
+
+    async def break_once() -> None:
+        store.restore()
+        raise RuntimeError("nobody thought of this")
+
+    store.before["renew"] = break_once
+    for _ in range(6):
+        before = store.ended["renew"]
+        await turns()
+        clock.advance("11s")
+        await until(lambda before=before: store.ended["renew"] > before)  # type: ignore[misc]
+    assert "leases could not be renewed: RuntimeError: nobody thought of this" in caplog.text
+    await app.upkeep()
+    assert await job.status() is State.RUNNING
+    await forwarder.deliveries.done(delivery, 3)
+    assert await job.result() == 3
+
+
 async def test_a_job_that_is_cancelled_while_it_runs_is_asked_to_stop(
     forwarder: PaperForwarder, clock: ManualClock
 ) -> None:

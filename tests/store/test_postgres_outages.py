@@ -16,6 +16,7 @@ from fairlane.errors import DuplicateJob, StoreUnavailable
 from fairlane.job import Claim, OnDead, StampedEffects, State
 from fairlane.policy import Policy
 from fairlane.scheduler.settlement import Died, Done, Failed, Released, settle
+from fairlane.store.auditing import Note
 from fairlane.store.postgres import PostgresStore
 from fairlane.store.postgres.connections import POOL_SIZE, is_lost
 from fairlane.store.postgres.jobs import COPIED_FROM
@@ -378,3 +379,32 @@ async def test_many_who_ask_at_once_share_a_bounded_number_of_connections(postgr
     assert 1 <= open_now <= POOL_SIZE
     await admin.close()
     await store.close()
+
+
+@pytest.mark.parametrize("is_paused", [None, True], ids=["trigger", "pause"])
+async def test_an_operators_word_about_a_schedule_counts_once_though_its_commit_was_not_heard_of(
+    store: PostgresStore, other: PostgresStore, proxy: Proxy, is_paused: bool | None
+) -> None:
+    await store.put_schedule("nightly", b"digest", "{}", 1, instead_of=None)
+    proxy.swallow_the_answer_to(b"COMMIT;")
+    changed = await store.amend_schedule("nightly", Note(actor="ada", action="act"), is_paused=is_paused)
+    assert proxy.cuts == 1
+    assert changed is not None
+    assert (changed.triggers, changed.is_paused) == ((1, False) if is_paused is None else (0, True))
+    assert await other.schedules() == [changed]
+    assert [entry.actor for entry in await other.audit()] == ["ada"]
+
+
+async def test_an_operators_trigger_whose_transaction_was_lost_is_made_once(
+    store: PostgresStore, other: PostgresStore, proxy: Proxy
+) -> None:
+    await store.put_schedule("nightly", b"digest", "{}", 1, instead_of=None)
+    step = 0
+    while step < 11:
+        step += 1
+        proxy.cut_at(step)
+        changed = await store.amend_schedule("nightly", Note(actor="ada", action="act"))
+        assert changed is not None
+        assert changed.triggers == step
+    assert proxy.cuts > 5
+    assert [row.triggers for row in await other.schedules()] == [step]

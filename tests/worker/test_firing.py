@@ -7,9 +7,11 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -123,6 +125,52 @@ async def test_what_cannot_be_a_schedule_is_refused_where_it_is_declared(app: Ap
     with pytest.raises(ConfigurationError, match="declared twice"):
         app.schedule(send, 2, every="1h")
     assert repr(app.schedules["send"]) == "<schedule 'send': every 1m>"
+
+
+LINE = "0 9 * * *"
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "told"),
+    [
+        ((), {}, "give a cron line first"),
+        ((LINE,), {}, "say what is to be enqueued"),
+        ((b"0 9 * * *",), {}, "cron line first, .*, not b'0 9"),
+        ((LINE,), {"every": "1m"}, "both say when"),
+        (("send",), {}, "'send' does not have five fields"),
+        ((LINE, "send"), {}, "'send' is neither a task .* write @app.task"),
+        ((LINE, None), {"name": 5}, "name=5 is no name; give a text"),
+        ((LINE, None), {"name": b"daily"}, "name=b'daily' is no name"),
+        ((LINE, None), {"name": False}, "name=False is no name"),
+        ((LINE, None), {"name": "\ud800"}, "is no name"),
+        ((LINE, None), {"name": "n" * 201}, "is no name"),
+        ((LINE, None), {"timezone": None}, "timezone=None is not the name of one; use a name such as 'Europe/Berlin'"),
+        ((LINE, None), {"timezone": ZoneInfo("Asia/Tokyo")}, "is not the name of one; write 'Asia/Tokyo'"),
+        ((LINE, None), {"timezone": UTC}, "is not the name of one; use a name such as"),
+        ((LINE, None), {"timezone": ""}, "timezone='' is not the name of one; use a name such as"),
+        ((LINE, None), {"timezone": "/etc/localtime"}, "is not the name of one; use a name such as"),
+        ((LINE, None), {"timezone": "../zoneinfo/UTC"}, "is not the name of one; use a name such as"),
+        ((LINE, None), {"timezone": "localtime"}, "not the same on every machine; use a name such as"),
+        ((LINE, None), {"timezone": "posixrules"}, "not the same on every machine; use a name such as"),
+        ((LINE, None), {"timezone": "right/Europe/Berlin"}, "not the same on every machine; use a name such as"),
+        ((LINE, None), {"missed": None}, "missed=None is unknown; use 'skip'"),
+        ((None,), {"every": True}, "every: True is not a duration"),
+        ((None,), {"every": [1]}, r"every: \[1\] is not a duration"),
+        ((None,), {"every": ""}, "every: '' is not a duration"),
+        ((None,), {"every": 0}, "every: '0d' does not lie between 1s and 366d"),
+    ],
+)
+def test_every_wrong_word_about_a_schedule_is_named_with_a_remedy(
+    given: tuple[Any, ...], options: dict[str, Any], told: str
+) -> None:
+    app = App("sqlite://")
+
+    @app.task(name="send")
+    async def send() -> None: ...
+
+    with pytest.raises(ConfigurationError, match=told):
+        app.schedule(*(send if each is None else each for each in given), **options)
+    assert not app.schedules
 
 
 @pytest.fixture(params=["sqlite-file", "postgres"])

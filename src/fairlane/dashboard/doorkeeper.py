@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
@@ -12,7 +12,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fairlane.dashboard.access import Access, Role, Visitor
 
-__all__ = ["HEADERS", "LARGEST_BODY", "Doorkeeper", "form_of", "path_of", "refused", "root_of", "wants_json"]
+__all__ = [
+    "HEADERS",
+    "LARGEST_BODY",
+    "Doorkeeper",
+    "address_of",
+    "form_of",
+    "path_of",
+    "refused",
+    "root_of",
+    "wants_json",
+]
 
 LARGEST_BODY = 1024 * 1024
 SLOWEST_BODY = 30.0
@@ -77,7 +87,7 @@ class Doorkeeper:
             return refused(request, 403, "cross_site", "this was sent by another site"), None
         visitor = None
         if not path.startswith(OPEN):
-            address = request.client.host if request.client is not None else ""
+            address = address_of(request)
             if is_bearer and (wait := self._access.program_throttle.wait(address)):
                 answer = refused(request, 429, "busy", f"too many wrong tokens; try again in {wait} s")
                 answer.headers["Retry-After"] = str(wait)
@@ -90,7 +100,7 @@ class Doorkeeper:
             request.state.visitor = visitor
         if is_safe:
             return None, None
-        if visitor is not None and visitor.role < Role.OPERATOR and path not in OPEN_TO_VIEWERS:
+        if visitor is not None and not visitor.may_act and path not in OPEN_TO_VIEWERS:
             why = f"this takes the role {Role.OPERATOR}; you are {visitor.name}, a {visitor.role}"
             return refused(request, 403, "forbidden", why), None
         try:
@@ -114,6 +124,8 @@ class Doorkeeper:
         return self._access.is_own_form(visitor, token)
 
     def _stranger(self, request: Request) -> Response:
+        if self._access.login_url is not None and _is_a_person(request):
+            return RedirectResponse(_login_elsewhere(self._access.login_url, request), 303)
         if self._access.authorize is not None or wants_json(request):
             answer = refused(request, 401, "unauthorized", "log in, or send the token as Authorization: Bearer")
             answer.headers["WWW-Authenticate"] = "Bearer"
@@ -122,6 +134,11 @@ class Doorkeeper:
         asked = f"{path}?{request.url.query}" if request.url.query else path
         then = urlencode({"next": asked}) if asked not in ("", "/") else ""
         return RedirectResponse(f"{root_of(request)}{LOGIN}{'?' if then else ''}{then}", 303)
+
+
+def address_of(request: Request) -> str:
+    """Whose wrong tokens are counted together."""
+    return request.client.host if request.client is not None else ""
 
 
 def root_of(request: Request) -> str:
@@ -139,6 +156,19 @@ def wants_json(request: Request) -> bool:
     """Whether a program asks, and not a person."""
     path = path_of(request)
     return path == "/api" or path.startswith("/api/") or "hx-request" in request.headers
+
+
+def _is_a_person(request: Request) -> bool:
+    """Whether somebody looks at a page with a browser, which would show them whatever page they are sent to."""
+    return request.method in SAFE and not wants_json(request) and "text/html" in request.headers.get("accept", "")
+
+
+def _login_elsewhere(login_url: str, request: Request) -> str:
+    # A path of this site, however it was written: two slashes at its beginning would name another one.
+    asked = "/" + quote(str(request.scope["path"])).lstrip("/")
+    if request.url.query:
+        asked += f"?{request.url.query}"
+    return f"{login_url}{'&' if '?' in login_url else '?'}{urlencode({'next': asked})}"
 
 
 def refused(request: Request, status: int, code: str, message: str) -> Response:

@@ -32,8 +32,8 @@ from fairlane.store.protocol import Adopted, Store, WorkerIdentity
 from fairlane.task import Task
 from fairlane.telemetry.telemetry import Telemetry
 from fairlane.worker.context import current_run
-from fairlane.worker.outcomes import Stop, outcome_of
-from fairlane.worker.runs import RunningJob, log_end, settlement_of
+from fairlane.worker.outcomes import Stop, outcome_of, summary
+from fairlane.worker.runs import RunningJob, log_end, log_lost, log_unreadable, settlement_of
 from fairlane.worker.settling import Settling
 from fairlane.worker.timing import Outage, pause
 from fairlane.worker.watching import Watching
@@ -153,7 +153,7 @@ class Deliveries:
         try:
             args, kwargs = task.codec.decode_call(claim.payload)
         except UndecodablePayload as error:
-            log.error("job %s (%s) is set aside as dead: %s", claim.id, claim.task, error, extra={"claim": claim})
+            log_unreadable(claim, error, log)
             await here.refuse(claim, Died(str(error)))
             return None
         delivery = Delivery(here, adopted, asked_at, task, args, kwargs)
@@ -372,9 +372,9 @@ class _Process:
             if leases := list(self._held):
                 try:
                     await self._renew(leases)
-                except Exception:
-                    # Without a heartbeat all that runs here would be lost, and nobody would hear of it.
-                    log.exception("leases could not be renewed; trying again")
+                except Exception as error:
+                    # The engine's worker is not ours to end, and whatever runs here must keep its claim.
+                    log.critical("leases could not be renewed: %s; trying again", summary(error), exc_info=error)
 
     async def _renew(self, leases: list[UUID]) -> None:
         asked_at = self._clock.monotonic()
@@ -394,15 +394,8 @@ class _Process:
         if delivery.keep_until is not None:
             self.let_go(delivery)  # its retry has been adopted, or will find its token stale
         elif not delivery.may_be_settled:
-            claim = delivery.claim
-            log.error(
-                "job %s (%s): ClaimLost: %s; nothing of this run is recorded",
-                claim.id,
-                claim.task,
-                Stop.GONE.value,
-                extra={"claim": claim},
-            )
-            self._held.pop(claim.lease, None)
+            log_lost(delivery.claim, log)
+            self._held.pop(delivery.claim.lease, None)
             self._interrupt(delivery, Stop.GONE)
 
     def _interrupt(self, delivery: Delivery, reason: Stop) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fairlane.errors import ConfigurationError, Dead, InvalidJob, Retry, Signal
+from fairlane.errors import ConfigurationError, Dead, Retry, Signal
 from fairlane.forward.delivering import Delivery
 from fairlane.forward.forwarder import Forwarded, Forwarder
 from fairlane.forward.messages import Message
@@ -206,12 +206,7 @@ class DramatiqForwarder(Forwarder):
 
     def _using(self, task: str, delay: Any, given: dict[str, Any]) -> dict[str, Any]:
         """What Dramatiq's options are called in Fairlane; what it does not know travels with the message."""
-        if self.forwarded[task].retries == "policy" and (refused := sorted(given.keys() & OF_RETRIES)):
-            raise InvalidJob(
-                f"actor {task!r} goes through Fairlane, whose policy says how it is tried again: "
-                f"{', '.join(refused)} would do nothing; give max_attempts and backoff to route(…), or leave retries "
-                f"to Dramatiq: retries='engine'"
-            )
+        self.forwarded[task].refuse(given.keys() & OF_RETRIES, "Dramatiq", "actor")
         using: dict[str, Any] = {}
         if delay is not None:
             using["delay"] = delay if isinstance(delay, timedelta) else timedelta(milliseconds=delay)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fairlane.clock import microseconds
 from fairlane.declaring import is_async, key_source
-from fairlane.errors import ConfigurationError, UndecodablePayload
+from fairlane.errors import ConfigurationError, InvalidJob, UndecodablePayload
 from fairlane.forward.delivering import Deliveries
 from fairlane.forward.messages import Message, Unpublishable
 from fairlane.forward.tokens import Token
@@ -57,6 +58,15 @@ class Forwarded:
     target: Any
     """The engine's own task."""
     retries: Retries
+
+    def refuse(self, given: AbstractSet[str], engine: str, its: str = "task") -> None:
+        """Options of a call that say how the engine tries again do nothing where the policy says it."""
+        if self.retries == "policy" and given:
+            raise InvalidJob(
+                f"{its} {self.task.name!r} goes through Fairlane, whose policy says how it is tried again: "
+                f"{', '.join(sorted(given))} would do nothing; give max_attempts and backoff to route(…), or leave "
+                f"retries to {engine}: retries='engine'"
+            )
 
 
 class Forwarder(ABC):

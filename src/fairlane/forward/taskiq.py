@@ -275,7 +275,7 @@ class _RoutedKicker(AsyncKicker[Any, Any]):
     ) -> None:
         super().__init__(target.task_name, target.broker, dict(target.labels), target.return_type)
         self._task = task
-        self._retries = forwarder.forwarded[task.name].retries
+        self._forwarded = forwarder.forwarded[task.name]
         self._own_labels = dict(target.labels)
 
     async def kiq(self, *args: Any, **kwargs: Any) -> Any:
@@ -288,12 +288,7 @@ class _RoutedKicker(AsyncKicker[Any, Any]):
         """What Taskiq's labels are called in Fairlane; what it does not know travels with the message."""
         using: dict[str, Any] = {}
         given = {name: value for name, value in self.labels.items() if self._own_labels.get(name) != value}
-        if self._retries == "policy" and (refused := sorted(given.keys() & OF_RETRIES)):
-            raise InvalidJob(
-                f"task {self.task_name!r} goes through Fairlane, whose policy says how it is tried again: "
-                f"{', '.join(refused)} would do nothing; give max_attempts and backoff to route(…), or leave retries "
-                f"to Taskiq: retries='engine'"
-            )
+        self._forwarded.refuse(given.keys() & OF_RETRIES, "Taskiq")
         if (delay := given.pop("delay", None)) is not None:
             using["delay"] = timedelta(seconds=float(delay))
         if (priority := given.pop("priority", None)) is not None:

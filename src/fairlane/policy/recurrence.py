@@ -8,8 +8,10 @@ that repeats within the hours ("*/30 * * * *") follows the time that really pass
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from difflib import get_close_matches
 from typing import Any, Literal, get_args
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, available_timezones
 
 from cronsim import CronSim, CronSimError
 
@@ -25,6 +27,7 @@ __all__ = [
     "Missed",
     "Recurrence",
     "check_missed",
+    "check_timezone",
     "due_slots",
     "recurrence_of",
 ]
@@ -37,6 +40,7 @@ GRACE = 60 * SECOND
 AT_ONCE = 100
 """Slots of one schedule that are fired together."""
 DAY = 86_400 * SECOND
+LONGEST_SHOWN = 100
 SHORTEST, LONGEST = SECOND, 366 * DAY
 _NAMED = {
     "@hourly": "0 * * * *",
@@ -47,6 +51,9 @@ _NAMED = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
 }
+_NOT_PLACES = {"factory", "localtime", "posixrules"}
+_NOT_PLACES_BELOW = ("posix/", "right/")
+"""Files beside those of the places: how this machine is set, and the same places with leap seconds."""
 _WINDOWS = tuple(days * 86_400 * SECOND for days in (1 / 24, 1, 32, 400, 1_500))
 
 
@@ -68,12 +75,9 @@ class Cron:
         try:
             ZoneInfo(self.timezone)
         except (ValueError, OSError, TypeError):  # ZoneInfoNotFoundError is a KeyError, and below
-            raise ConfigurationError(f"{what}: timezone={self.timezone!r} is none") from None
+            raise ConfigurationError(f"{what}: {_no_timezone(self.timezone)}") from None
         except KeyError:
-            raise ConfigurationError(
-                f"{what}: timezone={self.timezone!r} is unknown; use a name such as Europe/Berlin, and where the "
-                f"system has none of them, `pip install tzdata`"
-            ) from None
+            raise ConfigurationError(f"{what}: {_unknown_timezone(self.timezone)}") from None
         try:
             CronSim(self._fields, as_datetime(0))
         except CronSimError as error:
@@ -85,14 +89,39 @@ class Cron:
     def _fields(self) -> str:
         return _NAMED.get(self.line, self.line)
 
+    @property
+    def _is_fixed(self) -> bool:
+        minute, hour, *_ = self._fields.split()
+        return not minute.startswith("*") and not hour.startswith("*")
+
     def next_after(self, moment: Instant) -> Instant | None:
         """The first slot later than `moment`; `None` if there is none for fifty years."""
-        for slot in CronSim(self._fields, as_datetime(moment).astimezone(ZoneInfo(self.timezone))):
-            # In an hour that comes twice, a fixed time of the first turn is found again from the second. In one that is
-            # left out, all its fixed times are the same moment.
-            if (at := as_instant(slot)) > moment:
+        zone = ZoneInfo(self.timezone)
+        return self._next_fixed(moment, zone) if self._is_fixed else self._next_repeated(moment, zone)
+
+    # cronsim reads the line and finds the next time that a clock on a wall would show; when that is, we say. (Its own
+    # steps through clock changes are of whole hours, and lose slots where the change is half of one, or at midnight.)
+
+    def _next_fixed(self, moment: Instant, zone: ZoneInfo) -> Instant | None:
+        for wall in CronSim(self._fields, _wall(moment + _offset(zone, moment))):
+            # In an hour that comes twice, a time of the first turn is found again from the second. In one that is left
+            # out, all its times are the same moment.
+            if (at := _first_time(zone, wall)) > moment:
                 return at
         return None
+
+    def _next_repeated(self, moment: Instant, zone: ZoneInfo) -> Instant | None:
+        """From clock change to clock change: between two of them the wall's time is the world's, a little off."""
+        since = moment
+        while True:
+            offset = _offset(zone, since)
+            wall = next(CronSim(self._fields, _wall(moment + offset)), None)
+            if wall is None:
+                return None
+            at = as_instant(wall.replace(tzinfo=UTC)) - offset
+            if (change := _first_change(zone, since, at)) is None:
+                return at
+            since, moment = change, change - 1
 
     def describe(self) -> str:
         return f"{self.line} ({self.timezone})"
@@ -105,6 +134,73 @@ class Cron:
         return {"cron": self.line, "timezone": self.timezone}
 
 
+def check_timezone(timezone: object) -> None:
+    """Refuse what is no place: a schedule comes at the same time on every machine, however each of them is set."""
+    if not isinstance(timezone, str):
+        raise ConfigurationError(f"schedule: {_no_timezone(timezone)}")
+    if timezone.lower() in _NOT_PLACES or timezone.lower().startswith(_NOT_PLACES_BELOW):
+        raise ConfigurationError(
+            f"schedule: timezone={timezone!r} is not a place, and not the same on every machine; {_NAME_A_PLACE}"
+        )
+
+
+_NAME_A_PLACE = "use a name such as 'Europe/Berlin', or leave timezone= out for UTC"
+
+
+def _no_timezone(timezone: object) -> str:
+    name = getattr(timezone, "key", None)  # of a ZoneInfo
+    return f"timezone={timezone!r} is not the name of one; {f'write {name!r}' if name else _NAME_A_PLACE}"
+
+
+def _unknown_timezone(timezone: str) -> str:
+    known = {name.lower(): name for name in available_timezones()}
+    # What is short is much alike: CEST and EST.
+    alike = 0.8 if "/" in timezone else 1.0
+    similar = get_close_matches(timezone.strip().lower()[:LONGEST_SHOWN], known, n=1, cutoff=alike)
+    hint = f"did you mean {known[similar[0]]!r}?" if similar else _NAME_A_PLACE
+    return (
+        f"timezone={timezone[:LONGEST_SHOWN]!r} is unknown; {hint} (where the system has none at all, "
+        "`pip install tzdata`)"
+    )
+
+
+def _wall(moment: Instant) -> datetime:
+    """What a clock shows that is ahead of UTC by what was added."""
+    return as_datetime(moment).replace(tzinfo=None)
+
+
+def _offset(zone: ZoneInfo, moment: Instant) -> int:
+    """What the clocks of a place are ahead of UTC."""
+    offset = as_datetime(moment).astimezone(zone).utcoffset()
+    assert offset is not None
+    return microseconds(offset)
+
+
+def _first_time(zone: ZoneInfo, wall: datetime) -> Instant:
+    """When the clocks of a place first show this; where they leave it out, when they jump over it."""
+    before, after = (as_instant(wall.replace(tzinfo=zone, fold=fold)) for fold in (0, 1))
+    if before <= after:
+        return before
+    # It is left out: read with the offset before the change it lies behind it, with that after the change before it.
+    change = _first_change(zone, after, before)
+    assert change is not None
+    return change
+
+
+def _first_change(zone: ZoneInfo, since: Instant, until: Instant) -> Instant | None:
+    """The first moment after `since`, and not after `until`, at which the clocks of a place are set."""
+    offset, low = _offset(zone, since), since
+    while low < until:
+        high = min(low + DAY, until)  # no place has set its clocks twice on a day
+        if _offset(zone, high) != offset:
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (middle, high) if _offset(zone, middle) == offset else (low, middle)
+            return high
+        low = high
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Every:
     """An interval. Its slots are its multiples since 1970 (UTC), so that all programs agree on them."""
@@ -114,7 +210,7 @@ class Every:
     def __post_init__(self) -> None:
         if not SHORTEST <= self.interval <= LONGEST:
             raise ConfigurationError(
-                f"every={duration_text(self.interval)!r} does not lie between {duration_text(SHORTEST)} and "
+                f"{duration_text(self.interval)!r} does not lie between {duration_text(SHORTEST)} and "
                 f"{duration_text(LONGEST)}"
             )
 
@@ -148,7 +244,7 @@ def check_missed(missed: object) -> Missed:
         if missed == known:
             chosen: Missed = known
             return chosen
-    raise ConfigurationError(f"missed={missed!r} is unknown; use 'skip', 'once' or 'all'")
+    raise ConfigurationError(f"schedule: missed={missed!r} is unknown; use 'skip', 'once' or 'all'")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from uuid import UUID
 import msgspec
 from msgspec.structs import replace
 
-from fairlane.clock import SECOND, Instant
+from fairlane.clock import SECOND, Instant, lasting
 from fairlane.job import State
-from fairlane.policy.keys import Keys, lane_id, select
+from fairlane.policy.keys import key_words, lane_id, select
 from fairlane.policy.overrides import Override, PauseGate
 from fairlane.policy.partitions import whole_of
 from fairlane.policy.policy import Policy
@@ -35,7 +35,6 @@ __all__ = [
     "Subject",
     "examine",
     "explain",
-    "key_words",
     "sequence_lane",
     "together",
 ]
@@ -416,18 +415,9 @@ def _estimate(facts: Facts, holds: list[Hold], earliest: Instant | None) -> Inst
     return earliest + int(max(waits))
 
 
-def key_words(key: Keys) -> str:
-    """`account=acme, region=eu`."""
-    return ", ".join(f"{name}={'None' if value is None else value}" for name, value in key.items())
-
-
 def _many(count: int) -> str:
     return f"{COUNTED:,} or more" if count >= COUNTED else f"{count:,}"
 
 
 def _seconds(amount: int) -> str:
-    seconds = max(0, amount) / SECOND
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    return lasting(max(0, amount) / SECOND)

@@ -47,6 +47,15 @@ __all__ = [
 
 FOLD_AT_MOST = 1_000
 """Arrival bells folded by one claim: activating a lane has a cost, and releases must not wait behind a flood."""
+RELEASES_AT_MOST = 4_000
+"""Release bells folded by one claim."""
+PROMOTE_AT_MOST = 1_000
+"""Scheduled jobs that one claim makes ready."""
+LANES_PER_SCANNED_FLOW = 2
+EVERYONE = 1 << 20
+"""More than ever wait for a queue's jobs."""
+LAST_ENTRY = 1 << 62
+"""What lies behind every entry of the audit."""
 UNFOLDED_AT_MOST = 200
 """Bells of arrivals that a producer adds up by itself. More of them are folded first: perhaps nobody claims."""
 

@@ -7,7 +7,6 @@ from datetime import timedelta
 from uuid import UUID
 
 from fairlane.clock import microseconds
-from fairlane.job import Claim
 from fairlane.store.postgres import rows
 from fairlane.store.postgres.connections import STATEMENTS, Connections
 from fairlane.store.postgres.settling import Settler
@@ -49,20 +48,7 @@ class Adopter:
         )
         if row is None:
             return None
-        _, task, priority, keys, payload, attempt, most, enqueued_at, cancel, claimed_at, queue, now = row
-        claim = Claim(
-            job,
-            own,
-            queue,
-            task,
-            priority,
-            rows.decode_keys(keys),
-            payload,
-            attempt,
-            most,
-            enqueued_at,
-            claimed_at,
-            cancel,
-        )
+        *columns, claimed_at, queue, now = row
+        claim = rows.claim_of(columns, own, queue, claimed_at)
         self._settler.claimed(own, [claim])
         return Adopted(claim, now)

@@ -73,12 +73,19 @@ class ScheduleKeeper:
     async def amend_schedule(
         self, name: str, note: Note, *, is_paused: bool | None = None, next_at: Instant | None = None
     ) -> ScheduleRow | None:
-        async def attempt(connection: Connection, _: bool) -> ScheduleRow | None:
+        tried: str | None = None
+
+        async def attempt(connection: Connection, is_repeated: bool) -> ScheduleRow | None:
+            nonlocal tried
             async with connection.transaction():
                 found = await connection.fetchrow(STATEMENTS["lock_schedule"], name)
                 if found is None:
                     return None
                 row = ScheduleRow(*found)
+                # Whoever tried has let the lock go, and so has ended. A second trigger would be a second job.
+                if is_repeated and tried and await connection.fetchval(STATEMENTS["has_committed"], tried):
+                    return row
+                tried = await connection.fetchval(STATEMENTS["this_transaction"])
                 paused, due, triggers = row.is_paused, row.next_at, row.triggers + 1
                 if is_paused is not None:
                     paused, due, triggers = is_paused, row.next_at if is_paused else next_at, row.triggers

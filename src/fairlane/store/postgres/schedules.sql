@@ -71,3 +71,11 @@ update fairlane.schedules
 set is_paused = $2::boolean, next_at = $3::bigint, triggers = $4::bigint
 where name = $1
 returning name, digest, document, next_at, is_paused, triggers, triggered, last_slot, last_job, last_fired_at, declared_at
+
+-- name: this_transaction
+-- What it is known by once its connection is lost.
+select pg_current_xact_id()::text
+
+-- name: has_committed
+-- Whether an earlier transaction has, whose end was not heard of. $1 what it is known by
+select pg_xact_status($1::text::xid8) = 'committed'

@@ -9,7 +9,6 @@ from uuid import UUID
 import msgspec
 
 from fairlane.clock import Clock, microseconds
-from fairlane.job import Claim
 from fairlane.store.protocol import Adopted, WorkerIdentity
 from fairlane.store.sqlite import rows
 from fairlane.store.sqlite.database import Database, Transaction
@@ -37,10 +36,9 @@ class Adopter:
             found = tx.one("select_adoptable", job.bytes, lease.bytes, own.bytes)
             if found is None:
                 return None
-            under, position, task, priority, keys, payload, attempt, most, enqueued_at, claimed_at, cancel, queue = (
-                found
-            )
-            if task not in tasks:
+            *columns, claimed_at, queue, position, under = found
+            claim = rows.claim_of(columns, own, queue, claimed_at)
+            if claim.task not in tasks:
                 return None
             now = self._clock.now()
             ends_at = now + microseconds(lease_for)
@@ -53,20 +51,6 @@ class Adopter:
                 if tx.value("drop_claims", 1, lease.bytes) == 0:
                     tx.run("delete_lease", lease.bytes)
                     tx.run("delete_cancellations", lease.bytes)
-            claim = Claim(
-                job,
-                own,
-                queue,
-                task,
-                priority,
-                rows.decode_keys(keys),
-                payload,
-                attempt,
-                most,
-                enqueued_at,
-                claimed_at,
-                bool(cancel),
-            )
             return Adopted(claim, now)
 
         return await self._database.write(work, durable=True)
