@@ -175,6 +175,22 @@ async def test_a_message_that_is_not_begun_is_published_again_under_the_same_tok
         assert await job.result() == 42
 
 
+async def test_a_job_whose_headers_cannot_be_read_holds_no_slot(
+    forwarder: PaperForwarder, task: Task[..., Any], store: WatchedStore
+) -> None:
+    async def fail() -> None:
+        raise RuntimeError("of the statement")
+
+    store.before["contexts"] = fail
+    job = await task.enqueue(21)
+    async with dispatching(forwarder) as dispatcher:
+        await store.finished("settle", 2)  # at once, then later
+        assert not dispatcher.publishing.running
+        record = await job.record()
+        assert (record.state, record.attempt) == (State.SCHEDULED, 0)
+        assert "RuntimeError: of the statement" in str(record.error)
+
+
 async def test_a_broker_that_does_not_answer_has_refused(
     app: App, clock: ManualClock, store: WatchedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

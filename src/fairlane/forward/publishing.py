@@ -100,6 +100,12 @@ class Publishing(Execution):
         except StoreUnavailable as error:
             self._end(run, Released(f"the database was away before it was published: {summary(error)}"))
             return
+        except Exception as error:
+            # Later and later: else it would be claimed again at once.
+            log.exception("job %s (%s): what its message carries could not be read", run.claim.id, run.claim.task)
+            reason = f"what its message carries could not be read: {summary(error)}"
+            self._end(run, Released(reason, self._delay_of(run.claim.id)))
+            return
         finally:
             self._contexts.pop(run.claim.id, None)
         run.started_at = self._now()
