@@ -227,7 +227,6 @@ def figures(**given: Any) -> QueueFigures:
         "next_due_at": None,
         "tallied_at": NOW - MINUTE,
         "untallied": 5,
-        "listeners": 0,
     }
     return QueueFigures(queue="webhooks", **(known | given))
 

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from fairlane import AdaptiveConcurrency, Backlog, Breaker, Concurrency, Fair, Rate, Sequence
-from fairlane.operations.hinting import hints_of, lasting, status_of
+from fairlane.clock import lasting
+from fairlane.operations.hinting import hints_of, status_of
 from fairlane.operations.views import (
     Counted,
     GaugeView,

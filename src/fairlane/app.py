@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, TypeVar, overload
 from uuid import UUID
 
-from fairlane.blocking import BackgroundLoop, CallerThread
+from fairlane.blocking import BackgroundLoop, CallerThread, refuse_inside_a_loop
 from fairlane.clock import Clock, Instant, SystemClock
 from fairlane.codec import Codec, PayloadCodec
 from fairlane.composition import Connection, actor_of_process, hand_of, store_factory, without_password
@@ -312,16 +312,18 @@ class App(Declarations):
         except RuntimeError:
             pass
         else:
-            work.close()
-            raise ConfigurationError("a blocking call inside an event loop would stop it; await the async form instead")
+            raise refuse_inside_a_loop(work)
         with self._blocking, CallerThread() as caller:
-            self._leave_to_parent()
-            if self._connection is not None and self._connection.loop.is_running():
-                running = asyncio.run_coroutine_threadsafe(work, self._connection.loop)
-            else:
-                self._background = self._background or BackgroundLoop()
-                running = self._background.submit(work)
+            running = asyncio.run_coroutine_threadsafe(work, self._loop_of_threads())
         return caller.wait_for(running)
+
+    def _loop_of_threads(self) -> asyncio.AbstractEventLoop:
+        """Where work for threads is done; asked for under the lock."""
+        self._leave_to_parent()
+        if self._connection is not None and self._connection.loop.is_running():
+            return self._connection.loop
+        self._background = self._background or BackgroundLoop()
+        return self._background.loop
 
     def _leave_to_parent(self) -> None:
         """After a fork: the thread and its connection stay with the parent. They are kept and not closed, for whatever

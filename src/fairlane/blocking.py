@@ -12,7 +12,9 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, TypeVar
 
-__all__ = ["BackgroundLoop", "CallerThread", "ask_caller", "is_blocking_call"]
+from fairlane.errors import ConfigurationError
+
+__all__ = ["BackgroundLoop", "CallerThread", "ask_caller", "is_blocking_call", "refuse_inside_a_loop"]
 
 R = TypeVar("R")
 
@@ -100,6 +102,12 @@ _caller: ContextVar[CallerThread | None] = ContextVar("fairlane_caller", default
 def is_blocking_call() -> bool:
     """Whether what runs here was asked for by a thread that waits for it."""
     return _caller.get() is not None
+
+
+def refuse_inside_a_loop(work: Coroutine[Any, Any, Any]) -> ConfigurationError:
+    """What a blocking call says where the loop itself would be blocked. The work is given up."""
+    work.close()
+    return ConfigurationError("a blocking call inside an event loop would stop it; await the async form instead")
 
 
 async def ask_caller(work: Callable[[], R]) -> R:

@@ -23,6 +23,9 @@ __all__ = [
     "as_datetime",
     "as_instant",
     "duration_text",
+    "iso_text",
+    "lasting",
+    "measured",
     "microseconds",
     "parse_duration",
 ]
@@ -159,3 +162,23 @@ def duration_text(duration: int) -> str:
     """Microseconds as the shortest text that `parse_duration` reads back exactly."""
     unit = next(unit for unit in ("d", "h", "m", "s", "ms", "us") if duration % _UNITS[unit] == 0)
     return f"{duration // _UNITS[unit]}{unit}"
+
+
+def lasting(seconds: float) -> str:
+    """A duration in the unit that suits it: 3.2 s, 45 s, 12 min, 5 h, 3 d."""
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+
+
+def measured(seconds: float) -> str:
+    """A duration to be compared with others: 532 ms, 8.44 s, 1,240 s."""
+    if seconds < 1:
+        return f"{seconds * 1_000:.0f} ms"
+    return f"{seconds:.2f} s" if seconds < 100 else f"{seconds:,.0f} s"
+
+
+def iso_text(moment: Instant | None) -> str | None:
+    """An instant as JSON has it."""
+    return None if moment is None else as_datetime(moment).isoformat()

@@ -16,6 +16,7 @@ from fairlane.producing import Producing
 from fairlane.queue import Hand
 from fairlane.store.protocol import Store, WorkerIdentity
 from fairlane.waiting import Ear
+from fairlane.worker.worker import name_of_process
 
 __all__ = ["Connection", "actor_of_process", "hand_of", "store_factory", "without_password"]
 
@@ -69,7 +70,7 @@ def store_factory(url: str, clock: Clock, durable_claims: bool) -> Callable[[], 
 
 def hand_of(store: Store, clock: Clock) -> Hand:
     """With what this process claims by hand."""
-    name = f"{socket.gethostname()}:{os.getpid()}"
+    name = name_of_process()
     # The ear has an id of its own: a claim that fills its slots withdraws its worker, and the ear waits for others.
     return Hand(store, WorkerIdentity(uuid4(), name), Ear(store, clock, WorkerIdentity(uuid4(), name)))
 

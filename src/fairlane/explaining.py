@@ -8,15 +8,15 @@ from uuid import UUID
 
 import msgspec
 
-from fairlane.clock import Instant, as_datetime
-from fairlane.errors import UnknownQueue
+from fairlane.clock import Instant, iso_text
 from fairlane.policy.by import By
-from fairlane.policy.keys import canonical_keys
+from fairlane.policy.keys import canonical_keys, key_words
 from fairlane.policy.overrides import PauseGate
 from fairlane.policy.partitions import parse_partition, partition_name
 from fairlane.policy.policy import BoundLimit, Policy
-from fairlane.scheduler.explain import Explanation, Hold, explain, key_words, together
+from fairlane.scheduler.explain import Explanation, Hold, explain, together
 from fairlane.scheduler.gauge import gauges
+from fairlane.store.job_rows import not_among
 from fairlane.store.protocol import Store
 
 __all__ = ["describe_explanation", "explain_job", "explain_queue"]
@@ -36,9 +36,8 @@ async def explain_queue(store: Store, queue: str, keys: Mapping[str, object] | N
     """Everything that holds all jobs of a queue or of one partition of it, or all of some keys in it."""
     alone = parse_partition(queue)
     queue = queue if alone is None else partition_name(*alone)
-    if queue not in await store.queues():
-        known = ", ".join(await store.queues()) or "none"
-        raise UnknownQueue(f"queue {queue!r} is not known to this database; known are {known}")
+    if queue not in (known := await store.queues()):
+        raise not_among(queue, known)
     canonical = canonical_keys(keys or {})
     found = await store.policy(queue)
     place = None if found is None else found.policy.partition
@@ -70,7 +69,7 @@ async def _behind_limits(store: Store, policy: Policy, keys: Mapping[str, str | 
             for _, figures in await store.list_held([policy.queue])
             for limit in figures.held_by
         ]
-    elif set(policy.fair.by if policy.fair else ()) == set(keys):
+    elif policy.is_flow(keys):
         held = await _of_lanes(store, policy, keys)
     else:
         return []
@@ -120,10 +119,10 @@ def describe_explanation(told: Explanation) -> dict[str, Any]:
         "priority": subject.priority,
         "keys": {name: value for name, value in subject.keys.items() if name != "task"},
         "reasons": [_described(hold) for hold in told.holds],
-        "earliest": _iso(told.earliest),
-        "estimate": _iso(told.estimate),
+        "earliest": iso_text(told.earliest),
+        "estimate": iso_text(told.estimate),
         "next_up": [str(job) for job in told.next_up],
-        "now": _iso(told.now),
+        "now": iso_text(told.now),
     }
 
 
@@ -133,8 +132,8 @@ def _described(hold: Hold) -> dict[str, Any]:
             "job": str(each.job),
             "task": each.task,
             "worker": each.worker,
-            "since": _iso(each.since if each.due_at is None else None),
-            "due_at": _iso(each.due_at),
+            "since": iso_text(each.since if each.due_at is None else None),
+            "due_at": iso_text(each.due_at),
         }
         for each in hold.holders
     ]
@@ -146,12 +145,8 @@ def _described(hold: Hold) -> dict[str, Any]:
         "key": hold.key,
         "used": hold.used,
         "bound": hold.bound,
-        "until": _iso(hold.until),
+        "until": iso_text(hold.until),
         "count": hold.count,
         "holders": holders,
         "set_by": None if override is None else override.set_by,
     }
-
-
-def _iso(at: Instant | None) -> str | None:
-    return None if at is None else as_datetime(at).isoformat()

@@ -13,13 +13,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Coroutine, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 from fairlane.clock import SECOND, Clock
 from fairlane.errors import StoreUnavailable
 from fairlane.store.protocol import Listener, Looked, Store, WorkerIdentity
-from fairlane.worker.timing import Outage, jittered, pause
+from fairlane.worker.timing import Outage, first_of, jittered, pause
 
 __all__ = ["Ear"]
 
@@ -197,7 +196,7 @@ class Ear:
                 await asyncio.wait_for(line.changed.wait(), moment)
         else:
             line.looks = 0
-            await _first_of(line.changed.wait(), pause(self._clock, due))
+            await first_of(line.changed.wait(), pause(self._clock, due))
 
     def _look_everywhere(self) -> None:
         for line in self._lines.values():
@@ -233,14 +232,3 @@ class Ear:
             self._listener = None
             with contextlib.suppress(StoreUnavailable):
                 await listener.close()
-
-
-async def _first_of(*waits: Coroutine[Any, Any, Any]) -> None:
-    """Wait for whichever ends first; the others are cancelled."""
-    tasks = [asyncio.ensure_future(each) for each in waits]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -46,6 +46,14 @@ def commands(group: click.Group, *path: str) -> Iterator[tuple[str, ...]]:
             yield (*path, name)
 
 
+def option_names(path: tuple[str, ...]) -> set[str]:
+    command: click.Command = program
+    for name in path:
+        assert isinstance(command, click.Group)
+        command = command.commands[name]
+    return {name for each in command.params for name in (each.name or "", *each.opts)}
+
+
 @pytest.fixture
 def shop(tmp_path: Path) -> Path:
     """A folder with an app."""
@@ -65,6 +73,33 @@ def test_the_help_of_every_command_has_an_example(path: tuple[str, ...]) -> None
     assert result.exit_code == 0
     assert "Example" in result.output
     assert f"fairlane {' '.join(path)}".strip() in result.output.partition("Example")[2]
+
+
+def test_every_command_takes_an_app_with_the_same_option() -> None:
+    takes = {path: option_names(path) for path in commands(program)}
+    lacking = [path for path, names in takes.items() if "app" in names and "--app" not in names]
+    assert lacking == [("enqueue",)], "what is enqueued is an app's: MODULE:APP TASK"
+    assert sum("--app" in names for names in takes.values()) > 30
+
+
+@pytest.mark.parametrize("named", [["shop:app"], ["--app", "shop:app"], ["shop:app", "--app", "shop:app"]])
+def test_an_app_is_named_as_an_argument_or_with_an_option(
+    named: list[str], shop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(shop)
+    monkeypatch.setattr(sys, "path", [str(shop), *sys.path])
+    monkeypatch.delitem(sys.modules, "shop", raising=False)
+    applied = CliRunner().invoke(program, ["migrate", *named, "--json"], catch_exceptions=False)
+    assert json.loads(applied.stdout)["applied"]
+    assert (shop / "shop.db").exists()
+    monkeypatch.delitem(sys.modules, "shop", raising=False)
+
+
+def test_an_app_that_is_needed_and_not_named_is_told_as_click_tells_it() -> None:
+    for command in (["worker"], ["policy", "diff"], ["policy", "apply"]):
+        result = CliRunner().invoke(program, command)
+        assert result.exit_code == 2
+        assert "Missing argument 'MODULE:APP'" in result.stderr
 
 
 def test_help_imports_neither_a_store_nor_a_driver(fairlane: Fairlane, tmp_path: Path) -> None:
@@ -91,7 +126,10 @@ def test_the_version_is_that_of_the_package(fairlane: Fairlane) -> None:
         (["worker", "shop:app", "--slots", "email"], "such as email=1:5"),
         (["worker", "shop:app", "--lease", "soon"], "'soon' is not a duration"),
         (["worker", "shop:app", "--concurrency", "0"], "concurrency=0"),
-        (["migrate"], "Give an app (module:app) or --url"),
+        (["migrate"], "Give --app module:app or --url"),
+        (["status"], "Give --app module:app or --url"),
+        (["doctor", "shop:app", "--app", "shop:other"], "which app?"),
+        (["worker", "--app", "shopp:app"], "did you mean 'shop'?"),
         (["migrate", "shop:app", "--url", "sqlite:///x.db"], "not both"),
         (["migrate", "--url", "mysql://here"], "not a database URL"),
         (["policy", "show", "shop:app"], "does not exist yet"),

@@ -134,6 +134,7 @@ def test_a_dry_run_of_enqueue_shows_the_call_before_a_codec_seals_it(run: Run, s
         (["enqueue", "operators_shop:app", "deliver", "--args", '["a", "x"]'], "argument 'number'"),
         (["enqueue", "operators_shop:app", "deliver"], "missing a required argument"),
         (["enqueue", "operators_shop:app", "deliver", "--args", '["a"]', "--keys", "x"], "write name=value"),
+        (["enqueue", "operators_shop:app", "deliver", "--keys", "account=a", "--keys", "account=b"], "given twice"),
         (["jobs", "list", "--key", "acme"], "write name=value"),
         (["jobs", "list", "--queue", "webhook"], "'webhook' is not known"),
         (["jobs", "list", "--since", "yesterday"], "write a duration (2h) or a time"),

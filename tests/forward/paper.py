@@ -52,7 +52,7 @@ class PaperForwarder(Forwarder):
 
     async def deliver(self, message: Message) -> Any:
         """What an engine's worker does with a message."""
-        delivery = await self.deliveries.begin(message.token)
+        delivery = await self.deliveries.begin(message.token, [message.task])
         if delivery is None:
             return None
         try:

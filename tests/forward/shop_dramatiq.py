@@ -77,6 +77,9 @@ def make(url: str, broker_url: str, folder: Path) -> Shop:
     def cancels() -> None:
         raise Cancel("the order was withdrawn")
 
+    def too_old() -> None:
+        ran("too_old")
+
     def sends_itself_again() -> None:
         ran("sends_itself_again")
         message = CurrentMessage.get_current_message()
@@ -103,6 +106,7 @@ def make(url: str, broker_url: str, folder: Path) -> Shop:
     forwarded(throws, actor={"throws": KeyError}, max_attempts=5)
     forwarded(snoozes_once)
     forwarded(cancels)
+    forwarded(too_old, actor={"max_age": -1})
     forwarded(sends_itself_again)
     forwarded(retried_by_dramatiq, retries="engine", actor=own_retries)
     forwarded(given_up_by_dramatiq, retries="engine", actor=own_retries)

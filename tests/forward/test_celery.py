@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
-from fairlane import InvalidJob, JobFailed, State
+from fairlane import InvalidJob, JobCancelled, JobFailed, State
 from tests.forward.brokers import ThrowawayRedis, dying_with_us
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,6 +111,15 @@ def test_when_celery_gives_up_the_job_is_dead(shop: ModuleType) -> None:
     with pytest.raises(JobFailed, match="not yet"):
         job.result_sync(PATIENCE)
     assert job.status_sync() is State.DEAD
+
+
+def test_a_job_whose_message_is_revoked_is_cancelled(shop: ModuleType) -> None:
+    shop.doubling.enqueue_sync(1).result_sync(PATIENCE)  # the worker is there to hear of it
+    revoked = uuid4()
+    assert shop.celery.control.revoke(str(revoked), reply=True, timeout=10, limit=1)
+    job = shop.doubling.using(id=revoked).enqueue_sync(1)
+    with pytest.raises(JobCancelled, match="revoked in Celery"):
+        job.result_sync(PATIENCE)
 
 
 def test_delay_goes_through_fairlane_where_it_is_routed(shop: ModuleType) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import nullcontext
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -14,7 +16,7 @@ from celery import Celery
 from celery.exceptions import Ignore, Reject
 from kombu.exceptions import OperationalError
 
-from fairlane import App, Concurrency, InvalidJob, State
+from fairlane import App, Concurrency, ConfigurationError, InvalidJob, State
 from fairlane.forward import Token
 from fairlane.forward.celery import CeleryForwarder
 from fairlane.handle import Job
@@ -121,6 +123,40 @@ def test_one_task_of_celerys_may_be_several_of_fairlanes(
             assert delivered(app, seven) == 7
             assert state_of(job) is State.DONE
     assert caplog.messages == []
+
+
+def test_a_token_of_another_task_runs_nothing(app: App, celery: Celery, forwarder: CeleryForwarder) -> None:
+    @celery.task(name="seven")  # type: ignore[untyped-decorator]  # Celery has no types
+    def seven() -> int:
+        return 7
+
+    other = raising(celery, AssertionError("the wrong function ran"))
+    job = forwarder.task(seven, queue="emails").enqueue_sync()
+    forwarder.task(other, queue="emails")
+    with pytest.raises(InvalidJob, match=r"is one of 'seven', .* a message for 'raising'"):
+        delivered(app, other)
+    assert state_of(job) is State.RUNNING
+
+
+def test_headers_that_a_task_hands_on_are_not_those_of_its_job(
+    app: App, celery: Celery, forwarder: CeleryForwarder
+) -> None:
+    @celery.task(name="headers", bind=True)  # type: ignore[untyped-decorator]  # Celery has no types
+    def headers(self: Any) -> list[str]:
+        return list(self.request.headers)
+
+    forwarder.task(headers, queue="emails").enqueue_sync()
+    assert delivered(app, headers) == []
+
+
+@pytest.mark.parametrize("pool", ["gevent", "prefork"])
+def test_a_worker_whose_threads_are_green_does_not_start(celery: Celery, forwarder: CeleryForwarder, pool: str) -> None:
+    """Celery makes these steps of a worker, before it starts anything."""
+    (step,) = [each for each in celery.steps["worker"] if each.__module__ == CeleryForwarder.__module__]
+    worker = SimpleNamespace(pool_cls=SimpleNamespace(is_green=pool == "gevent"))
+    refused = pytest.raises(ConfigurationError, match=r"gevent, eventlet.*--pool prefork")
+    with refused if pool == "gevent" else nullcontext():
+        step(worker)
 
 
 @pytest.mark.parametrize("driver", ["amqp", "redis"])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fairlane import App, Cancel, Dead, InvalidJob, ManualClock, Snooze, State, context
+from fairlane import App, Cancel, Dead, InvalidJob, ManualClock, Snooze, State, StoreUnavailable, context
 from fairlane.clock import SECOND
 from fairlane.events import JobEnded, JobStarted
 from fairlane.forward.delivering import Delivery
@@ -31,7 +31,7 @@ async def published(forwarder: PaperForwarder, task: Task[..., Any], *args: Any)
 
 
 async def begun(forwarder: PaperForwarder) -> Delivery:
-    delivery = await forwarder.deliveries.begin(forwarder.messages[-1].token)
+    delivery = await forwarder.deliveries.begin(forwarder.messages[-1].token, [forwarder.messages[-1].task])
     assert delivery is not None
     return delivery
 
@@ -50,9 +50,9 @@ async def test_of_two_deliveries_of_one_message_one_runs(forwarder: PaperForward
     runs: list[int] = []
     job = await published(forwarder, forwarder.task(runs.append, queue="emails", name="note"), 7)
     first = await begun(forwarder)
-    assert await forwarder.deliveries.begin(forwarder.messages[0].token) is None
+    assert await forwarder.deliveries.begin(forwarder.messages[0].token, [forwarder.messages[0].task]) is None
     await forwarder.deliveries.done(first, None)
-    assert await forwarder.deliveries.begin(forwarder.messages[0].token) is None
+    assert await forwarder.deliveries.begin(forwarder.messages[0].token, [forwarder.messages[0].task]) is None
     assert await job.status() is State.DONE
 
 
@@ -129,6 +129,33 @@ async def test_a_job_is_kept_while_it_runs_and_lost_when_nobody_keeps_it(
     assert await job.status() is State.READY
 
 
+async def test_the_heartbeat_outlives_an_error_that_nobody_expected(
+    app: App,
+    forwarder: PaperForwarder,
+    clock: ManualClock,
+    store: WatchedStore,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    job = await published(forwarder, forwarder.task(len, queue="emails", name="length"), "abc")
+    delivery = await begun(forwarder)
+
+    async def break_once() -> None:
+        store.restore()
+        raise RuntimeError("nobody thought of this")
+
+    store.before["renew"] = break_once
+    for _ in range(6):
+        before = store.ended["renew"]
+        await turns()
+        clock.advance("11s")
+        await until(lambda before=before: store.ended["renew"] > before)  # type: ignore[misc]
+    assert "leases could not be renewed: RuntimeError: nobody thought of this" in caplog.text
+    await app.upkeep()
+    assert await job.status() is State.RUNNING
+    await forwarder.deliveries.done(delivery, 3)
+    assert await job.result() == 3
+
+
 async def test_a_job_that_is_cancelled_while_it_runs_is_asked_to_stop(
     forwarder: PaperForwarder, clock: ManualClock
 ) -> None:
@@ -156,8 +183,10 @@ async def test_a_retry_of_the_engines_own_keeps_the_slot_and_runs_under_a_new_to
         clock.advance("11s")
         await turns()
     assert await job.status() is State.RUNNING
-    assert await forwarder.deliveries.begin(forwarder.messages[0].token) is None  # used up
-    again = await forwarder.deliveries.begin(first.token)
+    assert (
+        await forwarder.deliveries.begin(forwarder.messages[0].token, [forwarder.messages[0].task]) is None
+    )  # used up
+    again = await forwarder.deliveries.begin(first.token, ["length"])
     assert again is not None
     assert again.claim.attempt == 1
     await forwarder.deliveries.done(again, 3)
@@ -174,7 +203,7 @@ async def test_a_job_that_waits_for_a_retry_of_the_engines_own_can_be_cancelled(
     await turns()
     clock.advance("11s")
     await reaches(job, State.CANCELLED)
-    assert await forwarder.deliveries.begin(first.token) is None
+    assert await forwarder.deliveries.begin(first.token, ["length"]) is None
 
 
 async def test_a_retry_message_that_never_comes_leaves_the_job_to_the_policy(
@@ -197,10 +226,85 @@ async def test_a_task_that_is_not_deployed_where_it_is_delivered_comes_again(
 ) -> None:
     job = await published(forwarder, forwarder.task(len, queue="emails", name="length"), "abc")
     del app.registry._tasks["length"]
-    assert await forwarder.deliveries.begin(forwarder.messages[0].token) is None
+    assert await forwarder.deliveries.begin(forwarder.messages[0].token, ["as it was called"]) is None
     record = await job.record()
     assert (record.state, record.attempt) == (State.SCHEDULED, 0)
     assert "no task named 'length'" in str(record.error)
+
+
+async def test_a_token_of_another_task_is_refused_and_its_job_waits_for_its_own_message(
+    forwarder: PaperForwarder,
+) -> None:
+    job = await published(forwarder, forwarder.task(len, queue="emails", name="length"), "abc")
+    forwarder.task(abs, queue="emails", name="most")
+    with pytest.raises(InvalidJob, match=rf"job {job.id} is one of 'length', .* a message for 'most'"):
+        await forwarder.deliveries.begin(forwarder.messages[0].token, ["most"])
+    assert await forwarder.deliver(forwarder.messages[0]) == 3
+
+
+async def test_a_job_is_adopted_however_often_the_answer_is_lost(
+    forwarder: PaperForwarder, store: WatchedStore
+) -> None:
+    job = await published(forwarder, forwarder.task(len, queue="emails", name="length", max_attempts=1), "abc")
+
+    async def cut() -> None:
+        if store.ended["adopt"] < 2:
+            raise StoreUnavailable("the answer is lost")
+
+    store.after["adopt"] = cut
+    assert await forwarder.deliver(forwarder.messages[0]) == 3
+    assert await job.status() is State.DONE
+
+
+async def test_whoever_is_given_a_message_while_the_database_is_away_waits_for_it(
+    app: App, forwarder: PaperForwarder, store: WatchedStore
+) -> None:
+    job = await published(forwarder, forwarder.task(len, queue="emails", name="length"), "abc")
+    here = app._connection
+    app._connection = None  # as in a process that has just begun
+    store.lose("open")
+    delivering = asyncio.ensure_future(forwarder.deliver(forwarder.messages[0]))
+    await store.called("open", 3)
+    assert not delivering.done()
+    store.restore()
+    assert await delivering == 3
+    assert await job.status() is State.DONE
+    assert here is not None
+
+
+async def test_nothing_begins_under_a_lease_that_has_ended(
+    forwarder: PaperForwarder, clock: ManualClock, store: WatchedStore
+) -> None:
+    job = await published(forwarder, forwarder.task(len, queue="emails", name="length"), "abc")
+
+    async def stand_still() -> None:
+        clock.advance("31s")
+
+    store.after["adopt"] = stand_still
+    assert await forwarder.deliver(forwarder.messages[0]) is None
+    record = await job.record()
+    assert (record.state, record.attempt) == (State.READY, 0)
+    assert "stood still" in str(record.error)
+
+
+async def test_a_heartbeat_that_fails_once_goes_on(
+    app: App, forwarder: PaperForwarder, clock: ManualClock, store: WatchedStore
+) -> None:
+    job = await published(forwarder, forwarder.task(len, queue="emails", name="length"), "abc")
+    await begun(forwarder)
+
+    async def fail() -> None:
+        raise RuntimeError("of the statement")
+
+    store.before["renew"] = fail
+    for _ in range(4):
+        renewals = store.ended["renew"]
+        await turns()
+        clock.advance("11s")
+        await store.finished("renew", renewals + 1)
+        store.restore()
+    await app.upkeep()
+    assert await job.status() is State.RUNNING
 
 
 async def test_a_token_of_others_is_refused_by_what_it_says() -> None:
@@ -233,7 +337,7 @@ async def test_a_job_whose_thread_is_interrupted_while_it_is_adopted_is_not_kept
     def begin() -> None:
         thread.append(threading.get_ident())
         with pytest.raises(OutOfTime):
-            forwarder.deliveries.begin_sync(forwarder.messages[0].token)
+            forwarder.deliveries.begin_sync(forwarder.messages[0].token, ["length"])
 
     await asyncio.to_thread(begin)
     await reaches(job, State.SCHEDULED)

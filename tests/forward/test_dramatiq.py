@@ -135,6 +135,13 @@ def test_a_task_can_cancel_its_job(engine: Running) -> None:
         engine.run("cancels")
 
 
+def test_a_job_whose_message_dramatiq_sets_aside_for_its_age_is_dead(engine: Running) -> None:
+    job = engine.enqueue("too_old")
+    with pytest.raises(JobFailed, match="set its message aside"):
+        job.result_sync(WATCHDOG)
+    assert engine.runs_of("too_old") == 0
+
+
 def test_a_message_that_is_delivered_twice_runs_once(engine: Running) -> None:
     before = engine.runs_of("sends_itself_again")
     engine.run("sends_itself_again")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import msgspec
 import pytest
@@ -12,7 +13,7 @@ from fairlane.clock import ManualClock
 from fairlane.job import Claim, State
 from fairlane.policy import AdaptiveConcurrency, Concurrency, Policy, Rate
 from fairlane.scheduler.settlement import Done, settle
-from fairlane.store.protocol import Store, WorkerIdentity
+from fairlane.store.protocol import Adopted, Store, WorkerIdentity
 from tests.store.harness import LEASE, SECOND, claim, given_jobs, state_of
 
 QUEUE = Policy("q", None, (Concurrency(2),))
@@ -28,9 +29,23 @@ async def claimed(
     return (await store.claim("q", lambda: count, worker=dispatcher, lease=LEASE)).claims
 
 
+async def adopt(
+    store: Store,
+    standing: Claim,
+    own: UUID | None = None,
+    *,
+    tasks: Sequence[str] | None = None,
+    lease_for: timedelta = LEASE,
+) -> Adopted | None:
+    tasks = [standing.task] if tasks is None else tasks
+    return await store.adopt(
+        standing.id, standing.lease, own or uuid4(), tasks=tasks, worker=ENGINE, lease_for=lease_for
+    )
+
+
 async def test_an_adopted_claim_is_the_same_job_under_another_lease(store: Store) -> None:
     (first,) = await claimed(store)
-    adopted = await store.adopt(first.id, first.lease, worker=ENGINE, lease_for=LEASE)
+    adopted = await adopt(store, first)
     assert adopted is not None
     own = adopted.claim
     assert own.lease != first.lease
@@ -44,13 +59,37 @@ async def test_an_adopted_claim_is_the_same_job_under_another_lease(store: Store
 
 async def test_of_two_who_adopt_one_claim_one_gets_it(store: Store) -> None:
     (first,) = await claimed(store)
-    found = [await store.adopt(first.id, first.lease, worker=ENGINE, lease_for=LEASE) for _ in range(2)]
+    found = [await adopt(store, first) for _ in range(2)]
     assert [each is not None for each in found] == [True, False]
+
+
+async def test_an_adoption_that_nobody_heard_of_answers_the_same_when_it_is_asked_for_again(
+    store: Store, clock: ManualClock
+) -> None:
+    (first,) = await claimed(store)
+    own = uuid4()
+    before = await adopt(store, first, own)
+    clock.advance(LEASE / 2)
+    again = await adopt(store, first, own)
+    assert before is not None
+    assert again is not None
+    assert again.claim == before.claim
+    # From now on: whoever asks again has only now begun.
+    clock.advance(LEASE / 2)
+    assert (await store.reap()).settled == []
+    assert await store.settle([settle(again.claim, Done(None), 0)]) == []
+
+
+async def test_a_claim_is_left_where_it_is_by_whoever_runs_another_task(store: Store) -> None:
+    (first,) = await claimed(store)
+    assert await adopt(store, first, tasks=["another", "and another"]) is None
+    assert await store.held([(first.id, first.lease)]) == [first.id]
+    assert await adopt(store, first, tasks=["another", first.task]) is not None
 
 
 async def test_whoever_held_it_can_neither_settle_nor_keep_it(store: Store) -> None:
     first, other = await claimed(store, 2)
-    adopted = await store.adopt(first.id, first.lease, worker=ENGINE, lease_for=LEASE)
+    adopted = await adopt(store, first)
     assert adopted is not None
     assert await store.settle([settle(first, Done(None), 0)]) == [first.id]
     assert await store.held([(first.id, first.lease), (other.id, other.lease)]) == [other.id]
@@ -62,22 +101,22 @@ async def test_whoever_held_it_can_neither_settle_nor_keep_it(store: Store) -> N
 
 async def test_a_lease_goes_with_the_last_claim_that_is_adopted(store: Store) -> None:
     (first,) = await claimed(store)
-    assert await store.adopt(first.id, first.lease, worker=ENGINE, lease_for=LEASE) is not None
+    assert await adopt(store, first) is not None
     assert (await store.renew([first.lease], LEASE)).gone == [first.lease]
 
 
 async def test_a_claim_that_ended_cannot_be_adopted(store: Store, clock: ManualClock) -> None:
     settled, reaped = await claimed(store, 2)
     await store.settle([settle(settled, Done(None), 0)])
-    assert await store.adopt(settled.id, settled.lease, worker=ENGINE, lease_for=LEASE) is None
+    assert await adopt(store, settled) is None
     clock.advance(LEASE)
     await store.reap()
-    assert await store.adopt(reaped.id, reaped.lease, worker=ENGINE, lease_for=LEASE) is None
+    assert await adopt(store, reaped) is None
 
 
 async def test_an_adopted_claim_lasts_as_long_as_its_own_lease(store: Store, clock: ManualClock) -> None:
     (first,) = await claimed(store)
-    adopted = await store.adopt(first.id, first.lease, worker=ENGINE, lease_for=3 * LEASE)
+    adopted = await adopt(store, first, lease_for=3 * LEASE)
     assert adopted is not None
     clock.advance(2 * LEASE)
     assert (await store.reap()).settled == []
@@ -104,7 +143,7 @@ async def test_a_limit_holds_while_claims_change_hands(store: Store) -> None:
     both = await claimed(store, 2)
     await given_jobs(store, QUEUE, count=3)
     for each in both:
-        assert await store.adopt(each.id, each.lease, worker=ENGINE, lease_for=LEASE) is not None
+        assert await adopt(store, each) is not None
         assert await claim(store, "q", 5) == []
     assert (await store.counts("q")).running == 2
 
@@ -112,10 +151,10 @@ async def test_a_limit_holds_while_claims_change_hands(store: Store) -> None:
 async def test_a_cancel_reaches_whoever_holds_the_claim_by_then(store: Store) -> None:
     first, second = await claimed(store, 2)
     await store.cancel(first.id)
-    before = await store.adopt(first.id, first.lease, worker=ENGINE, lease_for=LEASE)
+    before = await adopt(store, first)
     assert before is not None
     assert before.claim.cancel_requested
-    after = await store.adopt(second.id, second.lease, worker=ENGINE, lease_for=LEASE)
+    after = await adopt(store, second)
     assert after is not None
     await store.cancel(second.id)
     assert (await store.renew([after.claim.lease], LEASE)).cancelled == [second.id]
@@ -124,7 +163,7 @@ async def test_a_cancel_reaches_whoever_holds_the_claim_by_then(store: Store) ->
 async def test_an_adoption_tells_the_stores_time(store: Store, clock: ManualClock) -> None:
     (first,) = await claimed(store)
     clock.advance(timedelta(seconds=7))
-    adopted = await store.adopt(first.id, first.lease, worker=ENGINE, lease_for=LEASE)
+    adopted = await adopt(store, first)
     assert adopted is not None
     assert adopted.at - adopted.claim.claimed_at == 7 * SECOND
 

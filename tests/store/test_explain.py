@@ -15,7 +15,7 @@ from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.policy.overrides import Kind, Override
 from fairlane.policy.reasons import Reason
 from fairlane.scheduler.explain import Explanation, explain
-from fairlane.scheduler.settlement import Failed
+from fairlane.scheduler.settlement import Failed, Released
 from fairlane.store.auditing import Note
 from fairlane.store.protocol import Store
 from tests.store.harness import MINUTE, SECOND, Database, claim, finish, given_jobs, ids, new_jobs
@@ -102,6 +102,22 @@ async def test_a_scheduled_job_says_until_when_and_what_for(store: Store, clock:
     (hold,) = [hold for hold in told.holds if hold.reason is Reason.SCHEDULED]
     assert hold.until == clock.now() + 30 * SECOND
     assert "attempt 2" in hold.words
+
+
+@pytest.mark.parametrize("delay", [0, 30 * SECOND], ids=["at once", "later"])
+async def test_a_job_that_was_given_back_says_why(store: Store, clock: ManualClock, delay: int) -> None:
+    policy = Policy("q")
+    await store.declare(policy)
+    (job,) = await given_jobs(store, policy)
+    refused = Released("broker refused: OSError: nobody there\nand more", delay)
+    await finish(store, await claim(store, "q", 1), refused)
+    told = await why(store, job)
+    (hold,) = [hold for hold in told.holds if hold.reason is Reason.GIVEN_BACK]
+    assert hold.words == "was claimed and given back before it ran: broker refused: OSError: nobody there"
+    # What came after it is more to the point.
+    clock.advance(30)
+    await finish(store, await claim(store, "q", 1), Failed("boom", SECOND))
+    assert Reason.GIVEN_BACK not in (await why(store, job)).reasons
 
 
 async def test_what_runs_and_what_has_ended_says_so(store: Store, clock: ManualClock) -> None:

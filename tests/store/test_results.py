@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
@@ -20,7 +21,7 @@ from fairlane.scheduler.settlement import Cancelled, Died, Done, Failed
 from fairlane.store import awaiting
 from fairlane.store.postgres import PostgresStore
 from fairlane.store.protocol import Store
-from fairlane.store.sqlite import SqliteStore
+from fairlane.store.sqlite import SqliteStore, results
 from tests.store.harness import MINUTE, SECOND, Database, claim, finish, given_jobs, new_jobs, soon
 
 T = TypeVar("T")
@@ -293,3 +294,24 @@ async def test_on_sqlite_a_dead_waiter_goes_with_the_next_reaping_and_a_living_o
     assert left == [(store._results._id.bytes,)]
     await finish(store, await claim(store, "webhooks"))
     assert (await soon(waiting)).state is State.DONE
+
+
+async def test_on_sqlite_a_look_that_goes_wrong_is_not_the_last(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> list[UUID]:
+        raise RuntimeError("nobody thought of this")
+
+    database = Database("sqlite-file", str(tmp_path / "jobs.db"))
+    store = await database.open(clock)
+    await store.declare(PLAIN)
+    first, second = await given_jobs(store, PLAIN, count=2)
+    waits = [asyncio.create_task(store.wait_until_ended(job, None)) for job in (first, second)]
+    await soon(is_heard(store, [first, second]))
+    with monkeypatch.context() as patched:
+        patched.setattr(results, "_ended", broken)
+        await finish(store, await claim(store, "webhooks", 1))
+        assert (await soon(waits[0])).state is State.DONE
+    await finish(store, await claim(store, "webhooks", 1))
+    assert (await soon(waits[1])).state is State.DONE
+    await database.close()

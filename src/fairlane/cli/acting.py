@@ -58,14 +58,14 @@ def act(action: Action, name: str, ids: tuple[str, ...], options: dict[str, Any]
 async def _act(action: Action, name: str, ids: tuple[str, ...], options: dict[str, Any], by_end: bool) -> Report | None:
     from functools import partial
 
-    from fairlane.cli.choosing import app_named, selection_of
-    from fairlane.cli.database import existing_store
+    from fairlane.cli.choosing import selection_of
+    from fairlane.cli.database import app_of, existing_store
     from fairlane.cli.telling import Progress
     from fairlane.composition import actor_of_process
 
     action = partial(action, actor=options["actor"] or actor_of_process(), reason=options["reason"])
 
-    async with existing_store(app_named(options["app"], options["url"])) as store:
+    async with existing_store(app_of(options["app"], options["url"])) as store:
         selection = selection_of(ids, options, await store.now(), by_end=by_end)
         limit = options["limit"]
         if options["dry_run"] or not (ids or options["yes"]):

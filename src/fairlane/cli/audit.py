@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fairlane.cli.choosing import place_options
+from fairlane.cli.choosing import app_or_url_options
 
 if TYPE_CHECKING:
     from fairlane.operations import AuditPage
@@ -20,7 +20,7 @@ __all__ = ["audit"]
 @click.option("--queue", help="Only of this queue.")
 @click.option("--limit", type=click.IntRange(1, 1_000), default=50, show_default=True, help="At most so many.")
 @click.option("--before", type=int, metavar="ENTRY", help="Go on where an earlier list has ended.")
-@place_options
+@app_or_url_options
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def audit(queue: str | None, limit: int, before: int | None, app: str | None, url: str | None, as_json: bool) -> None:
     """List what operators did, the newest first: who, when, what and why.
@@ -32,12 +32,11 @@ def audit(queue: str | None, limit: int, before: int | None, app: str | None, ur
     """
     import asyncio
 
-    from fairlane.cli.choosing import app_named
-    from fairlane.cli.database import existing_store
+    from fairlane.cli.database import app_of, existing_store
     from fairlane.operations import describe_entry, list_audit
 
     async def look() -> AuditPage:
-        async with existing_store(app_named(app, url)) as store:
+        async with existing_store(app_of(app, url)) as store:
             return await list_audit(store, queue, before=before, limit=limit)
 
     page = asyncio.run(look())

@@ -61,13 +61,12 @@ def change(action: Callable[[Store, Intent], Awaitable[Change]], options: dict[s
     """Carry out one of `fairlane.operations`, and say what changed."""
     import asyncio
 
-    from fairlane.cli.choosing import app_named
-    from fairlane.cli.database import existing_store
+    from fairlane.cli.database import app_of, existing_store
     from fairlane.operations import describe_change
 
     async def act() -> tuple[Change, Instant]:
         intent = intent_of(options)
-        async with existing_store(app_named(options["app"], options["url"])) as store:
+        async with existing_store(app_of(options["app"], options["url"])) as store:
             return await action(store, intent), await store.now()
 
     done, now = asyncio.run(act())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from uuid import UUID
 
 import click
@@ -11,13 +12,13 @@ import click
 from fairlane.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from fairlane.app import App
     from fairlane.clock import Instant
     from fairlane.operations import Selection
     from fairlane.store.operators import JobFilter
 
 __all__ = [
-    "app_named",
+    "app_options",
+    "app_or_url_options",
     "filter_of",
     "filter_options",
     "instant_of",
@@ -39,6 +40,33 @@ def place_options(function: F) -> F:
     return click.option("--app", metavar="MODULE:APP", help="The app whose database it is, instead of --url.")(function)
 
 
+def app_options(function: F) -> F:
+    """Which app: MODULE:APP or, as all commands take it, --app."""
+    return _app_options(function, is_required=True)
+
+
+def app_or_url_options(function: F) -> F:
+    """Which app, or the database alone."""
+    function = click.option("--url", help="The database, instead of an app's.  [default: FAIRLANE_URL]")(function)
+    return _app_options(function, is_required=False)
+
+
+def _app_options(function: F, *, is_required: bool) -> F:
+    @wraps(function)
+    def named(app: str | None, app_option: str | None, **options: Any) -> Any:
+        if app and app_option and app != app_option:
+            raise ConfigurationError(f"which app? {app} and --app {app_option} are given; give one of them")
+        if is_required and not (app or app_option):
+            raise click.MissingParameter(param_hint="'MODULE:APP'", param_type="argument")
+        return function(app=app or app_option, **options)
+
+    # Never required by Click, which does not know that --app gives it too.
+    metavar = "MODULE:APP" if is_required else "[MODULE:APP]"
+    option = click.option("--app", "app_option", metavar="MODULE:APP", help="Another way to name MODULE:APP.")
+    argument = click.argument("app", required=False, metavar=metavar)
+    return argument(option(cast(F, named)))
+
+
 def filter_options(function: F, *, states: tuple[str, ...] = STATES) -> F:
     """Which jobs of it."""
     for option in (
@@ -52,17 +80,6 @@ def filter_options(function: F, *, states: tuple[str, ...] = STATES) -> F:
     if len(states) > 1:
         function = click.option("--state", type=click.Choice(states), help="Only in this state.")(function)
     return function
-
-
-def app_named(app: str | None, url: str | None) -> App:
-    from fairlane.cli.database import app_of
-
-    if not app and not url:
-        import os
-
-        if not os.environ.get("FAIRLANE_URL"):
-            raise ConfigurationError("which database? Give --app module:app or --url, or set FAIRLANE_URL")
-    return app_of(app, url)
 
 
 def job_ids(given: tuple[str, ...]) -> list[UUID]:
@@ -97,15 +114,15 @@ def filter_of(options: dict[str, Any], now: Instant, *, by_end: bool) -> JobFilt
     )
 
 
-def keys_given(given: tuple[str, ...]) -> dict[str, str]:
+def keys_given(given: tuple[str, ...], option: str = "--key") -> dict[str, str]:
     """`account=acme` as keys by name."""
     keys: dict[str, str] = {}
     for each in given:
         name, separator, value = each.partition("=")
         if not separator or not name:
-            raise ConfigurationError(f"--key {each}: write name=value, such as account=acme")
+            raise ConfigurationError(f"{option} {each}: write name=value, such as account=acme")
         if keys.setdefault(name, value) != value:
-            raise ConfigurationError(f"--key {each}: {name} is given twice, also as {keys[name]!r}")
+            raise ConfigurationError(f"{option} {each}: {name} is given twice, also as {keys[name]!r}")
     return keys
 
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fairlane.cli.choosing import app_or_url_options
+
 if TYPE_CHECKING:
     from socket import socket
 
@@ -17,8 +19,7 @@ __all__ = ["dashboard"]
 
 
 @click.command()
-@click.argument("app", required=False, metavar="[MODULE:APP]")
-@click.option("--url", help="The database, instead of an app's.  [default: FAIRLANE_URL]")
+@app_or_url_options
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
 @click.option("--port", type=click.IntRange(0, 65_535), default=8080, show_default=True, help="0: any that is free.")
 @click.option(

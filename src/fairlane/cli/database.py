@@ -30,7 +30,7 @@ def app_of(place: str | None, url: str | None) -> App:
         return load_app(place)
     url = url or os.environ.get("FAIRLANE_URL")
     if not url:
-        raise ConfigurationError("which database? Give an app (module:app) or --url, or set FAIRLANE_URL")
+        raise ConfigurationError("which database? Give --app module:app or --url, or set FAIRLANE_URL")
     return App(url)
 
 

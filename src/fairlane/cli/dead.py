@@ -50,7 +50,7 @@ def list_(as_json: bool, **options: Any) -> None:
         tell_page(page)
         return
     from fairlane.cli.telling import ago, first_line, print_table
-    from fairlane.scheduler.explain import key_words
+    from fairlane.policy.keys import key_words
 
     if not page.jobs:
         click.echo("no job is dead" if not page.after else "none found yet")

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fairlane.cli.choosing import app_or_url_options
+
 if TYPE_CHECKING:
     from fairlane.operations import Finding
 
@@ -17,8 +19,7 @@ STYLES = {"fault": "red", "warning": "yellow", "note": "cyan"}
 
 
 @click.command()
-@click.argument("app", required=False, metavar="[MODULE:APP]")
-@click.option("--url", help="The database, instead of an app's.  [default: FAIRLANE_URL]")
+@app_or_url_options
 @click.option("--strict", is_flag=True, help="End with status 1 at a warning too.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def doctor(app: str | None, url: str | None, strict: bool, as_json: bool) -> None:

@@ -75,7 +75,7 @@ def per_minute(rate: float) -> str:
 
 
 def wait(seconds: float | None) -> str:
-    from fairlane.operations.hinting import lasting
+    from fairlane.clock import lasting
 
     return "" if seconds is None else lasting(seconds)
 

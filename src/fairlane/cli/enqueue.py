@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fairlane.cli.choosing import keys_given
 from fairlane.errors import ConfigurationError, InvalidJob, UnknownTask
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ def enqueue(
 
     loaded = load_app(app)
     found = _task(loaded, task)
-    options: dict[str, Any] = {"queue": queue, "priority": priority, "delay": delay, "keys": _keys(keys)}
+    options: dict[str, Any] = {"queue": queue, "priority": priority, "delay": delay}
+    options["keys"] = keys_given(keys, "--keys") or None
     options["context"] = None if context is None else _json("--context", context, dict)
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     call = found.using(**given).call(*_json("--args", args, list), **_json("--kwargs", kwargs, dict))
@@ -95,16 +97,6 @@ def _json(option: str, text: str, kind: type) -> Any:
         what = "a JSON array, such as '[1, \"acme\"]'" if kind is list else "a JSON object, such as '{\"number\": 1}'"
         raise ConfigurationError(f"{option} is a {type(value).__name__}; give {what}")
     return value
-
-
-def _keys(given: tuple[str, ...]) -> dict[str, str] | None:
-    keys = {}
-    for each in given:
-        name, separator, value = each.partition("=")
-        if not separator or not name:
-            raise ConfigurationError(f"--keys {each}: write name=value, such as account=acme")
-        keys[name] = value
-    return keys or None
 
 
 def _checked(app: App, task: Task[..., Any], call: Call[Any]) -> NewJob:

@@ -55,11 +55,11 @@ def explain(
 async def _ask(
     job: str | None, queue: str | None, keys: tuple[str, ...], app: str | None, url: str | None
 ) -> Explanation:
-    from fairlane.cli.choosing import app_named, job_ids, keys_given
-    from fairlane.cli.database import existing_store
+    from fairlane.cli.choosing import job_ids, keys_given
+    from fairlane.cli.database import app_of, existing_store
     from fairlane.explaining import explain_job, explain_queue
 
-    named = app_named(app, url)
+    named = app_of(app, url)
     async with existing_store(named) as store:
         if job is not None:
             return await explain_job(store, job_ids((job,))[0], named.known_tasks() if app else None)

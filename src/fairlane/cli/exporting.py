@@ -68,12 +68,12 @@ def export(form: str | None, as_json: bool, with_payload: bool, output: str | No
 
 
 async def _export(writer: _Writer, options: dict[str, Any]) -> None:
-    from fairlane.cli.choosing import app_named, filter_of
-    from fairlane.cli.database import existing_store
+    from fairlane.cli.choosing import filter_of
+    from fairlane.cli.database import app_of, existing_store
     from fairlane.cli.telling import Progress
     from fairlane.operations import export_jobs
 
-    app = app_named(options["app"], options["url"])
+    app = app_of(options["app"], options["url"])
     writer.redact = app.redact
     async with existing_store(app) as store:
         wanted = filter_of(options, await store.now(), by_end=False)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fairlane.cli.worker import end_well_when_stopped_early, log_to_stderr, logging_options
+from fairlane.cli.worker import end_well_when_stopped_early, log_to_stderr, logging_options, metrics_options
 from fairlane.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -24,12 +24,7 @@ __all__ = ["forward"]
 )
 @click.option("--drain-timeout", default="30s", show_default=True, help="How long publishing may go on after SIGTERM.")
 @click.option("--name", help="How people see this dispatcher.  [default: host:pid]")
-@click.option(
-    "--metrics-port",
-    type=click.IntRange(0, 65_535),
-    help="Answer /metrics, /healthz and /readyz there.  [default: none]",
-)
-@click.option("--metrics-host", default="127.0.0.1", show_default=True, help="The address to answer at.")
+@metrics_options()
 @logging_options
 def forward(
     forwarder: str,

@@ -78,13 +78,13 @@ def listing(options: dict[str, Any], *, by_end: bool) -> tuple[JobPage, Instant]
     """The page that the options ask for, and the store's time."""
     import asyncio
 
-    from fairlane.cli.choosing import app_named, filter_of
-    from fairlane.cli.database import existing_store
+    from fairlane.cli.choosing import filter_of
+    from fairlane.cli.database import app_of, existing_store
     from fairlane.cli.telling import Progress
     from fairlane.operations import list_jobs
 
     async def look() -> tuple[JobPage, Instant]:
-        async with existing_store(app_named(options["app"], options["url"])) as store:
+        async with existing_store(app_of(options["app"], options["url"])) as store:
             now = await store.now()
             wanted = filter_of(options, now, by_end=by_end)
             with Progress("found") as progress:
@@ -119,13 +119,13 @@ def show(job: str, app: str | None, url: str | None, as_json: bool) -> None:
     """
     import asyncio
 
-    from fairlane.cli.choosing import app_named, job_ids
-    from fairlane.cli.database import existing_store
+    from fairlane.cli.choosing import job_ids
+    from fairlane.cli.database import app_of, existing_store
     from fairlane.cli.telling import tell_details
     from fairlane.operations import describe_details, show_job
 
     async def look() -> JobDetails:
-        found = app_named(app, url)
+        found = app_of(app, url)
         async with existing_store(found) as store:
             return await show_job(store, job_ids((job,))[0], found.redact)
 

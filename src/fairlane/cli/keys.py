@@ -159,7 +159,7 @@ def draw_key(one: OneKey, width: int) -> list[Text]:
     from rich.text import Text
 
     from fairlane.cli.drawing import columns, gauge_line, number, printable, sparkline, wait, wrapped
-    from fairlane.scheduler.explain import key_words
+    from fairlane.policy.keys import key_words
 
     view = one.view
     lines = [Text(f"{printable(key_words(view.keys))} in {view.queue}", "bold"), *draw_keys([view], one.now, width)]
@@ -190,7 +190,7 @@ def draw_key(one: OneKey, width: int) -> list[Text]:
 
 def _jobs(jobs: Sequence[NextJob], now: datetime, width: int) -> list[Text]:
     from fairlane.cli.drawing import columns
-    from fairlane.scheduler.explain import key_words
+    from fairlane.policy.keys import key_words
 
     rows = [
         (each.id, each.task, str(each.priority), str(each.attempt), _ago(each.enqueued_at, now), key_words(each.keys))

@@ -125,11 +125,10 @@ def _row(limit: LimitInForce, now: Instant) -> tuple[str, ...]:
 def _look(app: str | None, url: str | None, question: Callable[[Store], Awaitable[T]]) -> tuple[T, Instant]:
     import asyncio
 
-    from fairlane.cli.choosing import app_named
-    from fairlane.cli.database import existing_store
+    from fairlane.cli.database import app_of, existing_store
 
     async def ask() -> tuple[T, Instant]:
-        async with existing_store(app_named(app, url)) as store:
+        async with existing_store(app_of(app, url)) as store:
             return await question(store), await store.now()
 
     return asyncio.run(ask())

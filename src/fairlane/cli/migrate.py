@@ -6,12 +6,13 @@ import json
 
 import click
 
+from fairlane.cli.choosing import app_or_url_options
+
 __all__ = ["migrate"]
 
 
 @click.command()
-@click.argument("app", required=False, metavar="[MODULE:APP]")
-@click.option("--url", help="The database, instead of an app's.  [default: FAIRLANE_URL]")
+@app_or_url_options
 @click.option("--print", "only_print", is_flag=True, help="Print the SQL that builds the schema and change nothing.")
 @click.option("--after", type=int, default=0, show_default=True, help="With --print: where it starts from.")
 @click.option("--to", type=int, help="With --print: the last migration.  [default: the newest]")

@@ -72,14 +72,13 @@ def partition(queue: str, to: int, by: tuple[str, ...], yes: bool, accept_missin
 async def _change(
     queue: str, to: int, by: tuple[str, ...], yes: bool, accepts: bool, options: dict[str, Any]
 ) -> Repartitioned | None:
-    from fairlane.cli.choosing import app_named
-    from fairlane.cli.database import existing_store
+    from fairlane.cli.database import app_of, existing_store
     from fairlane.cli.telling import Progress
     from fairlane.declaring import check_divided_by
     from fairlane.operations import change_partitions, plan_partitions
 
     intent = intent_of(options)
-    app = app_named(options["app"], options["url"])
+    app = app_of(options["app"], options["url"])
     async with existing_store(app) as store:
         keys = by or _declared(app, queue, to)
         stored = await store.policy(queue)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fairlane.cli.acting import who_options
+from fairlane.cli.choosing import app_options, app_or_url_options
 
 if TYPE_CHECKING:
     from fairlane.app import App
@@ -35,8 +36,7 @@ def policy() -> None:
 
 
 @policy.command()
-@click.argument("app", required=False, metavar="[MODULE:APP]")
-@click.option("--url", help="The database, instead of an app's.  [default: FAIRLANE_URL]")
+@app_or_url_options
 @click.option("--queue", "names", multiple=True, help="Only this queue; may be given several times.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def show(app: str | None, url: str | None, names: tuple[str, ...], as_json: bool) -> None:
@@ -67,7 +67,7 @@ def show(app: str | None, url: str | None, names: tuple[str, ...], as_json: bool
 
 
 @policy.command()
-@click.argument("app", metavar="MODULE:APP")
+@app_options
 @click.option("--queue", "names", multiple=True, help="Only this queue; may be given several times.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def diff(app: str, names: tuple[str, ...], as_json: bool) -> None:
@@ -102,7 +102,7 @@ def diff(app: str, names: tuple[str, ...], as_json: bool) -> None:
 
 
 @policy.command()
-@click.argument("app", metavar="MODULE:APP")
+@app_options
 @click.option("--queue", "names", multiple=True, help="Only this queue; may be given several times.")
 @click.option(
     "--accept-missing-keys", is_flag=True, help="Even if waiting jobs lack a key: they count under None together."

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fairlane.cli.changing import change_options, intent_of
-from fairlane.cli.choosing import place_options
+from fairlane.cli.choosing import app_or_url_options
 
 if TYPE_CHECKING:
     from fairlane.clock import Instant
@@ -32,7 +32,7 @@ def schedules() -> None:
 
 
 @schedules.command("list")
-@place_options
+@app_or_url_options
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def list_(app: str | None, url: str | None, as_json: bool) -> None:
     """List all schedules: when each is due, what it enqueues, and what it enqueued last.
@@ -46,12 +46,11 @@ def list_(app: str | None, url: str | None, as_json: bool) -> None:
     """
     import asyncio
 
-    from fairlane.cli.choosing import app_named
-    from fairlane.cli.database import existing_store
+    from fairlane.cli.database import app_of, existing_store
     from fairlane.operations import describe_schedule, list_schedules
 
     async def look() -> tuple[list[ScheduleView], Instant]:
-        found = app_named(app, url)
+        found = app_of(app, url)
         async with existing_store(found) as store:
             return await list_schedules(store, found.redact), await store.now()
 
@@ -126,13 +125,12 @@ def _change(
 ) -> None:
     import asyncio
 
-    from fairlane.cli.choosing import app_named
-    from fairlane.cli.database import existing_store
+    from fairlane.cli.database import app_of, existing_store
     from fairlane.operations import describe_schedule
 
     async def act() -> tuple[ScheduleView, Instant]:
         intent = intent_of(options)
-        app = app_named(options["app"], options["url"])
+        app = app_of(options["app"], options["url"])
         async with existing_store(app) as store:
             return await action(store, intent, app.redact), await store.now()
 

@@ -29,11 +29,10 @@ def as_json_text(view: Any) -> str:
 
 def look(ask: Ask[T], app: str | None, url: str | None) -> T:
     """Ask once, of the database that the options name."""
-    from fairlane.cli.choosing import app_named
-    from fairlane.cli.database import existing_store
+    from fairlane.cli.database import app_of, existing_store
 
     async def asked() -> T:
-        async with existing_store(app_named(app, url)) as store:
+        async with existing_store(app_of(app, url)) as store:
             return await ask(store)
 
     return asyncio.run(asked())
@@ -59,8 +58,7 @@ def tell(view: T, draw: Draw[T], as_json: bool) -> None:
 
 def look_again(ask: Ask[T], draw: Draw[T], every: float, *, app: str | None, url: str | None, as_json: bool) -> None:
     """Ask again and again: drawn in place on a terminal, and a block (or a JSON document) each in a pipe."""
-    from fairlane.cli.choosing import app_named
-    from fairlane.cli.database import existing_store
+    from fairlane.cli.database import app_of, existing_store
     from fairlane.cli.drawing import make_console
     from fairlane.cli.watching import Ticker, run_until_stopped, watch
 
@@ -75,14 +73,14 @@ def look_again(ask: Ask[T], draw: Draw[T], every: float, *, app: str | None, url
         click.echo(f"{why}; looking again", err=True)
 
     async def in_a_pipe() -> None:
-        async with existing_store(app_named(app, url)) as store:
+        async with existing_store(app_of(app, url)) as store:
             await watch(lambda: ask(store), show, lost, Ticker(every))
 
     async def in_place() -> None:
         from rich.console import Group
         from rich.live import Live
 
-        async with existing_store(app_named(app, url)) as store:
+        async with existing_store(app_of(app, url)) as store:
             with Live(console=console, auto_refresh=False, vertical_overflow="ellipsis") as live:
                 screen = Screen(lambda lines: live.update(Group(*lines), refresh=True))
                 await watch(

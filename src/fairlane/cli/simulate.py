@@ -113,20 +113,19 @@ def _remembered(options: dict[str, Any]) -> tuple[Policy, list[SimulatedJob]]:
     """The policy in force for a queue, and what ran there."""
     import asyncio
 
-    from fairlane.cli.choosing import app_named
-    from fairlane.cli.database import existing_store
+    from fairlane.cli.database import app_of, existing_store
     from fairlane.cli.telling import Progress
     from fairlane.clock import microseconds
     from fairlane.simulating import read_history
+    from fairlane.store.job_rows import not_among
 
     queue, last = options["history"], microseconds(options["last"])
 
     async def look() -> tuple[Policy, list[SimulatedJob]]:
-        async with existing_store(app_named(options["app"], options["url"])) as store:
+        async with existing_store(app_of(options["app"], options["url"])) as store:
             declared = await store.policy(queue)
             if declared is None:
-                known = ", ".join(sorted(await store.queues())) or "none"
-                raise UnknownQueue(f"queue {queue!r} is not known to this database; known are {known}")
+                raise not_among(queue, await store.queues())
             with Progress("jobs read") as progress:
                 now = await store.now()
                 jobs = await read_history(store, queue, now, last, limit=options["limit"], on_progress=progress)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fairlane.cli.choosing import place_options
+from fairlane.cli.choosing import app_or_url_options
 from fairlane.cli.watching import watch_option
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ NUMBERS = HEADINGS[2:]
 
 @click.command()
 @watch_option
-@place_options
+@app_or_url_options
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object; with --watch, one a line.")
 def status(watch: float | None, app: str | None, url: str | None, as_json: bool) -> None:
     """Say whether work flows, who waits and why, and which knob to turn. Looking changes nothing.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fairlane.cli.telling import print_table
+from fairlane.clock import measured
 from fairlane.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def _summary(each: Simulation) -> str:
         if count
     )
     return (
-        f"{each.runs:,} runs in {_seconds(each.seconds)} on {each.slots:,} slots, "
+        f"{each.runs:,} runs in {measured(each.seconds)} on {each.slots:,} slots, "
         f"utilisation {_percent(each.utilisation)}{jain}{others}"
     )
 
@@ -88,16 +89,10 @@ def _row(letter: str | None, group: Group, *, with_busy: bool) -> tuple[str, ...
         *([] if letter is None else [letter]),
         group.name,
         f"{group.runs:,}" + (f" (+{group.left:,} left)" if group.left else ""),
-        *(_seconds(each) for each in (waits.p50, waits.p95, waits.p99, waits.max)),
+        *(measured(each) for each in (waits.p50, waits.p95, waits.p99, waits.max)),
         _percent(group.share),
         *([] if not with_busy else ["" if group.share_when_busy is None else _percent(group.share_when_busy)]),
     )
-
-
-def _seconds(value: float) -> str:
-    if value < 1:
-        return f"{value * 1_000:.0f} ms"
-    return f"{value:.2f} s" if value < 100 else f"{value:,.0f} s"
 
 
 def _percent(share: float) -> str:

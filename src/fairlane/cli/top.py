@@ -82,15 +82,14 @@ class _Top:
         from rich.console import Group
         from rich.live import Live
 
-        from fairlane.cli.choosing import app_named
-        from fairlane.cli.database import existing_store
+        from fairlane.cli.database import app_of, existing_store
         from fairlane.cli.drawing import make_console
         from fairlane.cli.keyboard import pressed_keys
         from fairlane.cli.showing import Screen
         from fairlane.cli.watching import Ticker, watch
 
         console, ticker = make_console(), Ticker(every)
-        async with existing_store(app_named(app, url)) as store:
+        async with existing_store(app_of(app, url)) as store:
             with Live(console=console, auto_refresh=False, screen=True, vertical_overflow="crop") as live:
                 screen = Screen(lambda lines: live.update(Group(*lines), refresh=True))
                 with pressed_keys(lambda key: self._press(key, ticker)):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
+from fairlane.cli.choosing import app_options
 from fairlane.errors import ConfigurationError
 
-__all__ = ["end_well_when_stopped_early", "log_to_stderr", "logging_options", "worker"]
+__all__ = ["end_well_when_stopped_early", "log_to_stderr", "logging_options", "metrics_options", "worker"]
 
 COLLECT_AFTER = 100_000
 """Values made and not yet let go of. A claim makes as many and lets go of them all; at Python's 700, looking for cycles
@@ -17,8 +19,10 @@ among them took a fifth of its time."""
 LOG_LEVELS = ["debug", "info", "warning", "error"]
 LOG_FORMATS = ["text", "json"]
 
+F = TypeVar("F", bound=Callable[..., Any])
 
-def logging_options(command: Callable[..., None]) -> Callable[..., None]:
+
+def logging_options(command: F) -> F:
     """`--log-level` and `--log-format`, of every command that goes on until it is stopped."""
     level = click.option("--log-level", type=click.Choice(LOG_LEVELS), default="info", show_default=True)
     form = click.option(
@@ -31,8 +35,19 @@ def logging_options(command: Callable[..., None]) -> Callable[..., None]:
     return level(form(command))
 
 
+def metrics_options(*, others: str = "") -> Callable[[F], F]:
+    """`--metrics-port` and `--metrics-host`; `others` says where further processes answer."""
+    port = click.option(
+        "--metrics-port",
+        type=click.IntRange(0, 65_535),
+        help=f"Answer /metrics, /healthz and /readyz there{others}.  [default: none]",
+    )
+    host = click.option("--metrics-host", default="127.0.0.1", show_default=True, help="The address to answer at.")
+    return lambda command: port(host(command))
+
+
 @click.command()
-@click.argument("app", metavar="MODULE:APP")
+@app_options
 @click.option("--queues", help="Which queues to serve, with weights.  [default: all of the app]")
 @click.option(
     "--slots", multiple=True, metavar="QUEUE=MIN:MAX", help="Slots kept for a queue, and the most it may use."
@@ -49,12 +64,7 @@ def logging_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--lease", default="30s", show_default=True, help="How long a claim is held without a sign of life.")
 @click.option("--drain-timeout", default="30s", show_default=True, help="How long jobs may go on after SIGTERM.")
 @click.option("--name", help="How people see this worker.  [default: host:pid]")
-@click.option(
-    "--metrics-port",
-    type=click.IntRange(0, 65_535),
-    help="Answer /metrics, /healthz and /readyz there; further processes at the ports that follow.  [default: none]",
-)
-@click.option("--metrics-host", default="127.0.0.1", show_default=True, help="The address to answer at.")
+@metrics_options(others="; further processes at the ports that follow")
 @click.option(
     "--metrics-fleet/--no-metrics-fleet",
     default=True,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fairlane.cli.choosing import place_options
+from fairlane.cli.choosing import app_or_url_options
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -24,7 +24,7 @@ STYLES = {"well": "green", "stopping": "magenta", "unwell": "bold red", "late": 
 
 @click.command()
 @click.option("--check", is_flag=True, help="End with status 1 if a worker is late or unwell.")
-@place_options
+@app_or_url_options
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def workers(check: bool, app: str | None, url: str | None, as_json: bool) -> None:
     """List the workers: slots in use, what they serve, when each was last heard of. Looking changes nothing.
@@ -44,7 +44,7 @@ def workers(check: bool, app: str | None, url: str | None, as_json: bool) -> Non
 
     found = look(list_workers, app, url)
     tell(found, draw_workers, as_json)
-    if check and any(_state(each) in ("late", "unwell") for each in found.workers):
+    if check and any(each.state in ("late", "unwell") for each in found.workers):
         sys.exit(1)
 
 
@@ -61,20 +61,11 @@ def draw_workers(found: WorkerList, width: int) -> list[Text]:
     lines = [head]
     for line, each in zip(told, found.workers, strict=True):
         lines.append(line)
-        for loop, state in each.loops.items():
-            if state not in ("running", "ended"):
-                lines += wrapped(f"its loop {loop} died: {state}", width, "  ", "    ")
+        for loop, cause in each.dead_loops.items():
+            lines += wrapped(f"its loop {loop} died: {cause}", width, "  ", "    ")
     late = f"; {found.late:,} gone silent" if found.late else ""
     lines.append(Text(f"{found.alive:,} alive, {found.running:,} of {found.slots:,} slots in use{late}"))
     return lines
-
-
-def _state(worker: WorkerView) -> str:
-    if worker.is_late:
-        return "late"
-    if not worker.is_well:
-        return "unwell"
-    return "stopping" if worker.is_stopping else "well"
 
 
 def _row(worker: WorkerView, now: datetime) -> tuple[str | Text, ...]:
@@ -83,11 +74,11 @@ def _row(worker: WorkerView, now: datetime) -> tuple[str | Text, ...]:
     from fairlane.cli.telling import ago
     from fairlane.clock import as_instant
 
-    state, at = _state(worker), as_instant(now)
+    at = as_instant(now)
     served = (f"{name}={weight:g}" if weight != 1 else name for name, weight in worker.queues.items())
     return (
         worker.name,
-        Text(state, STYLES[state]),
+        Text(worker.state, STYLES[worker.state]),
         f"{worker.running}/{worker.concurrency}",
         str(worker.waiting),
         ago(as_instant(worker.started_at), at),

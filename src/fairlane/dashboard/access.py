@@ -37,6 +37,10 @@ class Role(IntEnum):
     VIEWER = 1
     OPERATOR = 2
 
+    @property
+    def may_act(self) -> bool:
+        return self >= Role.OPERATOR
+
     def __str__(self) -> str:
         return self.name.lower()
 
@@ -53,7 +57,7 @@ class Visitor:
 
     @property
     def may_act(self) -> bool:
-        return self.role >= Role.OPERATOR
+        return self.role.may_act
 
 
 Authorize = Callable[[Request], "Visitor | Awaitable[Visitor | None] | None"]

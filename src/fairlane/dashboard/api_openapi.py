@@ -16,13 +16,14 @@ from fairlane.dashboard.access import ACTOR_HEADER, COOKIE, LONGEST_NAME, Role
 from fairlane.dashboard.api_answers import ErrorAnswer
 from fairlane.dashboard.api_operations import OPERATIONS, Operation
 from fairlane.dashboard.api_refusing import CODES
+from fairlane.policy.by import NAME
 
 __all__ = ["describe_api"]
 
 Schema = dict[str, Any]
 
 REF = "#/components/schemas/{name}"
-QUEUE = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9_.-]{0,119}$"}
+QUEUE = {"type": "string", "pattern": f"^{NAME}$"}
 PLACES: dict[str, Schema] = {"queue": QUEUE, "job": {"type": "string", "format": "uuid"}}
 LOOKING_FAILS = (400, 401, 414, 422, 429, 503)
 ACTING_FAILS = (400, 401, 403, 408, 409, 413, 414, 415, 422, 429, 503)

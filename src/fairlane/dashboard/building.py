@@ -25,7 +25,7 @@ from fairlane.dashboard.contents import DEEDS, PAGES
 from fairlane.dashboard.doorkeeper import HEADERS, Doorkeeper, form_of, path_of, root_of, wants_json
 from fairlane.dashboard.leaving import unless_gone
 from fairlane.dashboard.live import INTERVALS, EventStream, Live
-from fairlane.dashboard.page import Ask, Page, Redact
+from fairlane.dashboard.page import Ask, Page
 from fairlane.dashboard.rendering import Rendering, address, fingerprint
 from fairlane.dashboard.scraping import scrape_routes
 from fairlane.dashboard.signing_in import login_routes
@@ -39,7 +39,7 @@ from fairlane.errors import (
     UnknownQueue,
     UnknownSchedule,
 )
-from fairlane.operations import Operations
+from fairlane.operations import Operations, Redact
 
 __all__ = ["Dashboard", "create_dashboard", "dashboard_of"]
 
@@ -125,7 +125,7 @@ class Dashboard:
             "ask": ask,
             "root": ask.root,
             "url": lambda path, **query: address(ask.root, path, **query),
-            "may_act": ask.may_act,
+            "may_act": ask.role.may_act,
             "now": ask.now,
             "here": ask.here,
             **shown,

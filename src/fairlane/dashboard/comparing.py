@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fairlane.dashboard.rendering import measured
+from fairlane.clock import measured
 from fairlane.operations.trying import Tried
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.measures import Group, LimitUse, Simulation, Timeline

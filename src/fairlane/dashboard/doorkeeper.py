@@ -12,7 +12,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fairlane.dashboard.access import Access, Role, Visitor
 
-__all__ = ["HEADERS", "LARGEST_BODY", "Doorkeeper", "form_of", "path_of", "refused", "root_of", "wants_json"]
+__all__ = [
+    "HEADERS",
+    "LARGEST_BODY",
+    "Doorkeeper",
+    "address_of",
+    "form_of",
+    "path_of",
+    "refused",
+    "root_of",
+    "wants_json",
+]
 
 LARGEST_BODY = 1024 * 1024
 SLOWEST_BODY = 30.0
@@ -77,7 +87,7 @@ class Doorkeeper:
             return refused(request, 403, "cross_site", "this was sent by another site"), None
         visitor = None
         if not path.startswith(OPEN):
-            address = request.client.host if request.client is not None else ""
+            address = address_of(request)
             if is_bearer and (wait := self._access.program_throttle.wait(address)):
                 answer = refused(request, 429, "busy", f"too many wrong tokens; try again in {wait} s")
                 answer.headers["Retry-After"] = str(wait)
@@ -90,7 +100,7 @@ class Doorkeeper:
             request.state.visitor = visitor
         if is_safe:
             return None, None
-        if visitor is not None and visitor.role < Role.OPERATOR and path not in OPEN_TO_VIEWERS:
+        if visitor is not None and not visitor.may_act and path not in OPEN_TO_VIEWERS:
             why = f"this takes the role {Role.OPERATOR}; you are {visitor.name}, a {visitor.role}"
             return refused(request, 403, "forbidden", why), None
         try:
@@ -124,6 +134,11 @@ class Doorkeeper:
         asked = f"{path}?{request.url.query}" if request.url.query else path
         then = urlencode({"next": asked}) if asked not in ("", "/") else ""
         return RedirectResponse(f"{root_of(request)}{LOGIN}{'?' if then else ''}{then}", 303)
+
+
+def address_of(request: Request) -> str:
+    """Whose wrong tokens are counted together."""
+    return request.client.host if request.client is not None else ""
 
 
 def root_of(request: Request) -> str:

@@ -16,13 +16,9 @@ from fairlane.app import App
 from fairlane.clock import Instant
 from fairlane.dashboard.access import Role
 from fairlane.errors import ConfigurationError
-from fairlane.job import JobRecord
-from fairlane.operations import Operations
+from fairlane.operations import Operations, Redact
 
-__all__ = ["Ask", "Look", "Page", "Redact", "Submit", "keys_from", "number_from"]
-
-Redact = Callable[[JobRecord, Any], Any]
-"""What may be seen of a job's payload, or of its result."""
+__all__ = ["Ask", "Look", "Page", "Submit", "keys_from", "number_from"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +36,6 @@ class Ask:
     query: QueryParams
     now: Instant
     redact: Redact | None = None
-
-    @property
-    def may_act(self) -> bool:
-        return self.role >= Role.OPERATOR
 
     @property
     def here(self) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from fairlane.dashboard.page import Redact
 from fairlane.job import JobRecord
+from fairlane.operations import Redact
 
 __all__ = ["redacted"]
 

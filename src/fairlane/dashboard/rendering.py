@@ -13,11 +13,11 @@ from urllib.parse import quote, urlencode
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from fairlane.clock import SECOND, Instant, as_datetime
+from fairlane.clock import SECOND, Instant, as_datetime, measured
 from fairlane.dashboard.charts import sparkline
 from fairlane.operations.views import Counted
 
-__all__ = ["Rendering", "address", "fingerprint", "lasting", "measured", "number"]
+__all__ = ["Rendering", "address", "fingerprint", "lasting", "number"]
 
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
@@ -103,13 +103,6 @@ def lasting(microseconds: float | None) -> str:
         elif parts:
             break
     return " ".join(parts)
-
-
-def measured(value: float) -> str:
-    """A duration to be compared with others: 532 ms, 8.44 s."""
-    if value < 1:
-        return f"{value * 1_000:.0f} ms"
-    return f"{value:.2f} s" if value < 100 else f"{value:,.0f} s"
 
 
 def ago(at: Instant | datetime | None) -> Markup:

@@ -11,7 +11,7 @@ from starlette.routing import Route
 from fairlane.clock import SECOND
 from fairlane.dashboard.access import COOKIE, LONGEST_NAME, SESSION
 from fairlane.dashboard.acting import safe_path
-from fairlane.dashboard.doorkeeper import form_of, root_of
+from fairlane.dashboard.doorkeeper import address_of, form_of, root_of
 
 if TYPE_CHECKING:
     from fairlane.dashboard.building import Dashboard
@@ -33,7 +33,7 @@ def login_routes(dashboard: Dashboard) -> list[Route]:
     async def login(request: Request) -> Response:
         given = form_of(request, await request.body())
         name, then = given.get("name", "").strip(), safe_path(given.get("next"))
-        address = request.client.host if request.client is not None else ""
+        address = address_of(request)
         if wait := access.throttle.wait(address):
             answer = form(request, 429, f"Too many wrong tokens. Try again in {wait} s.", name, then)
             answer.headers["Retry-After"] = str(wait)

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fairlane.clock import as_datetime
-from fairlane.errors import ConfigurationError, Dead, InvalidJob, Retry, Signal
+from fairlane.errors import Cancel, ConfigurationError, Dead, InvalidJob, Retry, Signal
 from fairlane.forward.delivering import Delivery
 from fairlane.forward.forwarder import Forwarded, Forwarder
 from fairlane.forward.messages import Message, Unpublishable
@@ -23,6 +23,7 @@ from fairlane.worker.context import current_run
 
 try:
     import celery.exceptions
+    from celery import bootsteps, signals
     from celery.app.task import Task as CeleryTask
     from kombu.exceptions import EncodeError
 except ImportError:
@@ -40,6 +41,8 @@ ONCE_MORE = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interva
 REACH_WITHIN = 5.0
 """Seconds in which a broker has to answer whether it is there."""
 HIGHEST_LEVEL, HIGHEST_PRIORITY = 9, 100
+REVOKED = "fairlane-revoked"
+"""The header of a message whose job is not to run, but to be cancelled."""
 OWN_AFFAIRS = {"add_to_parent", "connection", "parent_id", "producer", "retry", "retry_policy", "root_id"}
 """Options of `apply_async` that say how Celery publishes, which it does not then, or on whose behalf."""
 
@@ -57,6 +60,8 @@ class CeleryForwarder(Forwarder):
         self.celery = celery
         self._functions: dict[str, Callable[..., Any]] = {}
         """As their authors wrote them, by the name of Celery's task."""
+        celery.steps["worker"].add(_NoGreenThreads)
+        signals.task_revoked.connect(self._revoked)
 
     # What Celery says.
 
@@ -80,16 +85,23 @@ class CeleryForwarder(Forwarder):
 
         @functools.wraps(run)
         def adopting(*args: Any, **kwargs: Any) -> Any:
-            token = (target.request.headers or {}).get(HEADER)
+            headers = target.request.headers or {}
+            token = headers.get(HEADER)
             if token is None:
                 return run(*args, **kwargs)
-            delivery = self.deliveries.begin_sync(token)
+            delivery = self.deliveries.begin_sync(token, self.names[target.name])
             if delivery is None:
                 raise celery.exceptions.Ignore("stale: this job was delivered before, or its claim has ended")
-            # What Celery copies into a retry message of its own: the token that brought us here is used up.
-            target.request.headers[HEADER] = str(delivery.token)
+            if REVOKED in headers:
+                self.deliveries.failed_sync(delivery, Cancel("revoked in Celery"))
+                raise celery.exceptions.Ignore("revoked")
             is_engines = of(delivery).retries == "engine"
-            if not is_engines:
+            if is_engines:
+                # What Celery copies into a retry message of its own: the token that brought us here is used up.
+                headers[HEADER] = str(delivery.token)
+            else:
+                # It is used up, and tasks that publish others hand their headers on.
+                del headers[HEADER]
                 # Each attempt is a message of its own, which Celery takes for the first; tasks count on this.
                 target.request.retries = delivery.claim.attempt - 1
             return self._run(of(delivery), delivery, run if is_engines else self.function_of(target))
@@ -142,6 +154,16 @@ class CeleryForwarder(Forwarder):
             raise
         self.deliveries.done_sync(delivery, value)
         return value
+
+    # A message that is revoked, by `celery.control.revoke` or by Flower, is thrown away by whoever is given it.
+
+    def _revoked(self, sender: Any, request: Any, **told: Any) -> None:
+        token = (request.headers or {}).get(HEADER)
+        if token is not None and sender.name in self.names:
+            # Not in here: this may be the process that Celery forks others from, and no connection must be open in it.
+            headers = {HEADER: token, REVOKED: True}
+            queue = request.delivery_info["routing_key"]
+            self.celery.send_task(sender.name, queue=queue, headers=headers, retry_policy=ONCE_MORE)
 
     # What the dispatcher asks.
 
@@ -247,6 +269,18 @@ class CeleryForwarder(Forwarder):
                         f"out, or publish with Celery itself: celery.send_task({name!r}, …)"
                     )
         return mapped
+
+
+class _NoGreenThreads(bootsteps.Step):  # type: ignore[misc]  # Celery has no types
+    """Ends a worker before it begins: its green threads would block each other while they wait for their jobs."""
+
+    def __init__(self, parent: Any, **options: Any) -> None:
+        super().__init__(parent, **options)
+        if getattr(parent.pool_cls, "is_green", False):
+            raise ConfigurationError(
+                "forwarded tasks cannot run in a pool of green threads (gevent, eventlet); start this worker with "
+                "--pool prefork, threads or solo"
+            )
 
 
 def _retry_by_policy(

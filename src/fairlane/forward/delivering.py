@@ -15,15 +15,15 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
 import msgspec
 
-from fairlane.clock import SECOND, Clock, Instant, microseconds
-from fairlane.errors import InvalidJob, StoreUnavailable, UndecodablePayload
+from fairlane.clock import SECOND, Instant, microseconds
+from fairlane.errors import InvalidJob, JobNotFound, StoreUnavailable, UndecodablePayload
 from fairlane.forward.tokens import Token
 from fairlane.job import Claim
 from fairlane.scheduler.settlement import Cancelled, Died, Done, Failed, Outcome, Released, Settlement, settle
@@ -32,8 +32,8 @@ from fairlane.store.protocol import Adopted, Store, WorkerIdentity
 from fairlane.task import Task
 from fairlane.telemetry.telemetry import Telemetry
 from fairlane.worker.context import current_run
-from fairlane.worker.outcomes import Stop, outcome_of
-from fairlane.worker.runs import RunningJob, log_end, settlement_of
+from fairlane.worker.outcomes import Stop, outcome_of, summary
+from fairlane.worker.runs import RunningJob, log_end, log_lost, log_unreadable, settlement_of
 from fairlane.worker.settling import Settling
 from fairlane.worker.timing import Outage, pause
 from fairlane.worker.watching import Watching
@@ -53,12 +53,16 @@ UNKNOWN_DELAY = 30 * SECOND
 class Delivery(RunningJob):
     """One message at the engine's worker whose job runs here, until it is settled."""
 
-    __slots__ = ("adopted_at", "handle", "keep_until", "process")
+    __slots__ = ("adopted_at", "handle", "keep_until", "kept_at", "process")
 
-    def __init__(self, home: _Process, adopted: Adopted, task: Task[..., Any], args: Any, kwargs: Any) -> None:
+    def __init__(
+        self, home: _Process, adopted: Adopted, kept_at: int, task: Task[..., Any], args: Any, kwargs: Any
+    ) -> None:
         super().__init__(home, adopted.claim, task, args, kwargs)
         self.process = home
         self.adopted_at = adopted.at
+        self.kept_at = kept_at
+        """When its lease was asked for or renewed last, by the monotonic clock."""
         self.handle: asyncio.Task[Any] | None = None
         """Who runs it, in an async engine: cancelled if the claim is lost or the job cancelled."""
         self.keep_until: Instant | None = None
@@ -91,22 +95,32 @@ class Deliveries:
         self._app = app
         self._lease = lease
         self._here: _Process | None = None
+        self._outage = Outage(lambda: None)
         self._ending: set[asyncio.Future[None]] = set()
 
     # Begin: the job is ours, or there is nothing to do.
 
-    async def begin(self, token: Token | str, *, cancellable: bool = False) -> Delivery | None:
-        """Adopt the job of a message, wherever that is possible. `None`: skip the message, and let the engine
-        acknowledge it; whatever had to be recorded is. `cancellable`: cancel the current asyncio task if the job is
-        cancelled or lost while it runs."""
+    async def begin(self, token: Token | str, tasks: Sequence[str], *, cancellable: bool = False) -> Delivery | None:
+        """Adopt the job of a message that is to run one of these tasks, wherever that is possible. `None`: skip the
+        message, and let the engine acknowledge it; whatever had to be recorded is. `InvalidJob`: it was written by
+        others, and nothing has changed. `cancellable`: cancel the current asyncio task if the job is cancelled or lost
+        while it runs."""
         token = token if isinstance(token, Token) else Token.parse(token)
         here = await self._process()
-        adopted = await here.adopt(token)
-        if adopted is None:
+        found = await here.adopt(token, tasks)
+        if found is None and (other := await here.task_of(token.job)) is not None and other not in tasks:
+            if self._app.registry.find(other) is not None:
+                raise InvalidJob(
+                    f"job {token.job} is one of {other!r}, and its token came with a message for {tasks[0]!r}, which "
+                    f"was written by others; it is refused, and the job waits for its own"
+                )
+            found = await here.adopt(token, [other])
+        if found is None:
             log.info(
                 "job %s: this message is stale: it was delivered before, or its claim has ended; skipped", token.job
             )
             return None
+        adopted, asked_at = found
         claim = adopted.claim
         task = self._app.registry.find(claim.task)
         if claim.cancel_requested:
@@ -120,10 +134,10 @@ class Deliveries:
         try:
             args, kwargs = task.codec.decode_call(claim.payload)
         except UndecodablePayload as error:
-            log.error("job %s (%s) is set aside as dead: %s", claim.id, claim.task, error, extra={"claim": claim})
+            log_unreadable(claim, error, log)
             await here.refuse(claim, Died(str(error)))
             return None
-        delivery = Delivery(here, adopted, task, args, kwargs)
+        delivery = Delivery(here, adopted, asked_at, task, args, kwargs)
         delivery.handle = asyncio.current_task() if cancellable else None
         delivery.started_at = self._app.clock.monotonic()
         here.hold(delivery)
@@ -132,7 +146,14 @@ class Deliveries:
         except BaseException:
             here.let_go(delivery)
             raise
-        return delivery
+        return await self._in_time(delivery)
+
+    async def _in_time(self, delivery: Delivery) -> Delivery | None:
+        """Nothing begins under a lease that has ended: another may have it by now."""
+        if not delivery.process.is_late(delivery):
+            return delivery
+        await delivery.process.end(delivery, Released("the engine's process stood still for longer than its lease"))
+        return None
 
     # End: exactly one of these.
 
@@ -163,12 +184,12 @@ class Deliveries:
 
     # The same for engines that block.
 
-    def begin_sync(self, token: Token | str) -> Delivery | None:
+    def begin_sync(self, token: Token | str, tasks: Sequence[str]) -> Delivery | None:
         begun: deque[Delivery] = deque()
         left: list[BaseException] = []
 
         async def begin() -> Delivery | None:
-            delivery = await self.begin(token)
+            delivery = await self.begin(token, tasks)
             if delivery is not None:
                 begun.append(delivery)
                 if left:
@@ -176,7 +197,10 @@ class Deliveries:
             return delivery
 
         try:
-            return self._app.run_blocking(begin())
+            delivery = self._app.run_blocking(begin())
+            if delivery is not None and delivery.process.is_late(delivery):
+                return self._app.run_blocking(self._in_time(delivery))
+            return delivery
         except BaseException as error:
             left.append(error)
             self._abandon(begun, error)
@@ -205,12 +229,17 @@ class Deliveries:
         ending.add_done_callback(self._ending.discard)
         await asyncio.shield(ending)
 
+    async def open(self) -> Store:
+        """Open the app in this loop, however long the database is away."""
+        return await self._outage.ride_out(self._app.opened, "opening")
+
     async def _process(self) -> _Process:
-        store, stamp = await self._app.opened(), await self._app.stamper()
+        store = await self.open()
+        stamp = await self._outage.ride_out(self._app.stamper, "opening")
         here = self._here
         # After a fork, or when the app was closed and opened again, there is another store.
         if here is None or here.store is not store:
-            here = self._here = _Process(store, self._app.clock, stamp, self._app.max_payload, self._lease)
+            here = self._here = _Process(store, self._app, stamp, self._lease, self._outage)
             here.watch(self._app.telemetry)
         return here
 
@@ -218,23 +247,23 @@ class Deliveries:
 class _Process:
     """The jobs that run in this process of the engine, and the heartbeat that keeps them."""
 
-    def __init__(self, store: Store, clock: Clock, stamp: Stamp, max_result: int, lease: timedelta) -> None:
+    def __init__(self, store: Store, app: App, stamp: Stamp, lease: timedelta, outage: Outage) -> None:
         self.store = store
         self.loop = asyncio.get_running_loop()
         self.thread = threading.get_ident()
         self.log = log
         self.stamp = stamp
-        self.max_result = max_result
+        self.max_result = app.max_payload
         self.identity = WorkerIdentity(uuid4(), name_of_process())
-        self._clock = clock
+        self._clock = app.clock
         self._lease = lease
         self._offset = 0
         self._held: dict[UUID, Delivery] = {}
         """By lease: each job has one of its own."""
         self._beating: asyncio.Task[None] | None = None
         self._cancelling: set[asyncio.Task[None]] = set()
-        self._outage = Outage(lambda: None)
-        self._settling = Settling(store, self._outage)
+        self._outage = outage
+        self._settling = Settling(store, outage)
         self._watching: Watching | None = None
 
     def watch(self, telemetry: Telemetry) -> None:
@@ -255,13 +284,34 @@ class _Process:
     def store_now(self) -> Instant:
         return self._clock.now() + self._offset
 
-    async def adopt(self, token: Token) -> Adopted | None:
-        adopted = await self._outage.ride_out(
-            lambda: self.store.adopt(token.job, token.lease, worker=self.identity, lease_for=self._lease), "adopting"
-        )
-        if adopted is not None:
-            self._offset = adopted.at - self._clock.now()
-        return adopted
+    def is_late(self, delivery: Delivery) -> bool:
+        """Whether its lease has ended, because this process has stood still."""
+        return self._clock.monotonic() - delivery.kept_at > microseconds(self._lease)
+
+    async def adopt(self, token: Token, tasks: Sequence[str]) -> tuple[Adopted, int] | None:
+        """The claim, and when it was asked for, by the monotonic clock."""
+        asked_at = 0
+        # Chosen before the first try: one whose answer was lost has landed perhaps, and a later one finds its work.
+        own = uuid4()
+
+        async def once() -> Adopted | None:
+            nonlocal asked_at
+            asked_at = self._clock.monotonic()
+            return await self.store.adopt(
+                token.job, token.lease, own, tasks=tasks, worker=self.identity, lease_for=self._lease
+            )
+
+        adopted = await self._outage.ride_out(once, "adopting")
+        if adopted is None:
+            return None
+        self._offset = adopted.at - self._clock.now()
+        return adopted, asked_at
+
+    async def task_of(self, job: UUID) -> str | None:
+        try:
+            return (await self._outage.ride_out(lambda: self.store.job(job), "adopting")).task
+        except JobNotFound:
+            return None
 
     async def refuse(self, claim: Claim, outcome: Outcome) -> None:
         """End a claim that cannot run."""
@@ -300,10 +350,18 @@ class _Process:
             await pause(self._clock, microseconds(self._lease) // 3)
             self._let_go_of_retries()
             if leases := list(self._held):
-                await self._renew(leases)
+                try:
+                    await self._renew(leases)
+                except Exception as error:
+                    # The engine's worker is not ours to end, and whatever runs here must keep its claim.
+                    log.critical("leases could not be renewed: %s; trying again", summary(error), exc_info=error)
 
     async def _renew(self, leases: list[UUID]) -> None:
+        asked_at = self._clock.monotonic()
         renewed = await self._outage.ride_out(lambda: self.store.renew(leases, self._lease), "renewing leases")
+        for lease in leases:
+            if (delivery := self._held.get(lease)) is not None:
+                delivery.kept_at = asked_at
         for lease in renewed.gone:
             if (delivery := self._held.get(lease)) is not None:
                 self._lost(delivery)
@@ -316,15 +374,8 @@ class _Process:
         if delivery.keep_until is not None:
             self.let_go(delivery)  # its retry has been adopted, or will find its token stale
         elif not delivery.may_be_settled:
-            claim = delivery.claim
-            log.error(
-                "job %s (%s): ClaimLost: %s; nothing of this run is recorded",
-                claim.id,
-                claim.task,
-                Stop.GONE.value,
-                extra={"claim": claim},
-            )
-            self._held.pop(claim.lease, None)
+            log_lost(delivery.claim, log)
+            self._held.pop(delivery.claim.lease, None)
             self._interrupt(delivery, Stop.GONE)
 
     def _interrupt(self, delivery: Delivery, reason: Stop) -> None:

@@ -6,6 +6,7 @@ job of that message, runs, and settles it. Whatever Dramatiq is not to retry or 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import threading
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fairlane.errors import ConfigurationError, InvalidJob, Retry, Signal
+from fairlane.errors import ConfigurationError, Dead, Retry, Signal
 from fairlane.forward.delivering import Delivery
 from fairlane.forward.forwarder import Forwarded, Forwarder
 from fairlane.forward.messages import Message
@@ -123,7 +124,7 @@ class DramatiqForwarder(Forwarder):
 
     def _begun(self, message: Any) -> Delivery:
         try:
-            delivery = self.deliveries.begin_sync(message.options[HEADER])
+            delivery = self.deliveries.begin_sync(message.options[HEADER], self.names[message.actor_name])
         except Exception:
             # The claim stays where it was, and a message for it is published again.
             log.exception("message %s: its job could not be adopted; it is skipped", message.message_id)
@@ -131,6 +132,11 @@ class DramatiqForwarder(Forwarder):
         if delivery is None:
             raise _skipped(message, "its token is stale")
         return delivery
+
+    def set_aside(self, message: Any) -> None:
+        """Record that Dramatiq will not run it; else it would be published again, in vain."""
+        with contextlib.suppress(SkipMessage):
+            self.deliveries.failed_sync(self._begun(message), Dead("Dramatiq has set its message aside unread"))
 
     def _run_under_the_policy(self, delivery: Delivery, message: Any, function: Callable[..., Any]) -> Any:
         try:
@@ -200,12 +206,7 @@ class DramatiqForwarder(Forwarder):
 
     def _using(self, task: str, delay: Any, given: dict[str, Any]) -> dict[str, Any]:
         """What Dramatiq's options are called in Fairlane; what it does not know travels with the message."""
-        if self.forwarded[task].retries == "policy" and (refused := sorted(given.keys() & OF_RETRIES)):
-            raise InvalidJob(
-                f"actor {task!r} goes through Fairlane, whose policy says how it is tried again: "
-                f"{', '.join(refused)} would do nothing; give max_attempts and backoff to route(…), or leave retries "
-                f"to Dramatiq: retries='engine'"
-            )
+        self.forwarded[task].refuse(given.keys() & OF_RETRIES, "Dramatiq", "actor")
         using: dict[str, Any] = {}
         if delay is not None:
             using["delay"] = delay if isinstance(delay, timedelta) else timedelta(milliseconds=delay)
@@ -261,4 +262,7 @@ class _Watch(Middleware):
             self._forwarder.deliveries.failed_sync(delivery, exception, is_final=True)
 
     def after_skip_message(self, broker: Any, message: Any) -> None:
-        self._here.message = self._here.delivery = None
+        untaken, self._here.message, self._here.delivery = getattr(self._here, "message", None), None, None
+        if untaken is not None and message.failed:
+            # It never came to its actor, and Dramatiq has set it aside: it was too old, perhaps.
+            self._forwarder.set_aside(message)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fairlane.clock import microseconds
 from fairlane.declaring import is_async, key_source
-from fairlane.errors import ConfigurationError, UndecodablePayload
+from fairlane.errors import ConfigurationError, InvalidJob, UndecodablePayload
 from fairlane.forward.delivering import Deliveries
 from fairlane.forward.messages import Message, Unpublishable
 from fairlane.forward.tokens import Token
@@ -55,6 +56,15 @@ class Forwarded:
     """The engine's own task."""
     retries: Retries
 
+    def refuse(self, given: AbstractSet[str], engine: str, its: str = "task") -> None:
+        """Options of a call that say how the engine tries again do nothing where the policy says it."""
+        if self.retries == "policy" and given:
+            raise InvalidJob(
+                f"{its} {self.task.name!r} goes through Fairlane, whose policy says how it is tried again: "
+                f"{', '.join(sorted(given))} would do nothing; give max_attempts and backoff to route(…), or leave "
+                f"retries to {engine}: retries='engine'"
+            )
+
 
 class Forwarder(ABC):
     """Has an engine run what Fairlane admits."""
@@ -84,6 +94,8 @@ class Forwarder(ABC):
         self.deliveries = Deliveries(app, self.lease)
         self.forwarded: dict[str, Forwarded] = {}
         """By the name of the Fairlane task."""
+        self.names: dict[str, list[str]] = {}
+        """The Fairlane tasks of each task of the engine, by its name."""
         self._queues = dict(queues or {})
         # What is stored encrypted must not lie in the broker in plain text.
         self._shows = app.codec is None if show_arguments is None else show_arguments
@@ -165,6 +177,7 @@ class Forwarder(ABC):
         self.app.forwarded.add(queue)
         forwarded = Forwarded(task, target, self.retries if retries is None else _checked_retries(retries))
         self.forwarded[task_name] = forwarded
+        self.names.setdefault(self.name_of(target), []).append(task_name)
         self.install(forwarded)
         return task
 

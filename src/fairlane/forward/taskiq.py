@@ -131,7 +131,8 @@ class TaskiqForwarder(Forwarder):
             message = self._watch.take(forwarded.target.task_name)
             if message is None:  # called by hand, or sent past Fairlane
                 return await function(*args, **kwargs)
-            delivery = _ours(await self.deliveries.begin(message.labels[HEADER], cancellable=True))
+            tasks = self.names[message.task_name]
+            delivery = _ours(await self.deliveries.begin(message.labels[HEADER], tasks, cancellable=True))
             self._prepare(forwarded, message, delivery)
             try:
                 with delivery.entered():
@@ -153,7 +154,7 @@ class TaskiqForwarder(Forwarder):
             message = self._watch.take(forwarded.target.task_name)
             if message is None:
                 return function(*args, **kwargs)
-            delivery = _ours(self.deliveries.begin_sync(message.labels[HEADER]))
+            delivery = _ours(self.deliveries.begin_sync(message.labels[HEADER], self.names[message.task_name]))
             self._prepare(forwarded, message, delivery)
             try:
                 with delivery.entered():
@@ -242,7 +243,7 @@ class _Watch(TaskiqMiddleware):
         is_forwarded = HEADER in message.labels
         if is_forwarded:
             # In this loop: functions that block reach it from their threads.
-            await self._forwarder.app.opened()
+            await self._forwarder.deliveries.open()
         self._message.set(message if is_forwarded else None)
         return message
 
@@ -276,7 +277,7 @@ class _RoutedKicker(AsyncKicker[Any, Any]):
     ) -> None:
         super().__init__(target.task_name, target.broker, dict(target.labels), target.return_type)
         self._task = task
-        self._retries = forwarder.forwarded[task.name].retries
+        self._forwarded = forwarder.forwarded[task.name]
         self._own_labels = dict(target.labels)
 
     async def kiq(self, *args: Any, **kwargs: Any) -> Any:
@@ -289,12 +290,7 @@ class _RoutedKicker(AsyncKicker[Any, Any]):
         """What Taskiq's labels are called in Fairlane; what it does not know travels with the message."""
         using: dict[str, Any] = {}
         given = {name: value for name, value in self.labels.items() if self._own_labels.get(name) != value}
-        if self._retries == "policy" and (refused := sorted(given.keys() & OF_RETRIES)):
-            raise InvalidJob(
-                f"task {self.task_name!r} goes through Fairlane, whose policy says how it is tried again: "
-                f"{', '.join(refused)} would do nothing; give max_attempts and backoff to route(…), or leave retries "
-                f"to Taskiq: retries='engine'"
-            )
+        self._forwarded.refuse(given.keys() & OF_RETRIES, "Taskiq")
         if (delay := given.pop("delay", None)) is not None:
             using["delay"] = timedelta(seconds=float(delay))
         if (priority := given.pop("priority", None)) is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from fairlane.clock import Instant, as_datetime
+from fairlane.clock import iso_text
 from fairlane.job import AttemptRecord, JobRecord
 from fairlane.operations.findings import Finding
 from fairlane.operations.jobs import JobDetails, Report
@@ -50,10 +50,10 @@ def describe_job(record: JobRecord) -> dict[str, Any]:
         "max_attempts": record.max_attempts,
         "replays": record.replays,
         "context": record.context,
-        "enqueued_at": _iso(record.enqueued_at),
-        "due_at": _iso(record.due_at),
-        "claimed_at": _iso(record.claimed_at),
-        "finished_at": _iso(record.finished_at),
+        "enqueued_at": iso_text(record.enqueued_at),
+        "due_at": iso_text(record.due_at),
+        "claimed_at": iso_text(record.claimed_at),
+        "finished_at": iso_text(record.finished_at),
         "worker": record.worker,
         "error": record.error,
         "progress": record.progress,
@@ -92,16 +92,12 @@ def describe_report(report: Report) -> dict[str, Any]:
 def describe_attempt(attempt: AttemptRecord) -> dict[str, Any]:
     return {
         "attempt": attempt.attempt,
-        "claimed_at": _iso(attempt.claimed_at),
-        "ended_at": _iso(attempt.ended_at),
+        "claimed_at": iso_text(attempt.claimed_at),
+        "ended_at": iso_text(attempt.ended_at),
         "worker": attempt.worker,
         "outcome": attempt.outcome,
         "error": attempt.error,
     }
-
-
-def _iso(at: Instant | None) -> str | None:
-    return None if at is None else as_datetime(at).isoformat()
 
 
 def describe_override(override: Override, everyone: str = EVERYONE) -> dict[str, Any]:
@@ -110,8 +106,8 @@ def describe_override(override: Override, everyone: str = EVERYONE) -> dict[str,
         "keys": dict(override.scope),
         "limit": override.limit,
         "value": override.value,
-        "expires_at": _iso(override.expires_at),
-        "set_at": _iso(override.set_at),
+        "expires_at": iso_text(override.expires_at),
+        "set_at": iso_text(override.set_at),
         "set_by": override.set_by,
         "reason": override.reason,
         "says": override.describe(everyone),
@@ -184,7 +180,7 @@ def _difference(difference: Difference) -> dict[str, Any]:
 def describe_entry(entry: AuditEntry) -> dict[str, Any]:
     return {
         "id": entry.id,
-        "at": _iso(entry.at),
+        "at": iso_text(entry.at),
         "actor": entry.actor,
         "action": entry.action,
         "queue": entry.queue,

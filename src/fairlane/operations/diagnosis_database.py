@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import assert_never
 
-from fairlane.clock import SECOND
+from fairlane.clock import SECOND, lasting
 from fairlane.errors import FairlaneError, SchemaTooNew, StoreUnavailable
 from fairlane.operations.findings import Finding, Level
-from fairlane.operations.hinting import lasting
 from fairlane.store.health import Health, HorizonHolder, PostgresHealth, SqliteHealth, TableHealth
 
 __all__ = ["about_database", "about_no_database"]

@@ -109,13 +109,13 @@ def named_keys(policy: Policy) -> Iterator[NamedKey]:
 
 def _named(policy: Policy, what: str, scope: Scope) -> NamedKey:
     keys = dict(scope)
-    fair = () if policy.fair is None else policy.fair.by
+    flow = tuple(keys[name] for name in policy.fair_by) if policy.is_flow(keys) else None
     limits = [bound for bound in policy.keyed_limits if set(bound.limit.by) == set(keys)]
     return NamedKey(
         policy.queue,
         what,
         scope,
-        flows=(flow_id(policy.queue, fair, tuple(keys[name] for name in fair)),) if set(fair) == set(keys) else (),
+        flows=() if flow is None else (flow_id(policy.queue, policy.fair_by, flow),),
         gates=(
             gate_id(policy.queue, pause_name(tuple(keys)), tuple(keys.values())),
             *(policy.gate_of(bound, tuple(keys[name] for name in bound.limit.by)) for bound in limits),

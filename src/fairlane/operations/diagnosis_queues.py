@@ -9,8 +9,8 @@ from fairlane.clock import SECOND, Instant, as_datetime
 from fairlane.job import State
 from fairlane.operations.charting import MINUTE
 from fairlane.operations.findings import Finding, Level
+from fairlane.policy.keys import key_words
 from fairlane.policy.policy import Policy
-from fairlane.scheduler.explain import key_words
 from fairlane.scheduler.figures import Minute
 from fairlane.store.figures import QueueFigures
 from fairlane.store.finding import find_jobs
@@ -91,8 +91,7 @@ def about_standstills(
             f"fairlane unsuspend {queue}; fairlane resume {queue}"
         )
         if each.limit is None:
-            by = () if policy.fair is None else policy.fair.by
-            who = key_words(dict(zip(by, each.key, strict=True))) or "the queue's only flow"
+            who = key_words(dict(zip(policy.fair_by, each.key, strict=True))) or "the queue's only flow"
             message = f"{who} has jobs that could start, and no claim looks where it stands"
             yield Finding(check="stuck lane", queue=each.queue, message=message, remedy=remedy)
         elif each.since is not None and _has_started_since(minutes.get(each.queue, []), each.since):

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fairlane.operations.findings import Finding, Level
-from fairlane.operations.hinting import UNEVEN_CLOCK
 from fairlane.operations.views import WorkerView
 
 __all__ = ["about_workers"]
-
-ALIVE = ("running", "ended")
-"""What a loop says of itself that has not died."""
 
 
 def about_workers(workers: Sequence[WorkerView]) -> Iterator[Finding]:
@@ -21,7 +17,7 @@ def about_workers(workers: Sequence[WorkerView]) -> Iterator[Finding]:
         if each.is_late:
             yield _late(each, sorted(set(each.queues) - served))
             continue
-        dead = {name: state for name, state in sorted(each.loops.items()) if state not in ALIVE}
+        dead = each.dead_loops
         for name, state in dead.items():
             yield Finding(
                 check="dead loop",
@@ -36,7 +32,7 @@ def about_workers(workers: Sequence[WorkerView]) -> Iterator[Finding]:
                 message=f"worker {each.name} says that it is not well",
                 remedy="look at its log, and restart it",
             )
-        if abs(each.clock_offset) > UNEVEN_CLOCK:
+        if each.has_uneven_clock:
             yield Finding(
                 check="clock skew",
                 queue=None,

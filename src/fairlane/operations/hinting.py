@@ -9,18 +9,18 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from shlex import quote
 
+from fairlane.clock import lasting
 from fairlane.operations.views import GaugeView, Hint, HintKind, KeyView, QueueStatus, QueueView, WorkerView
+from fairlane.policy.keys import key_words
 from fairlane.policy.partitions import whole_of
-from fairlane.scheduler.explain import key_words
 
-__all__ = ["hints_of", "lasting", "status_of"]
+__all__ = ["hints_of", "status_of"]
 
 LAGGING_AFTER = 60.0
 """Seconds that a job which nothing holds back may wait before it is told as lag."""
 MOST_HINTS = 20
 OF_ONE_LIMIT = 3
 """Keys that are named one by one for a limit that holds many back: its queue's page has the others."""
-UNEVEN_CLOCK = 5.0
 FEW_SLOTS = 0.9
 OFTEN_FAILING = 0.5
 
@@ -70,15 +70,15 @@ def _about_workers(workers: Sequence[WorkerView]) -> Iterator[Hint]:
     for each in workers:
         if each.is_gone:
             continue
-        dead = sorted(name for name, state in each.loops.items() if state not in ("running", "ended"))
         if each.is_late:
             words = f"worker {each.name} was last heard of at {each.seen_at:%H:%M:%S} UTC: it died, or stands still"
             knob = "its jobs run again once their leases end; restart it"
             yield Hint(kind=HintKind.FAULT, queue=None, words=words, knob=knob)
-        elif dead:
-            words = f"worker {each.name}: its loop {dead[0]} died ({each.loops[dead[0]]})"
+        elif dead := each.dead_loops:
+            name, cause = next(iter(dead.items()))
+            words = f"worker {each.name}: its loop {name} died ({cause})"
             yield Hint(kind=HintKind.FAULT, queue=None, words=words, knob="restart it, and look at its log")
-        if abs(each.clock_offset) > UNEVEN_CLOCK:
+        if each.has_uneven_clock:
             words = f"the clock of worker {each.name} differs from the database's by {each.clock_offset:+.1f} s"
             yield Hint(kind=HintKind.FAULT, queue=None, words=words, knob="let its machine keep time (NTP)")
 
@@ -158,11 +158,3 @@ def _waiting(count: int) -> str:
 
 def _jobs(count: int) -> str:
     return "1 job" if count == 1 else f"{count:,} jobs"
-
-
-def lasting(seconds: float) -> str:
-    """A duration in the unit that suits it."""
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"

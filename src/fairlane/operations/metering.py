@@ -14,16 +14,15 @@ from fairlane.operations.seeing_workers import list_workers
 from fairlane.operations.views import KeyView, QueueView
 from fairlane.policy.partitions import whole_of
 from fairlane.store.protocol import Declared, Store
+from fairlane.telemetry.metrics import OTHER, Labels
 
 __all__ = ["Figures", "fleet_figures"]
 
-Labels = tuple[str, ...]
 Figures = dict[str, list[tuple[Labels, float]]]
 """By metric, its values by their labels."""
 
 QUEUES_WITH_KEYS = 10
 """Queues whose keys are looked at: those with most jobs waiting."""
-OTHER = "other"
 
 _OF_A_QUEUE: dict[str, Callable[[QueueView], float]] = {
     "fairlane_queue_ready_jobs": lambda view: view.ready,

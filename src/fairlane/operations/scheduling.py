@@ -9,7 +9,7 @@ from uuid import UUID
 
 import msgspec
 
-from fairlane.clock import Instant, as_datetime
+from fairlane.clock import Instant, iso_text
 from fairlane.errors import UnknownSchedule
 from fairlane.job import JobRecord, State
 from fairlane.operations.asking import Intent
@@ -167,15 +167,11 @@ def describe_schedule(view: ScheduleView) -> dict[str, Any]:
         "task": view.task,
         "queue": view.queue,
         "call": view.call,
-        "next_at": _iso(view.next_at),
-        "resumes_at": _iso(view.resumes_at),
-        "last_slot": _iso(view.last_slot),
+        "next_at": iso_text(view.next_at),
+        "resumes_at": iso_text(view.resumes_at),
+        "last_slot": iso_text(view.last_slot),
         "last_job": None if view.last_job is None else str(view.last_job),
-        "last_fired_at": _iso(view.last_fired_at),
-        "declared_at": _iso(view.declared_at),
+        "last_fired_at": iso_text(view.last_fired_at),
+        "declared_at": iso_text(view.declared_at),
         "triggers_waiting": view.triggers_waiting,
     }
-
-
-def _iso(at: Instant | None) -> str | None:
-    return None if at is None else as_datetime(at).isoformat()

@@ -307,8 +307,7 @@ def _hours(figures: KeyFigures, now: Instant) -> list[_Hour]:
 
 async def _lanes(store: Store, policy: Policy, keys: Mapping[str, str | None]) -> list[LaneView]:
     """The lanes of a key that is a flow of its own; of any other key, none are told."""
-    by = policy.fair.by if policy.fair else ()
-    if set(by) != set(keys):
+    if not policy.is_flow(keys):
         return []
     rows = await store.lanes_of(policy.queue, policy.flow_of(0, keys), SHOWN_LANES)
     gates, _ = await store.gates_named([row.gate for row in rows if row.gate is not None], [])

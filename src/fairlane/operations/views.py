@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
+from typing import Literal
 
 import msgspec
 
-from fairlane.store.figures import Counted, KeySort
+from fairlane.store.figures import Counted, KeySort, dead_loops
 
 __all__ = [
     "Chart",
@@ -310,6 +311,10 @@ class OneKey(msgspec.Struct, frozen=True, kw_only=True):
     """What operators have changed for it, in words."""
 
 
+UNEVEN_CLOCK = 5.0
+"""Seconds between the store's clock and a worker's from which on somebody is told."""
+
+
 class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     """A worker process."""
 
@@ -336,6 +341,24 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     loops: dict[str, str]
     tasks: list[str]
     figures: dict[str, float]
+
+    @property
+    def state(self) -> Literal["late", "unwell", "stopping", "well"]:
+        """The worst that is known of it."""
+        if self.is_late:
+            return "late"
+        if not self.is_well:
+            return "unwell"
+        return "stopping" if self.is_stopping else "well"
+
+    @property
+    def dead_loops(self) -> dict[str, str]:
+        """What each died of."""
+        return dead_loops(self.loops)
+
+    @property
+    def has_uneven_clock(self) -> bool:
+        return abs(self.clock_offset) > UNEVEN_CLOCK
 
 
 class WorkerList(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from fairlane.clock import SECOND, Instant, duration_text
 from fairlane.errors import InvalidPolicy
 from fairlane.policy.by import By, normalize_by, repr_by
-from fairlane.policy.checking import duration_above_zero, is_number, is_whole
+from fairlane.policy.checking import as_whole, duration_above_zero, is_number, is_whole
 from fairlane.policy.gates import Ending, GateState
 from fairlane.policy.limits import MAX_COUNT
 from fairlane.policy.reasons import Reason, Why
@@ -203,7 +203,7 @@ class AdaptiveConcurrency:
 
     def with_bound(self, bound: float) -> AdaptiveConcurrency:
         """With another `max`; the cap goes on moving below it."""
-        most: Any = int(bound) if bound == int(bound) else bound
+        most = as_whole(bound)
         return AdaptiveConcurrency(
             start=min(self.start, most),
             min=min(self.min, most),

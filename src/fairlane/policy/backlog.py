@@ -9,8 +9,10 @@ import msgspec
 
 from fairlane.clock import Instant
 from fairlane.errors import InvalidPolicy
-from fairlane.policy.by import By, normalize_by
+from fairlane.policy.by import By, normalize_by, repr_by
+from fairlane.policy.checking import as_whole, is_whole
 from fairlane.policy.gates import Ending, GateState
+from fairlane.policy.keys import key_words
 from fairlane.policy.limits import MAX_COUNT, UNBOUNDED
 from fairlane.policy.reasons import Reason, Why
 
@@ -40,7 +42,7 @@ class Backlog:
 
     def __init__(self, max: int, *, by: str | tuple[str, ...] | None = None, when_full: WhenFull = "signal") -> None:
         what = f"Backlog({max!r})"
-        if not _is_whole(max) or not 1 <= max <= MAX_COUNT:
+        if not is_whole(max) or not 1 <= max <= MAX_COUNT:
             raise InvalidPolicy(f"{what}: the maximum is a whole number of waiting jobs, from 1 to {MAX_COUNT:,}")
         if when_full not in ("signal", "reject"):
             raise InvalidPolicy(f"{what}: when_full={when_full!r} is unknown; use 'signal' or 'reject'")
@@ -49,8 +51,7 @@ class Backlog:
         object.__setattr__(self, "when_full", when_full)
 
     def __repr__(self) -> str:
-        by = "" if not self.by else f", by={self.by[0]!r}" if len(self.by) == 1 else f", by={self.by!r}"
-        return f"Backlog({self.max}{by}, when_full={self.when_full!r})"
+        return f"Backlog({self.max}{repr_by(self.by)}, when_full={self.when_full!r})"
 
     @property
     def identity(self) -> str:
@@ -84,8 +85,7 @@ class Backlog:
         return Why(Reason.SLOT, gate.in_flight, self.max)
 
     def with_bound(self, bound: float) -> Backlog:
-        number: Any = int(bound) if bound == int(bound) else bound
-        return Backlog(number, by=self.by, when_full=self.when_full)
+        return Backlog(as_whole(bound), by=self.by, when_full=self.when_full)
 
     def to_document(self) -> dict[str, Any]:
         return {"kind": "backlog", "max": self.max, "by": list(self.by), "when_full": self.when_full}
@@ -107,10 +107,6 @@ class FullBacklog(msgspec.Struct, frozen=True):
     max: int
 
     def describe(self) -> str:
-        key = ", ".join(f"{name}={'None' if value is None else value}" for name, value in self.key.items())
+        key = key_words(self.key)
         whose = f"queue {self.queue!r}, {key}" if key else f"queue {self.queue!r}"
         return f"{whose}: {self.ready:,} jobs wait, and its backlog holds {self.max:,}"
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -20,7 +20,7 @@ import msgspec
 from fairlane.clock import SECOND, Instant, duration_text
 from fairlane.errors import InvalidPolicy
 from fairlane.policy.by import By, normalize_by, repr_by
-from fairlane.policy.checking import duration_above_zero, is_whole
+from fairlane.policy.checking import as_whole, duration_above_zero, is_whole
 from fairlane.policy.gates import Ending, GateState
 from fairlane.policy.limits import MAX_COUNT, UNBOUNDED
 from fairlane.policy.reasons import Reason, Why
@@ -226,9 +226,8 @@ class Breaker:
 
     def with_bound(self, bound: float) -> Breaker:
         """With another number of failures."""
-        failures: Any = int(bound) if bound == int(bound) else bound
         within, cooldown = timedelta(microseconds=self.within), timedelta(microseconds=self.cooldown)
-        return Breaker(failures, within=within, cooldown=cooldown, probes=self.probes, by=self.by)
+        return Breaker(as_whole(bound), within=within, cooldown=cooldown, probes=self.probes, by=self.by)
 
     def to_document(self) -> dict[str, Any]:
         return {

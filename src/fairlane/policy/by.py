@@ -6,12 +6,15 @@ import re
 
 from fairlane.errors import InvalidPolicy
 
-__all__ = ["By", "checked_name", "normalize_by", "repr_by", "repr_name"]
+__all__ = ["NAME", "By", "checked_name", "normalize_by", "repr_by", "repr_name"]
 
 By = tuple[str, ...]
 
+NAME = "[A-Za-z0-9][A-Za-z0-9_.-]{0,119}"
+"""What a queue may be called, and a limit that queues share."""
+
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}\Z")
-_SHARED_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,119}\Z")
+_SHARED_NAME = re.compile(rf"{NAME}\Z")
 
 
 def normalize_by(what: str, by: str | tuple[str, ...] | None) -> By:

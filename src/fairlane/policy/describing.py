@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from fairlane.clock import SECOND
 from fairlane.policy.adaptive import AdaptiveConcurrency
 from fairlane.policy.backlog import Backlog
 from fairlane.policy.breaker import Breaker
 from fairlane.policy.by import By
 from fairlane.policy.limits import Concurrency, Rate
-from fairlane.policy.policy import BoundLimit, Policy
+from fairlane.policy.policy import WEIGHT, BoundLimit, Policy
 from fairlane.policy.sequence import Sequence
 
 __all__ = ["policy_words"]
-
-SECOND = 1_000_000
 
 
 def policy_words(policy: Policy) -> list[str]:
@@ -25,7 +24,7 @@ def _order(policy: Policy) -> str:
     if fair is None:
         return "First come, first served, higher priorities with a head start."
     charged = "for the time its jobs run" if fair.charge == "time" else "for each job, however long it runs"
-    weights = ", by weight" if policy.brought.get("weight") or fair.weights else ""
+    weights = ", by weight" if policy.brought.get(WEIGHT) or fair.weights else ""
     return f"Every {_by(fair.by)} gets its turn{weights}, charged {charged}."
 
 

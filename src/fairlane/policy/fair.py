@@ -11,7 +11,7 @@ from fairlane.errors import InvalidPolicy
 from fairlane.policy.by import By, normalize_by
 from fairlane.policy.numbers import FROM_JOB, FromJob, Source, from_job, named_numbers
 
-__all__ = ["Charge", "Fair", "checked_weight"]
+__all__ = ["Charge", "Fair", "checked_weight", "is_weight"]
 
 Charge = Literal["time", "count"]
 
@@ -74,11 +74,15 @@ class Fair:
         return {"by": list(self.by), "weight": weight, "weights": dict(self.weights), "charge": self.charge}
 
 
+def is_weight(number: float) -> bool:
+    return 1e-6 <= number <= 1e6
+
+
 def checked_weight(what: str, weight: object) -> float:
     """A weight as it may be given; `what` names the policy in errors."""
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
         raise InvalidPolicy(f"{what}: a weight is a number above 0, not {weight!r}")
-    if not 1e-6 <= weight <= 1e6:
+    if not is_weight(weight):
         raise InvalidPolicy(
             f"{what}: a weight lies between 0.000001 and 1,000,000, not {weight!r}; Concurrency(0, by=…) stops a key"
         )

@@ -22,6 +22,7 @@ __all__ = [
     "canonical_keys",
     "flow_id",
     "gate_id",
+    "key_words",
     "lane_id",
     "routing_number",
     "select",
@@ -34,6 +35,11 @@ BUILT_IN = ("priority", "task")
 
 Keys = Mapping[str, str | None]
 """Canonical keys by name."""
+
+
+def key_words(key: Keys) -> str:
+    """`account=acme, region=eu`."""
+    return ", ".join(f"{name}={'None' if value is None else value}" for name, value in key.items())
 
 
 def canonical_key(name: str, value: object) -> str | None:

@@ -19,7 +19,7 @@ from fairlane.clock import SECOND, Instant, microseconds
 from fairlane.errors import ConfigurationError, InvalidPolicy
 from fairlane.policy import rolling as window
 from fairlane.policy.by import By, checked_name, normalize_by, repr_by, repr_name
-from fairlane.policy.checking import is_whole
+from fairlane.policy.checking import as_whole, is_whole
 from fairlane.policy.gates import Ending, GateState
 from fairlane.policy.numbers import FROM_JOB, SAME, FromJob, Source, from_job, named_numbers, number_at
 from fairlane.policy.reasons import Reason, Why
@@ -127,7 +127,7 @@ class Concurrency:
         return Why(Reason.CONCURRENCY, gate.in_flight, self.max)
 
     def with_bound(self, bound: float) -> Concurrency:
-        return _concurrency(int(bound) if bound == int(bound) else bound, self.by, self.name)
+        return _concurrency(as_whole(bound), self.by, self.name)
 
     def to_document(self) -> dict[str, Any]:
         number = FROM_JOB if self.from_job else dict(self.named) or self.max

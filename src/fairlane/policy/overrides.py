@@ -18,8 +18,10 @@ from fairlane.clock import Instant
 from fairlane.errors import ConfigurationError, InvalidOverride
 from fairlane.policy.by import By
 from fairlane.policy.checking import is_number
+from fairlane.policy.fair import is_weight
 from fairlane.policy.gates import CountsNothing, Ending, GateState, Limit
-from fairlane.policy.keys import BUILT_IN, gate_id
+from fairlane.policy.keys import BUILT_IN, gate_id, key_words
+from fairlane.policy.limits import UNBOUNDED
 from fairlane.policy.reasons import Reason, Why
 
 if TYPE_CHECKING:
@@ -44,7 +46,6 @@ __all__ = [
     "without_place",
 ]
 
-UNBOUNDED = 1 << 31
 MOST_OVERRIDES = 10_000
 """Of one queue: every claimer knows them all."""
 
@@ -92,8 +93,7 @@ class Override(msgspec.Struct, frozen=True, kw_only=True):
 
     def describe(self, everyone: str = EVERYONE) -> str:
         """In words, without who and why; `everyone` is what one without keys is about."""
-        scope = ", ".join(f"{name}={'None' if value is None else value}" for name, value in self.scope)
-        where = scope or everyone
+        where = key_words(dict(self.scope)) or everyone
         match self.kind:
             case Kind.PAUSE:
                 return f"{where} is paused"
@@ -329,7 +329,7 @@ def check_override(policy: Policy, override: Override) -> None:
                     f"{what}: weights belong to {', '.join(policy.fair.by)}; give "
                     + ", ".join(f"{name}=…" for name in policy.fair.by)
                 )
-            if override.value is None or not 1e-6 <= override.value <= 1e6:
+            if override.value is None or not is_weight(override.value):
                 raise InvalidOverride(
                     f"{what}: a weight lies between 0.000001 and 1,000,000, not {override.value!r}; a pause stops a key"
                 )

@@ -16,7 +16,7 @@ import msgspec
 from fairlane.clock import SECOND
 from fairlane.errors import InvalidPolicy
 from fairlane.policy.backlog import Backlog
-from fairlane.policy.by import By, normalize_by
+from fairlane.policy.by import NAME, By, normalize_by
 from fairlane.policy.fair import Fair, checked_weight
 from fairlane.policy.gates import Limit
 from fairlane.policy.keys import BUILT_IN, Keys, flow_id, gate_id, select, shared_gate_id
@@ -24,7 +24,7 @@ from fairlane.policy.kinds import KINDS, read_limit
 from fairlane.policy.limits import Concurrency, Rate
 from fairlane.policy.moving import MOVING, MovingGate
 from fairlane.policy.numbers import FromJob
-from fairlane.policy.overrides import NO_OVERRIDES, OPEN, SHUT, Overrides, PauseGate, Suspended, pause_name
+from fairlane.policy.overrides import NO_OVERRIDES, OPEN, SHUT, Override, Overrides, PauseGate, Suspended, pause_name
 from fairlane.policy.partitions import Partition, checked_partition
 from fairlane.policy.sequence import Sequence
 
@@ -32,10 +32,10 @@ __all__ = ["WEIGHT", "BoundLimit", "Level", "Policy", "shared_identity"]
 
 PRIORITY_STEP = 60 * SECOND
 WEIGHT = "weight"
+"""The name under which a job brings its flow's weight along; limits have a colon in theirs."""
 MOST_LANES = 100_000
 """Lanes whose gates are remembered."""
-"""The name under which a job brings its flow's weight along; limits have a colon in theirs."""
-_QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,119}\Z")
+_QUEUE_NAME = re.compile(rf"{NAME}\Z")
 
 
 class Level(IntEnum):
@@ -136,7 +136,7 @@ class Policy:
                 )
 
     def _named(self) -> list[str]:
-        scopes = [self.fair.by if self.fair else (), *(limit.by for limit in self.limits)]
+        scopes = [self.fair_by, *(limit.by for limit in self.limits)]
         scopes.append(self.partition.by if self.partition else ())
         return sorted({name for by in scopes for name in by} - set(BUILT_IN))
 
@@ -160,7 +160,7 @@ class Policy:
         """What its keys are told apart by, for people: that of its turns first, then those of its limits, then every
         key that it declares and the task, as far as its lanes can tell them apart."""
         known = {*self.lane_keys, "priority"}
-        looked_at = [*([self.fair.by] if self.fair else []), *(bound.limit.by for bound in self.bound)]
+        looked_at = [self.fair_by, *(bound.limit.by for bound in self.bound)]
         scopes = [*looked_at, *((name,) for name in self.stamped_keys), ("task",)]
         return tuple(dict.fromkeys(by for by in scopes if by and known.issuperset(by)))
 
@@ -183,8 +183,7 @@ class Policy:
         return tuple(bound)
 
     def _level(self, by: By) -> Level:
-        fair_by = set(self.fair.by) if self.fair else set()
-        return Level.QUEUE if not by else Level.FLOW if set(by) <= fair_by else Level.LANE
+        return Level.QUEUE if not by else Level.FLOW if set(by) <= set(self.fair_by) else Level.LANE
 
     def is_own(self, bound: BoundLimit) -> bool:
         """Whether each partition keeps this limit for itself, on purpose."""
@@ -204,6 +203,10 @@ class Policy:
     def overridden(self, overrides: Overrides) -> Policy:
         """This policy, with what operators have changed."""
         return replace(self, overrides=overrides)
+
+    def without(self, ended: list[Override]) -> Policy:
+        """This policy, once these overrides have ended."""
+        return self.overridden(self.overrides.without(ended)) if ended else self
 
     @cached_property
     def _by_name(self) -> dict[str, BoundLimit]:
@@ -370,14 +373,22 @@ class Policy:
         """Where the ready jobs of a lane are counted."""
         return [(self.gate_of(b, select(b.limit.by, keys, priority)), b) for b in self.backlogs]
 
+    @cached_property
+    def fair_by(self) -> By:
+        """What takes turns; nothing where the queue is one flow."""
+        return self.fair.by if self.fair else ()
+
     def flow_key(self, priority: int, keys: Keys) -> tuple[str | None, ...]:
         """The fair key of a lane; empty where the queue is one flow."""
         return select(self.fair.by, keys, priority) if self.fair else ()
 
     def flow_of(self, priority: int, keys: Keys) -> bytes:
         """The flow that a lane belongs to."""
-        by = self.fair.by if self.fair else ()
-        return flow_id(self.queue, by, self.flow_key(priority, keys))
+        return flow_id(self.queue, self.fair_by, self.flow_key(priority, keys))
+
+    def is_flow(self, names: Iterable[str]) -> bool:
+        """Whether keys of these names are a flow each: what takes turns is told apart by just these."""
+        return set(self.fair_by) == set(names)
 
     def weight_of(self, priority: int, keys: Keys) -> float:
         """The weight of a lane's flow, as it is declared."""

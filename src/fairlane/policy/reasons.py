@@ -32,6 +32,8 @@ class Reason(StrEnum):
     """Others are ahead of it in its own lane."""
     TURN = "turn"
     """Others have their turn first."""
+    GIVEN_BACK = "given_back"
+    """It was claimed and given back before it ran: its worker stopped, or a broker refused it."""
     NEW = "new"
     """No claim has seen it yet."""
     SLOT = "slot"

@@ -14,9 +14,9 @@ from uuid import UUID
 import msgspec
 from msgspec.structs import replace
 
-from fairlane.clock import SECOND, Instant
+from fairlane.clock import SECOND, Instant, lasting
 from fairlane.job import State
-from fairlane.policy.keys import Keys, lane_id, select
+from fairlane.policy.keys import key_words, lane_id, select
 from fairlane.policy.overrides import Override, PauseGate
 from fairlane.policy.partitions import whole_of
 from fairlane.policy.policy import Policy
@@ -35,7 +35,6 @@ __all__ = [
     "Subject",
     "examine",
     "explain",
-    "key_words",
     "sequence_lane",
     "together",
 ]
@@ -63,6 +62,9 @@ class Subject(msgspec.Struct, frozen=True):
     worker: str | None = None
     ended_at: Instant | None = None
     attempt: int = 0
+    outcome: str | None = None
+    """How its last claim ended, and why."""
+    error: str | None = None
 
 
 class Running(msgspec.Struct, frozen=True):
@@ -233,7 +235,7 @@ def explain(facts: Facts, tasks: Collection[str] | None = None) -> Explanation:
     holds = [*_outside(facts, tasks), *_scheduled(facts), *_shut(facts)]
     stops = [hold for hold in holds if hold.until is None and not _is_released(hold)]
     earliest = None if stops else max([facts.now, *(hold.until for hold in holds if hold.until is not None)])
-    holds += _queued(facts)
+    holds += [*_given_back(subject), *_queued(facts)]
     if not holds and subject.job is not None:
         holds.append(Hold(Reason.SLOT, "could start now: it waits for a free slot of a worker"))
     return _told(facts, holds, earliest, None if stops else _estimate(facts, holds, earliest))
@@ -369,6 +371,13 @@ def _holders(facts: Facts, key: Mapping[str, str | None]) -> list[Holder]:
     return [Holder(each.job, each.task, each.worker, each.since) for each in holding]
 
 
+def _given_back(subject: Subject) -> list[Hold]:
+    if subject.outcome != "released" or not subject.error:
+        return []
+    first_line, *_ = subject.error.splitlines()
+    return [Hold(Reason.GIVEN_BACK, f"was claimed and given back before it ran: {first_line}")]
+
+
 def _queued(facts: Facts) -> list[Hold]:
     subject = facts.subject
     holds: list[Hold] = []
@@ -406,18 +415,9 @@ def _estimate(facts: Facts, holds: list[Hold], earliest: Instant | None) -> Inst
     return earliest + int(max(waits))
 
 
-def key_words(key: Keys) -> str:
-    """`account=acme, region=eu`."""
-    return ", ".join(f"{name}={'None' if value is None else value}" for name, value in key.items())
-
-
 def _many(count: int) -> str:
     return f"{COUNTED:,} or more" if count >= COUNTED else f"{count:,}"
 
 
 def _seconds(amount: int) -> str:
-    seconds = max(0, amount) / SECOND
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    return lasting(max(0, amount) / SECOND)

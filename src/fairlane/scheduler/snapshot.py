@@ -48,6 +48,9 @@ class Standing(IntEnum):
     PARKED = 2
 
 
+_PARKED = int(Standing.PARKED)
+
+
 class QueueRow(msgspec.Struct, frozen=True, gc=False):
     """The state of a queue that only the holder of its claim lock writes."""
 
@@ -367,3 +370,13 @@ class Plan(msgspec.Struct, frozen=True):
     rings: list[Ring] = []
     tally: Tally | None = None
     """What the claim tells of itself; `None`: nothing happened."""
+
+    def moves(self, before: Sequence[LaneRow]) -> tuple[int, int, int]:
+        """How far it moves what a queue counts, given its stored lanes as they were: ready jobs, running jobs, parked
+        lanes."""
+        after = self.lanes
+        return (
+            sum([lane.ready for lane in after]) - sum([lane.ready for lane in before]),
+            sum([lane.in_flight for lane in after]) - sum([lane.in_flight for lane in before]),
+            [lane.standing for lane in after].count(_PARKED) - [lane.standing for lane in before].count(_PARKED),
+        )

@@ -8,8 +8,9 @@ import msgspec
 
 from fairlane.clock import Instant
 from fairlane.policy.overrides import Amendment, Override
+from fairlane.store.operators import Handled
 
-__all__ = ["EXPIRY", "AuditEntry", "Note", "describe_amendments"]
+__all__ = ["EXPIRY", "AuditEntry", "Note", "describe_amendments", "describe_handled"]
 
 EXPIRY = "expiry"
 """Who ends an override whose time has come."""
@@ -46,6 +47,14 @@ def describe_amendments(amendments: Sequence[Amendment]) -> tuple[str, str | Non
     after = tuple(dict.fromkeys(each for amendment in amendments for each in amendment.after))
     target = "; ".join(dict.fromkeys(each.describe() for each in after or before))
     return target, _encoded(before), _encoded(after)
+
+
+def describe_handled(handled: Sequence[Handled]) -> tuple[str, str] | None:
+    """How many jobs one action touched, and in which state each of them was; `None`: it touched none."""
+    touched = {str(each.job): str(each.was) for each in handled if each.skipped is None}
+    if not touched:
+        return None
+    return f"{len(touched)} job{'s' * (len(touched) > 1)}", msgspec.json.encode(touched).decode()
 
 
 def _encoded(overrides: tuple[Override, ...]) -> str | None:

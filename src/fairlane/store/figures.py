@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 import msgspec
@@ -22,6 +23,7 @@ __all__ = [
     "Tallied",
     "WorkerReport",
     "WorkerSeen",
+    "dead_loops",
     "key_scope",
 ]
 
@@ -76,8 +78,6 @@ class QueueFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Up to when what claims did is in the figures; `None`: it never was."""
     untallied: int
     """Tallies that are not, up to `COUNTED_AT_MOST`."""
-    listeners: int
-    """Workers that wait for a job of it now."""
 
 
 class KeySort(StrEnum):
@@ -137,6 +137,11 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     """The tasks that it knows."""
     figures: dict[str, float] = {}
     """What it has counted since it started, by the name of the metric."""
+
+
+def dead_loops(loops: Mapping[str, str]) -> dict[str, str]:
+    """Of the loops of a worker, those that died, by name, with what each died of."""
+    return {name: state for name, state in sorted(loops.items()) if state not in ("running", "ended")}
 
 
 class WorkerSeen(msgspec.Struct, frozen=True):

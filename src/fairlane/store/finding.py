@@ -29,7 +29,7 @@ async def find_jobs(store: Store, wanted: JobFilter, after: str | None = None, l
     names = [] if wanted.queue is None else await known_partitions(store, wanted.queue)
     if len(names) <= 1:
         return await store.find_jobs(msgspec.structs.replace(wanted, queue=next(iter(names), None)), after, limit)
-    if wanted.state is State.RUNNING or (wanted.state is not None and wanted.state.is_final):
+    if wanted.state is State.RUNNING or wanted.is_by_end:
         # Such listings walk the jobs of all queues anyway.
         page = await store.find_jobs(msgspec.structs.replace(wanted, queue=None), after, limit)
         return JobPage([job for job in page.jobs if job.queue in names], page.after)

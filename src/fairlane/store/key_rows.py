@@ -30,10 +30,12 @@ __all__ = [
     "key_figures",
     "key_text",
     "label_of",
+    "listing",
     "page_of",
     "parameters",
     "place_parameters",
     "sought",
+    "start_of",
     "worker_seen",
 ]
 
@@ -184,6 +186,25 @@ def decode_minute(text: str) -> Minute:
 
 def worker_seen(worker: UUID, seen_at: Instant, report: str) -> WorkerSeen:
     return WorkerSeen(worker.hex, seen_at, _read_report(report))
+
+
+LISTS = {
+    KeySort.WAITING: "list_keys_by_waiting",
+    KeySort.RUNNING: "list_keys_by_running",
+    KeySort.DONE: "list_keys_by_done",
+    KeySort.STARTED: "list_keys_by_start",
+    KeySort.NAME: "list_keys_by_name",
+}
+
+
+def listing(sort: KeySort, *, held_only: bool) -> str:
+    """The statement that lists keys in this order."""
+    return "list_keys_by_waiting_if_held" if held_only and sort is KeySort.WAITING else LISTS[sort]
+
+
+def start_of(place: KeyPlace | None) -> tuple[int, str, str]:
+    """After what a list goes on, as its statement takes it."""
+    return (LOWEST, "", "") if place is None else (place.value, place.key, place.queue)
 
 
 class KeyPlace(msgspec.Struct, frozen=True, array_like=True):

@@ -46,6 +46,11 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     finished_since: Instant | None = None
     finished_until: Instant | None = None
 
+    @property
+    def is_by_end(self) -> bool:
+        """It lists jobs that have ended, in the order of that."""
+        return self.state is not None and self.state.is_final
+
 
 class JobPage(msgspec.Struct, frozen=True):
     """Some jobs of a listing."""

@@ -47,6 +47,15 @@ __all__ = [
 
 FOLD_AT_MOST = 1_000
 """Arrival bells folded by one claim: activating a lane has a cost, and releases must not wait behind a flood."""
+RELEASES_AT_MOST = 4_000
+"""Release bells folded by one claim."""
+PROMOTE_AT_MOST = 1_000
+"""Scheduled jobs that one claim makes ready."""
+LANES_PER_SCANNED_FLOW = 2
+EVERYONE = 1 << 20
+"""More than ever wait for a queue's jobs."""
+LAST_ENTRY = 1 << 62
+"""What lies behind every entry of the audit."""
 UNFOLDED_AT_MOST = 200
 """Bells of arrivals that a producer adds up by itself. More of them are folded first: perhaps nobody claims."""
 
@@ -299,9 +308,19 @@ class Store(FigureKeeping, ScheduleKeeping, Protocol):
         """Hold these leases for `lease` from now on."""
         ...
 
-    async def adopt(self, job: UUID, lease: UUID, *, worker: WorkerIdentity, lease_for: timedelta) -> Adopted | None:
-        """Take over a claim that stands under this lease, under a new lease of one's own: whoever held it has lost it,
-        and nothing else changes. `None`: it does not stand any more, or another has been faster."""
+    async def adopt(
+        self,
+        job: UUID,
+        lease: UUID,
+        own: UUID,
+        *,
+        tasks: Sequence[str],
+        worker: WorkerIdentity,
+        lease_for: timedelta,
+    ) -> Adopted | None:
+        """Take over a claim that stands under this lease, under a new lease with the id `own`: whoever held it has lost
+        it, and nothing else changes. `None`: it does not stand any more, another has been faster, or its task is none
+        of these. Asked again with the same `own`, it answers the same: whether it landed need not be known."""
         ...
 
     async def held(self, claims: Sequence[tuple[UUID, UUID]]) -> list[UUID]:

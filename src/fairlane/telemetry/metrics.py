@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from fairlane.telemetry.catalogue import CATALOGUE, Metric
 from fairlane.telemetry.failures import REASONS, Failures
 
-__all__ = ["LOST", "Cell", "Counter", "Histogram", "Labels", "Metrics", "Reading", "Sample"]
+__all__ = ["LOST", "OTHER", "Cell", "Counter", "Histogram", "Labels", "Metrics", "Reading", "Sample"]
 
 Labels = tuple[str, ...]
 Reading = Callable[[], Iterable[tuple[Labels, float]]]

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from fairlane.blocking import CallerThread
+from fairlane.blocking import CallerThread, refuse_inside_a_loop
 from fairlane.effects import Effects
 from fairlane.errors import Cancel, ConfigurationError, StoreUnavailable
 from fairlane.task import Call
@@ -116,8 +116,7 @@ class JobContext:
     def _blocking(self, work: Coroutine[Any, Any, None]) -> None:
         home = self._run.home
         if threading.get_ident() == home.thread:
-            work.close()
-            raise ConfigurationError("a blocking call inside an event loop would stop it; await the async form instead")
+            raise refuse_inside_a_loop(work)
         with CallerThread() as caller:
             running = asyncio.run_coroutine_threadsafe(work, home.loop)
         caller.wait_for(running)

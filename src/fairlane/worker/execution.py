@@ -27,7 +27,7 @@ from fairlane.worker.context import JobContext, current_run
 from fairlane.worker.middleware import Middleware, around_run, wrapping_runs
 from fairlane.worker.outcomes import Stop, outcome_of
 from fairlane.worker.process_pool import Child, ProcessPool
-from fairlane.worker.runs import RunningJob, log_end, settlement_of
+from fairlane.worker.runs import RunningJob, log_end, log_lost, log_unreadable, settlement_of
 from fairlane.worker.slots import QueueSlots, Slots
 from fairlane.worker.timing import Alarm
 
@@ -128,9 +128,7 @@ class Execution:
                 try:
                     args, kwargs = task.codec.decode_call(claim.payload)
                 except UndecodablePayload as error:
-                    log.error(
-                        "job %s (%s) is set aside as dead: %s", claim.id, claim.task, error, extra={"claim": claim}
-                    )
+                    log_unreadable(claim, error, log)
                     self._refuse(queue, claim, Died(str(error)))
                 else:
                     self.waiting.append(Run(self, queue, claim, task, args, kwargs))
@@ -297,14 +295,7 @@ class Execution:
         if reason is Stop.GONE and run.may_be_settled:
             return  # by itself: should it not be so, its settlement will find out
         if reason is Stop.GONE:
-            claim = run.claim
-            log.error(
-                "job %s (%s): ClaimLost: %s; nothing of this run is recorded",
-                claim.id,
-                claim.task,
-                reason.value,
-                extra={"claim": claim},
-            )
+            log_lost(run.claim, log)
         if run.started_at == 0:
             self._withdraw(run, None if reason is Stop.GONE else Cancelled(reason.value))
             return

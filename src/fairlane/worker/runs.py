@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from fairlane.effects import Effects
-from fairlane.errors import ClaimLost
+from fairlane.errors import ClaimLost, UndecodablePayload
 from fairlane.job import Claim, StampedEffects, State
 from fairlane.scheduler.settlement import Done, Failed, Outcome, Settlement, settle
 from fairlane.stamping import Stamp, stamped_effects
@@ -86,6 +86,21 @@ def settlement_of(run: RunningJob, outcome: Outcome, ran: int) -> Settlement:
         return settlement
     refused = Failed("its effects were refused", run.task.options.backoff.delay(run.claim.attempt, 0.5))
     return msgspec.structs.replace(settlement, fallback=settle(run.claim, refused, ran))
+
+
+def log_lost(claim: Claim, log: logging.Logger) -> None:
+    """Tell that a run goes on for nothing."""
+    log.error(
+        "job %s (%s): ClaimLost: %s; nothing of this run is recorded",
+        claim.id,
+        claim.task,
+        Stop.GONE.value,
+        extra={"claim": claim},
+    )
+
+
+def log_unreadable(claim: Claim, error: UndecodablePayload, log: logging.Logger) -> None:
+    log.error("job %s (%s) is set aside as dead: %s", claim.id, claim.task, error, extra={"claim": claim})
 
 
 def log_end(

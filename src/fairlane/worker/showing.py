@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from fairlane.store.figures import dead_loops
 from fairlane.telemetry.endpoint import Answer, Endpoint
 from fairlane.telemetry.fleet import LOOKED_UP_EVERY, Fleet
 from fairlane.telemetry.metrics import Labels, Metrics
@@ -66,6 +67,10 @@ def _gauges(worker: Worker) -> dict[str, Callable[[], Iterable[tuple[Labels, flo
     def one(value: Callable[[Health], float]) -> Callable[[], Iterable[tuple[Labels, float]]]:
         return lambda: [((), float(value(worker.health())))]
 
+    def alive() -> Iterable[tuple[Labels, float]]:
+        loops = worker.health().loops
+        return [((name,), float(name not in dead_loops(loops))) for name in loops]
+
     return {
         "fairlane_jobs_running": worker.running_by_queue,
         "fairlane_jobs_waiting_for_a_slot": one(lambda health: health.waiting),
@@ -73,9 +78,7 @@ def _gauges(worker: Worker) -> dict[str, Callable[[], Iterable[tuple[Labels, flo
         "fairlane_slots": one(lambda health: worker.options.concurrency),
         "fairlane_store_connected": one(lambda health: health.is_connected),
         "fairlane_worker_stopping": one(lambda health: health.is_stopping),
-        "fairlane_loop_alive": lambda: [
-            ((name,), float(state in ("running", "ended"))) for name, state in worker.health().loops.items()
-        ],
+        "fairlane_loop_alive": alive,
     }
 
 
@@ -103,9 +106,7 @@ def _endpoint(worker: Worker, metrics: Metrics, fleet: Fleet | None) -> Endpoint
 
 
 def _dead_loops(health: Health) -> list[str]:
-    if health.is_well:
-        return []
-    return [f"loop {name!r} died: {state}" for name, state in health.loops.items() if state not in ("running", "ended")]
+    return [f"loop {name!r} died: {state}" for name, state in dead_loops(health.loops).items()]
 
 
 def _verdict(health: Health, reasons: list[str]) -> Answer:

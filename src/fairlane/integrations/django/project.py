@@ -19,7 +19,7 @@ from django.db import connections, transaction
 
 import django
 from fairlane.app import App
-from fairlane.blocking import BackgroundLoop, ask_caller, is_blocking_call
+from fairlane.blocking import ask_caller, is_blocking_call
 from fairlane.clock import Clock
 from fairlane.composition import Connection, store_factory
 from fairlane.errors import ConfigurationError
@@ -105,11 +105,7 @@ class DjangoApp(App):
 
     def _home(self) -> asyncio.AbstractEventLoop:
         with self._blocking:
-            self._leave_to_parent()
-            if self._connection is not None and self._connection.loop.is_running():
-                return self._connection.loop
-            self._background = self._background or BackgroundLoop()
-            return self._background.loop
+            return self._loop_of_threads()
 
     @property
     def is_open(self) -> bool:

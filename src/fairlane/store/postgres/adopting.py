@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from fairlane.clock import microseconds
-from fairlane.job import Claim
 from fairlane.store.postgres import rows
 from fairlane.store.postgres.connections import STATEMENTS, Connections
 from fairlane.store.postgres.settling import Settler
@@ -23,9 +23,16 @@ class Adopter:
     _clock: StoreClock
     _settler: Settler
 
-    async def adopt(self, job: UUID, lease: UUID, *, worker: WorkerIdentity, lease_for: timedelta) -> Adopted | None:
-        # Chosen before the first try: a second one finds its own work by it.
-        own = uuid4()
+    async def adopt(
+        self,
+        job: UUID,
+        lease: UUID,
+        own: UUID,
+        *,
+        tasks: Sequence[str],
+        worker: WorkerIdentity,
+        lease_for: timedelta,
+    ) -> Adopted | None:
         row = await self._connections.again(
             lambda connection, _: connection.fetchrow(
                 STATEMENTS["adopt"],
@@ -36,24 +43,12 @@ class Adopter:
                 worker.id,
                 worker.name,
                 microseconds(lease_for),
+                list(tasks),
             )
         )
         if row is None:
             return None
-        _, task, priority, keys, payload, attempt, most, enqueued_at, cancel, claimed_at, queue, now = row
-        claim = Claim(
-            job,
-            own,
-            queue,
-            task,
-            priority,
-            rows.decode_keys(keys),
-            payload,
-            attempt,
-            most,
-            enqueued_at,
-            claimed_at,
-            cancel,
-        )
+        *columns, claimed_at, queue, now = row
+        claim = rows.claim_of(columns, own, queue, claimed_at)
         self._settler.claimed(own, [claim])
         return Adopted(claim, now)

@@ -14,17 +14,16 @@ from fairlane.policy.overrides import Amendment, Override, amend
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.rebuild import carried_gates, rebuild
 from fairlane.scheduler.snapshot import Need
-from fairlane.store.auditing import EXPIRY, AuditEntry, Note, describe_amendments
+from fairlane.store.auditing import EXPIRY, AuditEntry, Note, describe_amendments, describe_handled
 from fairlane.store.operators import FORCE, Handled
 from fairlane.store.postgres.connections import STATEMENTS
 from fairlane.store.postgres.scheduling import Loaded, Scheduling
+from fairlane.store.protocol import EVERYONE
 
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
 
 __all__ = ["apply", "entries", "expire", "force", "record", "record_jobs"]
-
-EVERYONE = 1 << 20
 
 
 async def apply(
@@ -130,10 +129,9 @@ async def record_jobs(
     connection: Connection, note: Note | None, now: Instant | None, handled: Sequence[Handled]
 ) -> None:
     """The same for an action on jobs: those that it touched, with the state they were in."""
-    touched = {str(each.job): str(each.was) for each in handled if each.skipped is None}
-    if note is not None and touched:
-        before = msgspec.json.encode(touched).decode()
-        await record(connection, note, now, note.queue, f"{len(touched)} job{'s' * (len(touched) > 1)}", before, None)
+    told = describe_handled(handled)
+    if note is not None and told is not None:
+        await record(connection, note, now, note.queue, *told, None)
 
 
 async def entries(connection: Connection, queue: str | None, before: int, limit: int) -> list[AuditEntry]:

@@ -15,7 +15,8 @@ from uuid import UUID, uuid4
 
 import asyncpg
 
-from fairlane.errors import StoreUnavailable, UnknownQueue
+from fairlane.errors import StoreUnavailable
+from fairlane.store.job_rows import no_such_queue
 from fairlane.store.postgres import amending
 from fairlane.store.postgres.carriage import Carriage
 from fairlane.store.postgres.connections import STATEMENTS, Connections, hang_up, translating
@@ -60,9 +61,7 @@ class Claimer:
                 lambda connection, _: connection.fetchrow(STATEMENTS["select_queue_id"], name)
             )
             if row is None:
-                raise UnknownQueue(
-                    f"queue {name!r} is not known to this database; declare it with app.queue({name!r}, …)"
-                )
+                raise no_such_queue(name)
             self._queues[name] = QueueHandle(name, *row)
         return self._queues[name]
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from fairlane.clock import Instant
-from fairlane.errors import JobNotFound
 from fairlane.job import State
 from fairlane.scheduler.explain import COUNTED, Examined, Facts, Kept, Running, Subject, examine, sequence_lane
 from fairlane.scheduler.plan import plan_claims
 from fairlane.scheduler.snapshot import Arrival, Forced, Head, LaneRow, Need, Plan, QueueRow, Release, Snapshot
+from fairlane.store.job_rows import no_such_job
 from fairlane.store.postgres import rows
 from fairlane.store.postgres.connections import STATEMENTS
 from fairlane.store.postgres.scheduling import QueueHandle, Scheduling
@@ -30,7 +30,7 @@ async def find_subject(connection: Connection, job: UUID) -> Subject:
     """A job, as far as it concerns its waiting."""
     row = await connection.fetchrow(STATEMENTS["select_subject"], job)
     if row is None:
-        raise JobNotFound(f"there is no job {job}; it was never stored, or its retention has passed")
+        raise no_such_job(job)
     return Subject(
         row["queue"],
         dict(rows.decode_keys(row["keys"])),
@@ -45,6 +45,8 @@ async def find_subject(connection: Connection, job: UUID) -> Subject:
         row["worker"],
         row["finished_at"],
         row["attempt"],
+        row["outcome"],
+        row["error"],
     )
 
 
@@ -126,9 +128,8 @@ async def _peek(scheduling: Scheduling, subject: Subject) -> tuple[Snapshot, int
     scan = (state.cursor, state.cursor_tie - 1, NEXT_UP)
     found = await scheduling.ask(Need(scan=scan), sorted(named))
     policy = await scheduling.policy_of(row["digest"])
-    expired = policy.overrides.expired(row["now"])
     snapshot = Snapshot(
-        policy.overridden(policy.overrides.without(expired)) if expired else policy,
+        policy.without(policy.overrides.expired(row["now"])),
         row["now"],
         state,
         arrivals,

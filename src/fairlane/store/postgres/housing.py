@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import msgspec
 
-from fairlane.scheduler.snapshot import FlowRow, LaneRow, Plan, Standing
+from fairlane.scheduler.snapshot import FlowRow, LaneRow, Plan
 from fairlane.store.postgres import rows
 
 __all__ = ["Changes", "Housing"]
-
-PARKED = int(Standing.PARKED)
 
 
 class Changes(msgspec.Struct, frozen=True):
@@ -57,13 +55,7 @@ class Housing:
 
     def totals(self, plan: Plan) -> tuple[int, int, int]:
         """How far the plan moves what the queue's state counts: ready jobs, running jobs, parked lanes."""
-        after = plan.lanes
-        before = [self._lanes[lane.id] for lane in after if lane.id in self._lanes]
-        return (
-            sum([lane.ready for lane in after]) - sum([lane.ready for lane in before]),
-            sum([lane.in_flight for lane in after]) - sum([lane.in_flight for lane in before]),
-            [lane.standing for lane in after].count(PARKED) - [lane.standing for lane in before].count(PARKED),
-        )
+        return plan.moves([self._lanes[lane.id] for lane in plan.lanes if lane.id in self._lanes])
 
     def changes(self, plan: Plan) -> Changes:
         """The rows in which the plan is to be stored."""

@@ -10,9 +10,10 @@ from uuid import UUID
 import asyncpg
 
 from fairlane.clock import Instant
-from fairlane.errors import DuplicateJob, InvalidJob, JobNotFound
+from fairlane.errors import DuplicateJob, InvalidJob
 from fairlane.job import AttemptRecord, JobRecord, NewJob, State, told_in
 from fairlane.policy.unique import Conflict
+from fairlane.store.job_rows import attempts_of, no_such_job
 from fairlane.store.postgres import copying, rows, uniques
 from fairlane.store.postgres.borrowing import OwnJson
 from fairlane.store.postgres.connections import STATEMENTS
@@ -148,14 +149,14 @@ async def cancel(
     """Cancel what waits; what runs is asked to stop, or left alone. Returns its state before and now."""
     row = await connection.fetchrow(STATEMENTS["cancel"], job, now, only_waiting, reason)
     if row is None:
-        raise _not_found(job)
+        raise no_such_job(job)
     return State(row["was"]), State(row["state"])
 
 
 async def record(connection: Connection, job: UUID) -> JobRecord:
     row = await connection.fetchrow(STATEMENTS["select_job"], job)
     if row is None:
-        raise _not_found(job)
+        raise no_such_job(job)
     return record_of(row)
 
 
@@ -175,16 +176,7 @@ async def attempts(connection: Connection, job: UUID) -> list[AttemptRecord]:
     """The past ones, and the one that runs or was the last."""
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         row = await connection.fetchrow(STATEMENTS["select_last_attempt"], job)
-        past = [AttemptRecord(*each) for each in await connection.fetch(STATEMENTS["select_attempts"], job)]
+        past = await connection.fetch(STATEMENTS["select_attempts"], job)
     if row is None:
-        raise _not_found(job)
-    state, attempt, claimed_at, finished_at, worker, outcome, error = row
-    if state == State.RUNNING:
-        past.append(AttemptRecord(attempt, claimed_at, None, worker, "running", None))
-    elif finished_at is not None and claimed_at is not None:
-        past.append(AttemptRecord(attempt, claimed_at, finished_at, worker, outcome, error))
-    return past
-
-
-def _not_found(job: UUID) -> JobNotFound:
-    return JobNotFound(f"there is no job {job}; it was never stored, or its retention has passed")
+        raise no_such_job(job)
+    return attempts_of(past, row)

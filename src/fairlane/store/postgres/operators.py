@@ -27,8 +27,7 @@ LAST_ID = UUID(int=2**128 - 1)
 
 async def find(connection: Connection, wanted: JobFilter, queue: int | None, after: str | None, limit: int) -> JobPage:
     """Walk the index that serves this filter, a stretch at a time, until the page is full or enough was looked at."""
-    by_end = wanted.state is not None and wanted.state.is_final
-    place = Cursor.decode(after, by_end=by_end)
+    place = Cursor.decode(after, by_end=wanted.is_by_end)
     found: list[JobRecord] = []
     looked_at = 0
     # On one snapshot: what is looked at and where the walk has come to belong together.

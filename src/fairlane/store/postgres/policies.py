@@ -16,14 +16,13 @@ from fairlane.store.decoding import decode_policy
 from fairlane.store.postgres import amending, sharing
 from fairlane.store.postgres.connections import STATEMENTS
 from fairlane.store.postgres.scheduling import Scheduling, select_overrides
-from fairlane.store.protocol import Declared
+from fairlane.store.protocol import EVERYONE, Declared
 
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
 
 __all__ = ["all_in_force", "declare", "in_force", "replace"]
 
-EVERYONE = 1 << 20
 INSERTED = "INSERT 0 1"
 
 

@@ -851,16 +851,18 @@ union all
 -- Claims that pass from one process to another.
 
 -- name: adopt
--- A claim that stands under a lease moves to a new one, of another worker. Tried again after a lost connection, it finds its
--- own work. The old lease goes if it held nothing else (skipping what is locked: the reaper locks a lease before its jobs,
--- we come from the job); of one that held more, whoever renews it lets go.
--- $1 now or null, $2 job, $3 its lease, $4 the new one, $5 the worker's id, $6 its name, $7 for how long
+-- A claim that stands under a lease moves to a new one, of another worker. Tried again after a lost connection, perhaps
+-- long after, it finds its own work, and holds it from then on. The old lease goes if it held nothing else (skipping what
+-- is locked: the reaper locks a lease before its jobs, we come from the job); of one that held more, whoever renews it
+-- lets go.
+-- $1 now or null, $2 job, $3 its lease, $4 the new one, $5 the worker's id, $6 its name, $7 for how long, $8 tasks it may be of
 with
 adopted as (
     update fairlane.jobs j
     set lease = $4::uuid, worker = $6::text
     from (select fairlane.instant($1::bigint) as now) clock
     where j.id = any (array[$2::uuid]) and j.lease = any (array[$3::uuid, $4]) and j.state = 2
+      and j.task = any ($8::text[])
     returning j.id, j.queue_id, j.task, j.priority, j.keys, j.payload, j.attempt, j.max_attempts, j.enqueued_at,
         j.cancel_requested, j.claimed_at, clock.now
 ),
@@ -868,7 +870,7 @@ leased as (
     insert into fairlane.leases (id, queue_id, worker_id, worker, renewed_at, expires_at, jobs)
     select $4, queue_id, $5::uuid, $6, now, now + $7::bigint, array[id]
     from adopted
-    on conflict (id) do nothing
+    on conflict (id) do update set renewed_at = excluded.renewed_at, expires_at = excluded.expires_at
 ),
 dropped as (
     delete from fairlane.leases

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import Any
+from uuid import UUID
 
 import msgspec
 
+from fairlane.clock import Instant
+from fairlane.job import Claim
 from fairlane.scheduler.snapshot import Arrival, FlowRow, GateRow, Head, LaneRow, Release
+from fairlane.store.job_rows import decode_given, decode_key, decode_keys
 
 __all__ = [
     "Found",
     "Place",
+    "claim_of",
     "decode_given",
     "decode_key",
     "decode_keys",
@@ -33,25 +37,27 @@ Place = tuple[int, int]
 """A row's `ctid`: block and line. It holds for as long as nobody else may write the row."""
 
 
-@lru_cache(maxsize=65_536)
-def decode_keys(text: str) -> dict[str, str | None]:
-    """Keys by name. The same text gives the same mapping: nobody writes to it."""
-    return msgspec.json.decode(text, type=dict[str, str | None])
-
-
-@lru_cache(maxsize=65_536)
-def decode_key(text: str) -> list[str | None]:
-    return msgspec.json.decode(text, type=list[str | None])
-
-
-@lru_cache(maxsize=65_536)
-def decode_given(text: str | None) -> dict[str, float] | None:
-    """Numbers that a job brought along, by name."""
-    return None if text is None else msgspec.json.decode(text, type=dict[str, float])
-
-
 def encode(value: object) -> str:
     return msgspec.json.encode(value).decode()
+
+
+def claim_of(row: Row, lease: UUID, queue: str, claimed_at: Instant) -> Claim:
+    """A job that was handed out, by its columns from `id` to `cancel_requested`: those of `fairlane.granted`."""
+    job, task, priority, keys, payload, attempt, most, enqueued_at, cancel = row
+    return Claim(
+        job,
+        lease,
+        queue,
+        task,
+        priority,
+        decode_keys(keys),
+        payload,
+        attempt,
+        most,
+        enqueued_at,
+        claimed_at,
+        cancel,
+    )
 
 
 def storable(text: str | None) -> str | None:

@@ -28,12 +28,13 @@ from fairlane.scheduler.snapshot import (
     Supply,
 )
 from fairlane.scheduler.tally import encode_tally
+from fairlane.store.decoding import decode_overrides
 from fairlane.store.postgres import rows
 from fairlane.store.postgres.connections import STATEMENTS
 from fairlane.store.postgres.housing import Housing
 from fairlane.store.postgres.sharing import Sharing
 from fairlane.store.postgres.together import Holder, deal
-from fairlane.store.protocol import FOLD_AT_MOST
+from fairlane.store.protocol import FOLD_AT_MOST, LANES_PER_SCANNED_FLOW, PROMOTE_AT_MOST, RELEASES_AT_MOST
 
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
@@ -42,9 +43,6 @@ __all__ = ["Loaded", "QueueHandle", "Raced", "Scheduling", "select_overrides"]
 
 T = TypeVar("T")
 
-PROMOTE_AT_MOST = 1_000
-RELEASES_AT_MOST = 4_000
-LANES_PER_SCANNED_FLOW = 2
 IS_DUE, HAS_FORCED = 1, 2
 """What a claim has to see to besides: scheduled jobs whose time has come, jobs that an operator wants to start."""
 MOST_POLICIES = 1_000
@@ -141,7 +139,7 @@ class Scheduling:
         expired = policy.overrides.expired(now)
         arrivals_from, releases_from, policy_since = bounds.split()
         snapshot = Snapshot(
-            policy.overridden(policy.overrides.without(expired)) if expired else policy,
+            policy.without(expired),
             now,
             QueueRow(vtime, cursor, cursor_tie, tie, cost),
             found.arrivals,
@@ -229,9 +227,9 @@ class Scheduling:
         await self.sharing.write(plan)
         if plan.starts and (not started or started[0]["total"] < len(plan.starts)):
             raise Raced
-        by_position = {row[0]: row for row in started}
-        own = plan.starts[: len(started)]
-        return [self._claim(by_position[start.head.position], holders[0].lease, now) for start in own]
+        by_position = {row[0]: row[1:-1] for row in started}
+        own, name = plan.starts[: len(started)], self.queue.name
+        return [rows.claim_of(by_position[start.head.position], holders[0].lease, name, now) for start in own]
 
     async def fold_all(self) -> tuple[Loaded, Plan]:
         """Fold every bell, start nothing."""
@@ -254,23 +252,6 @@ class Scheduling:
         self._housing.forget()
         self._place = found.queue[0]
         return found.flows, found.lanes, found.gates
-
-    def _claim(self, row: Any, lease: UUID, now: Instant) -> Claim:
-        _, job, task, priority, keys, payload, attempt, most, enqueued_at, cancel, _ = row
-        return Claim(
-            job,
-            lease,
-            self.queue.name,
-            task,
-            priority,
-            rows.decode_keys(keys),
-            payload,
-            attempt,
-            most,
-            enqueued_at,
-            now,
-            cancel,
-        )
 
     async def kept_places(self, policy: Policy) -> list[KeptPlaces]:
         """Where jobs keep their place in a sequence, as far as bells have been folded."""
@@ -333,8 +314,7 @@ class Scheduling:
 
 async def select_overrides(connection: Connection, queue: int) -> Overrides:
     """What operators have changed."""
-    found = await connection.fetch(STATEMENTS["select_overrides"], queue)
-    return Overrides(tuple(msgspec.json.decode(text, type=Override) for (text,) in found))
+    return decode_overrides(text for (text,) in await connection.fetch(STATEMENTS["select_overrides"], queue))
 
 
 def _by_lane(need: Need, found: Iterable[tuple[int, Head]]) -> dict[bytes, list[Head]]:

@@ -59,14 +59,6 @@ __all__ = [
     "workers",
 ]
 
-LISTS = {
-    KeySort.WAITING: "list_keys_by_waiting",
-    KeySort.RUNNING: "list_keys_by_running",
-    KeySort.DONE: "list_keys_by_done",
-    KeySort.STARTED: "list_keys_by_start",
-    KeySort.NAME: "list_keys_by_name",
-}
-
 
 async def survey(connection: Connection, queues: Sequence[str]) -> list[QueueFigures]:
     found = await connection.fetch(STATEMENTS["survey"], queues, COUNTED_AT_MOST)
@@ -88,7 +80,6 @@ async def survey(connection: Connection, queues: Sequence[str]) -> list[QueueFig
             next_due_at=row["next_due_at"],
             tallied_at=row["tallied_at"],
             untallied=row["untallied"],
-            listeners=row["listeners"],
         )
         for row in found
     ]
@@ -121,8 +112,8 @@ async def list_keys(
             keys = list({key for (key,) in names})
             found = await connection.fetch(STATEMENTS["select_keys_named"], queues, [key_scope(by)] * len(keys), keys)
             return key_rows.page_of(map(_named, found), sort, place, limit, held_only=held_only)
-    statement = "list_keys_by_waiting_if_held" if held_only and sort is KeySort.WAITING else LISTS[sort]
-    start = (key_rows.LOWEST, "", "") if place is None else (place.value, place.key, place.queue)
+    statement = key_rows.listing(sort, held_only=held_only)
+    start = key_rows.start_of(place)
     found = await connection.fetch(STATEMENTS[statement], queues, key_scope(by), sought, held_only, *start, limit + 1)
     listed = [_named(row) for row in found[:limit]]
     after = KeyPlace.of(sort, *listed[-1]).encode() if len(found) > limit else None

@@ -4,10 +4,6 @@
 -- $1 queues by name, $2 what is counted row by row is counted up to this
 select q.name, s.ready, s.running, s.parked, unseen.jobs as unseen, unseen.bells + released.bells as bells,
     scheduled.jobs as scheduled, scheduled.next_due_at, untallied.tallies as untallied,
-    (
-        select count(*)
-        from (select from fairlane.waiters w where w.queue_id = q.id limit $2::integer) w
-    ) as listeners,
     f.tallied_at, coalesce(f.held, '{}') as held, f.oldest_ready_at
 from unnest($1::text[]) with ordinality as u (name, nth)
 cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
@@ -26,7 +22,7 @@ cross join lateral (
         from fairlane.arrivals a
         where a.queue_id = q.id and a.xid >= least(s.arrivals_from, s.oldest)
         order by a.xid, a.floor
-        limit $2
+        limit $2::integer
     ) a
 ) unseen
 cross join lateral (

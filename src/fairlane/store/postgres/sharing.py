@@ -10,21 +10,20 @@ import msgspec
 from fairlane.clock import Instant
 from fairlane.policy.gates import Limit
 from fairlane.policy.keys import shared_gate_id
-from fairlane.policy.kinds import read_limit
 from fairlane.policy.policy import Policy, shared_identity
 from fairlane.policy.sharing import check_alike
 from fairlane.scheduler.rebuild import Claimed, carried_over, counted_in, uncounted
 from fairlane.scheduler.shared import rings_for_all
 from fairlane.scheduler.snapshot import Contender, GateRow, Plan, Ring, SharedGateRow, SharedRelease, Snapshot
+from fairlane.store.decoding import decode_limit, encode_limit
 from fairlane.store.postgres import rows
 from fairlane.store.postgres.connections import STATEMENTS
+from fairlane.store.protocol import RELEASES_AT_MOST
 
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
 
 __all__ = ["Sharing", "declare", "put_in_force", "resolved", "take_over"]
-
-RELEASES_AT_MOST = 4_000
 
 MOST_RESOLVED = 1_000
 """Policies that are kept with their shared limits."""
@@ -65,7 +64,7 @@ class Sharing:
                 case "l":
                     documents.append(row["keys"])
                     self._states.append((row["place"], row["name"]))
-                    self._numbers[shared_identity(_limit(row["keys"]))] = row["number"]
+                    self._numbers[shared_identity(decode_limit(row["keys"]))] = row["number"]
                     latest = row["i1"]
                 case "r":
                     releases.append(SharedRelease(row["id"], row["keys"], row["name"], *row[7:14]))
@@ -128,7 +127,7 @@ class Sharing:
 
     async def change_bound(self, limit: Limit, now: Instant) -> None:
         """Store a limit's new bound, and let every queue look at it."""
-        await self._connection.execute(STATEMENTS["update_shared_limit"], limit.name, _document(limit))
+        await self._connection.execute(STATEMENTS["update_shared_limit"], limit.name, encode_limit(limit))
         found = await self._connection.fetch(STATEMENTS["select_shared_gates_of_limit"], limit.name)
         gates = [self._gate(row) for row in found if row["name"] == shared_identity(limit)]
         gates = carried_over(gates, limit, now)
@@ -195,7 +194,7 @@ def resolved(policy: Policy, documents: Sequence[str]) -> Policy:
     if known is None or known[0] is not policy:
         if len(_resolved) >= MOST_RESOLVED:
             _resolved.clear()
-        limits = [_limit(document) for document in documents]
+        limits = [decode_limit(document) for document in documents]
         found = policy.with_shared({limit.name: limit for limit in limits if limit.name is not None})
         known = _resolved[key] = (policy, found)
     return known[1]
@@ -218,7 +217,7 @@ async def put_in_force(connection: Connection, queue: int, policy: Policy) -> No
     await _check(connection, policy)
     names = [bound.limit.name for bound in policy.shared_limits]
     for bound in policy.shared_limits:
-        await connection.execute(STATEMENTS["insert_shared_limit"], bound.limit.name, _document(bound.limit))
+        await connection.execute(STATEMENTS["insert_shared_limit"], bound.limit.name, encode_limit(bound.limit))
     await connection.execute(STATEMENTS["lock_shared_limits"], queue, names)
 
 
@@ -229,7 +228,7 @@ async def take_over(sharing: Sharing, connection: Connection, policy: Policy, no
     for bound in policy.shared_limits:
         row = await connection.fetchrow(STATEMENTS["select_shared_limit"], bound.limit.name, policy.queue)
         assert row is not None
-        if row["document"] != _document(bound.limit):
+        if row["document"] != encode_limit(bound.limit):
             await sharing.change_bound(bound.limit, now)
     await sharing.count_running(policy)
 
@@ -237,7 +236,7 @@ async def take_over(sharing: Sharing, connection: Connection, policy: Policy, no
 async def _insert_limits(connection: Connection, policy: Policy) -> None:
     names = [bound.limit.name for bound in policy.shared_limits]
     for bound in policy.shared_limits:
-        await connection.execute(STATEMENTS["insert_shared_limit"], bound.limit.name, _document(bound.limit))
+        await connection.execute(STATEMENTS["insert_shared_limit"], bound.limit.name, encode_limit(bound.limit))
     await connection.execute(STATEMENTS["put_sharing"], policy.queue, names)
 
 
@@ -246,12 +245,4 @@ async def _check(connection: Connection, policy: Policy) -> None:
     for bound in policy.shared_limits:
         row = await connection.fetchrow(STATEMENTS["select_shared_limit"], bound.limit.name, policy.queue)
         if row is not None and row["other"] is not None:
-            check_alike(policy.queue, bound.limit, row["other"], _limit(row["document"]))
-
-
-def _limit(document: str) -> Limit:
-    return read_limit(msgspec.json.decode(document))
-
-
-def _document(limit: Limit) -> str:
-    return msgspec.json.encode(limit.to_document(), order="sorted").decode()
+            check_alike(policy.queue, bound.limit, row["other"], decode_limit(row["document"]))

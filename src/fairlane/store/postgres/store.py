@@ -53,6 +53,7 @@ from fairlane.store.postgres.settling import Settler
 from fairlane.store.postgres.timing import StoreClock
 from fairlane.store.postgres.wakeups import PostgresListener
 from fairlane.store.protocol import (
+    LAST_ENTRY,
     Claimed,
     Declared,
     Listener,
@@ -71,8 +72,6 @@ if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
 
 __all__ = ["PostgresStore"]
-
-LAST_ENTRY = 1 << 62
 
 
 class PostgresStore(Figures, ScheduleKeeper, Adopter):

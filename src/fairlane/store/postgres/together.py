@@ -28,6 +28,8 @@ SLOTS_AT_MOST = 1_000
 """How many jobs one claim starts for all its holders, and the most that a request can name."""
 NUMBERS = 1 << 22
 SMOOTHING = 0.2
+GRANTED = 10
+"""Columns of `fairlane.granted`."""
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -142,18 +144,6 @@ def _requests(found: Iterable[Any]) -> Iterable[Holder]:
 
 
 def _claim(row: Any, lease: UUID, queue: str) -> Claim:
-    *_, job, task, priority, keys, payload, attempt, most, enqueued_at, cancel, claimed_at = row
-    return Claim(
-        job,
-        lease,
-        queue,
-        task,
-        priority,
-        rows.decode_keys(keys),
-        payload,
-        attempt,
-        most,
-        enqueued_at,
-        claimed_at,
-        cancel,
-    )
+    # A row of `fairlane.enter` has columns of requests before those of `fairlane.granted`.
+    *columns, claimed_at = row[-GRANTED:]
+    return rows.claim_of(columns, lease, queue, claimed_at)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import msgspec
 
 from fairlane.clock import Clock, microseconds
-from fairlane.job import Claim
 from fairlane.store.protocol import Adopted, WorkerIdentity
 from fairlane.store.sqlite import rows
 from fairlane.store.sqlite.database import Database, Transaction
@@ -22,34 +22,35 @@ class Adopter:
     _database: Database
     _clock: Clock
 
-    async def adopt(self, job: UUID, lease: UUID, *, worker: WorkerIdentity, lease_for: timedelta) -> Adopted | None:
+    async def adopt(
+        self,
+        job: UUID,
+        lease: UUID,
+        own: UUID,
+        *,
+        tasks: Sequence[str],
+        worker: WorkerIdentity,
+        lease_for: timedelta,
+    ) -> Adopted | None:
         def work(tx: Transaction) -> Adopted | None:
-            found = tx.one("select_adoptable", job.bytes, lease.bytes)
+            found = tx.one("select_adoptable", job.bytes, lease.bytes, own.bytes)
             if found is None:
                 return None
-            position, task, priority, keys, payload, attempt, most, enqueued_at, claimed_at, cancel, queue = found
-            now, own = self._clock.now(), uuid4()
-            held = msgspec.json.encode([position]).decode()
+            *columns, claimed_at, queue, position, under = found
+            claim = rows.claim_of(columns, own, queue, claimed_at)
+            if claim.task not in tasks:
+                return None
+            now = self._clock.now()
             ends_at = now + microseconds(lease_for)
-            tx.run("insert_lease", own.bytes, worker.id.bytes, ends_at, now, 1, held)
-            tx.run("adopt_job", own.bytes, worker.name, position)
-            if tx.value("drop_claims", 1, lease.bytes) == 0:
-                tx.run("delete_lease", lease.bytes)
-                tx.run("delete_cancellations", lease.bytes)
-            claim = Claim(
-                job,
-                own,
-                queue,
-                task,
-                priority,
-                rows.decode_keys(keys),
-                payload,
-                attempt,
-                most,
-                enqueued_at,
-                claimed_at,
-                bool(cancel),
-            )
+            if under == own.bytes:
+                tx.run("renew_lease", ends_at, now, own.bytes)
+            else:
+                held = msgspec.json.encode([position]).decode()
+                tx.run("insert_lease", own.bytes, worker.id.bytes, ends_at, now, 1, held)
+                tx.run("adopt_job", own.bytes, worker.name, position)
+                if tx.value("drop_claims", 1, lease.bytes) == 0:
+                    tx.run("delete_lease", lease.bytes)
+                    tx.run("delete_cancellations", lease.bytes)
             return Adopted(claim, now)
 
         return await self._database.write(work, durable=True)

@@ -11,7 +11,7 @@ from fairlane.clock import Instant
 from fairlane.job import State
 from fairlane.policy.overrides import Amendment, Override, amend
 from fairlane.scheduler.rebuild import carried_gates
-from fairlane.store.auditing import EXPIRY, AuditEntry, Note, describe_amendments
+from fairlane.store.auditing import EXPIRY, AuditEntry, Note, describe_amendments, describe_handled
 from fairlane.store.operators import FORCE, Handled
 from fairlane.store.sqlite import claims, rows
 from fairlane.store.sqlite.database import Transaction
@@ -88,10 +88,9 @@ def record(
 
 def record_jobs(tx: Transaction, note: Note | None, now: Instant, handled: Sequence[Handled]) -> None:
     """The same for an action on jobs: those that it touched, with the state they were in."""
-    touched = {str(each.job): str(each.was) for each in handled if each.skipped is None}
-    if note is not None and touched:
-        before = msgspec.json.encode(touched).decode()
-        record(tx, note, now, note.queue, f"{len(touched)} job{'s' * (len(touched) > 1)}", before, None)
+    told = describe_handled(handled)
+    if note is not None and told is not None:
+        record(tx, note, now, note.queue, *told, None)
 
 
 def entries(tx: Transaction, queue: str | None, before: int, limit: int) -> list[AuditEntry]:

@@ -9,8 +9,7 @@ from uuid import uuid4
 import msgspec
 
 from fairlane.clock import Instant
-from fairlane.policy.kinds import read_limit
-from fairlane.policy.overrides import Override, Overrides
+from fairlane.policy.overrides import Overrides
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.plan import plan_claims
 from fairlane.scheduler.rebuild import rebuild, refuse_to_strand
@@ -31,7 +30,16 @@ from fairlane.scheduler.snapshot import (
 )
 from fairlane.scheduler.strays import imported, shared_tokens, tokens_of_its_own, tokens_to_share
 from fairlane.scheduler.tally import encode_tally
-from fairlane.store.protocol import FOLD_AT_MOST, Claimed, Looked, WorkerIdentity
+from fairlane.store.decoding import decode_limit, decode_overrides
+from fairlane.store.protocol import (
+    FOLD_AT_MOST,
+    LANES_PER_SCANNED_FLOW,
+    PROMOTE_AT_MOST,
+    RELEASES_AT_MOST,
+    Claimed,
+    Looked,
+    WorkerIdentity,
+)
 from fairlane.store.sqlite import rows, sharing
 from fairlane.store.sqlite.database import Transaction
 from fairlane.store.sqlite.known import Known
@@ -58,9 +66,6 @@ __all__ = [
 
 T = TypeVar("T")
 
-PROMOTE_AT_MOST = 1_000
-RELEASES_AT_MOST = 4_000
-LANES_PER_SCANNED_FLOW = 2
 MOST_ONE_BY_ONE = 4
 """Flows whose lanes are read by a statement each: more are read together."""
 
@@ -102,15 +107,14 @@ def _resolved(tx: Transaction, policy: Policy, queue: int, key: str) -> Policy:
     documents = sharing.limits_in_force(tx, queue)
     key = "/".join([key, *documents.values()])
     if key not in _policies:
-        in_force = {name: read_limit(msgspec.json.decode(text)) for name, text in documents.items()}
+        in_force = {name: decode_limit(text) for name, text in documents.items()}
         _policies[key] = policy.with_shared(in_force)
     return _policies[key]
 
 
 def select_overrides(tx: Transaction, queue: int) -> Overrides:
     """What operators have changed."""
-    found = tx.all("select_overrides", queue)
-    return Overrides(tuple(msgspec.json.decode(text, type=Override) for (text,) in found))
+    return decode_overrides(text for (text,) in tx.all("select_overrides", queue))
 
 
 def queue_number(tx: Transaction, name: str) -> int:
@@ -352,10 +356,8 @@ def answer(tx: Transaction, queue: QueueInForce, asking: Generator[Need, Supply,
 
 def peek(tx: Transaction, queue: QueueInForce, want: int, now: Instant, lanes: Iterable[bytes]) -> Snapshot:
     """What a claim would start from, with these lanes too. The bells stay where they are."""
-    expired = queue.policy.overrides.expired(now)
-    if expired:
-        policy = queue.policy.overridden(queue.policy.overrides.without(expired))
-        queue = msgspec.structs.replace(queue, policy=policy)
+    if expired := queue.policy.overrides.expired(now):
+        queue = msgspec.structs.replace(queue, policy=queue.policy.without(expired))
     bells = _read_bells(tx, queue)
     forced = forced_jobs(tx, queue.id, want)
     rung = {lane.id for lane in bells.lanes}

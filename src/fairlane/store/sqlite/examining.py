@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from uuid import UUID
 
 from fairlane.clock import Instant
-from fairlane.errors import JobNotFound
 from fairlane.job import State
 from fairlane.scheduler.explain import COUNTED, Examined, Facts, Kept, Running, Subject, examine, sequence_lane
 from fairlane.scheduler.plan import plan_claims
 from fairlane.scheduler.snapshot import Plan, QueueRow
+from fairlane.store.job_rows import no_such_job
 from fairlane.store.sqlite import claims, rows
 from fairlane.store.sqlite.database import Transaction
 
@@ -24,7 +24,7 @@ def find_subject(tx: Transaction, job: UUID) -> Subject:
     """A job, as far as it concerns its waiting."""
     row = tx.one("select_subject", job.bytes)
     if row is None:
-        raise JobNotFound(f"there is no job {job}; it was never stored, or its retention has passed")
+        raise no_such_job(job)
     queue, task, state, priority, keys, lane, position, *rest = row
     return Subject(queue, rows.decode_keys(keys), priority, job, task, State(state), lane, position, *rest)
 

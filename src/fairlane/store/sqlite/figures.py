@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fairlane.clock import Clock, Instant
-from fairlane.errors import UnknownQueue
 from fairlane.job import JobRecord
 from fairlane.policy.by import By
 from fairlane.scheduler.figures import KeyFigures, Minute
@@ -13,6 +12,7 @@ from fairlane.scheduler.snapshot import GateRow, LaneRow, SharedGateRow
 from fairlane.store.adding_up import Pace
 from fairlane.store.figures import KeyPage, KeySort, LanesCounted, QueueFigures, Tallied, WorkerReport, WorkerSeen
 from fairlane.store.health import Health, Standstill
+from fairlane.store.job_rows import no_such_queue
 from fairlane.store.key_rows import KeyPlace
 from fairlane.store.protocol import Declared, WorkerIdentity
 from fairlane.store.sqlite import claims, health, policies, seeing, tallying
@@ -25,7 +25,7 @@ def known_queue(tx: Transaction, name: str) -> claims.QueueInForce:
     """A queue by its name, or `UnknownQueue`."""
     queue = claims.load_queue(tx, name)
     if queue is None:
-        raise UnknownQueue(f"queue {name!r} is not known to this database; declare it with app.queue({name!r}, …)")
+        raise no_such_queue(name)
     return queue
 
 

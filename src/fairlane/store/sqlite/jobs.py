@@ -11,9 +11,10 @@ from uuid import UUID
 import msgspec
 
 from fairlane.clock import Instant
-from fairlane.errors import DuplicateJob, JobNotFound, UnknownQueue
+from fairlane.errors import DuplicateJob
 from fairlane.job import AttemptRecord, JobRecord, NewJob, State, told_in
 from fairlane.policy.unique import Conflict
+from fairlane.store.job_rows import attempts_of, no_such_job, no_such_queue
 from fairlane.store.sqlite import rows, uniques
 from fairlane.store.sqlite.database import Transaction
 
@@ -117,7 +118,7 @@ def _due_at(job: NewJob, now: Instant) -> Instant | None:
 def _queue_number(tx: Transaction, name: str) -> int:
     row = tx.one("select_queue", name)
     if row is None:
-        raise UnknownQueue(f"queue {name!r} is not known to this database; declare it with app.queue({name!r}, …)")
+        raise no_such_queue(name)
     number: int = row[0]
     return number
 
@@ -139,7 +140,7 @@ def cancel(
     """Cancel what waits; what runs is asked to stop, or left alone."""
     row = tx.one("select_state", job.bytes)
     if row is None:
-        raise _not_found(job)
+        raise no_such_job(job)
     position, queue, lane, priority, lane_keys, number, ready_at, lease, keeps_place = row
     state = State(number)
     if state.is_final or (only_waiting and state is State.RUNNING):
@@ -161,7 +162,7 @@ def cancel(
 def record(tx: Transaction, job: UUID) -> JobRecord:
     row = tx.one("select_job", job.bytes)
     if row is None:
-        raise _not_found(job)
+        raise no_such_job(job)
     return record_of(row)
 
 
@@ -182,15 +183,5 @@ def attempts(tx: Transaction, job: UUID) -> list[AttemptRecord]:
     """The past ones, and the one that runs or was the last."""
     row = tx.one("select_last_attempt", job.bytes)
     if row is None:
-        raise _not_found(job)
-    past = [AttemptRecord(*each) for each in tx.all("select_attempts", job.bytes)]
-    state, attempt, claimed_at, finished_at, worker, outcome, error = row
-    if state == State.RUNNING:
-        past.append(AttemptRecord(attempt, claimed_at, None, worker, "running", None))
-    elif finished_at is not None and claimed_at is not None:
-        past.append(AttemptRecord(attempt, claimed_at, finished_at, worker, outcome, error))
-    return past
-
-
-def _not_found(job: UUID) -> JobNotFound:
-    return JobNotFound(f"there is no job {job}; it was never stored, or its retention has passed")
+        raise no_such_job(job)
+    return attempts_of(tx.all("select_attempts", job.bytes), row)

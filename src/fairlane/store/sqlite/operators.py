@@ -24,8 +24,7 @@ AFTER_EVERY_ID = b"\xff" * 17
 
 def find(tx: Transaction, wanted: JobFilter, queue: int | None, after: str | None, limit: int) -> JobPage:
     """Walk the index that serves this filter, a stretch at a time, until the page is full or enough was looked at."""
-    by_end = wanted.state is not None and wanted.state.is_final
-    place = Cursor.decode(after, by_end=by_end)
+    place = Cursor.decode(after, by_end=wanted.is_by_end)
     found: list[JobRecord] = []
     looked_at = 0
     while looked_at < LOOK_AT_MOST:

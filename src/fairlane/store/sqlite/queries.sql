@@ -910,11 +910,11 @@ order by q.name
 -- Claims that pass from one process to another.
 
 -- name: select_adoptable
-select j.position, j.task, j.priority, j.keys, j.payload, j.attempt, j.max_attempts, j.enqueued_at, j.claimed_at,
-    j.cancel_requested, q.name
+select j.id, j.task, j.priority, j.keys, j.payload, j.attempt, j.max_attempts, j.enqueued_at, j.cancel_requested,
+    j.claimed_at, q.name, j.position, j.lease
 from jobs j
 join queues q on q.id = j.queue
-where j.id = ? and j.lease = ? and j.state = 2
+where j.id = ? and j.lease in (?, ?) and j.state = 2
 
 -- name: adopt_job
 update jobs

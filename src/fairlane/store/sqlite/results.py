@@ -72,7 +72,7 @@ class ResultListener:
             jobs = self._awaited.jobs
             try:
                 self._awaited.tell(await self._database.read(lambda tx, jobs=jobs: _ended(tx, jobs)))  # type: ignore[misc]
-            except StoreUnavailable:
+            except Exception:
                 self._awaited.tell(jobs)  # they look for themselves, and are told what is wrong
 
 

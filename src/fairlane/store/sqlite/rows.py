@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Sequence
 from typing import Any
+from uuid import UUID
 
 import msgspec
 
 from fairlane.clock import Instant
+from fairlane.job import Claim
 from fairlane.scheduler.snapshot import Arrival, Contender, FlowRow, GateRow, LaneRow, Release, SharedGateRow
+from fairlane.store.job_rows import decode_given, decode_key, decode_keys
 
 __all__ = [
     "Released",
     "arrival",
+    "claim_of",
     "decode_given",
     "decode_key",
     "decode_keys",
@@ -35,18 +39,6 @@ __all__ = [
 Row = tuple[Any, ...]
 
 
-@lru_cache(maxsize=65_536)
-def decode_keys(text: str) -> dict[str, str | None]:
-    """Keys by name. The same text gives the same mapping: nobody writes to it."""
-    return msgspec.json.decode(text, type=dict[str, str | None])
-
-
-@lru_cache(maxsize=65_536)
-def decode_given(text: str | None) -> dict[str, float] | None:
-    """Numbers that a job brought along, by name."""
-    return None if text is None else msgspec.json.decode(text, type=dict[str, float])
-
-
 def encode_given(given: dict[str, float]) -> str:
     return msgspec.json.encode(given).decode()
 
@@ -55,9 +47,23 @@ def encode_keys(keys: dict[str, str | None]) -> str:
     return msgspec.json.encode(keys).decode()
 
 
-@lru_cache(maxsize=65_536)
-def decode_key(text: str) -> list[str | None]:
-    return msgspec.json.decode(text, type=list[str | None])
+def claim_of(row: Sequence[Any], lease: UUID, queue: str, claimed_at: Instant) -> Claim:
+    """A job that was handed out, by its columns from `id` to `cancel_requested`."""
+    job, task, priority, keys, payload, attempt, most, enqueued_at, cancel = row
+    return Claim(
+        UUID(bytes=job),
+        lease,
+        queue,
+        task,
+        priority,
+        decode_keys(keys),
+        payload,
+        attempt,
+        most,
+        enqueued_at,
+        claimed_at,
+        bool(cancel),
+    )
 
 
 def flow(row: Row) -> FlowRow:

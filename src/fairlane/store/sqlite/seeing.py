@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from uuid import UUID
 
@@ -28,7 +27,6 @@ from fairlane.store.figures import (
 from fairlane.store.key_rows import KeyPlace
 from fairlane.store.sqlite import claims, jobs, rows, sharing
 from fairlane.store.sqlite.database import Transaction
-from fairlane.store.sqlite.wakeups import is_listening
 
 __all__ = [
     "gates_named",
@@ -45,21 +43,11 @@ __all__ = [
     "workers",
 ]
 
-LISTS = {
-    KeySort.WAITING: "list_keys_by_waiting",
-    KeySort.RUNNING: "list_keys_by_running",
-    KeySort.DONE: "list_keys_by_done",
-    KeySort.STARTED: "list_keys_by_start",
-    KeySort.NAME: "list_keys_by_name",
-}
-
 
 def survey(tx: Transaction, queues: Sequence[str]) -> list[QueueFigures]:
     found = tx.all("survey", key_rows.encode(queues), COUNTED_AT_MOST)
     dead: dict[str, int] = dict(tx.all("count_newest_dead", COUNTED_AT_MOST))
     are_all = sum(dead.values()) < COUNTED_AT_MOST
-    waiters = tx.all("select_all_waiters", key_rows.encode([row[-1] for row in found]))
-    listeners = Counter(queue for queue, worker in waiters if is_listening(UUID(bytes=worker)))
     return [
         QueueFigures(
             queue=name,
@@ -75,7 +63,6 @@ def survey(tx: Transaction, queues: Sequence[str]) -> list[QueueFigures]:
             next_due_at=next_due_at,
             tallied_at=tallied_at,
             untallied=untallied,
-            listeners=listeners[number],
         )
         for (
             name,
@@ -90,7 +77,6 @@ def survey(tx: Transaction, queues: Sequence[str]) -> list[QueueFigures]:
             tallied_at,
             held,
             oldest_ready_at,
-            number,
         ) in found
     ]
 
@@ -122,8 +108,8 @@ def list_keys(
             named = [(key_scope(by), key) for key in keys]
             few = tx.all("select_keys_named", key_rows.encode(queues), key_rows.encode(named))
             return key_rows.page_of(map(_named, few), sort, place, limit, held_only=held_only)
-    statement = "list_keys_by_waiting_if_held" if held_only and sort is KeySort.WAITING else LISTS[sort]
-    start = (key_rows.LOWEST, "", "") if place is None else (place.value, place.key, place.queue)
+    statement = key_rows.listing(sort, held_only=held_only)
+    start = key_rows.start_of(place)
     found = [
         _named(row)
         for queue in queues

@@ -11,7 +11,7 @@ select q.name, q.ready, q.running, q.parked,
     (select count(*) from (select 1 from jobs where queue = q.id and due_at is not null limit ?2)),
     (select min(due_at) from jobs where queue = q.id and due_at is not null),
     (select count(*) from (select 1 from tallies where queue = q.id limit ?2)),
-    f.tallied_at, coalesce(f.held, '{}'), f.oldest_ready_at, q.id
+    f.tallied_at, coalesce(f.held, '{}'), f.oldest_ready_at
 from json_each(?1) as u
 cross join queues as q on q.name = u.value
 left join queue_figures as f on f.queue = q.id
@@ -23,12 +23,6 @@ select q.name, count(*)
 from (select queue from jobs where state = 4 and finished_at is not null order by finished_at desc limit ?1) as d
 cross join queues as q on q.id = d.queue
 group by q.name
-
--- name: select_all_waiters
--- Who waits for a job of these queues. ?1 queues by number
-select w.queue, w.worker
-from json_each(?1) as u
-cross join waiters as w on w.queue = u.value
 
 -- name: select_minutes
 -- ?1 queues by name, ?2 since when

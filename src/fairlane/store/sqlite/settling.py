@@ -291,22 +291,4 @@ def reap(tx: Transaction, now: Instant, limit: int) -> tuple[Reaped, dict[int, i
 
 def _claims(tx: Transaction, lease: bytes, positions: Sequence[int]) -> list[Claim]:
     found = (tx.one("select_claim_at", position, lease) for position in positions)
-    return [
-        Claim(
-            UUID(bytes=job),
-            UUID(bytes=lease),
-            "",
-            task,
-            priority,
-            rows.decode_keys(keys),
-            payload,
-            attempt,
-            most,
-            enqueued_at,
-            claimed_at,
-            bool(cancel),
-        )
-        for job, task, priority, keys, payload, attempt, most, enqueued_at, cancel, claimed_at in (
-            row for row in found if row is not None
-        )
-    ]
+    return [rows.claim_of(row[:-1], UUID(bytes=lease), "", row[-1]) for row in found if row is not None]

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from fairlane.clock import Instant
-from fairlane.policy.gates import Limit
-from fairlane.policy.kinds import read_limit
 from fairlane.policy.policy import BoundLimit, Policy, shared_identity
 from fairlane.policy.sharing import check_alike
 from fairlane.scheduler.rebuild import Claimed, carried_over, counted_in, uncounted
 from fairlane.scheduler.shared import rings_for_all
 from fairlane.scheduler.snapshot import Plan, Ring, SharedGateRow, SharedRelease, Snapshot
+from fairlane.store.decoding import decode_limit, encode_limit
+from fairlane.store.protocol import RELEASES_AT_MOST
 from fairlane.store.sqlite import rows
 from fairlane.store.sqlite.database import Transaction
 
@@ -31,8 +31,6 @@ __all__ = [
     "sharers",
     "write",
 ]
-
-RELEASES_AT_MOST = 4_000
 
 
 def limits_in_force(tx: Transaction, queue: int) -> dict[str, str]:
@@ -106,7 +104,7 @@ def check(tx: Transaction, policy: Policy) -> None:
         if row is not None:
             others = [name for _, name in tx.all("select_sharers", row[0]) if name != policy.queue]
             for other in others[:1]:
-                check_alike(policy.queue, bound.limit, other, _limit(row[1]))
+                check_alike(policy.queue, bound.limit, other, decode_limit(row[1]))
 
 
 def put_in_force(tx: Transaction, queue: int, policy: Policy, now: Instant) -> None:
@@ -115,10 +113,10 @@ def put_in_force(tx: Transaction, queue: int, policy: Policy, now: Instant) -> N
     for bound in policy.shared_limits:
         limit = bound.limit
         before = tx.one("select_shared_limit", limit.name)
-        document = msgspec.json.encode(limit.to_document(), order="sorted").decode()
+        document = encode_limit(limit)
         number = tx.value("put_shared_limit", limit.name, document)
         tx.run("insert_sharing", number, queue)
-        if before is not None and before[1] != document and shared_identity(_limit(before[1])) == bound.name:
+        if before is not None and before[1] != document and shared_identity(decode_limit(before[1])) == bound.name:
             gates = [rows.shared_gate(row) for row in tx.all("select_shared_gates_of_limit", number)]
             gates = carried_over((row for row in gates if row.limit == bound.name), limit, now)
             _write_gates(tx, policy, gates)
@@ -148,7 +146,3 @@ def count_running(tx: Transaction, queue: int, policy: Policy) -> None:
         _write_gates(tx, policy, counted_in(policy.queue, found, known))
         marks = [(rows.join_shared((*job.shared, *(gate.id for gate in gates))), job.ref) for job, gates in found]
         tx.run_many("mark_shared", marks)
-
-
-def _limit(document: str) -> Limit:
-    return read_limit(msgspec.json.decode(document))

@@ -37,22 +37,4 @@ def start(
         planned = [(each.head.ref, each.charge, rows.join_shared(each.shared)) for each in starts]
         started = tx.all("claim_jobs", now, lease.bytes, worker.name, msgspec.json.encode(planned).decode())
     found = {row[0]: row[1:] for row in started}
-    return [_claim(queue, found[each.head.ref], lease, now) for each in starts]
-
-
-def _claim(queue: str, row: rows.Row, lease: UUID, now: Instant) -> Claim:
-    job, task, priority, keys, payload, attempt, most, enqueued_at, cancel = row
-    return Claim(
-        UUID(bytes=job),
-        lease,
-        queue,
-        task,
-        priority,
-        rows.decode_keys(keys),
-        payload,
-        attempt,
-        most,
-        enqueued_at,
-        now,
-        bool(cancel),
-    )
+    return [rows.claim_of(found[each.head.ref], lease, queue, now) for each in starts]

@@ -21,6 +21,8 @@ from fairlane.store.auditing import AuditEntry, Note
 from fairlane.store.awaiting import forever
 from fairlane.store.operators import CANCEL, Handled, JobFilter, JobPage
 from fairlane.store.protocol import (
+    EVERYONE,
+    LAST_ENTRY,
     Claimed,
     Declared,
     Listener,
@@ -61,9 +63,6 @@ from fairlane.store.sqlite.wakeups import take_waiters as _take_waiters
 __all__ = ["SqliteStore"]
 
 T = TypeVar("T")
-
-EVERYONE = 1 << 20
-LAST_ENTRY = 1 << 62
 
 
 class SqliteStore(Figures, ScheduleKeeper, Adopter):

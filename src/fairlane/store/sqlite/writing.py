@@ -3,7 +3,7 @@ an update names a column of, whether its value is another one or not."""
 
 from __future__ import annotations
 
-from fairlane.scheduler.snapshot import FlowRow, GateRow, LaneRow, Plan, Standing
+from fairlane.scheduler.snapshot import FlowRow, GateRow, LaneRow, Plan
 from fairlane.store.sqlite import rows
 from fairlane.store.sqlite.database import Transaction
 from fairlane.store.sqlite.known import Known
@@ -11,28 +11,16 @@ from fairlane.store.sqlite.known import Known
 __all__ = ["write_rows"]
 
 
-PARKED = int(Standing.PARKED)
-
-
 def write_rows(tx: Transaction, queue: int, known: Known, plan: Plan) -> tuple[int, int, int]:
     """Store the flows, lanes and gates of a plan, and remember them. Returns by how much that changes how many jobs are
     ready and run, and how many lanes are parked."""
-    totals = _totals(known, plan.lanes)
+    # Whatever a plan has changed of a stored lane, it has been given before, and is known.
+    totals = plan.moves([old for row in plan.lanes if (old := known.lane(row.id)) is not None])
     _write_flows(tx, queue, known, plan.flows)
     _write_lanes(tx, queue, known, plan.lanes)
     _write_gates(tx, queue, known, plan.gates)
     known.note(plan)
     return totals
-
-
-def _totals(known: Known, after: list[LaneRow]) -> tuple[int, int, int]:
-    # Whatever a plan has changed of a stored lane, it has been given before, and is known.
-    before = [old for row in after if (old := known.lane(row.id)) is not None]
-    return (
-        sum([lane.ready for lane in after]) - sum([lane.ready for lane in before]),
-        sum([lane.in_flight for lane in after]) - sum([lane.in_flight for lane in before]),
-        [lane.standing for lane in after].count(PARKED) - [lane.standing for lane in before].count(PARKED),
-    )
 
 
 def _write_flows(tx: Transaction, queue: int, known: Known, flows: list[FlowRow]) -> None:

@@ -1,0 +1,58 @@
+"""Jobs as every database holds them: keys and numbers as text, attempts; and what is said where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from fairlane.errors import JobNotFound, UnknownQueue
+from fairlane.job import AttemptRecord, State
+
+__all__ = ["attempts_of", "decode_given", "decode_key", "decode_keys", "no_such_job", "no_such_queue", "not_among"]
+
+
+@lru_cache(maxsize=65_536)
+def decode_keys(text: str) -> dict[str, str | None]:
+    """Keys by name. The same text gives the same mapping: nobody writes to it."""
+    return msgspec.json.decode(text, type=dict[str, str | None])
+
+
+@lru_cache(maxsize=65_536)
+def decode_key(text: str) -> list[str | None]:
+    return msgspec.json.decode(text, type=list[str | None])
+
+
+@lru_cache(maxsize=65_536)
+def decode_given(text: str | None) -> dict[str, float] | None:
+    """Numbers that a job brought along, by name."""
+    return None if text is None else msgspec.json.decode(text, type=dict[str, float])
+
+
+def attempts_of(past: Iterable[Sequence[Any]], last: Sequence[Any]) -> list[AttemptRecord]:
+    """The past ones, and the one that runs or was the last: that one stands in the job's own row."""
+    found = [AttemptRecord(*each) for each in past]
+    state, attempt, claimed_at, finished_at, worker, outcome, error = last
+    if state == State.RUNNING:
+        found.append(AttemptRecord(attempt, claimed_at, None, worker, "running", None))
+    elif finished_at is not None and claimed_at is not None:
+        found.append(AttemptRecord(attempt, claimed_at, finished_at, worker, outcome, error))
+    return found
+
+
+def no_such_job(job: UUID) -> JobNotFound:
+    return JobNotFound(f"there is no job {job}; it was never stored, or its retention has passed")
+
+
+def no_such_queue(name: str) -> UnknownQueue:
+    """What is said to whoever has work for it."""
+    return UnknownQueue(f"queue {name!r} is not known to this database; declare it with app.queue({name!r}, …)")
+
+
+def not_among(queue: str, known: Iterable[str]) -> UnknownQueue:
+    """What is said to whoever looks."""
+    names = ", ".join(sorted(known)) or "none"
+    return UnknownQueue(f"queue {queue!r} is not known to this database; known are {names}")
