@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import threading
+from collections.abc import Coroutine
 from datetime import timedelta
 from typing import Any
 
@@ -342,6 +343,52 @@ async def test_a_job_whose_thread_is_interrupted_while_it_is_adopted_is_not_kept
     await asyncio.to_thread(begin)
     await reaches(job, State.SCHEDULED)
     assert "OutOfTime" in str((await job.record()).error)
+
+
+async def test_a_job_whose_thread_is_interrupted_before_it_is_adopted_has_failed_too(
+    app: App, forwarder: PaperForwarder, store: WatchedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = await published(forwarder, forwarder.task(len, queue="emails", name="length"), "abc")
+    loop, is_asked, may_go_on = asyncio.get_running_loop(), threading.Event(), asyncio.Event()
+
+    async def hold_up() -> None:
+        is_asked.set()
+        await may_go_on.wait()
+
+    def run_blocking(work: Coroutine[Any, Any, Any]) -> None:
+        """As it ends when Celery's signal comes while it waits."""
+        running = asyncio.run_coroutine_threadsafe(work, loop)
+        is_asked.wait()
+        running.cancel()
+        raise OutOfTime
+
+    store.before["adopt"] = hold_up
+    monkeypatch.setattr(app, "run_blocking", run_blocking)
+    with pytest.raises(OutOfTime):
+        await asyncio.to_thread(forwarder.deliveries.begin_sync, forwarder.messages[0].token, ["length"])
+    may_go_on.set()
+    await reaches(job, State.SCHEDULED)
+    assert "OutOfTime" in str((await job.record()).error)
+
+
+async def test_a_job_whose_task_is_cancelled_before_it_is_adopted_has_failed_too(
+    forwarder: PaperForwarder, store: WatchedStore
+) -> None:
+    job = await published(forwarder, forwarder.task(len, queue="emails", name="length"), "abc")
+    is_asked, may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def hold_up() -> None:
+        is_asked.set()
+        await may_go_on.wait()
+
+    store.before["adopt"] = hold_up
+    beginning = asyncio.ensure_future(begun(forwarder))
+    await is_asked.wait()
+    beginning.cancel()
+    await asyncio.wait({beginning})
+    may_go_on.set()
+    await reaches(job, State.SCHEDULED)
+    assert "before it began" in str((await job.record()).error)
 
 
 async def test_a_job_that_has_run_is_recorded_although_its_thread_is_interrupted_meanwhile(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 
 from fairlane import App, Concurrency, ConfigurationError, ManualClock, Rate, State
 from fairlane.clock import SECOND
-from fairlane.forward import Message, Unpublishable
+from fairlane.forward import Forwarder, Message, Unpublishable
 from fairlane.task import Task
 from tests.forward.paper import PaperForwarder, dispatching
 from tests.worker.harness import WatchedStore, reaches, turns, until
@@ -172,6 +173,30 @@ async def test_a_message_that_is_not_begun_is_published_again_under_the_same_tok
         assert await forwarder.deliver(again) == 42
         assert await forwarder.deliver(first) is None
         assert await job.result() == 42
+
+
+async def test_a_broker_that_does_not_answer_has_refused(
+    app: App, clock: ManualClock, store: WatchedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+
+    class Blocking(PaperForwarder):
+        publish = Forwarder.publish
+
+        def publish_blocking(self, message: Message) -> None:
+            answers.wait()
+
+    monkeypatch.setattr("fairlane.forward.forwarder.ANSWER_WITHIN", 0.01)
+    blocking = Blocking(app)
+    job = await blocking.task(double, queue="emails").enqueue(21)
+    async with dispatching(blocking) as dispatcher:
+        await store.finished("settle")
+        assert "has not answered for 0.01 s" in dispatcher.health().troubles["publishing"]
+        record = await job.record()
+        assert (record.state, record.attempt) == (State.READY, 0)
+    assert dispatcher.left_running == 1  # its thread: the process must not wait for it
+    answers.set()
+    await blocking.close()
 
 
 async def test_a_worker_that_is_faster_than_the_brokers_answer_is_no_loss(

@@ -133,7 +133,7 @@ async def test_a_job_that_is_cancelled_while_it_runs_is_stopped(shop: Running) -
 
 
 async def test_a_time_limit_of_taskiq_is_a_failure(shop: Running) -> None:
-    with pytest.raises(JobFailed, match=r"ran longer than its label timeout=0\.01"):
+    with pytest.raises(JobFailed, match=r"ran longer than its label timeout=0\.01|broke it off before it began"):
         await shop.run("is_too_slow")
 
 

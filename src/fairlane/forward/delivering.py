@@ -17,7 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Coroutine, Iterator, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID, uuid4
 
 import msgspec
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 __all__ = ["Deliveries", "Delivery"]
 
 log = logging.getLogger("fairlane.forward")
+
+T = TypeVar("T")
 
 UNKNOWN_DELAY = 30 * SECOND
 """After which a job comes again that was delivered where its task is not known."""
@@ -96,7 +98,7 @@ class Deliveries:
         self._lease = lease
         self._here: _Process | None = None
         self._outage = Outage(lambda: None)
-        self._ending: set[asyncio.Future[None]] = set()
+        self._ending: set[asyncio.Future[Any]] = set()
 
     # Begin: the job is ours, or there is nothing to do.
 
@@ -104,7 +106,24 @@ class Deliveries:
         """Adopt the job of a message that is to run one of these tasks, wherever that is possible. `None`: skip the
         message, and let the engine acknowledge it; whatever had to be recorded is. `InvalidJob`: it was written by
         others, and nothing has changed. `cancellable`: cancel the current asyncio task if the job is cancelled or lost
-        while it runs."""
+        while it runs. Whoever is cancelled meanwhile has had it: its job has failed."""
+        handle = asyncio.current_task() if cancellable else None
+        beginning = asyncio.ensure_future(self._begin(token, tasks, handle))
+        try:
+            return await self._to_its_end(beginning)
+        except asyncio.CancelledError:
+            beginning.add_done_callback(self._leave)
+            raise
+
+    def _leave(self, begun: asyncio.Future[Delivery | None]) -> None:
+        if not begun.cancelled() and begun.exception() is None and (delivery := begun.result()) is not None:
+            error = TimeoutError("the engine broke it off before it began, for a time limit or to stop")
+            self._ending.add(leaving := asyncio.ensure_future(self.failed(delivery, error)))
+            leaving.add_done_callback(self._ending.discard)
+
+    async def _begin(
+        self, token: Token | str, tasks: Sequence[str], handle: asyncio.Task[Any] | None
+    ) -> Delivery | None:
         token = token if isinstance(token, Token) else Token.parse(token)
         here = await self._process()
         found = await here.adopt(token, tasks)
@@ -138,7 +157,7 @@ class Deliveries:
             await here.refuse(claim, Died(str(error)))
             return None
         delivery = Delivery(here, adopted, asked_at, task, args, kwargs)
-        delivery.handle = asyncio.current_task() if cancellable else None
+        delivery.handle = handle
         delivery.started_at = self._app.clock.monotonic()
         here.hold(delivery)
         try:
@@ -189,7 +208,7 @@ class Deliveries:
         left: list[BaseException] = []
 
         async def begin() -> Delivery | None:
-            delivery = await self.begin(token, tasks)
+            delivery = await self._begin(token, tasks, None)
             if delivery is not None:
                 begun.append(delivery)
                 if left:
@@ -197,7 +216,7 @@ class Deliveries:
             return delivery
 
         try:
-            delivery = self._app.run_blocking(begin())
+            delivery = self._app.run_blocking(self._to_its_end(begin()))
             if delivery is not None and delivery.process.is_late(delivery):
                 return self._app.run_blocking(self._in_time(delivery))
             return delivery
@@ -222,12 +241,13 @@ class Deliveries:
             delivery = begun.pop()  # by whoever comes first
             asyncio.run_coroutine_threadsafe(self.failed(delivery, error), delivery.process.loop)
 
-    async def _to_its_end(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do this, also if whoever waits for it is interrupted: a job that has run must not run again for that."""
+    async def _to_its_end(self, work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
+        """Do this, also if whoever waits for it is interrupted: a job that has run must not run again for that, and one
+        whose message the engine has given up must not wait for another."""
         ending = asyncio.ensure_future(work)
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
-        await asyncio.shield(ending)
+        return await asyncio.shield(ending)
 
     async def open(self) -> Store:
         """Open the app in this loop, however long the database is away."""

@@ -59,6 +59,11 @@ class Dispatcher(Worker):
         except StoreUnavailable as error:
             log.warning("what was published could not be left to its messages: %s; it may be published again", error)
 
+    def _tell_what_is_left(self) -> None:
+        super()._tell_what_is_left()
+        # Threads that wait for a broker would keep the process from ending.
+        self.left_running += len(self._forwarder.unanswered)
+
 
 class Dispatching:
     """What runs a dispatcher, as an app runs a worker."""

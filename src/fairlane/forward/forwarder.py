@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
@@ -38,12 +39,14 @@ from fairlane.task import (
 if TYPE_CHECKING:
     from fairlane.app import App
 
-__all__ = ["Forwarded", "Forwarder", "Retries"]
+__all__ = ["Forwarded", "Forwarder", "Retries", "answering"]
 
 Retries = Literal["policy", "engine"]
 
 PUBLISHERS = 16
 """Messages that are published at the same time, by a client that blocks."""
+ANSWER_WITHIN = 10.0
+"""Seconds in which a broker has to answer. One that takes a message later has taken it twice, of which one runs."""
 _BACKOFF = Backoff()
 
 
@@ -100,6 +103,8 @@ class Forwarder(ABC):
         # What is stored encrypted must not lie in the broker in plain text.
         self._shows = app.codec is None if show_arguments is None else show_arguments
         self._threads: ThreadPoolExecutor | None = None
+        self.unanswered: set[Future[None]] = set()
+        """What a client that blocks has asked its broker: its threads cannot be stopped."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.app!r}>"
@@ -127,11 +132,11 @@ class Forwarder(ABC):
 
     async def publish(self, message: Message) -> None:
         """As `Engine` says. An engine whose client is async overrides this."""
-        await asyncio.get_running_loop().run_in_executor(self._pool(), self.publish_blocking, message)
+        await self._asked(self.publish_blocking, message)
 
     async def reach(self) -> None:
         """As `Engine` says."""
-        await asyncio.get_running_loop().run_in_executor(self._pool(), self.reach_blocking)
+        await self._asked(self.reach_blocking)
 
     async def close(self) -> None:
         """Let go of what publishing needed."""
@@ -210,10 +215,27 @@ class Forwarder(ABC):
         except UndecodablePayload as error:
             raise Unpublishable(str(error)) from error
 
-    def _pool(self) -> ThreadPoolExecutor:
+    async def _asked(self, call: Callable[..., None], *given: Any) -> None:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(PUBLISHERS, thread_name_prefix="fairlane-publisher")
-        return self._threads
+        asked = self._threads.submit(call, *given)
+        self.unanswered.add(asked)
+        asked.add_done_callback(self.unanswered.discard)
+        async with answering():
+            await asyncio.wrap_future(asked)
+
+
+@asynccontextmanager
+async def answering() -> AsyncIterator[None]:
+    """What is asked of a broker. Many clients would wait for one that hangs for ever, and nobody would hear of it."""
+    limit = asyncio.timeout(ANSWER_WITHIN)
+    try:
+        async with limit:
+            yield
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise TimeoutError(f"the broker has not answered for {ANSWER_WITHIN:g} s") from error
 
 
 def _checked_retries(retries: Retries) -> Retries:

@@ -18,7 +18,7 @@ from uuid import UUID
 from fairlane.declaring import is_async
 from fairlane.errors import ConfigurationError, InvalidJob, Signal
 from fairlane.forward.delivering import Delivery
-from fairlane.forward.forwarder import Forwarded, Forwarder
+from fairlane.forward.forwarder import Forwarded, Forwarder, answering
 from fairlane.forward.messages import Message
 from fairlane.forward.tokens import HEADER
 from fairlane.worker.outcomes import Stop
@@ -42,8 +42,6 @@ log = logging.getLogger("fairlane.forward")
 
 OF_RETRIES = {"max_retries", "retry_on_error"}
 """Labels of a message that mean nothing where the policy decides."""
-PUBLISH_WITHIN = 10.0
-"""Seconds."""
 T = TypeVar("T", bound="AsyncTaskiqDecoratedTask[..., Any]")
 
 
@@ -90,7 +88,7 @@ class TaskiqForwarder(Forwarder):
             labels["priority"] = max(0, message.priority)
         kicker: AsyncKicker[..., Any] = AsyncKicker(message.target.task_name, self.broker, labels)
         try:
-            async with asyncio.timeout(PUBLISH_WITHIN):
+            async with answering():
                 await kicker.with_task_id(str(message.id)).kiq(*message.args, **message.kwargs)
         except SendTaskError as error:
             raise (error.__cause__ or error) from None  # what the broker said
@@ -101,7 +99,7 @@ class TaskiqForwarder(Forwarder):
         if (pool := getattr(self.broker, "connection_pool", None)) is not None:  # Redis, whose start connects nowhere
             from redis.asyncio import Redis
 
-            async with Redis(connection_pool=pool) as client:
+            async with answering(), Redis(connection_pool=pool) as client:
                 await client.ping()
 
     def _check_connection(self) -> None:

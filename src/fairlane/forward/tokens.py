@@ -31,5 +31,5 @@ class Token(msgspec.Struct, frozen=True):
             return cls(UUID(job), UUID(lease))
         except ValueError:
             raise InvalidJob(
-                f"{text!r} is not the token of a forwarded job: its message was written by others"
+                f"{str(text)[:80]!r} is not the token of a forwarded job: its message was written by others"
             ) from None
