@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -11,6 +14,25 @@ from fairlane.store.postgres import PostgresStore
 from fairlane.testing.postgres import ThrowawayPostgres
 
 _database_numbers = itertools.count(1)
+
+MEMORY = Path("/dev/shm")
+PLENTY = 6 << 30
+
+
+def _has_plenty(folder: Path) -> bool:
+    """Whether this is memory in which the databases of all tests have room, and whose programs may be run."""
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        return False
+    room = os.statvfs(folder)
+    figures = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    available = int(figures["MemAvailable"].removesuffix("kB")) << 10
+    return not room.f_flag & os.ST_NOEXEC and min(room.f_bavail * room.f_frsize, available) >= PLENTY
+
+
+# Most of what tests write is a database that lives for a moment: a disk is busy with these for minutes.
+if "TMPDIR" not in os.environ and _has_plenty(MEMORY):
+    os.environ["TMPDIR"] = str(MEMORY)
+    tempfile.tempdir = None
 
 # How long an example takes says how busy the machine is, and nothing about the code.
 settings.register_profile("house", deadline=None)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, TypeVar
 
+import pytest
 import uvicorn
 from playwright.sync_api import Page, Request, expect
 from starlette.applications import Starlette
@@ -19,7 +20,10 @@ from fairlane.dashboard import create_dashboard
 from fairlane.dashboard.building import Dashboard
 from tests.dashboard.harness import ROOT, TOKEN, VIEWER_TOKEN, a_shop
 
-__all__ = ["Served", "Tab", "go", "log_in"]
+__all__ = ["Served", "Tab", "go", "log_in", "on_any_store"]
+
+on_any_store = pytest.mark.parametrize("served", ["sqlite"], indirect=True)
+"""What is a matter of the page alone, whatever database is behind it. Everything else is looked at on each."""
 
 T = TypeVar("T")
 PATIENCE = 30.0

@@ -7,7 +7,7 @@ from uuid import UUID
 from playwright.sync_api import Page, expect
 
 from fairlane.job import State
-from tests.browser.harness import Served, go, log_in
+from tests.browser.harness import Served, go, log_in, on_any_store
 from tests.dashboard.harness import ROOT, VIEWER_TOKEN
 
 EVIL = "<img src=x onerror=alert(1)>"
@@ -127,6 +127,7 @@ def test_the_timeline_of_a_dead_job_opens_to_its_error(page: Page, served: Serve
     expect(attempt.locator("pre")).to_contain_text("the endpoint is gone")
 
 
+@on_any_store
 def test_what_a_producer_wrote_runs_nowhere(page: Page, served: Served) -> None:
     job = served.run(enqueue(served, EVIL, {EVIL: EVIL}))
     log_in(page, EVIL)
@@ -136,6 +137,7 @@ def test_what_a_producer_wrote_runs_nowhere(page: Page, served: Served) -> None:
         assert page.locator("main img").count() == 0
 
 
+@on_any_store
 def test_a_viewer_is_offered_nothing_to_do(page: Page, served: Served) -> None:
     (job,) = served.run(die(served, 1))
     log_in(page, "vic", VIEWER_TOKEN)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from playwright.sync_api import Page, expect
 
-from tests.browser.harness import Served, go, log_in
+from tests.browser.harness import Served, go, log_in, on_any_store
 from tests.browser.test_jobs import confirm, enqueue
 
 KEY = "/queues/webhooks/key?key.account=acme"
@@ -111,6 +111,7 @@ def test_a_key_gets_another_weight_and_a_pause(page: Page, served: Served) -> No
     expect(page.locator("h1")).not_to_contain_text("paused")
 
 
+@on_any_store
 def test_a_watched_key_stands_on_the_overview_and_in_its_address(page: Page, served: Served) -> None:
     served.run(busy(served))
     log_in(page)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from playwright.sync_api import Page, expect
 
-from tests.browser.harness import Served, go, log_in
+from tests.browser.harness import Served, go, log_in, on_any_store
 from tests.dashboard.harness import VIEWER_TOKEN
 
 
@@ -45,6 +45,7 @@ def test_a_schedule_comes_is_paused_and_triggered_while_somebody_looks(page: Pag
     expect(page.locator("tbody tr").last).to_contain_text("the warehouse is down")
 
 
+@on_any_store
 def test_schedules_fit_a_phone_and_are_reached_with_the_keyboard(page: Page, served: Served) -> None:
     declare(served, "daily report", "a-schedule-with-a-name-that-is-far-longer-than-a-telephone-is-wide")
     page.set_viewport_size({"width": 390, "height": 844})
@@ -60,6 +61,7 @@ def test_schedules_fit_a_phone_and_are_reached_with_the_keyboard(page: Page, ser
     expect(page.locator("tbody tr")).to_have_count(1)
 
 
+@on_any_store
 def test_viewers_are_offered_nothing_to_do(page: Page, served: Served) -> None:
     declare(served, "daily report")
     log_in(page, "vic", VIEWER_TOKEN, "/schedules")

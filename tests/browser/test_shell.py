@@ -6,12 +6,13 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from fairlane.dashboard.contents import PAGES
-from tests.browser.harness import Served, Tab, go, log_in
+from tests.browser.harness import Served, Tab, go, log_in, on_any_store
 from tests.dashboard.harness import ROOT, VIEWER_TOKEN
 
 PLAIN = [page for page in PAGES if "{" not in page.path]
 
 
+@on_any_store
 def test_a_person_logs_in_with_the_printed_address_and_out_again(page: Page) -> None:
     page.goto(f"{ROOT}/")
     expect(page).to_have_title("Log in · Fairlane")
@@ -22,6 +23,7 @@ def test_a_person_logs_in_with_the_printed_address_and_out_again(page: Page) -> 
     expect(page).to_have_title("Log in · Fairlane")
 
 
+@on_any_store
 def test_a_wrong_token_is_told(page: Page) -> None:
     page.goto(f"{ROOT}/login")
     page.get_by_label("Your name").fill("eve")
@@ -30,6 +32,7 @@ def test_a_wrong_token_is_told(page: Page) -> None:
     expect(page.get_by_role("alert")).to_contain_text("not the token")
 
 
+@on_any_store
 def test_the_keyboard_leads_everywhere(page: Page) -> None:
     log_in(page)
     for each in PLAIN:
@@ -49,6 +52,7 @@ def test_the_keyboard_leads_everywhere(page: Page) -> None:
     expect(page.get_by_label("Queue")).to_have_value("g")
 
 
+@on_any_store
 def test_the_first_tab_stop_leads_past_the_header(page: Page) -> None:
     log_in(page)
     go(page, "/audit")
@@ -58,6 +62,7 @@ def test_the_first_tab_stop_leads_past_the_header(page: Page) -> None:
     expect(page.locator("main")).to_be_focused()
 
 
+@on_any_store
 def test_the_theme_follows_the_system_until_somebody_chooses(page: Page) -> None:
     log_in(page)
     page.emulate_media(color_scheme="dark")
@@ -87,6 +92,7 @@ def test_a_page_follows_what_happens_and_focus_and_open_rows_survive(page: Page,
     expect(page.get_by_label("Queue")).to_have_value("webh")
 
 
+@on_any_store
 def test_the_interval_is_kept_in_the_address_and_in_the_browser(page: Page) -> None:
     log_in(page)
     go(page, "/audit")
@@ -98,6 +104,7 @@ def test_the_interval_is_kept_in_the_address_and_in_the_browser(page: Page) -> N
     expect(page.locator("#follow")).to_have_text("paused")
 
 
+@on_any_store
 def test_an_open_page_whose_session_is_over_leads_to_the_door(page: Page, context: BrowserContext) -> None:
     log_in(page)
     go(page, "/audit?every=2")
@@ -107,6 +114,7 @@ def test_an_open_page_whose_session_is_over_leads_to_the_door(page: Page, contex
     expect(page).to_have_title("Log in · Fairlane")
 
 
+@on_any_store
 def test_a_page_whose_stream_is_cut_off_comes_back_by_itself(page: Page) -> None:
     log_in(page)
     page.route("**/live*", lambda route: route.abort())
@@ -116,6 +124,7 @@ def test_a_page_whose_stream_is_cut_off_comes_back_by_itself(page: Page) -> None
     expect(page.locator("#follow")).to_have_text("live", timeout=15_000)
 
 
+@on_any_store
 @pytest.mark.parametrize("width", [360, 768, 1280])
 def test_no_page_is_wider_than_the_screen(served: Served, browser: Browser, width: int) -> None:
     context = browser.new_context(base_url=served.address, viewport={"width": width, "height": 740})
@@ -128,6 +137,7 @@ def test_no_page_is_wider_than_the_screen(served: Served, browser: Browser, widt
     context.close()
 
 
+@on_any_store
 def test_a_viewer_is_shown_as_one(page: Page) -> None:
     log_in(page, "vic", VIEWER_TOKEN)
     expect(page.locator("header .who")).to_contain_text("viewer")

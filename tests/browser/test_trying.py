@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from fairlane.operations import trying
 from fairlane.policy.writing import policy_text
-from tests.browser.harness import Served, Tab, go, log_in
+from tests.browser.harness import Served, Tab, go, log_in, on_any_store
 from tests.dashboard.harness import VIEWER_TOKEN
 
 FAIR = '{"fair": {"by": "account"}}'
@@ -41,6 +41,7 @@ def test_two_policies_are_compared_with_charts_and_tables(page: Page, served: Se
     expect(page.get_by_label("B · to compare with")).to_have_value(FAIR)
 
 
+@on_any_store
 def test_an_example_is_put_in_and_taken_back_with_undo(page: Page) -> None:
     open_form(page)
     workload = page.get_by_label("Workload")
@@ -51,6 +52,7 @@ def test_an_example_is_put_in_and_taken_back_with_undo(page: Page) -> None:
     expect(workload).to_have_value("# mine")
 
 
+@on_any_store
 def test_a_mistake_is_told_beside_its_field_and_its_line_is_selected(page: Page) -> None:
     open_form(page)
     typed = '{\n  "fair": {"by": "account"},\n  "limits": [{"kind": "rate", "limit": 5}]\n}'
@@ -64,6 +66,7 @@ def test_a_mistake_is_told_beside_its_field_and_its_line_is_selected(page: Page)
     assert selected == '  "limits": [{"kind": "rate", "limit": 5}]'
 
 
+@on_any_store
 def test_a_simulation_can_be_stopped(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     began, stopped = threading.Event(), threading.Event()
 
@@ -87,6 +90,7 @@ def test_a_simulation_can_be_stopped(page: Page, monkeypatch: pytest.MonkeyPatch
     expect(page.get_by_role("button", name="Try them")).to_have_attribute("aria-busy", "false")
 
 
+@on_any_store
 def test_the_result_fits_a_phone(served: Served, browser: Browser) -> None:
     context = browser.new_context(base_url=served.address, viewport={"width": 360, "height": 740})
     tab = Tab(context.new_page())

@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 from fairlane.clock import SECOND
 from fairlane.store.figures import WorkerReport
 from fairlane.store.protocol import WorkerIdentity
-from tests.browser.harness import Served, go, log_in
+from tests.browser.harness import Served, go, log_in, on_any_store
 
 
 async def report(served: Served, worker: WorkerIdentity, *, running: int = 0, is_well: bool = True) -> None:
@@ -55,6 +55,7 @@ def test_workers_come_fall_ill_and_go_while_somebody_looks(page: Page, served: S
     expect(rows).to_have_count(1)
 
 
+@on_any_store
 def test_a_worker_is_found_with_the_keyboard(page: Page, served: Served) -> None:
     for name in ("app-1:4711", "batch-2:99"):
         served.run(report(served, WorkerIdentity(uuid4(), name)))

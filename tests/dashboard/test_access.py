@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from urllib.parse import unquote
 
 import pytest
+from httpx import ASGITransport, AsyncClient
 from starlette.requests import Request
 
 from fairlane import App
@@ -19,6 +21,7 @@ from fairlane.dashboard.doorkeeper import LARGEST_BODY
 from fairlane.errors import ConfigurationError
 from tests.dashboard.harness import ROOT, TOKEN, VIEWER_TOKEN, Site, csrf_of
 
+BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 PLAIN = [page.path for page in PAGES if "{" not in page.path]
 
 
@@ -346,3 +349,35 @@ async def test_a_length_that_makes_no_sense_is_refused(site: Site, length: str) 
     headers = [(b"Content-Length", length.encode())]
     answer = await site.program().post(f"{ROOT}/api/jobs/cancel", content=b"{}", headers=headers)
     assert answer.status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("path", "following"),
+    [
+        ("/jobs?state=dead&key=a%26b", "/jobs?state=dead&key=a%26b"),
+        ("/jobs/%3Fa", "/jobs/%3Fa"),
+        ("//elsewhere.example/", "/elsewhere.example/"),
+        ("/%5Celsewhere.example/", "/%5Celsewhere.example/"),
+    ],
+)
+async def test_whom_the_host_does_not_know_is_sent_to_its_own_login(shop: App, path: str, following: str) -> None:
+    built = create_dashboard(shop, authorize=lambda request: None, login_url="/login-of-mine?theme=dark")
+    async with AsyncClient(transport=ASGITransport(built)) as browser:
+        answer = await browser.get(f"http://host.example{path}", headers=BROWSER)
+    assert answer.status_code == 303
+    login, _, asked = answer.headers["location"].partition("&next=")
+    assert (login, unquote(asked)) == ("/login-of-mine?theme=dark", following)
+
+
+async def test_a_program_whom_the_host_does_not_know_is_told_so(shop: App, clock: ManualClock) -> None:
+    async with Site.of(shop, clock, authorize=lambda request: None, login_url="/login-of-mine") as site:
+        stranger = site.stranger()
+        assert (await stranger.get(f"{ROOT}/jobs", headers=BROWSER)).headers["location"].endswith("?next=%2Fops%2Fjobs")
+        for path, accept in (("/api/queues", "text/html"), ("/jobs", "*/*"), ("/jobs", "text/event-stream")):
+            assert (await stranger.get(f"{ROOT}{path}", headers={"accept": accept})).status_code == 401
+        assert (await stranger.post(f"{ROOT}/do/anything", headers=BROWSER)).status_code == 401
+
+
+async def test_a_login_elsewhere_needs_somebody_who_says_who_has_logged_in(shop: App) -> None:
+    with pytest.raises(ConfigurationError, match="give authorize="):
+        create_dashboard(shop, token="a-long-secret", login_url="/login")

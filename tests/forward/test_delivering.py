@@ -272,6 +272,21 @@ async def test_whoever_is_given_a_message_while_the_database_is_away_waits_for_i
     assert here is not None
 
 
+async def test_nothing_begins_under_a_lease_that_has_ended(
+    forwarder: PaperForwarder, clock: ManualClock, store: WatchedStore
+) -> None:
+    job = await published(forwarder, forwarder.task(len, queue="emails", name="length"), "abc")
+
+    async def stand_still() -> None:
+        clock.advance("31s")
+
+    store.after["adopt"] = stand_still
+    assert await forwarder.deliver(forwarder.messages[0]) is None
+    record = await job.record()
+    assert (record.state, record.attempt) == (State.READY, 0)
+    assert "stood still" in str(record.error)
+
+
 async def test_a_heartbeat_that_fails_once_goes_on(
     app: App, forwarder: PaperForwarder, clock: ManualClock, store: WatchedStore
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from fairlane import App, Concurrency, ConfigurationError, ManualClock, Rate, State
 from fairlane.clock import SECOND
-from fairlane.forward import Unpublishable
+from fairlane.forward import Message, Unpublishable
 from fairlane.task import Task
 from tests.forward.paper import PaperForwarder, dispatching
 from tests.worker.harness import WatchedStore, reaches, turns, until
@@ -172,6 +172,29 @@ async def test_a_message_that_is_not_begun_is_published_again_under_the_same_tok
         assert await forwarder.deliver(again) == 42
         assert await forwarder.deliver(first) is None
         assert await job.result() == 42
+
+
+async def test_a_worker_that_is_faster_than_the_brokers_answer_is_no_loss(
+    forwarder: PaperForwarder, task: Task[..., Any], clock: ManualClock, store: WatchedStore,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    publish = forwarder.publish
+
+    async def publishing(message: Message) -> None:
+        await publish(message)
+        assert await forwarder.deliver(message) == 42
+        renewals = store.ended["renew"]
+        clock.advance("11s")
+        await store.finished("renew", renewals + 1)
+        await turns()
+
+    monkeypatch.setattr(forwarder, "publish", publishing)
+    job = await task.enqueue(21)
+    async with dispatching(forwarder, lease=LEASE) as dispatcher:
+        assert await job.result() == 42
+        await until(lambda: not dispatcher.publishing.running)
+        assert dispatcher.publishing._published == {}
+    assert "ClaimLost" not in caplog.text
 
 
 async def test_what_is_begun_is_published_no_more(forwarder: PaperForwarder, task: Task[..., Any]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import asyncpg
@@ -17,6 +19,7 @@ from fairlane.store.postgres import PostgresStore
 from fairlane.store.postgres.connections import STATEMENTS, Connections
 from fairlane.store.postgres.scheduling import Loaded, Scheduling
 from fairlane.store.protocol import FOLD_AT_MOST
+from fairlane.testing.postgres import ThrowawayPostgres
 from tests.store.harness import claim, claim_once, finish, given_jobs, new_jobs, soon
 
 POLICY = Policy(
@@ -203,6 +206,43 @@ async def pinned(store: PostgresStore, postgres_url: str) -> AsyncIterator[async
     await connection.close()
 
 
+@pytest.fixture(scope="session")
+def used_databases(postgres: ThrowawayPostgres, postgres_template: str) -> Callable[[int], str]:
+    """By how many accounts, a database that they have used: made once, as nobody does more than look at it."""
+
+    @cache
+    def used_by(accounts: int) -> str:
+        url = asyncio.run(postgres.create_database(f"used_by_{accounts}", template=postgres_template))
+        if accounts:
+            asyncio.run(_use(url, accounts))
+        return url
+
+    return used_by
+
+
+async def _use(url: str, accounts: int) -> None:
+    store = PostgresStore(url, clock=ManualClock())
+    await store.open()
+    await fill(store, accounts)
+    await store.close()
+    connection = await asyncpg.connect(url)
+    await connection.execute("analyze")
+    await connection.close()
+
+
+@pytest.fixture(params=[0, 1, 400], ids=["never used", "one account", "400 accounts"])
+def used_url(request: pytest.FixtureRequest, used_databases: Callable[[int], str]) -> str:
+    return used_databases(request.param)
+
+
+@pytest.fixture
+async def used(used_url: str) -> AsyncIterator[asyncpg.Connection[Any]]:
+    """A connection to it, as the store makes them."""
+    connection = await Connections(used_url, "a test").connect()
+    yield connection
+    await connection.close()
+
+
 async def plan_of(connection: asyncpg.Connection[Any], statement: str) -> dict[str, Any]:
     """The generic plan: the one that is made once and used for every set of parameters."""
     text = await body_of(connection, statement) if statement in FUNCTIONS else STATEMENTS[statement]
@@ -268,40 +308,24 @@ async def fill(store: PostgresStore, accounts: int) -> None:
 
 
 @pytest.mark.parametrize("statement", sorted(INDEXES))
-@pytest.mark.parametrize("accounts", [0, 1, 400], ids=["never used", "one account", "400 accounts"])
-async def test_a_hot_statement_keeps_to_its_indexes(
-    store: PostgresStore, pinned: asyncpg.Connection[Any], statement: str, accounts: int
-) -> None:
-    if accounts:
-        await fill(store, accounts)
-        await pinned.execute("analyze")
-    plan = await plan_of(pinned, statement)
+async def test_a_hot_statement_keeps_to_its_indexes(used: asyncpg.Connection[Any], statement: str) -> None:
+    plan = await plan_of(used, statement)
     assert walks(plan) == []
     assert indexes_of(plan) == INDEXES[statement]
 
 
-@pytest.mark.parametrize("accounts", [0, 1, 400], ids=["never used", "one account", "400 accounts"])
 async def test_a_search_reads_labels_from_an_index_alone(
-    store: PostgresStore, pinned: asyncpg.Connection[Any], accounts: int
+    used: asyncpg.Connection[Any],
 ) -> None:
-    if accounts:
-        await fill(store, accounts)
-        await pinned.execute("analyze")
-    (scan,) = [
-        node for node in nodes(await plan_of(pinned, "find_keys")) if node.get("Index Name") == "key_figures_pkey"
-    ]
+    (scan,) = [node for node in nodes(await plan_of(used, "find_keys")) if node.get("Index Name") == "key_figures_pkey"]
     assert scan["Node Type"] == "Index Only Scan"
 
 
-@pytest.mark.parametrize("accounts", [0, 1, 400], ids=["never used", "one account", "400 accounts"])
 async def test_listing_schedules_reads_each_of_them_once_and_nothing_else(
-    store: PostgresStore, pinned: asyncpg.Connection[Any], accounts: int
+    used: asyncpg.Connection[Any],
 ) -> None:
-    if accounts:
-        await fill(store, accounts)
-        await pinned.execute("analyze")
     # All are wanted, in an order that is not the database's own: there is no index to keep to.
-    order, scan = nodes(await plan_of(pinned, "select_schedules"))
+    order, scan = nodes(await plan_of(used, "select_schedules"))
     assert order["Node Type"] == "Sort"
     assert scan["Relation Name"] == "schedules"
     assert "Filter" not in scan

@@ -14,6 +14,7 @@ import psycopg
 import pytest
 import sqlalchemy
 import sqlalchemy.orm
+from psycopg.types.string import TextLoader
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from fairlane import App, ConfigurationError, StoreUnavailable
@@ -181,6 +182,64 @@ async def test_a_locked_file_is_told_with_its_remedy(on_sqlite: Work, tmp_path: 
         await on_sqlite.using(tx=second).enqueue()
     first.close()
     second.close()
+
+
+async def test_a_transaction_that_only_reads(on_postgres: Work, postgres_url: str) -> None:
+    connection = await asyncpg.connect(postgres_url)
+    async with connection.transaction(readonly=True):
+        with pytest.raises(ConfigurationError, match="only reads, and a job is to be written"):
+            await on_postgres.using(tx=connection).enqueue()
+    await connection.close()
+    blocking = psycopg.connect(postgres_url)
+    blocking.read_only = True
+    with pytest.raises(ConfigurationError, match="only reads, and a job is to be written"):
+        await on_postgres.using(tx=blocking).enqueue()
+    blocking.close()
+
+
+async def test_psycopg_in_pipeline_mode(on_postgres: Work, postgres_url: str) -> None:
+    connection = psycopg.connect(postgres_url)
+    with connection.pipeline():
+        await refused(on_postgres, connection, "in pipeline mode")
+    connection.close()
+
+
+async def turns() -> None:
+    """For as many turns of a loop as it takes to hang up."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_asyncpg_of_another_event_loop(on_postgres: Work, postgres_url: str) -> None:
+    elsewhere = asyncio.new_event_loop()
+
+    async def begun() -> asyncpg.Connection[Any]:
+        connection = await asyncpg.connect(postgres_url)
+        await connection.transaction().start()
+        return connection
+
+    connection = await asyncio.to_thread(elsewhere.run_until_complete, begun())
+    with pytest.raises(ConfigurationError, match="belongs to another event loop"):
+        await on_postgres.using(tx=connection).enqueue()
+    elsewhere.call_soon(connection.terminate)
+    await asyncio.to_thread(elsewhere.run_until_complete, turns())
+    elsewhere.close()
+
+
+@pytest.mark.parametrize("name", ["uuid", "bytea"])
+async def test_a_driver_that_was_taught_to_read_ids_or_bytes_in_another_way(
+    on_postgres: Work, postgres_url: str, name: str
+) -> None:
+    # What a unique key is compared with would never be the same, and two jobs would hold it.
+    connection = await asyncpg.connect(postgres_url)
+    await connection.set_type_codec(name, encoder=str, decoder=str, schema="pg_catalog", format="text")
+    async with connection.transaction():
+        await refused(on_postgres, connection, f"reads and writes {name} in a way of its own")
+    await connection.close()
+    blocking = psycopg.connect(postgres_url)
+    blocking.adapters.register_loader(name, TextLoader)
+    await refused(on_postgres, blocking, f"reads and writes {name} in a way of its own")
+    blocking.close()
 
 
 async def test_an_async_connection_in_a_blocking_call(on_postgres: Work, postgres_url: str) -> None:

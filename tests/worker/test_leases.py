@@ -12,6 +12,7 @@ import pytest
 from fairlane import App, Concurrency, ManualClock, State, context
 from fairlane.scheduler.settlement import Released, settle
 from fairlane.store.protocol import WorkerIdentity
+from fairlane.worker.timing import Outage
 from tests.worker.harness import WatchedStore, reaches, turns, until, working
 
 
@@ -186,6 +187,40 @@ async def test_a_job_of_a_dead_worker_is_run_by_another_when_its_lease_ends(
             clock.advance("30s")
             assert await job.result() == 2
     assert f"job {job.id}: its worker is gone" in caplog.text
+
+
+async def test_after_an_outage_those_who_live_renew_before_anybody_is_reaped(
+    app: App, store: WatchedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, are_back = asyncio.Event(), asyncio.Event()
+
+    async def others_are_back(outage: Outage) -> None:
+        if store.ended["reap"] > 1:
+            waits.set()
+            await are_back.wait()
+
+    monkeypatch.setattr(Outage, "others_are_back", others_are_back)
+
+    @app.task
+    async def work() -> int:
+        return context().attempt
+
+    async with app:
+        job = await work.enqueue()
+        other = WorkerIdentity(uuid4(), "as cut off as we")
+        (held,) = (await store.real.claim("default", lambda: 1, worker=other, lease=timedelta(seconds=30))).claims
+        async with working(app, lease="30s"):
+            await store.finished("reap")
+            await turns(50)  # the reaper sleeps
+            store.lose("reap")
+            clock.advance("31s")
+            await store.finished("reap", 2)
+            store.restore()
+            await waits.wait()
+            await store.real.renew([held.lease], timedelta(seconds=30))
+            are_back.set()
+            await store.finished("reap", 3)
+            assert await job.status() is State.RUNNING
 
 
 async def test_a_draining_worker_keeps_its_leases_until_the_last_job_stops(

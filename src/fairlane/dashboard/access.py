@@ -82,6 +82,7 @@ class Access:
         token: str | None = None,
         viewer_token: str | None = None,
         authorize: Authorize | None = None,
+        login_url: str | None = None,
     ) -> None:
         for name, given in (("token", token), ("viewer_token", viewer_token)):
             if given is not None and len(given) < SHORTEST_TOKEN:
@@ -92,7 +93,10 @@ class Access:
             raise ConfigurationError(
                 "the dashboard is closed by default: give token=…, or authorize=… to let your own app say who may enter"
             )
+        if login_url is not None and authorize is None:
+            raise ConfigurationError("login_url: people log in here by token; give authorize=… too, or leave it out")
         self.authorize = authorize
+        self.login_url = login_url
         self.throttle = Throttle(clock)
         # A program with an old token asks every few seconds and must not lock people out; who guesses asks far oftener.
         self.program_throttle = Throttle(clock, of_one_address=60, of_all=None)

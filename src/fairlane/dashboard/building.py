@@ -54,16 +54,17 @@ def create_dashboard(
     token: str | None = None,
     viewer_token: str | None = None,
     authorize: Authorize | None = None,
+    login_url: str | None = None,
     redact: Redact | None = None,
     operations: Operations | None = None,
 ) -> Starlette:
     """The dashboard of an app's database: an ASGI app to be served by itself or mounted at any path.
 
     It is closed by default. People log in with `token` (role operator) or `viewer_token`; or `authorize(request)`,
-    async or not, says who somebody is (a `Visitor`), and `None` keeps them out. `redact(job, payload)` returns what may
-    be seen of a payload or a result.
+    async or not, says who somebody is (a `Visitor`), and `None` keeps them out: a person is sent to `login_url` of your
+    own, a program is told 401. `redact(job, payload)` returns what may be seen of a payload or a result.
     """
-    access = Access(app.clock, token=token, viewer_token=viewer_token, authorize=authorize)
+    access = Access(app.clock, token=token, viewer_token=viewer_token, authorize=authorize, login_url=login_url)
     dashboard = Dashboard(app, operations or app.operations, access, Rendering(), Live(app.clock), redact)
     built = Starlette(
         routes=_routes(dashboard),

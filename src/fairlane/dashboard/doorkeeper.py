@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
@@ -124,6 +124,8 @@ class Doorkeeper:
         return self._access.is_own_form(visitor, token)
 
     def _stranger(self, request: Request) -> Response:
+        if self._access.login_url is not None and _is_a_person(request):
+            return RedirectResponse(_login_elsewhere(self._access.login_url, request), 303)
         if self._access.authorize is not None or wants_json(request):
             answer = refused(request, 401, "unauthorized", "log in, or send the token as Authorization: Bearer")
             answer.headers["WWW-Authenticate"] = "Bearer"
@@ -154,6 +156,19 @@ def wants_json(request: Request) -> bool:
     """Whether a program asks, and not a person."""
     path = path_of(request)
     return path == "/api" or path.startswith("/api/") or "hx-request" in request.headers
+
+
+def _is_a_person(request: Request) -> bool:
+    """Whether somebody looks at a page with a browser, which would show them whatever page they are sent to."""
+    return request.method in SAFE and not wants_json(request) and "text/html" in request.headers.get("accept", "")
+
+
+def _login_elsewhere(login_url: str, request: Request) -> str:
+    # A path of this site, however it was written: two slashes at its beginning would name another one.
+    asked = "/" + quote(str(request.scope["path"])).lstrip("/")
+    if request.url.query:
+        asked += f"?{request.url.query}"
+    return f"{login_url}{'&' if '?' in login_url else '?'}{urlencode({'next': asked})}"
 
 
 def refused(request: Request, status: int, code: str, message: str) -> Response:

@@ -53,12 +53,16 @@ UNKNOWN_DELAY = 30 * SECOND
 class Delivery(RunningJob):
     """One message at the engine's worker whose job runs here, until it is settled."""
 
-    __slots__ = ("adopted_at", "handle", "keep_until", "process")
+    __slots__ = ("adopted_at", "handle", "keep_until", "kept_at", "process")
 
-    def __init__(self, home: _Process, adopted: Adopted, task: Task[..., Any], args: Any, kwargs: Any) -> None:
+    def __init__(
+        self, home: _Process, adopted: Adopted, kept_at: int, task: Task[..., Any], args: Any, kwargs: Any
+    ) -> None:
         super().__init__(home, adopted.claim, task, args, kwargs)
         self.process = home
         self.adopted_at = adopted.at
+        self.kept_at = kept_at
+        """When its lease was asked for or renewed last, by the monotonic clock."""
         self.handle: asyncio.Task[Any] | None = None
         """Who runs it, in an async engine: cancelled if the claim is lost or the job cancelled."""
         self.keep_until: Instant | None = None
@@ -103,19 +107,20 @@ class Deliveries:
         while it runs."""
         token = token if isinstance(token, Token) else Token.parse(token)
         here = await self._process()
-        adopted = await here.adopt(token, tasks)
-        if adopted is None and (other := await here.task_of(token.job)) is not None and other not in tasks:
+        found = await here.adopt(token, tasks)
+        if found is None and (other := await here.task_of(token.job)) is not None and other not in tasks:
             if self._app.registry.find(other) is not None:
                 raise InvalidJob(
                     f"job {token.job} is one of {other!r}, and its token came with a message for {tasks[0]!r}, which "
                     f"was written by others; it is refused, and the job waits for its own"
                 )
-            adopted = await here.adopt(token, [other])
-        if adopted is None:
+            found = await here.adopt(token, [other])
+        if found is None:
             log.info(
                 "job %s: this message is stale: it was delivered before, or its claim has ended; skipped", token.job
             )
             return None
+        adopted, asked_at = found
         claim = adopted.claim
         task = self._app.registry.find(claim.task)
         if claim.cancel_requested:
@@ -132,7 +137,7 @@ class Deliveries:
             log_unreadable(claim, error, log)
             await here.refuse(claim, Died(str(error)))
             return None
-        delivery = Delivery(here, adopted, task, args, kwargs)
+        delivery = Delivery(here, adopted, asked_at, task, args, kwargs)
         delivery.handle = asyncio.current_task() if cancellable else None
         delivery.started_at = self._app.clock.monotonic()
         here.hold(delivery)
@@ -141,7 +146,14 @@ class Deliveries:
         except BaseException:
             here.let_go(delivery)
             raise
-        return delivery
+        return await self._in_time(delivery)
+
+    async def _in_time(self, delivery: Delivery) -> Delivery | None:
+        """Nothing begins under a lease that has ended: another may have it by now."""
+        if not delivery.process.is_late(delivery):
+            return delivery
+        await delivery.process.end(delivery, Released("the engine's process stood still for longer than its lease"))
+        return None
 
     # End: exactly one of these.
 
@@ -185,7 +197,10 @@ class Deliveries:
             return delivery
 
         try:
-            return self._app.run_blocking(begin())
+            delivery = self._app.run_blocking(begin())
+            if delivery is not None and delivery.process.is_late(delivery):
+                return self._app.run_blocking(self._in_time(delivery))
+            return delivery
         except BaseException as error:
             left.append(error)
             self._abandon(begun, error)
@@ -269,18 +284,28 @@ class _Process:
     def store_now(self) -> Instant:
         return self._clock.now() + self._offset
 
-    async def adopt(self, token: Token, tasks: Sequence[str]) -> Adopted | None:
+    def is_late(self, delivery: Delivery) -> bool:
+        """Whether its lease has ended, because this process has stood still."""
+        return self._clock.monotonic() - delivery.kept_at > microseconds(self._lease)
+
+    async def adopt(self, token: Token, tasks: Sequence[str]) -> tuple[Adopted, int] | None:
+        """The claim, and when it was asked for, by the monotonic clock."""
+        asked_at = 0
         # Chosen before the first try: one whose answer was lost has landed perhaps, and a later one finds its work.
         own = uuid4()
-        adopted = await self._outage.ride_out(
-            lambda: self.store.adopt(
+
+        async def once() -> Adopted | None:
+            nonlocal asked_at
+            asked_at = self._clock.monotonic()
+            return await self.store.adopt(
                 token.job, token.lease, own, tasks=tasks, worker=self.identity, lease_for=self._lease
-            ),
-            "adopting",
-        )
-        if adopted is not None:
-            self._offset = adopted.at - self._clock.now()
-        return adopted
+            )
+
+        adopted = await self._outage.ride_out(once, "adopting")
+        if adopted is None:
+            return None
+        self._offset = adopted.at - self._clock.now()
+        return adopted, asked_at
 
     async def task_of(self, job: UUID) -> str | None:
         try:
@@ -332,7 +357,11 @@ class _Process:
                     log.critical("leases could not be renewed: %s; trying again", summary(error), exc_info=error)
 
     async def _renew(self, leases: list[UUID]) -> None:
+        asked_at = self._clock.monotonic()
         renewed = await self._outage.ride_out(lambda: self.store.renew(leases, self._lease), "renewing leases")
+        for lease in leases:
+            if (delivery := self._held.get(lease)) is not None:
+                delivery.kept_at = asked_at
         for lease in renewed.gone:
             if (delivery := self._held.get(lease)) is not None:
                 self._lost(delivery)

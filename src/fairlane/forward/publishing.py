@@ -248,8 +248,9 @@ class Publishing(Execution):
     def interrupt(self, run: Run, reason: Stop) -> None:
         published = self._published.get(run.claim.id)
         if published is None or published.run is not run:
-            if reason is Stop.CANCELLED:
-                run.stop = run.stop or reason  # it is being published: a moment
+            if reason is Stop.CANCELLED or (reason is Stop.GONE and run.started_at):
+                # It is being published: a moment. If it is gone, a worker was faster than the broker's answer to us.
+                run.stop = run.stop or reason
                 return
             super().interrupt(run, reason)
             return

@@ -13,6 +13,7 @@ from fairlane.policy.keys import canonical_keys
 from fairlane.store.finding import find_jobs
 from fairlane.store.operators import JobFilter
 from fairlane.task import Call, Task
+from fairlane.testing.checking import check_app, check_queue, check_state, task_named
 
 __all__ = ["EnqueuedJob", "assert_enqueued", "enqueued_jobs"]
 
@@ -38,8 +39,10 @@ async def enqueued_jobs(
     app: App, task: Task[..., Any] | str | None = None, *, queue: str | None = None
 ) -> list[EnqueuedJob]:
     """The jobs that are stored, whatever has become of them, in the order in which they were enqueued."""
+    check_app("enqueued_jobs", app)
+    check_queue(app, queue)
+    name = None if task is None else task_named(app, "enqueued_jobs", task).name
     store = await app.opened()
-    name = task.name if isinstance(task, Task) else task
     found: list[JobRecord] = []
     after: str | None = None
     while True:
@@ -53,7 +56,7 @@ async def enqueued_jobs(
 
 async def assert_enqueued(
     app: App,
-    expected: Task[..., Any] | Call[Any],
+    expected: Task[..., Any] | Call[Any] | str,
     *,
     count: int | None = None,
     queue: str | None = None,
@@ -65,7 +68,10 @@ async def assert_enqueued(
 
     Of what is given besides, all must hold; of `keys`, a job may carry more. Returns the jobs.
     """
-    task = expected.task if isinstance(expected, Call) else expected
+    check_app("assert_enqueued", app)
+    check_queue(app, queue)
+    check_state(state)
+    task = task_named(app, "assert_enqueued", expected)
     wanted = _bound(expected.task, expected.args, expected.kwargs) if isinstance(expected, Call) else None
     carried = canonical_keys(keys) if keys is not None else {}
     fitting = [

@@ -9,6 +9,7 @@ from typing import Any
 from fairlane.app import App
 from fairlane.handle import Enqueued
 from fairlane.task import Call
+from fairlane.testing.checking import check_app
 from fairlane.testing.running import run_until_idle
 from fairlane.worker.context import current_run
 from fairlane.worker.middleware import Enqueue, Middleware
@@ -23,6 +24,7 @@ def immediate(app: App) -> Iterator[None]:
     The job is stored, claimed, run and settled as ever: what is not due yet, or held by a limit, stays where it is.
     Jobs that a task enqueues have run too by then.
     """
+    check_app("immediate", app)
     running = _RunAtOnce(app)
     app.middlewares.insert(0, running)
     try:

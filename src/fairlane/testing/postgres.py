@@ -110,17 +110,20 @@ class ThrowawayPostgres:
 
     async def create_database(self, name: str, *, template: str = "template1") -> str:
         """Create a database as a copy of `template`, to which nobody may be connected, and return its URL."""
-        await self._run_formatted("create database %I template %I", name, template)
+        # Files are copied in half the time in which their pages are logged one by one; before 15 only that was done.
+        await self._run_formatted("create database %I template %I", name, template, from_15=" strategy file_copy")
         return self.url(name)
 
     async def drop_database(self, name: str) -> None:
         """Drop a database and every connection to it."""
         await self._run_formatted("drop database if exists %I with (force)", name)
 
-    async def _run_formatted(self, statement: str, *identifiers: str) -> None:
+    async def _run_formatted(self, statement: str, *identifiers: str, from_15: str = "") -> None:
         # Identifiers cannot be parameters of these statements, so the server itself quotes them.
         connection = await asyncpg.connect(self.url())
         try:
+            if connection.get_server_version().major >= 15:
+                statement += from_15
             quoted = await connection.fetchval("select format($1, variadic $2::text[])", statement, list(identifiers))
             await connection.execute(quoted)
         finally:

@@ -14,7 +14,8 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from fairlane.app import App
-from fairlane.clock import Instant, ManualClock, microseconds
+from fairlane.clock import Instant, ManualClock
+from fairlane.declaring import checked_time
 from fairlane.errors import ConfigurationError
 from fairlane.job import Claim, State
 from fairlane.queue import partitions_served
@@ -23,6 +24,7 @@ from fairlane.stamping import Stamp
 from fairlane.store.finding import find_jobs
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Claimed, Listener, Store, WorkerIdentity
+from fairlane.testing.checking import check_app
 from fairlane.worker.context import JobContext
 from fairlane.worker.execution import Execution
 from fairlane.worker.middleware import Middleware, Next
@@ -69,6 +71,7 @@ async def run_until_idle(
     a lease), again and again, until no job waits for time any more. `timeout` is in real seconds: a task that never
     ends is an error that names it. Schedules have no end, and are left alone: `run_for` fires them.
     """
+    check_app("run_until_idle", app)
     options = WorkerOptions(queues=queues, concurrency=concurrency)
     return await _bounded(app, options, timeout, None, advance)
 
@@ -83,9 +86,10 @@ async def run_for(
 ) -> list[Ran]:
     """Let so much time pass on the app's `ManualClock`, and run whatever becomes due meanwhile, at its own time:
     delayed jobs, retries, schedules."""
-    clock = _manual(app, "run_for")
+    check_app("run_for", app)
+    clock, time = _manual(app, "run_for"), checked_time("run_for: duration", duration)
     options = WorkerOptions(queues=queues, concurrency=concurrency)
-    return await _bounded(app, options, timeout, clock.now() + microseconds(duration), True)
+    return await _bounded(app, options, timeout, clock.now() + time, True)
 
 
 async def _bounded(app: App, options: WorkerOptions, timeout: float, until: Instant | None, advance: bool) -> list[Ran]:

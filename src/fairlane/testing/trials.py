@@ -49,6 +49,8 @@ def arrivals(
 ) -> JobClass:
     """Jobs of one key: `arrivals(500, account="acme")` are there from the beginning; `every="20ms"` they come one by
     one, or `poisson=50.0`, so many a second at random times."""
+    if not _is_a_number_of_jobs(jobs):
+        raise ConfigurationError(f"arrivals({jobs!r}, …): give a number of jobs")
     named = ", ".join(f"{name}={value}" for name, value in keys.items()) or "jobs"
     return JobClass(
         name=f"{named} {at}/{every}/{poisson}/{run_time}/{priority}/{task}/{jobs}",
@@ -61,6 +63,10 @@ def arrivals(
         priority=priority,
         task=task,
     )
+
+
+def _is_a_number_of_jobs(given: object) -> bool:
+    return isinstance(given, int) and not isinstance(given, bool) and given >= 0
 
 
 def try_policy(
@@ -77,9 +83,15 @@ def try_policy(
     A claim and a settlement take no time unless told otherwise, so that what is seen is the policy alone.
     """
     policy = queue.policy if isinstance(queue, Queue) else queue
+    if not isinstance(policy, Policy):
+        raise ConfigurationError(
+            f"try_policy: {queue!r} is not a queue; give what app.queue(…) returned, or app.queues['webhooks']"
+        )
     if not coming:
         raise ConfigurationError("try_policy: give what arrives, such as arrivals(100, account='acme')")
     classes = [each for given in coming for each in (given.classes if isinstance(given, Workload) else (given,))]
+    for each in classes:
+        _check_class(policy, each)
     named = tuple(_renamed(each, nth) for nth, each in enumerate(classes))
     recording = record(
         policy,
@@ -90,6 +102,19 @@ def try_policy(
         until=until,
     )
     return Trial(recording)
+
+
+def _check_class(policy: Policy, each: object) -> None:
+    """As an enqueue does: jobs without a key would all be of one, and a figure of another."""
+    if not isinstance(each, JobClass):
+        raise ConfigurationError(f"try_policy: {each!r} does not arrive; give arrivals(…), a JobClass or a Workload")
+    for name in policy.stamped_keys:
+        if name not in each.keys:
+            carried = ", ".join(each.keys) or "none"
+            raise ConfigurationError(
+                f"try_policy: queue {policy.queue!r} needs the key {name!r}, and jobs arrive that do not carry it "
+                f"(they carry: {carried}); give it: arrivals(…, {name}=…), or None, the key that jobs without one share"
+            )
 
 
 def _renamed(each: JobClass, nth: int) -> JobClass:

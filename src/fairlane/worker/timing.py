@@ -7,6 +7,7 @@ import contextlib
 import contextvars
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -20,6 +21,8 @@ log = logging.getLogger("fairlane.worker")
 T = TypeVar("T")
 
 FIRST_RETRY, LONGEST_RETRY = 0.05, 5.0
+REJOINED_WITHIN = LONGEST_RETRY + 1.0
+"""Seconds after which everybody who waited for the database has asked it again, once it is back."""
 ANSWER_WITHIN = 2.0
 """Seconds for which a loop that is to end still waits for the answer to what it has asked the store."""
 
@@ -86,25 +89,37 @@ class Outage:
         self._cancel_then: set[asyncio.Task[Any]] = set()
         self.on_loss: Callable[[str, StoreUnavailable], None] = lambda what, error: None
         self.is_lost = False
+        self._back_at = -REJOINED_WITHIN
 
     async def ride_out(self, call: Callable[[], Awaitable[T]], what: str, unless: asyncio.Event | None = None) -> T:
         """Call until it succeeds, or until `unless` is set. Errors other than a lost database are the caller's."""
         tries = 0
         while True:
             try:
-                result = await self._ask(call)
-            except StoreUnavailable as error:
+                return await self.once(call, what)
+            except StoreUnavailable:
                 tries += 1
-                self._lost(what, error)
                 # Not by the app's clock: an outage takes place in the world.
                 wait = min(FIRST_RETRY * 2 ** min(tries, 20), LONGEST_RETRY) * random.uniform(0.5, 1.0)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for((unless or asyncio.Event()).wait(), wait)
                 if unless is not None and unless.is_set():
                     raise
-            else:
-                self.returned()
-                return result
+
+    async def once(self, call: Callable[[], Awaitable[T]], what: str) -> T:
+        """Call it, and note whether the database was there."""
+        try:
+            result = await self._ask(call)
+        except StoreUnavailable as error:
+            self._lost(what, error)
+            raise
+        self.returned()
+        return result
+
+    async def others_are_back(self) -> None:
+        """Return once others who waited for the database as well have had time to find it."""
+        if (wait := self._back_at + REJOINED_WITHIN - time.monotonic()) > 0:
+            await asyncio.sleep(wait)
 
     async def _ask(self, call: Callable[[], Awaitable[T]]) -> T:
         task = asyncio.current_task()
@@ -145,5 +160,6 @@ class Outage:
     def returned(self) -> None:
         if self.is_lost:
             self.is_lost = False
+            self._back_at = time.monotonic()
             log.warning("the database is back")
             self._on_return()

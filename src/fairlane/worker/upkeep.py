@@ -6,6 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from fairlane.clock import SECOND, Clock
+from fairlane.errors import StoreUnavailable
 from fairlane.policy.partitions import parse_partition
 from fairlane.store.protocol import Pruned, Reaped, Retention, Store
 from fairlane.worker.following import rehome_strays
@@ -41,7 +42,12 @@ async def reap_leases(
     """End the claims of workers that are gone, once their leases are. `before` tells how the store's clock differs."""
     while True:
         offset = await before()
-        reaped = await outage.ride_out(lambda: _reap(store), "reaping")
+        # Leases that ended while the database was away are not those of the dead: who lives renews them first.
+        await outage.others_are_back()
+        try:
+            reaped = await outage.once(lambda: _reap(store), "reaping")
+        except StoreUnavailable:
+            continue
         if reaped.settled:
             on_reaped(reaped)
         # A lease taken from now on ends no sooner than a whole lease from now.

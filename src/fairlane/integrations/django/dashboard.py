@@ -10,6 +10,7 @@ from django.conf import settings as django_settings
 from django.contrib.auth import get_user
 from django.db import close_old_connections
 from django.http import HttpRequest
+from django.urls import NoReverseMatch, reverse
 from django.utils.crypto import salted_hmac
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -27,7 +28,8 @@ __all__ = ["staff_of", "with_dashboard"]
 def with_dashboard(site: ASGIApp, *, authorize: Authorize | None = None) -> ASGIApp:
     """Django's ASGI application, and the dashboard at FAIRLANE['DASHBOARD_URL'].
 
-    By Django's session, staff may look and superusers may act; `authorize` says otherwise.
+    By Django's session, staff may look and superusers may act; who is neither is sent to the admin's login. `authorize`
+    says otherwise, and keeps out whom it does not know.
     """
     app = project_app()
     address = app.settings.dashboard_url
@@ -35,7 +37,8 @@ def with_dashboard(site: ASGIApp, *, authorize: Authorize | None = None) -> ASGI
         raise ConfigurationError("where is the dashboard to be? Write FAIRLANE['DASHBOARD_URL'] = '/fairlane/'")
     # Nobody knows this token. It signs forms, and every process of the site makes the same of Django's own secret.
     token = salted_hmac("fairlane.dashboard", "forms", algorithm="sha256").hexdigest()
-    dashboard = create_dashboard(app, token=token, authorize=authorize or staff_of)
+    login_url = _login_of_the_admin() if authorize is None else None
+    dashboard = create_dashboard(app, token=token, authorize=authorize or staff_of, login_url=login_url)
     mounted = Starlette(routes=[Mount(address.rstrip("/"), dashboard)])
 
     async def both(scope: Scope, receive: Receive, send: Send) -> None:
@@ -43,6 +46,15 @@ def with_dashboard(site: ASGIApp, *, authorize: Authorize | None = None) -> ASGI
         await (mounted if is_ours else site)(scope, receive, send)
 
     return both
+
+
+def _login_of_the_admin() -> str | None:
+    """It knows who is staff, and what to say to others. None: the site has no admin."""
+    try:
+        login: str = reverse("admin:login")
+        return login
+    except NoReverseMatch:
+        return None
 
 
 async def staff_of(request: Request) -> Visitor | None:

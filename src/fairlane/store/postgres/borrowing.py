@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
     from fairlane.store.postgres.connections import Connection
 
-__all__ = ["Row", "borrowed", "literal", "speaking"]
+__all__ = ["OwnJson", "Row", "borrowed", "check_types", "literal", "reads_own_json", "speaking"]
+
+TYPES = ("bytea", "uuid", "bigint", "integer", "smallint", "boolean")
+"""What jobs are made of, besides text and jsonb."""
 
 
 async def borrowed(tx: Any) -> Connection:
@@ -59,10 +62,14 @@ def _asyncpg(connection: Connection) -> Connection:
 
 
 def _check_psycopg(connection: Any) -> None:
-    from psycopg.pq import TransactionStatus
+    from psycopg.pq import PipelineStatus, TransactionStatus
 
     if connection.closed:
         raise ConfigurationError("tx= is a closed connection; give one that is in a transaction")
+    if connection.pgconn.pipeline_status != PipelineStatus.OFF:
+        raise ConfigurationError(
+            "tx= is in pipeline mode, in which no answer comes; enqueue after connection.pipeline()"
+        )
     status = connection.info.transaction_status
     if status == TransactionStatus.INERROR:
         raise _failed()
@@ -79,6 +86,12 @@ def _failed() -> ConfigurationError:
     )
 
 
+def _read_only() -> ConfigurationError:
+    return ConfigurationError(
+        "tx= is in a transaction that only reads, and a job is to be written; begin one that writes"
+    )
+
+
 @contextlib.contextmanager
 def speaking() -> Iterator[None]:
     """Say what is wrong with a caller's transaction. Whatever else its driver raises is the caller's to see."""
@@ -86,6 +99,39 @@ def speaking() -> Iterator[None]:
         yield
     except asyncpg.InFailedSQLTransactionError as error:
         raise _failed() from error
+    except asyncpg.ReadOnlySQLTransactionError as error:
+        raise _read_only() from error
+    except RuntimeError as error:
+        if "attached to a different loop" not in str(error):
+            raise
+        raise ConfigurationError(
+            "tx= belongs to another event loop; enqueue in the loop that it was made in, or connect in this one"
+        ) from error
+
+
+def check_types(here: Any, there: Any) -> None:
+    """Refuse a connection that reads another value than ours does: what it writes would be another one, too."""
+    for name in TYPES:
+        if there[name] != here[name]:
+            raise ConfigurationError(
+                f"tx= reads and writes {name} in a way of its own, a codec or an adapter that was set for it, and jobs "
+                "are written with it; give a connection without"
+            )
+
+
+def reads_own_json(connection: object, here: Any, there: Any) -> bool:
+    """Whether the owner of an asyncpg connection has set a codec for jsonb. (Psycopg's are handed text.)"""
+    return not isinstance(connection, _Psycopg) and bool(there["jsonb"] != here["jsonb"])
+
+
+class OwnJson:
+    """An asyncpg connection with a codec for jsonb, as many have. What we write must go past it: rows are copied."""
+
+    def __init__(self, driver: Connection) -> None:
+        self.driver = driver
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.driver, name)
 
 
 class Row:
@@ -185,6 +231,8 @@ def _in_our_words() -> Iterator[None]:
             raise taken from error
         if is_a(error, "psycopg.errors", "InFailedSqlTransaction"):
             raise _failed() from error
+        if is_a(error, "psycopg.errors", "ReadOnlySqlTransaction"):
+            raise _read_only() from error
         if is_a(error, "psycopg", "DataError"):
             raise asyncpg.DataError(str(error)) from error
         raise

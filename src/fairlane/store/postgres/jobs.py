@@ -15,6 +15,7 @@ from fairlane.job import AttemptRecord, JobRecord, NewJob, State, told_in
 from fairlane.policy.unique import Conflict
 from fairlane.store.job_rows import attempts_of, no_such_job
 from fairlane.store.postgres import copying, rows, uniques
+from fairlane.store.postgres.borrowing import OwnJson
 from fairlane.store.postgres.connections import STATEMENTS
 
 if TYPE_CHECKING:
@@ -85,11 +86,11 @@ async def _store(
     is_repeated: bool,
 ) -> None:
     try:
-        if len(jobs) == 1:
+        if len(jobs) == 1 and not isinstance(connection, OwnJson):
             (job,) = jobs
             beside = (job.on_dead, _given(job), job.context)
             await connection.execute(STATEMENTS["enqueue_one"], now, is_callers, *_columns(job, queues), *beside)
-        elif _are_copied(jobs):
+        elif isinstance(connection, OwnJson) or _are_copied(jobs):
             async with contextlib.nullcontext() if connection.is_in_transaction() else connection.transaction():
                 await copying.copy_in(connection, jobs, queues, now, is_callers=is_callers)
         else:

@@ -36,8 +36,11 @@ select fairlane.instant(null)
 
 -- name: select_database
 -- Tells one database from every other, in types that every driver reads alike.
+-- Then a value of each type that jobs are made of: whoever has given a driver another way with one reads something else.
 select current_database()::text as name, to_regnamespace('fairlane')::oid::text as schema,
-    extract(epoch from pg_postmaster_start_time())::text as server
+    extract(epoch from pg_postmaster_start_time())::text as server,
+    '\x00ff'::bytea as bytea, '0198c0de-0000-7000-8000-000000000000'::uuid as uuid, 1::bigint as bigint, 1::integer as integer,
+    1::smallint as smallint, true as boolean, '{"a": 1}'::jsonb as jsonb
 
 -- name: has_migrations
 select to_regclass('fairlane.migrations') is not null
@@ -171,6 +174,7 @@ from stored
 
 -- name: ring
 -- The same for jobs whose rows this transaction copies in next: take their positions, ring their lanes' bells, wake waiters.
+-- Keys come as text: the connection may be a caller's who has jsonb written in another way.
 -- $1 now or null, $2 whether in the caller's transaction, $3 how many jobs; of each bell $4 queue, $5 lane, $6 priority, $7
 -- keys, $8 how many jobs, $9 the place of the first of them, $10 the numbers that they bring along; $11 queues and $12 how
 -- many waiters of each
@@ -186,7 +190,9 @@ rung as (
     select b.queue_id, b.lane, b.priority, b.keys, b.count, taken.positions[b.place], clock.now, b.given
     from clock
     cross join taken
-    cross join unnest($4::integer[], $5::bytea[], $6::smallint[], $7::jsonb[], $8::integer[], $9::integer[], $10::text[])
+    cross join unnest(
+        $4::integer[], $5::bytea[], $6::smallint[], $7::text[]::jsonb[], $8::integer[], $9::integer[], $10::text[]
+    )
         as b (queue_id, lane, priority, keys, count, place, given)
 ),
 woken as (

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from asyncpg import Record
 from asyncpg.pool import PoolConnectionProxy
@@ -41,7 +41,7 @@ from fairlane.store.postgres import (
     values,
 )
 from fairlane.store.postgres.adopting import Adopter
-from fairlane.store.postgres.borrowing import borrowed, speaking
+from fairlane.store.postgres.borrowing import OwnJson, borrowed, check_types, reads_own_json, speaking
 from fairlane.store.postgres.claims import Claimer
 from fairlane.store.postgres.connections import STATEMENTS, Connections
 from fairlane.store.postgres.figures import Figures
@@ -92,8 +92,8 @@ class PostgresStore(Figures, ScheduleKeeper, Adopter):
         self._gathering = Gathering(self._connections, self._clock, self._queue_numbers)
         self._walk = upkeep.Walk()
         self._database: Record | None = None
-        self._known: WeakSet[Any] = WeakSet()
-        """Connections of callers that were found to be to our database."""
+        self._known: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+        """Connections of callers that were found to be to our database, and whether they write JSON in another way."""
         self._results = ResultListener(self._connections)
 
     async def open(self) -> None:
@@ -219,24 +219,27 @@ class PostgresStore(Figures, ScheduleKeeper, Adopter):
             )
         )
 
-    async def _require_same_database(self, connection: Connection) -> None:
-        """Jobs that went to another database would be stored, and never found."""
+    async def _understood(self, connection: Connection) -> Connection:
+        """A caller's connection, if it is to our database: jobs in another one would be stored, and never found."""
         known = getattr(connection, "driver", connection)
         is_proxy = isinstance(known, PoolConnectionProxy)  # from a pool: a new one at every use
         if not is_proxy and known in self._known:
-            return
+            return cast("Connection", OwnJson(connection)) if self._known[known] else connection
         if self._database is None:
             self._database = await self._ask(lambda own: own.fetchrow(STATEMENTS["select_database"]))
         here, there = self._database, await connection.fetchrow(STATEMENTS["select_database"])
         assert here is not None
         assert there is not None
-        if tuple(here) != tuple(there):
+        if any(here[name] != there[name] for name in ("name", "schema", "server")):
             raise ConfigurationError(
                 f"tx= is a connection to the database {there['name']!r}, which is not the one that this app uses "
                 f"({here['name']!r}); jobs are stored beside your rows only where both are in one database"
             )
+        check_types(here, there)
+        has_own_json = reads_own_json(connection, here, there)
         if not is_proxy:
-            self._known.add(known)
+            self._known[known] = has_own_json
+        return cast("Connection", OwnJson(connection)) if has_own_json else connection
 
     async def count_ready(self, policy: Policy, gates: Sequence[bytes], tx: Any = None) -> dict[bytes, int]:
         queue = await self._claimer.queue(policy.queue)
@@ -403,8 +406,7 @@ class PostgresStore(Figures, ScheduleKeeper, Adopter):
         if tx is not None:
             connection = await borrowed(tx)
             with speaking():
-                await self._require_same_database(connection)
-                yield connection
+                yield await self._understood(connection)
             return
         async with self._connections.session() as own:
             yield own

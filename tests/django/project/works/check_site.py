@@ -10,13 +10,15 @@ from django.contrib.auth.models import User
 from django.core.asgi import get_asgi_application
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
-from django.test import Client, TransactionTestCase, override_settings
+from django.test import AsyncClient, Client, TransactionTestCase, override_settings
 
 from fairlane import ConfigurationError
 from fairlane.integrations.django.dashboard import with_dashboard
 from fairlane.integrations.django.settings import load_settings
 from fairlane.integrations.django.testing import run_jobs
 from works.tasks import write
+
+BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 
 
 class Admin(TransactionTestCase):
@@ -53,6 +55,34 @@ class Dashboard(TransactionTestCase):
         dismissed = await User.objects.acreate_user("dismissed", is_staff=True, is_active=False)
         for user in (None, customer, dismissed):
             self.assertEqual((await self.ask(user)).status_code, 401)
+
+    async def test_a_person_who_is_not_logged_in_comes_back_after_the_admins_login(self) -> None:
+        await User.objects.acreate_user("staff", password="a-long-secret", is_staff=True)
+        answer = await self.ask(None, path="/fairlane/jobs?state=dead", headers=BROWSER)
+        self.assertEqual(answer.status_code, 303)
+        self.assertEqual(answer.headers["location"], "/admin/login/?next=%2Ffairlane%2Fjobs%3Fstate%3Ddead")
+        there = await AsyncClient().post(answer.headers["location"], {"username": "staff", "password": "a-long-secret"})
+        self.assertEqual((there.status_code, there.headers["location"]), (302, "/fairlane/jobs?state=dead"))
+
+    async def test_who_is_no_staff_is_told_so_by_the_admin(self) -> None:
+        customer = await User.objects.acreate_user("customer")
+        self.assertEqual(
+            (await self.ask(customer, headers=BROWSER)).headers["location"], "/admin/login/?next=%2Ffairlane%2F"
+        )
+
+    async def test_a_program_is_told_that_it_is_not_known(self) -> None:
+        for method, path, headers in (
+            ("GET", "/fairlane/", {"accept": "application/json"}),
+            ("GET", "/fairlane/api/queues", BROWSER),
+            ("GET", "/fairlane/queues", {**BROWSER, "hx-request": "true"}),
+            ("POST", "/fairlane/queues/notes/pause", BROWSER),
+        ):
+            self.assertEqual((await self.ask(None, method, path, headers=headers)).status_code, 401, path)
+
+    async def test_with_a_rule_of_its_own_nobody_is_sent_to_the_admin(self) -> None:
+        site = httpx.ASGITransport(with_dashboard(get_asgi_application(), authorize=lambda request: None))
+        async with httpx.AsyncClient(transport=site, base_url="http://shop", headers=BROWSER) as browser:
+            self.assertEqual((await browser.get("/fairlane/")).status_code, 401)
 
     async def test_the_site_is_beside_it(self) -> None:
         self.assertEqual((await self.ask(None, path="/admin/login/")).status_code, 200)
