@@ -1,13 +1,16 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from fairlane import App, Concurrency, ManualClock
+from fairlane import App, Concurrency
 from tests.forward.brokers import ThrowawayBroker, ThrowawayRabbit, ThrowawayRedis
 from tests.forward.paper import PaperForwarder
-from tests.worker.harness import WatchedStore, watched_app
+from tests.worker.harness import WatchedStore
+from tests.worker.watched import clock, store, watched
+
+__all__ = ["clock", "store", "watched"]
 
 # One server for each xdist worker that runs a test on it. A test that stops its broker starts one of its own.
 
@@ -35,27 +38,9 @@ def broker(request: pytest.FixtureRequest) -> ThrowawayBroker:
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-async def watched(clock: ManualClock) -> AsyncIterator[tuple[App, WatchedStore]]:
-    app, store = watched_app(clock)
-    app.queue("emails", limits=Concurrency(2))
-    yield app, store
-    store.restore()
-    await app.close()
-
-
-@pytest.fixture
 def app(watched: tuple[App, WatchedStore]) -> App:
+    watched[0].queue("emails", limits=Concurrency(2))
     return watched[0]
-
-
-@pytest.fixture
-def store(watched: tuple[App, WatchedStore]) -> WatchedStore:
-    return watched[1]
 
 
 @pytest.fixture

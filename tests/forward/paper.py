@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from fairlane.forward import Forwarded, Forwarder, Message
 from fairlane.forward.dispatcher import Dispatcher, Dispatching
 from fairlane.worker.options import WorkerOptions
-from tests.worker.harness import PATIENCE
+from tests.worker.harness import running
 
 
 class PaperForwarder(Forwarder):
@@ -68,13 +67,5 @@ class PaperForwarder(Forwarder):
 @asynccontextmanager
 async def dispatching(forwarder: Forwarder, **options: Any) -> AsyncIterator[Dispatcher]:
     """A dispatcher that runs during the block, and is stopped and waited for after it."""
-    dispatcher = await Dispatching(forwarder).worker(WorkerOptions(**options))
-    task = asyncio.create_task(dispatcher.run())
-    try:
-        async with asyncio.timeout(PATIENCE):
-            yield dispatcher
-            dispatcher.stop()
-            await task
-    finally:
-        task.cancel()
-        await asyncio.wait({task}, timeout=1)
+    async with running(await Dispatching(forwarder).worker(WorkerOptions(**options))) as dispatcher:
+        yield dispatcher

@@ -3,8 +3,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
+import asyncpg
 import pytest
 
 from fairlane.clock import ManualClock
@@ -35,6 +36,14 @@ async def shared_database(shared_place: Database) -> AsyncIterator[Database]:
     """The same, of the kinds that several connections and processes can share."""
     yield shared_place
     await shared_place.close()
+
+
+@pytest.fixture
+async def connection(postgres_url: str) -> AsyncIterator[asyncpg.Connection[Any]]:
+    """To the test's PostgreSQL database, beside its store."""
+    connection = await asyncpg.connect(postgres_url)
+    yield connection
+    await connection.close()
 
 
 @pytest.fixture

@@ -34,13 +34,6 @@ async def store(postgres_url: str) -> AsyncIterator[PostgresStore]:
 
 
 @pytest.fixture
-async def connection(postgres_url: str) -> AsyncIterator[asyncpg.Connection[Any]]:
-    connection = await asyncpg.connect(postgres_url)
-    yield connection
-    await connection.close()
-
-
-@pytest.fixture
 def copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every bulk is copied in, however small, and in several pieces."""
     monkeypatch.setattr(jobs, "COPIED_FROM", 2)

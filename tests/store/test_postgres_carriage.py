@@ -37,13 +37,6 @@ async def store(postgres_url: str, clock: ManualClock) -> AsyncIterator[Postgres
     await store.close()
 
 
-@pytest.fixture
-async def connection(postgres_url: str) -> AsyncIterator[asyncpg.Connection[Any]]:
-    connection = await asyncpg.connect(postgres_url)
-    yield connection
-    await connection.close()
-
-
 async def claimed_in_public(store: PostgresStore, count: int) -> list[Claim]:
     """Jobs of a store whose next claim asks in public again."""
     await crowded(store)

@@ -43,13 +43,6 @@ async def stores(postgres_url: str) -> AsyncIterator[list[PostgresStore]]:
         await store.close()
 
 
-@pytest.fixture
-async def connection(postgres_url: str) -> AsyncIterator[asyncpg.Connection[Any]]:
-    connection = await asyncpg.connect(postgres_url)
-    yield connection
-    await connection.close()
-
-
 async def test_of_two_who_prune_by_count_the_second_does_not_remove_what_is_to_be_kept(
     stores: list[PostgresStore], connection: asyncpg.Connection[Any]
 ) -> None:

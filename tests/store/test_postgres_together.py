@@ -42,13 +42,6 @@ async def stores(postgres_url: str, clock: ManualClock) -> AsyncIterator[list[Po
         await store.close()
 
 
-@pytest.fixture
-async def connection(postgres_url: str) -> AsyncIterator[asyncpg.Connection[Any]]:
-    connection = await asyncpg.connect(postgres_url)
-    yield connection
-    await connection.close()
-
-
 async def crowded(store: PostgresStore, queue: str = "webhooks") -> None:
     store._claimer._crowding[(await store._claimer.queue(queue)).id].is_dense = True
 

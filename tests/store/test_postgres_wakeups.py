@@ -31,13 +31,6 @@ async def stores(postgres_url: str) -> AsyncIterator[list[PostgresStore]]:
         await store.close()
 
 
-@pytest.fixture
-async def connection(postgres_url: str) -> AsyncIterator[asyncpg.Connection[Any]]:
-    connection = await asyncpg.connect(postgres_url)
-    yield connection
-    await connection.close()
-
-
 async def waiting(store: PostgresStore, name: str) -> tuple[WorkerIdentity, Listener]:
     worker = worker_named(name)
     listener = await store.listen(worker)

@@ -21,6 +21,7 @@ from fairlane import App, ConfigurationError, StoreUnavailable
 from fairlane.store.postgres.borrowing import literal
 from fairlane.store.postgres.connections import STATEMENTS
 from fairlane.store.postgres.copying import COLUMNS
+from fairlane.store.sqlite import database
 from fairlane.task import AsyncTask
 from tests.transactions.drivers import Django
 
@@ -173,6 +174,49 @@ async def test_sqlite3_that_commits_alone_or_is_of_another_thread(on_sqlite: Wor
     await refused(on_sqlite, alone, "cannot be used here: Cannot operate on a closed database")
     foreign = await asyncio.to_thread(sqlite3.connect, tmp_path / "jobs.db")
     await refused(on_sqlite, foreign, "cannot be used here: SQLite objects created in a thread")
+
+
+async def test_an_app_that_is_opened_while_the_callers_transaction_holds_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "BUSY_TIMEOUT", 0.0)
+    connection = sqlite3.connect(tmp_path / "new.db")
+    connection.execute("create table orders (id integer)")
+    connection.execute("insert into orders values (1)")
+    task = work_of(App(f"sqlite:///{tmp_path / 'new.db'}"))
+    with pytest.raises(StoreUnavailable, match=r"transaction of your own open. Open the app before it begins"):
+        await task.using(tx=connection).enqueue()
+    connection.commit()
+    assert connection.execute("select count(*) from orders").fetchone() == (1,)
+    connection.close()
+
+
+@pytest.mark.parametrize("mode", ["file that only reads", "connection that only reads"])
+async def test_sqlite3_that_only_reads(on_sqlite: Work, tmp_path: Path, mode: str) -> None:
+    how = "?mode=ro" if mode.startswith("file") else ""
+    connection = sqlite3.connect(f"file:{tmp_path / 'jobs.db'}{how}", uri=True)
+    connection.execute("pragma query_only = on")
+    await refused(on_sqlite, connection, "only reads .* and a job is to be written")
+    connection.close()
+
+
+@pytest.mark.parametrize("is_begun", [True, False])
+async def test_what_fails_halfway_leaves_nothing_behind_and_the_callers_rows_alone(
+    on_sqlite: Work, tmp_path: Path, is_begun: bool
+) -> None:
+    connection = sqlite3.connect(tmp_path / "jobs.db")
+    connection.execute("create table orders (id integer)")
+    connection.execute("create temp trigger boom before insert on main.arrivals begin select raise(abort, 'boom'); end")
+    connection.commit()
+    if is_begun:
+        connection.execute("insert into orders values (1)")
+    with pytest.raises(sqlite3.IntegrityError, match="boom"):
+        await on_sqlite.using(tx=connection).enqueue()
+    assert connection.in_transaction is is_begun
+    connection.commit()
+    assert connection.execute("select count(*) from orders").fetchone() == (int(is_begun),)
+    assert connection.execute("select count(*) from jobs").fetchone() == (0,)
+    connection.close()
 
 
 async def test_a_locked_file_is_told_with_its_remedy(on_sqlite: Work, tmp_path: Path) -> None:

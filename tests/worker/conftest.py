@@ -1,24 +1,14 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
-from fairlane import App, ManualClock
-from tests.worker.harness import WatchedStore, watched_app
+from fairlane import App
+from tests.worker.harness import WatchedStore
+from tests.worker.watched import clock, store, watched
 
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-async def watched(clock: ManualClock) -> AsyncIterator[tuple[App, WatchedStore]]:
-    app, store = watched_app(clock)
-    yield app, store
-    store.restore()
-    await app.close()
+__all__ = ["clock", "store", "watched"]
 
 
 @pytest.fixture
@@ -27,7 +17,10 @@ def app(watched: tuple[App, WatchedStore]) -> App:
     return watched[0]
 
 
-@pytest.fixture
-def store(watched: tuple[App, WatchedStore]) -> WatchedStore:
-    """The app's store, which tells what is asked of it."""
-    return watched[1]
+@pytest.fixture(params=["sqlite-file", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A database that several processes can share."""
+    if request.param == "sqlite-file":
+        return f"sqlite:///{tmp_path / 'jobs.db'}"
+    found: str = request.getfixturevalue("postgres_url")
+    return found

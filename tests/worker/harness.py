@@ -6,11 +6,13 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from fairlane import App, Job, ManualClock, State, StoreUnavailable, Worker, WorkerOptions
 from fairlane.store.protocol import Store
 from fairlane.store.sqlite import SqliteStore
+
+AnyWorker = TypeVar("AnyWorker", bound=Worker)
 
 PATIENCE = 20.0
 """Seconds of real time after which a test that hangs has failed."""
@@ -86,7 +88,13 @@ def watched_app(clock: ManualClock) -> tuple[App, WatchedStore]:
 @asynccontextmanager
 async def working(app: App, **options: Any) -> AsyncIterator[Worker]:
     """A worker that runs during the block, and is stopped and waited for after it."""
-    worker = await app.worker(WorkerOptions(**options))
+    async with running(await app.worker(WorkerOptions(**options))) as worker:
+        yield worker
+
+
+@asynccontextmanager
+async def running(worker: AnyWorker) -> AsyncIterator[AnyWorker]:
+    """The same for a worker that somebody has made."""
     task = asyncio.create_task(worker.run())
     try:
         async with asyncio.timeout(PATIENCE):

@@ -173,14 +173,6 @@ def test_every_wrong_word_about_a_schedule_is_named_with_a_remedy(
     assert not app.schedules
 
 
-@pytest.fixture(params=["sqlite-file", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite-file":
-        return f"sqlite:///{tmp_path / 'jobs.db'}"
-    found: str = request.getfixturevalue("postgres_url")
-    return found
-
-
 @pytest.mark.slow
 def test_two_processes_fire_every_second_once_although_one_of_them_is_killed(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

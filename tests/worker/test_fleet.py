@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,14 +27,6 @@ class Member:
 
 
 Recruit = Callable[..., Awaitable[Member]]
-
-
-@pytest.fixture(params=["sqlite-file", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite-file":
-        return f"sqlite:///{tmp_path / 'jobs.db'}"
-    found: str = request.getfixturevalue("postgres_url")
-    return found
 
 
 @pytest.fixture

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,18 +42,41 @@ async def in_callers_transaction(
 def _perform(connection: sqlite3.Connection, path: str | None, work: Callable[[Transaction], T], writes: bool) -> T:
     try:
         _check(connection, path)
-        if writes and not connection.in_transaction:
-            # Python would begin only before some kinds of statements, and as one that reads first, which fails where
-            # another has written meanwhile.
-            connection.execute("begin immediate")
-        return work(Transaction(_Unshaped(connection)))  # type: ignore[arg-type]
+        with _all_or_nothing(connection) if writes else contextlib.nullcontext():
+            return work(Transaction(_Unshaped(connection)))  # type: ignore[arg-type]
     except sqlite3.ProgrammingError as error:
         raise ConfigurationError(f"tx= cannot be used here: {error}") from error
     except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_READONLY:
+            raise ConfigurationError(
+                f"tx= only reads {path}, and a job is to be written; give one that writes"
+            ) from error
         raise StoreUnavailable(
             f"the SQLite database {path} refused this in the caller's transaction: {error}; where it is locked, begin "
             "with BEGIN IMMEDIATE and give the connection a longer timeout"
         ) from error
+
+
+@contextlib.contextmanager
+def _all_or_nothing(connection: sqlite3.Connection) -> Iterator[None]:
+    """In the caller's transaction, which goes on after an error: what it then commits has no part of a job in it."""
+    if not connection.in_transaction:
+        # Python would begin only before some kinds of statements, and as one that reads first, which fails where
+        # another has written meanwhile.
+        connection.execute("begin immediate")
+        undo, is_begun = ["rollback"], True
+    else:
+        connection.execute("savepoint fairlane")
+        undo, is_begun = ["rollback to fairlane", "release fairlane"], False
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(sqlite3.Error):  # a full disk has taken back all of it
+            for statement in undo:
+                connection.execute(statement)
+        raise
+    if not is_begun:
+        connection.execute("release fairlane")
 
 
 def _check(connection: sqlite3.Connection, path: str | None) -> None:

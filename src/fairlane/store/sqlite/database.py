@@ -129,6 +129,8 @@ class Database:
             self._connection = self._connect()
         except (sqlite3.OperationalError, OSError) as error:
             hint = "" if isinstance(error, FileNotFoundError) else "; can this user write to it and to its folder?"
+            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
+                hint = "; is a transaction of your own open? Open the app before it begins"
             raise StoreUnavailable(f"the SQLite database {self.path!r} cannot be opened: {error}{hint}") from error
         except sqlite3.DatabaseError as error:
             raise ConfigurationError(f"{self.path!r} is not a SQLite database: {error}") from error
