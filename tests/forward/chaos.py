@@ -149,7 +149,9 @@ class Chaos:
         self._note(event)
         match event:
             case "kill a worker":
-                self._kill(rng.choice(self._workers))
+                # One that has not come to run anything yet would prove nothing.
+                has_run = self.ledger.groups()
+                self._kill(rng.choice([each for each in self._workers if each.process.pid in has_run] or self._workers))
             case "kill a dispatcher":
                 self._kill(rng.choice(self._dispatchers))
             case "restart the broker":

@@ -77,6 +77,10 @@ class Ledger:
         """Those that were not killed, as far as is known."""
         return {run.process for run in self._all() if not run.was_killed}
 
+    def groups(self) -> set[int]:
+        """The groups of processes that have begun something and were not killed."""
+        return {run.group for run in self._all() if not run.was_killed}
+
     def _all(self) -> Iterator[Run]:
         return (run for runs in self.runs.values() for run in runs)
 
