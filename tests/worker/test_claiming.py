@@ -92,7 +92,7 @@ async def test_a_job_whose_cancel_was_asked_for_before_it_started_does_not_run(a
         await job.cancel()
         queue = worker._slots.queues["default"]
         worker._slots.note_claimed(queue, 1)
-        worker._execution.start(queue, [structs.replace(claimed.claims[0], cancel_requested=True)])
+        worker._execution.start(queue, [structs.replace(claimed.claims[0], cancel_requested=True)], 1 << 62)
         assert (queue.used, worker.health().running, worker.health().unsettled) == (0, 0, 1)
         await store.settle(worker._settling._pending)
         with pytest.raises(JobCancelled, match="cancelled before it ran"):

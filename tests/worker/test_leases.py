@@ -272,3 +272,29 @@ async def test_a_worker_that_stood_still_does_not_reap_its_own_jobs(
         assert await job.result() == "once"
     assert runs == [1]
     assert "leases were renewed" in caplog.text
+
+
+async def test_nothing_begins_under_a_lease_that_ended_while_its_worker_stood_still(
+    app: App, store: WatchedStore, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun: list[tuple[int, int]] = []
+
+    @app.task
+    async def work() -> None:
+        begun.append((store.calls["claim"], context().attempt))
+
+    async def stand_still() -> None:
+        store.after.clear()
+        clock.advance("31s")
+
+    async with working(app, lease="30s"):
+        await store.finished("claim")
+        await turns()
+        store.after["claim"] = stand_still
+        before = store.calls["claim"]
+        job = await work.enqueue()
+        await job.result()
+    # The first claim was given back: another worker could have had it meanwhile.
+    ((claims, attempt),) = begun
+    assert (claims >= before + 2, attempt) == (True, 1)
+    assert "was given back unstarted: its worker stood still for longer than its lease" in caplog.text

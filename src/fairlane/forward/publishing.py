@@ -80,12 +80,12 @@ class Publishing(Execution):
 
     # From claim to broker.
 
-    def start(self, queue: QueueSlots, claims: Sequence[Claim]) -> None:
+    def start(self, queue: QueueSlots, claims: Sequence[Claim], begin_by: int) -> None:
         if claims:
             asked = asyncio.ensure_future(self.store.contexts([claim.id for claim in claims]))
             asked.add_done_callback(_note_failure)
             self._contexts.update(dict.fromkeys((claim.id for claim in claims), asked))
-        super().start(queue, claims)
+        super().start(queue, claims, begin_by)
 
     async def _run_async(self, run: Run) -> None:
         await self._publish(run)

@@ -14,7 +14,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from fairlane.app import App
-from fairlane.clock import Instant, ManualClock
+from fairlane.clock import Instant, ManualClock, microseconds
 from fairlane.declaring import checked_time
 from fairlane.errors import ConfigurationError
 from fairlane.job import Claim, State
@@ -184,12 +184,13 @@ class Runner:
         return look_again
 
     async def _claim(self, queue: QueueSlots, room: int) -> Claimed:
+        begin_by = self._app.clock.monotonic() + microseconds(LEASE)
         claimed = await self._store.claim(
             queue.name, lambda: room, worker=self._identity, lease=LEASE, listener=self._listener
         )
         self._claims.update((each.id, each) for each in claimed.claims)
         self._slots.note_claimed(queue, len(claimed.claims), claimed.vtime)
-        self._execution.start(queue, claimed.claims)
+        self._execution.start(queue, claimed.claims, begin_by)
         return claimed
 
     def _ended(self, settlement: Settlement, queue: QueueSlots, *, may_be_settled: bool = False) -> None:

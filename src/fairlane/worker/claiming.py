@@ -143,7 +143,7 @@ class Claiming:
         self._is_waiting = False
 
     async def _claim(self, queue: QueueSlots) -> None:
-        asked, locked_at, watching = 0, 0.0, self.watching
+        asked, asked_at, locked_at, watching = 0, 0, 0.0, self.watching
 
         def want() -> int:
             # Asked by the store once it holds the lock, on a thread of its own perhaps.
@@ -153,6 +153,8 @@ class Claiming:
             return asked
 
         async def once() -> Claimed:
+            nonlocal asked_at
+            asked_at = self._clock.monotonic()
             claimed = await self._store.claim(
                 queue.name,
                 want,
@@ -182,7 +184,7 @@ class Claiming:
             watching.claimed(queue.name, claimed, took, None if claimed.vtime is None else locked_at - began)
         if claimed.claims:
             self._is_nudged = False
-        self._execution.start(queue, claimed.claims)
+        self._execution.start(queue, claimed.claims, asked_at + microseconds(self._lease))
         if self._slots.is_closed:
             self._execution.give_back_unstarted("its worker was stopped")
         self._plan_next(queue, claimed, asked)

@@ -56,13 +56,22 @@ class SettleLater(Protocol):
 class Run(RunningJob):
     """One claim on its way through this worker."""
 
-    __slots__ = ("child", "handle", "queue")
+    __slots__ = ("begin_by", "child", "handle", "queue")
 
     def __init__(
-        self, home: Execution, queue: QueueSlots, claim: Claim, task: Task[..., Any], args: Any, kwargs: Any
+        self,
+        home: Execution,
+        queue: QueueSlots,
+        claim: Claim,
+        begin_by: int,
+        task: Task[..., Any],
+        args: Any,
+        kwargs: Any,
     ) -> None:
         super().__init__(home, claim, task, args, kwargs)
         self.queue = queue
+        self.begin_by = begin_by
+        """By the monotonic clock: later its lease may have ended."""
         self.handle: asyncio.Task[None] | None = None
         self.child: Child | None = None
         """The process that its task runs in, if it has one of its own."""
@@ -116,8 +125,9 @@ class Execution:
 
     # From claim to handler.
 
-    def start(self, queue: QueueSlots, claims: Sequence[Claim]) -> None:
-        """Take these claims in: whatever cannot run is settled at once, the others start, or wait for a slot."""
+    def start(self, queue: QueueSlots, claims: Sequence[Claim], begin_by: int) -> None:
+        """Take these claims in: whatever cannot run is settled at once, the others start, or wait for a slot. None
+        starts after `begin_by`, by the monotonic clock."""
         for claim in claims:
             task = self._find(claim.task)
             if claim.cancel_requested:
@@ -131,7 +141,7 @@ class Execution:
                     log_unreadable(claim, error, log)
                     self._refuse(queue, claim, Died(str(error)))
                 else:
-                    self.waiting.append(Run(self, queue, claim, task, args, kwargs))
+                    self.waiting.append(Run(self, queue, claim, begin_by, task, args, kwargs))
         self._fill_slots()
         if self.waiting:
             self._stale.set(self._clock.now() + HELD_AHEAD_AT_MOST)
@@ -164,9 +174,13 @@ class Execution:
         waiting, running, most = self.waiting, self.running, self._slots.concurrency
         create_task, around = self.loop.create_task, self._around
         run: Run | None = None
+        now = self._now()
         # A few at a time: what the store answers meanwhile is heard between them, so that it works while they run.
         for _ in range(min(len(waiting), most - len(running), STARTS_AT_ONCE)):
             run = waiting.popleft()
+            if now > run.begin_by:
+                self._give_back_late(run)
+                continue
             running.add(run)
             run.handle = create_task(
                 self._run_async(run) if run.task.is_async else self._run_in_thread(run), context=around.copy()
@@ -179,6 +193,13 @@ class Execution:
         if not self.is_filling and waiting and len(running) < most:
             self.is_filling = True
             self.loop.call_soon(self._go_on_filling)
+
+    def _give_back_late(self, run: Run) -> None:
+        """This process stood still for as long as a lease lasts: another worker may run the job by now."""
+        claim, reason = run.claim, "its worker stood still for longer than its lease"
+        log.warning("job %s (%s) was given back unstarted: %s", claim.id, claim.task, reason, extra={"claim": claim})
+        self._refuse(run.queue, claim, Released(reason))
+        self.on_slot_freed()
 
     def _go_on_filling(self) -> None:
         if self.waiting and len(self.running) < self._slots.concurrency:
