@@ -62,13 +62,15 @@ async def _ask(
     named = app_of(app, url)
     async with existing_store(named) as store:
         if job is not None:
-            return await explain_job(store, job_ids((job,))[0], named.known_tasks() if app else None)
+            tasks = named.known_tasks() if app else None
+            return await explain_job(store, job_ids((job,))[0], tasks, named.forwarded)
         assert queue is not None
-        return await explain_queue(store, queue, keys_given(keys))
+        return await explain_queue(store, queue, keys_given(keys), named.forwarded)
 
 
 def _tell(told: Explanation) -> None:
     from fairlane.cli.telling import ago
+    from fairlane.job import State
 
     subject = told.subject
     keys = " ".join(f"{name}={value}" for name, value in subject.keys.items() if name != "task")
@@ -86,7 +88,7 @@ def _tell(told: Explanation) -> None:
             )
         if len(hold.holders) > HOLDERS:
             click.echo(f"    … and {len(hold.holders) - HOLDERS} more")
-    if subject.job is not None and not (subject.state and subject.state.is_final):
+    if subject.state in (State.SCHEDULED, State.READY):
         _tell_times(told)
     if subject.job is None and told.next_up:
         click.echo("  next to start: " + ", ".join(str(job) for job in told.next_up))
