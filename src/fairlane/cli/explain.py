@@ -45,29 +45,31 @@ def explain(
         raise ConfigurationError("explain what? Give the id of a job, or --queue (and --key)")
     if job is not None and keys:
         raise ConfigurationError("--key belongs to --queue; a job has its own keys")
-    told = asyncio.run(_ask(job, queue, keys, app, url))
+    told, is_empty = asyncio.run(_ask(job, queue, keys, app, url))
     if as_json:
         click.echo(json.dumps(describe_explanation(told)))
     else:
-        _tell(told)
+        _tell(told, is_empty)
 
 
 async def _ask(
     job: str | None, queue: str | None, keys: tuple[str, ...], app: str | None, url: str | None
-) -> Explanation:
+) -> tuple[Explanation, bool]:
     from fairlane.cli.choosing import job_ids, keys_given
     from fairlane.cli.database import app_of, existing_store
-    from fairlane.explaining import explain_job, explain_queue
+    from fairlane.explaining import explain_job, explain_queue, has_jobs
 
     named = app_of(app, url)
     async with existing_store(named) as store:
         if job is not None:
-            return await explain_job(store, job_ids((job,))[0], named.known_tasks() if app else None)
+            return await explain_job(store, job_ids((job,))[0], named.known_tasks() if app else None), False
         assert queue is not None
-        return await explain_queue(store, queue, keys_given(keys))
+        wanted = keys_given(keys)
+        told = await explain_queue(store, queue, wanted)
+        return told, bool(wanted) and await has_jobs(store, queue, wanted) is False
 
 
-def _tell(told: Explanation) -> None:
+def _tell(told: Explanation, is_empty: bool) -> None:
     from fairlane.cli.telling import ago
 
     subject = told.subject
@@ -76,7 +78,9 @@ def _tell(told: Explanation) -> None:
         click.echo(f"{subject.job}  {subject.state}  {subject.queue}  {subject.task}  {keys}".rstrip())
     else:
         click.echo(f"{subject.queue} {keys}".rstrip())
-    if not told.holds:
+    if is_empty:
+        click.echo(f"  no job with {keys or 'this task'} waits or runs")
+    elif not told.holds:
         click.echo("  nothing holds it")
     for hold in told.holds:
         click.echo(f"  {hold.reason}: {hold.words}")
