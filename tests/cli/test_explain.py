@@ -68,6 +68,8 @@ def test_a_key_and_a_queue_can_be_asked_about(run: Run) -> None:
         (("0198c0de-0000-7000-8000-000000000000", "--key", "a=b"), "--key belongs to --queue"),
         (("0198c0de-0000-7000-8000-000000000000",), "there is no job"),
         (("--queue", "nope"), "known are webhooks"),
+        (("webhooks",), "'webhooks' is a queue, not the id of a job; write --queue webhooks"),
+        (("webhook",), "'webhook' is not the id of a job"),
         (("--queue", "webhooks", "--key", "account"), "write name=value"),
         (
             ("--queue", "webhooks", "--key", "acount=acme"),
@@ -87,6 +89,14 @@ def test_a_value_that_no_job_has_is_told_from_one_that_nothing_holds(run: Run) -
     said = "no job with account={} waits or runs"
     assert said.format("acmee") in run("explain", "--queue", "webhooks", "--key", "account=acmee").output
     assert said.format("acme") not in run("explain", "--queue", "webhooks", "--key", "account=acme").output
+
+
+def test_a_suggested_command_names_the_app_that_was_given(run: Run) -> None:
+    enqueued(run)
+    command = "fairlane worker {} --queues webhooks"
+    for asked in (("explain", "--queue", "webhooks"), ("status",), ("doctor",)):
+        assert command.format("module:app") in run(*asked).output
+        assert command.format("explained_shop:app") in run(*asked, "--app", "explained_shop:app").output
 
 
 async def test_a_program_asks_the_job_or_the_queue_itself() -> None:

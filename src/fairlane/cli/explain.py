@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fairlane.cli.choosing import place_options
+from fairlane.cli.choosing import place_options, with_app
 from fairlane.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ async def _ask(
     named = app_of(app, url)
     async with existing_store(named) as store:
         if job is not None:
+            if job in await store.queues():
+                raise ConfigurationError(f"{job!r} is a queue, not the id of a job; write --queue {job}")
             return await explain_job(store, job_ids((job,))[0], named.known_tasks() if app else None), False
         assert queue is not None
         wanted = keys_given(keys)
@@ -83,7 +85,7 @@ def _tell(told: Explanation, is_empty: bool) -> None:
     elif not told.holds:
         click.echo("  nothing holds it")
     for hold in told.holds:
-        click.echo(f"  {hold.reason}: {hold.words}")
+        click.echo(f"  {hold.reason}: {with_app(hold.words)}")
         for holder in hold.holders[:HOLDERS]:
             click.echo(
                 f"    {holder.job}  {holder.task}  {ago(holder.since, told.now)}  {holder.worker or ''}".rstrip()
