@@ -67,7 +67,9 @@ async def test_a_handle_follows_its_job(app: App) -> None:
 
     job = await double.enqueue(21)
     assert await job.status() is State.READY
-    with pytest.raises(ResultTimeout, match=f"job {job.id} .* is still ready after 0.*`fairlane explain {job.id}`"):
+    with pytest.raises(
+        ResultTimeout, match=f"job {job.id} .* is still ready after 0.*`fairlane explain {job.id}` .*--url"
+    ):
         await job.result(timeout=0)
     async with working(app):
         assert await job.result() == 42
@@ -351,6 +353,21 @@ def test_queues_and_tasks_are_declared_once() -> None:
     app.task(name="send")(lambda: None)
     with pytest.raises(ConfigurationError, match=r"task 'send' is defined twice, in .*test_api.py:\d+ and in"):
         app.task(name="send")(lambda: None)
+
+
+def test_an_option_that_there_is_not_is_refused_with_the_one_that_is_meant() -> None:
+    app = App("sqlite://")
+    declare: Any = app.task
+    with pytest.raises(ConfigurationError, match=r"task: there is no option max_attempt=; did you mean max_attempts="):
+        declare(max_attempt=3)
+    with pytest.raises(ConfigurationError, match=r"task: there is no option colour=; there are queue, name, max_att"):
+        declare(colour="red")
+    schedule: Any = app.schedule
+    report = app.task(name="report")(lambda kind: None)
+    with pytest.raises(ConfigurationError, match=r"schedule: there is no option time_zone=; did you mean timezone="):
+        schedule("@daily", report, "x", time_zone="UTC")
+    with pytest.raises(ConfigurationError, match=r"no option kind=; arguments by name .* task.call\(kind=…\)"):
+        schedule("@daily", report, kind="x")
 
 
 async def test_a_task_of_a_queue_that_was_not_declared_is_refused(app: App) -> None:

@@ -13,6 +13,7 @@ from fairlane.errors import SchemaOutOfDate, SchemaTooNew, StoreUnavailable
 from fairlane.operations import about_no_database
 from fairlane.operations.diagnosis_database import about_database
 from fairlane.operations.diagnosis_queues import about_figures, about_standstills
+from fairlane.operations.diagnosis_schedules import about_schedules
 from fairlane.operations.diagnosis_workers import about_workers
 from fairlane.operations.findings import Finding, by_level
 from fairlane.operations.views import WorkerView
@@ -27,6 +28,7 @@ from fairlane.store.health import (
     Standstill,
     TableHealth,
 )
+from fairlane.store.schedules import ScheduleRow
 
 MINUTE, HOUR, MEGABYTE = 60 * SECOND, 3_600 * SECOND, 1 << 20
 NOW = 1_000_000 * MINUTE
@@ -287,3 +289,34 @@ def _one(level: Any) -> list[Finding]:
     from fairlane.operations import Level
 
     return [Finding(check="x", queue=None, message="", remedy="", level=Level(level))]
+
+
+SCHEDULE = ScheduleRow(
+    name="nightly",
+    digest=b"",
+    document='{"queue": "mail"}',
+    next_at=NOW - 2 * MINUTE,
+    is_paused=False,
+    triggers=0,
+    triggered=0,
+    last_slot=None,
+    last_job=None,
+    last_fired_at=None,
+    declared_at=NOW - MINUTE,
+)
+
+
+@pytest.mark.parametrize(
+    ("row", "has_worker", "levels"),
+    [
+        (SCHEDULE, True, ["fault"]),
+        (SCHEDULE, False, ["fault"]),
+        (changed(SCHEDULE, declared_at=NOW - HOUR), False, ["fault"]),
+        (changed(SCHEDULE, declared_at=NOW - HOUR), True, ["note"]),  # removed from the program, perhaps
+        (changed(SCHEDULE, is_paused=True), False, []),
+        (changed(SCHEDULE, next_at=NOW - MINUTE), False, []),
+        (changed(SCHEDULE, next_at=None), False, []),
+    ],
+)
+def test_a_slot_that_nobody_fires_is_told(row: ScheduleRow, has_worker: bool, levels: list[str]) -> None:
+    assert [str(each.level) for each in about_schedules([row], NOW, has_worker=has_worker)] == levels

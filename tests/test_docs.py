@@ -25,6 +25,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -432,6 +433,16 @@ def test_the_settings_of_an_app_are_those_of_its_constructor() -> None:
     parameters = inspect.signature(App).parameters
     assert set(rows) - {""} == set(parameters)
     assert {name for name, each in parameters.items() if not agrees(rows[name][0], each.default)} == set()
+
+
+def test_the_extras_are_those_of_the_package_and_pages_install_them_alike() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    told = section((DOCS / "reference" / "settings.md").read_text(), "What to install")
+    assert re.findall(r"^\| `([a-z-]+)` \|", told, re.MULTILINE) == list(extras)
+    lines = re.findall(r"^\$ .*pip install (.+)$", "\n".join(page.read_text() for page in PAGES), re.MULTILINE)
+    installed = {extra for line in lines for extra in re.findall(r"'\.\[([a-z-]+)\]'", line)}
+    assert {"alembic", "celery", "dashboard", "django", "dramatiq", "fastapi", "taskiq"} <= installed <= set(extras)
+    assert not [line for line in lines if "fairlane[" in line]
 
 
 def test_the_settings_of_a_worker_are_those_of_its_options_and_of_its_command() -> None:

@@ -8,7 +8,17 @@ from typing import Any, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
 from fairlane.clock import microseconds
 from fairlane.codec import PayloadCodec
-from fairlane.declaring import check_keys, check_name, is_async, key_source, name_of, names, several, width_of
+from fairlane.declaring import (
+    check_keys,
+    check_name,
+    check_options,
+    is_async,
+    key_source,
+    name_of,
+    names,
+    several,
+    width_of,
+)
 from fairlane.errors import ConfigurationError, UnknownQueue
 from fairlane.policy.dividing import divided
 from fairlane.policy.fair import Fair
@@ -133,6 +143,7 @@ class Declarations:
         caller = frame.f_back if frame else None
         # Annotations of a function that is defined inside another one may name its neighbours there.
         local_names = dict(caller.f_locals) if caller and caller.f_code.co_name != "<module>" else None
+        check_options("task", options, ("queue", "name", *TaskOptions.__dataclass_fields__))
         if "keys" in options:
             options["keys"] = key_source(options["keys"])
         options["unique"] = as_unique(options.get("unique"))
@@ -180,12 +191,15 @@ class Declarations:
         timezone: str = "UTC",
         missed: Missed = "once",
         name: str | None = None,
+        **unknown: Any,
     ) -> Schedule:
         """Enqueue a task, or a call of one, again and again: by a cron line in a timezone, or `every` so often.
 
         Any worker of this app fires it, each slot once. `missed` says what becomes of slots that no worker was there
         for: none of them, the last one, or all. Its name is the task's, unless it is given.
         """
+        remedy = "arguments by name go into a call: app.schedule(…, task.call({}=…))"
+        check_options("schedule", unknown, ("every", "timezone", "missed", "name"), remedy)
         schedule = declared_schedule(given, every, timezone, missed, name)
         if schedule.name in self.schedules:
             raise ConfigurationError(f"schedule {schedule.name!r} is declared twice; give one of them another name=")

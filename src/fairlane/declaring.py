@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Collection, Iterable
+from difflib import get_close_matches
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,6 +22,7 @@ __all__ = [
     "check_divided_by",
     "check_keys",
     "check_name",
+    "check_options",
     "checked_count",
     "checked_size",
     "checked_time",
@@ -46,6 +48,15 @@ def check_name(name: str, declared: Collection[str]) -> None:
             f"queue {name!r}: names that end in __p and a number belong to partitions; give it another name, or "
             f"declare app.queue({partition[0]!r}, partitions=…), which makes them"
         )
+
+
+def check_options(what: str, given: Iterable[str], known: Collection[str], remedy: str = "") -> None:
+    """Refuse an option that there is not, with the one that is meant, or with the remedy for this name."""
+    for name in given:
+        if name not in known:
+            similar = get_close_matches(name, known, n=1)
+            meant = f"did you mean {similar[0]}=?" if similar else remedy.format(name)
+            raise ConfigurationError(f"{what}: there is no option {name}=; {meant or 'there are ' + ', '.join(known)}")
 
 
 def names(given: str | Iterable[str]) -> tuple[str, ...]:

@@ -9,6 +9,8 @@ from uuid import UUID
 import msgspec
 
 from fairlane.clock import Instant, iso_text
+from fairlane.errors import ConfigurationError
+from fairlane.job import State
 from fairlane.policy.by import By
 from fairlane.policy.keys import canonical_keys, key_words
 from fairlane.policy.overrides import PauseGate
@@ -16,10 +18,12 @@ from fairlane.policy.partitions import parse_partition, partition_name
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.scheduler.explain import Explanation, Hold, explain, together
 from fairlane.scheduler.gauge import gauges
+from fairlane.store.finding import find_jobs
 from fairlane.store.job_rows import not_among
+from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
 
-__all__ = ["describe_explanation", "explain_job", "explain_queue"]
+__all__ = ["describe_explanation", "explain_job", "explain_queue", "has_jobs", "not_told_apart"]
 
 LANES = 200
 """Lanes of a key that are looked at."""
@@ -45,6 +49,8 @@ async def explain_queue(
         raise not_among(queue, known)
     canonical = canonical_keys(keys or {})
     found = await store.policy(queue)
+    if found is not None:
+        _check_names(found.policy, canonical)
     place = None if found is None else found.policy.partition
     if place is None or alone is not None:
         return await _explain(store, queue, canonical, forwarded)
@@ -52,6 +58,34 @@ async def explain_queue(
         home = place.names[place.home_of(canonical) or 0]
         return together(queue, [await _explain(store, home, canonical, forwarded)])
     return together(queue, [await _explain(store, name, canonical, forwarded) for name in place.names])
+
+
+async def has_jobs(store: Store, queue: str, keys: Mapping[str, object]) -> bool | None:
+    """Whether a job with these keys waits or runs; `None` where more would have to be read than one page looks at."""
+    canonical = canonical_keys(keys)
+    wanted = {name: value for name, value in canonical.items() if name != "task"}
+    is_known = True
+    for state in (State.READY, State.RUNNING, State.SCHEDULED):
+        asked = JobFilter(queue=queue, state=state, keys=wanted, task=canonical.get("task"))
+        page = await find_jobs(store, asked, None, 1)
+        if page.jobs:
+            return True
+        is_known = is_known and page.after is None
+    return False if is_known else None
+
+
+def not_told_apart(policy: Policy, names: Collection[str]) -> ConfigurationError:
+    """Nothing is known of keys that a policy does not look at: a typo would be told that nothing holds it."""
+    scopes = "; ".join(", ".join(by) for by in policy.scopes) or "nothing"
+    return ConfigurationError(
+        f"queue {policy.queue!r} does not tell its jobs apart by {', '.join(names)}; it does so by {scopes}"
+    )
+
+
+def _check_names(policy: Policy, keys: Mapping[str, str | None]) -> None:
+    known = {name for by in (*policy.scopes, *policy.overrides.pauses) for name in by}
+    if unknown := [name for name in keys if name not in known]:
+        raise not_told_apart(policy, unknown)
 
 
 async def _explain(store: Store, queue: str, keys: Mapping[str, str | None], forwarded: Collection[str]) -> Explanation:

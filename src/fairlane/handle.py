@@ -102,7 +102,8 @@ class Job(msgspec.Struct, Generic[R], eq=False, gc=False):
         if not record.state.is_final:
             raise ResultTimeout(
                 f"job {self.id} ({record.task}) is still {record.state} after {_shown(timeout)}; it goes on all the "
-                f"same. Ask what holds it with `fairlane explain {self.id}` or job.explain()"
+                f"same. Ask what holds it with `fairlane explain {self.id}` (and --app or --url, where FAIRLANE_URL "
+                "does not name the database) or job.explain()"
             )
         return self._read(record)
 

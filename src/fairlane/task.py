@@ -219,8 +219,8 @@ def one_by_one(calls: Iterable[Call[R]], taker: str) -> Iterator[Call[R]]:
         ) from error
 
 
-def not_a_call(given: object) -> InvalidJob:
-    return InvalidJob(f"enqueue_many takes calls, not a {type(given).__name__}; write task.call(…) for each")
+def not_a_call(given: object, taker: str = "enqueue_many") -> InvalidJob:
+    return InvalidJob(f"{taker} takes calls, not a {type(given).__name__}; write task.call(…) for each")
 
 
 class Producer(Protocol):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from fairlane import App, Concurrency, Fair, Reason
+from fairlane import App, Concurrency, ConfigurationError, Fair, Reason
 from fairlane.cli.program import program
 
 SHOP = """
@@ -68,7 +68,13 @@ def test_a_key_and_a_queue_can_be_asked_about(run: Run) -> None:
         (("0198c0de-0000-7000-8000-000000000000", "--key", "a=b"), "--key belongs to --queue"),
         (("0198c0de-0000-7000-8000-000000000000",), "there is no job"),
         (("--queue", "nope"), "known are webhooks"),
+        (("webhooks",), "'webhooks' is a queue, not the id of a job; write --queue webhooks"),
+        (("webhook",), "'webhook' is not the id of a job"),
         (("--queue", "webhooks", "--key", "account"), "write name=value"),
+        (
+            ("--queue", "webhooks", "--key", "acount=acme"),
+            "does not tell its jobs apart by acount; it does so by account",
+        ),
     ],
 )
 def test_a_question_that_makes_no_sense_says_what_to_ask(run: Run, arguments: tuple[str, ...], said: str) -> None:
@@ -76,6 +82,21 @@ def test_a_question_that_makes_no_sense_says_what_to_ask(run: Run, arguments: tu
     result = run("explain", *arguments)
     assert result.exit_code == 1
     assert said in result.output
+
+
+def test_a_value_that_no_job_has_is_told_from_one_that_nothing_holds(run: Run) -> None:
+    enqueued(run)
+    said = "no job with account={} waits or runs"
+    assert said.format("acmee") in run("explain", "--queue", "webhooks", "--key", "account=acmee").output
+    assert said.format("acme") not in run("explain", "--queue", "webhooks", "--key", "account=acme").output
+
+
+def test_a_suggested_command_names_the_app_that_was_given(run: Run) -> None:
+    enqueued(run)
+    command = "fairlane worker {} --queues webhooks"
+    for asked in (("explain", "--queue", "webhooks"), ("status",), ("doctor",)):
+        assert command.format("module:app") in run(*asked).output
+        assert command.format("explained_shop:app") in run(*asked, "--app", "explained_shop:app").output
 
 
 async def test_a_program_asks_the_job_or_the_queue_itself() -> None:
@@ -90,3 +111,5 @@ async def test_a_program_asks_the_job_or_the_queue_itself() -> None:
         assert set(told.reasons) == {Reason.NO_WORKER, Reason.CONCURRENCY}
         assert Reason.CONCURRENCY in (await queue.explain(account="acme")).reasons
         assert Reason.CONCURRENCY not in (await queue.explain(account="bolt")).reasons or told.earliest is None
+        with pytest.raises(ConfigurationError, match="does not tell its jobs apart by acount"):
+            await queue.explain(acount="acme")

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from fairlane import App
+from fairlane import App, Clock, ManualClock, SystemClock
 from fairlane.cli.program import program
+from fairlane.clock import SECOND, as_datetime
 
 
 @pytest.fixture
@@ -23,13 +24,13 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return url
 
 
-async def declare(url: str) -> None:
-    app = App(url)
+async def declare(url: str, clock: Clock | None = None, line: str = "0 9 * * 1-5") -> None:
+    app = App(url, clock=clock)
 
     @app.task(name="report")
     async def report(kind: str) -> None: ...
 
-    app.schedule("0 9 * * 1-5", report, "daily", timezone="Europe/Berlin", name="daily")
+    app.schedule(line, report, "daily", timezone="Europe/Berlin", name="daily")
     async with app:
         await app.fire_schedules()
 
@@ -76,6 +77,25 @@ def test_pausing_triggering_and_resuming_are_told_and_recorded(url: str) -> None
         ("ada", "trigger schedule", ""),
         ("ada", "pause schedule", "holidays"),
     ]
+
+
+def test_a_trigger_that_nobody_takes_and_a_slot_that_nobody_fires_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path / 'shop.db'}"
+    monkeypatch.setenv("FAIRLANE_URL", url)
+    # A slot of every minute was missed by over a minute; not so long ago that nobody has the schedule any more.
+    long_ago = as_datetime(SystemClock().now() - 140 * SECOND)
+    asyncio.run(declare(url, ManualClock(long_ago), line="* * * * *"))
+    answer = run("trigger", "daily").output
+    assert "daily: triggered; 1 trigger waits for a worker; its next slot is " in answer
+    assert answer.endswith(" late\n")
+    assert "2 triggers wait for a worker" in run("trigger", "daily").output
+    assert "active, 2 triggers wait for a worker" in run("list").output
+    assert "s late" in run("list").output
+    found = CliRunner().invoke(program, ["doctor"])
+    assert found.exit_code == 1
+    assert "schedule 'daily' was due at" in found.output
 
 
 def test_a_schedule_that_is_not_there_is_an_error_with_a_hint(url: str) -> None:

@@ -318,7 +318,7 @@ QUERIES = [
     ("/queues/webhooks/keys?search=%25_%27%5c", 200),
     ("/queues/webhooks/key?key=account=" + "é" * 500, 422),
     ("/queues/webhooks/key?key=priority=x", 422),
-    ("/queues/webhooks/explain?key=nothing=1", 200),
+    ("/queues/webhooks/explain?key=nothing=1", 422),
     ("/queues/%00", 400),
     ("/queues/%ff", 400),
     ("/queues/" + "x" * 5_000, 404),

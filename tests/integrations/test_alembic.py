@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import re
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -208,17 +209,27 @@ def test_a_downgrade_leaves_our_tables_and_the_way_back_up_is_open(project: Proj
     assert asyncio.run(works(app_of(project)))
 
 
-def test_a_script_made_offline_builds_what_workers_accept(project: Project) -> None:
-    script = project.upgrade_sql()
+@pytest.mark.parametrize("steps", [("head",), ("first", "first:second")], ids=["at once", "one after the other"])
+def test_a_script_made_offline_builds_what_workers_accept(project: Project, steps: tuple[str, ...]) -> None:
     app = app_of(project)
-    if app.url.startswith("sqlite"):
-        connection = sqlite3.connect(app.url.removeprefix("sqlite:///"))
-        connection.executescript(script)
-        connection.close()
-    else:
-        asyncio.run(_execute(app.url, script))
+    for step in steps:
+        script = project.upgrade_sql(step)
+        if app.url.startswith("sqlite"):
+            connection = sqlite3.connect(app.url.removeprefix("sqlite:///"))
+            connection.executescript(script)
+            connection.close()
+        else:
+            asyncio.run(_execute(app.url, script))
     assert applied_by_us(project) == []
     assert asyncio.run(works(app))
+
+
+def test_the_page_s_next_migration_goes_on_where_its_last_one_ends() -> None:
+    page = Path(__file__).parents[2] / "docs/how-to/use-with-sqlalchemy-and-alembic.md"
+    steps = re.findall(r"fairlane\.upgrade\(op, (?:after=(\d+), )?to=(\d+)\)", page.read_text())
+    assert len(steps) == 2
+    (_, last), (after, _) = steps
+    assert after == last
 
 
 async def _execute(url: str, script: str) -> None:

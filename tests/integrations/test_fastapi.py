@@ -4,7 +4,7 @@
 # and these are made within a class.
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import httpx
 import pytest
@@ -13,7 +13,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session as BlockingSession
 
-from fairlane import App, Backlog, FairlaneError
+from fairlane import App, Backlog, ConfigurationError, FairlaneError, InvalidJob
 from fairlane.integrations.fastapi import Enqueuer, FairlaneApp, answer_back_pressure, enqueuer_in, lifespan
 from fairlane.testing import enqueued_jobs
 
@@ -177,3 +177,31 @@ def test_what_is_not_installed_is_named_with_the_remedy(monkeypatch: pytest.Monk
             patched.setitem(sys.modules, name, None)
             with pytest.raises(FairlaneError, match=rf"pip install 'fairlane\[{name}\]'"):
                 importlib.import_module(module)
+
+
+async def transaction() -> AsyncIterator[None]:
+    yield
+
+
+@pytest.mark.parametrize("given", [transaction, Depends(transaction), AsyncSession, Annotated[AsyncSession, "mine"]])
+def test_a_session_that_is_no_annotation_is_refused_where_it_is_given(given: object) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"give the annotation .* Session = Annotated\[AsyncSession, Depends\("
+    ):
+        enqueuer_in(given)
+
+
+async def test_what_is_no_call_is_refused_in_words() -> None:
+    jobs, given = Enqueuer(None), cast(Any, 5)
+    for enqueue in (jobs.enqueue(given), jobs.enqueue_many([given])):
+        with pytest.raises(InvalidJob, match=r"an Enqueuer takes calls, not a int; write task.call\(…\)"):
+            await enqueue
+    with pytest.raises(InvalidJob, match="an Enqueuer takes calls"):
+        jobs.enqueue_sync(given)
+
+
+async def test_a_lifespan_that_was_not_called_is_told_so() -> None:
+    site = FastAPI(lifespan=cast(Any, lifespan))
+    with pytest.raises(ConfigurationError, match=r"call it, .*: FastAPI\(lifespan=lifespan\(app\)\)"):
+        async with site.router.lifespan_context(site):
+            pass

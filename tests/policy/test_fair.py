@@ -34,6 +34,8 @@ def test_a_fair_share_prints_as_it_was_written() -> None:
     ("declare", "named"),
     [
         (lambda: Fair(by=()), "name the key"),
+        (lambda: Fair(), "name the key"),
+        (lambda: Fair("account"), r"name the key, as in Fair\(by='account'\)"),  # type: ignore[arg-type]
         (lambda: Fair(by="a b"), "not a key's name"),
         (lambda: Fair(by="account", charge="tokens"), "'tokens'"),  # type: ignore[arg-type]
         (lambda: Fair(by="account", weight=0), "between"),

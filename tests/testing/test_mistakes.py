@@ -30,6 +30,13 @@ POLICY = Policy("mail", Fair(by="account"), (Concurrency(2, by=("account", "endp
         (App("sqlite://"), [arrivals(1)], "is not a queue; give what app.queue"),
         (POLICY, [{"account": "acme"}], "does not arrive; give arrivals"),
         (POLICY, [arrivals(9, account="acme")], "needs the key 'endpoint', .* carry: account"),
+        (
+            POLICY,
+            [arrivals(9, account="a", endpoint="x", runtime="10s")],
+            "the key 'runtime', .* did you mean run_time=?",
+        ),
+        (Policy("mail"), [arrivals(9, account="a", runtime="10s")], "the key 'runtime', .* did you mean run_time=?"),
+        (POLICY, [arrivals(9, account="a", endpoint="x", shop="b")], "'shop', .* it looks at account, endpoint"),
         (POLICY, [arrivals(9, acount="acme", endpoint="x")], "needs the key 'account', .* carry: acount, endpoint"),
     ],
 )

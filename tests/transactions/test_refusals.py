@@ -191,6 +191,21 @@ async def test_an_app_that_is_opened_while_the_callers_transaction_holds_the_loc
     connection.close()
 
 
+async def test_a_transaction_of_ones_own_that_was_not_given_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "BUSY_TIMEOUT", 0.0)
+    async with App(f"sqlite:///{tmp_path / 'jobs.db'}") as app:
+        task = work_of(app)
+        connection = sqlite3.connect(tmp_path / "jobs.db")
+        connection.execute("begin immediate")
+        with pytest.raises(StoreUnavailable, match="database is locked; a transaction of your own may hold it: pass"):
+            await task.enqueue()
+        await task.using(tx=connection).enqueue()
+        connection.rollback()
+        connection.close()
+
+
 @pytest.mark.parametrize("mode", ["file that only reads", "connection that only reads"])
 async def test_sqlite3_that_only_reads(on_sqlite: Work, tmp_path: Path, mode: str) -> None:
     how = "?mode=ro" if mode.startswith("file") else ""

@@ -27,6 +27,7 @@ __all__ = [
     "place_options",
     "selection_of",
     "time_of",
+    "with_app",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -38,6 +39,14 @@ def place_options(function: F) -> F:
     """Which database."""
     function = click.option("--url", help="The database.  [default: FAIRLANE_URL]")(function)
     return click.option("--app", metavar="MODULE:APP", help="The app whose database it is, instead of --url.")(function)
+
+
+def with_app(words: str) -> str:
+    """What is suggested, for the app that the command was given: it can be copied as it stands."""
+    context = click.get_current_context(silent=True)
+    given = {} if context is None else context.params
+    app = given.get("app") or given.get("app_option")
+    return words.replace("module:app", app) if app else words
 
 
 def app_options(function: F) -> F:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fairlane.cli.choosing import app_or_url_options
+from fairlane.cli.choosing import app_or_url_options, with_app
 
 if TYPE_CHECKING:
     from fairlane.operations import Finding
@@ -26,8 +26,8 @@ def doctor(app: str | None, url: str | None, strict: bool, as_json: bool) -> Non
     """Look for what is wrong, and say what to do. Looking changes nothing.
 
     The schema; policies that differ between code and database; keys and tasks that nobody knows; work that no worker
-    runs, or that stands still; workers that are silent or unwell, and their clocks; figures that nobody keeps up; and
-    the database itself: vacuum, old transactions, connections, durability, space.
+    runs, or that stands still; schedules that nobody fires; workers that are silent or unwell, and their clocks;
+    figures that nobody keeps up; and the database itself: vacuum, old transactions, connections, durability, space.
 
     A finding is a fault, a warning, or a note. Ends with status 1 if there is a fault.
 
@@ -47,7 +47,7 @@ def doctor(app: str | None, url: str | None, strict: bool, as_json: bool) -> Non
     for each in () if as_json else findings:
         level = click.style(f"{each.level:<7}", STYLES[each.level])
         where = "" if each.queue is None else f"{each.queue}: "
-        click.echo(f"{level} {where}{each.check}: {each.message}\n        {each.remedy}")
+        click.echo(f"{level} {where}{each.check}: {each.message}\n        {with_app(each.remedy)}")
     if any(each.level == "fault" or (strict and each.level == "warning") for each in findings):
         sys.exit(1)
     if not as_json:

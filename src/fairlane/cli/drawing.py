@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from fairlane.cli.choosing import with_app
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
@@ -165,7 +167,7 @@ def hint_lines(hints: Iterable[Hint], width: int) -> list[Text]:
         told[0].stylize(HINT_STYLES[kind], 2, 2 + len(kind))
         # The knob stays on one line, however long, where it is a command: it can be copied as it stands.
         is_command = hint.knob.startswith("fairlane ")
-        lines += told + wrapped(f"→ {hint.knob}", LONGEST if is_command else width, " " * 9, " " * 11, "dim")
+        lines += told + wrapped(f"→ {with_app(hint.knob)}", LONGEST if is_command else width, " " * 9, " " * 11, "dim")
     return lines
 
 

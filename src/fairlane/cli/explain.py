@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fairlane.cli.choosing import place_options
+from fairlane.cli.choosing import place_options, with_app
 from fairlane.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -45,30 +45,34 @@ def explain(
         raise ConfigurationError("explain what? Give the id of a job, or --queue (and --key)")
     if job is not None and keys:
         raise ConfigurationError("--key belongs to --queue; a job has its own keys")
-    told = asyncio.run(_ask(job, queue, keys, app, url))
+    told, is_empty = asyncio.run(_ask(job, queue, keys, app, url))
     if as_json:
         click.echo(json.dumps(describe_explanation(told)))
     else:
-        _tell(told)
+        _tell(told, is_empty)
 
 
 async def _ask(
     job: str | None, queue: str | None, keys: tuple[str, ...], app: str | None, url: str | None
-) -> Explanation:
+) -> tuple[Explanation, bool]:
     from fairlane.cli.choosing import job_ids, keys_given
     from fairlane.cli.database import app_of, existing_store
-    from fairlane.explaining import explain_job, explain_queue
+    from fairlane.explaining import explain_job, explain_queue, has_jobs
 
     named = app_of(app, url)
     async with existing_store(named) as store:
         if job is not None:
+            if job in await store.queues():
+                raise ConfigurationError(f"{job!r} is a queue, not the id of a job; write --queue {job}")
             tasks = named.known_tasks() if app else None
-            return await explain_job(store, job_ids((job,))[0], tasks, named.forwarded)
+            return await explain_job(store, job_ids((job,))[0], tasks, named.forwarded), False
         assert queue is not None
-        return await explain_queue(store, queue, keys_given(keys), named.forwarded)
+        wanted = keys_given(keys)
+        told = await explain_queue(store, queue, wanted, named.forwarded)
+        return told, bool(wanted) and await has_jobs(store, queue, wanted) is False
 
 
-def _tell(told: Explanation) -> None:
+def _tell(told: Explanation, is_empty: bool) -> None:
     from fairlane.cli.telling import ago
     from fairlane.job import State
 
@@ -78,10 +82,12 @@ def _tell(told: Explanation) -> None:
         click.echo(f"{subject.job}  {subject.state}  {subject.queue}  {subject.task}  {keys}".rstrip())
     else:
         click.echo(f"{subject.queue} {keys}".rstrip())
-    if not told.holds:
+    if is_empty:
+        click.echo(f"  no job with {keys or 'this task'} waits or runs")
+    elif not told.holds:
         click.echo("  nothing holds it")
     for hold in told.holds:
-        click.echo(f"  {hold.reason}: {hold.words}")
+        click.echo(f"  {hold.reason}: {with_app(hold.words)}")
         for holder in hold.holders[:HOLDERS]:
             click.echo(
                 f"    {holder.job}  {holder.task}  {ago(holder.since, told.now)}  {holder.worker or ''}".rstrip()

@@ -72,7 +72,15 @@ def _row(view: ScheduleView, now: Instant) -> tuple[str, ...]:
 
     last = f"{ago(view.last_fired_at, now)} ago" if view.last_fired_at is not None else "never"
     job = "" if view.last_job is None else str(view.last_job)
-    return view.name, view.state, view.recurrence, ago(view.next_at, now), last, view.task, view.queue, job
+    state = ", ".join(filter(None, (view.state, view.triggers_in_words)))
+    return view.name, state, view.recurrence, _due(view.next_at, now), last, view.task, view.queue, job
+
+
+def _due(at: Instant | None, now: Instant) -> str:
+    """When a slot comes: `in 2h`, or `5m late` where it has come and nobody has fired it."""
+    from fairlane.cli.telling import ago
+
+    return ago(at, now) if at is None or at > now else f"{ago(at, now)} late"
 
 
 @schedules.command()
@@ -138,9 +146,10 @@ def _change(
     if options["as_json"]:
         click.echo(json.dumps(describe_schedule(view) | {"is_dry_run": options["dry_run"]}))
         return
-    from fairlane.cli.telling import ago
-
     would = "would be " if options["dry_run"] else ""
-    due = f"; its next slot comes {ago(view.next_at, now)}" if view.next_at is not None else ""
+    triggers = view.triggers_in_words and f"; {view.triggers_in_words}"
+    due = ""
+    if view.next_at is not None:
+        due = f"; its next slot {'comes' if view.next_at > now else 'is'} {_due(view.next_at, now)}"
     orphaned = "; no worker has it, so that nobody fires it" if view.state == "orphaned" else ""
-    click.echo(f"{view.name}: {would}{done}{due}{orphaned}")
+    click.echo(f"{view.name}: {would}{done}{triggers}{due}{orphaned}")

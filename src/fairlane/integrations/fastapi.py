@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 from fairlane.app import App
+from fairlane.errors import ConfigurationError
 from fairlane.handle import Enqueued, Job
 from fairlane.integrations.extras import missing
 from fairlane.integrations.starlette import answer_back_pressure, app_of, lifespan, stop_process
-from fairlane.task import Call
+from fairlane.task import Call, not_a_call
 
 try:
-    from fastapi import Depends
+    from fastapi import Depends, params
 except ImportError as error:
     raise missing("fastapi", error) from error
 
@@ -32,25 +33,31 @@ class Enqueuer:
 
     async def enqueue(self, call: Call[R]) -> Job[R]:
         """Store one call; `UniqueConflict` or `BacklogFull` if it is refused."""
-        return await call.task.producer.enqueue_one(call.using(tx=self._tx))
+        return await _checked(call).task.producer.enqueue_one(call.using(tx=self._tx))
 
     def enqueue_sync(self, call: Call[R]) -> Job[R]:
         """`enqueue` for endpoints that are not async."""
-        return call.task.producer.run_blocking(self.enqueue(call))
+        return _checked(call).task.producer.run_blocking(self.enqueue(call))
 
     async def enqueue_many(self, calls: Iterable[Call[R]]) -> Enqueued[R]:
         """Store these calls of one app, all or none."""
         listed = list(calls)
         if not listed:
             return Enqueued()
-        return await listed[0].task.producer.enqueue_many(listed, self._tx)
+        return await _checked(listed[0]).task.producer.enqueue_many(listed, self._tx)
 
     def enqueue_many_sync(self, calls: Iterable[Call[R]]) -> Enqueued[R]:
         """`enqueue_many` for endpoints that are not async."""
         listed = list(calls)
         if not listed:
             return Enqueued()
-        return listed[0].task.producer.run_blocking(self.enqueue_many(listed))
+        return _checked(listed[0]).task.producer.run_blocking(self.enqueue_many(listed))
+
+
+def _checked(call: Call[R]) -> Call[R]:
+    if not isinstance(call, Call):
+        raise not_a_call(call, "an Enqueuer")
+    return call
 
 
 def enqueuer_in(session: object) -> Callable[..., Enqueuer]:
@@ -58,6 +65,16 @@ def enqueuer_in(session: object) -> Callable[..., Enqueuer]:
 
     `session` is the annotation by which endpoints get theirs, `Annotated[AsyncSession, Depends(…)]`; so it is the same.
     """
+    # What stands behind a name of its own: `type Session = Annotated[…]`.
+    meant = getattr(session, "__value__", session)
+    if not any(isinstance(each, params.Depends) for each in get_args(meant)[1:]):
+        # FastAPI would take it for a parameter of the request, and answer every one with 422.
+        shown = getattr(session, "__name__", None) or repr(session)
+        raise ConfigurationError(
+            f"enqueuer_in({shown}): give the annotation by which endpoints get their session, such as "
+            f"Session = Annotated[AsyncSession, Depends({shown if callable(session) else 'transaction'}, "
+            "scope='function')], then enqueuer_in(Session)"
+        )
 
     def enqueuer(tx: Any) -> Enqueuer:
         return Enqueuer(tx)

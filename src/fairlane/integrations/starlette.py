@@ -51,6 +51,11 @@ def lifespan(
     they begin once `inner` has begun, and have drained before it ends. A worker that dies is logged and handed to
     `on_worker_death`, which stops the process unless you say otherwise.
     """
+    if not isinstance(app, App):
+        raise ConfigurationError(
+            f"lifespan takes the App of Fairlane, not a {type(app).__name__}; call it, and give the site what it "
+            f"returns: {type(app).__name__ if isinstance(app, Starlette) else 'FastAPI'}(lifespan=lifespan(app))"
+        )
 
     @asynccontextmanager
     async def opened(site: Starlette) -> AsyncIterator[Mapping[str, Any] | None]:

@@ -1,5 +1,5 @@
-"""What is wrong and can be seen from outside: with policies, keys, queues, workers and the database. Looking changes
-nothing.
+"""What is wrong and can be seen from outside: with policies, keys, queues, schedules, workers and the database. Looking
+changes nothing.
 
 Each check is bounded: it reads counts, policies with their overrides, single rows by their ids, and of the jobs at most
 what one page of a listing looks at.
@@ -19,6 +19,7 @@ from fairlane.operations.diagnosis_queues import (
     about_service,
     about_standstills,
 )
+from fairlane.operations.diagnosis_schedules import about_schedules
 from fairlane.operations.diagnosis_workers import about_workers
 from fairlane.operations.findings import Finding, by_level
 from fairlane.operations.policies import Declarations, show_policies
@@ -53,6 +54,7 @@ async def diagnose(
         findings += await _about_one(store, policy, alive, is_forwarded=whole_of(policy.queue) in known)
     findings += await _about_tasks(store, policies, alive, tasks)
     findings += await _about_all(store, policies)
+    findings += about_schedules(await store.schedules(), await store.now(), has_worker=bool(alive))
     return by_level(findings)
 
 

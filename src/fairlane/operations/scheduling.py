@@ -64,6 +64,12 @@ class ScheduleView:
     job: JobRecord
     """The job to come, as far as it is known: what `redact` is asked about."""
 
+    @property
+    def triggers_in_words(self) -> str:
+        """How many triggers no worker has taken yet; empty: all were."""
+        waiting = self.triggers_waiting
+        return f"{waiting:,} {'trigger waits' if waiting == 1 else 'triggers wait'} for a worker" if waiting else ""
+
 
 async def list_schedules(store: Store, redact: Redact | None = None) -> list[ScheduleView]:
     """Every schedule, by name. Of their calls, what `redact` lets be seen."""

@@ -10,7 +10,7 @@ import msgspec
 
 from fairlane.clock import SECOND, Instant, as_datetime
 from fairlane.errors import ConfigurationError
-from fairlane.explaining import explain_queue
+from fairlane.explaining import explain_queue, not_told_apart
 from fairlane.job import JobRecord, State
 from fairlane.operations.asking import in_force
 from fairlane.operations.gauging import drained_in, gauge_view, gauges_of
@@ -101,7 +101,7 @@ async def show_key(store: Store, queue: str, keys: Mapping[str, object]) -> OneK
     canonical = canonical_keys(keys)
     scope = next((by for by in policy.scopes if set(by) == set(canonical)), None)
     if scope is None:
-        raise ConfigurationError(_no_scope(policy, ", ".join(canonical)))
+        raise not_told_apart(policy, canonical)
     look = await _look(store, queue, scope)
     key = tuple(canonical[name] for name in scope)
     named = await store.keys_named(list(look.policies), [(scope, key)])
@@ -341,13 +341,8 @@ def _scope(policy: Policy, by: str | Sequence[str] | None) -> By:
     wanted = tuple(by.split(",")) if isinstance(by, str) else tuple(by)
     found = next((scope for scope in policy.scopes if set(scope) == set(wanted)), None)
     if found is None:
-        raise ConfigurationError(_no_scope(policy, ", ".join(wanted)))
+        raise not_told_apart(policy, wanted)
     return found
-
-
-def _no_scope(policy: Policy, wanted: str) -> str:
-    known = "; ".join(", ".join(by) for by in policy.scopes) or "nothing"
-    return f"queue {policy.queue!r} does not tell its jobs apart by {wanted}; it does so by {known}"
 
 
 def _sort(sort: str) -> KeySort:

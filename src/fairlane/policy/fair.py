@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Never
 
 from fairlane.errors import InvalidPolicy
 from fairlane.policy.by import By, normalize_by
@@ -32,11 +32,13 @@ class Fair:
 
     def __init__(
         self,
-        *,
-        by: str | tuple[str, ...],
+        *_misplaced: Never,
+        by: str | tuple[str, ...] = (),
         weight: float | Mapping[str, float] | Source | FromJob = 1.0,
         charge: Charge = "time",
     ) -> None:
+        if _misplaced:
+            raise InvalidPolicy(f"Fair({_misplaced[0]!r}): name the key, as in Fair(by={_misplaced[0]!r})")
         what = f"Fair(by={by!r})"
         names = normalize_by(what, by)
         if not names:

@@ -6,8 +6,10 @@ comes out the same every time.
 
 from __future__ import annotations
 
+import inspect
 from bisect import bisect_left
 from collections.abc import Iterable
+from difflib import get_close_matches
 
 from fairlane.clock import SECOND, Instant, duration_text, microseconds
 from fairlane.errors import ConfigurationError
@@ -115,6 +117,24 @@ def _check_class(policy: Policy, each: object) -> None:
                 f"try_policy: queue {policy.queue!r} needs the key {name!r}, and jobs arrive that do not carry it "
                 f"(they carry: {carried}); give it: arrivals(…, {name}=…), or None, the key that jobs without one share"
             )
+    for name in each.keys:
+        _check_key(policy, name)
+
+
+def _check_key(policy: Policy, name: str) -> None:
+    """A mistyped setting would be a key that nobody looks at, and the trial one of another load."""
+    if name in policy.stamped_keys:
+        return
+    options = [
+        option.name for option in inspect.signature(arrivals).parameters.values() if option.default != option.empty
+    ]
+    meant = get_close_matches(name, [*policy.stamped_keys, *options], n=1, cutoff=0.75)
+    if meant or policy.stamped_keys:  # a policy without keys may be tried beside one that has some
+        remedy = f"did you mean {meant[0]}=?" if meant else f"it looks at {', '.join(policy.stamped_keys)}."
+        raise ConfigurationError(
+            f"try_policy: queue {policy.queue!r} does not look at the key {name!r}, with which jobs arrive; {remedy} "
+            f"To have figures by it, declare it: app.queue({policy.queue!r}, keys=({name!r}, …))"
+        )
 
 
 def _renamed(each: JobClass, nth: int) -> JobClass:

@@ -32,11 +32,9 @@ class _Row:
     @property
     def remark(self) -> str:
         """What is to be known about it besides."""
-        waiting = self.schedule.triggers_waiting
-        triggered = (
-            f"{waiting:,} {'trigger waits' if waiting == 1 else 'triggers wait'} for a worker." if waiting else ""
-        )
-        return " ".join(filter(None, (NOBODY if self.schedule.state == "orphaned" else "", triggered)))
+        triggers = self.schedule.triggers_in_words
+        nobody = NOBODY if self.schedule.state == "orphaned" else ""
+        return " ".join(filter(None, (nobody, triggers and f"{triggers}.")))
 
 
 async def look(ask: Ask) -> dict[str, Any]:
@@ -87,7 +85,7 @@ async def trigger(operations: Operations, fields: Mapping[str, str], *, actor: s
     view = await operations.trigger_schedule(_name(fields), actor=actor, reason=reason, dry_run=dry_run)
     return Told(
         headline=f"{view.name} would be fired once, beside its slots" if dry_run else f"{view.name} is triggered",
-        lines=_lines(view),
+        lines=[*_lines(view), *filter(None, [view.triggers_in_words])],
         note=NOBODY if view.state == "orphaned" else "",
     )
 

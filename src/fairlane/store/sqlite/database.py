@@ -194,7 +194,9 @@ class Database:
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:
                 raise  # a table is missing, say: no wait brings it back
-            raise StoreUnavailable(f"the SQLite database {self.path or ':memory:'} refused: {error}") from error
+            is_busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+            hint = "; a transaction of your own may hold it: pass it as tx=, or end it first" if is_busy else ""
+            raise StoreUnavailable(f"the SQLite database {self.path or ':memory:'} refused: {error}{hint}") from error
         finally:
             if self._lock is not None:
                 self._lock.give()
