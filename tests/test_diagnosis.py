@@ -19,7 +19,7 @@ from fairlane.operations.findings import Finding, by_level
 from fairlane.operations.views import WorkerView
 from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.scheduler.figures import Minute
-from fairlane.store.figures import Counted, QueueFigures
+from fairlane.store.figures import PUBLISHING, Counted, QueueFigures
 from fairlane.store.health import (
     ConnectionLimit,
     HorizonHolder,
@@ -191,6 +191,8 @@ def worker(name: str = "web-1", **given: Any) -> WorkerView:
         ({"loops": {"claiming": "ValueError: no"}}, "fault", "dead loop", "its loop claiming died (ValueError: no)"),
         ({"is_well": False}, "fault", "unwell worker", "is not well"),
         ({"clock_offset": -5.1}, "fault", "clock skew", "by -5.1 s"),
+        ({"troubles": {"tallying": "ValueError: no"}}, "warning", "troubled worker", "tallying fails (ValueError: no)"),
+        ({"troubles": {PUBLISHING: "OSError: away"}}, "fault", "broker refuses", "the jobs of webhooks wait"),
     ],
 )
 def test_a_worker_is_unwell(given: dict[str, Any], level: str, check: str, said: str) -> None:

@@ -31,12 +31,17 @@ MOST_LIMITS = 10
 """Limits that are named, for those that hold some of the jobs back."""
 
 
-async def explain_job(store: Store, job: UUID, tasks: Collection[str] | None = None) -> Explanation:
-    """Everything that holds a job, or `JobNotFound`. `tasks` are those that the app knows, if there is one."""
-    return explain(await store.examine(job=job), tasks)
+async def explain_job(
+    store: Store, job: UUID, tasks: Collection[str] | None = None, forwarded: Collection[str] = ()
+) -> Explanation:
+    """Everything that holds a job, or `JobNotFound`. `tasks` are those that the app knows, if there is one;
+    `forwarded`, the queues that it leaves to an engine."""
+    return explain(await store.examine(job=job), tasks, forwarded)
 
 
-async def explain_queue(store: Store, queue: str, keys: Mapping[str, object] | None = None) -> Explanation:
+async def explain_queue(
+    store: Store, queue: str, keys: Mapping[str, object] | None = None, forwarded: Collection[str] = ()
+) -> Explanation:
     """Everything that holds all jobs of a queue or of one partition of it, or all of some keys in it."""
     alone = parse_partition(queue)
     queue = queue if alone is None else partition_name(*alone)
@@ -48,11 +53,11 @@ async def explain_queue(store: Store, queue: str, keys: Mapping[str, object] | N
         _check_names(found.policy, canonical)
     place = None if found is None else found.policy.partition
     if place is None or alone is not None:
-        return await _explain(store, queue, canonical)
+        return await _explain(store, queue, canonical, forwarded)
     if place.by and set(place.by) <= set(canonical):
         home = place.names[place.home_of(canonical) or 0]
-        return together(queue, [await _explain(store, home, canonical)])
-    return together(queue, [await _explain(store, name, canonical) for name in place.names])
+        return together(queue, [await _explain(store, home, canonical, forwarded)])
+    return together(queue, [await _explain(store, name, canonical, forwarded) for name in place.names])
 
 
 async def has_jobs(store: Store, queue: str, keys: Mapping[str, object]) -> bool | None:
@@ -83,10 +88,10 @@ def _check_names(policy: Policy, keys: Mapping[str, str | None]) -> None:
         raise not_told_apart(policy, unknown)
 
 
-async def _explain(store: Store, queue: str, keys: Mapping[str, str | None]) -> Explanation:
+async def _explain(store: Store, queue: str, keys: Mapping[str, str | None], forwarded: Collection[str]) -> Explanation:
     """What holds all jobs of these keys, and what holds some of them: limits of other scopes than these."""
     facts = await store.examine(queue, keys=keys)
-    told = explain(facts)
+    told = explain(facts, forwarded=forwarded)
     some = await _behind_limits(store, facts.policy, keys, facts.now)
     known = {(hold.limit, *hold.key.items()) for hold in told.holds}
     return msgspec.structs.replace(

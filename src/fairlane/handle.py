@@ -34,6 +34,9 @@ class JobSource(Protocol):
 
     def known_tasks(self) -> Collection[str]: ...
 
+    @property
+    def forwarded(self) -> Collection[str]: ...
+
     def run_blocking(self, work: Coroutine[Any, Any, T]) -> T: ...
 
 
@@ -76,7 +79,8 @@ class Job(msgspec.Struct, Generic[R], eq=False, gc=False):
 
     async def explain(self) -> Explanation:
         """Everything that holds the job: until when, and who. Looking changes nothing."""
-        return explain(await (await self._source.opened()).examine(job=self.id), self._source.known_tasks())
+        source = self._source
+        return explain(await (await source.opened()).examine(job=self.id), source.known_tasks(), source.forwarded)
 
     async def cancel(self) -> State:
         """Cancel the job if it waits, ask it to stop if it runs. Returns the state it is in now."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -42,6 +42,9 @@ class QueueSource(ClaimSource, Protocol):
     """What a queue asks of its app."""
 
     async def hand(self, policies: Sequence[Policy]) -> Hand: ...
+
+    @property
+    def forwarded(self) -> Collection[str]: ...
 
     async def wait_for_room(
         self, policies: Sequence[Policy], keys: Mapping[str, object], timeout: int | None
@@ -127,7 +130,7 @@ class Queue:
     async def explain(self, **keys: object) -> Explanation:
         """Everything that holds all jobs of the queue, or all of these keys in it, and what would start next."""
         hand = await self._source.hand(self.partitions)
-        return await explain_queue(hand.store, self.name, keys)
+        return await explain_queue(hand.store, self.name, keys, self._source.forwarded)
 
     async def pace(self, timeout: Duration | None = None, /, **keys: object) -> bool:
         """Return True once fewer jobs of these keys wait than their backlogs hold, False after `timeout`.

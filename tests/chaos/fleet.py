@@ -72,6 +72,14 @@ class Ledger:
         return most
 
 
+@dataclass(frozen=True)
+class Standstill:
+    """A process that was stopped for longer than its lease, and went on."""
+
+    pid: int
+    began: int
+
+
 class Source:
     """A producer process. What it committed stands in a file: nobody reads a pipe while it runs."""
 
@@ -100,6 +108,7 @@ class Fleet:
         self.ledger = Ledger()
         self.deaths: dict[int, int] = {}
         self.killed: set[int] = set()
+        self.standstills: list[Standstill] = []
         self.crew = [self._start() for _ in range(workers)]
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -123,6 +132,30 @@ class Fleet:
         self.killed.add(victim.pid)
         self.crew[index] = self._start()
 
+    def let_one_stand_still(self, deadline: float) -> None:
+        """SIGSTOP a worker that runs something, until others have begun that again; then let it go on."""
+        index = self._random.randrange(len(self.crew))
+        while True:
+            index = (index + 1) % len(self.crew)
+            victim = self.crew[index]
+            victim.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, victim.pid, os.WSTOPPED)
+            began = time.monotonic_ns()
+            while select.select([self._read], [], [], 0)[0]:
+                self.listen(0)
+            runs = self.ledger.runs.values()
+            held = {run.job for run in runs if run.pid == victim.pid and run.ended is None}
+            if held:
+                break
+            victim.send_signal(signal.SIGCONT)
+            self.listen(0.05)
+            assert time.monotonic() < deadline, "no worker runs anything"
+        while not any(run.job in held and run.pid != victim.pid for run in self.ledger.runs.values()):
+            self.listen(0.05)
+            assert time.monotonic() < deadline, f"nobody has taken over what process {victim.pid} held"
+        self.standstills.append(Standstill(victim.pid, began))
+        victim.send_signal(signal.SIGCONT)
+
     def listen(self, timeout: float) -> None:
         """Take what the handlers tell; return after each read, or when nothing came for so long."""
         readable, _, _ = select.select([self._read], [], [], timeout)
@@ -134,8 +167,9 @@ class Fleet:
             self.ledger.take(line.decode())
 
     def unsure(self) -> set[str]:
-        """Jobs that ended in a process that was killed: they were settled before the kill, or they will run again."""
-        return {job for job, pid in self.ledger.ended_in.items() if pid in self.killed}
+        """Jobs that ended in a process that was killed or stood still: settled before that, or to be run again."""
+        suspects = self.killed | {each.pid for each in self.standstills}
+        return {job for job, pid in self.ledger.ended_in.items() if pid in suspects}
 
     def stop(self) -> list[int]:
         """SIGTERM to all; the exit codes of those that ran something. What they still tell is taken."""

@@ -148,6 +148,14 @@ def assert_fits(lines: list[Any], width: int = 80) -> None:
     assert wide == []
 
 
+def test_what_troubles_a_worker_is_told_below_it() -> None:
+    troubled = worker(troubles={"publishing": "OSError: nobody is there"})
+    found = WorkerList(now=NOW, workers=[troubled], alive=1, late=0, slots=20, running=5)
+    _, row, below, *_ = text(draw_workers(found, 100)).splitlines()
+    assert row.split()[:2] == ["web-1:77", "troubled"]
+    assert below == "  publishing: OSError: nobody is there"
+
+
 def test_a_limit_at_work_looks_different_from_lag_without_any_colour() -> None:
     limited = queue("limited-one", held=[HELD], held_jobs=4_120)
     told = text(draw_status(overview(limited, queue("lagging-one"), keys=(key(),)), 100)).splitlines()

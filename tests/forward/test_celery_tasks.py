@@ -95,6 +95,19 @@ def test_a_retry_of_celerys_own_that_its_broker_refuses_is_left_to_the_policy(
     assert "the broker is away" in (record.error or "")
 
 
+def test_an_argument_of_another_type_than_its_annotation_ends_the_job_when_it_runs(
+    app: App, celery: Celery, forwarder: CeleryForwarder
+) -> None:
+    @celery.task(name="count")  # type: ignore[untyped-decorator]  # Celery has no types
+    def count(number: int) -> None: ...
+
+    task = forwarder.task(count, queue="emails")
+    job = task.enqueue_sync("seven")
+    with pytest.raises(Ignore):
+        delivered(app, count)
+    assert state_of(job) is State.DEAD
+
+
 @pytest.mark.parametrize(
     ("requeue", "state"), [(True, State.SCHEDULED), (False, State.DEAD)], ids=["to come again", "for good"]
 )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from uuid import UUID
+from typing import Any
+from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
@@ -17,8 +18,9 @@ from fairlane.policy.reasons import Reason
 from fairlane.scheduler.explain import Explanation, explain
 from fairlane.scheduler.settlement import Failed, Released
 from fairlane.store.auditing import Note
-from fairlane.store.protocol import Store
-from tests.store.harness import MINUTE, SECOND, Database, claim, finish, given_jobs, ids, new_jobs
+from fairlane.store.figures import PUBLISHING, WorkerReport
+from fairlane.store.protocol import Store, WorkerIdentity
+from tests.store.harness import LEASE, MINUTE, SECOND, WORKER, Database, claim, finish, given_jobs, ids, new_jobs
 
 KEYS = int(os.environ.get("FAIRLANE_EXPLAIN_KEYS", "2000"))
 """The long run has 100,000."""
@@ -130,6 +132,53 @@ async def test_what_runs_and_what_has_ended_says_so(store: Store, clock: ManualC
     assert (await why(store, job)).reasons == [Reason.ENDED]
     with pytest.raises(JobNotFound):
         await why(store, UUID(int=7))
+
+
+async def test_what_a_dispatcher_holds_is_published_and_does_not_run(store: Store, clock: ManualClock) -> None:
+    policy = Policy("q")
+    await store.declare(policy)
+    (job,) = await given_jobs(store, policy)
+    dispatcher = WorkerIdentity.of_dispatcher("dispatcher:1")
+    (held,) = (await store.claim("q", lambda: 1, worker=dispatcher, lease=LEASE)).claims
+    clock.advance("80s")
+    told = await why(store, job)
+    assert told.reasons == [Reason.PUBLISHED]
+    assert "is at the broker since 80 s, published by dispatcher dispatcher:1" in told.holds[0].words
+    await store.adopt(held.id, held.lease, uuid4(), tasks=[held.task], worker=WORKER, lease_for=LEASE)
+    assert (await why(store, job)).reasons == [Reason.RUNNING]
+
+
+async def test_a_dispatcher_whose_broker_refuses_serves_the_queue_and_says_so(store: Store, clock: ManualClock) -> None:
+    policy = Policy("q")
+    await store.declare(policy)
+    (job,) = await given_jobs(store, policy)
+    dispatcher = WorkerIdentity.of_dispatcher("dispatcher:1")
+    await store.report(dispatcher, said_by("dispatcher:1", clock, troubles={PUBLISHING: "OSError: nobody there"}))
+    told = await why(store, job)
+    assert told.reasons[0] is Reason.BROKER
+    assert "OSError: nobody there (dispatcher dispatcher:1)" in told.holds[0].words
+    # Another one that gets through is enough.
+    await store.report(WORKER, said_by("other", clock))
+    assert not {Reason.BROKER, Reason.NO_WORKER} & set((await why(store, job)).reasons)
+    # Once all are silent, it is known what is to be started again.
+    clock.advance("1m")
+    told = await why(store, job)
+    assert told.reasons[0] is Reason.NO_WORKER
+    assert "fairlane forward module:forwarder --queues q" in told.holds[0].words
+
+
+def said_by(name: str, clock: ManualClock, **said: Any) -> WorkerReport:
+    return WorkerReport(
+        name=name,
+        host="vm",
+        pid=1,
+        version="1",
+        queues={"q": 1.0},
+        concurrency=1,
+        started_at=clock.now(),
+        every=5 * SECOND,
+        **said,
+    )
 
 
 async def test_a_queue_without_a_worker_and_a_task_that_nobody_knows_are_named(

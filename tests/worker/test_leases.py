@@ -277,11 +277,11 @@ async def test_a_worker_that_stood_still_does_not_reap_its_own_jobs(
 async def test_nothing_begins_under_a_lease_that_ended_while_its_worker_stood_still(
     app: App, store: WatchedStore, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    begun: list[tuple[int, int]] = []
+    begun: list[int] = []
 
     @app.task
     async def work() -> None:
-        begun.append((store.calls["claim"], context().attempt))
+        begun.append(store.calls["claim"])
 
     async def stand_still() -> None:
         store.after.clear()
@@ -294,7 +294,7 @@ async def test_nothing_begins_under_a_lease_that_ended_while_its_worker_stood_st
         before = store.calls["claim"]
         job = await work.enqueue()
         await job.result()
-    # The first claim was given back: another worker could have had it meanwhile.
-    ((claims, attempt),) = begun
-    assert (claims >= before + 2, attempt) == (True, 1)
-    assert "was given back unstarted: its worker stood still for longer than its lease" in caplog.text
+    # The first claim was given back, or was reaped before that: another worker could have had it meanwhile.
+    (claims,) = begun
+    assert claims >= before + 2
+    assert "released: its worker stood still for longer than its lease" in caplog.text

@@ -52,6 +52,7 @@ class Looking:
     def __init__(self, app: App, store: Store) -> None:
         self._app = app
         self._store = store
+        self.forwarded = app.forwarded
 
     async def opened(self) -> Store:
         return self._store

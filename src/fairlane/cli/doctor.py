@@ -63,6 +63,6 @@ async def _look(app: str | None, url: str | None) -> list[Finding]:
     loaded = app_of(app, url)
     try:
         async with existing_store(loaded) as store:
-            return await diagnose(store, loaded.declared_policies, loaded.known_tasks() or None)
+            return await diagnose(store, loaded.declared_policies, loaded.known_tasks() or None, loaded.forwarded)
     except (SchemaError, StoreUnavailable) as error:
         return [about_no_database(error)]

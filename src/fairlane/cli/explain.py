@@ -64,15 +64,17 @@ async def _ask(
         if job is not None:
             if job in await store.queues():
                 raise ConfigurationError(f"{job!r} is a queue, not the id of a job; write --queue {job}")
-            return await explain_job(store, job_ids((job,))[0], named.known_tasks() if app else None), False
+            tasks = named.known_tasks() if app else None
+            return await explain_job(store, job_ids((job,))[0], tasks, named.forwarded), False
         assert queue is not None
         wanted = keys_given(keys)
-        told = await explain_queue(store, queue, wanted)
+        told = await explain_queue(store, queue, wanted, named.forwarded)
         return told, bool(wanted) and await has_jobs(store, queue, wanted) is False
 
 
 def _tell(told: Explanation, is_empty: bool) -> None:
     from fairlane.cli.telling import ago
+    from fairlane.job import State
 
     subject = told.subject
     keys = " ".join(f"{name}={value}" for name, value in subject.keys.items() if name != "task")
@@ -92,7 +94,7 @@ def _tell(told: Explanation, is_empty: bool) -> None:
             )
         if len(hold.holders) > HOLDERS:
             click.echo(f"    … and {len(hold.holders) - HOLDERS} more")
-    if subject.job is not None and not (subject.state and subject.state.is_final):
+    if subject.state in (State.SCHEDULED, State.READY):
         _tell_times(told)
     if subject.job is None and told.next_up:
         click.echo("  next to start: " + ", ".join(str(job) for job in told.next_up))

@@ -32,15 +32,17 @@ def queues(queue: str | None, app: str | None, url: str | None, as_json: bool) -
       fairlane queues webhooks
       fairlane queues webhooks --json | jq .limits
     """
+    from fairlane.cli.database import app_of
     from fairlane.cli.showing import look, tell
     from fairlane.operations import list_queues, show_queue
 
+    forwarded = app_of(app, url).forwarded
     if queue is None:
-        tell(look(list_queues, app, url), _draw_list, as_json)
+        tell(look(lambda store: list_queues(store, forwarded), app, url), _draw_list, as_json)
         return
 
     async def ask(store: Store) -> OneQueue:
-        return await show_queue(store, queue)
+        return await show_queue(store, queue, forwarded)
 
     tell(look(ask, app, url), draw_queue, as_json)
 

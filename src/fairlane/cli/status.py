@@ -10,9 +10,12 @@ from fairlane.cli.choosing import app_or_url_options
 from fairlane.cli.watching import watch_option
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from rich.text import Text
 
     from fairlane.operations.views import HeldView, Overview, QueueView, Totals
+    from fairlane.store.protocol import Store
 
 __all__ = ["draw_queues", "status"]
 
@@ -28,8 +31,8 @@ def status(watch: float | None, app: str | None, url: str | None, as_json: bool)
     """Say whether work flows, who waits and why, and which knob to turn. Looking changes nothing.
 
     A queue is idle, flowing, limited (its limits hold back all that wait, as the policy wants it), lagging (jobs could
-    start and have no slot), paused, or stopped (no worker serves it). HELD are those of the READY ones that limits hold
-    back; /MIN and FAIL are starts and failures a minute, of the last five.
+    start and have no slot), paused, or stopped (no worker serves it, or the broker of its engine refuses). HELD are
+    those of the READY ones that limits hold back; /MIN and FAIL are starts and failures a minute, of the last five.
 
     \b
     Example:
@@ -37,13 +40,19 @@ def status(watch: float | None, app: str | None, url: str | None, as_json: bool)
       fairlane status --watch 5
       fairlane status --json | jq .totals
     """
+    from fairlane.cli.database import app_of
     from fairlane.cli.showing import look, look_again, tell
     from fairlane.operations import overview
 
+    forwarded = app_of(app, url).forwarded
+
+    def ask(store: Store) -> Awaitable[Overview]:
+        return overview(store, forwarded)
+
     if watch is None:
-        tell(look(overview, app, url), draw_status, as_json)
+        tell(look(ask, app, url), draw_status, as_json)
     else:
-        look_again(overview, draw_status, watch, app=app, url=url, as_json=as_json)
+        look_again(ask, draw_status, watch, app=app, url=url, as_json=as_json)
 
 
 def draw_status(view: Overview, width: int) -> list[Text]:

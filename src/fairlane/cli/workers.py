@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["workers"]
 
 HEADINGS = ("WORKER", "STATE", "SLOTS", "WAIT", "UP", "SEEN", "CLOCK", "QUEUES")
-STYLES = {"well": "green", "stopping": "magenta", "unwell": "bold red", "late": "bold red"}
+STYLES = {"well": "green", "stopping": "magenta", "troubled": "yellow", "unwell": "bold red", "late": "bold red"}
 
 
 @click.command()
@@ -29,9 +29,10 @@ STYLES = {"well": "green", "stopping": "magenta", "unwell": "bold red", "late": 
 def workers(check: bool, app: str | None, url: str | None, as_json: bool) -> None:
     """List the workers: slots in use, what they serve, when each was last heard of. Looking changes nothing.
 
-    A worker is well, stopping, unwell (a loop of it died), or late: it has missed several reports in a row, so it died
-    or stands still. One that stops as it should is listed no more; one that died is listed for a day. WAIT are jobs
-    that are claimed and have not started; CLOCK is how far the database's clock is ahead of the worker's.
+    A worker is well, stopping, troubled (something fails around it: a dispatcher's broker refuses), unwell (a loop of
+    it died), or late: it has missed several reports in a row, so it died or stands still. One that stops as it should
+    is listed no more; one that died is listed for a day. WAIT are jobs that are claimed and have not started; CLOCK is
+    how far the database's clock is ahead of the worker's.
 
     \b
     Example:
@@ -63,6 +64,8 @@ def draw_workers(found: WorkerList, width: int) -> list[Text]:
         lines.append(line)
         for loop, cause in each.dead_loops.items():
             lines += wrapped(f"its loop {loop} died: {cause}", width, "  ", "    ")
+        for name, words in each.troubles.items():
+            lines += wrapped(f"{name}: {words}", width, "  ", "    ")
     late = f"; {found.late:,} gone silent" if found.late else ""
     lines.append(Text(f"{found.alive:,} alive, {found.running:,} of {found.slots:,} slots in use{late}"))
     return lines

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fairlane.clock import as_datetime
 from fairlane.errors import Cancel, ConfigurationError, Dead, InvalidJob, Retry, Signal
 from fairlane.forward.delivering import Delivery
-from fairlane.forward.forwarder import Forwarded, Forwarder
+from fairlane.forward.forwarder import Forwarded, Forwarder, not_a_task
 from fairlane.forward.messages import Message, Unpublishable
 from fairlane.forward.tokens import HEADER
 from fairlane.task import Task
@@ -23,7 +23,7 @@ from fairlane.worker.context import current_run
 
 try:
     import celery.exceptions
-    from celery import bootsteps, signals
+    from celery import Celery, bootsteps, signals
     from celery.app.task import Task as CeleryTask
     from kombu.exceptions import EncodeError
 except ImportError:
@@ -57,6 +57,8 @@ class CeleryForwarder(Forwarder):
 
     def __init__(self, app: App, celery: celery.Celery, **options: Any) -> None:
         super().__init__(app, **options)
+        if not isinstance(celery, Celery):
+            raise ConfigurationError(f"CeleryForwarder is given {celery!r} where a Celery app belongs")
         self.celery = celery
         self._functions: dict[str, Callable[..., Any]] = {}
         """As their authors wrote them, by the name of Celery's task."""
@@ -64,6 +66,10 @@ class CeleryForwarder(Forwarder):
         signals.task_revoked.connect(self._revoked)
 
     # What Celery says.
+
+    def check(self, target: Any) -> None:
+        if not isinstance(target, CeleryTask):
+            raise not_a_task("Celery", target, "declare it with @celery.task, below @forwarder.route(…) if it has that")
 
     def name_of(self, target: Any) -> str:
         name: str = target.name
@@ -240,6 +246,7 @@ class CeleryForwarder(Forwarder):
                 return apply_async(args, kwargs, task_id=task_id, **options)  # a retry of Celery's own
             if task_id is not None:
                 options["task_id"] = task_id
+            self.refuse_inside_a_loop(task, "apply_async")
             bound = task.using(**self._mapped(task.name, options))
             job = bound.enqueue_sync(*(args or ()), **(kwargs or {}))
             return target.AsyncResult(str(job.id))

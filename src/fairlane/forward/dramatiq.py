@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fairlane.errors import ConfigurationError, Dead, Retry, Signal
 from fairlane.forward.delivering import Delivery
-from fairlane.forward.forwarder import Forwarded, Forwarder
+from fairlane.forward.forwarder import Forwarded, Forwarder, not_a_task
 from fairlane.forward.messages import Message
 from fairlane.forward.tokens import HEADER
 
@@ -47,6 +47,8 @@ class DramatiqForwarder(Forwarder):
 
     def __init__(self, app: App, broker: dramatiq.Broker, **options: Any) -> None:
         super().__init__(app, **options)
+        if not isinstance(broker, dramatiq.Broker):
+            raise ConfigurationError(f"DramatiqForwarder is given {broker!r} where a broker of Dramatiq belongs")
         self.broker = broker
         self._watch = _Watch(self)
         # First in the list is last to hear of an end: by then Dramatiq has decided whether it retries.
@@ -54,6 +56,12 @@ class DramatiqForwarder(Forwarder):
         self._has_warned = False
 
     # What Dramatiq says.
+
+    def check(self, target: Any) -> None:
+        if not isinstance(target, dramatiq.Actor):
+            raise not_a_task(
+                "Dramatiq", target, "declare it with @dramatiq.actor, below @forwarder.route(…) if it has that"
+            )
 
     def name_of(self, target: Any) -> str:
         name: str = target.actor_name
@@ -194,6 +202,7 @@ class DramatiqForwarder(Forwarder):
             ) -> dramatiq.Message[Any]:
                 if HEADER in given:
                     return as_before(args=args, kwargs=kwargs, delay=delay, **given)
+                self.refuse_inside_a_loop(task, "send")
                 using = self._using(task.name, delay, given)
                 job = task.using(**using).enqueue_sync(*args, **(kwargs or {}))
                 message = actor.message_with_options(args=args, kwargs=kwargs)

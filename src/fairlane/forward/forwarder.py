@@ -14,8 +14,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from fairlane.app import App
 from fairlane.clock import microseconds
 from fairlane.declaring import is_async, key_source
 from fairlane.errors import ConfigurationError, InvalidJob, UndecodablePayload
@@ -36,10 +37,7 @@ from fairlane.task import (
     as_unique,
 )
 
-if TYPE_CHECKING:
-    from fairlane.app import App
-
-__all__ = ["Forwarded", "Forwarder", "Retries", "answering"]
+__all__ = ["Forwarded", "Forwarder", "Retries", "answering", "not_a_task"]
 
 Retries = Literal["policy", "engine"]
 
@@ -86,6 +84,11 @@ class Forwarder(ABC):
         unbounded: bool = False,
         show_arguments: bool | None = None,
     ) -> None:
+        if not isinstance(app, App):
+            raise ConfigurationError(
+                f"{type(self).__name__} is given {app!r} where a Fairlane App belongs; the App comes first: "
+                f"{type(self).__name__}(app, …)"
+            )
         self.app = app
         self.retries = _checked_retries(retries)
         self.lease = _checked_time("lease", lease)
@@ -110,6 +113,9 @@ class Forwarder(ABC):
         return f"<{type(self).__name__} of {self.app!r}>"
 
     # What an engine says.
+
+    def check(self, target: Any) -> None:  # noqa: B027  # an engine of one's own need not
+        """Raise `ConfigurationError` if this is no task of the engine."""
 
     @abstractmethod
     def name_of(self, target: Any) -> str:
@@ -165,6 +171,7 @@ class Forwarder(ABC):
 
         There is no `timeout=`: the engine's own time limits hold.
         """
+        self.check(target)
         task_name = name or self.name_of(target)
         function = self.function_of(target)
         options = TaskOptions(
@@ -185,6 +192,30 @@ class Forwarder(ABC):
         self.names.setdefault(self.name_of(target), []).append(task_name)
         self.install(forwarded)
         return task
+
+    def task_of(self, target: Any) -> Task[..., Any]:
+        """The Fairlane task of a task of the engine: what `route` leaves unsaid, as in
+        `await forwarder.task_of(send_invoice).enqueue(…)`."""
+        self.check(target)
+        name = self.name_of(target)
+        if name not in self.names:
+            raise ConfigurationError(
+                f"{name!r} is not forwarded; declare it with forwarder.task(…) or forwarder.route(…)"
+            )
+        first, *_ = self.names[name]
+        return self.forwarded[first].task
+
+    def refuse_inside_a_loop(self, task: Task[..., Any], call: str) -> None:
+        """The engine's own calls block, and its tasks have no async form to point to."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        name = task.name
+        raise ConfigurationError(
+            f"{call} of {name!r} is routed through Fairlane and blocks, which would stop this event loop; await "
+            f"forwarder.task_of(…).enqueue(…) instead"
+        )
 
     def engine_queue(self, queue: str) -> str:
         """The engine's queue for a queue of Fairlane's."""
@@ -236,6 +267,12 @@ async def answering() -> AsyncIterator[None]:
         if not limit.expired():
             raise
         raise TimeoutError(f"the broker has not answered for {ANSWER_WITHIN:g} s") from error
+
+
+def not_a_task(engine: str, given: Any, remedy: str) -> ConfigurationError:
+    """What was given is no task of the engine."""
+    what = f"{type(given).__name__} {getattr(given, '__name__', None) or repr(given)}"
+    return ConfigurationError(f"{what} is no task of {engine}; {remedy}")
 
 
 def _checked_retries(retries: Retries) -> Retries:

@@ -21,11 +21,13 @@ from uuid import UUID
 
 import msgspec
 
-from fairlane.clock import SECOND, microseconds
+from fairlane.clock import SECOND, lasting, microseconds
 from fairlane.errors import StoreUnavailable
 from fairlane.forward.messages import Engine, Unpublishable, headers_of
 from fairlane.job import Claim
+from fairlane.policy.partitions import whole_of
 from fairlane.scheduler.settlement import Cancelled, Died, Outcome, Released, settle
+from fairlane.store.figures import PUBLISHING, unbegun_in
 from fairlane.worker.execution import Execution, Run
 from fairlane.worker.outcomes import Stop, summary
 from fairlane.worker.slots import QueueSlots
@@ -41,8 +43,10 @@ FIRST_PAUSE, LONGEST_PAUSE = SECOND // 10, 30 * SECOND
 FIRST_DELAY, LONGEST_DELAY = SECOND, 60 * SECOND
 """How long a job waits that was refused again by a broker that could be reached: it may be the message."""
 REFUSALS_REMEMBERED = 10_000
-BROKER = "publishing"
-"""What this trouble is called where a worker tells of its troubles."""
+QUIET = LONGEST_PAUSE
+"""After which a broker that can be reached is taken to be well, although nothing was there to publish."""
+UNBEGUN = 60 * SECOND
+"""How long nothing of a queue may have begun, while messages for it lie at the broker, before that is told."""
 ASKED_AT_ONCE = 1_000
 
 
@@ -53,6 +57,7 @@ class _Published(msgspec.Struct):
     times: int
     at: int
     """When it was published last, by the monotonic clock."""
+    first_at: int
     again_at: int
     """When to publish it again."""
 
@@ -71,6 +76,9 @@ class Publishing(Execution):
         self._contexts: dict[UUID, asyncio.Future[dict[UUID, str]]] = {}
         """What a batch of claims has to tell the engine, by job, from claim to publication."""
         self._refusals: OrderedDict[UUID, int] = OrderedDict()
+        self._begun_at: dict[str, int] = {}
+        """When something of a queue was last seen to have begun."""
+        self._refused_at = 0
         self._pause = 0
         self._is_pausing: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[None]] = set()
@@ -150,7 +158,8 @@ class Publishing(Execution):
         if run.stop is Stop.CANCELLED:
             self._cancel(run)
         elif run.stop is None:
-            self._published[run.claim.id] = _Published(run, 1, self._now(), self._now() + self._patience(1))
+            now = self._now()
+            self._published[run.claim.id] = _Published(run, 1, now, now, now + self._patience(1))
         if self.waiting and not self.is_filling:
             self._fill_slots()
         self.on_slot_freed()
@@ -161,7 +170,7 @@ class Publishing(Execution):
     # A broker that refuses.
 
     def _refused(self, error: Exception) -> None:
-        self.troubles.note(BROKER, error)
+        self._note_refusal(error)
         if self._is_pausing is None:
             self._pause = min(max(FIRST_PAUSE, self._pause * 2), LONGEST_PAUSE)
             self._slots.is_paused = True
@@ -182,7 +191,7 @@ class Publishing(Execution):
             try:
                 await self.engine.reach()
             except Exception as error:
-                self.troubles.note(BROKER, error)
+                self._note_refusal(error)
                 self._refusals.clear()  # it was not the messages
                 self._pause = min(self._pause * 2, LONGEST_PAUSE)
             else:
@@ -192,10 +201,14 @@ class Publishing(Execution):
         self.publish_again_soon()
         self.on_slot_freed()
 
+    def _note_refusal(self, error: Exception) -> None:
+        self.troubles.note(PUBLISHING, error)
+        self._refused_at = self._now()
+
     def _accepted(self) -> None:
         if self._is_pausing is None and self._pause:
             self._pause = 0
-            self.troubles.clear(BROKER)
+            self.troubles.clear(PUBLISHING)
 
     def publish_again_soon(self) -> None:
         """The broker was away, and may have lost what it had: whatever is not adopted is published again. At once the
@@ -220,9 +233,36 @@ class Publishing(Execution):
             held = set(await outage.ride_out(lambda pairs=pairs: self.store.held(pairs), "following messages"))  # type: ignore[misc]
             for each in some:
                 if each.run.claim.id not in held:
-                    self._published.pop(each.run.claim.id, None)
+                    self._forget(each)
                 elif each.again_at <= self._now() and not self._slots.is_paused and not self._slots.is_closed:
                     await self._publish_again(each)
+        self._tell_of_unbegun()
+        if self._now() - self._refused_at > QUIET:
+            self._accepted()
+
+    def _forget(self, published: _Published) -> None:
+        """Somebody has begun it."""
+        self._published.pop(published.run.claim.id, None)
+        self._begun_at[whole_of(published.run.claim.queue)] = self._now()
+
+    def _tell_of_unbegun(self) -> None:
+        """Where messages lie at the broker and nothing of their queue begins: nobody consumes it, or all are busy."""
+        waiting: dict[str, list[int]] = {}
+        for each in self._published.values():
+            waiting.setdefault(whole_of(each.run.claim.queue), []).append(each.first_at)
+        now = self._now()
+        for queue in {whole_of(name) for name in self._slots.queues}:
+            since = max(min(waiting[queue]), self._begun_at.get(queue, 0)) if queue in waiting else now
+            if now - since < UNBEGUN:
+                self.troubles.clear(unbegun_in(queue), "no more")
+                continue
+            many = "1 job is" if len(waiting[queue]) == 1 else f"{len(waiting[queue]):,} jobs are"
+            oldest = lasting((now - min(waiting[queue])) / SECOND)
+            self.troubles.tell(
+                unbegun_in(queue),
+                f"{many} at the broker, the oldest for {oldest}, and no worker of the engine has begun one for "
+                f"{lasting((now - since) / SECOND)}: none consumes the queue, or all are busy",
+            )
 
     async def _publish_again(self, published: _Published) -> None:
         claim = published.run.claim
@@ -262,10 +302,12 @@ class Publishing(Execution):
             return
         if reason is Stop.SHUTDOWN:
             return
-        # A claim that is gone was adopted, as it should be.
-        del self._published[run.claim.id]
         if reason is Stop.CANCELLED:
+            del self._published[run.claim.id]
             self._cancel(run)
+        else:
+            # A claim that is gone was adopted, as it should be.
+            self._forget(published)
 
     def _cancel(self, run: Run) -> None:
         """End it here, if no worker of the engine has begun it. If one has, it hears of the cancellation itself."""

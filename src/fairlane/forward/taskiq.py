@@ -18,7 +18,7 @@ from uuid import UUID
 from fairlane.declaring import is_async
 from fairlane.errors import ConfigurationError, InvalidJob, Signal
 from fairlane.forward.delivering import Delivery
-from fairlane.forward.forwarder import Forwarded, Forwarder, answering
+from fairlane.forward.forwarder import Forwarded, Forwarder, answering, not_a_task
 from fairlane.forward.messages import Message
 from fairlane.forward.tokens import HEADER
 from fairlane.worker.outcomes import Stop
@@ -55,6 +55,8 @@ class TaskiqForwarder(Forwarder):
 
     def __init__(self, app: App, broker: AsyncBroker, **options: Any) -> None:
         super().__init__(app, **options)
+        if not isinstance(broker, AsyncBroker):
+            raise ConfigurationError(f"TaskiqForwarder is given {broker!r} where a broker of Taskiq belongs")
         self.broker = broker
         self._watch = _Watch(self)
         self._watch.set_broker(broker)
@@ -64,6 +66,10 @@ class TaskiqForwarder(Forwarder):
         self._has_started = False
 
     # What Taskiq says.
+
+    def check(self, target: Any) -> None:
+        if not isinstance(target, AsyncTaskiqDecoratedTask):
+            raise not_a_task("Taskiq", target, "declare it with @broker.task, below @forwarder.route(…) if it has that")
 
     def name_of(self, target: Any) -> str:
         name: str = target.task_name

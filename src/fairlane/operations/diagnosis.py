@@ -36,24 +36,29 @@ MOST_STANDSTILLS = 5
 
 
 async def diagnose(
-    store: Store, declared: Declarations | None = None, tasks: Collection[str] | None = None
+    store: Store,
+    declared: Declarations | None = None,
+    tasks: Collection[str] | None = None,
+    forwarded: Collection[str] = (),
 ) -> list[Finding]:
     """Look at a database and at every queue in it, at its workers, and at what the code declares; the worst first.
-    `tasks` are those that the program at hand knows, if it is one that runs them."""
+    `tasks` are those that the program at hand knows, if it is one that runs them; `forwarded`, the queues that it
+    leaves to an engine."""
     shown = await show_policies(store, declared, with_partitions=True)
     policies = {each.queue: each.policy for each in shown if each.policy is not None}
     workers = (await list_workers(store)).workers
     alive = [each for each in workers if not each.is_late]
+    known = {*forwarded, *(queue for each in workers if each.is_dispatcher for queue in each.queues)}
     findings = [*about_database(await store.health()), *about_workers(workers), *about_policies(shown)]
     for policy in policies.values():
-        findings += await _about_one(store, policy, alive)
+        findings += await _about_one(store, policy, alive, is_forwarded=whole_of(policy.queue) in known)
     findings += await _about_tasks(store, policies, alive, tasks)
     findings += await _about_all(store, policies)
     findings += about_schedules(await store.schedules(), await store.now(), has_worker=bool(alive))
     return by_level(findings)
 
 
-async def _about_one(store: Store, policy: Policy, alive: list[WorkerView]) -> list[Finding]:
+async def _about_one(store: Store, policy: Policy, alive: list[WorkerView], *, is_forwarded: bool) -> list[Finding]:
     """What jobs and workers have left behind in a queue, or have not."""
     queue, named = policy.queue, list(named_keys(policy))
     flows = [flow for each in named for flow in each.flows]
@@ -63,7 +68,7 @@ async def _about_one(store: Store, policy: Policy, alive: list[WorkerView]) -> l
     return [
         *await about_named_keys(store, named, traces.found),
         *about_bells(queue, counts),
-        *await about_service(store, policy, counts, is_served=is_served),
+        *await about_service(store, policy, counts, is_served=is_served, is_forwarded=is_forwarded),
     ]
 
 

@@ -11,6 +11,7 @@ from fairlane.operations.charting import MINUTE
 from fairlane.operations.findings import Finding, Level
 from fairlane.policy.keys import key_words
 from fairlane.policy.policy import Policy
+from fairlane.scheduler.explain import start_command
 from fairlane.scheduler.figures import Minute
 from fairlane.store.figures import QueueFigures
 from fairlane.store.finding import find_jobs
@@ -28,7 +29,9 @@ LONG_OVERDUE = 10 * MINUTE
 """After which a gate that has not woken its lanes is told."""
 
 
-async def about_service(store: Store, policy: Policy, counts: QueueCounts, *, is_served: bool) -> list[Finding]:
+async def about_service(
+    store: Store, policy: Policy, counts: QueueCounts, *, is_served: bool, is_forwarded: bool = False
+) -> list[Finding]:
     """Jobs wait, and nobody is there to run them."""
     queue = policy.queue
     # A worker whose slots are all in use does not listen; what runs shows that there is one.
@@ -36,10 +39,10 @@ async def about_service(store: Store, policy: Policy, counts: QueueCounts, *, is
         return []
     return [
         Finding(
-            check="no worker",
+            check="no dispatcher" if is_forwarded else "no worker",
             queue=queue,
-            message="jobs wait, none runs, and no worker listens",
-            remedy=f"start one: `fairlane worker module:app --queues {queue}`",
+            message=f"jobs wait, none runs, and no {'dispatcher' if is_forwarded else 'worker'} listens",
+            remedy=f"start one: `{start_command(queue, is_forwarded=is_forwarded)}`",
         )
     ]
 

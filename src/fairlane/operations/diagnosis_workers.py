@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 
 from fairlane.operations.findings import Finding, Level
 from fairlane.operations.views import WorkerView
+from fairlane.store.figures import PUBLISHING, unbegun_in
 
 __all__ = ["about_workers"]
 
 
 def about_workers(workers: Sequence[WorkerView]) -> Iterator[Finding]:
-    """Workers that have gone silent, loops that died, clocks that differ."""
+    """Workers that have gone silent, loops that died, what fails around them, clocks that differ."""
     served = {queue for each in workers if not each.is_late for queue in each.queues}
     for each in workers:
         if each.is_late:
@@ -32,6 +33,8 @@ def about_workers(workers: Sequence[WorkerView]) -> Iterator[Finding]:
                 message=f"worker {each.name} says that it is not well",
                 remedy="look at its log, and restart it",
             )
+        for name, words in each.troubles.items():
+            yield _trouble(each, name, words)
         if each.has_uneven_clock:
             yield Finding(
                 check="clock skew",
@@ -39,6 +42,32 @@ def about_workers(workers: Sequence[WorkerView]) -> Iterator[Finding]:
                 message=f"the clock of worker {each.name} differs from the database's by {each.clock_offset:+.1f} s",
                 remedy="let both machines keep time (NTP)",
             )
+
+
+def _trouble(worker: WorkerView, name: str, words: str) -> Finding:
+    if name == PUBLISHING:
+        return Finding(
+            check="broker refuses",
+            queue=None,
+            message=f"dispatcher {worker.name}: its broker refuses what it publishes ({words}); the jobs of "
+            f"{', '.join(worker.queues)} wait in their place",
+            remedy="look at the broker; it is tried again until it takes messages",
+        )
+    if worker.is_dispatcher and name in map(unbegun_in, worker.queues):
+        return Finding(
+            check="unbegun jobs",
+            level=Level.WARNING,
+            queue=None,
+            message=f"dispatcher {worker.name}: {words}",
+            remedy="start a worker of the engine that consumes the queue, or look at those that do",
+        )
+    return Finding(
+        check="troubled worker",
+        level=Level.WARNING,
+        queue=None,
+        message=f"worker {worker.name}: {name} fails ({words}); its jobs go on",
+        remedy="look at its log; it tries again by itself",
+    )
 
 
 def _late(worker: WorkerView, alone: list[str]) -> Finding:

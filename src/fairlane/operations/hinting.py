@@ -13,6 +13,7 @@ from fairlane.clock import lasting
 from fairlane.operations.views import GaugeView, Hint, HintKind, KeyView, QueueStatus, QueueView, WorkerView
 from fairlane.policy.keys import key_words
 from fairlane.policy.partitions import whole_of
+from fairlane.scheduler.explain import start_command
 
 __all__ = ["hints_of", "status_of"]
 
@@ -32,10 +33,13 @@ def status_of(view: QueueView) -> tuple[QueueStatus, str]:
         return QueueStatus.PAUSED, f"paused: {_waiting(ready)}, {running:,} still run"
     if not ready:
         return (QueueStatus.FLOWING, f"{running:,} run, nothing waits") if running else (QueueStatus.IDLE, "idle")
+    if view.refusal is not None:
+        return QueueStatus.STOPPED, f"the broker refuses what is published: {_waiting(ready)}; {view.refusal}"
     if not view.workers:
         # What a worker that died was running counts as running until somebody is there to notice.
         left = f", {running:,} were running" if running else ""
-        return QueueStatus.STOPPED, f"no worker serves it: {_waiting(ready)}{left}"
+        who = "dispatcher" if view.is_forwarded else "worker"
+        return QueueStatus.STOPPED, f"no {who} serves it: {_waiting(ready)}{left}"
     eligible = ready - held
     if eligible <= 0:
         if view.held and all(each.limit.startswith("pause:") for each in view.held):
@@ -86,7 +90,9 @@ def _about_workers(workers: Sequence[WorkerView]) -> Iterator[Hint]:
 def _about_queues(queues: Sequence[QueueView]) -> Iterator[Hint]:
     for each in queues:
         if each.status is QueueStatus.STOPPED:
-            knob = f"fairlane worker module:app --queues {quote(each.queue)}"
+            knob = "look at the broker; it is tried again until it takes messages"
+            if each.refusal is None:
+                knob = start_command(each.queue, is_forwarded=each.is_forwarded)
             yield Hint(kind=HintKind.FAULT, queue=each.queue, words=f"{each.queue}: {each.words}", knob=knob)
         elif each.status is QueueStatus.LAGGING:
             busy = f"; {each.slots_in_use:,} of {each.slots:,} slots are in use" if each.slots else ""
@@ -97,6 +103,9 @@ def _about_queues(queues: Sequence[QueueView]) -> Iterator[Hint]:
         elif each.status is QueueStatus.PAUSED and each.ready:
             knob = f"fairlane resume {quote(each.queue)}"
             yield Hint(kind=HintKind.PAUSE, queue=each.queue, words=f"{each.queue} is {each.words}", knob=knob)
+        if each.unbegun is not None:
+            knob = "start a worker of the engine that consumes the queue, or look at those that do"
+            yield Hint(kind=HintKind.LAG, queue=each.queue, words=f"{each.queue}: {each.unbegun}", knob=knob)
         yield from _about_failures(each)
 
 

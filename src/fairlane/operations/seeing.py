@@ -5,7 +5,7 @@ Every view is made of a fixed number of questions to the store, however many que
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -15,7 +15,7 @@ from fairlane.operations.charting import MINUTE, SHOWN, chart_of, per_minute
 from fairlane.operations.gauging import gauge_view, gauges_of, limit_words
 from fairlane.operations.hinting import hints_of, status_of
 from fairlane.operations.seeing_keys import held_keys
-from fairlane.operations.seeing_workers import list_workers
+from fairlane.operations.seeing_workers import worker_list
 from fairlane.operations.views import (
     Counted,
     HeldView,
@@ -33,7 +33,7 @@ from fairlane.policy.policy import Policy
 from fairlane.scheduler.figures import Held, Minute
 from fairlane.scheduler.gauge import Gauge
 from fairlane.scheduler.measures import describe
-from fairlane.store.figures import QueueFigures
+from fairlane.store.figures import QueueFigures, WorkerSeen, service_of
 from fairlane.store.protocol import Declared, Store
 
 __all__ = ["list_queues", "overview", "show_queue"]
@@ -49,9 +49,12 @@ class _Look(msgspec.Struct, frozen=True):
     gauges: Mapping[str, list[Gauge]]
     """Of the limits of each whole queue, by partition."""
     workers: WorkerList
+    seen: list[WorkerSeen]
+    forwarded: Collection[str]
+    """The queues that the app at hand leaves to an engine, if there is one."""
 
 
-async def _look(store: Store, only: str | None = None) -> _Look:
+async def _look(store: Store, forwarded: Collection[str], only: str | None = None) -> _Look:
     policies = await store.policies()
     names = [name for name in policies if only is None or whole_of(name) == only]
     now = await store.now()
@@ -59,12 +62,13 @@ async def _look(store: Store, only: str | None = None) -> _Look:
     minutes = await store.minutes(names, now - SHOWN * MINUTE)
     wanted = {name: [(bound, ()) for _, bound in policies[name].policy.queue_gates] for name in names}
     gauges = await gauges_of(store, {name: policies[name].policy for name in names}, wanted, now)
-    return _Look(now, policies, figures, minutes, gauges, await list_workers(store))
+    seen = await store.workers()
+    return _Look(now, policies, figures, minutes, gauges, worker_list(seen, now), seen, forwarded)
 
 
-async def overview(store: Store) -> Overview:
-    """All queues, and what to do about them."""
-    look = await _look(store)
+async def overview(store: Store, forwarded: Collection[str] = ()) -> Overview:
+    """All queues, and what to do about them. `forwarded` are those that the app at hand leaves to an engine."""
+    look = await _look(store, forwarded)
     views = _views(look)
     keys = await held_keys(store, {name: look.policies[name].policy for name in look.figures}, look.now)
     workers = look.workers
@@ -77,16 +81,16 @@ async def overview(store: Store) -> Overview:
     )
 
 
-async def list_queues(store: Store) -> list[QueueView]:
+async def list_queues(store: Store, forwarded: Collection[str] = ()) -> list[QueueView]:
     """All queues, without anything else."""
-    return _views(await _look(store))
+    return _views(await _look(store, forwarded))
 
 
-async def show_queue(store: Store, queue: str) -> OneQueue:
+async def show_queue(store: Store, queue: str, forwarded: Collection[str] = ()) -> OneQueue:
     """One queue with its limits, its partitions and its last hour; or `UnknownQueue`."""
     declared = await in_force(store, whole_of(queue))
     policy = declared.policy
-    look = await _look(store, policy.queue)
+    look = await _look(store, forwarded, policy.queue)
     (view,) = _views(look)
     keys = await held_keys(store, {name: look.policies[name].policy for name in look.figures}, look.now)
     chart = chart_of((each for minutes in look.minutes.values() for each in minutes), look.now)
@@ -122,6 +126,7 @@ def _view(queue: str, names: Sequence[str], look: _Look) -> QueueView:
     serving = [each for each in look.workers.workers if not each.is_late and not each.queues.keys().isdisjoint(names)]
     oldest = min((each.oldest_ready_at for each in figures if each.oldest_ready_at is not None), default=None)
     tallied = [each.tallied_at for each in figures if each.tallied_at is not None]
+    service = service_of(look.seen, names, look.now)
     view = QueueView(
         queue=queue,
         status=QueueStatus.IDLE,
@@ -143,6 +148,9 @@ def _view(queue: str, names: Sequence[str], look: _Look) -> QueueView:
         partitions=len(_in_use(names, policy)),
         unseen=max(0, sum(each.unseen for each in figures)),
         figures_as_of=as_datetime(min(tallied)) if tallied else None,
+        is_forwarded=service.is_forwarded or whole_of(queue) in look.forwarded,
+        refusal=service.refusal,
+        unbegun=service.unbegun,
     )
     status, words = status_of(view)
     return msgspec.structs.replace(view, status=status, words=words)

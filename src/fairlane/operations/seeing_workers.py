@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fairlane.clock import SECOND, Instant, as_datetime
 from fairlane.operations.views import WorkerList, WorkerView
 from fairlane.store.figures import WorkerSeen
 from fairlane.store.protocol import Store
 
-__all__ = ["list_workers"]
+__all__ = ["list_workers", "worker_list"]
 
 GONE_AFTER = 15 * 60 * SECOND
 
 
 async def list_workers(store: Store) -> WorkerList:
     """Every worker that has reported within the last day and has not stopped as it should."""
-    now = await store.now()
-    views = [_view(each, now) for each in await store.workers()]
+    return worker_list(await store.workers(), await store.now())
+
+
+def worker_list(seen: Sequence[WorkerSeen], now: Instant) -> WorkerList:
+    """The same, of those that were seen."""
+    views = [_view(each, now) for each in seen]
     alive = [each for each in views if not each.is_late]
     return WorkerList(
         now=as_datetime(now),
@@ -48,6 +54,8 @@ def _view(seen: WorkerSeen, now: Instant) -> WorkerView:
         seen_at=as_datetime(seen.seen_at),
         clock_offset=report.clock_offset / SECOND,
         loops=report.loops,
+        troubles=report.troubles,
+        is_dispatcher=seen.is_dispatcher,
         tasks=report.tasks,
         figures=report.figures,
     )

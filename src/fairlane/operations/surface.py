@@ -49,6 +49,8 @@ KeyValues = Mapping[str, object]
 class OperationsSource(Protocol):
     """What operations ask of their app."""
 
+    forwarded: set[str]
+
     async def opened(self) -> Store: ...
 
     @property
@@ -81,15 +83,15 @@ class Operations:
 
     async def overview(self) -> Overview:
         """Is work flowing, who waits and why, and what can be done about it."""
-        return await seeing.overview(await self._source.opened())
+        return await seeing.overview(await self._source.opened(), self._source.forwarded)
 
     async def list_queues(self) -> list[QueueView]:
         """Every queue at a glance."""
-        return await seeing.list_queues(await self._source.opened())
+        return await seeing.list_queues(await self._source.opened(), self._source.forwarded)
 
     async def show_queue(self, queue: str) -> OneQueue:
         """One queue: its policy in words, its limits, its partitions, its last hour."""
-        return await seeing.show_queue(await self._source.opened(), queue)
+        return await seeing.show_queue(await self._source.opened(), queue, self._source.forwarded)
 
     async def list_keys(
         self,
@@ -134,7 +136,7 @@ class Operations:
 
     async def explain_queue(self, queue: str, keys: KeyValues | None = None) -> Explanation:
         """Everything that holds a queue, or some keys of it."""
-        return await explain_queue(await self._source.opened(), queue, keys)
+        return await explain_queue(await self._source.opened(), queue, keys, self._source.forwarded)
 
     async def try_policies(
         self,
@@ -354,20 +356,16 @@ class Operations:
 
     async def diagnose(self) -> list[Finding]:
         """What is wrong with this database, its queues and its workers, as far as it can be seen from outside."""
-        tasks = self._source.known_tasks() or None
-        return await diagnose(await self._source.opened(), self._source.declared_policies, tasks)
+        app = self._source
+        return await diagnose(await app.opened(), app.declared_policies, app.known_tasks() or None, app.forwarded)
 
     # Jobs.
 
-    def export_jobs(
+    async def export_jobs(
         self, filter: JobFilter, *, after: str | None = None, limit: int | None = None
     ) -> AsyncIterator[JobPage]:
         """Every job that fits, or the first `limit`, the newest first, page by page."""
-        return self._pages(filter, after, limit)
-
-    async def _pages(self, filter: JobFilter, after: str | None, limit: int | None) -> AsyncIterator[JobPage]:
-        store = await self._source.opened()
-        async for page in exporting.export_jobs(store, filter, after=after, limit=limit):
+        async for page in exporting.export_jobs(await self._source.opened(), filter, after=after, limit=limit):
             yield page
 
     async def list_jobs(
@@ -382,7 +380,7 @@ class Operations:
 
     async def explain_job(self, job: UUID) -> Explanation:
         """Everything that holds a job, or `JobNotFound`."""
-        return await explain_job(await self._source.opened(), job)
+        return await explain_job(await self._source.opened(), job, None, self._source.forwarded)
 
     async def cancel_jobs(
         self,

@@ -147,6 +147,12 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     """Of the ready ones, those that no claim has seen yet."""
     figures_as_of: datetime | None
     """Up to when the figures by key and by minute are complete; `None`: no worker has kept any."""
+    is_forwarded: bool = False
+    """An engine runs its jobs, as far as is known here: the app says so, or a dispatcher was heard of."""
+    refusal: str | None = None
+    """What the engine's broker says, while it refuses all that is published."""
+    unbegun: str | None = None
+    """What a dispatcher says of messages that no worker of the engine begins."""
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
@@ -341,14 +347,20 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     loops: dict[str, str]
     tasks: list[str]
     figures: dict[str, float]
+    troubles: dict[str, str] = {}
+    """What fails now without harm to any job, by name; of a dispatcher, that its broker refuses."""
+    is_dispatcher: bool = False
+    """It publishes what it claims, for an engine to run."""
 
     @property
-    def state(self) -> Literal["late", "unwell", "stopping", "well"]:
+    def state(self) -> Literal["late", "unwell", "troubled", "stopping", "well"]:
         """The worst that is known of it."""
         if self.is_late:
             return "late"
         if not self.is_well:
             return "unwell"
+        if self.troubles:
+            return "troubled"
         return "stopping" if self.is_stopping else "well"
 
     @property

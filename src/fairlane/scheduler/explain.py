@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Generator, Mapping, Sequence
 from itertools import zip_longest
+from shlex import quote
 from typing import Any
 from uuid import UUID
 
@@ -23,6 +24,7 @@ from fairlane.policy.policy import Policy
 from fairlane.policy.reasons import Reason, Why
 from fairlane.scheduler.board import FIRST_GUESS, Gate
 from fairlane.scheduler.plan import Working
+from fairlane.scheduler.settlement import DISPATCHER
 from fairlane.scheduler.shared import ask_for_shared
 from fairlane.scheduler.snapshot import FlowRow, LaneRow, Need, QueueRow, Snapshot, Supply
 
@@ -32,10 +34,12 @@ __all__ = [
     "Facts",
     "Holder",
     "Kept",
+    "Service",
     "Subject",
     "examine",
     "explain",
     "sequence_lane",
+    "start_command",
     "together",
 ]
 
@@ -65,6 +69,24 @@ class Subject(msgspec.Struct, frozen=True):
     outcome: str | None = None
     """How its last claim ended, and why."""
     error: str | None = None
+    worker_id: UUID | None = None
+
+    @property
+    def is_published(self) -> bool:
+        """Whether a dispatcher holds it: no worker of its engine has begun it."""
+        return self.state is State.RUNNING and self.worker_id is not None and self.worker_id.version == DISPATCHER
+
+
+class Service(msgspec.Struct, frozen=True):
+    """Who serves a queue, by what workers and dispatchers say of themselves."""
+
+    is_served: bool = False
+    is_forwarded: bool = False
+    """A dispatcher served it within the last day: an engine runs its jobs, and no worker should."""
+    refusal: str | None = None
+    """What a broker says, where nobody serves the queue but dispatchers whose broker refuses their messages."""
+    unbegun: str | None = None
+    """What a dispatcher says of messages that nobody begins."""
 
 
 class Running(msgspec.Struct, frozen=True):
@@ -122,6 +144,11 @@ class Facts(msgspec.Struct, frozen=True):
     """Jobs of the subject's sequence that keep their place, up to a bound."""
     is_forced: bool = False
     """An operator wants the job to start next."""
+    service: Service = Service()
+
+    @property
+    def is_served(self) -> bool:
+        return self.has_worker or self.service.is_served
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -219,9 +246,12 @@ def sequence_lane(policy: Policy, subject: Subject) -> bytes | None:
     return lane_id(policy.queue, 0, keys) if len(keys) == len(policy.lane_keys) else None
 
 
-def explain(facts: Facts, tasks: Collection[str] | None = None) -> Explanation:
-    """Every reason that holds the subject, those that take longest first. `tasks` are those that the app knows."""
+def explain(facts: Facts, tasks: Collection[str] | None = None, forwarded: Collection[str] = ()) -> Explanation:
+    """Every reason that holds the subject, those that take longest first. `tasks` are those that the app knows,
+    `forwarded` the queues that it leaves to an engine."""
     subject = facts.subject
+    if subject.is_published:
+        return _told(facts, [_published(facts)], facts.now, None)
     if subject.state is State.RUNNING:
         words = f"runs since {_seconds(facts.now - (subject.claimed_at or 0))} on {subject.worker or 'a worker'}"
         return _told(facts, [Hold(Reason.RUNNING, words)], facts.now, facts.now)
@@ -229,13 +259,13 @@ def explain(facts: Facts, tasks: Collection[str] | None = None) -> Explanation:
         return _told(facts, [Hold(Reason.ENDED, f"is {subject.state}; it waits for nothing")], None, None)
     if facts.is_forced:
         words = "an operator wants it to start next, whatever holds it: it starts with the next free slot"
-        holds = [*_outside(facts, tasks), Hold(Reason.FORCED, words)]
-        earliest = facts.now if facts.has_worker else None
+        holds = [*_outside(facts, tasks, forwarded), Hold(Reason.FORCED, words)]
+        earliest = facts.now if facts.is_served and facts.service.refusal is None else None
         return _told(facts, holds, earliest, earliest)
-    holds = [*_outside(facts, tasks), *_scheduled(facts), *_shut(facts)]
+    holds = [*_outside(facts, tasks, forwarded), *_scheduled(facts), *_shut(facts)]
     stops = [hold for hold in holds if hold.until is None and not _is_released(hold)]
     earliest = None if stops else max([facts.now, *(hold.until for hold in holds if hold.until is not None)])
-    holds += [*_given_back(subject), *_queued(facts)]
+    holds += [*_unbegun(facts), *_given_back(subject), *_queued(facts)]
     if not holds and subject.job is not None:
         holds.append(Hold(Reason.SLOT, "could start now: it waits for a free slot of a worker"))
     return _told(facts, holds, earliest, None if stops else _estimate(facts, holds, earliest))
@@ -259,11 +289,38 @@ def _told(facts: Facts, holds: list[Hold], earliest: Instant | None, estimate: I
     return Explanation(facts.subject, facts.now, holds, earliest, estimate, facts.next_up)
 
 
-def _outside(facts: Facts, tasks: Collection[str] | None) -> list[Hold]:
-    subject, holds = facts.subject, []
-    if not facts.has_worker:
-        words = f"no worker serves the queue; start one: fairlane worker module:app --queues {whole_of(subject.queue)}"
-        holds.append(Hold(Reason.NO_WORKER, words))
+def start_command(queue: str, *, is_forwarded: bool) -> str:
+    """What to type where nobody serves a queue. A worker would run a forwarded task in its own process."""
+    what = "forward module:forwarder" if is_forwarded else "worker module:app"
+    return f"fairlane {what} --queues {quote(whole_of(queue))}"
+
+
+def _published(facts: Facts) -> Hold:
+    subject = facts.subject
+    since = _seconds(facts.now - (subject.claimed_at or 0))
+    words = (
+        f"is at the broker since {since}, published by dispatcher {subject.worker}, and no worker of the engine has "
+        f"begun it; look whether one consumes the engine's queue"
+    )
+    return Hold(Reason.PUBLISHED, words)
+
+
+def _unbegun(facts: Facts) -> list[Hold]:
+    """What is at the broker takes up the queue's limits, and has not begun."""
+    told = facts.service.unbegun
+    return [] if told is None else [Hold(Reason.PUBLISHED, told)]
+
+
+def _outside(facts: Facts, tasks: Collection[str] | None, forwarded: Collection[str]) -> list[Hold]:
+    subject, service, holds = facts.subject, facts.service, []
+    if service.refusal is not None:
+        words = f"the broker refuses what is published: {service.refusal}; it is tried again until it takes messages"
+        holds.append(Hold(Reason.BROKER, words))
+    elif not facts.is_served:
+        is_forwarded = service.is_forwarded or whole_of(subject.queue) in forwarded
+        who = "dispatcher" if is_forwarded else "worker"
+        command = start_command(subject.queue, is_forwarded=is_forwarded)
+        holds.append(Hold(Reason.NO_WORKER, f"no {who} serves the queue; start one: {command}"))
     if tasks is not None and subject.task is not None and subject.task not in tasks:
         words = f"no task of the app is named {subject.task!r}; deploy it, or cancel the job"
         holds.append(Hold(Reason.UNKNOWN_TASK, words))

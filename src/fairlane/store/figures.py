@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from uuid import UUID
 
 import msgspec
 
 from fairlane.clock import Instant
 from fairlane.policy.by import By
+from fairlane.policy.partitions import whole_of
+from fairlane.scheduler.explain import Service
 from fairlane.scheduler.figures import Held, KeyFigures
+from fairlane.scheduler.settlement import DISPATCHER
 from fairlane.scheduler.snapshot import LaneTally
 
 __all__ = [
     "COUNTED_AT_MOST",
     "LANES_AT_MOST",
+    "PUBLISHING",
     "Counted",
     "KeyPage",
     "KeySort",
@@ -25,6 +30,8 @@ __all__ = [
     "WorkerSeen",
     "dead_loops",
     "key_scope",
+    "service_of",
+    "unbegun_in",
 ]
 
 COUNTED_AT_MOST = 10_000
@@ -107,6 +114,15 @@ class LanesCounted(msgspec.Struct, frozen=True):
     is_all: bool
 
 
+PUBLISHING = "publishing"
+"""The trouble of a dispatcher whose broker refuses."""
+
+
+def unbegun_in(queue: str) -> str:
+    """The trouble of a dispatcher whose messages for a queue nobody begins."""
+    return f"unbegun in {whole_of(queue)}"
+
+
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker says of itself, every few seconds."""
 
@@ -154,6 +170,32 @@ class WorkerSeen(msgspec.Struct, frozen=True):
     def is_late(self, now: Instant) -> bool:
         """It has missed several reports in a row: it is gone, or stands still."""
         return now - self.seen_at > 4 * self.report.every
+
+    @property
+    def is_dispatcher(self) -> bool:
+        """It publishes what it claims, and runs nothing."""
+        return UUID(self.id).version == DISPATCHER
+
+
+def service_of(workers: Iterable[WorkerSeen], queues: Iterable[str], now: Instant) -> Service:
+    """Who serves a queue, by its name and those of its partitions."""
+    names = {name for queue in queues for name in (queue, whole_of(queue))}
+    concerned = [each for each in workers if not names.isdisjoint(each.report.queues)]
+    alive = [each for each in concerned if not each.is_late(now)]
+    refusals = [
+        f"{each.report.troubles[PUBLISHING]} (dispatcher {each.report.name})"
+        for each in alive
+        if each.is_dispatcher and PUBLISHING in each.report.troubles
+    ]
+    unbegun = [
+        each.report.troubles[key] for each in alive for key in map(unbegun_in, names) if key in each.report.troubles
+    ]
+    return Service(
+        is_served=bool(alive),
+        is_forwarded=any(each.is_dispatcher for each in concerned),
+        refusal=refusals[0] if refusals and len(refusals) == len(alive) else None,
+        unbegun=unbegun[0] if unbegun else None,
+    )
 
 
 def key_scope(by: By) -> str:

@@ -41,6 +41,7 @@ STARTS_AT_ONCE = 250
 """Jobs that start in one turn of the event loop."""
 HELD_AHEAD_AT_MOST = SECOND
 """A job that was claimed ahead and has not started by then is given back: the slots are busy for longer."""
+STOOD_STILL = "its worker stood still for longer than its lease, and another may run it by now"
 FIRST_START_LAG, LONGEST_START_LAG = SECOND // 20, SECOND // 4
 """What is assumed before any job has started, and what is believed at most: clocks can be wrong."""
 FIRST_UNKNOWN_DELAY, LONGEST_UNKNOWN_DELAY = SECOND, 300 * SECOND
@@ -174,13 +175,9 @@ class Execution:
         waiting, running, most = self.waiting, self.running, self._slots.concurrency
         create_task, around = self.loop.create_task, self._around
         run: Run | None = None
-        now = self._now()
         # A few at a time: what the store answers meanwhile is heard between them, so that it works while they run.
         for _ in range(min(len(waiting), most - len(running), STARTS_AT_ONCE)):
             run = waiting.popleft()
-            if now > run.begin_by:
-                self._give_back_late(run)
-                continue
             running.add(run)
             run.handle = create_task(
                 self._run_async(run) if run.task.is_async else self._run_in_thread(run), context=around.copy()
@@ -194,13 +191,6 @@ class Execution:
             self.is_filling = True
             self.loop.call_soon(self._go_on_filling)
 
-    def _give_back_late(self, run: Run) -> None:
-        """This process stood still for as long as a lease lasts: another worker may run the job by now."""
-        claim, reason = run.claim, "its worker stood still for longer than its lease"
-        log.warning("job %s (%s) was given back unstarted: %s", claim.id, claim.task, reason, extra={"claim": claim})
-        self._refuse(run.queue, claim, Released(reason))
-        self.on_slot_freed()
-
     def _go_on_filling(self) -> None:
         if self.waiting and len(self.running) < self._slots.concurrency:
             self._fill_slots()
@@ -213,6 +203,9 @@ class Execution:
     async def _run_async(self, run: Run) -> None:
         current_run.set(run)
         run.started_at = self._now()
+        if run.started_at > run.begin_by:
+            self._end(run, Released(STOOD_STILL))
+            return
         try:
             if self._middlewares:
                 value = await around_run(self._middlewares, JobContext(run), lambda: _awaited(run))
@@ -236,6 +229,9 @@ class Execution:
 
     async def _run_blocking(self, run: Run) -> None:
         run.started_at = self._now()
+        if run.started_at > run.begin_by:
+            self._end(run, Released(STOOD_STILL))
+            return
         value, error = await (self._called_around(run) if self._middlewares else self._called(run))
         # A thread cannot be stopped. One that overran its timeout kept its slot and its lease until now.
         if error is None and run.stop is Stop.TIMEOUT:

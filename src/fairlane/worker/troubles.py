@@ -42,7 +42,13 @@ class Troubles:
             log.error("%s fails (%s); jobs go on, trying again", name, error, exc_info=error)
         self._now[name] = f"{type(error).__name__}: {error}"
 
-    def clear(self, name: str) -> None:
+    def tell(self, name: str, words: str) -> None:
+        """Something is amiss that no error says."""
+        if name not in self._now:
+            log.warning("%s: %s", name, words)
+        self._now[name] = words
+
+    def clear(self, name: str, now: str = "works again") -> None:
         """It does not, or no more."""
         if self._now.pop(name, None) is not None:
-            log.warning("%s works again", name)
+            log.warning("%s %s", name, now)

@@ -12,7 +12,7 @@ __all__ = ["PAGE"]
 
 ROWS = 200
 """Those that need somebody come first, so what is cut off is well."""
-_ORDER = ("late", "unwell", "stopping", "well")
+_ORDER = ("late", "unwell", "troubled", "stopping", "well")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,7 @@ def _remarks(worker: WorkerView) -> tuple[str, ...]:
         remarks.append("It says of itself that it is not well. Look at its log.")
     elif state == "stopping":
         remarks.append("It finishes what runs and claims nothing more.")
+    remarks += [f"{name}: {words}" for name, words in worker.troubles.items()]
     if worker.has_uneven_clock:
         remarks.append(
             f"Its clock differs from the database’s by {worker.clock_offset:+.1f} s. Let its machine keep time (NTP)."

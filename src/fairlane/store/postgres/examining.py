@@ -11,10 +11,12 @@ from fairlane.job import State
 from fairlane.scheduler.explain import COUNTED, Examined, Facts, Kept, Running, Subject, examine, sequence_lane
 from fairlane.scheduler.plan import plan_claims
 from fairlane.scheduler.snapshot import Arrival, Forced, Head, LaneRow, Need, Plan, QueueRow, Release, Snapshot
+from fairlane.store.figures import service_of
 from fairlane.store.job_rows import no_such_job
 from fairlane.store.postgres import rows
 from fairlane.store.postgres.connections import STATEMENTS
 from fairlane.store.postgres.scheduling import QueueHandle, Scheduling
+from fairlane.store.postgres.seeing import workers
 
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
@@ -47,6 +49,7 @@ async def find_subject(connection: Connection, job: UUID) -> Subject:
         row["attempt"],
         row["outcome"],
         row["error"],
+        row["worker_id"],
     )
 
 
@@ -80,6 +83,7 @@ async def look_at(
             [row["id"] for row in next_up],
             await _kept(connection, handle.id, sequence_lane(snapshot.policy, subject)),
             job is not None and await connection.fetchval(STATEMENTS["is_forced"], job),
+            service_of(await workers(connection, now), [handle.name], snapshot.now),
         )
 
 

@@ -10,9 +10,11 @@ from fairlane.job import State
 from fairlane.scheduler.explain import COUNTED, Examined, Facts, Kept, Running, Subject, examine, sequence_lane
 from fairlane.scheduler.plan import plan_claims
 from fairlane.scheduler.snapshot import Plan, QueueRow
+from fairlane.store.figures import service_of
 from fairlane.store.job_rows import no_such_job
 from fairlane.store.sqlite import claims, rows
 from fairlane.store.sqlite.database import Transaction
+from fairlane.store.sqlite.seeing import workers
 
 __all__ = ["find_subject", "look_at"]
 
@@ -25,7 +27,8 @@ def find_subject(tx: Transaction, job: UUID) -> Subject:
     row = tx.one("select_subject", job.bytes)
     if row is None:
         raise no_such_job(job)
-    queue, task, state, priority, keys, lane, position, *rest = row
+    queue, task, state, priority, keys, lane, position, *rest, holder = row
+    rest.append(None if holder is None else UUID(bytes=holder))
     return Subject(queue, rows.decode_keys(keys), priority, job, task, State(state), lane, position, *rest)
 
 
@@ -57,6 +60,7 @@ def look_at(
         [UUID(bytes=tx.value("select_id", start.head.ref)) for start in plan.starts],
         _kept(tx, queue.id, sequence_lane(snapshot.policy, subject)),
         job is not None and bool(tx.value("is_forced", job.bytes)),
+        service_of(workers(tx, now), [queue.policy.queue], now),
     )
 
 

@@ -1,0 +1,119 @@
+"""What operators are told of a dispatcher: that its broker refuses, that nobody begins what it published."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fairlane import App, Job, Reason, State
+from fairlane.clock import ManualClock
+from fairlane.errors import ConfigurationError
+from fairlane.explaining import explain_queue
+from fairlane.forward.dispatcher import Dispatcher
+from fairlane.forward.publishing import QUIET, UNBEGUN
+from fairlane.operations.findings import Level
+from fairlane.operations.views import QueueStatus
+from fairlane.store.figures import PUBLISHING, unbegun_in
+from fairlane.store.protocol import Store
+from tests.forward.paper import PaperForwarder, dispatching
+from tests.worker.harness import reaches, until
+
+
+def send(number: int) -> str:
+    return f"sent {number}"
+
+
+async def reported(app: App, dispatcher: Dispatcher) -> Store:
+    store = await app.opened()
+    await store.report(dispatcher.identity, dispatcher.report())
+    return store
+
+
+async def refused(app: App, forwarder: PaperForwarder, dispatcher: Dispatcher) -> tuple[Store, Job[Any]]:
+    forwarder.refusal = ConnectionError("nobody is there")
+    job = await forwarder.task_of(send).enqueue(1)
+    await until(lambda: PUBLISHING in dispatcher.troubles.now)
+    return await reported(app, dispatcher), job
+
+
+async def test_a_broker_that_refuses_is_told_by_everybody_who_is_asked(app: App, forwarder: PaperForwarder) -> None:
+    forwarder.task(send, queue="emails")
+    async with dispatching(forwarder) as dispatcher:
+        store, job = await refused(app, forwarder, dispatcher)
+        await reaches(job, State.READY)
+        view = (await app.operations.overview()).queues[0]
+        assert view.status is QueueStatus.STOPPED
+        assert "the broker refuses" in view.words
+        assert "nobody is there" in view.words
+        (hint,) = (await app.operations.overview()).hints
+        assert "look at the broker" in hint.knob
+        (worker,) = (await app.operations.list_workers()).workers
+        assert (worker.is_dispatcher, worker.state) == (True, "troubled")
+        (finding,) = [each for each in await app.operations.diagnose() if each.check == "broker refuses"]
+        assert finding.level is Level.FAULT
+        assert "nobody is there" in finding.message
+        for told in (await job.explain(), await explain_queue(store, "emails")):
+            assert told.reasons[0] is Reason.BROKER
+            assert Reason.NO_WORKER not in told.reasons
+            assert "nobody is there" in told.holds[0].words
+            assert told.earliest is None
+
+
+async def test_a_broker_that_is_back_is_no_trouble_although_there_is_nothing_to_publish(
+    app: App, forwarder: PaperForwarder, clock: ManualClock
+) -> None:
+    forwarder.task(send, queue="emails")
+    async with dispatching(forwarder) as dispatcher:
+        _, job = await refused(app, forwarder, dispatcher)
+        await job.cancel()
+        forwarder.refusal = None
+        clock.advance("1s")
+        await until(lambda: dispatcher.publishing._is_pausing is None)
+        await dispatcher.publishing.look_after(dispatcher._outage)
+        assert PUBLISHING in dispatcher.troubles.now  # it can be reached, and may refuse messages all the same
+        dispatcher.publishing._refused_at -= QUIET
+        await dispatcher.publishing.look_after(dispatcher._outage)
+        assert PUBLISHING not in dispatcher.troubles.now
+
+
+async def test_a_published_job_that_nobody_begins_says_so(app: App, forwarder: PaperForwarder) -> None:
+    task = forwarder.task(send, queue="emails")
+    async with dispatching(forwarder) as dispatcher:
+        job = await task.enqueue(1)
+        await until(lambda: len(forwarder.messages) == 1)
+        told = await job.explain()
+        assert told.reasons == [Reason.PUBLISHED]
+        assert "no worker of the engine has begun it" in told.holds[0].words
+        (published,) = dispatcher.publishing._published.values()
+        await dispatcher.publishing.look_after(dispatcher._outage)
+        assert unbegun_in("emails") not in dispatcher.troubles.now
+        published.first_at -= UNBEGUN
+        await dispatcher.publishing.look_after(dispatcher._outage)
+        assert dispatcher.troubles.now[unbegun_in("emails")].startswith("1 job is at the broker, the oldest for 60")
+        await reported(app, dispatcher)
+        (finding,) = [each for each in await app.operations.diagnose() if each.check == "unbegun jobs"]
+        assert finding.level is Level.WARNING
+        assert any("1 job is at the broker" in hint.words for hint in (await app.operations.overview()).hints)
+        assert await forwarder.deliver(forwarder.messages[0]) == "sent 1"
+        await dispatcher.publishing.look_after(dispatcher._outage)
+        assert unbegun_in("emails") not in dispatcher.troubles.now
+
+
+async def test_where_nobody_serves_a_forwarded_queue_a_dispatcher_is_to_be_started(
+    app: App, forwarder: PaperForwarder
+) -> None:
+    job = await forwarder.task(send, queue="emails").enqueue(1)
+    command = "fairlane forward module:forwarder --queues emails"
+    assert command in (await job.explain()).holds[0].words
+    assert command in (await app.operations.explain_queue("emails")).holds[0].words
+    assert [hint.knob for hint in (await app.operations.overview()).hints] == [command]
+    (finding,) = [each for each in await app.operations.diagnose() if each.check == "no dispatcher"]
+    assert command in finding.remedy
+
+
+async def test_the_task_of_an_engines_task_can_be_asked_for(forwarder: PaperForwarder) -> None:
+    task = forwarder.task(send, queue="emails")
+    assert forwarder.task_of(send) is task
+    with pytest.raises(ConfigurationError, match="'print' is not forwarded"):
+        forwarder.task_of(print)
