@@ -38,16 +38,17 @@ def doctor(app: str | None, url: str | None, strict: bool, as_json: bool) -> Non
       fairlane doctor shop:app --strict
     """
     import asyncio
+    from dataclasses import replace
 
     from fairlane.operations import describe_finding
 
-    findings = asyncio.run(_look(app, url))
+    findings = [replace(each, remedy=with_app(each.remedy)) for each in asyncio.run(_look(app, url))]
     if as_json:
         click.echo(json.dumps([describe_finding(each) for each in findings]))
     for each in () if as_json else findings:
         level = click.style(f"{each.level:<7}", STYLES[each.level])
         where = "" if each.queue is None else f"{each.queue}: "
-        click.echo(f"{level} {where}{each.check}: {each.message}\n        {with_app(each.remedy)}")
+        click.echo(f"{level} {where}{each.check}: {each.message}\n        {each.remedy}")
     if any(each.level == "fault" or (strict and each.level == "warning") for each in findings):
         sys.exit(1)
     if not as_json:
