@@ -35,3 +35,14 @@ def fairlane(tmp_path: Path, scratch: Path) -> Fairlane:
         )
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def no_modules_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What a command imports is a test's own: another has a module of the same name."""
+    own = tmp_path_factory.getbasetemp()
+    known = set(sys.modules)
+    yield
+    for name in set(sys.modules) - known:
+        if Path(getattr(sys.modules[name], "__file__", None) or "/").is_relative_to(own):
+            del sys.modules[name]

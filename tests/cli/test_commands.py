@@ -88,11 +88,9 @@ def test_an_app_is_named_as_an_argument_or_with_an_option(
 ) -> None:
     monkeypatch.chdir(shop)
     monkeypatch.setattr(sys, "path", [str(shop), *sys.path])
-    monkeypatch.delitem(sys.modules, "shop", raising=False)
     applied = CliRunner().invoke(program, ["migrate", *named, "--json"], catch_exceptions=False)
     assert json.loads(applied.stdout)["applied"]
     assert (shop / "shop.db").exists()
-    monkeypatch.delitem(sys.modules, "shop", raising=False)
 
 
 def test_an_app_that_is_needed_and_not_named_is_told_as_click_tells_it() -> None:
