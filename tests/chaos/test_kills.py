@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from pathlib import Path
 from uuid import UUID
 
@@ -13,24 +14,25 @@ from fairlane import App, State
 from tests.chaos.chaos_app import LIMIT
 from tests.chaos.fleet import WATCHDOG, Fleet
 
+JOBS = 20_000
 KILL_EVERY = 1_000
 """Ended runs between two kills."""
 
 
-def run_chaos(url: str, folder: Path, *, workers: int, producers: int, jobs: int) -> tuple[Fleet, set[str], set[str]]:
-    fleet = Fleet(url, workers, concurrency=20, lease="5s", seed=7)
+def run_chaos(
+    fleet: Fleet, url: str, folder: Path, *, producers: int, jobs: int, disturb: Callable[[float], None]
+) -> tuple[set[str], set[str]]:
+    """Let a fleet run what producers send, and disturb it all the while, until nothing is left: the jobs that were
+    committed, and those that were rolled back. `disturb` is told by when all has to be over."""
     sources = fleet.produce(producers, jobs, folder)
     committed: set[str] = set()
     rolled_back: set[str] = set()
-    next_kill = KILL_EVERY
     deadline = time.monotonic() + WATCHDOG
     try:
         while sources or not committed <= fleet.ledger.ended_jobs or not asyncio.run(all_done(url, fleet.unsure())):
             assert time.monotonic() < deadline, f"{len(committed - fleet.ledger.ended_jobs)} jobs have never ended"
             fleet.listen(0.05)
-            if len(fleet.ledger.ended_jobs) >= next_kill:
-                fleet.kill_one()
-                next_kill += KILL_EVERY
+            disturb(deadline)
             for source in [each for each in sources if each.process.poll() is not None]:
                 assert source.process.returncode == 0, "a producer failed"
                 kept, dropped = source.ids()
@@ -43,7 +45,17 @@ def run_chaos(url: str, folder: Path, *, workers: int, producers: int, jobs: int
             source.process.wait()
         codes = fleet.stop()
     assert set(codes) == {0}, f"workers that were asked to stop ended with {codes}"
-    return fleet, committed, rolled_back
+    return committed, rolled_back
+
+
+def run_kills(url: str, folder: Path, *, workers: int, producers: int) -> tuple[Fleet, set[str], set[str]]:
+    fleet = Fleet(url, workers, concurrency=20, lease="5s", seed=7)
+
+    def kill(_: float) -> None:
+        if len(fleet.ledger.ended_jobs) >= KILL_EVERY * (len(fleet.killed) + 1):
+            fleet.kill_one()
+
+    return fleet, *run_chaos(fleet, url, folder, producers=producers, jobs=JOBS, disturb=kill)
 
 
 async def all_done(url: str, jobs: set[str]) -> bool:
@@ -79,13 +91,13 @@ def judge(url: str, fleet: Fleet, committed: set[str], rolled_back: set[str]) ->
 
 @pytest.mark.slow
 def test_kills_on_postgresql_lose_nothing_and_exceed_no_limit(postgres_url: str, tmp_path: Path) -> None:
-    fleet, committed, rolled_back = run_chaos(postgres_url, tmp_path, workers=4, producers=6, jobs=20_000)
-    assert len(committed) >= 20_000 * 0.99
+    fleet, committed, rolled_back = run_kills(postgres_url, tmp_path, workers=4, producers=6)
+    assert len(committed) >= JOBS * 0.99
     judge(postgres_url, fleet, committed, rolled_back)
 
 
 @pytest.mark.slow
 def test_kills_on_a_shared_sqlite_file_lose_nothing_and_exceed_no_limit(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'chaos.db'}"
-    fleet, committed, rolled_back = run_chaos(url, tmp_path, workers=2, producers=2, jobs=20_000)
+    fleet, committed, rolled_back = run_kills(url, tmp_path, workers=2, producers=2)
     judge(url, fleet, committed, rolled_back)

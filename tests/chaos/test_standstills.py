@@ -3,47 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 
 import pytest
 
 from fairlane import State
 from tests.chaos.chaos_app import LIMIT
-from tests.chaos.fleet import WATCHDOG, Fleet, Run, Standstill
-from tests.chaos.test_kills import all_done, states
+from tests.chaos.fleet import Fleet, Run, Standstill
+from tests.chaos.test_kills import run_chaos, states
 
 STANDSTILLS = 2
 BETWEEN = 1_500
 """Ended runs between two of them."""
 UNSETTLED = 1_000_000_000
 """Nanoseconds from the end of a run within which it may not be settled yet."""
-
-
-def run_with_standstills(url: str, folder: Path, jobs: int) -> tuple[Fleet, set[str]]:
-    fleet = Fleet(url, 3, concurrency=20, lease="2s", seed=7)
-    sources = fleet.produce(2, jobs, folder)
-    committed: set[str] = set()
-    next_one = BETWEEN
-    deadline = time.monotonic() + WATCHDOG
-    try:
-        while sources or not committed <= fleet.ledger.ended_jobs or not asyncio.run(all_done(url, fleet.unsure())):
-            assert time.monotonic() < deadline, f"{len(committed - fleet.ledger.ended_jobs)} jobs have never ended"
-            fleet.listen(0.05)
-            if len(fleet.standstills) < STANDSTILLS and len(fleet.ledger.ended_jobs) >= next_one:
-                fleet.let_one_stand_still(deadline)
-                next_one = len(fleet.ledger.ended_jobs) + BETWEEN
-            for source in [each for each in sources if each.process.poll() is not None]:
-                assert source.process.returncode == 0, "a producer failed"
-                committed |= source.ids()[0]
-                sources.remove(source)
-    finally:
-        for source in sources:
-            source.process.kill()
-            source.process.wait()
-        codes = fleet.stop()
-    assert set(codes) == {0}, f"workers that were asked to stop ended with {codes}"
-    return fleet, committed
 
 
 def was_under_way(run: Run, standstills: list[Standstill]) -> bool:
@@ -56,7 +29,16 @@ def was_under_way(run: Run, standstills: list[Standstill]) -> bool:
 
 @pytest.mark.slow
 def test_who_comes_back_begins_nothing_that_others_have(postgres_url: str, tmp_path: Path) -> None:
-    fleet, committed = run_with_standstills(postgres_url, tmp_path, 8_000)
+    fleet = Fleet(postgres_url, 3, concurrency=20, lease="2s", seed=7)
+    next_one = BETWEEN
+
+    def let_stand_still(deadline: float) -> None:
+        nonlocal next_one
+        if len(fleet.standstills) < STANDSTILLS and len(fleet.ledger.ended_jobs) >= next_one:
+            fleet.let_one_stand_still(deadline)
+            next_one = len(fleet.ledger.ended_jobs) + BETWEEN
+
+    committed, _ = run_chaos(fleet, postgres_url, tmp_path, producers=2, jobs=8_000, disturb=let_stand_still)
     runs = fleet.ledger.by_job()
     assert runs.keys() == committed, "a job was lost, or one ran that nobody committed"
     # Of several runs of a job, the last attempt is the one that counts; the others were taken over.
