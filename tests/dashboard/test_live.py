@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlencode
@@ -15,8 +15,7 @@ from fairlane.clock import ManualClock
 from fairlane.dashboard.access import COOKIE, Role
 from fairlane.dashboard.live import MOST_STREAMS
 from tests.dashboard.harness import ROOT, Site
-
-PATIENCE = 10.0
+from tests.waiting import PATIENCE, until
 
 
 class Stream:
@@ -71,12 +70,6 @@ async def opened(
     finally:
         stream.gone.set()
         await asyncio.wait_for(serving, PATIENCE)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not condition():  # noqa: ASYNC110 - threads of the store are waited for
-            await asyncio.sleep(0)
 
 
 def sleepers(clock: ManualClock) -> int:

@@ -19,7 +19,8 @@ from fairlane.forward.tokens import Token
 from fairlane.handle import Job
 from fairlane.task import Task
 from tests.forward.paper import PaperForwarder, dispatching
-from tests.worker.harness import WatchedStore, reaches, turns, until
+from tests.waiting import until
+from tests.worker.harness import WatchedStore, reaches, turns
 
 
 async def published(forwarder: PaperForwarder, task: Task[..., Any], *args: Any) -> Job[Any]:

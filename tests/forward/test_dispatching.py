@@ -12,7 +12,8 @@ from fairlane.clock import SECOND
 from fairlane.forward import Forwarder, Message, Unpublishable
 from fairlane.task import Task
 from tests.forward.paper import PaperForwarder, dispatching
-from tests.worker.harness import WatchedStore, reaches, turns, until
+from tests.waiting import until
+from tests.worker.harness import WatchedStore, reaches, turns
 
 LEASE = "30s"
 

@@ -17,7 +17,8 @@ from fairlane.operations.views import QueueStatus
 from fairlane.store.figures import PUBLISHING, unbegun_in
 from fairlane.store.protocol import Store
 from tests.forward.paper import PaperForwarder, dispatching
-from tests.worker.harness import reaches, until
+from tests.waiting import until
+from tests.worker.harness import reaches
 
 
 def send(number: int) -> str:

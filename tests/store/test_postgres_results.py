@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 from uuid import uuid4
 
@@ -17,6 +17,7 @@ from fairlane.store.postgres import PostgresStore, results
 from fairlane.store.postgres.connections import STATEMENTS, Connections
 from tests.store.harness import claim, finish, given_jobs, soon
 from tests.store.test_results import NEVER, is_heard
+from tests.waiting import until, until_found
 
 PLAIN = Policy("webhooks")
 
@@ -51,14 +52,11 @@ async def rows(connection: asyncpg.Connection[Any]) -> tuple[int, int]:
     return row[0], row[1]
 
 
-async def eventually(condition: Callable[[], object]) -> None:
-    while not condition():  # noqa: ASYNC110 - what is waited for has no event
-        await asyncio.sleep(0)
-
-
 async def become(connection: asyncpg.Connection[Any], expected: tuple[int, int]) -> None:
-    while await rows(connection) != expected:
-        pass
+    async def are_so() -> bool:
+        return await rows(connection) == expected
+
+    await until_found(are_so)
 
 
 async def test_a_settlement_that_was_under_way_at_the_registration_is_waited_out(
@@ -72,7 +70,7 @@ async def test_a_settlement_that_was_under_way_at_the_registration_is_waited_out
         waiting = asyncio.create_task(store.wait_until_ended(job, None))
         # Until the loop has looked, and seen that it has to look again.
         listener = store._results
-        await soon(eventually(lambda: any(job in jobs and each.producers for each, jobs in listener._uncertain)))
+        await until(lambda: any(job in jobs and each.producers for each, jobs in listener._uncertain))
         assert not waiting.done()
     assert (await soon(waiting)).state is State.DONE
 
@@ -82,14 +80,14 @@ async def test_all_who_wait_in_a_process_share_one_session_and_leave_nothing(
 ) -> None:
     jobs = await given_jobs(store, PLAIN, count=40)
     waits = [asyncio.create_task(store.wait_until_ended(job, None)) for job in jobs]
-    await soon(is_heard(store, jobs))
+    await is_heard(store, jobs)
     assert await rows(connection) == (1, 40)
     for wait in waits[:10]:
         wait.cancel()
-    await soon(become(connection, (1, 30)))
+    await become(connection, (1, 30))
     await finish(store, await claim(store, "webhooks", 40))
     await soon(asyncio.gather(*waits[10:]))
-    await soon(become(connection, (1, 0)))
+    await become(connection, (1, 0))
     await store.close()
     assert await rows(connection) == (0, 0)
 
@@ -101,11 +99,11 @@ async def test_a_session_that_nobody_needs_ends(
     for _ in range(3):
         (job,) = await given_jobs(store, PLAIN)
         waiting = asyncio.create_task(store.wait_until_ended(job, None))
-        await soon(is_heard(store, [job]))
+        await is_heard(store, [job])
         assert await rows(connection) == (1, 1), "a session that is needed stays"
         await finish(store, await claim(store, "webhooks"))
         assert (await soon(waiting)).state is State.DONE
-        await soon(become(connection, (0, 0)))
+        await become(connection, (0, 0))
 
 
 async def test_a_wait_outlives_the_session_that_listened_for_it(
@@ -114,7 +112,7 @@ async def test_a_wait_outlives_the_session_that_listened_for_it(
     (job, other) = await given_jobs(store, PLAIN, count=2)
     waits = [asyncio.create_task(store.wait_until_ended(each, None)) for each in (job, other)]
     for _ in range(2):
-        await soon(is_heard(store, [job, other]))
+        await is_heard(store, [job, other])
         before = store._results._id
         pid = await connection.fetchval(
             "select pid from pg_locks where locktype = 'advisory' and objid::bigint = "
@@ -122,8 +120,8 @@ async def test_a_wait_outlives_the_session_that_listened_for_it(
             before,
         )
         assert await connection.fetchval("select pg_terminate_backend($1)", pid) is True
-        await soon(eventually(lambda before=before: store._results._id != before))  # type: ignore[misc]
-    await soon(is_heard(store, [job, other]))
+        await until(lambda before=before: store._results._id != before)  # type: ignore[misc]
+    await is_heard(store, [job, other])
     await finish(store, await claim(store, "webhooks", 2))
     assert {record.state for record in await soon(asyncio.gather(*waits))} == {State.DONE}
 
@@ -133,7 +131,7 @@ async def test_a_dead_waiter_is_not_spoken_to_and_goes_with_the_next_reaping(
 ) -> None:
     (job, other) = await given_jobs(store, PLAIN, count=2)
     living = asyncio.create_task(store.wait_until_ended(other, None))
-    await soon(is_heard(store, [other]))
+    await is_heard(store, [other])
     dead = uuid4()
     await connection.execute("insert into fairlane.result_listeners values ($1, 7)", dead)
     await connection.execute("insert into fairlane.result_waiters values ($1, $2)", job, dead)
@@ -152,11 +150,11 @@ async def test_nobody_is_told_of_a_job_that_nobody_waits_for(
     monkeypatch.setattr(listener, "_on_announcement", lambda *told: heard.append(told[-1]))
     (job, other) = await given_jobs(store, PLAIN, count=2)
     waiting = asyncio.create_task(store.wait_until_ended(job, None))
-    await soon(is_heard(store, [job]))
+    await is_heard(store, [job])
     first, second = await claim(store, "webhooks", 2)
     await finish(store, [second])
     await finish(store, [first])
-    await soon(eventually(lambda: heard))
+    await until(lambda: heard)
     assert heard == [str(job)]
     assert other == second.id
     waiting.cancel()

@@ -23,6 +23,7 @@ from fairlane.store.postgres import PostgresStore
 from fairlane.store.protocol import Store
 from fairlane.store.sqlite import SqliteStore, results
 from tests.store.harness import MINUTE, SECOND, Database, claim, finish, given_jobs, new_jobs, soon
+from tests.waiting import until_found
 
 T = TypeVar("T")
 
@@ -45,19 +46,16 @@ async def queue(store: Store) -> str:
 async def is_heard(store: Store, jobs: Iterable[UUID]) -> None:
     """Return once the waits of a store for these jobs are registered, and nothing but a wake-up can end them."""
     asked = set(jobs)
-    while True:
-        await asyncio.sleep(0)
-        match store:
-            case PostgresStore():
-                listener = store._results
-                if asked <= listener._registered and not listener._uncertain and not listener._new:
-                    return
-            case SqliteStore():
-                rows = await store._database.read(
-                    lambda tx: tx.connection.execute("select job from result_waiters").fetchall()
-                )
-                if asked <= {UUID(bytes=job) for (job,) in rows}:
-                    return
+
+    async def registered() -> bool:
+        if isinstance(store, PostgresStore):
+            listener = store._results
+            return asked <= listener._registered and not listener._uncertain and not listener._new
+        assert isinstance(store, SqliteStore)
+        rows = await store._database.read(lambda tx: tx.connection.execute("select job from result_waiters").fetchall())
+        return asked <= {UUID(bytes=job) for (job,) in rows}
+
+    await until_found(registered)
 
 
 async def done(store: Store, _: ManualClock, job: UUID) -> None:
@@ -110,7 +108,7 @@ async def test_whoever_waits_is_told_however_the_job_ends(
 ) -> None:
     (job,) = await given_jobs(store, PLAIN, max_attempts=attempts)
     waiting = asyncio.create_task(store.wait_until_ended(job, None))
-    await soon(is_heard(store, [job]))
+    await is_heard(store, [job])
     await end(store, clock, job)
     assert (await soon(waiting)).state is state
 
@@ -127,7 +125,7 @@ async def test_whoever_waits_in_another_process_is_told_too(
     await here.declare(PLAIN)
     (job,) = await given_jobs(here, PLAIN, max_attempts=attempts)
     waiting = asyncio.create_task(here.wait_until_ended(job, None))
-    await soon(is_heard(here, [job]))
+    await is_heard(here, [job])
     await end(there, clock, job)
     assert (await soon(waiting)).state is state
 
@@ -143,7 +141,7 @@ async def test_whoever_waits_for_a_job_that_is_replaced_is_told(store: Store, qu
     )
     await store.enqueue([old])
     waiting = asyncio.create_task(store.wait_until_ended(old.id, None))
-    await soon(is_heard(store, [old.id]))
+    await is_heard(store, [old.id])
     if by_a_follow_up:
         await finish(store, [held], Done(None, StampedEffects((new,))))
     else:
@@ -169,7 +167,7 @@ async def test_a_wait_ends_when_its_time_is_up_and_leaves_the_job_alone(
     (job,) = await given_jobs(store, PLAIN)
     (held,) = await claim(store, queue)
     waiting = asyncio.create_task(store.wait_until_ended(job, clock.now() + 5 * SECOND))
-    await soon(is_heard(store, [job]))
+    await is_heard(store, [job])
     clock.advance("4s")
     await asyncio.sleep(0)
     assert not waiting.done()
@@ -184,7 +182,7 @@ async def test_waiting_again_after_the_time_was_up_hears_the_end(store: Store, c
     for _ in range(3):
         assert (await soon(store.wait_until_ended(job, clock.now()))).state is State.READY
     waiting = asyncio.create_task(store.wait_until_ended(job, clock.now() + MINUTE))
-    await soon(is_heard(store, [job]))
+    await is_heard(store, [job])
     await done(store, clock, job)
     assert (await soon(waiting)).state is State.DONE
 
@@ -196,7 +194,7 @@ async def test_a_hundred_wait_at_once_and_each_hears_of_its_own_job(
     await here.declare(PLAIN)
     jobs = await given_jobs(here, PLAIN, count=100)
     waits = [asyncio.create_task(here.wait_until_ended(job, None)) for job in jobs]
-    await soon(is_heard(here, jobs))
+    await is_heard(here, jobs)
     claims = await claim(there, "webhooks", 100)
     for batch in (claims[:1], claims[1:7], claims[7:]):
         await finish(there, batch)
@@ -213,7 +211,7 @@ async def test_a_hundred_wait_at_once_and_each_hears_of_its_own_job(
 async def test_a_hundred_may_wait_for_the_same_job(store: Store, clock: ManualClock, queue: str) -> None:
     (job,) = await given_jobs(store, PLAIN)
     first = [asyncio.create_task(store.wait_until_ended(job, None)) for _ in range(50)]
-    await soon(is_heard(store, [job]))
+    await is_heard(store, [job])
     then = [asyncio.create_task(store.wait_until_ended(job, None)) for _ in range(50)]
     for wait in first[:10]:
         wait.cancel()
@@ -271,7 +269,7 @@ async def test_whoever_waits_when_the_store_is_closed_is_told_so(database: Datab
     await store.declare(PLAIN)
     (job,) = await given_jobs(store, PLAIN)
     waiting = asyncio.create_task(store.wait_until_ended(job, None))
-    await soon(is_heard(store, [job]))
+    await is_heard(store, [job])
     await store.close()
     with pytest.raises(StoreUnavailable):
         await soon(waiting)
@@ -286,7 +284,7 @@ async def test_on_sqlite_a_dead_waiter_goes_with_the_next_reaping_and_a_living_o
     await store.declare(PLAIN)
     (job,) = await given_jobs(store, PLAIN)
     waiting = asyncio.create_task(store.wait_until_ended(job, None))
-    await soon(is_heard(store, [job]))
+    await is_heard(store, [job])
     dead = uuid4()
     await store._database.write(lambda tx: tx.run("register_result_waiter", job.bytes, dead.bytes), durable=False)
     await store.reap()
@@ -307,7 +305,7 @@ async def test_on_sqlite_a_look_that_goes_wrong_is_not_the_last(
     await store.declare(PLAIN)
     first, second = await given_jobs(store, PLAIN, count=2)
     waits = [asyncio.create_task(store.wait_until_ended(job, None)) for job in (first, second)]
-    await soon(is_heard(store, [first, second]))
+    await is_heard(store, [first, second])
     with monkeypatch.context() as patched:
         patched.setattr(results, "_ended", broken)
         await finish(store, await claim(store, "webhooks", 1))

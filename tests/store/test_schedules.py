@@ -19,7 +19,8 @@ from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import WorkerIdentity
 from tests.store.by_hand import url_of
 from tests.store.harness import Database, hear
-from tests.worker.harness import until, working
+from tests.waiting import until, until_found
+from tests.worker.harness import working
 
 
 def program(database: Database, clock: ManualClock) -> App:
@@ -364,8 +365,7 @@ async def test_a_worker_fires_a_trigger_of_another_process_although_no_time_pass
 
     own.schedule(note, every="1h", name="hourly")
     async with working(own):
-        while not await other.operations.list_schedules():  # noqa: ASYNC110 - of another process, so to speak
-            await asyncio.sleep(0)
+        await until_found(other.operations.list_schedules)  # of another process, so to speak
         for count in (1, 2, 3):
             await other.operations.trigger_schedule("hourly", actor="ada")
             await until(lambda count=count: len(ran) == count)  # type: ignore[misc]

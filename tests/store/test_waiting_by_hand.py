@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 import pytest
 
 from fairlane import (
     Concurrency,
-    Job,
     ManualClock,
     Rate,
     StoreUnavailable,
@@ -18,6 +18,7 @@ from fairlane import (
 from fairlane.store.protocol import Listener
 from tests.store.by_hand import Shop, all_quiet, ids, is_idle, open_shop, waiting
 from tests.store.harness import Database, soon
+from tests.waiting import until
 
 
 async def test_a_wait_ends_at_its_deadline(shop: Shop, clock: ManualClock) -> None:
@@ -112,10 +113,7 @@ async def test_a_job_wakes_one_process(shared_database: Database, clock: ManualC
 
 
 async def until_done(tasks: list[asyncio.Task[bool]], count: int) -> None:
-    while True:
-        if sum(task.done() for task in tasks) >= count:
-            return
-        await asyncio.sleep(0)
+    await until(lambda: sum(task.done() for task in tasks) >= count)
 
 
 async def test_a_wait_ends_when_a_limit_opens(database: Database, clock: ManualClock, stack: AsyncExitStack) -> None:
@@ -177,14 +175,7 @@ async def test_nobody_stays_asleep_beside_a_job_however_claims_and_enqueues_inte
     tasks = [asyncio.create_task(runtime(shop)) for shop in shops for _ in range(2)]
     for n in range(100):
         jobs = await producer.enqueue(1 + n % 3)
-
-        async def all_done(jobs: list[Job[int]] = jobs) -> None:
-            while True:
-                if done.issuperset(ids(jobs)):
-                    return
-                await asyncio.sleep(0)
-
-        await soon(all_done())
+        await until(partial(done.issuperset, ids(jobs)))
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

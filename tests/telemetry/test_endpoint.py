@@ -12,7 +12,7 @@ from fairlane import ConfigurationError, WorkerOptions
 from fairlane.telemetry import endpoint as endpoint_module
 from fairlane.telemetry.endpoint import Answer, Endpoint
 from fairlane.telemetry.failures import Failures
-from tests.worker.harness import PATIENCE
+from tests.waiting import PATIENCE
 
 
 async def fine() -> Answer:

@@ -29,7 +29,8 @@ from fairlane.events import (
     WorkerStopping,
 )
 from fairlane.telemetry import hooks
-from tests.worker.harness import WatchedStore, reaches, until, watched_app, working
+from tests.waiting import until
+from tests.worker.harness import WatchedStore, reaches, watched_app, working
 
 
 async def test_a_handler_hears_of_a_jobs_whole_life_in_order(app: App) -> None:

@@ -13,7 +13,8 @@ from fairlane.telemetry.failures import Failures
 from fairlane.telemetry.fleet import FLEET, Fleet
 from tests.dashboard.harness import ROOT, TOKEN, VIEWER_TOKEN, Site, a_shop
 from tests.telemetry.test_metrics import of, parsed, told
-from tests.worker.harness import until, working
+from tests.waiting import until
+from tests.worker.harness import working
 
 
 def shop(app: App) -> Any:

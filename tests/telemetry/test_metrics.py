@@ -15,7 +15,8 @@ from fairlane.telemetry.catalogue import CATALOGUE
 from fairlane.telemetry.failures import Failures
 from fairlane.telemetry.metrics import Metrics
 from fairlane.telemetry.prometheus import as_text
-from tests.worker.harness import WatchedStore, until, watched_app, working
+from tests.waiting import until
+from tests.worker.harness import WatchedStore, watched_app, working
 
 Values = dict[str, dict[tuple[tuple[str, str], ...], float]]
 

@@ -18,7 +18,8 @@ from fairlane import App, State
 from tests.telemetry.test_metrics import of, parsed
 from tests.telemetry.test_traces import id_of, named
 from tests.telemetry.worker_process import worker_process
-from tests.worker.harness import PATIENCE, reaches
+from tests.waiting import PATIENCE
+from tests.worker.harness import reaches
 
 SHOP = """
 import asyncio, json, logging, os, pathlib

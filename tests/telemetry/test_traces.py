@@ -14,7 +14,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from fairlane import App, Backoff, Concurrency, Effects, InvalidJob, Snooze, context
 from fairlane.job import trace_of, with_trace
-from tests.worker.harness import until, working
+from tests.waiting import until
+from tests.worker.harness import working
 
 
 def named(spans: InMemorySpanExporter, name: str) -> list[ReadableSpan]:

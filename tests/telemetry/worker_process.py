@@ -15,7 +15,7 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
-from tests.worker.harness import PATIENCE
+from tests.waiting import PATIENCE
 
 
 @dataclass

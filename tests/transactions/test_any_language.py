@@ -32,7 +32,8 @@ from fairlane.store.operators import JobFilter
 from fairlane.store.postgres.connections import STATEMENTS
 from fairlane.task import AsyncTask
 from tests.transactions.test_matrix import is_idle
-from tests.worker.harness import until, working
+from tests.waiting import until
+from tests.worker.harness import working
 
 if TYPE_CHECKING:
     Connection = asyncpg.Connection[Any]

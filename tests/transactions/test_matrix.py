@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -23,7 +22,8 @@ from fairlane import (
 from fairlane.task import AsyncTask
 from tests.transactions.conftest import Place
 from tests.transactions.drivers import Caller
-from tests.worker.harness import PATIENCE, until, working
+from tests.waiting import until, until_found
+from tests.worker.harness import working
 
 MANY = 300
 """Enough for them to be copied in, where the store does so."""
@@ -44,9 +44,11 @@ def confirm(app: App) -> AsyncTask[..., int]:
 async def is_idle(app: App, queue: str) -> None:
     """Return once a worker has registered as one that waits for jobs."""
     store = await app.opened()
-    async with asyncio.timeout(PATIENCE):
-        while (await store.traces(queue, [], [])).listeners == 0:  # noqa: ASYNC110 - it is in the database
-            await asyncio.sleep(0)
+
+    async def has_registered() -> bool:
+        return (await store.traces(queue, [], [])).listeners > 0
+
+    await until_found(has_registered)
 
 
 async def is_stored(job: Job[Any]) -> bool:

@@ -10,7 +10,8 @@ import pytest
 
 from fairlane import App, Concurrency, ManualClock
 from tests.transactions.test_matrix import is_idle
-from tests.worker.harness import until, working
+from tests.waiting import until
+from tests.worker.harness import working
 
 
 @pytest.fixture

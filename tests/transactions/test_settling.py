@@ -12,7 +12,8 @@ from fairlane import App, ClaimLost, ConfigurationError, Effects, Job, JobFailed
 from fairlane.task import Task
 from tests.transactions.conftest import Place
 from tests.transactions.drivers import Blocking, Caller, Django
-from tests.worker.harness import until, working
+from tests.waiting import until
+from tests.worker.harness import working
 
 T = TypeVar("T")
 Body = Callable[[Caller, int], Coroutine[Any, Any, Any]]

@@ -11,11 +11,9 @@ from typing import Any, TypeVar
 from fairlane import App, Job, ManualClock, State, StoreUnavailable, Worker, WorkerOptions
 from fairlane.store.protocol import Store
 from fairlane.store.sqlite import SqliteStore
+from tests.waiting import PATIENCE, until_found
 
 AnyWorker = TypeVar("AnyWorker", bound=Worker)
-
-PATIENCE = 20.0
-"""Seconds of real time after which a test that hangs has failed."""
 
 
 class WatchedStore:
@@ -109,20 +107,11 @@ async def running(worker: AnyWorker) -> AsyncIterator[AnyWorker]:
 
 async def reaches(job: Job[Any], state: State) -> None:
     """Return once the job is in this state."""
-    async with asyncio.timeout(PATIENCE):
-        while True:
-            if await job.status() is state:
-                return
-            await asyncio.sleep(0)
 
+    async def arrived() -> bool:
+        return await job.status() is state
 
-async def until(is_so: Callable[[], object]) -> None:
-    """Return once something in this process is so."""
-    async with asyncio.timeout(PATIENCE):
-        while True:
-            if is_so():
-                return
-            await asyncio.sleep(0)
+    await until_found(arrived)
 
 
 async def turns(count: int = 20) -> None:

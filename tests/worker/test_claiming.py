@@ -25,7 +25,8 @@ from fairlane import (
 from fairlane.job import NewJob, new_job_ids
 from fairlane.policy import lane_id
 from fairlane.store.sqlite.wakeups import SqliteListener
-from tests.worker.harness import WatchedStore, reaches, turns, until, working
+from tests.waiting import until
+from tests.worker.harness import WatchedStore, reaches, turns, working
 
 
 async def store_raw(app: App, clock: ManualClock, task: str, payload: bytes, queue: str = "default") -> UUID:

@@ -7,7 +7,8 @@ from uuid import uuid4
 import pytest
 
 from fairlane import App, InvalidJob, InvalidValue, JobFailed, Outcome, State, UnknownQueue, context
-from tests.worker.harness import until, working
+from tests.waiting import until
+from tests.worker.harness import working
 
 
 async def test_what_a_handler_adds_lands_when_its_job_is_done(app: App) -> None:

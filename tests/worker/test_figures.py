@@ -17,7 +17,8 @@ from fairlane.store.protocol import Store
 from fairlane.worker.tallying import EVERY, RESTS, keep_figures
 from fairlane.worker.timing import Outage
 from fairlane.worker.troubles import Troubles
-from tests.worker.harness import WatchedStore, reaches, turns, until, watched_app, working
+from tests.waiting import until
+from tests.worker.harness import WatchedStore, reaches, turns, watched_app, working
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ import pytest
 from fairlane import App, ConfigurationError, FairlaneError, ManualClock, Unique
 from fairlane.clock import SECOND
 from fairlane.store.operators import JobFilter
-from tests.worker.harness import WatchedStore, turns, until, working
+from tests.waiting import until
+from tests.worker.harness import WatchedStore, turns, working
 
 SHOP = """
 import os

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from fairlane import App, Concurrency, ManualClock, State, Task, Worker
-from tests.worker.harness import WatchedStore, until, working
+from tests.waiting import until
+from tests.worker.harness import WatchedStore, working
 
 Handler = Callable[[int, str], Coroutine[Any, Any, int]]
 

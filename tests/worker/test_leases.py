@@ -13,7 +13,8 @@ from fairlane import App, Concurrency, ManualClock, State, context
 from fairlane.scheduler.settlement import Released, settle
 from fairlane.store.protocol import WorkerIdentity
 from fairlane.worker.timing import Outage
-from tests.worker.harness import WatchedStore, reaches, turns, until, working
+from tests.waiting import until
+from tests.worker.harness import WatchedStore, reaches, turns, working
 
 
 async def test_a_job_longer_than_its_lease_is_run_once_and_keeps_its_slot(

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from fairlane import App, Backoff, Dead, Effects, JobFailed, ManualClock, Retry, State, StoreUnavailable, Task, context
-from tests.worker.harness import WatchedStore, reaches, turns, until, working
+from tests.waiting import until
+from tests.worker.harness import WatchedStore, reaches, turns, working
 
 NO_WAIT = Backoff(0, jitter=0)
 

@@ -22,7 +22,8 @@ from fairlane import (
     context,
 )
 from fairlane.clock import as_datetime
-from tests.worker.harness import WatchedStore, reaches, until, working
+from tests.waiting import until
+from tests.worker.harness import WatchedStore, reaches, working
 
 NO_WAIT = Backoff(0, jitter=0)
 

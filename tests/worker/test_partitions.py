@@ -10,7 +10,8 @@ from fairlane import App, Fair, ManualClock, UnknownQueue, WorkerOptions
 from fairlane.worker.options import QueueShare
 from fairlane.worker.slots import Slots
 from fairlane.worker.turns import Turns
-from tests.worker.harness import turns, until, working
+from tests.waiting import until
+from tests.worker.harness import turns, working
 
 
 def serve(turns: Turns, tenants: dict[str, int], rounds: int, clock: dict[str, float]) -> Counter[str]:

@@ -15,7 +15,8 @@ import pytest
 
 from fairlane import App, ConfigurationError, Dead, ManualClock, State
 from fairlane.testing import in_memory, run_until_idle
-from tests.worker.harness import reaches, until, working
+from tests.waiting import until
+from tests.worker.harness import reaches, working
 
 app = App("sqlite://")
 

@@ -14,7 +14,7 @@ import pytest
 
 from fairlane import App, ManualClock, State
 from fairlane.worker.processes import WorkerPool
-from tests.worker.harness import PATIENCE, until
+from tests.waiting import PATIENCE, until
 
 REPORT = """
 import socket, os

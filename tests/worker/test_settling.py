@@ -10,7 +10,8 @@ import pytest
 
 from fairlane import App, DuplicateJob, ManualClock, State, StoreUnavailable
 from fairlane.scheduler.settlement import Settlement
-from tests.worker.harness import WatchedStore, until, working
+from tests.waiting import until
+from tests.worker.harness import WatchedStore, working
 
 
 async def test_what_ends_while_a_settlement_is_in_flight_goes_with_the_next_one(app: App, store: WatchedStore) -> None:

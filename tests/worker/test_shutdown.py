@@ -9,7 +9,8 @@ import pytest
 
 from fairlane import App, ManualClock, Rate, Snooze, State, WorkerOptions
 from fairlane.worker import timing
-from tests.worker.harness import WatchedStore, turns, until, working
+from tests.waiting import until
+from tests.worker.harness import WatchedStore, turns, working
 
 
 async def test_a_clean_shutdown_lets_running_jobs_end_and_releases_what_had_not_started(

@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 
 from fairlane import App, State
-from tests.worker.harness import PATIENCE
+from tests.waiting import PATIENCE
 
 WORKERS, SLOTS = 3, 2
 

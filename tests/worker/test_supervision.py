@@ -9,7 +9,8 @@ from datetime import timedelta
 import pytest
 
 from fairlane import App, JobNotFound, ManualClock, State, WorkerDied, WorkerOptions
-from tests.worker.harness import WatchedStore, turns, until, working
+from tests.waiting import until
+from tests.worker.harness import WatchedStore, turns, working
 
 
 async def fault() -> None:
