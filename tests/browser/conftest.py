@@ -28,7 +28,7 @@ FLAGS = [
 ]
 PACKAGES = ["chromium", "fonts-dejavu-core", "libatomic1"]
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-PATIENCE = 15_000
+PATIENCE = 30_000
 
 
 def find_chromium() -> str | None:

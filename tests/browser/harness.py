@@ -19,6 +19,7 @@ from fairlane import App
 from fairlane.dashboard import create_dashboard
 from fairlane.dashboard.building import Dashboard
 from tests.dashboard.harness import ROOT, TOKEN, VIEWER_TOKEN, a_shop
+from tests.waiting import PATIENCE
 
 __all__ = ["Served", "Tab", "go", "log_in", "on_any_store"]
 
@@ -26,7 +27,6 @@ on_any_store = pytest.mark.parametrize("served", ["sqlite"], indirect=True)
 """What is a matter of the page alone, whatever database is behind it. Everything else is looked at on each."""
 
 T = TypeVar("T")
-PATIENCE = 30.0
 
 
 class Served:

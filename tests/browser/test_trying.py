@@ -13,9 +13,9 @@ from fairlane.operations import trying
 from fairlane.policy.writing import policy_text
 from tests.browser.harness import Served, Tab, go, log_in, on_any_store
 from tests.dashboard.harness import VIEWER_TOKEN
+from tests.waiting import PATIENCE
 
 FAIR = '{"fair": {"by": "account"}}'
-PATIENCE = 15.0
 
 
 def open_form(page: Page) -> None:

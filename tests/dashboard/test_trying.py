@@ -18,6 +18,7 @@ from fairlane.dashboard.pages import trying as page
 from fairlane.operations import trying
 from fairlane.policy.writing import policy_text
 from tests.dashboard.harness import ROOT, VIEWER_TOKEN, Site, csrf_of
+from tests.waiting import PATIENCE
 
 WORKLOAD = """
 [[classes]]
@@ -32,7 +33,6 @@ count = 10
 jobs = 3
 """
 FAIR = '{"fair": {"by": "account"}}'
-PATIENCE = 10.0
 
 
 async def form(client: httpx.AsyncClient, query: str = "") -> dict[str, str]:

@@ -20,7 +20,7 @@ from tests.forward.brokers import ThrowawayRedis, dying_with_us
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 SHOP = "tests.forward.celery_shop"
-PATIENCE = "30s"
+PATIENCE = "90s"
 
 
 @pytest.fixture(scope="module")

@@ -23,8 +23,7 @@ from starlette.routing import Mount, Route
 from fairlane import App, Backlog, ConfigurationError, StoreUnavailable, WorkerDied, WorkerOptions
 from fairlane.dashboard import create_dashboard
 from fairlane.integrations.starlette import answer_back_pressure, app_of, lifespan, stop_process
-
-PATIENCE = 20.0
+from tests.waiting import PATIENCE
 
 
 def client_of(site: Starlette) -> httpx.AsyncClient:
@@ -173,6 +172,7 @@ import fairlane.worker.worker
 from starlette.applications import Starlette
 from fairlane import App
 from fairlane.integrations.starlette import lifespan
+from tests.waiting import PATIENCE
 
 
 async def die(*_):

@@ -25,6 +25,7 @@ from fairlane.scheduler.settlement import Done, Outcome, settle
 from fairlane.store.postgres import PostgresStore
 from fairlane.store.protocol import Claimed, Listener, QueueCounts, Store, WorkerIdentity
 from fairlane.store.sqlite import SqliteStore
+from tests.waiting import PATIENCE
 
 __all__ = [
     "LEASE",
@@ -56,8 +57,6 @@ SECOND = 1_000_000
 MINUTE = 60 * SECOND
 LEASE = timedelta(seconds=30)
 WORKER = WorkerIdentity(UUID(int=1), "worker:1")
-WATCHDOG = 20.0
-"""Seconds after which a test that waits for what will never come is stopped. Never the measure of anything."""
 ASKED_IN_VAIN = 200
 """Claims that bring nothing and promise more, after which a worker would be spinning."""
 
@@ -230,7 +229,7 @@ async def hear(store: Store, queue: str, listener: Listener, *, worker: WorkerId
 async def soon(event: Awaitable[T]) -> T:
     """What must come by itself; the watchdog only ends a test that would hang."""
     try:
-        return await asyncio.wait_for(event, WATCHDOG)
+        return await asyncio.wait_for(event, PATIENCE)
     except TimeoutError:
         raise AssertionError(f"nothing came of {event!r}") from None
 

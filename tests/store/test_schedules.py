@@ -19,7 +19,7 @@ from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import WorkerIdentity
 from tests.store.by_hand import url_of
 from tests.store.harness import Database, hear
-from tests.waiting import until, until_found
+from tests.waiting import PATIENCE, until, until_found
 from tests.worker.harness import working
 
 
@@ -337,13 +337,13 @@ async def test_whoever_has_schedules_hears_that_one_is_resumed_or_triggered_and_
         assert not listener.schedules_changed()
         for act in (app.operations.pause_schedule, app.operations.resume_schedule, app.operations.trigger_schedule):
             await act("hourly", actor="ada")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE):
                 while not listener.schedules_changed():
                     assert await listener.wait(None)
             assert not listener.schedules_changed()
         await hear(store, "default", listener, worker=worker)
         await app.registry["report"].enqueue()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             assert await listener.wait(None)
         assert not listener.schedules_changed(), "a job is no news of schedules"
     finally:
