@@ -4,12 +4,13 @@ import asyncio
 import itertools
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from fairlane import App, ManualClock
 from fairlane.store.postgres import PostgresStore
 from fairlane.testing.postgres import ThrowawayPostgres
 
@@ -56,6 +57,19 @@ def postgres_template(postgres: ThrowawayPostgres) -> str:
     """The database that every test's own is a copy of, with Fairlane's schema. Leave no connection to it open."""
     asyncio.run(_migrate(asyncio.run(postgres.create_database("fairlane_template"))))
     return "fairlane_template"
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def app(clock: ManualClock) -> AsyncIterator[App]:
+    """An app with a database in memory, whose time stands still."""
+    app = App("sqlite://", clock=clock)
+    yield app
+    await app.close()
 
 
 # The database fixtures are blocking, so that blocking and async tests can both use them.

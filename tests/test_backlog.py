@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -47,13 +47,6 @@ class BusyClock(ManualClock):
 @pytest.fixture
 def clock() -> BusyClock:
     return BusyClock()
-
-
-@pytest.fixture
-async def app(clock: BusyClock) -> AsyncIterator[App]:
-    app = App("sqlite://", clock=clock)
-    yield app
-    await app.close()
 
 
 def mail(app: App, when_full: WhenFull = "signal", most: int = 2) -> tuple[Queue, Task[[str], None]]:

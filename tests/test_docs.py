@@ -8,8 +8,6 @@
 - `<!-- docs: worker -->` on a page: a worker serves its `app` meanwhile. `<!-- docs: postgres -->`: DATABASE_URL and
   FAIRLANE_URL name an empty PostgreSQL database.
 - A block that cannot run says so above itself, for every reader to see: `*(Not run by the tests: the reason.)*`
-
-`python -m tests.test_docs` writes the help of every command into docs/reference/commands.md.
 """
 
 from __future__ import annotations
@@ -17,37 +15,25 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
-import dataclasses
 import inspect
-import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
-import tomllib
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
-from uuid import UUID
 
 import asyncpg
 import click
 import pytest
-from click.testing import CliRunner
 
-import fairlane
 from bench import comparison
-from fairlane import App, FairlaneError, WorkerOptions
+from fairlane import App
 from fairlane.cli.program import program
-from fairlane.clock import microseconds
-from fairlane.errors import __doc__ as errors_text
-from fairlane.job import Claim
-from fairlane.policy.kinds import KINDS
-from fairlane.scheduler import settlement
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -350,160 +336,6 @@ def test_the_index_lists_every_page_once() -> None:
     assert sorted(listed) == sorted(pages)
 
 
-# The reference against the code.
-
-
-def section(text: str, heading: str) -> str:
-    found = re.search(rf"^(#+) {re.escape(heading)}$(.*?)(?=^#{{1,3}} |\Z)", text, re.MULTILINE | re.DOTALL)
-    assert found, f"there is no section {heading!r}"
-    return found[2]
-
-
-# Their constructors are the app's business, or the store's.
-# fmt: off
-NOT_BUILT_BY_USERS = {
-    "BoundTask", "Call", "Clock", "HeldClaim", "Job", "JobContext", "Limit", "Outcome", "PayloadCodec", "Policy",
-    "Queue", "Reason", "State", "Task", "Worker",
-}
-# fmt: on
-
-
-def members(kind: Any) -> set[str]:
-    """What a reader of the reference must find about a name: its parameters, and the public things in it."""
-    found: set[str] = set()
-    callables = [kind]
-    if inspect.isclass(kind):
-        found |= set(getattr(kind, "__annotations__", {})) | set(vars(kind))
-        callables = [value for name, value in vars(kind).items() if not name.startswith("_")]
-        if kind.__name__ not in NOT_BUILT_BY_USERS:
-            callables.append(kind.__init__)
-    for each in callables:
-        inner = getattr(each, "__func__", each)
-        if inspect.isfunction(inner):
-            found |= {name for name in inspect.signature(inner).parameters if name not in ("self", "cls")}
-    return {name for name in found if not name.startswith("_")}
-
-
-def is_error(name: str) -> bool:
-    kind = getattr(fairlane, name)
-    return inspect.isclass(kind) and issubclass(kind, FairlaneError)
-
-
-def test_the_reference_has_every_public_name() -> None:
-    text = (DOCS / "reference" / "api.md").read_text()
-    headings = set(re.findall(r"^### `(\w+)`$", text, re.MULTILINE))
-    assert headings == {name for name in fairlane.__all__ if not is_error(name)}
-    listed = set(re.findall(r"`(\w+)`", section(text, "Errors")))
-    assert listed == {name for name in fairlane.__all__ if is_error(name)}
-
-
-@pytest.mark.parametrize("name", [name for name in fairlane.__all__ if not is_error(name)])
-def test_the_reference_has_every_parameter_and_member(name: str) -> None:
-    told = section((DOCS / "reference" / "api.md").read_text(), f"`{name}`")
-    asked = members(getattr(fairlane, name))
-    if getattr(fairlane, name) in KINDS.values():
-        asked -= members(fairlane.Limit) | {
-            "document",
-            "from_document",
-        }  # what every limit has is told once, under `Limit`
-    lacking = {each for each in asked if not re.search(rf"\b{each}\b", told)}
-    assert lacking == set(), f"docs/reference/api.md says nothing of {name}'s {sorted(lacking)}"
-
-
-def table(text: str) -> dict[str, list[str]]:
-    """The rows of a section's tables by their first cell."""
-    rows = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")
-    ]
-    return {name: row[1:] for row in rows for name in re.findall(r"`(\w+)`", row[0]) or [""]}
-
-
-def agrees(cell: str, default: object) -> bool:
-    said: str = (re.findall(r"`\"?([^`\"]+)\"?`", cell) or [""])[0]
-    match default:
-        case timedelta():
-            return microseconds(said) == microseconds(default)
-        case None | () | inspect.Parameter.empty:
-            return True
-    return said == str(default)
-
-
-def test_the_settings_of_an_app_are_those_of_its_constructor() -> None:
-    rows = table(section((DOCS / "reference" / "settings.md").read_text(), "The app: `App(url, …)`"))
-    parameters = inspect.signature(App).parameters
-    assert set(rows) - {""} == set(parameters)
-    assert {name for name, each in parameters.items() if not agrees(rows[name][0], each.default)} == set()
-
-
-def test_the_extras_are_those_of_the_package_and_pages_install_them_alike() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    told = section((DOCS / "reference" / "settings.md").read_text(), "What to install")
-    assert re.findall(r"^\| `([a-z-]+)` \|", told, re.MULTILINE) == list(extras)
-    lines = re.findall(r"^\$ .*pip install (.+)$", "\n".join(page.read_text() for page in PAGES), re.MULTILINE)
-    installed = {extra for line in lines for extra in re.findall(r"'\.\[([a-z-]+)\]'", line)}
-    assert {"alembic", "celery", "dashboard", "django", "dramatiq", "fastapi", "taskiq"} <= installed <= set(extras)
-    assert not [line for line in lines if "fairlane[" in line]
-
-
-def test_the_settings_of_a_worker_are_those_of_its_options_and_of_its_command() -> None:
-    text = section(
-        (DOCS / "reference" / "settings.md").read_text(), "A worker: `WorkerOptions(…)` and `fairlane worker`"
-    )
-    rows = table(text)
-    fields = {each.name: each.default for each in dataclasses.fields(WorkerOptions)}
-    assert set(rows) - {""} == set(fields)
-    assert {name for name, default in fields.items() if not agrees(rows[name][1], default)} == set()
-    options = {option for each in program.commands["worker"].params for option in each.opts if option.startswith("--")}
-    assert options == set(re.findall(r"`(--[\w-]+)`", text))
-
-
-def test_the_tree_of_errors_is_the_one_in_the_code() -> None:
-    tree = (errors_text or "").split("```")[1]
-    assert f"```text{tree}```" in (DOCS / "reference" / "errors.md").read_text()
-
-
-def test_the_outcomes_of_an_attempt_are_those_of_a_settlement() -> None:
-    text = section((DOCS / "reference" / "job-states.md").read_text(), "How an attempt ends")
-    told = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
-    claim = Claim(UUID(int=1), UUID(int=2), "q", "t", 0, {}, b"", 1, 5, 0, 0, False)
-    values: Mapping[str, Any] = {"result": None, "error": "", "reason": "", "backoff": 1, "delay": 1, "effects": None}
-    outcomes = [
-        kind(**{name: values[name] for name in kind.__struct_fields__}) for kind in get_args(settlement.Outcome)
-    ]
-    assert told == {settlement.settle(claim, outcome, 0).outcome for outcome in outcomes} | {"running"}
-
-
-# Commands.
-
-
-def every_command(command: click.Command = program, path: tuple[str, ...] = ("fairlane",)) -> Iterator[tuple[str, ...]]:
-    yield path
-    if isinstance(command, click.Group):
-        for name, inner in command.commands.items():
-            yield from every_command(inner, (*path, name))
-
-
-def help_of(path: tuple[str, ...]) -> str:
-    shown = CliRunner().invoke(program, [*path[1:], "--help"], prog_name="fairlane", terminal_width=100)
-    assert shown.exit_code == 0
-    return shown.output
-
-
-def with_help(text: str) -> str:
-    """The page of commands, with the help of each as it is now."""
-
-    def fill(found: re.Match[str]) -> str:
-        return f"{found[1]}```text\n{help_of(tuple(found[2].split()))}```"
-
-    return re.sub(r"(^## `([^`]+)`$(?:(?!^## ).)*?)```text\n.*?```", fill, text, flags=re.MULTILINE | re.DOTALL)
-
-
-def test_the_page_of_commands_has_the_help_of_each() -> None:
-    text = COMMANDS.read_text()
-    assert set(re.findall(r"^## `(.+)`$", text, re.MULTILINE)) == {" ".join(path) for path in every_command()}
-    assert text == with_help(text), "a command has changed; run: python -m tests.test_docs"
-
-
 # PostgreSQL.
 
 
@@ -545,8 +377,3 @@ async def _execute(url: str, sql: str) -> None:
         await connection.execute(sql)
     finally:
         await connection.close()
-
-
-if __name__ == "__main__":
-    COMMANDS.write_text(with_help(COMMANDS.read_text()))
-    print(f"wrote {os.path.relpath(COMMANDS)}")

@@ -26,7 +26,8 @@ import fairlane
 import fairlane.testing
 import fairlane_pytest
 from fairlane import App, Call, HeldClaim, Job, JobContext, Queue, Task, Worker
-from tests.test_docs import DOCS, Block, blocks, check_command, commands, is_error, members, section
+from tests.test_docs import DOCS, Block, blocks, check_command, commands
+from tests.test_docs_reference import is_error, members, section
 
 GUIDES = sorted((DOCS / "how-to").glob("migrate-from-*.md"))
 SECTIONS = ["What maps to what", "Before", "After", "Move in production", "What differs and may surprise", "Checklist"]

@@ -37,11 +37,6 @@ def slots(context: Mapping[str, Any]) -> int:
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 async def app(clock: ManualClock) -> AsyncIterator[App]:
     SEEN.clear()
     app = App("sqlite://", clock=clock)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import uuid
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -32,18 +31,6 @@ from tests.worker.harness import watched_app, working
 
 if TYPE_CHECKING:
     from fractions import Fraction
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-async def app(clock: ManualClock) -> AsyncIterator[App]:
-    app = App("sqlite://", clock=clock)
-    yield app
-    await app.close()
 
 
 # Arguments and results.

@@ -38,10 +38,9 @@ async def test_what_goes_through_the_proxy_arrives_whole_and_in_order_and_later(
 
 
 def test_a_connection_that_nobody_accepts_is_closed() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with far_away(f"postgresql://postgres@127.0.0.1:{port}/x", 1.0) as url:
-        near = int(url.rpartition(":")[2].partition("/")[0])
-        with socket.create_connection(("127.0.0.1", near), timeout=30) as connection:
-            assert connection.recv(1) == b""
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))  # its port is nobody else's, and it does not listen
+        with far_away(f"postgresql://postgres@127.0.0.1:{deaf.getsockname()[1]}/x", 1.0) as url:
+            near = int(url.rpartition(":")[2].partition("/")[0])
+            with socket.create_connection(("127.0.0.1", near), timeout=30) as connection:
+                assert connection.recv(1) == b""

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from tests.browser.harness import Served, Tab
 from tests.installing import apt_install, may_install, one_at_a_time
@@ -28,7 +28,8 @@ FLAGS = [
 ]
 PACKAGES = ["chromium", "fonts-dejavu-core", "libatomic1"]
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-PATIENCE = 30_000
+PATIENCE = 60_000
+expect.set_options(timeout=PATIENCE)  # its own is 5 s, whatever the context says
 
 
 def find_chromium() -> str | None:
@@ -71,7 +72,7 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Served]:
 @pytest.fixture
 def browser(chromium: str, served: Served) -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS, timeout=PATIENCE)
         yield browser
         browser.close()
 

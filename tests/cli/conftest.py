@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -38,8 +39,23 @@ def fairlane(tmp_path: Path, scratch: Path) -> Fairlane:
 
 
 @pytest.fixture(autouse=True)
-def no_modules_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What a command imports is a test's own: another has a module of the same name."""
+def no_handlers_left() -> Iterator[None]:
+    """A worker that was started in this process has its own way to end, which is none for the tests after it."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def no_modules_left(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a command imports is a test's own: another has a module of the same name.
+
+    Nor is it left as bytecode: Python takes that for the program as long as the file has the same size and was written
+    within the same second, and tests are quicker than that in writing another version.
+    """
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     own = tmp_path_factory.getbasetemp()
     known = set(sys.modules)
     yield

@@ -18,6 +18,8 @@ import pytest
 
 from tests.cli.conftest import Fairlane
 
+WATCHDOG = 60.0
+
 SHOP = """
 from fairlane import App
 
@@ -57,7 +59,7 @@ def running(folder: Path, *arguments: str, **environment: str) -> Iterator[tuple
         yield process, found[1]
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(WATCHDOG)
         process.stdout.close()
 
 
@@ -68,18 +70,18 @@ def test_a_token_is_made_up_and_printed_with_the_address_to_log_in_at(shop: Path
         found = re.match(rf"log in: {address}/login#token=(\S{{20,}})\n", line)
         assert found is not None, line
         headers = {"Authorization": f"Bearer {found[1]}"}
-        assert httpx.get(f"{address}/", headers=headers).status_code == 200
-        assert httpx.get(f"{address}/").status_code == 303
-        assert httpx.get(f"{address}/readyz").text == "ok\n"
+        assert httpx.get(f"{address}/", headers=headers, timeout=WATCHDOG).status_code == 200
+        assert httpx.get(f"{address}/", timeout=WATCHDOG).status_code == 303
+        assert httpx.get(f"{address}/readyz", timeout=WATCHDOG).text == "ok\n"
 
 
 def test_a_token_that_was_given_is_not_printed(shop: Path) -> None:
     url = f"sqlite:///{shop}/shop.db"
     with running(shop, "--url", url, FAIRLANE_DASHBOARD_TOKEN="known-to-everybody") as (process, address):
         headers = {"Authorization": "Bearer known-to-everybody"}
-        assert httpx.get(f"{address}/", headers=headers).status_code == 200
+        assert httpx.get(f"{address}/", headers=headers, timeout=WATCHDOG).status_code == 200
         process.send_signal(signal.SIGTERM)
-        said, _ = process.communicate(timeout=30)
+        said, _ = process.communicate(timeout=WATCHDOG)
         assert said == ""
 
 
@@ -87,12 +89,12 @@ def test_a_token_that_was_given_is_not_printed(shop: Path) -> None:
 def test_it_ends_well_although_somebody_is_looking(shop: Path, number: signal.Signals) -> None:
     with running(shop, "shop:app", "--token", "known-to-everybody") as (process, address):
         headers = {"Authorization": "Bearer known-to-everybody"}
-        with httpx.stream("GET", f"{address}/live?page=/&every=2", headers=headers, timeout=30) as stream:
+        with httpx.stream("GET", f"{address}/live?page=/&every=2", headers=headers, timeout=WATCHDOG) as stream:
             lines = stream.iter_lines()
             assert next(lines).startswith(":")
             process.send_signal(number)
             list(lines)
-        assert process.wait(30) == 0
+        assert process.wait(WATCHDOG) == 0
 
 
 def test_a_port_that_is_taken_is_told_in_one_line(shop: Path, fairlane: Fairlane) -> None:

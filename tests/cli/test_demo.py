@@ -28,8 +28,8 @@ def checked(result: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any
     for act in said["acts"]:
         assert (act["jobs"], act["jobs_run"], act["ran_twice"]) == (600, 600, 0)
         assert act["in_flight_all"] <= 20
-    assert fifo["whale_before"] == 500
-    assert fair["whale_before"] < 250
+    assert fifo["whale_admitted_before"] == 500
+    assert fair["whale_admitted_before"] < 250
     assert fifo["jain"] < 0.2 < 0.7 < fair["jain"]
     assert max(limits["in_flight_whale"], limits["in_flight_small"]) <= 5 < fifo["in_flight_whale"]
     assert limits["rate"]["worst_excess"] <= 0

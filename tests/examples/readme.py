@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -36,12 +35,20 @@ class Running:
                 self._lines.put(line)
         self._lines.put(None)
 
-    def wait_for(self, words: str) -> None:
+    def wait_for(self, words: str) -> str:
+        """The first line that has these words."""
         while (line := self._lines.get(timeout=WATCHDOG)) is not None:
             self.said.append(line)
             if words in line:
-                return
+                return line
         raise AssertionError(f"it ended, and never said {words!r}:\n{''.join(self.said)}")
+
+    def address(self) -> str:
+        """Where its web server listens, once it does: `PORT=0` has let it choose."""
+        line = self.wait_for("Uvicorn running on")
+        found = re.search(r"http://127\.0\.0\.1:\d+", line)
+        assert found is not None, line
+        return found[0]
 
     def stop(self) -> str:
         """Ask it to stop, and wait until it has; all that it said."""
@@ -67,10 +74,9 @@ class Example:
         self.commands: list[str] = [
             line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ ")
         ]
-        self.port = _free_port()
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "FAIRLANE"))}
         path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", "")])
-        own = {"PATH": path, "PORT": str(self.port), "PYTHONUNBUFFERED": "1"}
+        own = {"PATH": path, "PORT": "0", "PYTHONUNBUFFERED": "1"}
         self.environment = {**kept, **own, **environment}
 
     def command(self, words: str) -> str:
@@ -109,9 +115,3 @@ class Example:
         finally:
             program.kill()
             running.end()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port: int = listening.getsockname()[1]
-        return port

@@ -27,9 +27,8 @@ def test_its_own_tests_pass(kind: str, tmp_path: Path, request: pytest.FixtureRe
 
 def test_it_starts_with_one_command_and_confirms_an_order(tmp_path: Path) -> None:
     shop = Example("django_shop", tmp_path)
-    address = f"http://127.0.0.1:{shop.port}/orders"
     with shop.started("start.sh") as running:
-        running.wait_for("Uvicorn running")
+        address = f"{running.address()}/orders"
         with urlopen(Request(address, data=b"customer=ada&cents=4200")) as answer:
             order = json.load(answer)["order"]
         waited = subprocess.run(

@@ -28,10 +28,7 @@ def test_it_passes_its_own_test(example: Example) -> None:
 @pytest.mark.slow
 def test_it_starts_takes_a_webhook_delivers_it_and_stops_in_order(example: Example) -> None:
     with example.started("uvicorn") as site:
-        site.wait_for("Uvicorn running on")
-        taken = httpx.post(
-            f"http://127.0.0.1:{example.port}/webhooks/acme", json={"id": "a-1", "body": "hello"}, timeout=30
-        )
+        taken = httpx.post(f"{site.address()}/webhooks/acme", json={"id": "a-1", "body": "hello"}, timeout=60)
         assert taken.status_code == 202
         site.wait_for("delivered a-1 to acme")
         assert "Application shutdown complete" in site.stop()

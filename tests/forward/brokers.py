@@ -211,6 +211,7 @@ class ThrowawayRabbit(ThrowawayBroker):
         super().__init__()
         (self.folder / "enabled_plugins").write_text("[].\n")
         self._epmd_port = self._distribution_port = 0
+        self._has_served = False
         self._epmd: subprocess.Popen[bytes] | None = None
 
     @property
@@ -221,14 +222,18 @@ class ThrowawayRabbit(ThrowawayBroker):
         super().close()
         self._stop_epmd()
 
-    def _start_on_a_free_port(self) -> None:
-        self._distribution_port = free_port()
+    def _launch(self) -> bool:
+        if self._has_served:
+            return super()._launch()
+        # Others may take these ports too before they are used: each attempt has its own.
+        self._stop_epmd()
+        self._epmd_port, self._distribution_port = free_port(), free_port()
         self._start_epmd()
-        super()._start_on_a_free_port()
+        self._has_served = super()._launch()
+        return self._has_served
 
     def _start_epmd(self) -> None:
         # Left to itself the server starts one in the background, for the whole machine, and leaves it behind.
-        self._epmd_port = free_port()
         self._epmd = subprocess.Popen(
             [*dying_with_us(), found("epmd"), "-port", str(self._epmd_port), "-address", "127.0.0.1"],
             stdin=subprocess.DEVNULL,

@@ -8,9 +8,9 @@ from fairlane import App, Concurrency
 from tests.forward.brokers import ThrowawayBroker, ThrowawayRabbit, ThrowawayRedis
 from tests.forward.paper import PaperForwarder
 from tests.worker.harness import WatchedStore
-from tests.worker.watched import clock, store, watched
+from tests.worker.watched import store, watched
 
-__all__ = ["clock", "store", "watched"]
+__all__ = ["store", "watched"]
 
 # One server for each xdist worker that runs a test on it. A test that stops its broker starts one of its own.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,6 +23,7 @@ from fairlane.testing.postgres import ThrowawayPostgres
 from tests.forward.brokers import ThrowawayBroker
 from tests.forward.members import BIN, Member, dispatcher_of, environment_with, running
 from tests.forward.shop_dramatiq import QUEUE, Shop, make
+from tests.waiting import PATIENCE
 
 MODULE = "tests.forward.shop_dramatiq"
 WATCHDOG = "90s"
@@ -55,6 +57,12 @@ class Running:
             except pika.exceptions.ChannelClosedByBroker:
                 return 0  # its worker has only just started, and declared nothing yet
             return int(declared.method.message_count)
+
+    def has_set_aside(self, count: int) -> None:
+        """Return once so many are. A job is dead before its message is there."""
+        deadline = time.monotonic() + PATIENCE
+        while self.set_aside() < count:
+            assert time.monotonic() < deadline, "Dramatiq has not set it aside"
 
     def runs_of(self, name: str) -> int:
         file = self.folder / name
@@ -136,9 +144,11 @@ def test_a_task_can_cancel_its_job(engine: Running) -> None:
 
 
 def test_a_job_whose_message_dramatiq_sets_aside_for_its_age_is_dead(engine: Running) -> None:
+    before = engine.set_aside()
     job = engine.enqueue("too_old")
     with pytest.raises(JobFailed, match="set its message aside"):
         job.result_sync(WATCHDOG)
+    engine.has_set_aside(before + 1)
     assert engine.runs_of("too_old") == 0
 
 
@@ -156,10 +166,11 @@ def test_retries_of_dramatiq_keep_the_claim_and_count_as_one_attempt(engine: Run
 
 
 def test_a_job_that_dramatiq_gives_up_is_dead(engine: Running) -> None:
-    before = engine.runs_of("given_up_by_dramatiq")
+    before, set_aside = engine.runs_of("given_up_by_dramatiq"), engine.set_aside()
     with pytest.raises(JobFailed, match="the mail server is away"):
         engine.run("given_up_by_dramatiq")
     assert engine.runs_of("given_up_by_dramatiq") == before + 3
+    engine.has_set_aside(set_aside + 1)
 
 
 def test_a_routed_actor_sends_through_fairlane(engine: Running) -> None:

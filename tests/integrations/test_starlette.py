@@ -172,7 +172,6 @@ import fairlane.worker.worker
 from starlette.applications import Starlette
 from fairlane import App
 from fairlane.integrations.starlette import lifespan
-from tests.waiting import PATIENCE
 
 
 async def die(*_):

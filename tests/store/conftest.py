@@ -47,11 +47,6 @@ async def connection(postgres_url: str) -> AsyncIterator[asyncpg.Connection[Any]
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 async def store(database: Database, clock: ManualClock) -> Store:
     """An open store whose time moves only when the test says so."""
     return await database.open(clock)

@@ -6,13 +6,13 @@ import asyncio
 import random
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import asyncpg
 import msgspec
 import pytest
 
-from fairlane.clock import Instant, ManualClock
+from fairlane.clock import ManualClock
 from fairlane.errors import ConfigurationError
 from fairlane.job import Claim, JobRecord, State
 from fairlane.policy import Concurrency, Fair, Policy, Rate
@@ -21,14 +21,11 @@ from fairlane.policy.keys import gate_id, select
 from fairlane.policy.overrides import Kind, Override
 from fairlane.scheduler.figures import Held, KeyFigures
 from fairlane.scheduler.settlement import Died, Done, Failed, Outcome, Released, Snoozed
-from fairlane.store import adding_up, key_rows
 from fairlane.store.auditing import Note
-from fairlane.store.figures import KeySort, Tallied, WorkerReport
+from fairlane.store.figures import KeySort, WorkerReport
 from fairlane.store.operators import JobFilter
-from fairlane.store.postgres import tallying as postgres_tallying
 from fairlane.store.protocol import Store
 from fairlane.store.sqlite import SqliteStore
-from fairlane.store.sqlite.figures import Figures as SqliteFigures
 from tests.store.harness import MINUTE, SECOND, Database, claim, finish, given_jobs, worker_named
 
 ACCOUNT: By = ("account",)
@@ -306,140 +303,6 @@ async def test_a_limit_that_is_no_more_holds_nobody_back(store: Store) -> None:
     assert (await store.survey(["webhooks"]))[0].held == {}
 
 
-@pytest.fixture
-def shedding(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-    """Whether any tally that waits is one too many."""
-
-    def shed(on: bool) -> None:
-        monkeypatch.setattr(adding_up, "MOST_TALLIES", 0 if on else 20_000)
-
-    return shed
-
-
-async def held_by_gates(store: Store, policy: Policy) -> dict[tuple[By, tuple[str | None, ...]], tuple[str, ...]]:
-    """Whom limits hold back, asked of every gate that there can be."""
-    found: dict[tuple[By, tuple[str | None, ...]], tuple[str, ...]] = {}
-    for bound in sorted(policy.bound, key=lambda bound: bound.name):
-        by = bound.limit.by
-        for key in {select(by, job.keys, job.priority) for job in await every_job(store, policy.queue)} if by else ():
-            gates, _ = await store.gates_named([gate_id(policy.queue, bound.name, key)], [])
-            if gates and gates[0].waiting:
-                found[by, key] = (*found.get((by, key), ()), bound.name)
-    return found
-
-
-@pytest.mark.parametrize("seed", range(3))
-async def test_figures_equal_the_truth_where_tallies_are_shed(
-    store: Store, clock: ManualClock, shedding: Callable[[bool], None], seed: int
-) -> None:
-    dice = random.Random(seed)
-    policy = Policy(
-        "webhooks", fair=Fair(by="account"), limits=(Concurrency(2, by="account"), Concurrency(3, by="endpoint"))
-    )
-    await store.declare(policy)
-    held: list[Claim] = []
-    for nth in range(6):
-        shedding(nth % 2 == 0)
-        for _ in range(25):
-            await live(store, clock, policy, dice, held)
-        await given_jobs(store, policy, keys(nth % 4, nth % 3), 4)
-        held += await claim(store, "webhooks", 20)
-        await assert_true(store, policy)
-        shown = {
-            (by, each.key): each.held_by for by in policy.scopes for each in await all_keys(store, by) if each.held_by
-        }
-        assert shown == await held_by_gates(store, policy)
-        assert shown != {}
-
-
-async def test_what_is_shed_is_missing_from_keys_and_not_from_minutes(
-    store: Store, clock: ManualClock, shedding: Callable[[bool], None]
-) -> None:
-    await store.declare(POLICY)
-    await given_jobs(store, POLICY, keys("acme"), 6)
-    await finish(store, await claim(store, "webhooks", 10), ran=SECOND)
-    await claim(store, "webhooks", 1)
-    await tally_all(store)
-    clock.advance("1m")
-    shedding(True)
-    await finish(store, await claim(store, "webhooks", 10), ran=SECOND)
-    await claim(store, "webhooks", 10)
-    tallied = await store.tally("webhooks")
-    assert (tallied.shed, tallied.more) == (2, False)
-    acme = await figures_of(store, "acme")
-    assert (acme.waiting, acme.running, acme.held_by, acme.done) == (1, 2, ("concurrency:account",), 2)
-    first, second = (await store.minutes(["webhooks"], 0))["webhooks"]
-    assert (first.arrived, first.started, first.ended) == (6, 3, 2)
-    assert (second.started, second.ended, second.ran) == (2, 1, SECOND)
-    (queue,) = await store.survey(["webhooks"])
-    assert (queue.untallied, queue.held) == (0, {"concurrency:account": Held(1, 1)})
-    assert (await store.tally("webhooks")).shed == 0
-
-
-async def test_a_claim_while_tallies_are_shed_is_counted_once(
-    shared_database: Database, shedding: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, other = await shared_database.open(), await shared_database.open()
-    await store.declare(POLICY)
-    for account in range(20):
-        await given_jobs(store, POLICY, keys(account), 3)
-    await claim(store, "webhooks", 20)
-    between: list[Claim] = []
-    count_on_postgres, count_on_sqlite = postgres_tallying._Pass._count_anew, SqliteFigures._tally
-
-    async def count_after_a_claim_on_postgres(self: postgres_tallying._Pass, adding: adding_up.AddingUp) -> None:
-        between.extend(await claim(other, "webhooks", 7))
-        await count_on_postgres(self, adding)
-
-    async def count_after_a_claim_on_sqlite(self: SqliteFigures, queue: str, now: Instant, limit: int) -> Tallied:
-        between.extend(await claim(other, "webhooks", 7))
-        return await count_on_sqlite(self, queue, now, limit)
-
-    monkeypatch.setattr(postgres_tallying._Pass, "_count_anew", count_after_a_claim_on_postgres)
-    monkeypatch.setattr(SqliteFigures, "_tally", count_after_a_claim_on_sqlite)
-    shedding(True)
-    assert (await store.tally("webhooks")).shed > 0
-    assert between
-    shedding(False)
-    monkeypatch.undo()
-    await assert_true(store, POLICY)
-
-
-async def test_a_crash_while_tallies_are_shed_leaves_keys_to_be_counted(
-    store: Store, shedding: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await store.declare(POLICY)
-    await given_jobs(store, POLICY, keys("acme"), 5)
-    await claim(store, "webhooks", 1)
-    await tally_all(store)
-    await claim(store, "webhooks", 10)
-
-    def crash(self: adding_up.AddingUp) -> adding_up.Counting:
-        raise RuntimeError("the plug was pulled")
-
-    shedding(True)
-    with monkeypatch.context() as patched:
-        patched.setattr(adding_up.AddingUp, "counting", crash)
-        with pytest.raises(RuntimeError, match="plug"):
-            await store.tally("webhooks")
-    shedding(False)
-    await assert_true(store, POLICY)
-
-
-async def test_tallies_of_many_bytes_are_shed_though_they_are_few(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(adding_up, "MOST_BYTES", 100)
-    await store.declare(POLICY)
-    await given_jobs(store, POLICY, keys("acme"), 1)
-    await claim(store, "webhooks", 1)
-    assert (await store.tally("webhooks")).shed == 0
-    await given_jobs(store, POLICY, keys("a" * 100), 1)
-    await claim(store, "webhooks", 1)
-    assert (await store.tally("webhooks")).shed == 1
-    await assert_true(store, POLICY)
-
-
 async def test_minutes_say_what_happened_when(store: Store, clock: ManualClock) -> None:
     await store.declare(POLICY)
     first = clock.now() // MINUTE
@@ -460,102 +323,6 @@ async def test_minutes_say_what_happened_when(store: Store, clock: ManualClock) 
     clock.advance("24h")
     await tally_all(store)
     assert [each.minute for each in (await store.minutes(["webhooks"], 0))["webhooks"]] == [first + 1]
-
-
-@pytest.mark.parametrize("sort", list(KeySort))
-async def test_paging_brings_every_key_once_under_every_order(store: Store, clock: ManualClock, sort: KeySort) -> None:
-    dice = random.Random(5)
-    names = ("webhooks", "webhooks__p1")
-    for name in names:
-        policy = Policy(name, fair=Fair(by="account"), keys=("account", "endpoint"))
-        await store.declare(policy)
-        for account in range(12):
-            clock.advance("1s")
-            await given_jobs(store, policy, keys(account % 9), dice.randrange(1, 4))
-        await finish(store, await claim(store, name, 5))
-        await claim(store, name, 3)
-        await tally_all(store, name)
-    whole = await all_keys(store, ACCOUNT, names, sort, limit=100)
-    assert len(whole) == 18
-    assert await all_keys(store, ACCOUNT, names, sort, limit=1) == whole
-    assert await all_keys(store, ACCOUNT, names, sort, limit=7) == whole
-    values = [
-        {
-            KeySort.WAITING: -each.waiting,
-            KeySort.RUNNING: -each.running,
-            KeySort.DONE: -each.done,
-            KeySort.STARTED: -(each.started_at or 0),
-            KeySort.NAME: 0,
-        }[sort]
-        for each in whole
-    ]
-    assert values == sorted(values)
-    if sort is KeySort.NAME:
-        assert [each.key for each in whole] == sorted(each.key for each in whole)
-
-
-async def test_keys_are_found_by_a_part_of_their_name_whatever_the_case(store: Store) -> None:
-    await store.declare(POLICY)
-    for account in ("Acme", "acme_2", "50%", "Straße", 'quote"\\', None):
-        await given_jobs(store, POLICY, keys(account))
-    await claim(store, "webhooks", 1)
-    await tally_all(store)
-
-    async def found(search: str) -> list[str | None]:
-        page = await store.list_keys(["webhooks"], ACCOUNT, search=search, sort=KeySort.NAME)
-        return [figures.key[0] for _, figures in page.keys]
-
-    assert await found("ACME") == ["Acme", "acme_2"]
-    assert await found("_") == ["acme_2"]
-    assert await found("%") == ["50%"]
-    assert await found("sTRASSE") == []
-    assert await found("STRAß") == ["Straße"]
-    assert await found('"\\') == ['quote"\\']
-    assert await found("\x00") == await found("\ud800") == []
-    assert len(await found("")) == 6
-
-
-@pytest.mark.parametrize("sort", list(KeySort))
-@pytest.mark.parametrize("few", [0, 100], ids=["many are found", "few are found"])
-async def test_a_search_brings_what_the_list_has_of_it_page_by_page(
-    store: Store, monkeypatch: pytest.MonkeyPatch, sort: KeySort, few: int
-) -> None:
-    monkeypatch.setattr(key_rows, "FEW", few)
-    names = ("webhooks", "webhooks__p1")
-    for nth, name in enumerate(names):
-        policy = Policy(name, fair=Fair(by="account"), limits=(Concurrency(1, by="account"),))
-        await store.declare(policy)
-        for account in range(15):
-            await given_jobs(store, policy, {"account": f"a{account}"}, 1 + account % (3 + nth))
-        await finish(store, await claim(store, name, 4))
-        await claim(store, name, 20)
-        await tally_all(store, name)
-    for held_only in (False, True):
-        whole = (await store.list_keys(names, ACCOUNT, sort=sort, held_only=held_only)).keys
-        expected = [each for each in whole if "1" in str(each[1].key[0])]
-        assert len(expected) < len(whole)
-        for limit in (1, 3, 50):
-            found, after = [], None
-            while True:
-                page = await store.list_keys(
-                    names, ACCOUNT, sort=sort, search="1", held_only=held_only, after=after, limit=limit
-                )
-                found += page.keys
-                after = page.after
-                if after is None:
-                    break
-            assert found == expected
-
-
-async def test_only_held_keys_can_be_listed(store: Store) -> None:
-    await store.declare(POLICY)
-    await given_jobs(store, POLICY, keys("acme"), 5)
-    await given_jobs(store, POLICY, keys("globex"), 1)
-    await claim(store, "webhooks", 10)
-    await tally_all(store)
-    for sort in KeySort:
-        page = await store.list_keys(["webhooks"], ACCOUNT, sort=sort, held_only=True)
-        assert [figures.key for _, figures in page.keys] == [("acme",)]
 
 
 async def test_jobs_that_no_claim_has_seen_are_told_apart(store: Store) -> None:

@@ -24,11 +24,6 @@ PLAIN = Policy("webhooks")
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 async def store(postgres_url: str, clock: ManualClock) -> AsyncIterator[PostgresStore]:
     store = PostgresStore(postgres_url, clock=clock)
     await store.open()

@@ -56,11 +56,6 @@ MISPLACED = """
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 async def store(postgres_url: str, clock: ManualClock) -> AsyncIterator[PostgresStore]:
     store = PostgresStore(postgres_url, clock=clock)
     await store.open()

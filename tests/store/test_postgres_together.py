@@ -24,11 +24,6 @@ CROWD = 6
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 async def stores(postgres_url: str, clock: ManualClock) -> AsyncIterator[list[PostgresStore]]:
     """Claimers that ask in public, each as if it were a process of its own."""
     opened = [PostgresStore(postgres_url, clock=clock, application_name=f"store {n}") for n in range(CROWD)]

@@ -55,11 +55,6 @@ def shown(jobs: list[JobRecord]) -> list[str]:
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(datetime(2030, 1, 1, tzinfo=UTC))
-
-
-@pytest.fixture
 async def app(database: Database, clock: ManualClock, stack: AsyncExitStack) -> App:
     app = program(database, clock)
     stack.push_async_callback(app.close)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import socket
 import sqlite3
@@ -178,7 +179,7 @@ async def test_every_process_of_a_pool_answers_at_a_port_of_its_own(url: str, sh
 
 def _free_ports(count: int) -> int:
     """The first of so many ports in a row that were free a moment ago."""
-    for port in range(20_000 + (hash(str(count)) % 5_000), 60_000, count):
+    for port in range(20_000 + os.getpid() % 5_000, 60_000, count):
         with socket.socket() as one, socket.socket() as other:
             try:
                 one.bind(("127.0.0.1", port))

@@ -6,9 +6,9 @@ import pytest
 
 from fairlane import App
 from tests.worker.harness import WatchedStore
-from tests.worker.watched import clock, store, watched
+from tests.worker.watched import store, watched
 
-__all__ = ["clock", "store", "watched"]
+__all__ = ["store", "watched"]
 
 
 @pytest.fixture

@@ -21,11 +21,6 @@ from tests.waiting import until
 from tests.worker.harness import WatchedStore, reaches, turns, watched_app, working
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
 def a_shop(clock: ManualClock) -> tuple[App, WatchedStore, Task[[str], None]]:
     app, store = watched_app(clock)
     app.queue("mail", keys=["account"])

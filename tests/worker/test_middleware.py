@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -15,19 +15,11 @@ from fairlane import (
     Enqueued,
     InvalidJob,
     JobContext,
-    ManualClock,
     Middleware,
     Retry,
     State,
 )
 from fairlane.testing import run_until_idle
-
-
-@pytest.fixture
-async def app() -> AsyncIterator[App]:
-    app = App("sqlite://", clock=ManualClock())
-    yield app
-    await app.close()
 
 
 class Noting(Middleware):

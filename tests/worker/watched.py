@@ -9,12 +9,7 @@ import pytest
 from fairlane import App, ManualClock
 from tests.worker.harness import WatchedStore, watched_app
 
-__all__ = ["clock", "store", "watched"]
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
+__all__ = ["store", "watched"]
 
 
 @pytest.fixture

@@ -57,7 +57,10 @@ class Figures(msgspec.Struct, frozen=True):
     last_small_share: float
     """The same as a fraction of the total."""
     whale_before: int
-    """Jobs of the whale that had ended when the last job of a small tenant had: order, whatever the machine's speed."""
+    """Jobs of the whale that had ended when the last job of a small tenant had."""
+    whale_admitted_before: int
+    """Those that had been admitted when the last job of a small tenant was: the order of the policy alone, also where a
+    process stands still with what it was given."""
     jain: float
     """Jain index of the worker-seconds that each tenant got while every tenant still had work waiting, which is until
     the first of them starts its last job. 1.0: all had the same. 1/tenants: one had everything."""
@@ -74,6 +77,7 @@ def measure(act: Act, workload: Workload, runs: Sequence[Run]) -> Figures:
     began = min(run.started_at for run in runs)
     ended = max(run.ended_at for run in runs)
     small_ended = max((run.ended_at for run in runs if class_of(run.tenant) == "small"), default=began)
+    small_admitted = max((run.admitted_at for run in runs if class_of(run.tenant) == "small"), default=0)
     by_tenant = highest_in_flight(runs, lambda run: run.tenant)
     times = Counter(run.number for run in runs)
     limit = act.in_flight_limit
@@ -87,6 +91,7 @@ def measure(act: Act, workload: Workload, runs: Sequence[Run]) -> Figures:
         last_small=(small_ended - began) / SECOND,
         last_small_share=(small_ended - began) / (ended - began),
         whale_before=sum(run.ended_at <= small_ended for run in runs if class_of(run.tenant) == WHALE),
+        whale_admitted_before=sum(run.admitted_at <= small_admitted for run in runs if class_of(run.tenant) == WHALE),
         jain=jain_index(worker_time(runs, backlogged_until(runs)).values()),
         in_flight_whale=max((most for tenant, most in by_tenant.items() if class_of(tenant) == WHALE), default=0),
         in_flight_small=max((most for tenant, most in by_tenant.items() if class_of(tenant) == "small"), default=0),

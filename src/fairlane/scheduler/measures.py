@@ -178,8 +178,12 @@ def describe(policy: Policy) -> str:
 def jain_index(values: Iterable[float]) -> float:
     """1.0 when all have the same, 1/n when one of n has everything (Jain, Chiu and Hawe 1984)."""
     listed = list(values)
-    squares = sum(value * value for value in listed)
-    return sum(listed) ** 2 / (len(listed) * squares) if squares else 1.0
+    most = max(listed, default=0)
+    if not most:
+        return 1.0
+    # Compared with the largest: squares of what is very small have no digits left.
+    shares = [value / most for value in listed]
+    return sum(shares) ** 2 / (len(listed) * sum(share * share for share in shares))
 
 
 def _percentile(ordered: Sequence[int], share: float) -> int:
