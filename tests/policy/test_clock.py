@@ -52,7 +52,11 @@ def test_a_timedelta_keeps_every_microsecond(duration: timedelta) -> None:
     assert timedelta(microseconds=microseconds(duration)) == duration
 
 
-@given(st.datetimes(timezones=st.just(UTC) | st.just(timezone(timedelta(hours=5, minutes=45)))))
+KATHMANDU = timezone(timedelta(hours=5, minutes=45))
+
+
+# The first hours of the year 1 east of Greenwich lie before the first moment that UTC can tell.
+@given(st.datetimes(datetime(1, 1, 2), timezones=st.just(UTC) | st.just(KATHMANDU)))  # noqa: DTZ001
 def test_an_instant_and_its_datetime_are_the_same_moment(moment: datetime) -> None:
     assert as_datetime(as_instant(moment)) == moment
 
@@ -143,3 +147,4 @@ async def _settle() -> None:
 def test_an_instant_that_no_datetime_can_hold_is_told_as_the_last_or_the_first() -> None:
     assert as_datetime(9 * 10**18) == datetime.max.replace(tzinfo=UTC)
     assert as_datetime(-(9 * 10**18)) == datetime.min.replace(tzinfo=UTC)
+    assert as_datetime(as_instant(datetime.min.replace(tzinfo=KATHMANDU))) == datetime.min.replace(tzinfo=UTC)

@@ -28,7 +28,10 @@ __all__ = ["FOLLOW_UPS", "Run", "follow_up_of", "killed_while_it_acks", "run_tog
 
 FOLLOW_UPS = Policy("follow-ups")
 ROOT = Path(__file__).resolve().parent.parent.parent
-WATCHDOG = 120.0
+WATCHDOG = 600.0
+"""Seconds after which processes that hang have failed. Never the measure of anything."""
+AHEAD = 20
+"""Acks by which a process may be ahead of whoever kills it, and who may be slow: its jobs never run out."""
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -58,7 +61,7 @@ async def killed_while_it_acks(database: Database, acks: int) -> None:
     assert process.stdin is not None
     assert process.stdout is not None
     assert await process.stdout.readline() == b"ready\n", "a process did not come up; its error is on stderr"
-    process.stdin.write(b"go\n")
+    process.stdin.write(b"go\n" * (1 + acks + AHEAD))
     for _ in range(acks):
         assert await asyncio.wait_for(process.stdout.readline(), WATCHDOG) == b"acked\n"
     process.kill()
@@ -129,11 +132,12 @@ async def work(database: Database, outcome: Callable[[Claim], Outcome] = lambda 
 
 
 async def ack(database: Database) -> list[str]:
-    """Claim and ack with effects until nothing is left, and say so each time."""
+    """Claim and ack with effects, once for each line that it is given, and say so each time."""
     store = await database.open()
     _wait_for_the_others()
     while claims := await claim(store, "webhooks", 1):
         for each in claims:
+            sys.stdin.readline()
             (job,) = new_jobs(FOLLOW_UPS)
             effects = StampedEffects((msgspec.structs.replace(job, id=follow_up_of(each.id)),), {str(each.id): b"1"})
             assert await store.settle([settle(each, Done(None, effects), 1)]) == []

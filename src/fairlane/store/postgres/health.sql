@@ -47,7 +47,7 @@ where c.relnamespace = 'fairlane'::regnamespace and c.relkind = 'r'
 order by dead desc, name
 
 -- name: select_horizon_holders
--- Autovacuum's own workers hold nothing back. $1 how many
+-- Autovacuum's own processes hold nothing back. $1 how many
 select h.*
 from (
     select 'session' as kind, coalesce(nullif(a.application_name, ''), a.backend_type, '') as name, a.pid,
@@ -56,7 +56,8 @@ from (
         greatest(age(a.backend_xmin), age(a.backend_xid), 0) as transactions
     from pg_stat_activity a
     where coalesce(a.backend_xmin, a.backend_xid) is not null and a.pid <> pg_backend_pid()
-      and a.backend_type <> 'autovacuum worker' and (a.datname = current_database() or a.datname is null)
+      and a.backend_type not in ('autovacuum launcher', 'autovacuum worker')
+      and (a.datname = current_database() or a.datname is null)
     union all
     select 'prepared transaction', p.gid, null, p.owner::text, 'prepared',
         (extract(epoch from clock_timestamp() - p.prepared) * 1000000)::bigint, greatest(age(p.transaction), 0)
