@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
 PATIENCE = 60.0
@@ -28,3 +29,12 @@ async def until_found(look: Callable[[], Awaitable[object]], within: float = PAT
     async with asyncio.timeout(within):
         while not await look():  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(REST)
+
+
+def until_blocking(is_so: Callable[[], object], within: float = PATIENCE) -> None:
+    """The same for a test without an event loop."""
+    deadline = time.monotonic() + within
+    while not is_so():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"it was not so within {within:g} s")
+        time.sleep(REST)

@@ -122,9 +122,14 @@ async def test_many_who_look_at_the_same_page_cost_one_render_an_interval(site: 
 
 
 async def test_what_an_operator_sees_is_never_sent_to_a_viewer(site: Site, clock: ManualClock) -> None:
-    async with opened(site), opened(site, role=Role.VIEWER):
+    page = "/queues/webhooks"
+    async with opened(site, page) as operators, opened(site, page, role=Role.VIEWER) as viewers:
         await tick(clock, 2)
-        await until(lambda: site.dashboard.live.renders == 2)
+        seen, shown = await operators.part(), await viewers.part()
+        assert site.dashboard.live.renders == 2
+    assert "/do/pause" in seen
+    assert "/do/" not in shown
+    assert "webhooks" in shown
 
 
 async def test_nothing_is_rendered_for_those_who_have_gone(site: Site, clock: ManualClock) -> None:

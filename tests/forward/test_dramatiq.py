@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,7 +22,7 @@ from fairlane.testing.postgres import ThrowawayPostgres
 from tests.forward.brokers import ThrowawayBroker
 from tests.forward.members import BIN, Member, dispatcher_of, environment_with, running
 from tests.forward.shop_dramatiq import QUEUE, Shop, make
-from tests.waiting import PATIENCE
+from tests.waiting import until_blocking
 
 MODULE = "tests.forward.shop_dramatiq"
 WATCHDOG = "90s"
@@ -60,9 +59,7 @@ class Running:
 
     def has_set_aside(self, count: int) -> None:
         """Return once so many are. A job is dead before its message is there."""
-        deadline = time.monotonic() + PATIENCE
-        while self.set_aside() < count:
-            assert time.monotonic() < deadline, "Dramatiq has not set it aside"
+        until_blocking(lambda: self.set_aside() >= count)
 
     def runs_of(self, name: str) -> int:
         file = self.folder / name
@@ -190,9 +187,8 @@ def test_options_of_a_call_and_headers_of_a_job_travel_to_dramatiq(engine: Runni
 def test_what_is_sent_past_fairlane_runs_as_ever(engine: Running) -> None:
     before = engine.runs_of("sent_past_fairlane")
     engine.shop.actors["sent_past_fairlane"].send()
-    # One thread a time takes from the queue: what came before has begun by then, and most likely ended.
-    while engine.runs_of("sent_past_fairlane") == before:
-        engine.run("add", 1)
+    until_blocking(lambda: engine.runs_of("sent_past_fairlane") > before)
+    assert engine.run("add", 1) == 2
 
 
 # Without processes.
