@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from fairlane.clock import SECOND, Instant, duration_text
 from fairlane.errors import InvalidPolicy
+from fairlane.parameters import shown
 from fairlane.policy.by import By, normalize_by, repr_by
 from fairlane.policy.checking import as_whole, duration_above_zero, is_number, is_whole
 from fairlane.policy.gates import Ending, GateState
@@ -88,15 +89,16 @@ class AdaptiveConcurrency:
         smoothing: float = SMOOTHING,
         by: str | tuple[str, ...] | None = None,
     ) -> None:
-        what = f"AdaptiveConcurrency(start={start!r}, min={min!r}, max={max!r})"
+        what = f"AdaptiveConcurrency(start={shown(start)}, min={shown(min)}, max={shown(max)})"
         _check_bounds(what, start, min, max)
         if not is_number(decrease) or not 0 < decrease < 1:
             raise InvalidPolicy(
-                f"{what}: decrease={decrease!r} would not lower the cap on a failure; give a factor between 0 and 1"
+                f"{what}: decrease={shown(decrease)} would not lower the cap on a failure; "
+                "give a factor between 0 and 1"
             )
         if not is_number(smoothing) or not 0 < smoothing <= 1:
             raise InvalidPolicy(
-                f"{what}: smoothing={smoothing!r} is not the weight of one run in an average; "
+                f"{what}: smoothing={shown(smoothing)} is not the weight of one run in an average; "
                 "give a number above 0 (at 0 it would never move) and at most 1"
             )
         object.__setattr__(self, "start", _clamped(START, min, max) if start is None else start)
@@ -242,7 +244,7 @@ class AdaptiveConcurrency:
 
 def _check_bounds(what: str, start: int | None, least: int, most: int) -> None:
     for name, value in (("start", start), ("min", least), ("max", most)):
-        if value is not None and not is_whole(value):
+        if not is_whole(value) and (value is not None or name != "start"):
             raise InvalidPolicy(f"{what}: `{name}` is a whole number of jobs, not a {type(value).__name__}")
     if least < 1:
         raise InvalidPolicy(

@@ -9,6 +9,7 @@ import msgspec
 
 from fairlane.clock import Instant
 from fairlane.errors import InvalidPolicy
+from fairlane.parameters import shown
 from fairlane.policy.by import By, normalize_by, repr_by
 from fairlane.policy.checking import as_whole, is_whole
 from fairlane.policy.gates import Ending, GateState
@@ -41,11 +42,11 @@ class Backlog:
     """Queues do not share it."""
 
     def __init__(self, max: int, *, by: str | tuple[str, ...] | None = None, when_full: WhenFull = "signal") -> None:
-        what = f"Backlog({max!r})"
+        what = f"Backlog({shown(max)})"
         if not is_whole(max) or not 1 <= max <= MAX_COUNT:
             raise InvalidPolicy(f"{what}: the maximum is a whole number of waiting jobs, from 1 to {MAX_COUNT:,}")
         if when_full not in ("signal", "reject"):
-            raise InvalidPolicy(f"{what}: when_full={when_full!r} is unknown; use 'signal' or 'reject'")
+            raise InvalidPolicy(f"{what}: when_full={shown(when_full)} is unknown; use 'signal' or 'reject'")
         object.__setattr__(self, "max", max)
         object.__setattr__(self, "by", normalize_by(what, by))
         object.__setattr__(self, "when_full", when_full)

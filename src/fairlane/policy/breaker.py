@@ -19,6 +19,7 @@ import msgspec
 
 from fairlane.clock import SECOND, Instant, duration_text
 from fairlane.errors import InvalidPolicy
+from fairlane.parameters import shown
 from fairlane.policy.by import By, normalize_by, repr_by
 from fairlane.policy.checking import as_whole, duration_above_zero, is_whole
 from fairlane.policy.gates import Ending, GateState
@@ -89,12 +90,13 @@ class Breaker:
         probes: int = 1,
         by: str | tuple[str, ...] | None = None,
     ) -> None:
-        what = f"Breaker({failures!r})"
+        what = f"Breaker({shown(failures)})"
         if not is_whole(failures) or not 1 <= failures <= MOST_FAILURES:
             raise InvalidPolicy(f"{what}: it opens after a whole number of failures, from 1 to {MOST_FAILURES}")
         if not is_whole(probes) or not 1 <= probes <= MAX_COUNT:
             raise InvalidPolicy(
-                f"{what}: probes={probes!r} is not a whole number of at least 1; without a probe it would stay open"
+                f"{what}: probes={shown(probes)} is not a whole number of at least 1; "
+                "without a probe it would stay open"
             )
         object.__setattr__(self, "failures", failures)
         object.__setattr__(self, "within", duration_above_zero(what, "within", within))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from fairlane.errors import InvalidPolicy
+from fairlane.parameters import shown
 
 __all__ = ["NAME", "By", "checked_name", "normalize_by", "repr_by", "repr_name"]
 
@@ -17,22 +19,28 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}\Z")
 _SHARED_NAME = re.compile(rf"{NAME}\Z")
 
 
-def normalize_by(what: str, by: str | tuple[str, ...] | None) -> By:
-    """`"account"`, `("account", "region")` or nothing, as a tuple of names; `what` names the policy in errors."""
-    names = () if by is None else (by,) if isinstance(by, str) else tuple(by)
+def normalize_by(what: str, by: str | tuple[str, ...] | None, parameter: str = "by") -> By:
+    """`"account"`, `("account", "region")` or nothing, as a tuple of names; `what` and `parameter` say in errors where
+    they were given."""
+    names: Any = () if by is None and parameter == "by" else by if isinstance(by, tuple | list) else (by,)
     for name in names:
         if not _is_name(name):
-            raise InvalidPolicy(f"{what}: by={by!r} is not a key's name; use letters, digits and underscores")
+            raise InvalidPolicy(
+                f"{what}: {parameter}={shown(by)} is not a key's name; give one, such as {parameter}='account', or a "
+                "tuple of them, in letters, digits and underscores"
+            )
     if len(set(names)) != len(names):
-        raise InvalidPolicy(f"{what}: by={by!r} names a key twice")
-    return names
+        raise InvalidPolicy(f"{what}: {parameter}={shown(by)} names a key twice; leave one of them out")
+    return tuple(names)
 
 
 def checked_name(what: str, name: object) -> str | None:
     """The name by which queues share a limit, if it has one."""
     if name is None or (isinstance(name, str) and _SHARED_NAME.match(name) is not None):
         return name
-    raise InvalidPolicy(f"{what}: name={name!r} is no name; use letters, digits, '_', '.', '-' and at most 120 of them")
+    raise InvalidPolicy(
+        f"{what}: name={shown(name)} is no name; use letters, digits, '_', '.', '-' and at most 120 of them"
+    )
 
 
 def repr_by(by: By) -> str:

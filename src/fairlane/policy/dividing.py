@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import msgspec
 
-from fairlane.errors import ConfigurationError, InvalidPolicy
+from fairlane.errors import InvalidPolicy
 from fairlane.policy.by import By
 from fairlane.policy.gates import Limit
 from fairlane.policy.kinds import read_limit
@@ -20,7 +20,7 @@ from fairlane.policy.partitions import Partition, partition_name
 from fairlane.policy.policy import Policy
 from fairlane.policy.sequence import Sequence
 
-__all__ = ["adopted", "as_divided", "divided", "logical", "partitioned", "sibling"]
+__all__ = ["as_divided", "differing", "divided", "division", "logical", "partitioned", "sibling"]
 
 
 def divided(policy: Policy, width: int, by: By = (), per_partition: Iterable[Limit] = ()) -> tuple[Policy, ...]:
@@ -35,7 +35,7 @@ def divided(policy: Policy, width: int, by: By = (), per_partition: Iterable[Lim
                 )
             # Its jobs carry them all the same: it can be divided while they wait.
             keys = tuple(sorted({*policy.stamped_keys, *by}))
-        return (replace(policy, limits=(*policy.limits, *own), keys=keys),)
+        return (_concise(replace(policy, limits=(*policy.limits, *own), keys=keys)),)
     first = partitioned(policy, Partition(of=policy.queue, index=0, width=width, by=by), own)
     return tuple(sibling(first, index) for index in range(width))
 
@@ -49,8 +49,20 @@ def partitioned(policy: Policy, place: Partition, per_partition: Iterable[Limit]
                 f"queue {policy.queue!r}: per_partition has {limit!r}, which other queues share by its name; "
                 "put it into limits, or leave the name out"
             )
+    fair = policy.fair
+    if fair is not None and fair.from_job is not None and not place.determines(fair.by):
+        raise InvalidPolicy(
+            f"queue {place.of!r}: {fair!r} looks across partitions, and a weight that a job brings along is known only "
+            f"where that job is; partition by its key: partition_by={fair.by[0]!r}, or give the weights by key"
+        )
     limits = (*_crossing(place, policy.limits), *own)
-    return replace(policy, limits=limits, partition=msgspec.structs.replace(place, own=len(own)))
+    return _concise(replace(policy, limits=limits, partition=msgspec.structs.replace(place, own=len(own))))
+
+
+def _concise(policy: Policy) -> Policy:
+    """Without `keys` that say no more than the policy does: however it is divided, it then reads the same."""
+    concise = replace(policy, keys=())
+    return concise if policy.keys and concise.stamped_keys == policy.stamped_keys else policy
 
 
 def sibling(policy: Policy, index: int) -> Policy:
@@ -70,33 +82,40 @@ def logical(policy: Policy) -> tuple[Policy, tuple[Limit, ...]]:
     return replace(policy, queue=place.of, limits=limits, partition=None), own
 
 
-def as_divided(stored: Policy, declared: Policy) -> Policy:
-    """A declaration, with what it does not say: how far a change of the width has come.
+def division(policy: Policy) -> tuple[int, By]:
+    """How many partitions a queue has, and by which keys."""
+    place = policy.partition
+    return (1, ()) if place is None or place.width == 1 else (place.width, place.by)
 
-    Refused where it divides the queue otherwise than it is: its jobs would go where nobody looks for them.
+
+def as_divided(stored: Policy, declared: Policy) -> Policy:
+    """A declaration, divided as the queue is: only an operator changes that, never a program that starts.
+
+    `InvalidPolicy` where a declared limit cannot hold under the stored division.
     """
     before, after = stored.partition, declared.partition
-    name = (before or after or Partition(of=declared.queue, index=0, width=1)).of
-    has, wants = (1 if before is None else before.width), (1 if after is None else after.width)
-    if has != wants:
-        raise ConfigurationError(
-            f"queue {name!r} has {_partitions(has)}, and this program declares {_partitions(wants)}; declare "
-            f"partitions={has}, or change the queue: `fairlane partition {name} --to {wants}`"
-        )
-    if before is not None and after is not None and before.by != after.by:
-        raise ConfigurationError(
-            f"queue {name!r} is partitioned by {_keys(before.by)}, and this program declares {_keys(after.by)}; let it "
-            f"be one queue in between: `fairlane partition {name} --to 1`, then `--to {wants}` with the new keys"
-        )
-    return adopted(stored, declared)
-
-
-def adopted(stored: Policy, declared: Policy) -> Policy:
-    """A declaration, with how far a change of the width has come, if it divides the queue as it is divided."""
-    before, after = stored.partition, declared.partition
-    if before is None or after is None or before.width != after.width:
+    if before is None and after is None:
         return declared
-    return replace(declared, partition=msgspec.structs.replace(after, was=before.was, is_guarded=before.is_guarded))
+    whole, own = logical(declared)
+    if before is None:
+        return divided(whole, 1, after.by if after else (), own)[0]
+    try:
+        return sibling(partitioned(whole, before, own), before.index)
+    except InvalidPolicy as error:
+        has, wants = _partitions(before.width), division(declared)[0]
+        raise InvalidPolicy(
+            f"queue {before.of!r} has {has} by {_keys(before.by)}, and what this program declares cannot hold there: "
+            f"{error}; or change the queue first: `fairlane partition {before.of} --to {wants}`"
+        ) from error
+
+
+def differing(stored: Policy, declared: Policy) -> str | None:
+    """In words, how a declaration divides a queue otherwise than it is divided; `None`: it does not."""
+    (has, by), (wants, wants_by) = division(stored), division(declared)
+    if (has, by) == (wants, wants_by):
+        return None
+    keys = "" if by == wants_by or 1 in (has, wants) else f" by {_keys(wants_by)}, not by {_keys(by)}"
+    return f"it has {_partitions(has)}, and this program declares {_partitions(wants)}{keys}"
 
 
 def _crossing(partition: Partition, limits: Iterable[Limit]) -> Iterator[Limit]:

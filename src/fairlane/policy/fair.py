@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Never
 
 from fairlane.errors import InvalidPolicy
+from fairlane.parameters import shown
 from fairlane.policy.by import By, normalize_by
 from fairlane.policy.numbers import FROM_JOB, FromJob, Source, from_job, named_numbers
 
@@ -38,20 +39,24 @@ class Fair:
         charge: Charge = "time",
     ) -> None:
         if _misplaced:
-            raise InvalidPolicy(f"Fair({_misplaced[0]!r}): name the key, as in Fair(by={_misplaced[0]!r})")
-        what = f"Fair(by={by!r})"
+            raise InvalidPolicy(f"Fair({shown(_misplaced[0])}): name the key, as in Fair(by={shown(_misplaced[0])})")
+        what = f"Fair(by={shown(by)})"
         names = normalize_by(what, by)
         if not names:
             raise InvalidPolicy(f"{what}: name the key whose values take turns, such as by='account'")
         if charge not in ("time", "count"):
-            raise InvalidPolicy(f"{what}: charge={charge!r} is unknown; use 'time' or 'count'")
+            raise InvalidPolicy(f"{what}: charge={shown(charge)} is unknown; use 'time' or 'count'")
         named: dict[str, float] = {}
         default: float = 1.0
         brought = from_job(weight)
         if brought is not None:
             pass
         elif isinstance(weight, Mapping):
-            named = named_numbers(what, names, weight, lambda number: checked_weight(what, number)) if weight else {}
+            named = (
+                named_numbers(f"{what}: weight", names, weight, lambda number: checked_weight(what, number))
+                if weight
+                else {}
+            )
         else:
             default = checked_weight(what, weight)
         object.__setattr__(self, "by", names)
@@ -83,9 +88,10 @@ def is_weight(number: float) -> bool:
 def checked_weight(what: str, weight: object) -> float:
     """A weight as it may be given; `what` names the policy in errors."""
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
-        raise InvalidPolicy(f"{what}: a weight is a number above 0, not {weight!r}")
+        raise InvalidPolicy(f"{what}: a weight is a number above 0, not {shown(weight)}")
     if not is_weight(weight):
         raise InvalidPolicy(
-            f"{what}: a weight lies between 0.000001 and 1,000,000, not {weight!r}; Concurrency(0, by=…) stops a key"
+            f"{what}: a weight lies between 0.000001 and 1,000,000, not {shown(weight)}; "
+            "Concurrency(0, by=…) stops a key"
         )
     return weight

@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from hashlib import sha256
+from typing import Any
 from uuid import UUID
 
 from fairlane.errors import InvalidKey
+from fairlane.parameters import is_storable, shown
 
 __all__ = [
     "MAX_KEY_BYTES",
@@ -61,20 +63,20 @@ def canonical_key(name: str, value: object) -> str | None:
             text = str(value)
         case float():
             raise InvalidKey(
-                f"key {name!r}: {value!r} is a float, which has no one canonical form; give a str or an int"
+                f"key {shown(name)}: {shown(value)} is a float, which has no one canonical form; give a str or an int"
             )
         case _:
             kind = type(value).__name__
-            raise InvalidKey(f"key {name!r}: a {kind} cannot be a key; give a str, an int, a UUID or None")
+            raise InvalidKey(f"key {shown(name)}: a {kind} cannot be a key; give a str, an int, a UUID or None")
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
-        raise InvalidKey(f"key {name!r}: {value!r} is not valid Unicode text") from None
+        raise InvalidKey(f"key {shown(name)}: {shown(value)} is not valid Unicode text; encode what it holds") from None
     if "\x00" in text:
-        raise InvalidKey(f"key {name!r}: {value!r} holds a NUL character, which PostgreSQL cannot store")
+        raise InvalidKey(f"key {shown(name)}: {shown(value)} holds a NUL character, which PostgreSQL cannot store")
     if size > MAX_KEY_BYTES:
         raise InvalidKey(
-            f"key {name!r}: {size} bytes is more than {MAX_KEY_BYTES}; hash the value, or use a shorter one"
+            f"key {shown(name)}: {size} bytes is more than {MAX_KEY_BYTES}; hash the value, or use a shorter one"
         )
     return text
 
@@ -83,13 +85,19 @@ def _digits(name: str, value: int) -> str:
     # Python refuses to print numbers of many thousand digits; none of them would fit anyway.
     if value.bit_length() > 4 * MAX_KEY_BYTES:
         raise InvalidKey(
-            f"key {name!r}: a number of more than {MAX_KEY_BYTES} digits; hash the value, or use a shorter one"
+            f"key {shown(name)}: a number of more than {MAX_KEY_BYTES} digits; hash the value, or use a shorter one"
         )
     return int.__repr__(value)
 
 
 def canonical_keys(values: Mapping[str, object]) -> dict[str, str | None]:
     """All keys in canonical form, ordered by name."""
+    if not isinstance(values, Mapping):
+        raise InvalidKey(f"keys={shown(values)} are none; give a mapping, such as {{'account': 'acme'}}")
+    names: Iterable[Any] = values
+    for name in names:
+        if not isinstance(name, str) or not is_storable(name):
+            raise InvalidKey(f"keys: {shown(name)} is not a key's name; give one, such as 'account'")
     return {name: canonical_key(name, values[name]) for name in sorted(values)}
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from fairlane.clock import SECOND, Instant, microseconds
 from fairlane.errors import ConfigurationError, InvalidPolicy
+from fairlane.parameters import shown
 from fairlane.policy import rolling as window
 from fairlane.policy.by import By, checked_name, normalize_by, repr_by, repr_name
 from fairlane.policy.checking import as_whole, is_whole
@@ -29,6 +30,9 @@ __all__ = ["Concurrency", "Rate"]
 UNBOUNDED = 1 << 31
 MAX_COUNT = 1_000_000_000
 LONGEST_INTERVAL = 100 * 365 * 86_400 * SECOND
+SMOOTH = SECOND
+"""A bucket that holds less than this much of its rate is a smooth one: what it does not give at its time is lost."""
+LATEST_IN_WINDOW = SECOND // 20
 LONGEST_DEBT = 4 * 10**18
 """Microseconds: an instant must stay what a database can hold."""
 
@@ -62,7 +66,7 @@ class Concurrency:
         name: str | None = None,
     ) -> None:
         brought = from_job(max)
-        what = f"Concurrency({brought or max!r})"
+        what = f"Concurrency({brought or shown(max)})"
         names = normalize_by(what, by)
         named: dict[str, int] = {}
         if isinstance(max, Mapping) and brought is None:
@@ -191,12 +195,14 @@ class Rate:
         name: str | None = None,
     ) -> None:
         brought = from_job(limit)
-        what = f"Rate({brought or limit!r}, per={per!r}{', rolling=True' if rolling else ''})"
+        what = f"Rate({brought or shown(limit)}, per={shown(per)}{', rolling=True' if rolling is True else ''})"
         names = normalize_by(what, by)
+        if not isinstance(rolling, bool):
+            raise InvalidPolicy(f"{what}: rolling={shown(rolling)} is neither True nor False; give one of them")
         try:
             window = microseconds(per)
         except ConfigurationError as error:
-            raise InvalidPolicy(f"{what}: {error}") from None
+            raise InvalidPolicy(f"{what}: per: {error}") from None
         if window <= 0:
             raise InvalidPolicy(f"{what}: `per` is a time above 0, such as '1s' or '1m'")
         if burst is not None and (rolling or not is_whole(burst) or not 1 <= burst <= MAX_COUNT):
@@ -220,7 +226,7 @@ class Rate:
         object.__setattr__(self, "by", names)
         object.__setattr__(self, "name", _shareable(what, name, named or brought))
         object.__setattr__(self, "interval", interval)
-        object.__setattr__(self, "rolling", bool(rolling))
+        object.__setattr__(self, "rolling", rolling)
         object.__setattr__(self, "named", named)
         object.__setattr__(self, "from_job", brought)
 
@@ -263,6 +269,36 @@ class Rate:
         """The first instant at which one more job may start."""
         return tat + self.interval - self.burst * self.interval
 
+    @property
+    def is_smooth(self) -> bool:
+        """Whether its starts are worth planning one by one: a start that comes late is never made up for."""
+        return self.rolling or (self.burst - 1) * self.interval < SMOOTH
+
+    @property
+    def slack(self) -> int:
+        """How many microseconds after its planned instant a start may be made, and be counted as made at it. A sixth of
+        the distance between two: whoever counts starts sees a sixth of a job too many, at most. A rolling window has no
+        such tolerance, and counts every planned start from the last instant at which it may be made."""
+        return min(LATEST_IN_WINDOW, self.per // 50) if self.rolling else self.interval // 6
+
+    def starts_at(self, gate: GateState, now: Instant) -> Instant:
+        """The first instant from now on at which a job may start."""
+        opens = None if self.room_at(gate, now) > 0 else self.opens_again_at(gate)
+        return now if opens is None else max(now, opens)
+
+    def room_by(self, gate: GateState, now: Instant, until: Instant) -> int:
+        """How many jobs may start from now until then, each at its own instant."""
+        if self.rolling:
+            return window.room_at(gate, self.burst, self.per, until)
+        return max(0, (until + self.burst * self.interval - max(gate.tat, now)) // self.interval)
+
+    def take_at(self, gate: GateState, at: Instant, now: Instant) -> None:
+        """Charge a job that is to start at an instant, which is not before now."""
+        if self.rolling:
+            window.take(gate, self.per, now, 1, at + self.slack)
+        else:
+            gate.tat = self.charged(gate.tat, at, 1)
+
     def room_at(self, gate: GateState, now: Instant) -> int:
         if self.rolling:
             return window.room_at(gate, self.burst, self.per, now)
@@ -287,8 +323,20 @@ class Rate:
             return False
         if self.rolling:
             return window.give_back(gate, self.per, now, ending.unstarted, now - held)
-        gate.tat = self.refunded(gate.tat, ending.unstarted, held)
+        refunded = self.refunded(gate.tat, ending.unstarted, held)
+        if self.is_smooth and (ending.since > now or gate.tat > now + self.burst * self.interval):
+            # Starts are planned for later.
+            if not self._were_last(gate, ending):
+                # Others start after them, at instants that stay as they are: what lies between is gone.
+                return False
+            # Nothing opens before the first of them would have, though they were charged by another number.
+            refunded = max(refunded, min(gate.tat, ending.since + (self.burst - 1) * self.interval))
+        gate.tat = refunded
         return True
+
+    def _were_last(self, gate: GateState, ending: Ending) -> bool:
+        """Whether nothing that was charged is planned after these claims, which were not started."""
+        return ending.since + (self.burst + ending.unstarted - 1) * self.interval + self.slack >= gate.tat
 
     def opens_again_at(self, gate: GateState) -> Instant | None:
         return window.opens_again_at(gate, self.burst, self.per) if self.rolling else self.opens_at(gate.tat)
@@ -340,8 +388,8 @@ def _default_burst(limit: float) -> int:
 
 def _wrong_burst(burst: object, *, rolling: bool) -> str:
     if rolling:
-        return f"burst={burst!r} has no meaning in a rolling window, which holds `limit` jobs however they come"
-    return f"burst={burst!r} is not a whole number of at least 1"
+        return f"burst={shown(burst)} has no meaning in a rolling window, which holds `limit` jobs however they come"
+    return f"burst={shown(burst)} is not a whole number from 1 to {MAX_COUNT:,}"
 
 
 def _checked_limit(what: str, limit: object, window: int, rolling: bool) -> float:
@@ -369,7 +417,7 @@ def _shareable(what: str, name: str | None, differs: object) -> str | None:
     """The name by which queues share it. One number for all keys: queues would not agree on any other."""
     if name is not None and differs:
         raise InvalidPolicy(
-            f"{what}: a limit that queues share by name={name!r} has one number for all keys; give a number, "
+            f"{what}: a limit that queues share by name={shown(name)} has one number for all keys; give a number, "
             "or leave the name out"
         )
     return checked_name(what, name)

@@ -13,7 +13,9 @@ from functools import lru_cache
 
 import msgspec
 
-from fairlane.errors import ConfigurationError, InvalidPolicy
+from fairlane.clock import Instant
+from fairlane.errors import ConfigurationError, InvalidKey, InvalidPolicy
+from fairlane.parameters import shown
 from fairlane.policy.by import By, normalize_by
 from fairlane.policy.keys import BUILT_IN, Keys, canonical_key, routing_number
 
@@ -25,6 +27,7 @@ __all__ = [
     "parse_partition",
     "partition_for",
     "partition_name",
+    "partition_number",
     "partition_of",
     "whole_of",
 ]
@@ -45,10 +48,23 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
     """The keys that say where a job belongs; none: a job may be in any of them."""
     was: int | None = None
     """How many there were, while their number changes."""
+    to: int | None = None
+    """How many there will be. Only partition 0 says so, while the others learn of a change that is about to begin."""
+    since: Instant | None = None
+    """When producers could first learn the width. Only partition 0 says so, while keys move."""
+    is_settled: bool = False
+    """Nothing moves any more, and the change is being ended. Only partition 0 says so."""
+    is_abandoned: bool = False
+    """The width goes back to what it was: keys that were about to move never lived where they were going."""
     own: int = 0
     """How many of the policy's limits, its last ones, each partition keeps for itself."""
     is_guarded: bool = False
     """Their number has changed before: jobs may be here that belong elsewhere, and must not start here."""
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether a change of the width has begun and is not over."""
+        return self.to is not None or self.was is not None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -97,8 +113,21 @@ def whole_of(name: str) -> str:
 
 def partition_for(key: object, partitions: int) -> int:
     """The partition, from 0 on, that a key belongs to: a value, or a tuple of values where several keys decide."""
+    return partition_of(_routed(key), checked_width(partitions))
+
+
+def partition_number(key: object) -> int:
+    """The number, below 2^64, that a key is routed by: what `partition_for` divides, and another router can too."""
+    return routing_number(_routed(key))
+
+
+def _routed(key: object) -> tuple[str | None, ...]:
     values = key if isinstance(key, tuple) else (key,)
-    return partition_of(tuple(canonical_key("partition_by", value) for value in values), checked_width(partitions))
+    if not values:
+        raise InvalidKey(
+            "key=() names no value; give the key's value, a tuple of several, or None for jobs without one"
+        )
+    return tuple(canonical_key("partition_by", value) for value in values)
 
 
 @lru_cache(maxsize=65_536)
@@ -116,13 +145,17 @@ def partition_of(values: tuple[str | None, ...], width: int) -> int:
 def checked_width(partitions: object) -> int:
     """A number of partitions."""
     if isinstance(partitions, bool) or not isinstance(partitions, int) or not 1 <= partitions <= MOST_PARTITIONS:
-        raise ConfigurationError(f"partitions={partitions!r} is not a number of partitions from 1 to {MOST_PARTITIONS}")
+        raise ConfigurationError(
+            f"partitions={shown(partitions)} is not a number of partitions from 1 to {MOST_PARTITIONS}; give one"
+        )
     return partitions
 
 
-def checked_partition(partition: Partition) -> None:
+def checked_partition(queue: str, partition: object) -> None:
     """Refuse a place that no queue can have."""
+    if not isinstance(partition, Partition):
+        raise InvalidPolicy(f"{queue}: partition={shown(partition)} is none; declare app.queue(…, partitions=…)")
     what = f"queue {partition.of!r}: partition_by={partition.by!r}"
-    normalize_by(what, partition.by)
+    normalize_by(what, partition.by, "partition_by")
     if built_in := sorted(set(partition.by) & set(BUILT_IN)):
         raise InvalidPolicy(f"{what}: the {built_in[0]} is not a key that says where jobs belong; name a key of theirs")

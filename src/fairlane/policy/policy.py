@@ -15,8 +15,12 @@ import msgspec
 
 from fairlane.clock import SECOND
 from fairlane.errors import InvalidPolicy
+from fairlane.parameters import shown
+from fairlane.policy.adaptive import AdaptiveConcurrency
 from fairlane.policy.backlog import Backlog
+from fairlane.policy.breaker import Breaker
 from fairlane.policy.by import NAME, By, normalize_by
+from fairlane.policy.checking import is_whole
 from fairlane.policy.fair import Fair, checked_weight
 from fairlane.policy.gates import Limit
 from fairlane.policy.keys import BUILT_IN, Keys, flow_id, gate_id, select, shared_gate_id
@@ -28,9 +32,10 @@ from fairlane.policy.overrides import NO_OVERRIDES, OPEN, SHUT, Override, Overri
 from fairlane.policy.partitions import Partition, checked_partition
 from fairlane.policy.sequence import Sequence
 
-__all__ = ["WEIGHT", "BoundLimit", "Level", "Policy", "shared_identity"]
+__all__ = ["WEIGHT", "BoundLimit", "Level", "Policy", "checked_limits", "refuse_pointless", "shared_identity"]
 
 PRIORITY_STEP = 60 * SECOND
+LONGEST_STEP = 100 * 366 * 86_400 * SECOND
 WEIGHT = "weight"
 """The name under which a job brings its flow's weight along; limits have a colon in theirs."""
 MOST_LANES = 100_000
@@ -87,23 +92,28 @@ class Policy:
     """What operators have changed meanwhile. No part of what is declared."""
 
     def __post_init__(self) -> None:
-        what = f"queue {self.queue!r}"
         if not _is_queue_name(self.queue):
-            raise InvalidPolicy(f"{what}: a queue's name has letters, digits, '_', '.', '-' and at most 120 of them")
+            raise InvalidPolicy(
+                f"queue {shown(self.queue)}: a queue's name has letters, digits, '_', '.', '-' and at most 120 of them"
+            )
+        what = f"queue {self.queue!r}"
         # Lists are welcome; what is kept is the one form that `decode` gives back.
-        object.__setattr__(self, "limits", tuple(self.limits))
-        object.__setattr__(self, "keys", normalize_by(what, self.keys))
-        for limit in self.limits:
-            if not isinstance(limit, tuple(KINDS.values())):
-                kinds = ", ".join(f"{kind.__name__}(…)" for kind in KINDS.values())
-                raise InvalidPolicy(f"{what}: {limit!r} is not a limit; use one of {kinds}")
+        object.__setattr__(self, "limits", checked_limits(what, "limits", self.limits))
+        object.__setattr__(self, "keys", normalize_by(what, self.keys, "keys"))
         if self.fair is not None and not isinstance(self.fair, Fair):
-            raise InvalidPolicy(f"{what}: fair={self.fair!r} is not a fair share; use Fair(by=…)")
+            raise InvalidPolicy(f"{what}: fair={shown(self.fair)} is not a fair share; use Fair(by=…)")
+        if not isinstance(self.overrides, Overrides):
+            raise InvalidPolicy(
+                f"{what}: overrides={shown(self.overrides)} are none; operators set them, leave them out"
+            )
         self._check_sequence(what)
         if self.partition is not None:
-            checked_partition(self.partition)
-        if self.priority_step < 0:
-            raise InvalidPolicy(f"{what}: the priority step is a time of at least 0")
+            checked_partition(what, self.partition)
+        if not is_whole(self.priority_step) or not 0 <= self.priority_step <= LONGEST_STEP:
+            raise InvalidPolicy(
+                f"{what}: priority_step={shown(self.priority_step)}: the priority step is a time from 0 to a hundred "
+                "years; leave it out for 60 s"
+            )
         if built_in := sorted(set(self.keys) & set(BUILT_IN)):
             raise InvalidPolicy(f"{what}: every job has a {built_in[0]}; leave it out of keys={self.keys!r}")
         names = [limit.name for limit in self.limits if limit.name is not None]
@@ -277,6 +287,25 @@ class Policy:
         return bool(self.keyed_limits or self._keyed_pauses or (self.partition and self.partition.is_guarded))
 
     @cached_property
+    def paceable(self) -> frozenset[str]:
+        """Limits whose next starts may be handed out ahead of their time: what such a job holds meanwhile could only be
+        used by jobs that wait for the same gate. Not beside limits that shut by what they learn from jobs that end."""
+        if any(isinstance(bound.limit, AdaptiveConcurrency | Breaker) for bound in self.bound):
+            return frozenset()
+        counting = [bound for bound in self.bound if not isinstance(bound.limit, Backlog)]
+        if any(bound.is_shared for bound in counting):
+            return frozenset()
+        return frozenset(
+            bound.name
+            for bound in counting
+            if isinstance(bound.limit, Rate) and all(set(bound.limit.by) <= set(other.limit.by) for other in counting)
+        )
+
+    @cached_property
+    def has_rates(self) -> bool:
+        return any(isinstance(bound.limit, Rate) for bound in self.bound)
+
+    @cached_property
     def stops_flows(self) -> bool:
         """Whether anything may hold back a whole flow."""
         return any(b.level is Level.FLOW for b in (*self.keyed_limits, *(b for b, _ in self._keyed_pauses)))
@@ -320,11 +349,6 @@ class Policy:
         if self.fair is not None and self.fair.from_job is not None:
             numbers[WEIGHT] = self.fair.from_job
         return numbers
-
-    def brought_for(self, name: str, priority: int, keys: Keys) -> tuple[str | None, ...]:
-        """The key for which a number of this name holds."""
-        bound = self._by_name.get(name)
-        return self.flow_key(priority, keys) if bound is None else select(bound.limit.by, keys, priority)
 
     def check_brought(self, name: str, number: Any) -> float:
         """A number as a job brings it along: refused as it would be where it is declared."""
@@ -384,7 +408,11 @@ class Policy:
 
     def flow_of(self, priority: int, keys: Keys) -> bytes:
         """The flow that a lane belongs to."""
-        return flow_id(self.queue, self.fair_by, self.flow_key(priority, keys))
+        return self.flow_of_key(self.flow_key(priority, keys))
+
+    def flow_of_key(self, key: Iterable[str | None]) -> bytes:
+        """The flow of these values of the fair key."""
+        return flow_id(self.queue, self.fair_by, tuple(key))
 
     def is_flow(self, names: Iterable[str]) -> bool:
         """Whether keys of these names are a flow each: what takes turns is told apart by just these."""
@@ -451,6 +479,54 @@ class Policy:
 def shared_identity(limit: Limit) -> str:
     """Names the state of a shared limit: its kind, its scope and its name. All who share it must agree on these."""
     return f"{limit.to_document()['kind']}:{','.join(limit.by)}@{limit.name}"
+
+
+def refuse_pointless(what: str, limits: Iterable[Limit]) -> None:
+    """Refuse a limit that could never hold anything back, because a tighter one of its kind has the same scope.
+
+    Both must be fixed numbers for all keys, and the queue's own: a rate of another window is another rule, and so is
+    one with a higher limit and a smaller burst. Stored policies are not asked; there it does no harm.
+    """
+    seen: dict[str, list[Limit]] = {}
+    for limit in limits:
+        if limit.name is not None or not _is_plain(limit):
+            continue
+        alike = seen.setdefault(f"{limit.identity}/{limit.when_full if isinstance(limit, Backlog) else ''}", [])
+        for other in alike:
+            if not _both_may_bind(other, limit):
+                raise InvalidPolicy(
+                    f"{what}: {other!r} and {limit!r} have the same scope, and the larger one would never hold "
+                    "anything back; leave it out, or give it another by="
+                )
+        alike.append(limit)
+
+
+def _is_plain(limit: Limit) -> bool:
+    """Whether its number is fixed, and the same for all keys."""
+    if isinstance(limit, Concurrency | Rate):
+        return not limit.named and limit.from_job is None
+    return isinstance(limit, Backlog)
+
+
+def _both_may_bind(one: Limit, other: Limit) -> bool:
+    """Of two limits with the same identity. A rate with a higher limit and a smaller burst binds at first only."""
+    if isinstance(one, Rate) and isinstance(other, Rate) and not one.rolling:
+        return (one.limit < other.limit and one.burst > other.burst) or (
+            one.limit > other.limit and one.burst < other.burst
+        )
+    return False
+
+
+def checked_limits(what: str, parameter: str, given: object) -> tuple[Limit, ...]:
+    """One limit or several; `what` and `parameter` say in errors where they were given."""
+    kinds = tuple(dict.fromkeys(KINDS.values()))
+    several = given if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping) else (given,)
+    limits = tuple(several)
+    for limit in limits:
+        if not isinstance(limit, kinds):
+            names = ", ".join(f"{kind.__name__}(…)" for kind in kinds)
+            raise InvalidPolicy(f"{what}: {parameter}: {shown(limit)} is not a limit; use one of {names}")
+    return limits
 
 
 def _is_queue_name(name: object) -> bool:

@@ -17,6 +17,7 @@ from cronsim import CronSim, CronSimError
 
 from fairlane.clock import SECOND, Instant, as_datetime, as_instant, duration_text, microseconds
 from fairlane.errors import ConfigurationError
+from fairlane.parameters import shown
 
 __all__ = [
     "AT_ONCE",
@@ -65,7 +66,7 @@ class Cron:
     timezone: str = "UTC"
 
     def __post_init__(self) -> None:
-        what = f"schedule {self.line!r}"
+        what = f"schedule {shown(self.line)}"
         if self.line.startswith("@") and self.line not in _NAMED:
             raise ConfigurationError(f"{what} is unknown; use five fields, or one of {', '.join(sorted(_NAMED))}")
         if len(self._fields.split()) != 5:
@@ -244,7 +245,7 @@ def check_missed(missed: object) -> Missed:
         if missed == known:
             chosen: Missed = known
             return chosen
-    raise ConfigurationError(f"schedule: missed={missed!r} is unknown; use 'skip', 'once' or 'all'")
+    raise ConfigurationError(f"schedule: missed={shown(missed)} is unknown; use 'skip', 'once' or 'all'")
 
 
 @dataclass(frozen=True, slots=True)

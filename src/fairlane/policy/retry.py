@@ -7,6 +7,7 @@ from datetime import timedelta
 
 from fairlane.clock import SECOND, microseconds
 from fairlane.errors import ConfigurationError
+from fairlane.parameters import checked, shown
 
 __all__ = ["Backoff"]
 
@@ -23,6 +24,7 @@ class Backoff:
     cap: int
     jitter: float
 
+    @checked(unchecked=["first", "cap"])
     def __init__(
         self,
         first: timedelta | str | float = "1s",
@@ -31,8 +33,11 @@ class Backoff:
         cap: timedelta | str | float = "1h",
         jitter: float = 0.2,
     ) -> None:
-        what = f"Backoff({first!r}, factor={factor!r}, cap={cap!r}, jitter={jitter!r})"
-        start, most = microseconds(first), microseconds(cap)
+        what = f"Backoff({shown(first)}, factor={factor!r}, cap={shown(cap)}, jitter={jitter!r})"
+        try:
+            start, most = microseconds(first), microseconds(cap)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{what}: {error}") from None
         if start < 0 or most < start:
             raise ConfigurationError(f"{what}: `first` is at least 0, and `cap` at least `first`")
         if not 1.0 <= factor <= 100.0:

@@ -34,8 +34,8 @@ def room_at(gate: GateState, limit: int, per: int, now: Instant) -> int:
     return room if room > 0 else 0
 
 
-def take(gate: GateState, per: int, now: Instant, count: int) -> None:
-    """Remember jobs that start, and forget those that have left the window."""
+def take(gate: GateState, per: int, now: Instant, count: int, at: Instant | None = None) -> None:
+    """Remember jobs that start, now or `at` a later instant, and forget those that have left the window."""
     memo = gate.memo or {"taken": 0, "starts": []}
     starts: list[list[int]] = memo["starts"]
     left = 0
@@ -43,11 +43,12 @@ def take(gate: GateState, per: int, now: Instant, count: int) -> None:
         memo["taken"] -= starts[left][1]
         left += 1
     del starts[:left]
-    if starts and memo.get("now") == now:
+    # Never before the entry before it: that may lie ahead, because its jobs start late or a clock was set back.
+    instant = max(now if at is None else at, starts[-1][0] if starts else 0)
+    if starts and (starts[-1][0] == instant if at is not None else memo.get("now") == now):
         starts[-1][1] += count
     else:
-        # Never before the entry before it: that may lie ahead, because its jobs start late or a clock was set back.
-        starts.append([max(now, starts[-1][0]) if starts else now, count])
+        starts.append([instant, count])
         if len(starts) > EXACT_ENTRIES:
             memo["starts"] = starts = _merged(starts, max(1, per // SLICES))
     memo["taken"] += count

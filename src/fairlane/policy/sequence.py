@@ -7,6 +7,7 @@ from typing import Any
 
 from fairlane.clock import Instant
 from fairlane.errors import InvalidOverride, InvalidPolicy
+from fairlane.parameters import shown
 from fairlane.policy.by import By, normalize_by
 from fairlane.policy.gates import Ending, GateState
 from fairlane.policy.reasons import Reason, Why
@@ -32,7 +33,7 @@ class Sequence:
     """Queues do not share it."""
 
     def __init__(self, *, by: str | tuple[str, ...]) -> None:
-        what = f"Sequence(by={by!r})"
+        what = f"Sequence(by={shown(by)})"
         names = normalize_by(what, by)
         if not names:
             raise InvalidPolicy(f"{what}: name the key whose jobs follow one another, such as by='document'")

@@ -18,22 +18,29 @@ import msgspec
 from fairlane.clock import Instant, microseconds
 from fairlane.errors import ConfigurationError, InvalidKey
 from fairlane.job import NewJob, Outcome, State, UniqueKey, Until
+from fairlane.parameters import checked, shown
 from fairlane.policy.keys import canonical_key, unique_id
 
 __all__ = [
     "Admission",
     "Conflict",
+    "Ended",
     "Holder",
     "OnConflict",
+    "OnReplayConflict",
+    "Readmission",
     "Unique",
     "admit",
+    "checked_on_replay_conflict",
     "decide",
     "digest_of",
+    "readmit",
     "unique_key",
 ]
 
 OnConflict = Literal["return", "reject", "replace"]
-_ON_CONFLICT = ("return", "reject", "replace")
+OnReplayConflict = Literal["reject", "replace"]
+"""What a replay does that meets another job which holds the unique key."""
 
 
 class Unique:
@@ -52,6 +59,7 @@ class Unique:
 
     __slots__ = ("key", "on_conflict", "same_payload", "until", "window")
 
+    @checked(unchecked=["window"])
     def __init__(
         self,
         key: object | Callable[..., object],
@@ -61,17 +69,13 @@ class Unique:
         on_conflict: OnConflict = "return",
         same_payload: bool = False,
     ) -> None:
-        if until not in ("started", "done"):
-            raise ConfigurationError(f"Unique: until={until!r} is not 'started' or 'done'")
-        if on_conflict not in _ON_CONFLICT:
-            raise ConfigurationError(f"Unique: on_conflict={on_conflict!r} is not 'return', 'reject' or 'replace'")
         if window is not None and microseconds(window) <= 0:
-            raise ConfigurationError(f"Unique: window={window!r} is not a time above 0, such as '10m'")
+            raise ConfigurationError(f"Unique: window={window!r} is not a time above 0; give one, such as '10m'")
         self.key = key
         self.until = until
         self.window = window
         self.on_conflict = on_conflict
-        self.same_payload = bool(same_payload)
+        self.same_payload = same_payload
 
     def __repr__(self) -> str:
         given = [repr(self.key)]
@@ -90,7 +94,7 @@ def unique_key(
     unique: Unique, task: str, args: tuple[Any, ...], kwargs: dict[str, Any], payload: bytes
 ) -> UniqueKey | None:
     """The key of one call; `None` if it is not unique."""
-    value = unique.key(*args, **kwargs) if callable(unique.key) else unique.key
+    value = _called(task, unique.key, args, kwargs) if callable(unique.key) else unique.key
     if value is None:
         return None
     parts = cast(tuple[object, ...], value) if isinstance(value, tuple) else (value,)
@@ -104,6 +108,16 @@ def unique_key(
         digest_of(payload),
         unique.same_payload,
     )
+
+
+def _called(task: str, key: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    try:
+        return key(*args, **kwargs)
+    except Exception as error:
+        raise InvalidKey(
+            f"task {task!r}: its unique= function failed: {type(error).__name__}: {error}; let it return a value for "
+            "every call, or None where a job is not unique"
+        ) from error
 
 
 def _part(task: str, part: object) -> str | None:
@@ -136,16 +150,16 @@ class Holder(msgspec.Struct, frozen=True):
             case Until.WINDOW:
                 return self.expires_at is not None and self.expires_at > now
             case Until.STARTED:
-                return self._is_alive and not self.has_started
+                return self.is_alive and not self.has_started
             case Until.DONE:
-                return self._is_alive
+                return self.is_alive
 
     @property
     def waits(self) -> bool:
         return self.state is not None and self.state < State.RUNNING
 
     @property
-    def _is_alive(self) -> bool:
+    def is_alive(self) -> bool:
         return self.state is not None and not self.state.is_final
 
 
@@ -209,12 +223,15 @@ def admit(jobs: Sequence[NewJob], holders: Mapping[bytes, Holder], now: Instant)
             if not conflict.outcome.is_stored:
                 continue
             if job.unique.id in takers:
-                # Both are of this batch: the first was never there, and the last stands for it and for all it replaced.
+                # Both are of this batch: the first was never there, and the last stands for it, for all it replaced and
+                # for whoever was told that the first stands for them.
                 del stored[takers[job.unique.id]]
-                admission.conflicts[conflict.holder] = Conflict(Outcome.DUPLICATE, job.id)
-                admission.replaced.update(
-                    {old: job.id for old, new in admission.replaced.items() if new == conflict.holder}
-                )
+                never = conflict.holder
+                admission.conflicts[never] = Conflict(Outcome.DUPLICATE, never)
+                for other, met in admission.conflicts.items():
+                    if met.holder == never and not met.outcome.is_stored:
+                        admission.conflicts[other] = msgspec.structs.replace(met, holder=job.id)
+                admission.replaced.update({old: job.id for old, new in admission.replaced.items() if new == never})
             else:
                 admission.replaced[conflict.holder] = job.id
         stored[place] = admission.taken[job.unique.id] = job
@@ -226,3 +243,60 @@ def admit(jobs: Sequence[NewJob], holders: Mapping[bytes, Holder], now: Instant)
 
 def _newly_held(job: NewJob, key: UniqueKey, now: Instant) -> Holder:
     return Holder(job.id, key.digest, key.until, key.expires_at(now), State.READY, has_started=False)
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """A job that has ended and is to be put back, with the unique key that it had when it was enqueued."""
+
+    job: UUID
+    key: bytes
+    until: Until
+    digest: bytes
+
+
+class Readmission(msgspec.Struct, frozen=True):
+    """What putting ended jobs with unique keys back comes to."""
+
+    held: dict[UUID, UUID]
+    """Those that stay as they are, and the job that holds the key of each."""
+    replaced: dict[UUID, UUID]
+    """Waiting jobs that go, and the job for which each does."""
+    taken: dict[bytes, Ended]
+    """The keys that those which go back hold from now on. None is a window's: that is counted from an enqueue."""
+
+
+def checked_on_replay_conflict(on_conflict: str) -> OnReplayConflict:
+    """What a replay is to do where another job holds the unique key, as it was given."""
+    if on_conflict == "reject":
+        return "reject"
+    if on_conflict == "replace":
+        return "replace"
+    raise ConfigurationError(f"replay: on_conflict={shown(on_conflict)} is not 'reject' or 'replace'")
+
+
+def readmit(
+    jobs: Sequence[Ended], holders: Mapping[bytes, Holder], now: Instant, on_conflict: OnReplayConflict
+) -> Readmission:
+    """Decide on ended jobs one after the other: none comes back beside another live job of its key.
+
+    A job asks for its key again as if it were enqueued. A window is not begun again, but counts as held for as long as
+    another job of its key is alive. Only a holder that waits can be replaced: one that runs is not stopped.
+    """
+    known = dict(holders)
+    readmission = Readmission({}, {}, {})
+    for each in jobs:
+        holder = known.get(each.key)
+        if holder is not None and holder.job != each.job and _keeps_out(holder, each, now):
+            if on_conflict == "reject" or not holder.waits or each.key in readmission.taken:
+                readmission.held[each.job] = holder.job
+                continue
+            readmission.replaced[holder.job] = each.job
+        elif holder is not None and holder.job == each.job and holder.until is Until.WINDOW and holder.holds(now):
+            continue  # its own window goes on
+        readmission.taken[each.key] = each
+        known[each.key] = Holder(each.job, each.digest, each.until, None, State.READY, has_started=False)
+    return readmission
+
+
+def _keeps_out(holder: Holder, job: Ended, now: Instant) -> bool:
+    return holder.holds(now) or (job.until is Until.WINDOW and holder.is_alive)
