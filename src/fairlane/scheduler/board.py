@@ -18,13 +18,13 @@ from fairlane.clock import Instant
 from fairlane.policy.backlog import Backlog
 from fairlane.policy.gates import Limit
 from fairlane.policy.keys import Keys, gate_id, select, shared_gate_id
-from fairlane.policy.numbers import VALUES_LAST
+from fairlane.policy.limits import Rate
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.policy.sequence import Sequence
 from fairlane.scheduler.shared import SharedGate
 from fairlane.scheduler.snapshot import FlowRow, GateRow, Head, LaneRow, QueueRow, Release, SharedGateRow, Standing
 
-__all__ = ["Board", "Flow", "Gate", "Lane"]
+__all__ = ["Board", "Flow", "Gate", "Lane", "order_of"]
 
 FIRST_GUESS = 0.1
 """The run time in seconds that is assumed before any job of a queue has ended."""
@@ -51,6 +51,7 @@ class Gate(msgspec.Struct, eq=False):
     wake_at: Instant | None
     memo: Any
     value: float | None
+    given_by: int
     bound: BoundLimit
     limit: Limit
     shared: SharedGate | None = None
@@ -61,6 +62,8 @@ class Gate(msgspec.Struct, eq=False):
     """Somebody waited on it when this claim began."""
     denied: int = 0
     """How often it has turned somebody away in this claim."""
+    planned: Instant | None = None
+    """The last start that this claim plans for its own instant."""
     dirty: bool = False
 
     @classmethod
@@ -84,6 +87,17 @@ class Gate(msgspec.Struct, eq=False):
         self.limit.take(self, now, count)
         self.dirty = True
 
+    @property
+    def smooth(self) -> Rate | None:
+        """Its limit, if that is a rate whose starts are worth planning one by one, and its queue's own."""
+        limit = self.limit
+        return limit if isinstance(limit, Rate) and self.shared is None and limit.is_smooth else None
+
+    def plan(self, rate: Rate, at: Instant, now: Instant) -> None:
+        """Charge a job for the instant at which it is to start."""
+        rate.take_at(self, at, now)
+        self.planned, self.dirty = at, True
+
     def free(self, release: Release, now: Instant, held: int | None, task: str | None) -> None:
         """Take note of claims that ended. Of a shared gate its own bells tell."""
         if self.shared is None and self.limit.free(self, release, now, held, task):
@@ -101,16 +115,16 @@ class Gate(msgspec.Struct, eq=False):
             self.bound.limit.arrive(self, count)
             self.dirty = True
 
-    def bring(self, value: float, limit: Limit | None, now: Instant) -> None:
-        """The newest number for this key is in force."""
-        if value == self.value and now - self.tat < VALUES_LAST // 30:
+    def bring(self, value: float, given_by: int, limit: Limit | None, now: Instant) -> None:
+        """Put a number in force, unless a job that was enqueued later has brought one already."""
+        if given_by <= self.given_by:
             return
+        self.given_by, self.dirty = given_by, True
         if limit is not None and value != self.value:
             self.value, self.limit = value, limit
             limit.carry_over(self, now)
         # What says no more than a gate without jobs would, and says when the number came: it is kept from then on.
         self.tat = max(self.tat, now)
-        self.dirty = True
 
     def postpone(self, now: Instant, lag: int) -> None:
         """What was charged starts so much later."""
@@ -118,12 +132,14 @@ class Gate(msgspec.Struct, eq=False):
         if charged.before is not None:
             charged.limit.postpone(charged, charged.before, now, lag)
 
-    def set_alarm(self, now: Instant, room: int, *, waits: bool) -> bool:
-        """Note when it must be looked at although nothing is released; say whether that is at once: there is room for
-        somebody who has not been woken."""
+    def set_alarm(self, now: Instant, room: int, *, waits: bool, early: int = 0) -> bool:
+        """Note when it must be looked at although nothing is released, so much before it opens; say whether that is at
+        once: there is room for somebody who has not been woken."""
         alarm, is_now = None, False
         if waits:
             alarm = self.opens_at(now)
+            if alarm is not None:
+                alarm -= early
         elif self.waiting and room > self.awake:
             alarm, is_now = now, True
         elif self.waiting and room > 0:
@@ -147,6 +163,7 @@ class Gate(msgspec.Struct, eq=False):
             self.wake_at,
             None if self.memo is None else msgspec.json.encode(self.memo).decode(),
             self.value,
+            self.given_by,
         )
 
 
@@ -164,6 +181,7 @@ class Lane(msgspec.Struct, eq=False):
     standing: int
     gate: bytes | None
     tag: float
+    head: int = 0
     gates: list[Gate] | None = None
     passes: list[tuple[bytes, BoundLimit]] | None = None
     heads: list[Head] = []
@@ -190,7 +208,13 @@ class Lane(msgspec.Struct, eq=False):
             self.standing,
             self.gate,
             self.tag,
+            self.head,
         )
+
+    @property
+    def order(self) -> int:
+        """Where it stands among the lanes of its flow: by the rank of its head, and of equals by its position."""
+        return order_of(self.rank, self.head)
 
     @property
     def lacks_heads(self) -> bool:
@@ -198,10 +222,15 @@ class Lane(msgspec.Struct, eq=False):
         return self.next_head >= len(self.heads) and not self.exhausted
 
 
-class Flow(msgspec.Struct, eq=False):
-    """One flow, being worked on. `lanes` are its ready lanes on the board, by rank; `known` counts all its lanes there.
+def order_of(rank: int, position: int) -> int:
+    """A rank and a position as one number: positions order what ranks alike."""
+    return rank << 63 | position
 
-    Below the rank `reach` every ready lane is on the board; beyond it the store may hold one that ranks before these.
+
+class Flow(msgspec.Struct, eq=False):
+    """One flow, being worked on. `lanes` are its ready lanes on the board, by order; `known` counts all its lanes.
+
+    Up to the order `reach` every ready lane is on the board; beyond it the store may hold one that goes before these.
     """
 
     id: bytes
@@ -215,6 +244,7 @@ class Flow(msgspec.Struct, eq=False):
     shut: int
     standing: int
     gate: bytes | None
+    given_by: int
     weight: float
     lanes: list[tuple[int, bytes, Lane]] = []
     loaded: int = 0
@@ -240,11 +270,18 @@ class Flow(msgspec.Struct, eq=False):
             self.shut,
             self.standing,
             self.gate,
+            self.given_by,
         )
+
+    def weigh(self, weight: float, given_by: int, policy: Policy) -> None:
+        """Take a weight, unless a job that was enqueued later has brought one already."""
+        if given_by > self.given_by:
+            self.own_weight, self.given_by, self.dirty = weight, given_by, True
+            self.weight = policy.weight_at(self.key, weight)
 
     def push(self, lane: Lane) -> None:
         """Let a ready lane take part in this plan."""
-        heappush(self.lanes, (lane.rank, lane.id, lane))
+        heappush(self.lanes, (lane.order, lane.id, lane))
         self.loaded += 1
 
     def pop(self) -> Lane:
@@ -256,24 +293,24 @@ class Flow(msgspec.Struct, eq=False):
         return sum(lane.ready for _, _, lane in self.lanes) if self.loaded >= self.open else math.inf
 
     def is_blind(self) -> bool:
-        """Whether a lane that is not on the board may rank before all that are."""
+        """Whether a lane that is not on the board may go before all that are."""
         if self.loaded >= self.open or self.reach == math.inf:
             return False
         return not self.lanes or self.lanes[0][0] > self.reach
 
-    def has_before(self, rank: int) -> bool:
-        """Whether, the lane in hand aside, one ranks before this: on the board, or perhaps beyond it."""
-        if self.lanes and self.lanes[0][0] < rank:
+    def has_before(self, order: int) -> bool:
+        """Whether, the lane in hand aside, one goes before this: on the board, or perhaps beyond it."""
+        if self.lanes and self.lanes[0][0] < order:
             return True
-        return self.loaded + 1 < self.open and rank > self.reach
+        return self.loaded + 1 < self.open and order > self.reach
 
     def in_reach(self) -> int:
         """How many lanes on the board can be served in order without asking for more."""
         return self.loaded if self.loaded >= self.open else sum(entry[0] <= self.reach for entry in self.lanes)
 
     def lowered(self) -> None:
-        """A lane's rank has changed in place."""
-        self.lanes = [(lane.rank, lane.id, lane) for _, _, lane in self.lanes]
+        """A lane's order has changed in place."""
+        self.lanes = [(lane.order, lane.id, lane) for _, _, lane in self.lanes]
         heapify(self.lanes)
 
 
@@ -294,6 +331,11 @@ class Board:
         self._shared_behind = {gate: shared_gate_id(b.name, ()) for gate, b in policy.queue_gates if b.is_shared}
         """By a gate of this queue's own, the gate that it shares."""
         self._asked_shared: set[bytes] = set()
+        self.retired: dict[bytes, SharedGateRow] = {}
+        """Shared gates whose limit had another kind or scope when claims passed them: nobody asks them, and they are
+        freed all the same, for the day when that limit is back."""
+        self.freed: set[bytes] = set()
+        """Those of them that have changed."""
 
     def clear(self) -> None:
         """Let flows go of their lanes, which hold their flows: cycles would be left to Python's collector."""
@@ -342,7 +384,8 @@ class Board:
             key = list(self.policy.flow_key(priority, keys))
             weight = self.policy.weight_of(priority, keys)
             self.add_flows([FlowRow(flow_id, key, weight, 0.0, 0, 0.0, 0.0, 0, 0, IDLE, None)])
-        row = LaneRow(lane_id, flow_id, priority, keys, 0, 0, floor, 0, IDLE, None, 0.0)
+            self.flows[flow_id].dirty = True
+        row = LaneRow(lane_id, flow_id, priority, keys, 0, 0, floor, 0, IDLE, None, 0.0, floor)
         lane = self.lanes[lane_id] = Lane.of(row, self.flows[flow_id])
         lane.dirty = True
         return lane
@@ -362,11 +405,13 @@ class Board:
 
     def add_shared(self, rows: Iterable[SharedGateRow]) -> None:
         for row in rows:
-            if (bound := self.policy.bound_named(row.limit)) is not None:
-                shared = self._shared(bound, tuple(row.key))
-                if shared is not None and not shared.is_known:
-                    shared.take_over(row)
-                    shared.is_known = True
+            bound = self.policy.bound_named(row.limit)
+            shared = None if bound is None else self._shared(bound, tuple(row.key))
+            if shared is None:
+                self.retired.setdefault(row.id, row)
+            elif not shared.is_known:
+                shared.take_over(row)
+                shared.is_known = True
 
     def own_gates(self, shared: Iterable[SharedGateRow]) -> list[bytes]:
         """This queue's own gates, by which its lanes pass these shared ones."""

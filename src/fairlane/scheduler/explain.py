@@ -23,6 +23,7 @@ from fairlane.policy.partitions import whole_of
 from fairlane.policy.policy import Policy
 from fairlane.policy.reasons import Reason, Why
 from fairlane.scheduler.board import FIRST_GUESS, Gate
+from fairlane.scheduler.census import Miscount
 from fairlane.scheduler.plan import Working
 from fairlane.scheduler.settlement import DISPATCHER
 from fairlane.scheduler.shared import ask_for_shared
@@ -38,6 +39,7 @@ __all__ = [
     "Subject",
     "examine",
     "explain",
+    "forwarded_to_an_engine",
     "sequence_lane",
     "start_command",
     "together",
@@ -118,6 +120,8 @@ class Examined(msgspec.Struct, frozen=True):
     shut: list[tuple[Sequence[str | None], str, Why, Instant | None]]
     """Gates without room: key, name, what they say, and when they open by themselves."""
     turn: float = 0.0
+    full: tuple[bytes, ...] = ()
+    """Those of them that count what runs; of shared ones the shared half."""
     """When it is the flow's turn, in virtual time."""
 
 
@@ -145,6 +149,8 @@ class Facts(msgspec.Struct, frozen=True):
     is_forced: bool = False
     """An operator wants the job to start next."""
     service: Service = Service()
+    miscounts: list[Miscount] = []
+    """Of the gates without room, those that do not count what runs."""
 
     @property
     def is_served(self) -> bool:
@@ -216,13 +222,16 @@ def _examine(working: Working, snapshot: Snapshot, subject: Subject) -> Generato
     if board.has_unknown_shared():
         yield Need()
     shut: list[tuple[Sequence[str | None], str, Why, Instant | None]] = []
+    full = []
     for gate, values in gates:
         if gate.room(now) <= 0:
+            if gate.bound.limit.counts_in_flight:
+                full.append((gate.shared or gate).id)
             why = gate.limit.why(gate.shared or gate, now)
             shut.append((values, gate.bound.name, why, gate.opens_at(now)))
     if lane is None:
-        return Examined(None, None, shut)
-    return Examined(lane.row(), lane.flow.row(), shut, board.tag(lane.flow))
+        return Examined(None, None, shut, full=tuple(full))
+    return Examined(lane.row(), lane.flow.row(), shut, board.tag(lane.flow), tuple(full))
 
 
 def _gates(policy: Policy, subject: Subject) -> list[tuple[bytes, Any, tuple[str | None, ...]]]:
@@ -246,12 +255,15 @@ def sequence_lane(policy: Policy, subject: Subject) -> bytes | None:
     return lane_id(policy.queue, 0, keys) if len(keys) == len(policy.lane_keys) else None
 
 
-def explain(facts: Facts, tasks: Collection[str] | None = None, forwarded: Collection[str] = ()) -> Explanation:
+def explain(facts: Facts, tasks: Collection[str] | None = None, forwarded: Collection[str] | None = ()) -> Explanation:
     """Every reason that holds the subject, those that take longest first. `tasks` are those that the app knows,
     `forwarded` the queues that it leaves to an engine."""
     subject = facts.subject
     if subject.is_published:
         return _told(facts, [_published(facts)], facts.now, None)
+    if subject.state is State.RUNNING and (at := subject.claimed_at or 0) > facts.now:
+        words = f"is next at its rate: worker {subject.worker} starts it in {_seconds(at - facts.now)}"
+        return _told(facts, [Hold(Reason.RATE, words, until=at)], at, at)
     if subject.state is State.RUNNING:
         words = f"runs since {_seconds(facts.now - (subject.claimed_at or 0))} on {subject.worker or 'a worker'}"
         return _told(facts, [Hold(Reason.RUNNING, words)], facts.now, facts.now)
@@ -289,10 +301,23 @@ def _told(facts: Facts, holds: list[Hold], earliest: Instant | None, estimate: I
     return Explanation(facts.subject, facts.now, holds, earliest, estimate, facts.next_up)
 
 
-def start_command(queue: str, *, is_forwarded: bool) -> str:
-    """What to type where nobody serves a queue. A worker would run a forwarded task in its own process."""
-    what = "forward module:forwarder" if is_forwarded else "worker module:app"
-    return f"fairlane {what} --queues {quote(whole_of(queue))}"
+def start_command(queue: str, *, is_forwarded: bool | None) -> str:
+    """What to type where nobody serves a queue. A worker would run a forwarded task in its own process, so where it is
+    not known who runs the tasks (`None`), both are named."""
+    worker, dispatcher = (
+        f"fairlane {what} --queues {quote(whole_of(queue))}"
+        for what in ("worker module:app", "forward module:forwarder")
+    )
+    if is_forwarded is None:
+        return f"{worker} (or, if Celery, Dramatiq or Taskiq runs its tasks: {dispatcher})"
+    return dispatcher if is_forwarded else worker
+
+
+def forwarded_to_an_engine(queue: str, forwarded: Collection[str] | None, *, was_seen: bool) -> bool | None:
+    """Whether an engine runs a queue's jobs: a dispatcher was seen, or the app at hand says so. `None`: no app is."""
+    if was_seen or forwarded is None:
+        return was_seen or None
+    return whole_of(queue) in forwarded
 
 
 def _published(facts: Facts) -> Hold:
@@ -311,13 +336,13 @@ def _unbegun(facts: Facts) -> list[Hold]:
     return [] if told is None else [Hold(Reason.PUBLISHED, told)]
 
 
-def _outside(facts: Facts, tasks: Collection[str] | None, forwarded: Collection[str]) -> list[Hold]:
+def _outside(facts: Facts, tasks: Collection[str] | None, forwarded: Collection[str] | None) -> list[Hold]:
     subject, service, holds = facts.subject, facts.service, []
     if service.refusal is not None:
         words = f"the broker refuses what is published: {service.refusal}; it is tried again until it takes messages"
         holds.append(Hold(Reason.BROKER, words))
     elif not facts.is_served:
-        is_forwarded = service.is_forwarded or whole_of(subject.queue) in forwarded
+        is_forwarded = forwarded_to_an_engine(subject.queue, forwarded, was_seen=service.is_forwarded)
         who = "dispatcher" if is_forwarded else "worker"
         command = start_command(subject.queue, is_forwarded=is_forwarded)
         holds.append(Hold(Reason.NO_WORKER, f"no {who} serves the queue; start one: {command}"))
@@ -380,7 +405,7 @@ def _in_sequence(facts: Facts, name: str, key: Mapping[str, str | None], why: Wh
         if not holders:
             return []
     until = max((each.due_at for each in kept if each.job != facts.subject.job), default=None)
-    words = f"the jobs of {key_words(key)} run one after the other"
+    words = f"the jobs of {key_words(key)} run one after the other{_miscount_words(facts, name, key)}"
     for first in holders[:1]:
         does = "runs since" if first.due_at is None else "runs again in"
         words += f"; job {first.job} ({first.task}) {does} {_seconds(abs(facts.now - first.since))}"
@@ -417,7 +442,16 @@ def _limit_words(
         text += f"; held by {len(holders)} running job{'s' * (len(holders) > 1)}, the longest for {_seconds(oldest)}"
     if opens_at is not None:
         text += f"; opens in {_seconds(opens_at - facts.now)}"
-    return text
+    return text + _miscount_words(facts, name, key)
+
+
+def _miscount_words(facts: Facts, name: str, key: Mapping[str, str | None]) -> str:
+    """A count that is wrong is no reason to wait for anybody."""
+    for each in facts.miscounts:
+        if each.limit == name and each.key == tuple(key.values()):
+            running = "no running job holds it" if not each.running else f"only {each.running} running jobs hold it"
+            return f"; {running}, so the count is wrong: a worker of the queue corrects it within two minutes"
+    return ""
 
 
 def _holders(facts: Facts, key: Mapping[str, str | None]) -> list[Holder]:

@@ -13,7 +13,8 @@ from heapq import nsmallest
 from fairlane.clock import Instant
 from fairlane.policy.policy import WEIGHT, Policy
 from fairlane.policy.smoothing import smoothed
-from fairlane.scheduler.board import IDLE, PARKED, READY, Board, Flow, Gate, Lane
+from fairlane.scheduler.board import IDLE, PARKED, READY, Board, Flow, Gate, Lane, order_of
+from fairlane.scheduler.pace import AHEAD
 from fairlane.scheduler.snapshot import Arrival, Release
 
 __all__ = [
@@ -38,8 +39,7 @@ def fold_releases(board: Board, releases: Iterable[Release], policy_since: Insta
     """Free what ended claims held, and correct what their flows were charged."""
     ready = nsmallest(2, ((flow.vtime + flow.debt, flow.id) for flow in board.flows.values() if flow.standing == READY))
     lanes, charges_time, has_limits = board.lanes, board.charges_time, bool(board.policy.limits)
-    # Of runs that are reported together, those that went well are heard first: failures beside them are no row.
-    for release in sorted(releases, key=_has_failed) if has_limits else releases:
+    for release in sorted(releases, key=_order) if has_limits else releases:
         lane = lanes.get(release.lane)
         if lane is None:
             continue
@@ -62,15 +62,19 @@ def fold_releases(board: Board, releases: Iterable[Release], policy_since: Insta
             _move_back(board, flow, next((tag for tag, flow_id in ready if flow_id != flow.id), -math.inf))
 
 
-def _has_failed(release: Release) -> bool:
-    return release.failed > 0
+def _order(release: Release) -> tuple[bool, Instant]:
+    """Of runs that are reported together, those that went well are heard first: failures beside them are no row. And of
+    jobs that were to start one after the other, the last: a rate takes back what nothing follows."""
+    return release.failed > 0, -release.since
 
 
 def _free_gates(board: Board, lane: Lane, release: Release, policy_since: Instant) -> None:
     # A claim from before the policy came into force was charged by other limits than these.
     held = max(0, board.now - release.since) if release.since > policy_since else None
     for gate in (*board.gates_of(lane), *board.queue_gates()):
-        gate.free(release, board.now, held, lane.keys.get("task"))
+        # One that was to start shortly after the change may have been planned before it.
+        known = held if gate.smooth is None or release.since > policy_since + AHEAD else None
+        gate.free(release, board.now, known, lane.keys.get("task"))
 
 
 def _move_back(board: Board, flow: Flow, others: float) -> None:
@@ -107,32 +111,37 @@ def fold_arrivals(board: Board, arrivals: Iterable[Arrival], join_at: float) -> 
         for backlog in board.backlog_gates(bell.priority, bell.keys) if board.policy.backlogs else ():
             backlog.arrive(bell.count)
         lane = board.lanes.get(bell.lane)
-        if lane is None or bell.count == 0:
-            if bell.count <= 0:
+        if bell.count == 0 and not bell.given:
+            continue
+        if lane is None:
+            if bell.count < 0:
                 continue
             lane = board.new_lane(bell.lane, bell.priority, bell.keys, bell.floor)
         if bell.given:
-            _bring(board, lane, bell.given)
+            _bring(board, lane, bell.given, bell.given_by)
         lane.ready += bell.count
         lane.dirty = True
         if bell.count > 0:
             lane.floor = min(lane.floor, bell.floor)
-            _enter(board, lane, board.policy.rank(bell.since, bell.priority), join_at)
-        elif lane.ready <= 0 and lane.standing == PARKED:
+            _enter(board, lane, board.policy.rank(bell.since, bell.priority), bell.floor, join_at)
+        elif bell.count < 0 and lane.ready <= 0 and lane.standing == PARKED:
             _leave(board, lane)
 
 
-def _bring(board: Board, lane: Lane, given: Mapping[str, float]) -> None:
-    """Put the numbers that a job brought along in force. Bells come in order: the newest is the last."""
+def _bring(board: Board, lane: Lane, given: Mapping[str, float], given_by: int) -> None:
+    """Put the numbers that a job brought along in force, each unless a job that was enqueued later has brought one.
+
+    A bell may come late (its job was delayed, retried, replayed or moved, or its transaction stayed open), so when the
+    number was given decides, and not when it comes: bringing a number again is harmless.
+    """
     brought = board.policy.brought
     for gate in (*board.gates_of(lane), *board.queue_gates()):
         name = gate.bound.name
         if name in brought and name in given:
-            gate.bring(given[name], board.policy.limit_at(gate.bound, tuple(gate.key), given[name]), board.now)
+            limit = board.policy.limit_at(gate.bound, tuple(gate.key), given[name])
+            gate.bring(given[name], given_by, limit, board.now)
     if WEIGHT in brought and WEIGHT in given:
-        flow = lane.flow
-        flow.own_weight, flow.dirty = given[WEIGHT], True
-        flow.weight = board.policy.weight_at(flow.key, flow.own_weight)
+        lane.flow.weigh(given[WEIGHT], given_by, board.policy)
 
 
 def _leave(board: Board, lane: Lane) -> None:
@@ -146,17 +155,17 @@ def _leave(board: Board, lane: Lane) -> None:
         lane.flow.dirty = True
 
 
-def _enter(board: Board, lane: Lane, rank: int, join_at: float) -> None:
+def _enter(board: Board, lane: Lane, rank: int, head: int, join_at: float) -> None:
     flow = lane.flow
     if lane.standing == IDLE:
         lane.standing = READY
-        lane.rank = rank
+        lane.rank, lane.head = rank, head
         flow.open += 1
         flow.dirty = True
         flow.push(lane)
         _rejoin(board, flow, join_at)
-    elif rank < lane.rank:
-        lane.rank = rank
+    elif order_of(rank, head) < lane.order:
+        lane.rank, lane.head = rank, head
         if lane.standing == READY:
             flow.lowered()
         elif lane.standing == PARKED and board.policy.fair is None:
@@ -216,9 +225,8 @@ def _count_awake(gate: Gate, *, spoken_for: bool) -> None:
     gate.dirty = True
 
 
-def free_room(gate: Gate, now: Instant) -> int:
-    """Room that no woken lane will use."""
-    room = gate.room(now)
+def free_room(gate: Gate, room: int, now: Instant) -> int:
+    """Of this room, what no woken lane will use."""
     if gate.wake_at is not None and gate.wake_at <= now:
         gate.wake_at, gate.dirty = None, True
         if gate.awake >= room:
@@ -244,14 +252,14 @@ def sleepers(board: Board, gates: set[bytes]) -> dict[bytes, tuple[list[Lane], l
         if flow.standing == PARKED and flow.gate in gates:
             found[flow.gate][1].append(flow)
     for lanes, flows in found.values():
-        lanes.sort(key=lambda lane: (lane.tag, lane.id))
+        lanes.sort(key=lambda lane: (lane.tag, lane.head, lane.id))
         flows.sort(key=lambda flow: (flow.vtime, flow.tie))
     return found
 
 
 def by_rank_within_flows(lanes: list[Lane]) -> list[Lane]:
     """Each flow keeps its places among those that a gate wakes, and fills them by the rank of its lanes' heads."""
-    ranked = iter(sorted(lanes, key=lambda lane: (lane.flow.id, lane.rank, lane.id)))
+    ranked = iter(sorted(lanes, key=lambda lane: (lane.flow.id, lane.order, lane.id)))
     places = sorted(range(len(lanes)), key=lambda n: (lanes[n].flow.id, n))
     order = dict(zip(places, ranked, strict=True))
     return [order[n] for n in range(len(lanes))]

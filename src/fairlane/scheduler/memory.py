@@ -90,7 +90,7 @@ class MemoryQueue:
         self._position += count
         heads = [Head(n if refs is None else refs[n - first], n, now) for n in range(first, first + count)]
         self._jobs_of(lane).extend(heads)
-        self.arrivals.append(Arrival(lane, priority, dict(keys), count, first, now, given))
+        self.arrivals.append(Arrival(lane, priority, dict(keys), count, first, now, given, 0, self._position))
         return heads
 
     def withdraw(self, now: Instant, lane: bytes, position: int) -> None:
@@ -109,9 +109,9 @@ class MemoryQueue:
         self._leave_shared(start, ended=1, ran=ran)
         del self._claimed_at[start.head.position]
 
-    def give_back(self, start: Start) -> None:
+    def give_back(self, start: Start, *, is_spent: bool = False) -> None:
         """End a claim that never started; its job keeps its place."""
-        claimed_at = self._claimed_at[start.head.position]
+        claimed_at = 0 if is_spent else self._claimed_at[start.head.position]
         self.releases.append(Release(start.lane, 0, 0, 0.0, 1, start.charge, claimed_at, kept=1))
         self._leave_shared(start, unstarted=1)
         del self._claimed_at[start.head.position]
@@ -144,9 +144,9 @@ class MemoryQueue:
             for gate in start.shared
         ]
 
-    def claim(self, now: Instant, want: int, *, listens: bool = False) -> Plan:
+    def claim(self, now: Instant, want: int, *, listens: bool = False, ahead: int | None = None, lag: int = 0) -> Plan:
         """Plan and apply one claim."""
-        planning = plan_claims(self._snapshot(now, want, listens), want)
+        planning = plan_claims(self._snapshot(now, want, listens, ahead, lag), want)
         supply: Supply | None = None
         while True:
             try:
@@ -154,7 +154,7 @@ class MemoryQueue:
             except StopIteration as stop:
                 plan: Plan = stop.value
                 self._apply(plan)
-                self._claimed_at.update((start.head.position, now) for start in plan.starts)
+                self._claimed_at.update((start.head.position, start.at) for start in plan.starts)
                 return plan
             supply = self._supply(need)
             self.rows_read += len(supply.flows) + len(supply.lanes) + len(supply.gates)
@@ -192,7 +192,9 @@ class MemoryQueue:
 
     # What the plan asks for.
 
-    def _snapshot(self, now: Instant, want: int, listens: bool = False) -> Snapshot:
+    def _snapshot(
+        self, now: Instant, want: int, listens: bool = False, ahead: int | None = None, lag: int = 0
+    ) -> Snapshot:
         arrivals, self.arrivals = self.arrivals[:FOLDED_AT_ONCE], self.arrivals[FOLDED_AT_ONCE:]
         releases, self.releases = self.releases, []
         touched = dict.fromkeys([*(bell.lane for bell in releases), *(bell.lane for bell in arrivals)])
@@ -225,6 +227,8 @@ class MemoryQueue:
             shared=[self.shared.gates[gate] for gate in sorted({bell.gate for bell in shared})],
             shared_releases=shared,
             listens=listens,
+            ahead=ahead,
+            lag=lag,
         )
 
     def _supply(self, need: Need) -> Supply:
@@ -299,16 +303,22 @@ class MemoryQueue:
 
     def _move_lane(self, old: LaneRow | None, new: LaneRow) -> None:
         if old is not None:
-            if old.rank == new.rank and old.standing == new.standing and old.gate == new.gate and old.tag == new.tag:
+            if (old.rank, old.head, old.standing, old.gate, old.tag) == (
+                new.rank,
+                new.head,
+                new.standing,
+                new.gate,
+                new.tag,
+            ):
                 return
             if old.standing == READY:
-                self._ready_lanes.drop(old.flow, (old.rank, old.id))
+                self._ready_lanes.drop(old.flow, (old.rank, old.head, old.id))
             elif old.standing == PARKED:
-                self._parked_lanes.drop(old.gate, (old.tag, old.id))
+                self._parked_lanes.drop(old.gate, (old.tag, old.head, old.id))
         if new.standing == READY:
-            self._ready_lanes.put(new.flow, (new.rank, new.id))
+            self._ready_lanes.put(new.flow, (new.rank, new.head, new.id))
         elif new.standing == PARKED:
-            self._parked_lanes.put(new.gate, (new.tag, new.id))
+            self._parked_lanes.put(new.gate, (new.tag, new.head, new.id))
 
     def _move_gate(self, old: GateRow | None, new: GateRow) -> None:
         was = None if old is None else old.wake_at

@@ -11,10 +11,12 @@ from collections import Counter
 from collections.abc import Generator, Iterable
 from heapq import heappop, heappush
 from math import ceil, inf
+from typing import NamedTuple
 
-from fairlane.policy.limits import UNBOUNDED
+from fairlane.clock import Instant
+from fairlane.policy.limits import UNBOUNDED, Rate
 from fairlane.policy.policy import Level
-from fairlane.scheduler.board import IDLE, PARKED, READY, Board, Flow, Gate, Lane
+from fairlane.scheduler.board import IDLE, PARKED, READY, Board, Flow, Gate, Lane, order_of
 from fairlane.scheduler.fold import (
     by_rank_within_flows,
     fold_arrivals,
@@ -27,6 +29,7 @@ from fairlane.scheduler.fold import (
     tag_of,
     wake,
 )
+from fairlane.scheduler.pace import AHEAD, LEAD, Pace, distance
 from fairlane.scheduler.shared import ask_for_shared, fold_shared
 from fairlane.scheduler.snapshot import Head, LaneRow, Need, Plan, QueueRow, Ring, Snapshot, Start, Supply
 from fairlane.scheduler.tally import tally
@@ -58,6 +61,15 @@ def plan_claims(snapshot: Snapshot, want: int) -> Planning:
     return result
 
 
+class _Instant(NamedTuple):
+    """When a job is planned to start, and the smooth rates that it passes then."""
+
+    earliest: Instant
+    at: Instant
+    """What it is charged for: if it can start before it arrives, the time of its arrival."""
+    passed: list[tuple[Gate, Rate]]
+
+
 class Working:
     def __init__(self, snapshot: Snapshot, want: int) -> None:
         self.snapshot = snapshot
@@ -77,6 +89,31 @@ class Working:
         self.forced: set[int] = set()
         """Positions of jobs that were started out of turn; the store still names them among the heads of lanes."""
         self.rings: list[Ring] = []
+        self.paces = snapshot.ahead is not None and snapshot.policy.has_rates
+        """Whoever claims starts jobs at their instants: smooth rates are charged for those."""
+        self.ahead = snapshot.ahead or 0
+        """How many more may be started that are to wait for theirs."""
+        self.soonest = snapshot.now + snapshot.lag
+        """By when what is started now will have started."""
+        self.instants: dict[int, _Instant] = {}
+        """When starts are planned that pass a smooth rate, by their place among the starts."""
+        self.wanted_now = want
+        self.is_full = False
+        """There is no slot for the next job in turn."""
+        self.is_spoken_for = False
+        """Nor would one help: it starts later, and as many wait for their instants as may."""
+
+    def room(self, gate: Gate) -> int:
+        """How many jobs may pass: now, or at instants that are near enough to be handed out."""
+        rate = gate.smooth if self.paces else None
+        if rate is None:
+            return gate.room(self.now)
+        room = rate.room_at(gate, self.soonest)
+        if self.ahead <= 0 or gate.name not in self.policy.paceable:
+            return room
+        if room <= 0 and gate.planned is None and rate.starts_at(gate, self.soonest) > self.now + LEAD:
+            return 0
+        return rate.room_by(gate, self.soonest, self.now + AHEAD)
 
     def steps(self) -> Planning:
         yield from self.fold()
@@ -123,7 +160,7 @@ class Working:
         asks = [
             (gate, min(gate.waiting, room))
             for gate in self.board.gates.values()
-            if gate.waiting and (room := free_room(gate, self.now)) > 0
+            if gate.waiting and (room := free_room(gate, self.room(gate), self.now)) > 0
         ]
         if not asks:
             return False
@@ -165,12 +202,13 @@ class Working:
         self.heap.sort()
         for entry in self.heap:
             entry[3].queued = True
-        room = min((gate.room(self.now) for gate in board.queue_gates()), default=UNBOUNDED)
-        budget = min(self.want - len(self.starts), room)
+        room = min((self.room(gate) for gate in board.queue_gates()), default=UNBOUNDED)
+        self.wanted_now = self.want - len(self.starts)
+        budget = min(self.wanted_now + (self.ahead if self.paces and self.want > 0 else 0), room)
         visits = IDLE_VISITS * self.want + MORE_IDLE_VISITS
         if budget > 0:
-            yield from self._prepare(budget)
-        while budget > 0 and visits > 0:
+            yield from self._prepare(min(budget, self.want))
+        while budget > 0 and visits > 0 and not self.is_full:
             if not self.scan_ended and (not self.heap or self.heap[0][:2] > self.frontier):
                 yield from self._scan(budget)
                 continue
@@ -194,7 +232,20 @@ class Working:
             if flow.standing == READY:
                 self._push(flow)
         self._pass_over()
-        self.left_behind = bool(self.heap or not self.scan_ended) and (budget > 0 or room > self.want)
+        is_left = bool(self.heap or not self.scan_ended) and not self.is_spoken_for
+        self.left_behind = is_left and (budget > 0 or room > self.want)
+
+    def _paced(self) -> list[Start]:
+        """The starts, with the bounds that those have to keep which pass a smooth rate."""
+        if not self.instants:
+            return self.starts
+        starts = self.starts.copy()
+        for place, instant in self.instants.items():
+            start = starts[place]
+            latest = min((gate.planned or instant.at) + rate.slack for gate, rate in instant.passed)
+            pace = Pace(start.at, latest, tuple((gate.id, rate) for gate, rate in instant.passed))
+            starts[place] = Start(start.head, start.lane, start.charge, start.shared, start.at, pace)
+        return starts
 
     def _visit(self, flow: Flow) -> bool:
         """Start one job of this flow, or find out why not. What is to be known of it is on the board."""
@@ -210,19 +261,42 @@ class Working:
         if lane.ready > 0 or head is not None:
             # Cancelled to the last job it is not parked: it would be woken in place of a lane that has some.
             for gate in self.board.gates_of(lane):
-                if gate.room(self.now) <= 0:
+                if self.room(gate) <= 0:
                     self._park(lane, gate)
                     return False
         if head is None:
             self._close(lane)
             return False
         rank = self.policy.rank(head.ready_at, lane.priority)
-        if rank > lane.rank and flow.has_before(rank):
-            lane.rank, lane.dirty = rank, True
+        order = order_of(rank, head.position)
+        if order > lane.order and flow.has_before(order):
+            lane.rank, lane.head, lane.dirty = rank, head.position, True
             flow.push(lane)
             return False
-        self._start(lane, head)
+        instant = self._instant(lane) if self.paces else None
+        is_ahead = instant is not None and instant.at > self.soonest
+        if (self.ahead if is_ahead else self.wanted_now) <= 0:
+            self.is_full, self.is_spoken_for = True, is_ahead
+            flow.push(lane)
+            return False
+        if is_ahead:
+            self.ahead -= 1
+        else:
+            self.wanted_now -= 1
+        self._start(lane, head, instant)
         return True
+
+    def _instant(self, lane: Lane) -> _Instant | None:
+        """When the next job of a lane starts, if it passes a smooth rate. All gates of the lane have room for it."""
+        earliest, passed = self.now, []
+        for gate in (*self.board.gates_of(lane), *self.board.queue_gates()):
+            if (rate := gate.smooth) is not None:
+                passed.append((gate, rate))
+                opens = rate.starts_at(gate, self.now)
+                if opens > self.now and gate.planned is None:
+                    opens += distance(rate)
+                earliest = max(earliest, opens)
+        return _Instant(earliest, max(earliest, self.soonest), passed) if passed else None
 
     def _lacks_rows(self, flow: Flow) -> bool:
         """Whether the store must be asked before this flow can be visited."""
@@ -244,7 +318,7 @@ class Working:
             yield from self._learn_gates(lane, budget)
         if not lane.lacks_heads:
             return
-        if lane.ready <= 0 or all(gate.room(self.now) > 0 for gate in self.board.gates_of(lane)):
+        if lane.ready <= 0 or all(self.room(gate) > 0 for gate in self.board.gates_of(lane)):
             # Whoever else has run out is asked for in the same breath.
             others = [
                 other.lanes[0][2]
@@ -259,35 +333,41 @@ class Working:
             if self.board.tag(flow) > flow.vtime and flow.vtime < self.vtime:
                 settle_debt(self.board, flow)
 
-    def _charge(self, lane: Lane, head: Head) -> None:
+    def _charge(self, lane: Lane, head: Head, instant: _Instant | None = None) -> None:
         """Start a job: every limit and its flow are charged for it."""
         flow = lane.flow
         charge = self.board.charge(flow)
-        for gate in lane.gates or ():
-            gate.charge(self.now)
-        for gate in self.board.queue_gates():
-            gate.charge(self.now)
+        at = self.now
+        if instant is not None:
+            self.instants[len(self.starts)] = instant
+            at = instant.earliest
+        for gate in (*(lane.gates or ()), *self.board.queue_gates()):
+            if instant is not None and (rate := gate.smooth) is not None:
+                gate.plan(rate, instant.at, self.now)
+            else:
+                gate.charge(self.now)
         flow.vtime += charge / flow.weight
         flow.tie = self.board.next_tie()
         flow.dirty = True
         lane.ready -= 1
         lane.in_flight += 1
         lane.dirty = True
-        self.starts.append(Start(head, lane.id, charge, self.board.passed_by(lane)))
+        self.starts.append(Start(head, lane.id, charge, self.board.passed_by(lane), at))
 
-    def _start(self, lane: Lane, head: Head) -> None:
+    def _start(self, lane: Lane, head: Head, instant: _Instant | None) -> None:
         flow = lane.flow
         self.vtime = max(self.vtime, flow.vtime)
-        self._charge(lane, head)
+        self._charge(lane, head, instant)
         lane.next_head += 1
         lane.floor = head.position + 1
         self._unwake(lane)
         if lane.next_head >= len(lane.heads) and (lane.exhausted or lane.ready <= 0):
             self._close(lane)
             return
-        # A lane that is alone in its flow keeps its old rank: it is a lower bound, and the row need not move.
+        # A lane that is alone in its flow keeps its old order: it is a lower bound, and the row need not move.
         if lane.next_head < len(lane.heads) and flow.open + flow.shut > 1:
-            lane.rank = self.policy.rank(lane.heads[lane.next_head].ready_at, lane.priority)
+            following = lane.heads[lane.next_head]
+            lane.rank, lane.head = self.policy.rank(following.ready_at, lane.priority), following.position
         flow.push(lane)
 
     def _park(self, lane: Lane, gate: Gate) -> None:
@@ -392,11 +472,11 @@ class Working:
         yield from self._load_heads(lanes, budget, counts)
 
     def _reach(self, rows: Iterable[LaneRow]) -> None:
-        """These are the first ready lanes of their flows: whoever ranks before the last of them is on the board."""
+        """These are the first ready lanes of their flows: whoever goes before the last of them is on the board."""
         for row in rows:
             flow = self.board.flows[row.flow]
-            if row.standing == READY and row.rank > flow.reach:
-                flow.reach = row.rank
+            if row.standing == READY and (order := order_of(row.rank, row.head)) > flow.reach:
+                flow.reach = order
 
     def _load_heads(
         self, lanes: list[Lane], budget: int, counts: list[int] | None = None
@@ -408,6 +488,8 @@ class Working:
         for lane, count in zip(lanes, counts or [each] * len(lanes), strict=True):
             if lane.exhausted or lane.next_head < len(lane.heads):
                 continue
+            if self.paces and lane.gates:
+                count = min(count, min(map(self.room, lane.gates)))
             # What was started out of turn is named once more, and left out.
             asks.append((lane, max(1, min(count, lane.ready)) + len(self.forced)))
         if not asks and not gates:
@@ -452,18 +534,31 @@ class Working:
             if self.snapshot.lag:
                 gate.postpone(self.now, self.snapshot.lag)
             self._set_alarm(gate)
+        self._leave_others()
         queue = QueueRow(self.vtime, *self._cursor(), board.tie, board.cost)
         return Plan(
-            self.starts,
+            self._paced(),
             queue,
             [flow.row() for flow in board.flows.values() if flow.dirty],
             [lane.row() for lane in board.lanes.values() if lane.dirty],
             [gate.row() for gate in board.gates.values() if gate.dirty],
             self.left_behind,
-            [shared.row() for shared in board.shared.values() if shared.dirty],
+            [
+                *(shared.row() for shared in board.shared.values() if shared.dirty),
+                *(board.retired[gate] for gate in sorted(board.freed)),
+            ],
             self.rings,
             tally(self.snapshot, board, self.starts),
         )
+
+    def _leave_others(self) -> None:
+        """Shared gates that a release has freed and at which nothing of this queue waits: others may wait there."""
+        if not self.board.shared:
+            return
+        passed = {gate.shared.id for gate in self.board.gates.values() if gate.shared is not None}
+        for shared in self.board.shared.values():
+            if shared.dirty and shared.id not in passed:
+                self.rings += shared.leave(self.now, waits=False, is_eager=False)
 
     def _unspeak(self) -> None:
         """A later claim may park the flow of a woken lane without seeing the lane: such a lane reserves no room."""
@@ -482,12 +577,16 @@ class Working:
         """When this gate must be looked at although nothing is released."""
         if not gate.waiting and gate.wake_at is None and gate.shared is None and gate.bound.level is not Level.QUEUE:
             return
-        room = gate.room(self.now)
+        room = self.room(gate)
         stops_queue = gate.bound.level is Level.QUEUE and bool(self.heap or not self.scan_ended)
         waits = room <= 0 and bool(gate.waiting or stops_queue)
         gate.denied += waits and stops_queue
         if gate.shared is not None:
             is_eager = self.snapshot.listens and len(self.starts) < self.want
             self.rings += gate.shared.leave(self.now, waits=waits, is_eager=is_eager)
-        if gate.set_alarm(self.now, room, waits=waits):
+        early = 0
+        if waits and self.paces and (rate := gate.smooth) is not None:
+            is_near = rate.starts_at(gate, self.soonest) <= self.now + LEAD
+            early = LEAD if gate.name in self.policy.paceable and not is_near else self.snapshot.lag
+        if gate.set_alarm(self.now, room, waits=waits, early=early):
             self.left_behind = True

@@ -107,7 +107,7 @@ def _accepting(policy: Policy) -> str:
     """The command that puts such a policy in force all the same."""
     place = policy.partition
     if place is None or place.was is None:
-        return "`fairlane policy apply --accept-missing-keys`"
+        return "`fairlane policy apply module:app --accept-missing-keys`"
     by = "".join(f" --by {name}" for name in place.by)
     return f"`fairlane partition {place.of} --to {place.width}{by} --accept-missing-keys`"
 
@@ -144,21 +144,24 @@ def rebuild(
     for gate_row in gates:
         # Tokens stay spent, also of a key that has no lane any more.
         if (bound := policy.bound_named(gate_row.limit)) is not None:
-            value = gate_row.value if bound.from_job else None
-            board.add_gates([replace(gate_row, in_flight=0, waiting=0, awake=0, wake_at=None, value=value)])
+            value, given_by = (gate_row.value, gate_row.given_by) if bound.from_job else (None, 0)
+            emptied = replace(gate_row, in_flight=0, waiting=0, awake=0, wake_at=None, value=value, given_by=given_by)
+            board.add_gates([emptied])
             if (known := board.gates.get(gate_row.id)) is not None and known.shared is None:
                 known.limit.carry_over(known, now)
+    if WEIGHT in policy.brought:
+        _keep_weights(board, queue, known_flows.values(), gates)
     for row in sorted(lanes, key=lambda row: row.id):
         flow_id = policy.flow_of(row.priority, row.keys)
         if flow_id not in board.flows and (old := known_flows.get(flow_id)) is not None:
             weight = old.weight if WEIGHT in policy.brought else policy.weight_of(row.priority, row.keys)
-            board.add_flows([replace(old, weight=weight, open=0, shut=0, standing=IDLE, gate=None)])
+            board.add_flows([replace(old, weight=weight, open=0, shut=0, standing=IDLE, gate=None, given_by=0)])
         is_new_flow = flow_id not in board.flows
         lane = board.new_lane(row.id, row.priority, dict(row.keys), row.floor)
         if is_new_flow:
             # At zero it would be owed all the service that the queue has ever given.
             lane.flow.vtime = queue.vtime
-        lane.ready, lane.in_flight, lane.rank = row.ready, row.in_flight, row.rank
+        lane.ready, lane.in_flight, lane.rank, lane.head = row.ready, row.in_flight, row.rank, row.head
         for gate_id, bound in (*policy.gates_of(row.priority, row.keys), *policy.queue_gates):
             gate = board.gate(gate_id, bound, select(bound.limit.by, row.keys, row.priority))
             if bound.limit.counts_in_flight and not bound.is_shared:
@@ -183,6 +186,23 @@ def rebuild(
         [gate.row() for gate in board.gates.values()],
         Tally(now, 0, 0, [], let_go) if let_go else None,
     )
+
+
+def _keep_weights(board: Board, queue: QueueRow, flows: Iterable[FlowRow], gates: Iterable[GateRow]) -> None:
+    """Flows whose weight a job has brought keep it, also while they have no lane.
+
+    What comes from another partition (`strays.weights_of_strays`) holds here unless a later job has brought another.
+    """
+    policy = board.policy
+    for old in flows:
+        if old.given_by and old.id == policy.flow_of_key(old.key):
+            board.add_flows([replace(old, open=0, shut=0, standing=IDLE, gate=None)])
+    for row in gates:
+        if row.limit == WEIGHT and row.value is not None:
+            flow_id = policy.flow_of_key(row.key)
+            if flow_id not in board.flows:
+                board.add_flows([FlowRow(flow_id, row.key, 1.0, queue.vtime, 0, 0.0, 0.0, 0, 0, IDLE, None)])
+            board.flows[flow_id].weigh(row.value, row.given_by, policy)
 
 
 class Claimed(msgspec.Struct, frozen=True):

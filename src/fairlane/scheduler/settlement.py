@@ -8,14 +8,19 @@ from uuid import UUID
 
 import msgspec
 
-from fairlane.job import Claim, NewIds, OnDead, StampedEffects, State
+from fairlane.job import SUSPECT_FROM, Claim, NewIds, OnDead, StampedEffects, State
+from fairlane.redaction import without_secrets
 
 __all__ = [
     "DISPATCHER",
+    "SEEN",
+    "UNSEEN",
     "Cancelled",
+    "DeadWorker",
     "Died",
     "Done",
     "Failed",
+    "Interrupted",
     "Lost",
     "Outcome",
     "Released",
@@ -27,6 +32,9 @@ __all__ = [
     "settle",
 ]
 
+SEEN = SUSPECT_FROM
+UNSEEN = 1
+"""What a loss adds to the suspicion of a job that ran: one that nobody saw makes no suspect, it takes two of them."""
 DISPATCHER = 8
 """The version of a dispatcher's id, as of a UUID: those of workers are random (4)."""
 
@@ -51,6 +59,8 @@ class Retried(msgspec.Struct, frozen=True):
 
     reason: str
     delay: int
+    is_counted: bool = True
+    """False: an engine keeps its own count of retries, so `max_attempts` bounds only lost runs."""
 
 
 class Snoozed(msgspec.Struct, frozen=True):
@@ -77,15 +87,25 @@ class Released(msgspec.Struct, frozen=True):
 
     reason: str
     delay: int = 0
+    is_spent: bool = False
+    """What it was charged by rates is not given back."""
 
 
-class Lost(msgspec.Struct, frozen=True):
-    """The lease ran out: its worker is gone."""
+class Interrupted(msgspec.Struct, frozen=True):
+    """Stopped by its worker's shutdown: it keeps its place, and the attempt counts."""
 
     reason: str
 
 
-Outcome = Done | Failed | Retried | Snoozed | Died | Cancelled | Released | Lost
+class Lost(msgspec.Struct, frozen=True):
+    """Its worker is gone. A suspect ran alone, and is charged with the loss; any other job comes under suspicion."""
+
+    reason: str
+    suspicion: int
+    """By how much: 0 where it did not run, `UNSEEN` where its host may be gone, `SEEN` where its process died."""
+
+
+Outcome = Done | Failed | Retried | Snoozed | Died | Cancelled | Released | Interrupted | Lost
 
 
 class Verdict(IntEnum):
@@ -121,9 +141,16 @@ class Settlement(msgspec.Struct, frozen=True):
     counts_attempt: bool = True
     unstarted: bool = False
     """Never ran: its rate tokens and its charge are given back."""
+    is_spent: bool = False
+    """Its rate tokens are not: the instant that it was to start at has gone by."""
+    suspicion: int = 0
+    """What is held against the job from now on. A run that ended by itself has cleared it."""
     effects: StampedEffects | None = None
     """What is written in the same transaction. `DuplicateJob` if a follow-up's id is taken: nothing is applied then.
     Death does not wait for its effects: there, what is taken or cannot be stored is left out."""
+    late_effects: int = 0
+    """Effects among these that were added after the handler settled the job in its own transaction. Lost if that has
+    committed."""
     lag: int | None = None
     """Microseconds from admission to start, where an engine ran it: what an adaptive cap looks at, not the run time."""
     fallback: Settlement | None = None
@@ -158,13 +185,20 @@ class Settlement(msgspec.Struct, frozen=True):
 
     def without_effects(self, refusal: Exception) -> Settlement:
         """This death where its effects were refused: it says so, and happens all the same."""
-        said = f"its on_dead effects were refused: {type(refusal).__name__}: {refusal}"
+        said = without_secrets(f"its on_dead effects were refused: {type(refusal).__name__}: {refusal}")
         error = f"{self.error}\n\n{said}" if self.error else said
         return msgspec.structs.replace(self, effects=None, error=error)
 
 
 def settle(claim: Claim, outcome: Outcome, ran: int) -> Settlement:
-    """What an outcome means for its job."""
+    """What an outcome means for its job. What is obviously secret in its error stays out of it."""
+    settlement = _settle(claim, outcome, ran)
+    if settlement.error is None:
+        return settlement
+    return msgspec.structs.replace(settlement, error=without_secrets(settlement.error))
+
+
+def _settle(claim: Claim, outcome: Outcome, ran: int) -> Settlement:
     last = claim.attempt >= claim.max_attempts
     job, lease = claim.id, claim.lease
     match outcome:
@@ -174,6 +208,8 @@ def settle(claim: Claim, outcome: Outcome, ran: int) -> Settlement:
             return Settlement(job, lease, State.DEAD, "failed", ran, error=error)
         case Failed(error=error, backoff=delay):
             return Settlement(job, lease, State.SCHEDULED, "failed", ran, delay, error=error)
+        case Retried(reason=reason, delay=delay, is_counted=False):
+            return Settlement(job, lease, State.SCHEDULED, "retry", ran, delay, error=reason, counts_attempt=False)
         case Retried(reason=reason) if last:
             return Settlement(job, lease, State.DEAD, "retry", ran, error=reason)
         case Retried(reason=reason, delay=delay):
@@ -184,20 +220,55 @@ def settle(claim: Claim, outcome: Outcome, ran: int) -> Settlement:
             return Settlement(job, lease, State.DEAD, "dead", ran, error=reason)
         case Cancelled(reason=reason):
             return Settlement(job, lease, State.CANCELLED, "cancelled", ran, error=reason)
-        case Released(reason=reason, delay=delay):
+        case Released(reason=reason, delay=delay, is_spent=is_spent):
             to = State.SCHEDULED if delay > 0 else State.READY
             return Settlement(
-                job, lease, to, "released", 0, delay or None, error=reason, counts_attempt=False, unstarted=True
+                job,
+                lease,
+                to,
+                "released",
+                0,
+                delay or None,
+                error=reason,
+                counts_attempt=False,
+                unstarted=True,
+                is_spent=is_spent,
+                suspicion=claim.suspicion,
             )
-        case Lost(reason=reason):
+        case Interrupted(reason=reason):
             return Settlement(job, lease, State.DEAD if last else State.READY, "lost", ran, error=reason)
+        case Lost(reason=reason, suspicion=added) if added and claim.is_suspect:
+            # Nothing ran beside it: this loss is its own, and so, if somebody saw it, were those before. Nobody saw it:
+            # it may have been lost with its worker while it waited for its turn to run alone.
+            before = claim.suspicion if added >= SEEN else 0
+            is_over = claim.attempt + before >= claim.max_attempts
+            to = State.DEAD if is_over else State.READY
+            return Settlement(job, lease, to, "lost", ran, error=reason, suspicion=claim.suspicion)
+        case Lost(reason=reason, suspicion=added):
+            # Any of those that ran may have done it, and most have not. Tokens stay taken, also where nothing ran that
+            # anybody knows of: it may have ended without its end being recorded.
+            name, suspicion = "lost" if added else "released", claim.suspicion + added
+            return Settlement(
+                job, lease, State.READY, name, ran, error=reason, counts_attempt=False, suspicion=suspicion
+            )
         case _:
             assert_never(outcome)
 
 
-def abandoned_by(worker: UUID) -> Outcome:
-    """How the claims of a worker end that is gone."""
+class DeadWorker(msgspec.Struct, frozen=True):
+    """A worker whose process is known to have died, and what ran in it when it did."""
+
+    worker: UUID
+    running: frozenset[UUID]
+
+
+def abandoned_by(worker: UUID, job: UUID, dead: DeadWorker | None = None) -> Outcome:
+    """How a claim of a worker ends that is gone; `dead`, if somebody saw it die."""
     if worker.version == DISPATCHER:
         # Whoever begins a job that was dispatched adopts it, and holds it then.
         return Released("its dispatcher stopped renewing the lease, and no worker of the engine had begun it")
-    return Lost("its worker stopped renewing the lease")
+    if dead is None:
+        return Lost("its worker stopped renewing the lease", UNSEEN)
+    if job in dead.running:
+        return Lost("its worker's process died while it ran", SEEN)
+    return Lost("its worker's process died before it ran, or before its end was recorded", 0)

@@ -203,9 +203,22 @@ def _ring(queue: str, limit: str, key: Sequence[str | None]) -> Ring:
 def fold_shared(board: Board, releases: Iterable[SharedRelease]) -> None:
     """Free what claims of any queue held that have ended."""
     for release in releases:
-        gate = board.shared.get(release.gate)
-        if gate is not None:
+        if (gate := board.shared.get(release.gate)) is not None:
             gate.free(release, board.now)
+        elif (row := board.retired.get(release.gate)) is not None and row.in_flight > 0:
+            board.retired[row.id] = _left(row, release)
+            board.freed.add(row.id)
+
+
+def _left(row: SharedGateRow, release: SharedRelease) -> SharedGateRow:
+    """A gate of which only the count is known, once these claims have left it."""
+    ended = release.ended + release.unstarted
+    contenders = [
+        replace(each, taken=max(0, each.taken - ended)) if each.queue == release.queue else each
+        for each in row.contenders
+    ]
+    staying = [each for each in contenders if each.waits or each.taken > 0]
+    return replace(row, in_flight=max(0, row.in_flight - ended), contenders=staying)
 
 
 def ask_for_shared(board: Board, steps: Generator[Need, Supply, T]) -> Generator[Need, Supply, T]:

@@ -13,6 +13,7 @@ import msgspec
 
 from fairlane.clock import Instant
 from fairlane.policy.policy import Policy
+from fairlane.scheduler.pace import Pace
 
 __all__ = [
     "Arrival",
@@ -84,6 +85,8 @@ class FlowRow(msgspec.Struct, frozen=True, gc=False):
     standing: int
     gate: bytes | None
     """PARKED: what it waits on. READY: the gate that woke it, until it has been visited."""
+    given_by: int = 0
+    """The position that the job which gave it its weight had at its enqueue; 0: the policy gives it."""
 
 
 class LaneRow(msgspec.Struct, frozen=True, gc=False):
@@ -104,6 +107,8 @@ class LaneRow(msgspec.Struct, frozen=True, gc=False):
     """PARKED: what it waits on. READY: the gate that woke it, until it has been visited."""
     tag: float
     """The virtual time of its flow when it was parked: the order in which a gate wakes its lanes."""
+    head: int = 0
+    """The position of its head, or less: it orders lanes of equal rank."""
 
 
 class GateRow(msgspec.Struct, frozen=True, gc=False):
@@ -124,6 +129,8 @@ class GateRow(msgspec.Struct, frozen=True, gc=False):
     """What its limit keeps besides, as JSON."""
     value: float | None = None
     """The bound that the newest job of its key brought along; `None`: what the policy says."""
+    given_by: int = 0
+    """The position that this job had at its enqueue: positions rise, so an older number is told by a lower one."""
 
 
 class Head(msgspec.Struct, frozen=True, gc=False):
@@ -150,6 +157,8 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     """Numbers that the newest of the jobs brought along, by the name of their limit; `weight` is the flow's."""
     resumed: int = 0
     """How many jobs had kept their place in a sequence until now, whether they are ready again or gone for good."""
+    given_by: int = 0
+    """The position that the job which gave them had at its enqueue."""
 
 
 class Release(msgspec.Struct, frozen=True, gc=False):
@@ -278,6 +287,9 @@ class Snapshot(msgspec.Struct, frozen=True):
     shared_releases: list[SharedRelease] = []
     listens: bool = False
     """Whoever claims waits to be woken if it is left with slots."""
+    ahead: int | None = None
+    """How many jobs may be started that are to wait for their instants, beside those that are wanted now. `None`:
+    whoever claims starts everything at once."""
 
 
 class Need(msgspec.Struct, frozen=True):
@@ -288,9 +300,9 @@ class Need(msgspec.Struct, frozen=True):
     gates: tuple[bytes, ...] = ()
     """Gates by id, where they exist."""
     parked: tuple[tuple[bytes, int], ...] = ()
-    """From each gate, up to so many lanes and flows that are parked on it, the lowest tag first."""
+    """From each gate, up to so many lanes and flows parked on it: the lowest tag first, of equals the first head."""
     lanes: tuple[tuple[bytes, int], ...] = ()
-    """From each flow, up to so many of its ready lanes, the lowest rank first."""
+    """From each flow, up to so many of its ready lanes: the lowest rank first, of equals the first head."""
     heads: tuple[tuple[bytes, int, int], ...] = ()
     """From each lane, the first ready jobs at or above a position: (lane, position, how many)."""
     scan: tuple[float, int, int] | None = None
@@ -320,6 +332,10 @@ class Start(msgspec.Struct, frozen=True, gc=False):
     charge: float
     shared: tuple[bytes, ...] = ()
     """The shared gates that it has passed: its end rings there."""
+    at: Instant = 0
+    """When it counts as started: with the claim, or later."""
+    pace: Pace | None = None
+    """Within which bounds it must be started, if it passes a smooth rate and whoever claims keeps to them."""
 
 
 class LaneTally(msgspec.Struct, array_like=True, gc=False):

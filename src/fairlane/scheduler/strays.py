@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from fairlane.policy.dividing import logical
 from fairlane.policy.keys import Keys, gate_id, lane_id, shared_gate_id
 from fairlane.policy.partitions import partition_name, partition_of
-from fairlane.policy.policy import BoundLimit, Policy
-from fairlane.scheduler.snapshot import GateRow, SharedGateRow
+from fairlane.policy.policy import WEIGHT, BoundLimit, Policy
+from fairlane.scheduler.snapshot import FlowRow, GateRow, SharedGateRow
 
 __all__ = [
     "StrayLane",
@@ -22,6 +22,7 @@ __all__ = [
     "stray_lanes",
     "tokens_of_its_own",
     "tokens_to_share",
+    "weights_of_strays",
 ]
 
 
@@ -65,13 +66,14 @@ def _home(policy: Policy, lane: bytes, keys: Keys) -> str:
     return partition_name(place.of, partition_of((lane.hex(),), place.width) if home is None else home)
 
 
-def gates_of_strays(policy: Policy, gates: Iterable[GateRow]) -> list[tuple[str, GateRow]]:
-    """Gates of keys that have lived here and move to another partition, each with the queue that it goes to."""
+def gates_of_strays(policy: Policy, was: int, gates: Iterable[GateRow]) -> list[tuple[str, GateRow]]:
+    """Gates of keys that have lived here, when there were `was` partitions, and move to another one; each with the
+    queue that it goes to. It is the same once this partition has learned that the change is over."""
     place = policy.partition
-    if place is None or place.was is None:
+    if place is None:
         return []
     # A key may have lived here long ago as well: only its last home knows what it has spent.
-    lived_here = replace(place, width=place.was)
+    lived_here = replace(place, width=was)
     found = []
     for row in gates:
         bound = policy.bound_named(row.limit)
@@ -83,14 +85,41 @@ def gates_of_strays(policy: Policy, gates: Iterable[GateRow]) -> list[tuple[str,
     return found
 
 
+def weights_of_strays(policy: Policy, was: int, flows: Iterable[FlowRow]) -> list[tuple[str, GateRow]]:
+    """Weights that jobs have brought for keys that move to another partition. They go with the gates, as if they were
+    the bounds of some: in force there, unless a later job has brought another (`rebuild`)."""
+    place = policy.partition
+    if place is None or WEIGHT not in policy.brought or not place.determines(policy.fair_by):
+        return []
+    lived_here = replace(place, width=was)
+    found = []
+    for flow in flows:
+        keys = dict(zip(policy.fair_by, flow.key, strict=True))
+        if flow.given_by and place.strays(keys) and not lived_here.strays(keys):
+            row = GateRow(flow.id, WEIGHT, flow.key, 0, 0, 0, 0, None, None, flow.weight, flow.given_by)
+            found.append((_home(policy, flow.id, keys), row))
+    return found
+
+
 def imported(queue: str, own: Iterable[GateRow], others: Iterable[GateRow]) -> list[GateRow]:
-    """The gates of a partition with those that come from others: what a key has spent there, it has spent."""
-    coming = {
-        gate: replace(row, id=gate, in_flight=0, waiting=0, awake=0, wake_at=None)
-        for row in others
-        for gate in [gate_id(queue, row.limit, tuple(row.key))]
-    }
-    return [*(row for row in own if row.id not in coming), *coming.values()]
+    """The gates of a partition with those that come from others: what a key has spent there, it has spent. The number
+    that was brought last holds, wherever it was."""
+    rows = {row.id: row for row in own}
+    for other in others:
+        gate = gate_id(queue, other.limit, tuple(other.key))
+        known = rows.get(gate, other)
+        newest = known if known.given_by > other.given_by else other
+        rows[gate] = replace(
+            other,
+            id=gate,
+            in_flight=0,
+            waiting=0,
+            awake=0,
+            wake_at=None,
+            value=newest.value,
+            given_by=newest.given_by,
+        )
+    return list(rows.values())
 
 
 def tokens_to_share(before: Policy, after: Policy, gates: Iterable[GateRow]) -> list[SharedGateRow]:
