@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 from fairlane.errors import ConfigurationError
+from fairlane.parameters import checked, shown
 
 __all__ = [
     "Clock",
@@ -22,6 +23,7 @@ __all__ = [
     "SystemClock",
     "as_datetime",
     "as_instant",
+    "duration_of",
     "duration_text",
     "iso_text",
     "lasting",
@@ -53,7 +55,7 @@ class Clock(Protocol):
         ...
 
     async def sleep_until(self, moment: Instant) -> None:
-        """Return once `now()` is at or past `moment`."""
+        """Return once `now()` is at or past `moment`, or would be, had the clock not been set back meanwhile."""
         ...
 
 
@@ -67,41 +69,51 @@ class SystemClock:
         return time.monotonic_ns() // 1_000
 
     async def sleep_until(self, moment: Instant) -> None:
-        # In slices of at most a minute: a laptop that slept, or a clock that was set, is noticed.
-        while (left := moment - self.now()) > 0:  # noqa: ASYNC110 - time is what is waited for
+        # In slices of at most a minute: a laptop that slept, or a clock that was set forward, is noticed. A clock that
+        # is set back makes no wait longer.
+        ends_at = self.monotonic() + moment - self.now()
+        while (left := min(moment - self.now(), ends_at - self.monotonic())) > 0:  # noqa: ASYNC110 - it waits for time
             await asyncio.sleep(min(left / SECOND, 60.0))
 
 
 class ManualClock:
     """A clock that moves only when told to. Sleepers wake in the order of their times."""
 
+    @checked()
     def __init__(self, start: datetime | None = None) -> None:
         self._now = as_instant(start) if start is not None else as_instant(datetime(2030, 1, 1, tzinfo=UTC))
+        self._set_back = 0
         self._sleepers: list[tuple[Instant, asyncio.Future[None]]] = []
+        """By the monotonic clock."""
 
     def now(self) -> Instant:
         return self._now
 
     def monotonic(self) -> Instant:
-        return self._now
+        return self._now + self._set_back
 
     def advance(self, by: timedelta | str | float) -> None:
         """Move time forward, and wake whoever slept until then."""
         self.set(self._now + microseconds(by))
 
+    @checked()
     def set(self, moment: Instant) -> None:
-        """Put the clock at `moment`, backwards too (a clock that steps back is a case worth testing)."""
+        """Put the clock at `moment`. Backwards too: a clock that steps back is a case worth testing, and no time passes
+        for those who sleep."""
+        self._set_back += max(0, self._now - moment)
         self._now = moment
-        due = [future for at, future in sorted(self._sleepers, key=lambda sleeper: sleeper[0]) if at <= moment]
-        self._sleepers = [(at, future) for at, future in self._sleepers if at > moment]
+        reached = self.monotonic()
+        due = [future for at, future in sorted(self._sleepers, key=lambda sleeper: sleeper[0]) if at <= reached]
+        self._sleepers = [(at, future) for at, future in self._sleepers if at > reached]
         for future in due:
             if not future.done():
                 future.get_loop().call_soon_threadsafe(_wake, future)
 
     async def sleep_until(self, moment: Instant) -> None:
-        while self._now < moment:
+        ends_at = moment + self._set_back
+        while self.monotonic() < ends_at:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            entry = (moment, future)
+            entry = (ends_at, future)
             self._sleepers.append(entry)
             try:
                 await future
@@ -117,6 +129,8 @@ def _wake(future: asyncio.Future[None]) -> None:
 
 def as_instant(moment: datetime) -> Instant:
     """The instant of an aware `datetime`, exactly."""
+    if not isinstance(moment, datetime):
+        raise ConfigurationError(f"{shown(moment)} is not a datetime; give an aware one, such as datetime.now(UTC)")
     if moment.tzinfo is None:
         raise ConfigurationError(
             f"{moment.isoformat()} has no timezone; give an aware datetime, such as datetime.now(UTC)"
@@ -134,14 +148,25 @@ def as_datetime(moment: Instant) -> datetime:
 
 def microseconds(duration: timedelta | str | float) -> int:
     """A duration given as `timedelta`, as text (`"10m"`, `"1h30m"`), or in seconds."""
-    if isinstance(duration, timedelta):
-        return duration // _MICROSECOND
     if isinstance(duration, str):
         return parse_duration(duration)
     try:
-        return round(duration * SECOND)
+        if isinstance(duration, bool):  # a number for Python
+            raise TypeError
+        found = duration // _MICROSECOND if isinstance(duration, timedelta) else round(duration * SECOND)
     except (OverflowError, ValueError, TypeError):
-        raise ConfigurationError(f"{duration!r} is not a duration; write 90, '1m30s' or timedelta(…)") from None
+        raise ConfigurationError(f"{shown(duration)} is not a duration; write 90, '1m30s' or timedelta(…)") from None
+    if abs(found) > MAX_DURATION:
+        raise ConfigurationError(f"{shown(duration)} is longer than any database can hold; give a shorter time")
+    return found
+
+
+def duration_of(name: str, duration: timedelta | str | float) -> int:
+    """The same for a parameter, which is named in errors."""
+    try:
+        return microseconds(duration)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{name}: {error}") from None
 
 
 def parse_duration(text: str) -> int:
@@ -154,7 +179,9 @@ def parse_duration(text: str) -> int:
         total += float(part[1]) * _UNITS[part[2]]
         end = part.end()
     if not stripped or end != len(stripped) or total > MAX_DURATION:
-        raise ConfigurationError(f"{text!r} is not a duration; write a number and a unit, such as 250ms, 10m or 1h30m")
+        raise ConfigurationError(
+            f"{text[:100]!r} is not a duration; write a number and a unit, such as 250ms, 10m or 1h30m"
+        )
     return round(total)
 
 

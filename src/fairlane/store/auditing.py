@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
 
 import msgspec
 
 from fairlane.clock import Instant
 from fairlane.policy.overrides import Amendment, Override
+from fairlane.scheduler.census import Miscount
 from fairlane.store.operators import Handled
 
-__all__ = ["EXPIRY", "AuditEntry", "Note", "describe_amendments", "describe_handled"]
+__all__ = [
+    "EXPIRY",
+    "RECOUNT",
+    "UPKEEP",
+    "AuditEntry",
+    "Note",
+    "describe_amendments",
+    "describe_handled",
+    "describe_miscounts",
+    "entry_of",
+]
 
+TARGET = 5
+"""Its place in a row."""
 EXPIRY = "expiry"
 """Who ends an override whose time has come."""
+UPKEEP = "upkeep"
+"""Who goes on with what an operator has begun and left."""
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +42,18 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     queue: str | None = None
     """Of an action on jobs, where all of them are of one queue."""
+    about: str = ""
+    """Of an action on jobs: which, in the words of whoever asked for it."""
+    act: UUID | None = None
+    """What the transactions of one action on many jobs have in common: together they are one entry."""
+    part: int = 0
+    """Which of them this is."""
+
+
+RECOUNT = Note(actor=UPKEEP, action="recount")
+"""Who counts gates anew that did not count what ran."""
+MOST_NAMED = 100
+"""Gates that one entry names."""
 
 
 class AuditEntry(msgspec.Struct, frozen=True):
@@ -49,12 +78,28 @@ def describe_amendments(amendments: Sequence[Amendment]) -> tuple[str, str | Non
     return target, _encoded(before), _encoded(after)
 
 
-def describe_handled(handled: Sequence[Handled]) -> tuple[str, str] | None:
+def describe_miscounts(found: Sequence[Miscount]) -> tuple[str, str, str]:
+    """Gates that were counted anew: how many, what they said, and what they say now."""
+    target = f"{len(found)} gate{'s' * (len(found) > 1)}: {found[0].words}"
+    named = found[:MOST_NAMED]
+    before = [{"limit": each.limit, "key": each.key, "in_flight": each.counted} for each in named]
+    after = [{"limit": each.limit, "key": each.key, "in_flight": each.running} for each in named]
+    return target, msgspec.json.encode(before).decode(), msgspec.json.encode(after).decode()
+
+
+def describe_handled(handled: Sequence[Handled]) -> tuple[int, str] | None:
     """How many jobs one action touched, and in which state each of them was; `None`: it touched none."""
     touched = {str(each.job): str(each.was) for each in handled if each.skipped is None}
-    if not touched:
-        return None
-    return f"{len(touched)} job{'s' * (len(touched) > 1)}", msgspec.json.encode(touched).decode()
+    return (len(touched), msgspec.json.encode(touched).decode()) if touched else None
+
+
+def entry_of(row: Sequence[Any]) -> AuditEntry:
+    """A row of the audit, its target in words; of an action on jobs, how many there were in all of its parts."""
+    *fields, jobs = row
+    if jobs is not None:
+        about = fields[TARGET]
+        fields[TARGET] = f"{jobs:,} job{'s' * (jobs != 1)}{f': {about}' if about else ''}"
+    return AuditEntry(*fields)
 
 
 def _encoded(overrides: tuple[Override, ...]) -> str | None:

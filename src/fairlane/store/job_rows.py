@@ -10,15 +10,15 @@ from uuid import UUID
 import msgspec
 
 from fairlane.errors import JobNotFound, UnknownQueue
-from fairlane.job import AttemptRecord, State
+from fairlane.job import AttemptRecord, FrozenKeys, State
 
 __all__ = ["attempts_of", "decode_given", "decode_key", "decode_keys", "no_such_job", "no_such_queue", "not_among"]
 
 
 @lru_cache(maxsize=65_536)
-def decode_keys(text: str) -> dict[str, str | None]:
-    """Keys by name. The same text gives the same mapping: nobody writes to it."""
-    return msgspec.json.decode(text, type=dict[str, str | None])
+def decode_keys(text: str) -> FrozenKeys:
+    """Keys by name. The same text gives the same mapping, which nobody can write to."""
+    return FrozenKeys(msgspec.json.decode(text, type=dict[str, str | None]))
 
 
 @lru_cache(maxsize=65_536)

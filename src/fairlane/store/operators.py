@@ -10,9 +10,11 @@ import msgspec
 from fairlane.clock import Instant
 from fairlane.errors import ConfigurationError
 from fairlane.job import JobRecord, State
+from fairlane.parameters import check_fields
 
 __all__ = [
     "AT_ONCE",
+    "BUSY",
     "CANCEL",
     "FORCE",
     "LOOK_AT_MOST",
@@ -30,6 +32,7 @@ AT_ONCE = 1_000
 """Jobs that one action handles: it is one transaction, and holds the jobs it changes."""
 LOOK_AT_MOST = 10_000
 """Jobs that one page of a listing looks at, whatever the filter lets through."""
+BUSY = "somebody else is changing it at this moment"
 _NO_SUCH_JOB = "there is no such job: it was never stored, or its retention has passed"
 
 
@@ -45,6 +48,9 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     enqueued_until: Instant | None = None
     finished_since: Instant | None = None
     finished_until: Instant | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self, "JobFilter")
 
     @property
     def is_by_end(self) -> bool:
@@ -69,6 +75,8 @@ class Handled(msgspec.Struct, frozen=True):
     """The state that it was found in; `None`: there is no such job."""
     skipped: str | None = None
     """Why nothing was done; `None`: it was done."""
+    holder: UUID | None = None
+    """The job that holds its unique key, if that is why."""
 
 
 class Action(msgspec.Struct, frozen=True):
@@ -81,17 +89,26 @@ class Action(msgspec.Struct, frozen=True):
     def applies_to(self, state: State) -> bool:
         return state in self.states
 
-    def handled(self, jobs: Sequence[UUID], found: Mapping[UUID, State], busy: Collection[UUID] = ()) -> list[Handled]:
-        """The report: `found` has the state of each job that there is; whoever is `busy` was left alone."""
-        return [self._handled(job, found.get(job), job in busy) for job in dict.fromkeys(jobs)]
+    def handled(
+        self,
+        jobs: Sequence[UUID],
+        found: Mapping[UUID, State],
+        busy: Collection[UUID] = (),
+        held: Mapping[UUID, UUID] | None = None,
+    ) -> list[Handled]:
+        """The report: `found` has the state of each job that there is; whoever is `busy` was left alone, and so was
+        each job whose unique key is `held` by another."""
+        return [self._handled(job, found.get(job), job in busy, (held or {}).get(job)) for job in dict.fromkeys(jobs)]
 
-    def _handled(self, job: UUID, was: State | None, is_busy: bool) -> Handled:
+    def _handled(self, job: UUID, was: State | None, is_busy: bool, holder: UUID | None) -> Handled:
         if was is None:
             return Handled(job, None, _NO_SUCH_JOB)
         if not self.applies_to(was):
             possible = " and ".join(str(state) for state in self.states)
             return Handled(job, was, f"it is {was}; only {possible} jobs can be {self.done}")
-        return Handled(job, was, "somebody else is changing it at this moment" if is_busy else None)
+        if holder is not None:
+            return Handled(job, was, f"job {holder} holds its unique key", holder)
+        return Handled(job, was, BUSY if is_busy else None)
 
     def bounded(self, jobs: Sequence[UUID]) -> list[UUID]:
         """These jobs, each once; refused if there are too many for one transaction."""

@@ -12,26 +12,31 @@ from uuid import UUID, uuid4
 
 import msgspec
 
-from fairlane.clock import Instant
+from fairlane.clock import SECOND, Instant
 from fairlane.job import AttemptRecord, Claim, JobRecord, NewJob, State
 from fairlane.policy.overrides import Amendment, Override
 from fairlane.policy.policy import Policy
-from fairlane.policy.unique import Conflict
+from fairlane.policy.unique import Conflict, OnReplayConflict
+from fairlane.scheduler.census import Miscount
 from fairlane.scheduler.explain import Facts
-from fairlane.scheduler.settlement import DISPATCHER, Settlement
-from fairlane.scheduler.snapshot import GateRow
+from fairlane.scheduler.pace import Pace
+from fairlane.scheduler.settlement import DISPATCHER, DeadWorker, Settlement
+from fairlane.scheduler.snapshot import GateRow, Start
 from fairlane.scheduler.strays import WaitingLane
 from fairlane.store.auditing import AuditEntry, Note
 from fairlane.store.figure_keeping import FigureKeeping
 from fairlane.store.figures import WorkerReport, WorkerSeen
 from fairlane.store.health import Traces
 from fairlane.store.operators import Handled, JobFilter, JobPage
+from fairlane.store.queue_time import QueueTime
 from fairlane.store.schedules import ScheduleKeeping
 
 __all__ = [
     "Adopted",
     "Claimed",
+    "Counted",
     "Declared",
+    "Landings",
     "Listener",
     "Looked",
     "Pruned",
@@ -43,6 +48,7 @@ __all__ = [
     "Store",
     "Traces",
     "WorkerIdentity",
+    "paces_of",
 ]
 
 FOLD_AT_MOST = 1_000
@@ -56,8 +62,14 @@ EVERYONE = 1 << 20
 """More than ever wait for a queue's jobs."""
 LAST_ENTRY = 1 << 62
 """What lies behind every entry of the audit."""
+CLOCKS_DIFFER_BY = 3_600 * SECOND
+"""An ended session is remembered for so much longer than it would have lasted: sessions expire by other clocks."""
 UNFOLDED_AT_MOST = 200
 """Bells of arrivals that a producer adds up by itself. More of them are folded first: perhaps nobody claims."""
+
+
+Landings = dict[UUID, dict[UUID, Conflict]]
+"""By job that is done, what its follow-ups have met, as `Store.enqueue` returns it."""
 
 
 class WorkerIdentity(msgspec.Struct, frozen=True):
@@ -98,6 +110,17 @@ class Claimed(msgspec.Struct, frozen=True):
     """The queue has limits: what is claimed and has not started holds slots and tokens. `None`: as far as is known."""
     folded: int = 0
     """Bells that this claim has folded."""
+    at: Instant = 0
+    """Queue time of the claim; 0: not known."""
+    paces: dict[UUID, Pace] = {}
+    """Of jobs that pass a smooth rate, when each may start."""
+    terms: object = None
+    """What it was claimed by, the same object for as long as nobody changes the policy. `None`: not known."""
+
+
+def paces_of(claims: Sequence[Claim], starts: Sequence[Start]) -> dict[UUID, Pace]:
+    """The paces of claims, given the starts that they were made from."""
+    return {claim.id: start.pace for claim, start in zip(claims, starts, strict=False) if start.pace is not None}
 
 
 class Adopted(msgspec.Struct, frozen=True):
@@ -105,8 +128,7 @@ class Adopted(msgspec.Struct, frozen=True):
 
     claim: Claim
     """With its new lease."""
-    at: Instant
-    """The store's time of it."""
+    at: QueueTime
 
 
 class Looked(msgspec.Struct, frozen=True):
@@ -147,6 +169,15 @@ class Pruned(msgspec.Struct, frozen=True):
     flows: int = 0
     gates: int = 0
     more: bool = False
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """Gates held against the jobs that run."""
+
+    found: list[Miscount]
+    """Those that are wrong."""
+    more: bool
+    """There are gates that have not been looked at: the next call goes on from there."""
 
 
 class Rehomed(msgspec.Struct, frozen=True):
@@ -210,15 +241,26 @@ class Store(FigureKeeping, ScheduleKeeping, Protocol):
         ...
 
     async def now(self) -> Instant:
-        """The store's time, from the clock it was given."""
+        """Queue time, which limits, leases and due times are measured by. It never goes back (see `queue_time.py`)."""
+        ...
+
+    async def time(self) -> QueueTime:
+        """Queue time, and the clock that schedules and times of day go by."""
+        ...
+
+    async def keep_time(self) -> QueueTime:
+        """The same, stored: if the clock is set back, queue time goes on from here. So it does from claims, renewals
+        and workers' reports."""
         ...
 
     async def declare(self, policy: Policy) -> Declared:
-        """Make a queue known. The first declaration is stored; whether a later one wins is the store's rule."""
+        """Make a queue known. The first declaration is stored; whether a later one wins is the store's rule. The
+        number of partitions, and the keys that divide it, are never changed by it: the rest applies to those stored."""
         ...
 
     async def apply(self, policy: Policy, note: Note | None = None, *, accept_missing_keys: bool = False) -> Declared:
-        """Put a policy in force. Lanes, flows and gates are rebuilt from what is in flight; every lane is woken.
+        """Put a policy in force, divided as the queue is divided. Lanes, flows and gates are rebuilt from what is in
+        flight; every lane is woken.
 
         Overrides stay as they are. `InvalidPolicy` where waiting jobs lack a key that it looks at, unless that is
         accepted.
@@ -253,6 +295,12 @@ class Store(FigureKeeping, ScheduleKeeping, Protocol):
         """What operators did, the newest first."""
         ...
 
+    async def end_session(self, session: str, expires_at: Instant) -> None:
+        """Remember that a session of the dashboard has ended, at least until it would have expired."""
+        ...
+
+    async def is_session_ended(self, session: str) -> bool: ...
+
     async def queues(self) -> list[str]: ...
 
     async def enqueue(
@@ -279,11 +327,13 @@ class Store(FigureKeeping, ScheduleKeeping, Protocol):
         lease: timedelta,
         listener: Listener | None = None,
         start_lag: int = 0,
+        ahead: int | None = None,
     ) -> Claimed:
         """Start up to `want()` jobs, asked once the lock is held. No two callers ever get the same job, and no limit is
         ever exceeded. Due jobs are promoted first. With a listener: it is registered when slots stay free.
 
-        `start_lag` is how many microseconds after the claim its jobs will have started: rates are kept by then.
+        `start_lag` is how many microseconds after the claim its jobs will have started: rates are kept by then. With
+        `ahead`, so many more may be started that wait for their instant: the caller keeps to `Claimed.paces`.
         """
         ...
 
@@ -293,7 +343,12 @@ class Store(FigureKeeping, ScheduleKeeping, Protocol):
         ...
 
     async def settle(
-        self, settlements: Sequence[Settlement], *, is_repeated: bool = False, tx: Any = None
+        self,
+        settlements: Sequence[Settlement],
+        *,
+        is_repeated: bool = False,
+        tx: Any = None,
+        landed: Landings | None = None,
     ) -> list[UUID]:
         """End claims, durably; those of jobs that are done, also with the caller's transaction `tx`. Returns the jobs
         whose claim was lost: nothing of their settlement was applied.
@@ -301,6 +356,9 @@ class Store(FigureKeeping, ScheduleKeeping, Protocol):
         A job that dies does so with what it has declared for that (`NewJob.on_dead`), in the same transaction.
         `is_repeated`: the same settlements were given before, and nobody heard whether they landed. What they ended
         is then not lost. So are settlements that were given with a `tx` before: nobody heard whether it committed.
+
+        `landed` is filled with what `enqueue` would return for the follow-ups of each job that is done, by that job.
+        What an earlier try has recorded is not in it.
         """
         ...
 
@@ -327,8 +385,12 @@ class Store(FigureKeeping, ScheduleKeeping, Protocol):
         """Of these (job, lease) pairs, the jobs whose claim still stands: asked after a lost connection."""
         ...
 
-    async def reap(self, limit: int = 1_000) -> Reaped:
-        """End the claims of leases that ran out. Each counts as an attempt; the job keeps its place, or dies."""
+    async def reap(
+        self, limit: int = 1_000, dead: DeadWorker | None = None, *, ended_by: Instant | None = None
+    ) -> Reaped:
+        """End the claims of leases that ran out (by now, or by `ended_by` if that is earlier), or all those of a worker
+        whose process was seen to die. The jobs keep their place. A loss is charged to a job that ran alone, which may
+        die of it; others come under suspicion."""
         ...
 
     async def prune(self, retention: Retention, limit: int = 1_000) -> Pruned:
@@ -338,6 +400,16 @@ class Store(FigureKeeping, ScheduleKeeping, Protocol):
 
     async def collect(self, queue: str, limit: int = 1_000) -> Pruned:
         """Remove idle lanes, flows and gates: nothing in flight or waiting, tokens full, the tag behind the cursor."""
+        ...
+
+    async def count_gates(self, queue: str, limit: int = 1_000) -> Counted:
+        """Hold the next gates of a queue, its own and those it shares, against the jobs that run. Looking changes
+        nothing, takes no lock, and is right whatever goes on meanwhile: it counts in one snapshot."""
+        ...
+
+    async def recount(self, queue: str) -> list[Miscount]:
+        """Count every gate of a queue again from the jobs that run, and wake whoever may start now. Returns those that
+        were wrong; where there are any, it is recorded."""
         ...
 
     async def cancel(self, job: UUID, note: Note | None = None) -> State:
@@ -358,6 +430,10 @@ class Store(FigureKeeping, ScheduleKeeping, Protocol):
 
     async def contexts(self, ids: Sequence[UUID]) -> dict[UUID, str]:
         """The contexts of these jobs, as JSON; those that have none are left out."""
+        ...
+
+    async def retries(self, ids: Sequence[UUID]) -> dict[UUID, int]:
+        """How often each of these jobs asked for a retry since it was enqueued or replayed; those at 0 are left out."""
         ...
 
     async def counts(self, queue: str) -> QueueCounts: ...
@@ -412,11 +488,25 @@ class Store(FigureKeeping, ScheduleKeeping, Protocol):
         """
         ...
 
-    async def replay(self, jobs: Sequence[UUID], delay: int | None = None, note: Note | None = None) -> list[Handled]:
+    async def replay(
+        self,
+        jobs: Sequence[UUID],
+        delay: int | None = None,
+        note: Note | None = None,
+        *,
+        on_conflict: OnReplayConflict = "reject",
+        dry_run: bool = False,
+    ) -> list[Handled]:
         """Put dead and cancelled jobs back at the end of their lanes, now or after so many microseconds.
 
-        Attempts are counted afresh and the history stays.
+        Attempts are counted afresh and the history stays. A job whose unique key another job holds is skipped, or takes
+        the place of that one if it waits (`on_conflict`). With `dry_run`, only the report is made.
         """
+        ...
+
+    async def cancel_jobs(self, jobs: Sequence[UUID], note: Note, *, waits: bool = False) -> list[Handled]:
+        """Cancel jobs that wait, ask those that run to stop. Who is busy with one of them is waited for only if it is
+        said: with several jobs, two might wait for each other."""
         ...
 
     async def purge(self, jobs: Sequence[UUID], note: Note | None = None) -> list[Handled]:
@@ -439,22 +529,32 @@ class Store(FigureKeeping, ScheduleKeeping, Protocol):
     # Partitions. The state of each is its own; jobs go from one to another as facts do, by bells: they have left here,
     # and come there.
 
-    async def divide(self, policy: Policy, gates: Sequence[GateRow] = (), note: Note | None = None) -> Declared:
+    async def divide(
+        self, policy: Policy, version: int, gates: Sequence[GateRow] = (), note: Note | None = None
+    ) -> bool:
         """Put the policy of a partition in force, whatever number of partitions there was; with gates that come from
-        other partitions. Whether waiting jobs lack a key is asked before, of all partitions: it refuses nothing."""
+        other partitions. Whether waiting jobs lack a key is asked before, of all partitions: it refuses nothing.
+
+        False, and nothing is changed, if another version is in force than the one given; 0: the queue is not known.
+        """
         ...
 
     async def rehome(self, queue: str, limit: int = 1_000) -> Rehomed:
         """Move waiting jobs of a partition to where they belong: about `limit` of them, each in its place."""
         ...
 
-    async def gates_of_strays(self, queue: str) -> list[tuple[str, GateRow]]:
-        """The gates of keys that belong to another partition, each with the name of that one."""
+    async def gates_of_strays(self, queue: str, was: int) -> list[tuple[str, GateRow]]:
+        """The gates of keys that were at home here, when there were `was` partitions, and belong to another one now;
+        each with the name of that one."""
         ...
 
     async def lanes(self, queue: str, *, keeps: bool = False) -> list[WaitingLane]:
         """The lanes of jobs that wait or run, and those that scheduled jobs will join, once bells are folded as a claim
         would: which changes nothing unless it `keeps` what it has folded."""
+        ...
+
+    async def policy_versions(self, queues: Sequence[str]) -> dict[str, int]:
+        """The versions of the policies in force, by queue: what a producer asks again and again."""
         ...
 
     async def policies(self) -> dict[str, Declared]:

@@ -12,6 +12,7 @@ from fairlane.store.postgres.connections import STATEMENTS, Connections
 from fairlane.store.postgres.settling import Settler
 from fairlane.store.postgres.timing import StoreClock
 from fairlane.store.protocol import Adopted, WorkerIdentity
+from fairlane.store.queue_time import QueueTime
 
 __all__ = ["Adopter"]
 
@@ -48,7 +49,7 @@ class Adopter:
         )
         if row is None:
             return None
-        *columns, claimed_at, queue, now = row
+        *columns, claimed_at, queue, now, ahead = row
         claim = rows.claim_of(columns, own, queue, claimed_at)
         self._settler.claimed(own, [claim])
-        return Adopted(claim, now)
+        return Adopted(claim, self._clock.given() or QueueTime(now, ahead))

@@ -14,7 +14,7 @@ from fairlane.policy.overrides import Amendment, Override, amend
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.rebuild import carried_gates, rebuild
 from fairlane.scheduler.snapshot import Need
-from fairlane.store.auditing import EXPIRY, AuditEntry, Note, describe_amendments, describe_handled
+from fairlane.store.auditing import EXPIRY, AuditEntry, Note, describe_amendments, describe_handled, entry_of
 from fairlane.store.operators import FORCE, Handled
 from fairlane.store.postgres.connections import STATEMENTS
 from fairlane.store.postgres.scheduling import Loaded, Scheduling
@@ -118,11 +118,11 @@ async def record(
     target: str,
     before: str | None,
     after: str | None,
+    jobs: int | None = None,
 ) -> None:
     """Leave an entry in the audit."""
-    await connection.execute(
-        STATEMENTS["insert_audit"], now, note.actor, note.action, queue, target, before, after, note.reason
-    )
+    said = (note.actor, note.action, queue, target, before, after, note.reason)
+    await connection.execute(STATEMENTS["insert_audit"], now, *said, note.act, note.part, jobs)
 
 
 async def record_jobs(
@@ -131,7 +131,8 @@ async def record_jobs(
     """The same for an action on jobs: those that it touched, with the state they were in."""
     told = describe_handled(handled)
     if note is not None and told is not None:
-        await record(connection, note, now, note.queue, *told, None)
+        count, before = told
+        await record(connection, note, now, note.queue, note.about, before, None, count)
 
 
 async def entries(connection: Connection, queue: str | None, before: int, limit: int) -> list[AuditEntry]:
@@ -141,4 +142,4 @@ async def entries(connection: Connection, queue: str | None, before: int, limit:
         if queue is None
         else await connection.fetch(STATEMENTS["select_audit_of_queue"], before, limit, queue)
     )
-    return [AuditEntry(*row) for row in found]
+    return [entry_of(row) for row in found]

@@ -70,6 +70,11 @@ def _check_psycopg(connection: Any) -> None:
         raise ConfigurationError(
             "tx= is in pipeline mode, in which no answer comes; enqueue after connection.pipeline()"
         )
+    if getattr(connection, "_tpc", None) is not None:
+        raise ConfigurationError(
+            "tx= is in a two-phase transaction, which PostgreSQL will not prepare with an enqueue in it (NOTIFY); "
+            "write a row of your own in it, and enqueue from that row after the commit"
+        )
     status = connection.info.transaction_status
     if status == TransactionStatus.INERROR:
         raise _failed()

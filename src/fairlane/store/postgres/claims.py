@@ -10,21 +10,19 @@ import asyncio
 import contextlib
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
-
-import asyncpg
 
 from fairlane.errors import StoreUnavailable
 from fairlane.store.job_rows import no_such_queue
 from fairlane.store.postgres import amending
 from fairlane.store.postgres.carriage import Carriage
-from fairlane.store.postgres.connections import STATEMENTS, Connections, hang_up, translating
+from fairlane.store.postgres.connections import STATEMENTS, Connections, Session, hang_up
 from fairlane.store.postgres.scheduling import QueueHandle, Raced, Scheduling
 from fairlane.store.postgres.timing import StoreClock
 from fairlane.store.postgres.together import SLOTS_AT_MOST, Crowding, Holder, Seat
 from fairlane.store.postgres.wakeups import PostgresListener, Registration
-from fairlane.store.protocol import Claimed, WorkerIdentity
+from fairlane.store.protocol import Claimed, WorkerIdentity, paces_of
 
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
@@ -43,7 +41,7 @@ class Claimer:
         self._clock = clock
         self._durable = durable
         self._mutex = asyncio.Lock()
-        self._connection: asyncpg.Connection[Any] | None = None
+        self._connection: Session | None = None
         self._queues: dict[str, QueueHandle] = {}
         self._crowding: defaultdict[int, Crowding] = defaultdict(Crowding)
         self._seat = Seat()
@@ -73,9 +71,10 @@ class Claimer:
         duration: int,
         listener: PostgresListener | None,
         start_lag: int = 0,
+        ahead: int | None = None,
     ) -> Claimed:
         """Start up to `want()` jobs."""
-        watch = Watch(queue.id, listener, start_lag)
+        watch = Watch(queue.id, listener, start_lag, ahead)
         # Whoever is registered as a waiter withdraws in the claim that fills its slots: its own.
         crowding = self._crowding[queue.id]
         is_together = self.carriage.is_in_service = crowding.is_dense and not watch.is_registered
@@ -154,9 +153,14 @@ class Claimer:
             return Claimed([], me.lease, None, more=False, look_again=False)
         want = max(me.asked, min(SLOTS_AT_MOST, sum(holder.asked for holder in holders)))
         await watch.look(connection)
-        loaded = await scheduling.load(want, me=me.worker, lag=watch.start_lag, listens=watch.listens)
+        # What waits for its instant is for whoever holds the lock: others keep no pace.
+        ahead = watch.ahead if len(holders) == 1 else None
+        expected = self._clock.expected()
+        loaded = await scheduling.load(
+            want, expected, me=me.worker, lag=watch.start_lag, listens=watch.listens, ahead=ahead
+        )
         now = loaded.snapshot.now
-        self._clock.observe(now)
+        self._clock.kept(now)
         self._crowding[queue.id].is_limited = bool(loaded.policy.limits or loaded.policy.overrides.all)
         plan = await scheduling.plan(loaded.snapshot, want)
         claims = await scheduling.write(loaded, plan, holders)
@@ -164,7 +168,8 @@ class Claimer:
             await connection.execute(STATEMENTS["forget_forced"], queue.id)
         if loaded.expired:
             await amending.expire(scheduling, loaded)
-        is_filled = len(claims) >= me.asked
+        paces = paces_of(claims, plan.starts)
+        is_filled = len(claims) >= me.asked and not paces
         more = plan.more or not loaded.all_folded or bool(loaded.expired)
         due = None if is_filled else await scheduling.next_due(loaded, plan)
         look_again = await watch.update(connection, me.worker, is_filled=is_filled)
@@ -172,7 +177,9 @@ class Claimer:
             await connection.execute(STATEMENTS["nudge"], queue.id, 1, me.worker)
         is_limited = bool(loaded.snapshot.policy.limits)
         folded = len(loaded.snapshot.arrivals) + len(loaded.snapshot.releases)
-        return Claimed(claims, me.lease, due, more, look_again, plan.queue.vtime, is_limited, folded)
+        return Claimed(
+            claims, me.lease, due, more, look_again, plan.queue.vtime, is_limited, folded, now, paces, loaded.policy
+        )
 
     @contextlib.asynccontextmanager
     async def locked(self, queue: QueueHandle, *, durable: bool, keeps: bool = True) -> AsyncIterator[Scheduling]:
@@ -202,23 +209,26 @@ class Claimer:
         """The connection that claims, whose transaction and locks are gone if the block is left by an error."""
         connection = await self._connected()
         try:
-            with translating(connection):
-                yield connection
+            with self._connections.in_use(connection):
+                try:
+                    yield connection
+                except Raced:
+                    await connection.execute("rollback")
+                    raise
         except Raced:
-            await connection.execute("rollback")
             raise
         except BaseException:
             # Whatever it was doing, the server forgets it with the session; the next claim connects again.
             await self.close()
             raise
 
-    async def _connected(self) -> asyncpg.Connection[Any]:
+    async def _connected(self) -> Session:
         if self._seat.is_used_up:
             await self.close()
         if self._connection is None or self._connection.is_closed():
             self._connection = await self._connections.connect()
             self._seat = Seat()
-            with translating(self._connection):
+            with self._connections.in_use(self._connection):
                 await self._connection.execute(STATEMENTS["guard_claims"])
                 await self._connection.prepare(STATEMENTS["learn_types"])
         return self._connection
@@ -227,8 +237,11 @@ class Claimer:
 class Watch:
     """How one claim leaves its listener: waiting for work in the queue, or not."""
 
-    def __init__(self, queue: int, listener: PostgresListener | None, start_lag: int = 0) -> None:
+    def __init__(
+        self, queue: int, listener: PostgresListener | None, start_lag: int = 0, ahead: int | None = None
+    ) -> None:
         self.start_lag = start_lag
+        self.ahead = ahead
         self._queue = queue
         self._listener = listener
         self._before = listener.registration(queue) if listener else None

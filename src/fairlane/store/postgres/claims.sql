@@ -12,16 +12,16 @@
 --   kind          place id kin  gate name   keys   f1      f2     f3   f4   i1        i2         i3        i4       i5       i6
 --   q the queue     ×                digest bounds vtime   cursor cost      now       cursor_tie tie       releases due? (1) waiters?
 --                                                                                                              forced? (2)
---   a an arrival         ×                  ×                               priority  count      floor     since    resumed
---   f a flow        ×    ×  lane ×          ×      weight  vtime  cost debt tie       open       shut      standing spilled?
---   s one scanned   ×    ×  lane ×          ×      weight  vtime  cost debt tie       open       shut      standing spilled?
+--   a an arrival         ×                  ×                               priority  count      floor     since    resumed  given_by
+--   f a flow        ×    ×  lane ×          ×      weight  vtime  cost debt tie       open       shut      standing spilled? given_by
+--   s one scanned   ×    ×  lane ×          ×      weight  vtime  cost debt tie       open       shut      standing spilled? given_by
 --   l a lane        ×    ×  flow ×          ×      tag                      priority  ready      in_flight floor    rank     standing
---   g a gate        ×    ×           limit  ×      value                    in_flight tat        waiting   awake    wake_at
+--   g a gate        ×    ×           limit  ×      value                    in_flight tat        waiting   awake    wake_at  given_by
 --   h a head        ×                                                       nth       position   ready_at
 --
 -- A flow that houses its only lane says more: lane_gate, lane_keys, lane_tag, lane_priority, lane_ready, lane_in_flight,
 -- lane_floor, lane_rank, lane_standing. Elsewhere these are null, but for those that are borrowed: a gate's `memo` and an
--- arrival's `given` come as lane_keys; when the next gate of the queue is to be looked at comes as its lane_floor, and when
+-- arrival's `given` come as lane_keys, the head of a lane as lane_floor; when the next gate of the queue is to be looked at comes as its lane_floor, and when
 -- something else opens by itself as its lane_rank (see `next_due`).
 --
 -- Releases come as they are stored, many in a row of kind r, which `load` alone has: lanes, counts (ended, ran, unstarted,
@@ -52,6 +52,11 @@ select id, policy, digest, version, amended
 from fairlane.queues
 where name = $1
 
+-- name: select_policy_versions
+select name, version
+from fairlane.queues
+where name = any ($1::text[])
+
 -- name: select_in_force
 select digest || '/' || amended as digest, fairlane.instant($2::bigint) as now
 from fairlane.queues
@@ -66,11 +71,12 @@ order by id
 -- name: load
 -- Drain the bells and read what the plan starts from: the lanes that they name, the first ready flows with their first
 -- lanes, the gates whose time has come.
--- $1 queue, $2 now or null, $3 how many flows, $4 how many releases, $5 how many arrivals, $6 lanes a flow, $7 who asks
+-- $1 queue, $2 now or null, $3 how many flows, $4 how many releases, $5 how many arrivals, $6 lanes a flow, $7 who asks,
+-- $8 the least that queue time should be, $9 what it should be
 with
 queue as materialized (
     -- A bound above `oldest` comes from another cluster, by way of a dump: its transaction ids mean nothing here.
-    select q.digest || '/' || q.amended as digest, q.applied_at, s.*, fairlane.instant($2::bigint) as now, pg_snapshot_xmin(pg_current_snapshot()) as oldest
+    select q.digest || '/' || q.amended as digest, q.applied_at, s.*, fairlane.keep_instant($2::bigint, $8::bigint, $9::bigint) as now, pg_snapshot_xmin(pg_current_snapshot()) as oldest
     from fairlane.queues q
     cross join lateral (
         select s.*, s.ctid as place
@@ -101,7 +107,7 @@ arrived as (
         order by a.xid, a.floor
         limit $5::integer
     ))
-    returning xid, floor, count, since, priority, lane, keys, given, resumed
+    returning xid, floor, count, since, priority, lane, keys, given, resumed, given_by
 ),
 named as materialized (
     -- Rows of lanes first: a lane that has moved out of its flow's row may have left many old versions there.
@@ -147,7 +153,7 @@ select 'q' as kind, place, null::bytea as id, null::bytea as kin, null::bytea as
     )::integer + 2 * exists (select from fairlane.forced x where x.queue_id = $1)::integer as i5,
     exists (
         select from fairlane.waiters w where w.queue_id = $1 and w.worker is distinct from $7::uuid
-    )::integer as i6,
+    )::integer::bigint as i6,
     null::bytea as lane_gate, null::text as lane_keys, null::double precision as lane_tag, null::integer as lane_priority,
     null::integer as lane_ready, null::integer as lane_in_flight,
     (
@@ -175,14 +181,15 @@ from released r
 cross join lateral (select array_fill(0, array[cardinality(r.lanes)]) as zeros) n
 union all
 (
-    select 'a', null, lane, null, null, null, keys::text, null, null, null, null, priority, count, floor, since, resumed, null,
+    select 'a', null, lane, null, null, null, keys::text, null, null, null, null, priority, count, floor, since, resumed,
+        given_by,
         null, given, null, null, null, null, null, null, null, null, null, null
     from arrived
     order by xid, floor
 )
 union all
 select f.kind, f.place, f.id, f.lane, f.gate, null, f.key, f.weight, f.vtime, f.cost, f.debt, f.tie, f.open, f.shut,
-    f.standing, f.spilled::integer, null, f.lane_gate, f.lane_keys, f.lane_tag, f.lane_priority, f.lane_ready,
+    f.standing, f.spilled::integer, f.given_by, f.lane_gate, f.lane_keys, f.lane_tag, f.lane_priority, f.lane_ready,
     f.lane_in_flight, f.lane_floor, f.lane_rank, f.lane_standing, null, null, null
 from (
     select 's' as kind, s.*
@@ -212,26 +219,26 @@ from (
 ) f
 union all
 select 'l', place, id, flow, gate, null, keys, tag, null, null, null, priority, ready, in_flight, floor, rank, standing,
-    null, null, null, null, null, null, null, null, null, null, null, null
+    null, null, null, null, null, null, head, null, null, null, null, null
 from named
 where id is not null
 union all
 select 'l', first.place, first.id, first.flow, first.gate, null, first.keys, first.tag, null, null, null,
     first.priority, first.ready, first.in_flight, first.floor, first.rank, first.standing,
-    null, null, null, null, null, null, null, null, null, null, null, null
+    null, null, null, null, null, null, first.head, null, null, null, null, null
 from scanned
 cross join lateral (
     select l.*, l.ctid as place
     from fairlane.lanes l
     where l.flow = scanned.id and l.standing = 1
-    order by l.rank, l.version desc
+    order by l.rank, l.head, l.version desc
     limit least($6::integer, scanned.open)
 ) first
 where scanned.spilled
 union all
 (
     select 'g', g.ctid, g.id, null, null, g."limit", g.key, g.value, null, null, null, g.in_flight, g.tat, g.waiting,
-        g.awake, g.wake_at, null,
+        g.awake, g.wake_at, g.given_by,
         null, g.memo, null, null, null, null, null, null, null, null, null, null
     from fairlane.gates g
     where g.queue_id = $1 and g.wake_at is not null and g.wake_at <= (select now from queue)
@@ -245,9 +252,7 @@ union all
 -- $1 queue, $2 now, $3 how many, $4 whether its jobs run in sequence
 with
 due as materialized (
-    -- What comes back after a run, or was put back, brings no numbers again: newer jobs have brought newer ones.
-    select j.id, j.due_at, j.keeps_place, j.position, j.ready_at,
-        case when j.claimed_at is null and j.replays = 0 then j.given end as given
+    select j.id, j.due_at, j.keeps_place, j.position, j.ready_at, j.given, j.given_by
     from fairlane.jobs j
     where j.queue_id = $1::integer and j.due_at is not null and j.due_at <= $2::bigint
     order by j.due_at, j.position
@@ -255,7 +260,7 @@ due as materialized (
     for no key update skip locked
 ),
 placed as materialized (
-    select id, keeps_place, given,
+    select id, keeps_place, given, given_by,
         case when $4::boolean and keeps_place then position else nextval('fairlane.positions') end as position,
         case when $4 and keeps_place then ready_at else $2 end as ready_at
     from due
@@ -266,12 +271,13 @@ joined as (
     from placed p
     where j.id = any (array[p.id])
     returning j.lane, j.priority, j.position, j.ready_at, fairlane.keys_of_lane(j.lane_keys, j.keys, j.task) as keys,
-        p.keeps_place as had_kept, p.given
+        p.keeps_place as had_kept, p.given, p.given_by
 )
 select lane, priority, (array_agg(keys))[1] as keys, count(*)::integer as count, min(position) as floor,
     min(ready_at) as since,
-    (array_agg(given order by position desc) filter (where given is not null))[1] as given,
-    (count(*) filter (where had_kept))::integer as resumed
+    (array_agg(given order by given_by desc) filter (where given is not null))[1] as given,
+    (count(*) filter (where had_kept))::integer as resumed,
+    coalesce(max(given_by), 0) as given_by
 from joined
 group by lane, priority
 order by min(position)
@@ -300,7 +306,7 @@ parked_lanes as materialized (
         select l.*, l.ctid as place
         from fairlane.lanes l
         where l.standing = 2 and l.gate = p.gate
-        order by l.tag
+        order by l.tag, l.head
         limit p.count
     ) first
 ),
@@ -326,7 +332,7 @@ scanned as materialized (
 )
 select f.kind, f.place, f.id, f.lane as kin, f.gate, null::text as name, f.key as keys, f.weight as f1, f.vtime as f2,
     f.cost as f3, f.debt as f4, f.tie as i1, f.open::bigint as i2, f.shut::bigint as i3, f.standing::bigint as i4,
-    f.spilled::integer::bigint as i5, null::integer as i6, f.lane_gate, f.lane_keys, f.lane_tag, f.lane_priority,
+    f.spilled::integer::bigint as i5, f.given_by as i6, f.lane_gate, f.lane_keys, f.lane_tag, f.lane_priority,
     f.lane_ready, f.lane_in_flight, f.lane_floor, f.lane_rank, f.lane_standing
 from (
     select 's' as kind, s.*
@@ -381,17 +387,17 @@ from (
 ) f
 union all
 select 'l', place, id, flow, gate, null, keys, tag, null, null, null, priority, ready, in_flight, floor, rank, standing,
-    null, null, null, null, null, null, null, null, null
+    null, null, null, null, null, null, head, null, null
 from parked_lanes
 union all
 select 'l', place, id, flow, gate, null, keys, tag, null, null, null, priority, ready, in_flight, floor, rank, standing,
-    null, null, null, null, null, null, null, null, null
+    null, null, null, null, null, null, head, null, null
 from named
 where id is not null
 union all
 select 'l', first.place, first.id, first.flow, first.gate, null, first.keys, first.tag, null, null, null,
     first.priority, first.ready, first.in_flight, first.floor, first.rank, first.standing,
-    null, null, null, null, null, null, null, null, null
+    null, null, null, null, null, null, first.head, null, null
 from (
     -- A lane that is housed by its flow came with it.
     select * from unnest($6::bytea[], $7::integer[])
@@ -402,12 +408,12 @@ cross join lateral (
     select l.*, l.ctid as place
     from fairlane.lanes l
     where l.flow = n.flow and l.standing = 1
-    order by l.rank, l.version desc
+    order by l.rank, l.head, l.version desc
     limit n.count
 ) first
 union all
 select 'g', newest.place, newest.id, null, null, newest."limit", newest.key, newest.value, null, null, null,
-    newest.in_flight, newest.tat, newest.waiting, newest.awake, newest.wake_at, null,
+    newest.in_flight, newest.tat, newest.waiting, newest.awake, newest.wake_at, newest.given_by,
     null, newest.memo, null, null, null, null, null, null, null
 from unnest($3::bytea[]) as n (id)
 cross join lateral (
@@ -435,8 +441,8 @@ cross join lateral (
 -- cancelled meanwhile, and a place that was given up can be taken by another row.
 -- $1 queue, $2 to $11 its state, $12 flows, $13 lanes, $14 gates, $15 jobs, $16 now, $17 the place of the queue's state,
 -- $18 to $21 who gets the jobs (lease, worker, its name, the lease's end), $22 the weights of the flows, $23 flows that stand
--- as they stood and have only been served, $24 what the claim tells of itself. What the first holder gets is returned, and
--- how many have started in all.
+-- as they stood and have only been served, $24 what the claim tells of itself, $25 by which jobs the weights were given. What
+-- the first holder gets is returned, and how many have started in all.
 with
 queue as (
     update fairlane.queue_states
@@ -450,6 +456,8 @@ flows as (
     update fairlane.flows f
     set weight = ($22::double precision[])[u.ordinality], vtime = u.vtime, tie = u.tie, cost = u.cost, debt = u.debt, open = u.open, shut = u.shut,
         standing = u.standing, gate = u.gate, spilled = u.spilled,
+        given_by = ($25::bigint[])[u.ordinality],
+        given_at = case when f.given_by = ($25)[u.ordinality] then f.given_at else $16 end,
         -- What never changes about a lane is given when it moves in.
         lane = case when not u.spilled then coalesce(u.lane, f.lane) end,
         lane_priority = case when not u.spilled then coalesce(u.lane_priority, f.lane_priority) end,
@@ -479,11 +487,11 @@ served as (
 lanes as (
     update fairlane.lanes l
     set ready = u.ready, in_flight = u.in_flight, floor = u.floor, rank = u.rank, standing = u.standing, gate = u.gate,
-        tag = u.tag,
+        tag = u.tag, head = u.head,
         writes = (l.writes + 1) % 16,
         version = l.version + case
-            when l.rank <> u.rank or l.standing <> u.standing or l.gate is distinct from u.gate or l.tag <> u.tag
-                or l.writes = 15 then 1
+            when l.rank <> u.rank or l.head <> u.head or l.standing <> u.standing or l.gate is distinct from u.gate
+                or l.tag <> u.tag or l.writes = 15 then 1
             else 0
         end
     from unnest($13::fairlane.touched_lane[]) u
@@ -492,7 +500,7 @@ lanes as (
 gates as (
     update fairlane.gates g
     set in_flight = u.in_flight, tat = u.tat, waiting = u.waiting, awake = u.awake, wake_at = u.wake_at,
-        memo = u.memo, value = u.value,
+        memo = u.memo, value = u.value, given_by = u.given_by,
         writes = (g.writes + 1) % 16,
         version = g.version + case when g.wake_at is distinct from u.wake_at or g.writes = 15 then 1 else 0 end
     from unnest($14::fairlane.touched_gate[]) u
@@ -500,17 +508,17 @@ gates as (
 ),
 started as (
     update fairlane.jobs j
-    set state = 2, attempt = j.attempt + 1, claimed_at = $16::bigint, lease = ($18::uuid[])[s.holder],
-        worker = ($20::text[])[s.holder], charge = s.charge, shared = s.shared, outcome = null, progress = null,
-        progress_message = null
+    set state = 2, attempt = j.attempt + 1, claimed_at = s.claimed_at, lease = ($18::uuid[])[s.holder],
+        worker = ($20::text[])[s.holder], charge = s.charge, shared = s.shared, shared_limits = s.shared_limits,
+        outcome = null, progress = null, progress_message = null
     from unnest($15::fairlane.start[]) with ordinality s
     where j.ctid = s.place and j.position is not distinct from s.position and j.state = 1
     returning j.position, j.id, j.task, j.priority, j.keys, j.payload, j.attempt, j.max_attempts, j.enqueued_at,
-        j.cancel_requested, s.holder, s.ordinality
+        j.cancel_requested, j.suspicion, s.holder, s.ordinality
 ),
 leased as (
     insert into fairlane.leases (id, queue_id, worker_id, worker, renewed_at, expires_at, jobs)
-    select ($18)[holder], $1, ($19::uuid[])[holder], ($20)[holder], $16, ($21::bigint[])[holder],
+    select ($18)[holder], $1, ($19::uuid[])[holder], ($20)[holder], $16::bigint, ($21::bigint[])[holder],
         array_agg(id order by ordinality)
     from started
     group by holder
@@ -520,7 +528,7 @@ told as (
     select $1, $16, $24::bytea
     where $24 is not null
 )
-select position, id, task, priority, keys, payload, attempt, max_attempts, enqueued_at, cancel_requested,
+select position, id, task, priority, keys, payload, attempt, max_attempts, enqueued_at, cancel_requested, suspicion,
     (select count(*) from started) as total
 from started
 where holder = 1
@@ -579,21 +587,21 @@ queue as (
 select 'q' as kind, place, null::bytea as id, null::bytea as kin, null::bytea as gate, null::text as name,
     null::text as keys, null::double precision as f1, null::double precision as f2, null::double precision as f3,
     null::double precision as f4, null::bigint as i1, null::bigint as i2, null::bigint as i3, null::bigint as i4,
-    null::bigint as i5, null::integer as i6,
+    null::bigint as i5, null::bigint as i6,
     null::bytea as lane_gate, null::text as lane_keys, null::double precision as lane_tag, null::integer as lane_priority,
     null::integer as lane_ready, null::integer as lane_in_flight, null::bigint as lane_floor, null::bigint as lane_rank,
     null::integer as lane_standing
 from queue
 union all
-select 'f', null, id, lane, gate, null, key, weight, vtime, cost, debt, tie, open, shut, standing, spilled::integer, null,
+select 'f', null, id, lane, gate, null, key, weight, vtime, cost, debt, tie, open, shut, standing, spilled::integer, given_by,
     lane_gate, lane_keys, lane_tag, lane_priority, lane_ready, lane_in_flight, lane_floor, lane_rank, lane_standing
 from flows
 union all
 select 'l', null, id, flow, gate, null, keys, tag, null, null, null, priority, ready, in_flight, floor, rank, standing,
-    null, null, null, null, null, null, null, null, null
+    null, null, null, null, null, null, head, null, null
 from lanes
 union all
-select 'g', null, id, null, null, "limit", key, value, null, null, null, in_flight, tat, waiting, awake, wake_at, null,
+select 'g', null, id, null, null, "limit", key, value, null, null, null, in_flight, tat, waiting, awake, wake_at, given_by,
     null, memo, null, null, null, null, null, null, null
 from gates
 
@@ -660,11 +668,14 @@ select
 -- name: collect_flows
 -- Flows without lanes whose tag lies behind the queue's virtual time: forgetting them gives no credit. A flow ahead of it
 -- stays; the idle lane that it houses goes, and where all lanes with rows of their own are gone, the next moves in.
+-- A weight that a job brought along outlives its jobs for a time: others of its key may be due later.
+-- $4 now, $5 for how long
 with
 stretch as materialized (
     select f.id, f.ctid as place, f.spilled, f.lane,
         f.standing = 0
-        and f.vtime + f.debt <= (select s.vtime from fairlane.queue_states s where s.queue_id = $1::integer) as is_behind,
+        and f.vtime + f.debt <= (select s.vtime from fairlane.queue_states s where s.queue_id = $1::integer)
+        and (f.given_by = 0 or f.given_at <= fairlane.instant($4::bigint) - $5::bigint) as is_behind,
         case
             when f.spilled then (select true from fairlane.lanes l where l.flow = f.id limit 1) is null
             else f.lane is null or (f.lane_standing = 0 and f.lane_ready <= 0 and f.lane_in_flight <= 0)
@@ -714,7 +725,7 @@ with
 stretch as materialized (
     select g.id, g.ctid as place,
         g.in_flight <= 0 and g.waiting <= 0 and g.awake <= 0
-        and g.tat <= fairlane.instant($4::bigint) - case when g.value is null then 0 else $5::bigint end as is_idle
+        and g.tat <= (select fairlane.instant($4::bigint)) - case when g.value is null then 0 else $5::bigint end as is_idle
     from fairlane.gates g
     where g.id > $2::bytea and g.queue_id = $1::integer
     order by g.id
@@ -776,23 +787,38 @@ from unnest($1::bytea[], $3::bigint[], $4::text[]) as u (id, tat, memo)
 where g.id = any (array[u.id])
 
 -- name: insert_audit
-insert into fairlane.audit (at, actor, action, queue, target, before, after, reason)
-values (fairlane.instant($1::bigint), $2, $3, $4, $5, $6, $7, $8)
+insert into fairlane.audit (at, actor, action, queue, target, before, after, reason, act, part, jobs)
+values (fairlane.instant($1::bigint), $2, $3, $4, $5, $6, $7, $8, $9::uuid, $10::integer, $11::integer)
 
 -- name: select_audit
--- The newest first. $1 before which entry, $2 how many
-select id, at, actor, action, queue, target, before, after, reason
-from fairlane.audit
-where id < $1::bigint
-order by id desc
+-- The newest first, the parts of one action as one entry. $1 before which entry, $2 how many
+select a.id, a.at, a.actor, a.action, a.queue, a.target, a.before, a.after, a.reason,
+    a.jobs + coalesce((select sum(p.jobs) from fairlane.audit p where p.act = a.act and p.part > 0), 0) as jobs
+from fairlane.audit a
+where a.id < $1::bigint and a.part = 0
+order by a.id desc
 limit $2::integer
 
 -- name: select_audit_of_queue
-select id, at, actor, action, queue, target, before, after, reason
-from fairlane.audit
-where queue = $3 and id < $1::bigint
-order by id desc
+select a.id, a.at, a.actor, a.action, a.queue, a.target, a.before, a.after, a.reason,
+    a.jobs + coalesce((select sum(p.jobs) from fairlane.audit p where p.act = a.act and p.part > 0), 0) as jobs
+from fairlane.audit a
+where a.queue = $3 and a.id < $1::bigint and a.part = 0
+order by a.id desc
 limit $2::integer
+
+-- name: end_session
+insert into fairlane.ended_sessions (id, expires_at)
+values ($1, $2::bigint)
+on conflict (id) do nothing
+
+-- name: is_session_ended
+select exists (select 1 from fairlane.ended_sessions where id = $1)
+
+-- name: prune_ended_sessions
+-- Those that no clock takes for valid any more. $1 until when they would have lasted
+delete from fairlane.ended_sessions
+where expires_at <= $1::bigint
 
 -- name: force
 -- Waiting jobs start next; those that are scheduled are due now. $1 now or null, $2 jobs
@@ -826,9 +852,10 @@ from found, woken
 
 -- name: count_kept_places
 -- How many jobs keep a place, by their lanes, as far as the bells of it have been folded: what has changed since the last of
--- them was drained is told by those that are left, in the same snapshot.
+-- them was drained is told by those that are left, in the same snapshot. A place that comes from another partition rings
+-- with a number below zero.
 -- $1 queue
-select k.priority, k.keys::text as keys, sum(k.count)::integer as count
+select max(k.priority) as priority, max(k.keys::text) as keys, sum(k.count)::integer as count
 from (
     select j.lane, j.priority, fairlane.keys_of_lane(j.lane_keys, j.keys, j.task) as keys, 1 as count
     from fairlane.jobs j
@@ -836,18 +863,12 @@ from (
     union all
     select a.lane, a.priority, a.keys, a.resumed
     from fairlane.arrivals a
-    where a.queue_id = $1 and a.resumed > 0
+    where a.queue_id = $1 and a.resumed <> 0
     union all
-    select u.lane, j.priority, j.keys, -u.kept
+    select u.lane, null, null, -u.kept
     from fairlane.releases r
     cross join unnest(r.lanes, r.kept) as u (lane, kept)
-    cross join lateral (
-        select j.priority, fairlane.keys_of_lane(j.lane_keys, j.keys, j.task) as keys
-        from fairlane.jobs j
-        where j.lane = u.lane
-        limit 1
-    ) j
     where r.queue_id = $1 and u.kept > 0
 ) k
-group by k.lane, k.priority, k.keys
+group by k.lane
 having sum(k.count) > 0

@@ -1,27 +1,42 @@
 """Connections to PostgreSQL: a pool for short statements, and single ones for those who hold a lock or listen.
 
-What the driver raises when a server is gone becomes `StoreUnavailable`; the next use connects again.
+What the driver raises for which the program is not to blame becomes `StoreUnavailable` (`fairlane.store.faults`); the
+next use connects again.
+
+Every wait for an answer has a bound, and a statement may take as long as it needs. The two go together because silence
+is asked about: a session that has not answered for 5 s is looked up by another one. As long as the server works on the
+statement or waits for a lock, so do we. If it has nothing to do, the question or the answer was lost on the way; if it
+cannot be asked, nothing can be reached. Then the session is ended, and whoever waits for it gets `StoreUnavailable`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import logging
+import socket
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import asyncpg
 
 from fairlane.errors import ConfigurationError, StoreUnavailable
+from fairlane.store.faults import Fault, of_sqlstate, remedy_for
 from fairlane.store.statements import load_statements
 
 if TYPE_CHECKING:
     from asyncpg.pool import PoolConnectionProxy
 
     Connection = asyncpg.Connection[Any] | PoolConnectionProxy[Any]
+    DriverConnection = asyncpg.Connection[Any]
+else:
+    DriverConnection = asyncpg.Connection
 
-__all__ = ["CONFLICTS", "STATEMENTS", "Connections", "hang_up", "is_lost", "translating"]
+__all__ = ["CONFLICTS", "STATEMENTS", "Connections", "Session", "fault_of", "hang_up", "translating"]
+
+log = logging.getLogger("fairlane.store.postgres")
 
 STATEMENTS = load_statements(
     "fairlane.store.postgres",
@@ -30,6 +45,7 @@ STATEMENTS = load_statements(
     "operators.sql",
     "examining.sql",
     "sharing.sql",
+    "census.sql",
     "partitions.sql",
     "schedules.sql",
     "tallying.sql",
@@ -41,42 +57,80 @@ T = TypeVar("T")
 
 POOL_SIZE = 8
 HANG_UP_WITHIN = 2.0
-CLOSE_WITHIN = 10.0
+CLOSE_WITHIN = 5.0
+CONNECT_WITHIN = 10.0
+"""Seconds for a new session, from the address to the end of the log-in."""
 GROW_AFTER = 0.05
 """Seconds for which one waits for a connection that is in use before there is another one."""
 TRIES = 6
 FIRST_PAUSE = 0.02
 """Seconds before a transaction is tried again; doubled each time."""
+PATIENCE = 15.0
+"""Seconds after which it is not tried again."""
+ASK_AFTER, LONGEST_BETWEEN = 5.0, 30.0
+"""Seconds of silence after which a session is asked about, and the most until it is asked about again."""
+LOOK_EVERY = 1.0
+UNDECIDED_FOR = 60.0
+"""Seconds after which a silent session is ended that cannot be asked about, because the server admits nobody."""
+KEEPALIVE_AFTER, KEEPALIVE_EVERY, KEEPALIVES = 10, 5, 3
+UNACKNOWLEDGED_FOR = 15_000
+"""Milliseconds for which the network may leave what was sent without an acknowledgement."""
+
+CHECK_URL = "check the database URL: FAIRLANE_URL, --url, or that of the App"
 
 CONFLICTS = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError)
 
-GONE = (
-    asyncpg.PostgresConnectionError,
-    asyncpg.AdminShutdownError,
-    asyncpg.CrashShutdownError,
-    asyncpg.CannotConnectNowError,
-    asyncpg.IdleInTransactionSessionTimeoutError,
-    asyncpg.IdleSessionTimeoutError,
-    asyncpg.InsufficientResourcesError,  # too many connections, a full disk
-    asyncpg.QueryCanceledError,  # a timeout that the server's owner has set
-    asyncpg.ReadOnlySQLTransactionError,  # what was the primary is a standby now
-    asyncpg.InternalClientError,  # the driver met the end of a session in the middle of something
-    OSError,
-    TimeoutError,
-)
 
-REFUSED = (
-    asyncpg.InvalidAuthorizationSpecificationError,
-    asyncpg.InvalidCatalogNameError,
-    asyncpg.ClientConfigurationError,
-)
+class Conflict(StoreUnavailable):
+    """The server has undone this transaction in favour of another."""
 
 
-def is_lost(error: BaseException, connection: Connection | None = None) -> bool:
-    """Whether the server, or the way to it, is gone or cannot serve us."""
-    if isinstance(error, asyncpg.InterfaceError):
-        return connection is None or _is_closed(connection)
-    return isinstance(error, GONE)
+class Misaddressed(ConfigurationError, StoreUnavailable):
+    """A database URL with which no session can be opened: a mistake to correct, and nothing is there until then."""
+
+
+class Session(DriverConnection):
+    """A connection of our own."""
+
+    backend = 0
+    """The process that serves it. (Behind a pooler, it is not the one that the driver knows of.)"""
+
+    def __init__(self, protocol: Any, transport: asyncio.Transport, *given: Any) -> None:
+        super().__init__(protocol, transport, *given)
+        _notice_lost_peers(transport.get_extra_info("socket"))
+
+    @property
+    def is_left_open(self) -> bool:
+        """The driver takes it to be in a transaction, as it does after a BEGIN that failed."""
+        return getattr(self, "_top_xact", None) is not None
+
+
+def _notice_lost_peers(connected: socket.socket | None) -> None:
+    """Have the system find out that the other side is gone, also while nothing is sent, and within seconds."""
+    if connected is None or connected.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    options = {
+        "TCP_KEEPIDLE": KEEPALIVE_AFTER,
+        "TCP_KEEPALIVE": KEEPALIVE_AFTER,  # the same on macOS
+        "TCP_KEEPINTVL": KEEPALIVE_EVERY,
+        "TCP_KEEPCNT": KEEPALIVES,
+        "TCP_USER_TIMEOUT": UNACKNOWLEDGED_FOR,
+    }
+    with contextlib.suppress(OSError):
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in options.items():
+            if (option := getattr(socket, name, None)) is not None:
+                connected.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def fault_of(error: BaseException, connection: Connection | None = None) -> Fault | None:
+    """What an error of the driver means; `None` for an error that is not the driver's."""
+    if isinstance(error, asyncpg.PostgresError):
+        return of_sqlstate(error.sqlstate)
+    if isinstance(error, asyncpg.InterfaceError):  # of the driver's own use, unless the session has ended beneath it
+        return Fault.AWAY if connection is None or _is_closed(connection) else Fault.OURS
+    # Among the driver's internal errors is that it met the end of a session in the middle of something.
+    return Fault.AWAY if isinstance(error, asyncpg.InternalClientError | OSError | TimeoutError) else None
 
 
 def _is_closed(connection: Connection) -> bool:
@@ -98,18 +152,49 @@ async def hang_up(connection: asyncpg.Connection[Any]) -> None:
 
 
 @contextlib.contextmanager
-def translating(connection: Connection | None = None, where: str = "") -> Any:
-    """Turn what the driver raises into what Fairlane raises."""
+def translating(connection: Connection | None = None, where: str = "") -> Iterator[None]:
+    """Turn what the driver raises into what Fairlane raises. What is the program's own fault stays as it is."""
     try:
         yield
-    except REFUSED as error:
-        raise ConfigurationError(f"PostgreSQL refuses this connection: {error}; check FAIRLANE_URL") from error
-    except Exception as error:
-        if is_lost(error, connection):
-            raise StoreUnavailable(
-                f"PostgreSQL{where} cannot be reached: {str(error) or type(error).__name__}"
-            ) from error
+    except StoreUnavailable:
         raise
+    except Exception as error:
+        match fault_of(error, connection):
+            case Fault.CONFLICT:
+                raise Conflict(*_told(error, where)) from error
+            case Fault.AWAY:
+                raise StoreUnavailable(*_told(error, where)) from error
+        raise
+
+
+@contextlib.contextmanager
+def _translating_connect(where: str, *, is_known: bool) -> Iterator[None]:
+    """The same for a new session, where whatever goes wrong is about the address, the server, or the way there."""
+    try:
+        yield
+    except StoreUnavailable:
+        raise
+    except Exception as error:
+        # Once it has worked, the address is not to blame: a certificate is being replaced, say.
+        if not is_known and (isinstance(error, ValueError) or fault_of(error) is Fault.OURS):
+            raise Misaddressed(f"PostgreSQL{where} cannot be connected to: {_words(error)}", CHECK_URL) from error
+        raise StoreUnavailable(*_told(error, where)) from error
+
+
+def _told(error: Exception, where: str) -> tuple[str, str]:
+    """An error in our words, and what to do about it."""
+    sqlstate = error.sqlstate if isinstance(error, asyncpg.PostgresError) else None
+    if sqlstate is None or sqlstate.startswith("08"):
+        return f"PostgreSQL{where} cannot be reached: {_words(error)}", remedy_for(None)
+    return f"PostgreSQL{where} refused: {_words(error)} (SQLSTATE {sqlstate})", remedy_for(sqlstate)
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno == errno.ECONNREFUSED:
+        return "connection refused"
+    if isinstance(error, TimeoutError) and not str(error):
+        return f"no answer within {CONNECT_WITHIN:g} s"
+    return (str(error) or type(error).__name__).partition("\n")[0]
 
 
 def _place(url: str) -> str:
@@ -129,10 +214,12 @@ class Connections:
         self._where = f" at {_place(url)}"
         self._application_name = application_name
         self._is_open = False
-        self._free: list[asyncpg.Connection[Any]] = []
-        self._busy: set[asyncpg.Connection[Any]] = set()
+        self._has_connected = False
+        self._free: list[Session] = []
+        self._busy: set[Session] = set()
+        self._silence = Silence(self)
         self._room = asyncio.Semaphore(POOL_SIZE)
-        self._waiting: deque[asyncio.Future[asyncpg.Connection[Any]]] = deque()
+        self._waiting: deque[asyncio.Future[Session]] = deque()
 
     async def open(self) -> None:
         if not self._is_open:
@@ -146,29 +233,49 @@ class Connections:
             async with asyncio.timeout(CLOSE_WITHIN):
                 for _ in range(POOL_SIZE):
                     await self._room.acquire()
+        self._silence.close()
         for connection in self._busy:
             connection.terminate()
         self._room = asyncio.Semaphore(POOL_SIZE)
-        while self._free:
-            await hang_up(self._free.pop())
+        free, self._free = self._free, []
+        await asyncio.gather(*map(hang_up, free))
 
-    async def connect(self) -> asyncpg.Connection[Any]:
-        """A connection of its own, with the plans pinned."""
-        with translating(where=self._where):
-            connection = await asyncpg.connect(
-                self._url,
-                server_settings={"application_name": self._application_name},
-                max_cached_statement_lifetime=0,
-            )
-            try:
-                await connection.execute(STATEMENTS["pin_plans"])
-            except BaseException:
-                await hang_up(connection)
-                raise
+    async def connect(self) -> Session:
+        """A session of its own, with settings that our statements rely on, whatever the defaults of server and role."""
+        with _translating_connect(self._where, is_known=self._has_connected):
+            async with asyncio.timeout(CONNECT_WITHIN):
+                connection = await asyncpg.connect(
+                    self._url,
+                    timeout=CONNECT_WITHIN,
+                    server_settings={"application_name": self._application_name},
+                    max_cached_statement_lifetime=0,
+                    connection_class=Session,
+                )
+                try:
+                    connection.backend = await connection.fetchval(STATEMENTS["set_session"])
+                except BaseException:
+                    connection.terminate()
+                    raise
+            self._has_connected = True
             return connection
 
+    @contextlib.contextmanager
+    def in_use(self, connection: Session) -> Iterator[None]:
+        """Answers of this session are waited for during the block: one that has silently died is ended."""
+        self._silence.begin(connection)
+        try:
+            with translating(connection, self._where):
+                yield
+        finally:
+            self._silence.end(connection)
+
+    def forget_idle(self) -> None:
+        """A session of ours has died unseen: those that lay idle beside it probably have, too."""
+        while self._free:
+            self._free.pop().terminate()
+
     @contextlib.asynccontextmanager
-    async def session(self) -> AsyncIterator[asyncpg.Connection[Any]]:
+    async def session(self) -> AsyncIterator[Session]:
         """A connection from the pool, for one transaction."""
         if not self._is_open:
             raise StoreUnavailable("the store is closed; open it first")
@@ -177,19 +284,20 @@ class Connections:
             connection = await self._idle()
             self._busy.add(connection)
             try:
-                with translating(connection):
+                with self.in_use(connection):
                     yield connection
             except BaseException as error:
                 # The server cannot serve us any more, or we were cancelled in the middle: the next use finds a better
                 # one. Any other error is about the statement, and the connection as good as before.
-                if isinstance(error, StoreUnavailable) or not isinstance(error, Exception):
+                is_away = isinstance(error, StoreUnavailable) and not isinstance(error, Conflict)
+                if is_away or connection.is_left_open or not isinstance(error, Exception):
                     connection.terminate()
                 raise
             finally:
                 self._busy.discard(connection)
                 self._give_back(connection)
 
-    async def _idle(self) -> asyncpg.Connection[Any]:
+    async def _idle(self) -> Session:
         while self._free:
             connection = self._free.pop()
             if not connection.is_closed():
@@ -198,9 +306,9 @@ class Connections:
             return lent
         return await self.connect()
 
-    async def _handed_over(self) -> asyncpg.Connection[Any] | None:
+    async def _handed_over(self) -> Session | None:
         """What somebody else has done with, if that is soon: most statements take less time than a new connection."""
-        waiter: asyncio.Future[asyncpg.Connection[Any]] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
         try:
             await asyncio.wait({waiter}, timeout=GROW_AFTER)
@@ -214,7 +322,7 @@ class Connections:
         waiter.cancel()
         return None
 
-    def _give_back(self, connection: asyncpg.Connection[Any]) -> None:
+    def _give_back(self, connection: Session) -> None:
         if connection.is_closed():
             return
         while self._waiting:
@@ -229,16 +337,97 @@ class Connections:
 
         `work` is told whether an earlier try may have committed.
         """
-        pause, may_have_committed = FIRST_PAUSE, False
-        for _ in range(TRIES - 1):
+        clock = asyncio.get_running_loop().time
+        pause, may_have_committed, give_up_at = FIRST_PAUSE, False, clock() + PATIENCE
+        for tries_left in reversed(range(TRIES)):
             try:
                 async with self.session() as connection:
                     return await work(connection, may_have_committed)
-            except CONFLICTS:
-                pass
-            except StoreUnavailable:
-                may_have_committed = True
+            except StoreUnavailable as error:
+                may_have_committed = may_have_committed or not isinstance(error, Conflict)
+                if not tries_left or clock() >= give_up_at:
+                    raise
             await asyncio.sleep(pause)
             pause *= 2
-        async with self.session() as connection:
-            return await work(connection, may_have_committed)
+        raise AssertionError("the last try returns or raises")
+
+
+class _Use:
+    """One use of a session, from its first statement to its last answer."""
+
+    __slots__ = ("look_at", "looks", "since")
+
+    def __init__(self, since: float) -> None:
+        self.since = since
+        self.look_at = since + ASK_AFTER
+        self.looks = 0
+
+
+class Silence:
+    """Finds sessions from which no answer will come. One timer for all of them, and only while one is in use."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+        self._uses: dict[Session, _Use] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._asking: asyncio.Task[None] | None = None
+
+    def begin(self, connection: Session) -> None:
+        loop = asyncio.get_running_loop()
+        self._uses[connection] = _Use(loop.time())
+        if self._timer is None:
+            self._timer = loop.call_later(LOOK_EVERY, self._look)
+
+    def end(self, connection: Session) -> None:
+        self._uses.pop(connection, None)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._asking is not None:
+            self._asking.cancel()
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(LOOK_EVERY, self._look) if self._uses else None
+        now = loop.time()
+        silent = {each: use for each, use in self._uses.items() if use.look_at <= now}
+        if silent and self._asking is None:
+            self._asking = loop.create_task(self._ask_about(silent), name="fairlane silence")
+            self._asking.add_done_callback(self._asked)
+
+    def _asked(self, task: asyncio.Task[None]) -> None:
+        self._asking = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("sessions that do not answer could not be asked about: %s", error, exc_info=error)
+
+    async def _ask_about(self, silent: dict[Session, _Use]) -> None:
+        now = asyncio.get_running_loop().time
+        try:
+            lost = await self._without_work([each.backend for each in silent])
+        except StoreUnavailable as error:
+            lost = {each.backend for each in silent}
+            if isinstance(error.__cause__, asyncpg.PostgresError):
+                # The server is there, and does not admit us: it may still be at our statements.
+                log.warning("sessions that do not answer cannot be asked about: %s", error)
+                lost = {each.backend for each, use in silent.items() if now() - use.since >= UNDECIDED_FOR}
+        for connection, use in silent.items():
+            use.looks += 1
+            use.look_at = now() + min(ASK_AFTER * 2**use.looks, LONGEST_BETWEEN)
+            # Unless the answer has come meanwhile.
+            if connection.backend in lost and self._uses.get(connection) is use:
+                log.warning("a session has not answered for %.0f s and is ended", now() - use.since)
+                connection.terminate()
+                self._connections.forget_idle()
+
+    async def _without_work(self, backends: Sequence[int]) -> set[int]:
+        """Which of these are gone, or wait for us as we wait for them."""
+        connection = await self._connections.connect()
+        try:
+            with translating(connection):
+                async with asyncio.timeout(CONNECT_WITHIN):
+                    rows = await connection.fetch(STATEMENTS["select_without_work"], backends, ASK_AFTER / 2)
+        finally:
+            await hang_up(connection)
+        return {row[0] for row in rows}

@@ -13,6 +13,8 @@ from functools import lru_cache
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from fairlane.clock import Instant
 from fairlane.job import NewJob, State
 from fairlane.store.postgres import rows
@@ -26,6 +28,7 @@ __all__ = ["copy_in"]
 COLUMNS = (
     "id",
     "position",
+    "given_by",
     "payload",
     "enqueued_at",
     "ready_at",
@@ -52,7 +55,8 @@ ROWS_AT_ONCE = 250
 BYTES_AT_ONCE = 1 << 18
 """Rows, and bytes of payload, that are sent in one piece."""
 
-_start_of_row = Struct(">hi16siqi").pack
+_start_of_row = Struct(">hi16siqii").pack
+_start_of_giving_row = Struct(">hi16siqiqi").pack
 _int16 = Struct(">ih").pack
 _int32 = Struct(">ii").pack
 _int64 = Struct(">iq").pack
@@ -60,26 +64,30 @@ _length = Struct(">i").pack
 
 
 class _Bell:
-    """Jobs of a batch that are ready and of one lane."""
+    """Jobs of a batch that are of one lane, and either ready or, where they bring numbers along, due later."""
 
-    __slots__ = ("count", "first", "job")
+    __slots__ = ("count", "first", "given", "given_place", "job")
 
     def __init__(self, job: NewJob, first: int) -> None:
         self.job = job
         self.first = first
         """The place of the first of them in the batch, counted from 1."""
         self.count = 0
+        self.given: dict[str, float] | None = None
+        """The numbers that the last of them brings along."""
+        self.given_place: int | None = None
 
 
 class _Kind:
     """Jobs of a batch that differ in their ids and payloads only."""
 
-    __slots__ = ("bell", "job", "rest")
+    __slots__ = ("bell", "is_ready", "job", "rest")
 
-    def __init__(self, job: NewJob, bell: _Bell | None) -> None:
+    def __init__(self, job: NewJob, bell: _Bell | None, *, is_ready: bool) -> None:
         self.job = job
         self.bell = bell
-        """None: they are due later."""
+        """None: they are due later, and bring no numbers."""
+        self.is_ready = is_ready
         self.rest = b""
         """What follows the payload in their rows."""
 
@@ -88,15 +96,18 @@ async def copy_in(
     connection: Connection, jobs: Sequence[NewJob], queues: Mapping[str, int], now: Instant | None, *, is_callers: bool
 ) -> None:
     """Store jobs, ring their lanes' bells and wake whoever waits for them, inside a transaction."""
-    if now is None and any(job.run_at is not None for job in jobs):
-        # Whether they are ready is to be known before bells are rung for them.
-        now = await connection.fetchval(STATEMENTS["select_now"])
+    if any(job.run_at is not None for job in jobs):
+        # Whether they are ready is to be known before bells are rung for them. A time of day goes by the wall clock.
+        found = await connection.fetchrow(STATEMENTS["select_time"], now)
+        assert found is not None
+        now = found["now"]
+        jobs = [job if job.run_at is None else replace(job, run_at=job.run_at + found["ahead"]) for job in jobs]
     kinds = _kinds_of(jobs, now)
     distinct = list(dict.fromkeys(kinds))
     told = await connection.fetchrow(STATEMENTS["ring"], now, is_callers, len(jobs), *_rung(distinct, queues))
     assert told is not None
     for kind in distinct:
-        kind.rest = _rest_of_row(kind.job, queues[kind.job.queue], told["now"], is_ready=kind.bell is not None)
+        kind.rest = _rest_of_row(kind.job, queues[kind.job.queue], told["now"], is_ready=kind.is_ready)
     stream = _stream(jobs, told["positions"], kinds)
     await connection.copy_to_table("jobs", schema_name="fairlane", columns=COLUMNS, source=stream, format="binary")
 
@@ -104,7 +115,7 @@ async def copy_in(
 def _kinds_of(jobs: Sequence[NewJob], now: Instant | None) -> list[_Kind]:
     """The kind of each job. On the way, every bell counts the jobs that it is rung for."""
     kinds: dict[tuple[Any, ...], _Kind] = {}
-    bells: dict[bytes, _Bell] = {}
+    bells: dict[tuple[bytes, bool], _Bell] = {}
     found = []
     for place, job in enumerate(jobs, start=1):
         # A lane says which queue, which priority and which keys tell it apart.
@@ -121,12 +132,15 @@ def _kinds_of(jobs: Sequence[NewJob], now: Instant | None) -> list[_Kind]:
         )
         kind = kinds.get(alike)
         if kind is None:
-            bell = None
-            if _is_ready(job, now):
-                bell = bells.get(job.lane) or bells.setdefault(job.lane, _Bell(job, place))
-            kind = kinds[alike] = _Kind(job, bell)
+            bell, is_ready = None, _is_ready(job, now)
+            if is_ready or job.given is not None:
+                which = job.lane, is_ready
+                bell = bells.get(which) or bells.setdefault(which, _Bell(job, place))
+            kind = kinds[alike] = _Kind(job, bell, is_ready=is_ready)
         if kind.bell is not None:
-            kind.bell.count += 1
+            kind.bell.count += kind.is_ready
+            if job.given is not None:
+                kind.bell.given, kind.bell.given_place = job.given, place
         found.append(kind)
     return found
 
@@ -140,7 +154,7 @@ def _is_ready(job: NewJob, now: Instant | None) -> bool:
 def _rung(kinds: Sequence[_Kind], queues: Mapping[str, int]) -> list[list[Any]]:
     """The bells, and how many waiters of each queue are wanted, as `ring` takes them."""
     bells = list(dict.fromkeys(kind.bell for kind in kinds if kind.bell is not None))
-    wanted: dict[int, int] = {queues[kind.job.queue]: 1 for kind in kinds if kind.bell is None}
+    wanted: dict[int, int] = {queues[kind.job.queue]: 1 for kind in kinds if not kind.is_ready}
     for bell in bells:
         queue = queues[bell.job.queue]
         wanted[queue] = wanted.get(queue, 0) + bell.count
@@ -151,9 +165,10 @@ def _rung(kinds: Sequence[_Kind], queues: Mapping[str, int]) -> list[list[Any]]:
         [rows.encode(bell.job.lane_keys) for bell in bells],
         [bell.count for bell in bells],
         [bell.first for bell in bells],
-        [None if bell.job.given is None else rows.encode(bell.job.given) for bell in bells],
+        [None if bell.given is None else rows.encode(bell.given) for bell in bells],
         list(wanted),
         list(wanted.values()),
+        [bell.given_place for bell in bells],
     ]
 
 
@@ -209,7 +224,11 @@ def _rows_of(jobs: Sequence[NewJob], positions: Sequence[int], kinds: Sequence[_
     written: list[bytes] = []
     for job, position, kind in zip(jobs, positions, kinds, strict=True):
         payload = job.payload
-        written += (_start_of_row(columns, 16, job.id.bytes, 8, position, len(payload)), payload, kind.rest)
+        if job.given is None:
+            start = _start_of_row(columns, 16, job.id.bytes, 8, position, -1, len(payload))
+        else:
+            start = _start_of_giving_row(columns, 16, job.id.bytes, 8, position, 8, position, len(payload))
+        written += (start, payload, kind.rest)
         size += len(payload)
         if size >= BYTES_AT_ONCE or len(written) >= 3 * ROWS_AT_ONCE:
             yield b"".join(written)

@@ -13,7 +13,7 @@ from fairlane.scheduler.plan import plan_claims
 from fairlane.scheduler.snapshot import Arrival, Forced, Head, LaneRow, Need, Plan, QueueRow, Release, Snapshot
 from fairlane.store.figures import service_of
 from fairlane.store.job_rows import no_such_job
-from fairlane.store.postgres import rows
+from fairlane.store.postgres import census, rows
 from fairlane.store.postgres.connections import STATEMENTS
 from fairlane.store.postgres.scheduling import QueueHandle, Scheduling
 from fairlane.store.postgres.seeing import workers
@@ -35,7 +35,7 @@ async def find_subject(connection: Connection, job: UUID) -> Subject:
         raise no_such_job(job)
     return Subject(
         row["queue"],
-        dict(rows.decode_keys(row["keys"])),
+        rows.decode_keys(row["keys"]),
         row["priority"],
         job,
         row["task"],
@@ -73,10 +73,7 @@ async def look_at(
             snapshot.queue,
             examined,
             ready,
-            [
-                Running(job, task, level, dict(rows.decode_keys(held)), *rest)
-                for job, task, level, held, *rest in running
-            ],
+            [Running(job, task, level, rows.decode_keys(held), *rest) for job, task, level, held, *rest in running],
             ahead,
             flows_ahead,
             await connection.fetchval(STATEMENTS["has_worker"], handle.id),
@@ -84,6 +81,7 @@ async def look_at(
             await _kept(connection, handle.id, sequence_lane(snapshot.policy, subject)),
             job is not None and await connection.fetchval(STATEMENTS["is_forced"], job),
             service_of(await workers(connection, now), [handle.name], snapshot.now),
+            await census.at_gates(scheduling, snapshot.policy, examined.full, RUNNING),
         )
 
 
@@ -91,12 +89,12 @@ async def _kept(connection: Connection, queue: int, lane: bytes | None) -> list[
     if lane is None:
         return []
     found = await connection.fetch(STATEMENTS["select_kept_places"], queue, lane, RUNNING)
-    return [Kept(job, task, priority, dict(rows.decode_keys(keys)), due) for job, task, priority, keys, due in found]
+    return [Kept(job, task, priority, rows.decode_keys(keys), due) for job, task, priority, keys, due in found]
 
 
 def _running(row: Sequence[Any]) -> Running:
     job, task, priority, keys, worker, since = row
-    return Running(job, task, priority, dict(rows.decode_keys(keys)), worker, since)
+    return Running(job, task, priority, rows.decode_keys(keys), worker, since)
 
 
 async def waiting_lanes(connection: Connection, queue: int) -> list[LaneRow]:
@@ -116,8 +114,10 @@ async def _peek(scheduling: Scheduling, subject: Subject) -> tuple[Snapshot, int
     arrived = await connection.fetch(STATEMENTS["peek_arrivals"], queue, row["arrivals_from"], BELLS)
     released = await connection.fetch(STATEMENTS["peek_releases"], queue, row["releases_from"], BELLS)
     arrivals = [
-        Arrival(lane, priority, rows.decode_keys(keys), count, floor, since, rows.decode_given(given), resumed)
-        for lane, priority, keys, count, floor, since, given, resumed in arrived
+        Arrival(
+            lane, priority, rows.decode_keys(keys), count, floor, since, rows.decode_given(given), resumed, given_by
+        )
+        for lane, priority, keys, count, floor, since, given, resumed, given_by in arrived
     ]
     releases = [Release(*(figure or 0 for figure in each)) for each in released]  # type: ignore[arg-type]
     named = {bell.lane for bell in arrivals} | {bell.lane for bell in releases}

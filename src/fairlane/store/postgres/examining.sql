@@ -24,7 +24,8 @@ where q.id = $1::integer
 
 -- name: peek_arrivals
 -- $1 queue, $2 from which transaction, $3 how many
-select a.lane, a.priority, a.keys::text as keys, a.count, a.floor, a.since, a.given, coalesce(a.resumed, 0) as resumed
+select a.lane, a.priority, a.keys::text as keys, a.count, a.floor, a.since, a.given, coalesce(a.resumed, 0) as resumed,
+    coalesce(a.given_by, 0) as given_by
 from fairlane.arrivals a
 where a.queue_id = $1::integer and a.xid >= least($2::text::xid8, pg_snapshot_xmin(pg_current_snapshot()))
 order by a.xid, a.floor

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from fairlane.clock import Instant
 from fairlane.scheduler.snapshot import FlowRow, LaneRow, Plan
 from fairlane.store.postgres import rows
 
@@ -28,6 +29,8 @@ class Changes(msgspec.Struct, frozen=True):
     gates: list[rows.Row] = []
     weights: list[float] = []
     """Of the flows that are updated, in their order."""
+    given_by: list[int] = []
+    """And by which jobs those were given."""
 
 
 class Housing:
@@ -57,7 +60,7 @@ class Housing:
         """How far the plan moves what the queue's state counts: ready jobs, running jobs, parked lanes."""
         return plan.moves([self._lanes[lane.id] for lane in plan.lanes if lane.id in self._lanes])
 
-    def changes(self, plan: Plan) -> Changes:
+    def changes(self, plan: Plan, now: Instant) -> Changes:
         """The rows in which the plan is to be stored."""
         changes = Changes()
         places = self._places
@@ -83,11 +86,14 @@ class Housing:
                     continue
                 changes.flows.append(rows.touched_flow(flow, places[flow.id], lanes[0], spilled=False))
                 changes.weights.append(flow.weight)
+                changes.given_by.append(flow.given_by)
             else:
-                self._settle_in(flow, lanes, before, changes)
+                self._settle_in(flow, lanes, before, changes, now)
         return changes
 
-    def _settle_in(self, flow: FlowRow, lanes: list[LaneRow], before: LaneRow | None, changes: Changes) -> None:
+    def _settle_in(
+        self, flow: FlowRow, lanes: list[LaneRow], before: LaneRow | None, changes: Changes, now: Instant
+    ) -> None:
         """Store a flow, and those of its lanes that have no row of their own: in its row if there is only one."""
         place = self._places.get(flow.id)
         spilled = place is not None and flow.id not in self._housed
@@ -99,9 +105,10 @@ class Housing:
             lanes = []
         lane = lanes[0] if lanes else None
         if place is None:
-            changes.new_flows.append(rows.new_flow(flow, self._queue, lane))
+            changes.new_flows.append(rows.new_flow(flow, self._queue, lane, now))
         else:
             changes.flows.append(
                 rows.touched_flow(flow, place, lane, spilled=spilled, moves_in=lane is not None and before is None)
             )
             changes.weights.append(flow.weight)
+            changes.given_by.append(flow.given_by)

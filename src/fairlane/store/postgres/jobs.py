@@ -65,7 +65,9 @@ async def insert(
         await uniques.take(connection, admission)
         for first in range(0, len(stored), AT_ONCE):
             some = stored[first : first + AT_ONCE]
-            await _store(connection, some, queues, now, is_callers=is_callers, is_repeated=False)
+            # They are enqueued at the instant at which their keys were decided on: windows are counted from it.
+            at = admission.now if is_unique else now
+            await _store(connection, some, queues, at, is_callers=is_callers, is_repeated=False)
             tell(first + len(some))
     if len(stored) < len(jobs):
         tell(len(jobs))  # those that were not stored have been decided on too
@@ -164,10 +166,14 @@ async def contexts(connection: Connection, jobs: Sequence[UUID]) -> dict[UUID, s
     return {row[0]: row[1] for row in await connection.fetch(STATEMENTS["select_contexts"], jobs)}
 
 
+async def retries(connection: Connection, jobs: Sequence[UUID]) -> dict[UUID, int]:
+    return {row[0]: row[1] for row in await connection.fetch(STATEMENTS["select_retries"], jobs)}
+
+
 def record_of(row: Sequence[Any]) -> JobRecord:
     """A row of `select_job` as people see it."""
     job, queue, task, state, priority, keys, *rest, context = row
-    keys, context = dict(rows.decode_keys(keys)), told_in(context)
+    keys, context = rows.decode_keys(keys), told_in(context)
     values = (job, queue, task, State(state), priority, keys, *rest, context)
     return JobRecord(*values)
 

@@ -6,16 +6,19 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+import msgspec
+
 from fairlane.clock import Instant
 from fairlane.job import JobRecord, State
-from fairlane.store.operators import LOOK_AT_MOST, PURGE, REPLAY, RETRY, Cursor, Handled, JobFilter, JobPage
-from fairlane.store.postgres import jobs, rows
+from fairlane.policy.unique import OnReplayConflict
+from fairlane.store.operators import CANCEL, LOOK_AT_MOST, PURGE, REPLAY, RETRY, Cursor, Handled, JobFilter, JobPage
+from fairlane.store.postgres import jobs, rows, uniques
 from fairlane.store.postgres.connections import STATEMENTS
 
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
 
-__all__ = ["find", "purge", "replay", "retry_now"]
+__all__ = ["cancel", "find", "foresee_replay", "purge", "replay", "retry_now"]
 
 STRETCH = 1_000
 """Jobs of a walk that are looked at together."""
@@ -104,14 +107,55 @@ async def _fitting(
     return [jobs.record_of(row) for row in found]
 
 
+async def foresee_replay(
+    connection: Connection, given: Sequence[UUID], now: Instant | None, on_conflict: OnReplayConflict
+) -> list[Handled]:
+    """What `replay` would report now."""
+    listed = REPLAY.bounded(given)
+    readmission = await uniques.readmitted(connection, listed, now, on_conflict, takes=False)
+    return REPLAY.handled(listed, await _states(connection, listed), held=readmission.held)
+
+
 async def replay(
-    connection: Connection, given: Sequence[UUID], delay: int | None, now: Instant | None
+    connection: Connection,
+    given: Sequence[UUID],
+    delay: int | None,
+    now: Instant | None,
+    on_conflict: OnReplayConflict,
 ) -> list[Handled]:
     listed = REPLAY.bounded(given)
     async with connection.transaction():
-        entries = await _lock_entries(connection, listed)
-        found = await connection.fetch(STATEMENTS["replay"], now, listed, delay, *entries)
-    return REPLAY.handled(listed, {row["id"]: State(row["state"]) for row in found})
+        # Keys before jobs, as an enqueue has it: no two wait crosswise.
+        readmission = await uniques.readmitted(connection, listed, now, on_conflict)
+        held = readmission.held
+        for old, new in readmission.replaced.items():
+            _, state = await jobs.cancel(connection, old, now, only_waiting=True, reason=f"replaced by job {new}")
+            if state is not State.CANCELLED:
+                held[new] = old  # it has started since we looked, and goes on alone
+        taken = {key: each for key, each in readmission.taken.items() if each.job not in held}
+        if taken:
+            await uniques.take_back(connection, msgspec.structs.replace(readmission, taken=taken))
+        back = [job for job in listed if job not in held]
+        entries = await _lock_entries(connection, back)
+        found = await connection.fetch(STATEMENTS["replay"], now, back, delay, *entries)
+        states = {row["id"]: State(row["state"]) for row in found} | await _states(connection, list(held))
+    return REPLAY.handled(listed, states, held=held)
+
+
+async def _states(connection: Connection, listed: Sequence[UUID]) -> dict[UUID, State]:
+    found = await connection.fetch(STATEMENTS["select_states"], listed) if listed else ()
+    return {row["id"]: State(row["state"]) for row in found}
+
+
+async def cancel(
+    connection: Connection, given: Sequence[UUID], now: Instant | None, *, waits: bool = False
+) -> list[Handled]:
+    listed = CANCEL.bounded(given)
+    present = [job for (job,) in await connection.fetch(STATEMENTS["select_present"], listed)]
+    idle = present if waits else [job for (job,) in await connection.fetch(STATEMENTS["lock_idle"], present)]
+    found = {job: (await jobs.cancel(connection, job, now))[0] for job in idle}
+    busy = set(present) - set(idle)
+    return CANCEL.handled(listed, found | dict.fromkeys(busy, State.READY), busy)
 
 
 async def purge(connection: Connection, given: Sequence[UUID]) -> list[Handled]:

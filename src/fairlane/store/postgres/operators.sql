@@ -76,6 +76,19 @@ where g.id = any (f.jobs)
 order by f.id
 for update of f
 
+-- name: lock_idle
+-- Jobs that nobody else is changing: two that take several jobs in different orders would wait for each other. $1 jobs
+select j.id
+from fairlane.jobs j
+where j.id = any ($1::uuid[])
+order by j.id
+for update skip locked
+
+-- name: select_present
+select j.id
+from fairlane.jobs j
+where j.id = any ($1::uuid[])
+
 -- name: replay
 -- Put ended jobs back at the end of their lanes, with bells, and wake one waiter for each. The last attempt moves from
 -- the job's row into its history.
@@ -107,16 +120,18 @@ remembered as (
 back as (
     update fairlane.jobs j
     set state = case when p.due is null then 1 else 0 end, position = p.place, ready_at = p.now, due_at = p.due,
-        attempt = 0, replays = j.replays + 1, cancel_requested = false, claimed_at = null, finished_at = null,
+        attempt = 0, suspicion = 0, replays = j.replays + 1, cancel_requested = false, claimed_at = null, finished_at = null,
         lease = null, charge = null, worker = null, outcome = null, error = null, result = null, progress = null,
         progress_message = null
     from placed p
     where j.id = any (array[p.id])
-    returning j.queue_id, j.lane, j.priority, j.position, j.ready_at, j.state, fairlane.keys_of_lane(j.lane_keys, j.keys, j.task) as keys
+    returning j.queue_id, j.lane, j.priority, j.position, j.ready_at, j.state, j.given, j.given_by,
+        fairlane.keys_of_lane(j.lane_keys, j.keys, j.task) as keys
 ),
 rung as (
-    insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since)
-    select queue_id, lane, priority, (array_agg(keys))[1], count(*), min(position), min(ready_at)
+    insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since, given, given_by)
+    select queue_id, lane, priority, (array_agg(keys))[1], count(*), min(position), min(ready_at),
+        (array_agg(given order by given_by desc) filter (where given is not null))[1], max(given_by)
     from back
     where state = 1
     group by queue_id, lane, priority
@@ -158,6 +173,11 @@ select given.id, given.state, woken.told
 from given
 cross join woken
 
+-- name: select_states
+select j.id, j.state
+from fairlane.jobs j
+where j.id = any ($1::uuid[])
+
 -- name: purge
 -- Remove ended jobs for good, with their history.
 -- $1 jobs, $2 and $3 entries that name them
@@ -181,6 +201,11 @@ history as (
     where a.job = any (array[removed.id])
 ),
 -- A key whose job is gone is free; what somebody decides on at this moment is left to them.
+forgotten as (
+    delete from fairlane.unique_jobs u
+    using removed
+    where u.job = any (array[removed.id])
+),
 freed as (
     delete from fairlane.uniques
     where id = any (array(

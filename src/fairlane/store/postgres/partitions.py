@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fairlane.policy.policy import Policy
-from fairlane.scheduler.snapshot import GateRow
-from fairlane.scheduler.strays import StrayLane, WaitingLane, gates_of_strays, stray_lanes
+from fairlane.scheduler.snapshot import FlowRow, GateRow
+from fairlane.scheduler.strays import StrayLane, WaitingLane, gates_of_strays, stray_lanes, weights_of_strays
 from fairlane.store.postgres import rows
 from fairlane.store.postgres.connections import STATEMENTS
 from fairlane.store.postgres.scheduling import Scheduling
@@ -87,7 +87,14 @@ def _lanes(found: Sequence[Any]) -> list[WaitingLane]:
     return [WaitingLane(row[0], row[1], rows.decode_keys(row[2]), *row[3:]) for row in found]
 
 
-async def select_gates_of_strays(connection: Connection, queue: int, policy: Policy) -> list[tuple[str, GateRow]]:
+async def select_gates_of_strays(
+    connection: Connection, queue: int, policy: Policy, was: int
+) -> list[tuple[str, GateRow]]:
     found = await connection.fetch(STATEMENTS["select_gates_of_queue"], queue)
     gates = [GateRow(row[0], row[1], msgspec.json.decode(row[2], type=list[str | None]), *row[3:]) for row in found]
-    return gates_of_strays(policy, gates)
+    weighed = await connection.fetch(STATEMENTS["select_weights_of_queue"], queue)
+    flows = [
+        FlowRow(flow, rows.decode_key(key), weight, 0.0, 0, 0.0, 0.0, 0, 0, 0, None, given_by)
+        for flow, key, weight, given_by in weighed
+    ]
+    return gates_of_strays(policy, was, gates) + weights_of_strays(policy, was, flows)

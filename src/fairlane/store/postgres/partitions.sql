@@ -40,9 +40,7 @@ moved as (
     from leaving l
     where j.id = any (array[l.id]) and j.state = 1
     returning j.id, l.queue_id as from_queue, l.lane as from_lane, j.queue_id, j.lane, j.priority, j.position, j.ready_at,
-        fairlane.keys_of_lane(j.lane_keys, j.keys, j.task) as keys,
-        -- What has run before brings no number again: newer jobs have brought newer ones.
-        case when j.claimed_at is null and j.replays = 0 then j.given end as given
+        fairlane.keys_of_lane(j.lane_keys, j.keys, j.task) as keys, j.given, j.given_by
 ),
 forced as (
     update fairlane.forced x
@@ -51,13 +49,13 @@ forced as (
     where x.job = any (array[m.id])
 ),
 rung as (
-    insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since, given)
-    select from_queue, from_lane, priority, (array_agg(keys))[1], -count(*), min(position), min(ready_at), null
+    insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since, given, given_by)
+    select from_queue, from_lane, priority, (array_agg(keys))[1], -count(*), min(position), min(ready_at), null, null
     from moved
     group by from_queue, from_lane, priority
     union all
     select queue_id, lane, priority, (array_agg(keys))[1], count(*), min(position), min(ready_at),
-        (array_agg(given order by position desc) filter (where given is not null))[1]
+        (array_agg(given order by given_by desc) filter (where given is not null))[1], max(given_by)
     from moved
     group by queue_id, lane, priority
 )
@@ -111,6 +109,12 @@ from moved m
 group by m.queue_id
 
 -- name: select_gates_of_queue
-select g.id, g."limit", g.key, g.in_flight, g.tat, g.waiting, g.awake, g.wake_at, g.memo, g.value
+select g.id, g."limit", g.key, g.in_flight, g.tat, g.waiting, g.awake, g.wake_at, g.memo, g.value, g.given_by
 from fairlane.gates g
 where g.queue_id = $1::integer
+
+-- name: select_weights_of_queue
+-- The flows whose weight a job has brought.
+select f.id, f.key, f.weight, f.given_by
+from fairlane.flows f
+where f.queue_id = $1::integer and f.given_by > 0

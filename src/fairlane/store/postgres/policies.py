@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fairlane.clock import Instant
+from fairlane.errors import InvalidPolicy
 from fairlane.policy.dividing import as_divided
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.rebuild import rebuild, refuse_to_strand
@@ -21,19 +22,13 @@ from fairlane.store.protocol import EVERYONE, Declared
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
 
-__all__ = ["all_in_force", "declare", "in_force", "replace"]
+__all__ = ["all_in_force", "declare", "divide", "in_force", "insert", "replace"]
 
 INSERTED = "INSERT 0 1"
 
 
-async def declare(
-    connection: Connection,
-    policy: Policy,
-    note: Note | None = None,
-    now: Instant | None = None,
-    *,
-    divides: bool = False,
-) -> Declared:
+async def insert(connection: Connection, policy: Policy, note: Note | None = None, now: Instant | None = None) -> bool:
+    """Make a queue known, unless it is; whether it was new."""
     async with connection.transaction():
         if policy.shared_limits:
             is_new = await sharing.declare(connection, policy)
@@ -42,10 +37,26 @@ async def declare(
             is_new = done == INSERTED
         if note is not None and is_new:
             await amending.record(connection, note, now, policy.queue, "version 1", None, policy.encoded)
+    return is_new
+
+
+async def declare(
+    connection: Connection, policy: Policy, note: Note | None = None, now: Instant | None = None
+) -> Declared:
+    """The first declaration is stored; of a later one is said whether it differs."""
     found = await in_force(connection, policy.queue)
-    assert found is not None
-    if not divides:
+    if found is None:
+        await insert(connection, policy, note, now)
+        found = await in_force(connection, policy.queue)
+        assert found is not None
+    try:
         policy = as_divided(found.policy, policy)
+    except InvalidPolicy:
+        return Declared(found.policy, found.version, is_drift=True)
+    if policy.shared_limits:
+        await insert(
+            connection, policy
+        )  # it is there; refused if other queues do not agree on what it shares with them
     return Declared(found.policy, found.version, found.policy.digest != policy.digest)
 
 
@@ -68,24 +79,37 @@ async def all_in_force(connection: Connection) -> dict[str, Declared]:
     }
 
 
-async def replace(
+async def replace(scheduling: Scheduling, policy: Policy, note: Note | None, *, accept_missing_keys: bool) -> Declared:
+    """Put another policy in force, divided as the queue is. Overrides stay."""
+    found = await in_force(scheduling.connection, policy.queue)
+    assert found is not None
+    policy = as_divided(found.policy, policy)
+    if found.policy.digest == policy.digest:
+        return found  # somebody else was faster
+    return await _put_in_force(scheduling, found, policy, note, accept_missing_keys=accept_missing_keys)
+
+
+async def divide(
+    scheduling: Scheduling, policy: Policy, version: int, note: Note | None, coming: Sequence[GateRow]
+) -> bool:
+    """Put the policy of a partition in force, with gates from other partitions, if this version still is."""
+    found = await in_force(scheduling.connection, policy.queue)
+    if found is None or found.version != version:
+        return False
+    await _put_in_force(scheduling, found, policy, note, accept_missing_keys=True, coming=coming)
+    return True
+
+
+async def _put_in_force(
     scheduling: Scheduling,
+    found: Declared,
     policy: Policy,
     note: Note | None,
     *,
     accept_missing_keys: bool,
-    coming: Sequence[GateRow] | None = None,
+    coming: Sequence[GateRow] = (),
 ) -> Declared:
-    """Put another policy in force: flows and gates are made anew from the lanes. Overrides stay.
-
-    `coming` are gates from other partitions, where the number of partitions changes.
-    """
-    found = await in_force(scheduling.connection, policy.queue)
-    assert found is not None
-    if coming is None:
-        policy = as_divided(found.policy, policy)
-    if found.policy.digest == policy.digest:
-        return found  # somebody else was faster
+    """Flows and gates are made anew from the lanes."""
     connection, queue = scheduling.connection, scheduling.queue.id
     await sharing.put_in_force(connection, queue, policy)
     loaded, folded = await scheduling.fold_all()
@@ -95,7 +119,7 @@ async def replace(
     policy = policy.overridden(found.policy.overrides)
     kept = await scheduling.kept_places(policy)
     tokens = tokens_to_share(found.policy, policy, gates)
-    gates = imported(policy.queue, gates, coming or ())
+    gates = imported(policy.queue, gates, coming)
     for name, bound in shared_tokens(found.policy, policy).items():
         spent = await scheduling.sharing.gates_of(bound.limit.name or "")
         gates += tokens_of_its_own(policy.queue, name, spent)

@@ -1,17 +1,43 @@
 -- The statements of everyone who does not claim: producers, settling workers, the reaper, operators. They append facts
 -- and never touch flows, lanes or gates. (Why `= any (array[…])` stands where `=` would do: see `claims.sql`.)
 
--- name: pin_plans
--- Statements are written for one plan each. A planner that has just seen an emptied or a filled table must not find
--- another one: a newest-first look-up that flipped to a bitmap scan took 400 ms instead of 9.
-set jit = off;
-set plan_cache_mode = force_generic_plan;
-set enable_seqscan = off;
-set enable_bitmapscan = off;
-set enable_hashjoin = off;
-set enable_mergejoin = off;
-set enable_material = off;
-set enable_memoize = off
+-- name: set_session
+-- What our statements rely on, whatever server, database or role have as their defaults; and who serves this session.
+-- Plans: statements are written for one plan each. A planner that has just seen an emptied or a filled table must not
+-- find another one: a newest-first look-up that flipped to a bitmap scan took 400 ms instead of 9.
+-- Isolation: who waits for a lock must then see what its last holder wrote.
+-- Silence: a peer that is gone lets go of its locks within seconds, not when the system's two hours are over.
+-- (Not set, because they are the operator's to decide: read-only sessions, lock and statement timeouts, synchronous_commit.)
+select pg_backend_pid(),
+    set_config('jit', 'off', false),
+    set_config('plan_cache_mode', 'force_generic_plan', false),
+    set_config('enable_seqscan', 'off', false),
+    set_config('enable_bitmapscan', 'off', false),
+    set_config('enable_hashjoin', 'off', false),
+    set_config('enable_mergejoin', 'off', false),
+    set_config('enable_material', 'off', false),
+    set_config('enable_memoize', 'off', false),
+    set_config('default_transaction_isolation', 'read committed', false),
+    set_config('extra_float_digits', '1', false),
+    set_config('standard_conforming_strings', 'on', false),
+    set_config('idle_in_transaction_session_timeout', '60s', false),
+    set_config('tcp_keepalives_idle', '5', false),
+    set_config('tcp_keepalives_interval', '2', false),
+    set_config('tcp_keepalives_count', '3', false),
+    set_config('tcp_user_timeout', '10s', false),
+    -- Windows has no way to look at a socket while it computes, and refuses the setting.
+    case when version() !~* 'windows|mingw|visual c' then set_config('client_connection_check_interval', '2s', false) end
+
+-- name: select_without_work
+-- Which of these sessions ($1) are gone, or have had nothing to do for so many seconds ($2).
+select u.pid
+from unnest($1::integer[]) as u (pid)
+left join pg_stat_activity a on a.pid = u.pid
+where a.pid is null
+   or (a.state <> 'active' and a.state_change < clock_timestamp() - make_interval(secs => $2::double precision))
+
+-- name: pulse
+select 1
 
 -- name: learn_types
 -- The driver asks for every array type that it meets, on every connection, at some 10 ms a question: ask once, and before
@@ -23,7 +49,7 @@ select null::uuid[], null::bigint[], null::integer[], null::bytea[], null::text[
 
 -- name: guard_claims
 -- Whoever holds a claim lock and goes silent (a stopped process, a lost network) must not stop the queue for good.
-set idle_in_transaction_session_timeout = '15s';
+set idle_in_transaction_session_timeout = '5s';
 set lock_timeout = 0;
 set statement_timeout = 0
 
@@ -31,8 +57,22 @@ set statement_timeout = 0
 -- For what is only done again if a crash loses it.
 set local synchronous_commit = off
 
--- name: select_now
-select fairlane.instant(null)
+-- name: select_time
+-- $1 now or null
+select fairlane.instant($1::bigint) as now, fairlane.ahead($1) as ahead
+
+-- name: keep_time
+-- $1 the least that queue time should be, $2 what it should be
+select fairlane.keep_instant(null, $1::bigint, $2::bigint) as now, fairlane.ahead(null) as ahead
+
+-- name: keep_given_time
+-- $1 now, $2 how far that is ahead of its clock
+select fairlane.keep_instant($1::bigint) as now, case
+    when $2::bigint > fairlane.stored_ahead() and has_sequence_privilege('fairlane.time_ahead', 'update')
+        then setval('fairlane.time_ahead', $2) else fairlane.stored_ahead() end as ahead
+
+-- name: select_stored_time
+select fairlane.stored_ahead(), fairlane.stored_latest()
 
 -- name: select_database
 -- Tells one database from every other, in types that every driver reads alike.
@@ -88,34 +128,41 @@ order by name
 -- that each brings along, $6 their contexts: of these, nothing at all if none has any
 with
 clock as materialized (
-    select fairlane.instant($1::bigint) as now
+    select fairlane.instant($1::bigint) as now, fairlane.ahead($1) as ahead
 ),
 given as (
     select g.*, clock.now, case when g.due > clock.now then g.due end as due_at
     from clock
     cross join lateral (
-        select u.*, coalesce(u.run_at, clock.now + u.delay) as due
+        -- A time of day goes by the wall clock.
+        select u.*, coalesce(u.run_at + clock.ahead, clock.now + u.delay) as due
         -- Arrays beside the jobs: producers of an older version know `new_job` as it was. Where they end, nulls follow.
         from unnest($3::fairlane.new_job[], $4::bytea[], $5::text[], $6::text[]) as u (id, queue_id, task, priority, lane,
             lane_keys, keys, payload, max_attempts, delay, run_at, on_dead, given, context)
     ) g
 ),
+placed as (
+    select given.*, nextval('fairlane.positions') as position
+    from given
+),
 stored as (
     insert into fairlane.jobs (id, position, enqueued_at, ready_at, queue_id, max_attempts, priority, state, lane, task,
-        keys, lane_keys, payload, due_at, on_dead, given, context)
-    select id, nextval('fairlane.positions'), now, now, queue_id, max_attempts, priority,
-        case when due_at is null then 1 else 0 end, lane, task, keys, lane_keys, payload, due_at, on_dead, given.given,
-        context
-    from given
+        keys, lane_keys, payload, due_at, on_dead, given, given_by, context)
+    select id, position, now, now, queue_id, max_attempts, priority, case when due_at is null then 1 else 0 end, lane, task,
+        keys, lane_keys, payload, due_at, on_dead, given, case when given is not null then position end, context
+    from placed
     returning queue_id, lane, priority, position, ready_at, state, fairlane.keys_of_lane(lane_keys, keys, task) as keys,
         given
 ),
 rung as (
-    -- All jobs of a lane that are stored together bring the same numbers.
-    insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since, given)
-    select queue_id, lane, priority, (array_agg(keys))[1], count(*), min(position), min(ready_at), (array_agg(given))[1]
+    -- A job that is due later rings for its numbers alone: they hold from now on.
+    insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since, given, given_by)
+    select queue_id, lane, priority, (array_agg(keys))[1], count(*) filter (where state = 1),
+        coalesce(min(position) filter (where state = 1), min(position)), min(ready_at),
+        (array_agg(given order by position desc) filter (where given is not null))[1],
+        max(position) filter (where given is not null)
     from stored
-    where state = 1
+    where state = 1 or given is not null
     group by queue_id, lane, priority
     order by min(position)
 ),
@@ -143,24 +190,25 @@ from wanted
 -- numbers that it brings along, $16 its context
 with
 clock as materialized (
-    select fairlane.instant($1::bigint) as now
+    select fairlane.instant($1::bigint) as now, fairlane.ahead($1) as ahead, nextval('fairlane.positions') as position
 ),
 stored as (
     insert into fairlane.jobs (id, queue_id, task, priority, lane, lane_keys, keys, payload, max_attempts, position,
-        enqueued_at, ready_at, state, due_at, on_dead, given, context)
+        enqueued_at, ready_at, state, due_at, on_dead, given, given_by, context)
     select $3::uuid, $4::integer, $5::text, $6::smallint, $7::bytea, $8::jsonb, $9::jsonb, $10::bytea, $11::integer,
-        nextval('fairlane.positions'), now, now,
-        case when coalesce($13::bigint, now + $12::bigint) > now then 0 else 1 end,
-        case when coalesce($13, now + $12) > now then coalesce($13, now + $12) end,
-        $14::bytea, $15::text, $16::text
+        position, now, now,
+        case when coalesce($13::bigint + ahead, now + $12::bigint) > now then 0 else 1 end,
+        case when coalesce($13 + ahead, now + $12) > now then coalesce($13 + ahead, now + $12) end,
+        $14::bytea, $15::text, case when $15 is not null then position end, $16::text
     from clock
-    returning position, ready_at, state
+    returning position, ready_at, state, given_by
 ),
 rung as (
-    insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since, given)
-    select $4, $7, $6, fairlane.keys_of_lane($8, $9, $5), 1, position, ready_at, $15
+    -- One that is due later rings for its numbers alone: they hold from now on.
+    insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since, given, given_by)
+    select $4, $7, $6, fairlane.keys_of_lane($8, $9, $5), state, position, ready_at, $15, given_by
     from stored
-    where state = 1
+    where state = 1 or given_by is not null
 )
 select case
     when $2::boolean and (
@@ -177,7 +225,7 @@ from stored
 -- Keys come as text: the connection may be a caller's who has jsonb written in another way.
 -- $1 now or null, $2 whether in the caller's transaction, $3 how many jobs; of each bell $4 queue, $5 lane, $6 priority, $7
 -- keys, $8 how many jobs, $9 the place of the first of them, $10 the numbers that they bring along; $11 queues and $12 how
--- many waiters of each
+-- many waiters of each; $13 the place of the job whose numbers a bell brings
 with
 clock as materialized (
     select fairlane.instant($1::bigint) as now
@@ -186,14 +234,16 @@ taken as materialized (
     select array(select nextval('fairlane.positions') from generate_series(1, $3::integer)) as positions
 ),
 rung as (
-    insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since, given)
-    select b.queue_id, b.lane, b.priority, b.keys, b.count, taken.positions[b.place], clock.now, b.given
+    insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since, given, given_by)
+    select b.queue_id, b.lane, b.priority, b.keys, b.count, taken.positions[b.place], clock.now, b.given,
+        taken.positions[b.given_place]
     from clock
     cross join taken
     cross join unnest(
-        $4::integer[], $5::bytea[], $6::smallint[], $7::text[]::jsonb[], $8::integer[], $9::integer[], $10::text[]
+        $4::integer[], $5::bytea[], $6::smallint[], $7::text[]::jsonb[], $8::integer[], $9::integer[], $10::text[],
+        $13::integer[]
     )
-        as b (queue_id, lane, priority, keys, count, place, given)
+        as b (queue_id, lane, priority, keys, count, place, given, given_place)
 ),
 woken as (
     select sum(case
@@ -214,7 +264,7 @@ cross join woken
 
 -- name: copy_jobs
 -- The rows themselves, where the caller's driver takes a statement for it: the columns of `copying.COLUMNS`, as they are.
-copy fairlane.jobs (id, position, payload, enqueued_at, ready_at, state, due_at, on_dead, given, context, queue_id, priority,
+copy fairlane.jobs (id, position, given_by, payload, enqueued_at, ready_at, state, due_at, on_dead, given, context, queue_id, priority,
     max_attempts, lane, task, keys, lane_keys)
 from stdin (format binary)
 
@@ -231,6 +281,14 @@ insert into fairlane.uniques as u (id)
 select unnest($1::bytea[])
 on conflict (id) do update set id = excluded.id
 
+-- name: select_unique_jobs
+-- The keys that these jobs ask for when they are put back, in the order of their enqueue.
+select u.job, u.key, u.until, substring(sha256(j.payload) for 16) as digest
+from fairlane.unique_jobs u
+cross join lateral (select j.payload from fairlane.jobs j where j.id = u.job and j.state > 3 limit 1) j
+where u.job = any ($1::uuid[])
+order by u.job
+
 -- name: select_holders
 -- Who has taken these keys, and how those jobs stand now.
 -- $1 keys, $2 now or null
@@ -241,6 +299,16 @@ left join lateral (select u.* from fairlane.uniques u where u.id = k.id limit 1)
 left join lateral (select j.state, j.claimed_at from fairlane.jobs j where j.id = u.job limit 1) j on true
 
 -- name: take_uniques
+-- $1 keys, $2 jobs that take them, $3 digests, $4 until, $5 when each expires, $6 whether they take them for the first time
+with
+asked as (
+    insert into fairlane.unique_jobs (job, key, until)
+    select t.job, t.id, t.until
+    from unnest($1::bytea[], $2::uuid[], $4::smallint[]) as t (id, job, until)
+    where $6::boolean
+    -- An id that a job has already is refused where that is stored.
+    on conflict (job) do nothing
+)
 update fairlane.uniques u
 set job = t.job, digest = t.digest, until = t.until, expires_at = t.expires_at
 from unnest($1::bytea[], $2::uuid[], $3::bytea[], $4::smallint[], $5::bigint[]) as t (id, job, digest, until, expires_at)
@@ -266,6 +334,7 @@ ended as (
         state = case when j.cancel_requested then g.state_if_cancelled else g.state end,
         outcome = case when j.cancel_requested then g.outcome_if_cancelled else g.outcome end,
         attempt = case when g.counts_attempt then j.attempt else j.attempt - 1 end,
+        suspicion = g.suspicion,
         finished_at = case when case when j.cancel_requested then g.state_if_cancelled else g.state end > 2 then g.now end,
         due_at = case when case when j.cancel_requested then g.state_if_cancelled else g.state end = 0
             then g.now + coalesce(g.delay, 0) end,
@@ -276,8 +345,8 @@ ended as (
         error = g.error
     from given g
     where j.id = any (array[g.id]) and j.lease = g.lease and j.state = 2
-    returning j.id, j.queue_id, j.lane, j.task, j.shared, j.priority, j.position, j.ready_at, fairlane.keys_of_lane(j.lane_keys, j.keys, j.task) as keys,
-        j.state, j.claimed_at, j.worker, j.charge, j.lease, j.outcome, j.error, g.ran, g.lag, g.unstarted, g.verdict, g.now,
+    returning j.id, j.queue_id, j.lane, j.task, j.shared, j.shared_limits, j.priority, j.position, j.ready_at,
+        fairlane.keys_of_lane(j.lane_keys, j.keys, j.task) as keys, j.state, j.claimed_at, j.worker, j.charge, j.lease, j.outcome, j.error, g.ran, g.lag, g.unstarted, g.is_spent, g.verdict, g.now,
         case when g.counts_attempt then j.attempt else j.attempt + 1 end as attempt
 ),
 freed as (
@@ -299,32 +368,27 @@ freed as (
             coalesce(sum(charge) filter (where not unstarted), 0) as charged,
             count(*) filter (where unstarted)::integer as unstarted,
             coalesce(sum(charge) filter (where unstarted), 0) as refund,
-            coalesce(min(claimed_at) filter (where unstarted), 0) as since
+            coalesce(min(case when is_spent then 0 else claimed_at end) filter (where unstarted), 0) as since
         from ended
         -- Failed runs apart, by when they were claimed: whoever counts failures must know whether they are old news.
         group by queue_id, lane, case when verdict = 1 then claimed_at end
     ) by_lane
     group by queue_id
 ),
--- The same for the shared gates that they had passed. A gate is there for as long as somebody holds it.
+-- The same for the shared gates that they had passed, from the jobs' rows alone: a settlement that has waited for a row sees
+-- its newest version, but any other table as it was before the wait.
 passed as materialized (
-    select g.shared_limit, p.*
-    from (
-        select s.gate, e.queue_id, e.task,
-            count(*) filter (where not unstarted)::integer as ended,
-            coalesce(sum(ran) filter (where not unstarted), 0)::bigint as ran,
-            count(*) filter (where unstarted)::integer as unstarted,
-            coalesce(min(claimed_at) filter (where unstarted), 0) as since,
-            (count(*) filter (where verdict = 1))::integer as failed,
-            (count(*) filter (where verdict = 2 and not unstarted))::integer as neutral,
-            coalesce(max(claimed_at) filter (where not unstarted), 0) as latest
-        from ended e
-        cross join unnest(e.shared) as s (gate)
-        group by s.gate, e.queue_id, e.task, case when verdict = 1 then claimed_at end
-    ) p
-    cross join lateral (
-        select g.shared_limit from fairlane.shared_gates g where g.id = p.gate order by g.version desc limit 1
-    ) g
+    select s.shared_limit, s.gate, e.queue_id, e.task,
+        count(*) filter (where not unstarted)::integer as ended,
+        coalesce(sum(ran) filter (where not unstarted), 0)::bigint as ran,
+        count(*) filter (where unstarted)::integer as unstarted,
+        coalesce(min(case when is_spent then 0 else claimed_at end) filter (where unstarted), 0) as since,
+        (count(*) filter (where verdict = 1))::integer as failed,
+        (count(*) filter (where verdict = 2 and not unstarted))::integer as neutral,
+        coalesce(max(claimed_at) filter (where not unstarted), 0) as latest
+    from ended e
+    cross join unnest(e.shared_limits, e.shared) as s (shared_limit, gate)
+    group by s.shared_limit, s.gate, e.queue_id, e.task, case when verdict = 1 then claimed_at end
 ),
 freed_shared as (
     insert into fairlane.shared_releases (shared_limit, gate, queue_id, task, ended, ran, unstarted, since, failed, neutral,
@@ -420,14 +484,20 @@ where (select j.lease = g.lease and j.state <> 2 from fairlane.jobs j where j.id
    or (select true from fairlane.attempts a where a.job = g.id and a.lease = g.lease limit 1)
 
 -- name: renew
-with renewed as (
+-- $1 now or null, $2 leases, $3 for how long, $4 the least that queue time should be, $5 what it should be
+with
+clock as materialized (
+    select fairlane.keep_instant($1::bigint, $4::bigint, $5::bigint) as now
+),
+renewed as (
     update fairlane.leases l
     set renewed_at = clock.now, expires_at = clock.now + $3::bigint
-    from (select fairlane.instant($1::bigint) as now) clock
+    from clock
     where l.id = any ($2::uuid[])
     returning l.id
 )
 select
+    (select now from clock) as now,
     array(select id from renewed) as held,
     array(select c.job from fairlane.cancellations c where c.lease = any ($2::uuid[])) as cancelled
 
@@ -440,16 +510,25 @@ where j.lease = g.lease and j.state = 2
 -- name: lock_expired_leases
 -- A renewal that came first has moved the end away, and this finds the lease no more; one that comes later waits for us
 -- and finds it gone.
+-- $1 now or null, $2 how many, $3 by when they have ended, if that is before now
 select l.id, l.renewed_at, cardinality(l.jobs) as jobs
 from fairlane.leases l
-where l.expires_at <= (select fairlane.instant($1::bigint))
+where l.expires_at <= (select least(fairlane.keep_instant($1::bigint), $3::bigint))
 order by l.expires_at
+limit $2
+for update skip locked
+
+-- name: lock_leases_of_worker
+-- Its process is dead, so nobody renews them.
+select l.id, l.renewed_at, cardinality(l.jobs) as jobs
+from fairlane.leases l
+where l.worker_id = $1
 limit $2
 for update skip locked
 
 -- name: select_abandoned
 -- The claims that still stand under these leases.
-select j.id, j.lease, j.attempt, j.max_attempts, j.claimed_at, l.worker_id
+select j.id, j.lease, j.attempt, j.max_attempts, j.suspicion, j.claimed_at, l.worker_id
 from fairlane.leases l
 cross join unnest(l.jobs) as held (id)
 join fairlane.jobs j on j.id = any (array[held.id])
@@ -569,6 +648,22 @@ select id, context
 from fairlane.jobs
 where id = any($1::uuid[]) and context is not null
 
+-- name: select_retries
+-- How often each of these jobs has asked for a retry since it was enqueued or replayed: an engine's own count.
+-- One job at a time: joined to each other, the attempts of all jobs would be walked.
+select given.job, found.retries
+from unnest($1::uuid[]) as given (job)
+cross join lateral (
+    select count(*) filter (where a.outcome = 'retry' and a.id > coalesce(ended.id, 0)) as retries
+    from (
+        select max(e.id) as id
+        from fairlane.attempts e
+        where e.job = given.job and e.outcome in ('done', 'dead', 'cancelled')
+    ) ended
+    join fairlane.attempts a on a.job = given.job
+) found
+where found.retries > 0
+
 -- name: select_last_attempt
 select state, attempt, claimed_at, finished_at, worker, outcome, error
 from fairlane.jobs
@@ -632,6 +727,11 @@ history as (
     where a.job = any (array[removed.id])
 ),
 -- A key whose job is gone is free; what somebody decides on at this moment is left to them.
+forgotten as (
+    delete from fairlane.unique_jobs u
+    using removed
+    where u.job = any (array[removed.id])
+),
 freed as (
     delete from fairlane.uniques
     where id = any (array(
@@ -864,7 +964,7 @@ adopted as (
     where j.id = any (array[$2::uuid]) and j.lease = any (array[$3::uuid, $4]) and j.state = 2
       and j.task = any ($8::text[])
     returning j.id, j.queue_id, j.task, j.priority, j.keys, j.payload, j.attempt, j.max_attempts, j.enqueued_at,
-        j.cancel_requested, j.claimed_at, clock.now
+        j.cancel_requested, j.suspicion, j.claimed_at, clock.now
 ),
 leased as (
     insert into fairlane.leases (id, queue_id, worker_id, worker, renewed_at, expires_at, jobs)
@@ -882,6 +982,6 @@ dropped as (
     ))
 )
 select a.id, a.task, a.priority, a.keys, a.payload, a.attempt, a.max_attempts, a.enqueued_at, a.cancel_requested,
-    a.claimed_at, q.name, a.now
+    a.suspicion, a.claimed_at, q.name, a.now, fairlane.ahead($1) as ahead
 from adopted a
 cross join lateral (select q.name from fairlane.queues q where q.id = a.queue_id limit 1) q

@@ -19,13 +19,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
-import asyncpg
-
 from fairlane.errors import StoreUnavailable
 from fairlane.job import JobRecord
 from fairlane.store.awaiting import Awaited, see_end
-from fairlane.store.postgres.connections import STATEMENTS, Connections, hang_up, is_lost
-from fairlane.store.postgres.wakeups import FIRST_PAUSE, LONGEST_PAUSE, Registration
+from fairlane.store.postgres.connections import STATEMENTS, Connections, Session, hang_up
+from fairlane.store.postgres.wakeups import FIRST_PAUSE, LONGEST_PAUSE, PULSE_EVERY, Registration, has_pulse
 
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
@@ -53,7 +51,7 @@ class ResultListener:
         self._uncertain: list[tuple[Registration, set[UUID]]] = []
         self._asked = asyncio.Event()
         self._serving: asyncio.Task[None] | None = None
-        self._connection: asyncpg.Connection[Any] | None = None
+        self._connection: Session | None = None
         self._id = UUID(int=0)
         self._ear = 0
 
@@ -108,7 +106,7 @@ class ResultListener:
                 await self._register_and_look()
                 trouble = FIRST_PAUSE
             except Exception as error:
-                if not isinstance(error, StoreUnavailable) and not is_lost(error):
+                if not isinstance(error, StoreUnavailable):
                     log.exception("results cannot be listened for; trying again in %.1f s", trouble)
                 await self._disconnect()
                 await asyncio.sleep(trouble)
@@ -116,13 +114,15 @@ class ResultListener:
 
     async def _due(self, pause: float) -> None:
         """Return when there is something to register, to withdraw or to look at."""
-        patience = pause if self._uncertain else IDLE_AFTER
+        patience = pause if self._uncertain else PULSE_EVERY if self._awaited else IDLE_AFTER
         try:
             async with asyncio.timeout(patience):
                 await self._asked.wait()
         except TimeoutError:
             if not self._uncertain and not self._awaited:
                 await self._disconnect()
+            elif not self._uncertain and self._connection is not None:
+                await has_pulse(self._connection)
         self._asked.clear()
 
     async def _register_and_look(self) -> None:
@@ -133,15 +133,16 @@ class ResultListener:
         if not new and not gone and not self._uncertain:
             return
         connection = self._connection or await self._connect()
-        if gone:
-            self._registered -= gone
-            await connection.execute(STATEMENTS["withdraw_results"], self._id, list(gone))
-        if new:
-            self._registered |= new
-            self._uncertain.append((Registration(self._ear), new))
-            await connection.execute(STATEMENTS["await_results"], self._id, list(new))
-        if self._uncertain:
-            await self._look(connection)
+        with self._connections.in_use(connection):
+            if gone:
+                self._registered -= gone
+                await connection.execute(STATEMENTS["withdraw_results"], self._id, list(gone))
+            if new:
+                self._registered |= new
+                self._uncertain.append((Registration(self._ear), new))
+                await connection.execute(STATEMENTS["await_results"], self._id, list(new))
+            if self._uncertain:
+                await self._look(connection)
 
     async def _look(self, connection: Connection) -> None:
         # Asked before the look: who is not among them any more has committed, and the look sees it.
@@ -154,14 +155,15 @@ class ResultListener:
 
     # The session.
 
-    async def _connect(self) -> asyncpg.Connection[Any]:
+    async def _connect(self) -> Session:
         connection = await self._connections.connect()
         waiter, ear = uuid4(), secrets.randbits(62) + 1
         try:
-            row = await connection.fetchrow(STATEMENTS["open_results"], ear, waiter)
-            assert row is not None
             connection.add_termination_listener(self._on_end)
-            await connection.add_listener(row["channel"], self._on_announcement)
+            with self._connections.in_use(connection):
+                row = await connection.fetchrow(STATEMENTS["open_results"], ear, waiter)
+                assert row is not None
+                await connection.add_listener(row["channel"], self._on_announcement)
         except BaseException:
             await hang_up(connection)
             raise

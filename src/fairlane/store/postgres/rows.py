@@ -42,8 +42,8 @@ def encode(value: object) -> str:
 
 
 def claim_of(row: Row, lease: UUID, queue: str, claimed_at: Instant) -> Claim:
-    """A job that was handed out, by its columns from `id` to `cancel_requested`: those of `fairlane.granted`."""
-    job, task, priority, keys, payload, attempt, most, enqueued_at, cancel = row
+    """A job that was handed out, by its columns from `id` to `suspicion`: those of `fairlane.granted`."""
+    job, task, priority, keys, payload, attempt, most, enqueued_at, cancel, suspicion = row
     return Claim(
         job,
         lease,
@@ -57,6 +57,7 @@ def claim_of(row: Row, lease: UUID, queue: str, claimed_at: Instant) -> Claim:
         enqueued_at,
         claimed_at,
         cancel,
+        suspicion,
     )
 
 
@@ -71,6 +72,7 @@ HOUSED_FROM = 17
 """The first of the columns that only a flow has which houses its lane."""
 MEMO = GIVEN = 18
 GATE_DUE, DUE = 23, 24
+HEAD = 23
 """Some of those, which gates, arrivals and the queue borrow."""
 RELEASED_FROM = 26
 """The first of the columns that only releases have."""
@@ -100,7 +102,7 @@ class Found:
                     if id_ in self.places:
                         continue  # a bell names a lane of a flow that was scanned as well
                     self.places[id_] = place
-                    self.flows.append(FlowRow(id_, decode_key(keys), f1, f2, i1, f3, f4, i2, i3, i4, gate))
+                    self.flows.append(FlowRow(id_, decode_key(keys), f1, f2, i1, f3, f4, i2, i3, i4, gate, i6))
                     if not i5:
                         self._house(id_, kin, record[HOUSED_FROM:RELEASED_FROM])
                 case "r":
@@ -109,13 +111,15 @@ class Found:
                     self.heads.append((i1, Head(place, i2, i3)))
                 case "l":
                     self.places[id_] = place
-                    self.lanes.append(LaneRow(id_, kin, i1, decode_keys(keys), i2, i3, i4, i5, i6, gate, f1))
+                    self.lanes.append(
+                        LaneRow(id_, kin, i1, decode_keys(keys), i2, i3, i4, i5, i6, gate, f1, record[HEAD])
+                    )
                 case "g":
                     self.places[id_] = place
-                    self.gates.append(GateRow(id_, name, decode_key(keys), i1, i2, i3, i4, i5, record[MEMO], f1))
+                    self.gates.append(GateRow(id_, name, decode_key(keys), i1, i2, i3, i4, i5, record[MEMO], f1, i6))
                 case "a":
                     given = decode_given(record[GIVEN])
-                    self.arrivals.append(Arrival(id_, i1, decode_keys(keys), i2, i3, i4, given, i5 or 0))
+                    self.arrivals.append(Arrival(id_, i1, decode_keys(keys), i2, i3, i4, given, i5 or 0, i6 or 0))
                 case _:
                     dues = record[GATE_DUE], record[DUE]
                     self.queue = (place, name, keys, f1, f2, f3, i1, i2, i3, i4, i5, i6, *dues)
@@ -126,7 +130,7 @@ class Found:
             return
         gate, keys, tag, priority, ready, in_flight, floor, rank, standing = columns
         self.housed[flow] = row = LaneRow(
-            lane, flow, priority, decode_keys(keys), ready, in_flight, floor, rank, standing, gate, tag
+            lane, flow, priority, decode_keys(keys), ready, in_flight, floor, rank, standing, gate, tag, floor
         )
         self.lanes.append(row)
 
@@ -174,6 +178,7 @@ def is_only_served(flow: FlowRow, served: FlowRow, lane: LaneRow, its: LaneRow) 
         and flow.shut == served.shut
         and lane.tag == its.tag
         and flow.weight == served.weight
+        and flow.given_by == served.given_by
     )
 
 
@@ -182,17 +187,17 @@ def served_flow(row: FlowRow, place: Place, lane: LaneRow) -> Row:
 
 
 def touched_lane(row: LaneRow, place: Place) -> Row:
-    return (place, row.ready, row.in_flight, row.floor, row.rank, row.standing, row.gate, row.tag)
+    return (place, row.ready, row.in_flight, row.floor, row.rank, row.standing, row.gate, row.tag, row.head)
 
 
 def touched_gate(row: GateRow, place: Place) -> Row:
-    return (place, row.in_flight, row.tat, row.waiting, row.awake, row.wake_at, row.memo, row.value)
+    return (place, row.in_flight, row.tat, row.waiting, row.awake, row.wake_at, row.memo, row.value, row.given_by)
 
 
 FIRST_VERSION = (0, 0)
 
 
-def new_flow(row: FlowRow, queue: int, lane: LaneRow | None) -> Row:
+def new_flow(row: FlowRow, queue: int, lane: LaneRow | None, now: Instant) -> Row:
     """A flow and its only lane, or one that has spilled."""
     return (
         queue,
@@ -210,6 +215,8 @@ def new_flow(row: FlowRow, queue: int, lane: LaneRow | None) -> Row:
         *FIRST_VERSION,
         lane is None,
         *(NO_LANE if lane is None else _new_housed(lane)),
+        row.given_by,
+        now if row.given_by else 0,
     )
 
 
@@ -243,6 +250,7 @@ def new_lane(row: LaneRow, queue: int) -> Row:
         row.gate,
         row.tag,
         *FIRST_VERSION,
+        row.head,
     )
 
 
@@ -260,4 +268,5 @@ def new_gate(row: GateRow, queue: int) -> Row:
         *FIRST_VERSION,
         row.memo,
         row.value,
+        row.given_by,
     )

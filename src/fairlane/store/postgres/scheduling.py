@@ -35,6 +35,7 @@ from fairlane.store.postgres.housing import Housing
 from fairlane.store.postgres.sharing import Sharing
 from fairlane.store.postgres.together import Holder, deal
 from fairlane.store.protocol import FOLD_AT_MOST, LANES_PER_SCANNED_FLOW, PROMOTE_AT_MOST, RELEASES_AT_MOST
+from fairlane.store.queue_time import UNKNOWN, Expected
 
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
@@ -94,12 +95,29 @@ class Scheduling:
         self._housing = Housing(queue.id)
         self.sharing = Sharing(connection, queue.id)
 
-    async def load(self, want: int, *, me: UUID | None = None, lag: int = 0, listens: bool = False) -> Loaded:
+    async def load(
+        self,
+        want: int,
+        expected: Expected = UNKNOWN,
+        *,
+        me: UUID | None = None,
+        lag: int = 0,
+        listens: bool = False,
+        ahead: int | None = None,
+    ) -> Loaded:
         """Drain the bells, promote what is due, and read what the plan starts from."""
         self._housing.forget()
         count = max(want, 1)
         found = await self._find(
-            "load", self.queue.id, self.time, count, RELEASES_AT_MOST, FOLD_AT_MOST, LANES_PER_SCANNED_FLOW, me
+            "load",
+            self.queue.id,
+            self.time,
+            count,
+            RELEASES_AT_MOST,
+            FOLD_AT_MOST,
+            LANES_PER_SCANNED_FLOW,
+            me,
+            *expected,
         )
         (
             place,
@@ -153,6 +171,7 @@ class Scheduling:
             forced,
             lag,
             listens=listens,
+            ahead=ahead,
         )
         if policy.shared_limits:
             snapshot, places = await self.sharing.load(snapshot, self.time)
@@ -191,7 +210,8 @@ class Scheduling:
         The jobs are dealt to the holders. Returned is what the first of them gets.
         """
         now, state = loaded.snapshot.now, plan.queue
-        changes = self._housing.changes(plan)
+        self.sharing.learn_gates(plan.shared)
+        changes = self._housing.changes(plan, now)
         if changes.new_flows or changes.new_lanes or changes.new_gates:
             await self.connection.execute(
                 STATEMENTS["insert_state"], changes.new_flows, changes.new_lanes, changes.new_gates
@@ -211,7 +231,7 @@ class Scheduling:
             changes.lanes,
             changes.gates,
             [
-                (start.head.ref, start.head.position, start.charge, holder, start.shared or None)
+                (start.head.ref, start.head.position, start.charge, holder, *self.sharing.passed(start), start.at)
                 for start, holder in zip(plan.starts, deal(len(plan.starts), holders), strict=True)
             ],
             now,
@@ -223,13 +243,14 @@ class Scheduling:
             changes.weights,
             changes.served,
             None if plan.tally is None else encode_tally(plan.tally),
+            changes.given_by,
         )
         await self.sharing.write(plan)
         if plan.starts and (not started or started[0]["total"] < len(plan.starts)):
             raise Raced
         by_position = {row[0]: row[1:-1] for row in started}
         own, name = plan.starts[: len(started)], self.queue.name
-        return [rows.claim_of(by_position[start.head.position], holders[0].lease, name, now) for start in own]
+        return [rows.claim_of(by_position[start.head.position], holders[0].lease, name, start.at) for start in own]
 
     async def fold_all(self) -> tuple[Loaded, Plan]:
         """Fold every bell, start nothing."""
@@ -264,8 +285,10 @@ class Scheduling:
         in_sequence = policy.sequence is not None
         found = await self.connection.fetch(STATEMENTS["promote"], self.queue.id, now, PROMOTE_AT_MOST, in_sequence)
         return [
-            Arrival(lane, priority, rows.decode_keys(keys), count, floor, since, rows.decode_given(given), resumed)
-            for lane, priority, keys, count, floor, since, given, resumed in found
+            Arrival(
+                lane, priority, rows.decode_keys(keys), count, floor, since, rows.decode_given(given), resumed, given_by
+            )
+            for lane, priority, keys, count, floor, since, given, resumed, given_by in found
         ]
 
     async def policy_of(self, digest: str) -> Policy:

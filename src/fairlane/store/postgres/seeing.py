@@ -176,7 +176,7 @@ async def next_jobs(
         arrived = await connection.fetch(STATEMENTS["peek_arrivals"], handle.id, row["arrivals_from"], LANES_AT_MOST)
         arrivals = [
             Arrival(lane, priority, rows.decode_keys(its), count, floor, since, None, resumed)
-            for lane, priority, its, count, floor, since, _, resumed in arrived
+            for lane, priority, its, count, floor, since, _, resumed, _ in arrived
             if policy.flow_of(priority, rows.decode_keys(its)) == flow
         ]
         forced = [

@@ -322,7 +322,7 @@ cross join lateral (
 limit $2
 
 -- name: select_gates_named
-select g.id, g."limit", g.key, g.in_flight, g.tat, g.waiting, g.awake, g.wake_at, g.memo, g.value
+select g.id, g."limit", g.key, g.in_flight, g.tat, g.waiting, g.awake, g.wake_at, g.memo, g.value, g.given_by
 from unnest($1::bytea[]) as u (id)
 cross join lateral (
     select g.*
@@ -334,13 +334,13 @@ cross join lateral (
 
 -- name: select_lanes_of_flow
 -- Lanes with ready jobs, whether they wait at a gate or not: the lowest rank first. $1 flow, $2 how many
-select l.id, l.flow, l.priority, l.keys, l.ready, l.in_flight, l.floor, l.rank, l.standing, l.gate, l.tag
+select l.id, l.flow, l.priority, l.keys, l.ready, l.in_flight, l.floor, l.rank, l.standing, l.gate, l.tag, l.head
 from (
     (
         select l.*
         from fairlane.lanes l
         where l.flow = $1::bytea and l.standing = 1
-        order by l.rank, l.version desc
+        order by l.rank, l.head, l.version desc
         limit $2::integer
     )
     union all
@@ -348,11 +348,11 @@ from (
         select l.*
         from fairlane.lanes l
         where l.flow = $1 and l.standing > 1  -- parked; said so, no index of parked lanes is walked
-        order by l.rank
+        order by l.rank, l.head
         limit $2
     )
 ) l
-order by l.rank
+order by l.rank, l.head
 limit $2
 
 -- name: select_jobs_at
@@ -376,7 +376,7 @@ order by u.nth
 -- $1 now or null, $2 who, $3 what it says, $4 how long reports are kept
 with
 clock as materialized (
-    select fairlane.instant($1::bigint) as now
+    select fairlane.keep_instant($1::bigint) as now
 ),
 forgotten as (
     delete from fairlane.workers w
@@ -397,6 +397,6 @@ where id = $1::uuid
 -- $1 now or null, $2 how long reports are kept
 select w.id, w.seen_at, w.report
 from fairlane.workers w
-where w.id >= '00000000-0000-0000-0000-000000000000' and w.seen_at >= fairlane.instant($1::bigint) - $2::bigint
+where w.id >= '00000000-0000-0000-0000-000000000000' and w.seen_at >= (select fairlane.instant($1::bigint)) - $2::bigint
 order by w.seen_at desc, w.id
 limit 10000

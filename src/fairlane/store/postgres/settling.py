@@ -9,17 +9,20 @@ from uuid import UUID, uuid4
 
 import msgspec
 
+from fairlane.clock import Instant
 from fairlane.errors import DuplicateJob, StoreUnavailable, UnknownQueue
 from fairlane.job import Claim, NewJob, StampedEffects, State
-from fairlane.scheduler.settlement import Settlement, abandoned_by
+from fairlane.policy.unique import Conflict
+from fairlane.scheduler.settlement import DeadWorker, Settlement, abandoned_by
 from fairlane.scheduler.settlement import settle as decide
 from fairlane.store.dying import dying, not_taken, refused, tell_of_conflicts
+from fairlane.store.faults import Fault
 from fairlane.store.postgres import jobs, values
 from fairlane.store.postgres.carriage import Carriage, Done
-from fairlane.store.postgres.connections import CONFLICTS, STATEMENTS, Connections, is_lost
+from fairlane.store.postgres.connections import STATEMENTS, Connections, fault_of
 from fairlane.store.postgres.rows import storable
 from fairlane.store.postgres.timing import StoreClock
-from fairlane.store.protocol import Reaped
+from fairlane.store.protocol import Landings, Reaped
 
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
@@ -64,7 +67,9 @@ class Settler:
         for lease in leases:
             self._held.pop(lease, None)
 
-    async def settle(self, settlements: Sequence[Settlement], *, was_tried: bool = False) -> list[UUID]:
+    async def settle(
+        self, settlements: Sequence[Settlement], landed: Landings, *, was_tried: bool = False
+    ) -> list[UUID]:
         """Apply what still holds its lease; returns the jobs whose claim was lost."""
         known = await self._with_on_dead(settlements)
         plain = [each for each in known if not each.effects]
@@ -73,11 +78,13 @@ class Settler:
         for each in known:
             if each.effects:
                 emptied = self._emptied([each])
-                lost += await self._settle_with_effects(each, emptied, was_tried=was_tried)
+                lost += await self._settle_with_effects(each, emptied, landed, was_tried=was_tried)
                 self._forget([each], emptied)
         return lost
 
-    async def settle_in(self, connection: Connection, settlements: Sequence[Settlement]) -> list[UUID]:
+    async def settle_in(
+        self, connection: Connection, settlements: Sequence[Settlement], landed: Landings
+    ) -> list[UUID]:
         """The same in the caller's transaction, for jobs that are done.
 
         Their leases stay: whoever holds them settles once more when it knows that the caller has ended, and finds its
@@ -89,15 +96,13 @@ class Settler:
             if await _settle(connection, now, [each], [], is_reaper=False):
                 lost.append(each.job)
             elif each.effects:
-                await self._land(connection, each.effects, now)
+                landed[each.job] = await self._land(connection, each.effects, now)
         await connection.execute(STATEMENTS["tell_all_if_blind"])
         return lost
 
-    async def _land(self, connection: Connection, effects: StampedEffects, now: int | None) -> None:
+    async def _land(self, connection: Connection, effects: StampedEffects, now: int | None) -> dict[UUID, Conflict]:
         queues = {job.queue: await self._queue_number(job.queue) for job in effects.jobs}
-        if effects.jobs:
-            await jobs.insert(connection, effects.jobs, queues, now, is_callers=True)
-        await values.write(connection, effects.puts, effects.deletes)
+        return await _land(connection, effects, queues, now, is_callers=True)
 
     async def _with_on_dead(self, settlements: Sequence[Settlement]) -> Sequence[Settlement]:
         """The same, and each death with what its job has declared for it."""
@@ -145,7 +150,13 @@ class Settler:
         return Done(self._clock.parameter(), given, emptied)
 
     async def _settle_with_effects(
-        self, settlement: Settlement, emptied: list[UUID], *, was_tried: bool = False, is_reaper: bool = False
+        self,
+        settlement: Settlement,
+        emptied: list[UUID],
+        landed: Landings,
+        *,
+        was_tried: bool = False,
+        is_reaper: bool = False,
     ) -> list[UUID]:
         queues: dict[str, int] = {}
         try:
@@ -157,7 +168,13 @@ class Settler:
             settlement = refused(settlement, error)
         return await self._connections.again(
             lambda connection, is_repeated: self._try_with_effects(
-                connection, settlement, queues, emptied, is_repeated=is_repeated or was_tried, is_reaper=is_reaper
+                connection,
+                settlement,
+                queues,
+                emptied,
+                landed,
+                is_repeated=is_repeated or was_tried,
+                is_reaper=is_reaper,
             )
         )
 
@@ -167,6 +184,7 @@ class Settler:
         settlement: Settlement,
         queues: Mapping[str, int],
         emptied: list[UUID],
+        landed: Landings,
         *,
         is_repeated: bool,
         is_reaper: bool,
@@ -183,9 +201,8 @@ class Settler:
             if settlement.is_death:
                 await _land_at_death(connection, settlement, queues, now)
             elif settlement.effects:
-                if settlement.effects.jobs:
-                    await jobs.insert(connection, settlement.effects.jobs, queues, now, is_callers=False)
-                await values.write(connection, settlement.effects.puts, settlement.effects.deletes)
+                # Told also if the answer to the commit is not heard: whoever tries again then finds this landing.
+                landed[settlement.job] = await _land(connection, settlement.effects, queues, now, is_callers=False)
         return []
 
     async def _try(
@@ -208,9 +225,11 @@ class Settler:
         await connection.execute(STATEMENTS["announce"], list(own))
         return [job for job in lost if job not in own]
 
-    async def reap(self, limit: int) -> Reaped:
-        """End the claims of leases that ran out."""
-        reaped, dying = await self._connections.again(lambda connection, _: self._reap(connection, limit))
+    async def reap(self, limit: int, dead: DeadWorker | None = None, ended_by: Instant | None = None) -> Reaped:
+        """End the claims of leases that ran out, or of a worker that is dead."""
+        reaped, dying = await self._connections.again(
+            lambda connection, _: self._reap(connection, limit, dead, ended_by)
+        )
         if not dying:
             return reaped
         settled = list(reaped.settled)
@@ -219,14 +238,16 @@ class Settler:
             with contextlib.suppress(TakenOver):
                 for number, each in enumerate(those, 1):
                     emptied = [each.lease] if number == len(those) else []
-                    if not await self._settle_with_effects(each, emptied, is_reaper=True):
+                    if not await self._settle_with_effects(each, emptied, {}, is_reaper=True):
                         settled.append(each)
         next_due = await self._connections.again(
             lambda connection, _: connection.fetchval(STATEMENTS["next_lease_end"])
         )
         return Reaped(settled, next_due)
 
-    async def _reap(self, connection: Connection, limit: int) -> tuple[Reaped, list[list[Settlement]]]:
+    async def _reap(
+        self, connection: Connection, limit: int, dead: DeadWorker | None, ended_by: Instant | None
+    ) -> tuple[Reaped, list[list[Settlement]]]:
         """What was reaped; and by lease, the deaths that are to land with effects, in transactions of their own."""
         async with connection.transaction():
             await connection.execute(STATEMENTS["do_not_wait_for_the_disk"])
@@ -235,9 +256,12 @@ class Settler:
             await connection.execute(STATEMENTS["delete_deaf_result_listeners"])
             await connection.execute(STATEMENTS["delete_orphaned_cancellations"])
             now = self._clock.parameter()
-            expired = await connection.fetch(STATEMENTS["lock_expired_leases"], now, LEASES_AT_MOST)
+            if dead is None:
+                ended = await connection.fetch(STATEMENTS["lock_expired_leases"], now, LEASES_AT_MOST, ended_by)
+            else:
+                ended = await connection.fetch(STATEMENTS["lock_leases_of_worker"], dead.worker, LEASES_AT_MOST)
             renewed_at: dict[UUID, int] = {}
-            for row in expired:
+            for row in ended:
                 if limit > 0:
                     renewed_at[row["id"]] = row["renewed_at"]
                     limit -= row["jobs"]
@@ -248,7 +272,7 @@ class Settler:
                 del renewed_at[lease]
             if renewed_at:
                 dying: dict[UUID, list[Settlement]] = {}
-                for each in await self._decided(connection, renewed_at):
+                for each in await self._decided(connection, renewed_at, dead):
                     if each.effects:
                         dying.setdefault(each.lease, []).append(each)
                     else:
@@ -258,14 +282,16 @@ class Settler:
                 settlements = [each for each in settlements if each.job not in lost]
             return Reaped(settlements, await connection.fetchval(STATEMENTS["next_lease_end"])), inherited
 
-    async def _decided(self, connection: Connection, renewed_at: Mapping[UUID, int]) -> list[Settlement]:
+    async def _decided(
+        self, connection: Connection, renewed_at: Mapping[UUID, int], dead: DeadWorker | None
+    ) -> list[Settlement]:
         """How the claims end that still stand under these leases."""
         settlements = []
         for row in await connection.fetch(STATEMENTS["select_abandoned"], list(renewed_at)):
             *of_claim, worker = row
             claim = _abandoned(of_claim)
             ran = max(0, renewed_at[claim.lease] - claim.claimed_at)
-            settlements.append(decide(claim, abandoned_by(worker), ran))
+            settlements.append(decide(claim, abandoned_by(worker, claim.id, dead), ran))
         deaths = [each.job for each in settlements if each.is_death]
         on_dead = await _on_dead(connection, deaths) if deaths else {}
         return [self._dying(each, on_dead) for each in settlements]
@@ -290,6 +316,17 @@ async def _inherit(connection: Connection, lease: UUID, settlements: Sequence[Se
     return [msgspec.structs.replace(each, lease=inherited) for each in settlements]
 
 
+async def _land(
+    connection: Connection, effects: StampedEffects, queues: Mapping[str, int], now: int | None, *, is_callers: bool
+) -> dict[UUID, Conflict]:
+    """Store effects; returns what met a unique key that another job holds."""
+    conflicts = {}
+    if effects.jobs:
+        conflicts = await jobs.insert(connection, effects.jobs, queues, now, is_callers=is_callers)
+    await values.write(connection, effects.puts, effects.deletes)
+    return conflicts
+
+
 async def _land_at_death(
     connection: Connection, settlement: Settlement, queues: Mapping[str, int], now: int | None
 ) -> None:
@@ -301,7 +338,7 @@ async def _land_at_death(
             await _enqueue_what_can_be(connection, settlement, settlement.effects.jobs, queues, now)
             await values.write(connection, settlement.effects.puts, settlement.effects.deletes)
     except Exception as error:
-        if isinstance(error, CONFLICTS) or is_lost(error, connection):
+        if fault_of(error, connection) not in (None, Fault.OURS):
             raise
         await connection.execute(STATEMENTS["note_error"], settlement.job, storable(refused(settlement, error).error))
 
@@ -333,9 +370,9 @@ def _by_lease(settlements: Sequence[Settlement]) -> dict[UUID, set[UUID]]:
 
 
 def _abandoned(row: Sequence[object]) -> Claim:
-    job, lease, attempt, most, claimed_at = row
+    job, lease, attempt, most, suspicion, claimed_at = row
     # Only what the decision looks at; the payload stays where it is.
-    return Claim(job, lease, "", "", 0, {}, b"", attempt, most, claimed_at, claimed_at, False)  # type: ignore[arg-type]
+    return Claim(job, lease, "", "", 0, {}, b"", attempt, most, claimed_at, claimed_at, False, suspicion)  # type: ignore[arg-type]
 
 
 def _are_done(settlements: Sequence[Settlement]) -> bool:
@@ -382,5 +419,7 @@ def _settled_row(each: Settlement) -> tuple[object, ...]:
         storable(each.error),
         each.counts_attempt,
         each.unstarted,
+        each.suspicion,
+        each.is_spent,
         each.verdict,
     )

@@ -14,7 +14,7 @@ from fairlane.policy.policy import Policy, shared_identity
 from fairlane.policy.sharing import check_alike
 from fairlane.scheduler.rebuild import Claimed, carried_over, counted_in, uncounted
 from fairlane.scheduler.shared import rings_for_all
-from fairlane.scheduler.snapshot import Contender, GateRow, Plan, Ring, SharedGateRow, SharedRelease, Snapshot
+from fairlane.scheduler.snapshot import Contender, GateRow, Plan, Ring, SharedGateRow, SharedRelease, Snapshot, Start
 from fairlane.store.decoding import decode_limit, encode_limit
 from fairlane.store.postgres import rows
 from fairlane.store.postgres.connections import STATEMENTS
@@ -39,6 +39,8 @@ class Sharing:
         self._queue = queue
         self._states: list[tuple[rows.Place, str]] = []
         self._numbers: dict[str, int] = {}
+        self._limits: dict[bytes, int] = {}
+        """By gate, the number of its limit: what a job that has passed it is to remember."""
         self._places: dict[bytes, rows.Place] = {}
         self._is_drained = False
 
@@ -69,7 +71,7 @@ class Sharing:
                 case "r":
                     releases.append(SharedRelease(row["id"], row["keys"], row["name"], *row[7:14]))
                 case "s":
-                    shared.append(self._gate(row))
+                    shared.append(self.gate(row))
                 case _:
                     places[row["id"]] = row["place"]
                     gates.append(_own_gate(row))
@@ -103,12 +105,22 @@ class Sharing:
         if not gates:
             return []
         found = await self._connection.fetch(STATEMENTS["select_shared_gates"], gates)
-        return [self._gate(row) for row in found]
+        return [self.gate(row) for row in found]
+
+    def learn_gates(self, gates: Sequence[SharedGateRow]) -> None:
+        """Know the limits of these gates. Whatever a plan starts has changed every shared gate that it passes."""
+        for row in gates:
+            if row.limit in self._numbers:
+                self._limits[row.id] = self._numbers[row.limit]
+
+    def passed(self, start: Start) -> tuple[Sequence[bytes] | None, list[int] | None]:
+        """The shared gates that a job passes, and their limits, as they are stored with it."""
+        return (start.shared, [self._limits[gate] for gate in start.shared]) if start.shared else (None, None)
 
     async def write(self, plan: Plan) -> None:
         """Store what a plan has changed, and ring."""
         if plan.shared or plan.rings or self._is_drained:
-            await self._write(plan.shared, plan.rings)
+            await self.put(plan.shared, plan.rings)
 
     async def count_running(self, policy: Policy) -> None:
         """Count what already runs by the shared limits that are new to its queue."""
@@ -121,28 +133,31 @@ class Sharing:
         )
         if found:
             known = await self.select(sorted({gate.id for _, gates in found for gate in gates}))
-            await self._write(counted_in(policy.queue, found, known), ())
-            marks = [(job.ref, [*job.shared, *(gate.id for gate in gates)]) for job, gates in found]
+            await self.put(counted_in(policy.queue, found, known), ())
+            marks = [
+                (job.ref, [gate.id for gate in gates], [self._numbers[gate.limit] for gate in gates])
+                for job, gates in found
+            ]
             await self._connection.executemany(STATEMENTS["mark_shared"], marks)
 
     async def change_bound(self, limit: Limit, now: Instant) -> None:
         """Store a limit's new bound, and let every queue look at it."""
         await self._connection.execute(STATEMENTS["update_shared_limit"], limit.name, encode_limit(limit))
         found = await self._connection.fetch(STATEMENTS["select_shared_gates_of_limit"], limit.name)
-        gates = [self._gate(row) for row in found if row["name"] == shared_identity(limit)]
+        gates = [self.gate(row) for row in found if row["name"] == shared_identity(limit)]
         gates = carried_over(gates, limit, now)
-        await self._write(gates, rings_for_all(gates))
+        await self.put(gates, rings_for_all(gates))
 
     async def put_tokens(self, gates: Sequence[SharedGateRow]) -> None:
         """Store what was spent before a limit was shared."""
         if gates:
             await self.select([gate.id for gate in gates])
-            await self._write(gates, ())
+            await self.put(gates, ())
 
     async def gates_of(self, limit: str) -> list[SharedGateRow]:
         """All gates of a shared limit, by its name."""
         return [
-            self._gate(row) for row in await self._connection.fetch(STATEMENTS["select_shared_gates_of_limit"], limit)
+            self.gate(row) for row in await self._connection.fetch(STATEMENTS["select_shared_gates_of_limit"], limit)
         ]
 
     async def learn_numbers(self, policy: Policy) -> None:
@@ -151,13 +166,15 @@ class Sharing:
             assert row is not None
             self._numbers[bound.name] = row["id"]
 
-    def _gate(self, row: Any) -> SharedGateRow:
+    def gate(self, row: Any) -> SharedGateRow:
+        """A shared gate as it was read; where it was found is remembered for its writing."""
         self._places[row["id"]] = row["place"]
         key = msgspec.json.decode(row["keys"], type=list[str | None])
         waiting = msgspec.json.decode(row["contenders"], type=list[Contender])
         return SharedGateRow(row["id"], row["name"], key, row["i1"], row["i2"], waiting, row["memo"], row["value"])
 
-    async def _write(self, gates: Sequence[SharedGateRow], rings: Sequence[Ring]) -> None:
+    async def put(self, gates: Sequence[SharedGateRow], rings: Sequence[Ring]) -> None:
+        """Store these gates, and ring."""
         changed, new = [], []
         for row in gates:
             waiting = rows.encode(row.contenders)

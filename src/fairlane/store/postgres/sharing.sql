@@ -222,10 +222,11 @@ from (select distinct id from told) t
 where (select true from fairlane.waiters w where w.queue_id = t.id limit 1)
 
 -- name: lock_running_of_queue
--- Locked, so that none ends before it is counted; in the order of their ids.
+-- Locked, so that none ends before it is counted; in the order of their ids. Under which lease a job runs does not matter:
+-- a claim that another worker adopts meanwhile moves to a lease that this statement cannot see.
 select j.id, j.priority, j.keys, j.shared
 from (
-    select l.id as lease, held.id
+    select distinct held.id
     from fairlane.leases l
     cross join unnest(l.jobs) as held (id)
     where l.queue_id = $1::integer
@@ -234,14 +235,15 @@ from (
 cross join lateral (
     select j.id, j.priority, fairlane.keys_of_lane(j.lane_keys, j.keys, j.task)::text as keys, j.shared
     from fairlane.jobs j
-    where j.id = held.id and j.lease = held.lease and j.state = 2
+    where j.id = held.id and j.queue_id = $1 and j.state = 2
     limit 1
     for no key update
 ) j
 
 -- name: mark_shared
+-- It holds these gates too. $1 job, $2 gates, $3 their limits
 update fairlane.jobs
-set shared = $2
+set shared = shared || $2::bytea[], shared_limits = shared_limits || $3::integer[]
 where id = $1
 
 -- name: nudge_sharers
@@ -262,7 +264,7 @@ from (
 with
 stretch as materialized (
     select g.id, g.ctid as place,
-        g.in_flight <= 0 and g.contenders = '[]' and g.tat <= fairlane.instant($4::bigint) as is_idle
+        g.in_flight <= 0 and g.contenders = '[]' and g.tat <= (select fairlane.instant($4::bigint)) as is_idle
     from fairlane.shared_gates g
     where g.id > $2::bytea
       and g.shared_limit = any (array(

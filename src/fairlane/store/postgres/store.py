@@ -17,10 +17,11 @@ from fairlane.errors import ConfigurationError
 from fairlane.job import AttemptRecord, Claim, JobRecord, NewJob, State
 from fairlane.policy.overrides import Amendment, Override
 from fairlane.policy.policy import Policy
-from fairlane.policy.unique import Conflict
+from fairlane.policy.unique import Conflict, OnReplayConflict
+from fairlane.scheduler.census import Miscount
 from fairlane.scheduler.explain import Facts
 from fairlane.scheduler.rebuild import refuse_to_strand
-from fairlane.scheduler.settlement import Settlement
+from fairlane.scheduler.settlement import DeadWorker, Settlement
 from fairlane.scheduler.snapshot import GateRow
 from fairlane.scheduler.strays import WaitingLane
 from fairlane.store.auditing import AuditEntry, Note
@@ -29,6 +30,7 @@ from fairlane.store.operators import CANCEL, Handled, JobFilter, JobPage
 from fairlane.store.postgres import (
     amending,
     backlogs,
+    census,
     examining,
     jobs,
     looking,
@@ -43,19 +45,22 @@ from fairlane.store.postgres import (
 from fairlane.store.postgres.adopting import Adopter
 from fairlane.store.postgres.borrowing import OwnJson, borrowed, check_types, reads_own_json, speaking
 from fairlane.store.postgres.claims import Claimer
-from fairlane.store.postgres.connections import STATEMENTS, Connections
+from fairlane.store.postgres.connections import STATEMENTS, Connections, hang_up
 from fairlane.store.postgres.figures import Figures
 from fairlane.store.postgres.gathering import Gathering
 from fairlane.store.postgres.results import ResultListener
 from fairlane.store.postgres.rows import storable
 from fairlane.store.postgres.schedules import ScheduleKeeper
+from fairlane.store.postgres.scheduling import Scheduling
 from fairlane.store.postgres.settling import Settler
 from fairlane.store.postgres.timing import StoreClock
 from fairlane.store.postgres.wakeups import PostgresListener
 from fairlane.store.protocol import (
     LAST_ENTRY,
     Claimed,
+    Counted,
     Declared,
+    Landings,
     Listener,
     Looked,
     Pruned,
@@ -67,6 +72,7 @@ from fairlane.store.protocol import (
     Traces,
     WorkerIdentity,
 )
+from fairlane.store.queue_time import QueueTime
 
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
@@ -91,6 +97,8 @@ class PostgresStore(Figures, ScheduleKeeper, Adopter):
         self._queue_numbers: dict[str, int] = {}
         self._gathering = Gathering(self._connections, self._clock, self._queue_numbers)
         self._walk = upkeep.Walk()
+        self._counted: dict[str, tuple[bytes, bytes]] = {}
+        """How far gates have been held against jobs, by queue."""
         self._database: Record | None = None
         self._known: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
         """Connections of callers that were found to be to our database, and whether they write JSON in another way."""
@@ -102,6 +110,10 @@ class PostgresStore(Figures, ScheduleKeeper, Adopter):
         try:
             async with self._connections.session() as connection:
                 await schema.require_current(connection)
+                if self._clock.given() is not None:
+                    stored = await connection.fetchrow(STATEMENTS["select_stored_time"])
+                    assert stored is not None
+                    self._clock.learn(*stored)
         except BaseException:
             await self.close()
             raise
@@ -115,17 +127,31 @@ class PostgresStore(Figures, ScheduleKeeper, Adopter):
     async def migrate(self) -> list[str]:
         connection = await self._connections.connect()
         try:
-            return await schema.migrate(connection)
+            with self._connections.in_use(connection):
+                return await schema.migrate(connection)
         finally:
-            await connection.close()
+            await hang_up(connection)
 
     async def now(self) -> Instant:
-        given = self._clock.parameter()
+        return (await self.time()).now
+
+    async def time(self) -> QueueTime:
+        return self._clock.given() or await self._asked("select_time", None)
+
+    async def keep_time(self) -> QueueTime:
+        given = self._clock.given()
         if given is not None:
+            await self._asked("keep_given_time", given.now, given.ahead)
             return given
-        now: Instant = await self._ask(lambda connection: connection.fetchval(STATEMENTS["select_now"]))
-        self._clock.observe(now)
-        return now
+        found = await self._asked("keep_time", *self._clock.expected())
+        self._clock.kept(found.now)
+        return found
+
+    async def _asked(self, statement: str, *given: Instant | None) -> QueueTime:
+        found = await self._ask(lambda connection: connection.fetchrow(STATEMENTS[statement], *given))
+        assert found is not None
+        self._clock.observe(found["now"])
+        return QueueTime(*found)
 
     async def declare(self, policy: Policy) -> Declared:
         """The first declaration is stored; a different one later is drift, and the stored one wins."""
@@ -139,15 +165,14 @@ class PostgresStore(Figures, ScheduleKeeper, Adopter):
         async with self._claimer.locked(await self._claimer.queue(policy.queue), durable=True) as scheduling:
             return await policies.replace(scheduling, policy, note, accept_missing_keys=accept_missing_keys)
 
-    async def divide(self, policy: Policy, gates: Sequence[GateRow] = (), note: Note | None = None) -> Declared:
-        now = self._clock.parameter()
-        declared = await self._ask(
-            lambda connection: policies.declare(connection, policy, note, now, divides=True),
-        )
-        if not declared.is_drift:
-            return declared
+    async def divide(
+        self, policy: Policy, version: int, gates: Sequence[GateRow] = (), note: Note | None = None
+    ) -> bool:
+        if version == 0:
+            now = self._clock.parameter()
+            return await self._ask(lambda connection: policies.insert(connection, policy, note, now))
         async with self._claimer.locked(await self._claimer.queue(policy.queue), durable=True) as scheduling:
-            return await policies.replace(scheduling, policy, note, accept_missing_keys=True, coming=gates)
+            return await policies.divide(scheduling, policy, version, note, gates)
 
     async def rehome(self, queue: str, limit: int = 1_000) -> Rehomed:
         handle = await self._claimer.queue(queue)
@@ -161,13 +186,13 @@ class PostgresStore(Figures, ScheduleKeeper, Adopter):
             used, later = await partitions.select_lanes(scheduling.connection, handle.id)
         return used + later
 
-    async def gates_of_strays(self, queue: str) -> list[tuple[str, GateRow]]:
+    async def gates_of_strays(self, queue: str, was: int) -> list[tuple[str, GateRow]]:
         handle = await self._claimer.queue(queue)
         found = await self.policy(queue)
         assert found is not None
         policy = found.policy
         return await self._ask(
-            lambda connection: partitions.select_gates_of_strays(connection, handle.id, policy),
+            lambda connection: partitions.select_gates_of_strays(connection, handle.id, policy, was),
         )
 
     async def amend(
@@ -180,6 +205,13 @@ class PostgresStore(Figures, ScheduleKeeper, Adopter):
     async def audit(self, queue: str | None = None, before: int | None = None, limit: int = 100) -> list[AuditEntry]:
         return await self._ask(lambda connection: amending.entries(connection, queue, before or LAST_ENTRY, limit))
 
+    async def end_session(self, session: str, expires_at: Instant) -> None:
+        await self._ask(lambda connection: connection.execute(STATEMENTS["end_session"], session, expires_at))
+
+    async def is_session_ended(self, session: str) -> bool:
+        ended: bool = await self._ask(lambda connection: connection.fetchval(STATEMENTS["is_session_ended"], session))
+        return ended
+
     async def check_waiting(self, policy: Policy) -> None:
         handle = await self._claimer.queue(policy.queue)
         refuse_to_strand(policy, await self._ask(lambda connection: examining.waiting_lanes(connection, handle.id)))
@@ -189,6 +221,10 @@ class PostgresStore(Figures, ScheduleKeeper, Adopter):
 
     async def policies(self) -> dict[str, Declared]:
         return await self._ask(policies.all_in_force)
+
+    async def policy_versions(self, queues: Sequence[str]) -> dict[str, int]:
+        found = await self._ask(lambda connection: connection.fetch(STATEMENTS["select_policy_versions"], queues))
+        return dict(map(tuple, found))
 
     async def queues(self) -> list[str]:
         found = await self._ask(lambda connection: connection.fetch(STATEMENTS["select_queue_names"]))
@@ -271,11 +307,12 @@ class PostgresStore(Figures, ScheduleKeeper, Adopter):
         lease: timedelta,
         listener: Listener | None = None,
         start_lag: int = 0,
+        ahead: int | None = None,
     ) -> Claimed:
         if listener is not None and not isinstance(listener, PostgresListener):
             raise ConfigurationError(f"listener={type(listener).__name__} is not of this store; take it from listen()")
         handle = await self._claimer.queue(queue)
-        claimed = await self._claimer.claim(handle, want, worker, microseconds(lease), listener, start_lag)
+        claimed = await self._claimer.claim(handle, want, worker, microseconds(lease), listener, start_lag, ahead)
         self._settler.claimed(claimed.lease, claimed.claims)
         return claimed
 
@@ -288,17 +325,25 @@ class PostgresStore(Figures, ScheduleKeeper, Adopter):
         return await looking.look(self._claimer, handle, want, worker, listener)
 
     async def settle(
-        self, settlements: Sequence[Settlement], *, is_repeated: bool = False, tx: Any = None
+        self,
+        settlements: Sequence[Settlement],
+        *,
+        is_repeated: bool = False,
+        tx: Any = None,
+        landed: Landings | None = None,
     ) -> list[UUID]:
+        told = {} if landed is None else landed
         if tx is not None:
             async with self._lent(tx) as connection:
-                return await self._settler.settle_in(connection, settlements)
-        return await self._settler.settle(settlements, was_tried=is_repeated)
+                return await self._settler.settle_in(connection, settlements, told)
+        return await self._settler.settle(settlements, told, was_tried=is_repeated)
 
     async def renew(self, leases: Sequence[UUID], lease: timedelta) -> Renewed:
+        given = (self._clock.parameter(), leases, microseconds(lease), *self._clock.expected())
         async with self._connections.session() as connection:
-            row = await connection.fetchrow(STATEMENTS["renew"], self._clock.parameter(), leases, microseconds(lease))
+            row = await connection.fetchrow(STATEMENTS["renew"], *given)
         assert row is not None
+        self._clock.kept(row["now"])
         held = set(row["held"])
         gone = [each for each in leases if each not in held]
         self._settler.gone(gone)
@@ -311,17 +356,37 @@ class PostgresStore(Figures, ScheduleKeeper, Adopter):
             )
         return [job for (job,) in rows]
 
-    async def reap(self, limit: int = 1_000) -> Reaped:
-        return await self._settler.reap(limit)
+    async def reap(
+        self, limit: int = 1_000, dead: DeadWorker | None = None, *, ended_by: Instant | None = None
+    ) -> Reaped:
+        return await self._settler.reap(limit, dead, ended_by)
 
     async def prune(self, retention: Retention, limit: int = 1_000) -> Pruned:
-        now = await self.now()
+        time = await self.time()
         async with self._connections.session() as connection, connection.transaction():
-            return await upkeep.prune(connection, retention, now, limit)
+            return await upkeep.prune(connection, retention, time, limit)
 
     async def collect(self, queue: str, limit: int = 1_000) -> Pruned:
         async with self._claimer.locked(await self._claimer.queue(queue), durable=False) as scheduling:
             return await upkeep.collect(scheduling, self._walk, self._clock.parameter(), limit)
+
+    async def count_gates(self, queue: str, limit: int = 1_000) -> Counted:
+        handle = await self._claimer.queue(queue)
+
+        async def look(connection: Connection) -> Counted:
+            async with connection.transaction(isolation="repeatable_read", readonly=True):
+                found = await policies.in_force(connection, queue)
+                assert found is not None
+                scheduling = Scheduling(connection, handle, self._clock.parameter())
+                reached = self._counted.get(queue, (b"", b""))
+                counted, self._counted[queue] = await census.count(scheduling, found.policy, reached, limit)
+                return counted
+
+        return await self._ask(look)
+
+    async def recount(self, queue: str) -> list[Miscount]:
+        async with self._claimer.locked(await self._claimer.queue(queue), durable=True) as scheduling:
+            return await census.recount(scheduling)
 
     async def cancel(self, job: UUID, note: Note | None = None) -> State:
         async def attempt(connection: Connection, _: bool) -> State:
@@ -342,6 +407,9 @@ class PostgresStore(Figures, ScheduleKeeper, Adopter):
 
     async def contexts(self, ids: Sequence[UUID]) -> dict[UUID, str]:
         return await self._ask(lambda connection: jobs.contexts(connection, ids))
+
+    async def retries(self, ids: Sequence[UUID]) -> dict[UUID, int]:
+        return await self._ask(lambda connection: jobs.retries(connection, ids))
 
     async def attempts(self, job: UUID) -> list[AttemptRecord]:
         return await self._ask(lambda connection: jobs.attempts(connection, job))
@@ -426,8 +494,24 @@ class PostgresStore(Figures, ScheduleKeeper, Adopter):
         now = self._clock.parameter()
         return await self._ask(lambda connection: examining.look_at(connection, handle, now, job, keys or {}))
 
-    async def replay(self, jobs: Sequence[UUID], delay: int | None = None, note: Note | None = None) -> list[Handled]:
-        return await self._handle(lambda connection, now: operators.replay(connection, jobs, delay, now), note)
+    async def replay(
+        self,
+        jobs: Sequence[UUID],
+        delay: int | None = None,
+        note: Note | None = None,
+        *,
+        on_conflict: OnReplayConflict = "reject",
+        dry_run: bool = False,
+    ) -> list[Handled]:
+        if dry_run:
+            now = self._clock.parameter()
+            return await self._ask(lambda connection: operators.foresee_replay(connection, jobs, now, on_conflict))
+        return await self._handle(
+            lambda connection, now: operators.replay(connection, jobs, delay, now, on_conflict), note
+        )
+
+    async def cancel_jobs(self, jobs: Sequence[UUID], note: Note, *, waits: bool = False) -> list[Handled]:
+        return await self._handle(lambda connection, now: operators.cancel(connection, jobs, now, waits=waits), note)
 
     async def purge(self, jobs: Sequence[UUID], note: Note | None = None) -> list[Handled]:
         return await self._handle(lambda connection, _: operators.purge(connection, jobs), note)

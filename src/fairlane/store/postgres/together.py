@@ -28,7 +28,7 @@ SLOTS_AT_MOST = 1_000
 """How many jobs one claim starts for all its holders, and the most that a request can name."""
 NUMBERS = 1 << 22
 SMOOTHING = 0.2
-GRANTED = 10
+GRANTED = 11
 """Columns of `fairlane.granted`."""
 
 
@@ -53,6 +53,8 @@ class Entry(msgspec.Struct, frozen=True):
 
 def deal(starts: int, holders: Sequence[Holder]) -> list[int]:
     """Who gets which start, counted from 1. Each is filled before the next: as few as possible are left short."""
+    if len(holders) == 1:
+        return [1] * starts  # what waits for its instant needs no slot yet
     dealt: list[int] = []
     for nth, holder in enumerate(holders, 1):
         dealt += [nth] * min(holder.asked, starts - len(dealt))

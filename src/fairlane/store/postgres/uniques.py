@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from fairlane.clock import Instant
 from fairlane.job import NewJob, State, Until
-from fairlane.policy.unique import Admission, Holder, admit
+from fairlane.policy.unique import Admission, Ended, Holder, OnReplayConflict, Readmission, admit, readmit
 from fairlane.store.postgres.connections import STATEMENTS
 
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
 
-__all__ = ["admitted", "foreseen", "take"]
+__all__ = ["admitted", "foreseen", "readmitted", "take", "take_back"]
 
 
 async def admitted(connection: Connection, jobs: Sequence[NewJob], now: Instant | None) -> Admission:
@@ -43,6 +44,47 @@ async def take(connection: Connection, admission: Admission) -> None:
         [job.unique.digest for _, job in taken if job.unique],
         [job.unique.until for _, job in taken if job.unique],
         [job.unique.expires_at(admission.now) for _, job in taken if job.unique],
+        True,
+    )
+
+
+async def readmitted(
+    connection: Connection,
+    jobs: Sequence[UUID],
+    now: Instant | None,
+    on_conflict: OnReplayConflict,
+    *,
+    takes: bool = True,
+) -> Readmission:
+    """Which of these jobs may come back, as far as their unique keys are concerned.
+
+    If they are to come back (`takes`), the keys stay locked until the transaction ends.
+    """
+    rows = await connection.fetch(STATEMENTS["select_unique_jobs"], jobs)
+    if not rows:
+        return Readmission({}, {}, {})
+    keys = sorted({row["key"] for row in rows})
+    if takes:
+        await connection.execute(STATEMENTS["lock_uniques"], keys)
+        # What they are by now: whoever had the lock may have put some of them back.
+        rows = await connection.fetch(STATEMENTS["select_unique_jobs"], jobs)
+    found = await connection.fetch(STATEMENTS["select_holders"], keys, now)
+    holders = {row["id"]: _holder(row) for row in found if row["job"] is not None}
+    ended = [Ended(row["job"], row["key"], Until(row["until"]), row["digest"]) for row in rows]
+    return readmit(ended, holders, found[0]["now"], on_conflict)
+
+
+async def take_back(connection: Connection, readmission: Readmission) -> None:
+    """Write down that jobs which are put back have their keys again."""
+    taken = readmission.taken
+    await connection.execute(
+        STATEMENTS["take_uniques"],
+        list(taken),
+        [each.job for each in taken.values()],
+        [each.digest for each in taken.values()],
+        [each.until for each in taken.values()],
+        [None] * len(taken),
+        False,
     )
 
 

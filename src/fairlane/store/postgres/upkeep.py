@@ -8,7 +8,8 @@ from fairlane.clock import Instant
 from fairlane.policy.numbers import VALUES_LAST
 from fairlane.store.postgres.connections import STATEMENTS
 from fairlane.store.postgres.scheduling import Scheduling
-from fairlane.store.protocol import Pruned, Retention
+from fairlane.store.protocol import CLOCKS_DIFFER_BY, Pruned, Retention
+from fairlane.store.queue_time import QueueTime
 
 if TYPE_CHECKING:
     from asyncpg import Record
@@ -40,7 +41,7 @@ class Walk:
         return row, more
 
 
-async def prune(connection: Connection, retention: Retention, now: Instant, limit: int) -> Pruned:
+async def prune(connection: Connection, retention: Retention, time: QueueTime, limit: int) -> Pruned:
     """Remove finished jobs past their time, then those beyond the number to keep, with their history.
 
     Where somebody else is at it, there is nothing to do.
@@ -53,7 +54,7 @@ async def prune(connection: Connection, retention: Retention, now: Instant, limi
         left = limit - removed
         if left <= 0:
             return Pruned(removed, more=True)
-        filed, gone = await _prune(connection, is_dead, now - kept, left)
+        filed, gone = await _prune(connection, is_dead, time.now - kept, left)
         removed += gone
         more = more or filed >= left
         left = limit - removed
@@ -62,7 +63,8 @@ async def prune(connection: Connection, retention: Retention, now: Instant, limi
             if beyond:
                 removed += (await _prune(connection, is_dead, EVER, beyond))[1]
             more = more or beyond >= left
-    await connection.execute(STATEMENTS["prune_uniques"], now, limit)
+    await connection.execute(STATEMENTS["prune_uniques"], time.now, limit)
+    await connection.execute(STATEMENTS["prune_ended_sessions"], time.wall - CLOCKS_DIFFER_BY)
     return Pruned(removed, more=more)
 
 
@@ -76,7 +78,7 @@ async def _prune(connection: Connection, is_dead: bool, until: Instant, limit: i
 async def collect(scheduling: Scheduling, walk: Walk, now: Instant | None, limit: int) -> Pruned:
     """Walk a stretch of the lanes, the flows and the gates, and remove what is idle."""
     lanes, more_lanes = await walk.stretch(scheduling, "lanes", limit)
-    flows, more_flows = await walk.stretch(scheduling, "flows", limit)
+    flows, more_flows = await walk.stretch(scheduling, "flows", limit, now, VALUES_LAST)
     gates, more_gates = await walk.stretch(scheduling, "gates", limit, now, VALUES_LAST)
     await scheduling.connection.execute(STATEMENTS["lock_shared_limits"], scheduling.queue.id, [])
     shared, more_shared = await walk.stretch(scheduling, "shared_gates", limit, now)

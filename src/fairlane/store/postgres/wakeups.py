@@ -20,11 +20,9 @@ import secrets
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-import asyncpg
-
 from fairlane.clock import Instant
 from fairlane.errors import StoreUnavailable
-from fairlane.store.postgres.connections import STATEMENTS, Connections, hang_up, is_lost
+from fairlane.store.postgres.connections import STATEMENTS, Connections, Session, hang_up
 from fairlane.store.postgres.timing import StoreClock
 from fairlane.store.protocol import WorkerIdentity
 
@@ -40,6 +38,23 @@ SCHEDULES = "schedules"
 """Said to everybody instead of a queue's number."""
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 5.0
+PULSE_EVERY, PULSE_WITHIN = 10.0, 5.0
+"""Seconds between two signs of life that a listening session is asked for, and for which one is waited for. A
+connection that has silently died says nothing, and neither does one on which nothing happens."""
+LEAVE_WITHIN = 5.0
+"""Seconds for which a listener that ends tries to say so."""
+
+
+async def has_pulse(connection: Session) -> bool:
+    """Ask a session that listens for a sign of life; one that gives none is ended."""
+    try:
+        async with asyncio.timeout(PULSE_WITHIN):
+            await connection.execute(STATEMENTS["pulse"])
+    except Exception as error:
+        log.warning("a session that listens gives no sign of life and is ended: %s", str(error) or "silence")
+        connection.terminate()
+        return False
+    return True
 
 
 class Registration:
@@ -75,7 +90,7 @@ class PostgresListener:
         self._nudged = asyncio.Event()
         self._has_schedules_changed = False
         self._ended = asyncio.Event()
-        self._connection: asyncpg.Connection[Any] | None = None
+        self._connection: Session | None = None
         self._ear = 0
         self._listening: asyncio.Task[None] | None = None
         self._passing: set[asyncio.Task[None]] = set()
@@ -114,8 +129,12 @@ class PostgresListener:
             await asyncio.gather(self._listening, return_exceptions=True)
         # Whatever is heard from now on is passed on: we take no more work.
         self._registrations.clear()
-        with contextlib.suppress(StoreUnavailable):
-            async with self._connections.session() as connection, connection.transaction():
+        with contextlib.suppress(StoreUnavailable, TimeoutError):
+            async with (
+                asyncio.timeout(LEAVE_WITHIN),
+                self._connections.session() as connection,
+                connection.transaction(),
+            ):
                 await connection.execute(STATEMENTS["withdraw_worker"], self.worker.id)
                 for queue in sorted(self._queues):
                     await connection.execute(STATEMENTS["nudge"], queue, 1, self.worker.id)
@@ -123,7 +142,8 @@ class PostgresListener:
             await hang_up(self._connection)
         # One nudge a queue would do for what was heard before the withdrawal, as whoever leaves work behind passes a
         # wake-up on. What was heard after it is about work that this nudge may have come too early for.
-        await asyncio.gather(*self._passing)
+        if self._passing:
+            await asyncio.wait(self._passing, timeout=LEAVE_WITHIN)
 
     # -- what a claim asks --------------------------------------------------------------------------------------
 
@@ -195,12 +215,13 @@ class PostgresListener:
         connection = await self._connections.connect()
         try:
             ear = secrets.randbits(62) + 1
-            row = await connection.fetchrow(STATEMENTS["listen"], ear, self.worker.id)
-            assert row is not None
             ended = asyncio.Event()
             connection.add_termination_listener(lambda _: ended.set())
-            await connection.add_listener(row["channel"], self._on_own_channel)
-            await connection.add_listener(EVERYBODY, self._on_everybodys_channel)
+            with self._connections.in_use(connection):
+                row = await connection.fetchrow(STATEMENTS["listen"], ear, self.worker.id)
+                assert row is not None
+                await connection.add_listener(row["channel"], self._on_own_channel)
+                await connection.add_listener(EVERYBODY, self._on_everybodys_channel)
         except BaseException:
             await hang_up(connection)
             raise
@@ -208,12 +229,21 @@ class PostgresListener:
 
     async def _stay_connected(self) -> None:
         while True:
-            await self._ended.wait()
+            await self._watch()
             self._ear = 0
             self._registrations.clear()
             await self._reconnect()
             self._has_schedules_changed = True  # nobody knows what was said meanwhile
             self._nudged.set()
+
+    async def _watch(self) -> None:
+        """Return once the connection has ended, which those that die in silence must be helped to."""
+        while not self._ended.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PULSE_EVERY):
+                    await self._ended.wait()
+            if self._connection is not None and not self._ended.is_set():
+                await has_pulse(self._connection)
 
     async def _reconnect(self) -> None:
         pause = FIRST_PAUSE
@@ -221,7 +251,7 @@ class PostgresListener:
             try:
                 return await self._connect()
             except Exception as error:
-                if not isinstance(error, StoreUnavailable) and not is_lost(error):
+                if not isinstance(error, StoreUnavailable):
                     log.exception("a listener cannot connect; trying again in %.1f s", pause)
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE)

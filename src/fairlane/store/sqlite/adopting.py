@@ -8,8 +8,9 @@ from uuid import UUID
 
 import msgspec
 
-from fairlane.clock import Clock, microseconds
+from fairlane.clock import microseconds
 from fairlane.store.protocol import Adopted, WorkerIdentity
+from fairlane.store.queue_time import QueueClock
 from fairlane.store.sqlite import rows
 from fairlane.store.sqlite.database import Database, Transaction
 
@@ -20,7 +21,7 @@ class Adopter:
     """The part of the SQLite store that adopts."""
 
     _database: Database
-    _clock: Clock
+    _clock: QueueClock
 
     async def adopt(
         self,
@@ -40,7 +41,8 @@ class Adopter:
             claim = rows.claim_of(columns, own, queue, claimed_at)
             if claim.task not in tasks:
                 return None
-            now = self._clock.now()
+            at = self._clock.time()
+            now = at.now
             ends_at = now + microseconds(lease_for)
             if under == own.bytes:
                 tx.run("renew_lease", ends_at, now, own.bytes)
@@ -51,6 +53,6 @@ class Adopter:
                 if tx.value("drop_claims", 1, lease.bytes) == 0:
                     tx.run("delete_lease", lease.bytes)
                     tx.run("delete_cancellations", lease.bytes)
-            return Adopted(claim, now)
+            return Adopted(claim, at)
 
         return await self._database.write(work, durable=True)

@@ -11,7 +11,7 @@ from fairlane.clock import Instant
 from fairlane.job import State
 from fairlane.policy.overrides import Amendment, Override, amend
 from fairlane.scheduler.rebuild import carried_gates
-from fairlane.store.auditing import EXPIRY, AuditEntry, Note, describe_amendments, describe_handled
+from fairlane.store.auditing import EXPIRY, AuditEntry, Note, describe_amendments, describe_handled, entry_of
 from fairlane.store.operators import FORCE, Handled
 from fairlane.store.sqlite import claims, rows
 from fairlane.store.sqlite.database import Transaction
@@ -80,17 +80,26 @@ def force(tx: Transaction, given: Sequence[UUID], now: Instant) -> tuple[list[Ha
 
 
 def record(
-    tx: Transaction, note: Note, now: Instant, queue: str | None, target: str, before: str | None, after: str | None
+    tx: Transaction,
+    note: Note,
+    now: Instant,
+    queue: str | None,
+    target: str,
+    before: str | None,
+    after: str | None,
+    jobs: int | None = None,
 ) -> None:
     """Leave an entry in the audit."""
-    tx.run("insert_audit", now, note.actor, note.action, queue, target, before, after, note.reason)
+    said = (note.actor, note.action, queue, target, before, after, note.reason)
+    tx.run("insert_audit", now, *said, None if note.act is None else note.act.bytes, note.part, jobs)
 
 
 def record_jobs(tx: Transaction, note: Note | None, now: Instant, handled: Sequence[Handled]) -> None:
     """The same for an action on jobs: those that it touched, with the state they were in."""
     told = describe_handled(handled)
     if note is not None and told is not None:
-        record(tx, note, now, note.queue, *told, None)
+        count, before = told
+        record(tx, note, now, note.queue, note.about, before, None, count)
 
 
 def entries(tx: Transaction, queue: str | None, before: int, limit: int) -> list[AuditEntry]:
@@ -100,4 +109,4 @@ def entries(tx: Transaction, queue: str | None, before: int, limit: int) -> list
         if queue is None
         else tx.all("select_audit_of_queue", before, limit, queue)
     )
-    return [AuditEntry(*row) for row in found]
+    return [entry_of(row) for row in found]

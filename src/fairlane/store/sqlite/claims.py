@@ -11,6 +11,7 @@ import msgspec
 from fairlane.clock import Instant
 from fairlane.policy.overrides import Overrides
 from fairlane.policy.policy import Policy
+from fairlane.scheduler.census import HeldLane, corrected
 from fairlane.scheduler.plan import plan_claims
 from fairlane.scheduler.rebuild import rebuild, refuse_to_strand
 from fairlane.scheduler.snapshot import (
@@ -39,6 +40,7 @@ from fairlane.store.protocol import (
     Claimed,
     Looked,
     WorkerIdentity,
+    paces_of,
 )
 from fairlane.store.sqlite import rows, sharing
 from fairlane.store.sqlite.database import Transaction
@@ -54,6 +56,7 @@ __all__ = [
     "fold_all",
     "forced_jobs",
     "heads_of",
+    "kept_places",
     "load_queue",
     "look",
     "next_due",
@@ -132,25 +135,28 @@ def claim(
     worker: WorkerIdentity,
     lease_expires_at: Instant,
     lag: int = 0,
+    ahead: int | None = None,
     listens: bool = False,
 ) -> tuple[Claimed, dict[int, int]]:
     """Start up to `want` jobs. Returned with them: in which other queues somebody is to be woken."""
     _promote(tx, queue, now)
     bells = _drain(tx, queue)
     forced = forced_jobs(tx, queue.id, want)
-    plan = _plan(tx, queue, want, now, bells, forced, lag, listens=listens)
+    plan = _plan(tx, queue, want, now, bells, forced, lag, ahead, listens=listens)
     lease = uuid4()
-    claims = start(tx, queue.policy.queue, plan.starts, lease, worker, now)
+    claims = start(tx, queue.policy.queue, plan.starts, lease, worker)
     if claims:
         held = msgspec.json.encode([start.head.ref for start in plan.starts]).decode()
         tx.run("insert_lease", lease.bytes, worker.id.bytes, lease_expires_at, now, len(claims), held)
-    _write(tx, queue, plan)
+    _write(tx, queue, plan, now)
     if forced:
         tx.run("forget_forced", queue.id)
-    due = next_due(tx, queue.id) if len(claims) < want else None
+    paces = paces_of(claims, plan.starts)
+    due = next_due(tx, queue.id) if len(claims) < want or paces else None
     more = plan.more or not bells.are_all
     folded = len(bells.arrivals) + len(bells.releases)
     claimed = Claimed(claims, lease, due, more, False, plan.queue.vtime, bool(queue.policy.limits), folded)
+    claimed = msgspec.structs.replace(claimed, at=now, paces=paces, terms=queue.policy)
     return claimed, sharing.rung(tx, plan)
 
 
@@ -165,7 +171,7 @@ def look(tx: Transaction, queue: QueueInForce, want: int, *, now: Instant) -> tu
         tx.run("undo_look")
     else:
         # As a claim that starts nothing: what is shut is parked, and rings when it opens.
-        _write(tx, queue, plan)
+        _write(tx, queue, plan, now)
         rung = sharing.rung(tx, plan)
     is_filled = len(plan.starts) >= want
     is_partial = not is_filled and (plan.more or not bells.are_all)
@@ -188,7 +194,7 @@ def fold_all(tx: Transaction, queue: QueueInForce, now: Instant) -> QueueInForce
     while True:
         bells = _drain(tx, queue)
         if bells.arrivals or bells.releases:
-            _write(tx, queue, _plan(tx, queue, 0, now, bells))
+            _write(tx, queue, _plan(tx, queue, 0, now, bells), now)
             queue = load_queue(tx, queue.policy.queue) or queue
         if bells.are_all:
             return queue
@@ -229,10 +235,14 @@ def remake(
     *,
     accept_missing_keys: bool = True,
     coming: Sequence[GateRow] = (),
+    holds: Sequence[HeldLane] | None = None,
 ) -> None:
-    """Make flows and gates anew from the lanes, as this policy has them; every lane with ready jobs is woken."""
+    """Make flows and gates anew from the lanes, as this policy has them; every lane with ready jobs is woken. With
+    `holds`, lanes count those."""
     queue = fold_all(tx, queue, now)
     lanes = [rows.lane(row) for row in tx.all("select_all_lanes", queue.id)]
+    if holds is not None:
+        lanes = corrected(lanes, holds)
     if not accept_missing_keys:
         refuse_to_strand(policy, lanes)
     rebuilt = rebuild(
@@ -242,17 +252,17 @@ def remake(
         [rows.flow(row) for row in tx.all("select_all_flows", queue.id)],
         lanes,
         imported(policy.queue, [rows.gate(row) for row in tx.all("select_all_gates", queue.id)], coming),
-        [] if policy.sequence is None else _kept_places(tx, queue.id),
+        [] if policy.sequence is None else kept_places(tx, queue.id),
     )
     for statement in ("delete_flows", "delete_lanes", "delete_gates"):
         tx.run(statement, queue.id)
     queue.known.forget()
     tx.run("forget_totals", queue.id)
-    _write(tx, queue, rebuilt.plan)
+    _write(tx, queue, rebuilt.plan, now)
     queue.known.forget()
 
 
-def _kept_places(tx: Transaction, queue: int) -> list[KeptPlaces]:
+def kept_places(tx: Transaction, queue: int) -> list[KeptPlaces]:
     found = tx.all("count_kept_places", queue)
     return [KeptPlaces(priority, rows.decode_keys(keys), count) for priority, keys, count in found]
 
@@ -266,15 +276,16 @@ def _promote(tx: Transaction, queue: QueueInForce, now: Instant) -> None:
     in_sequence = queue.policy.sequence is not None
     promoted = []
     bells: dict[bytes, list[Any]] = {}
-    for position, lane, priority, keys, keeps_place, ready_at, given in due:
+    for position, lane, priority, keys, keeps_place, ready_at, given, given_by in due:
         place += 1
         joins = (position, ready_at) if in_sequence and keeps_place else (place, now)
         promoted.append((*joins, position))
-        bell = bells.setdefault(lane, [queue.id, lane, priority, keys, 0, *joins, None, 0])
+        bell = bells.setdefault(lane, [queue.id, lane, priority, keys, 0, *joins, None, 0, None])
         bell[4] += 1
         bell[5:7] = min(tuple(bell[5:7]), joins)
-        bell[7] = given or bell[7]
         bell[8] += keeps_place
+        if given is not None and given_by > (bell[9] or 0):
+            bell[7], bell[9] = given, given_by
     tx.run_many("promote_job", promoted)
     tx.run_many("insert_arrival", list(bells.values()))
 
@@ -333,10 +344,11 @@ def _plan(
     bells: _Bells,
     forced: Sequence[Forced] = (),
     lag: int = 0,
+    ahead: int | None = None,
     *,
     listens: bool = False,
 ) -> Plan:
-    snapshot = _snapshot(tx, queue, want, now, bells, forced, lag, listens=listens)
+    snapshot = _snapshot(tx, queue, want, now, bells, forced, lag, ahead, listens=listens)
     if queue.policy.shared_limits:
         snapshot = sharing.fold_into(tx, queue.id, snapshot)
     return answer(tx, queue, plan_claims(snapshot, want))
@@ -375,6 +387,7 @@ def _snapshot(
     bells: _Bells,
     forced: Sequence[Forced],
     lag: int = 0,
+    ahead: int | None = None,
     *,
     listens: bool = False,
 ) -> Snapshot:
@@ -399,6 +412,7 @@ def _snapshot(
         forced,
         lag,
         listens=listens,
+        ahead=ahead,
     )
 
 
@@ -471,8 +485,8 @@ def heads_of(tx: Transaction, asked: Iterable[tuple[bytes, int, int]]) -> dict[b
     return heads
 
 
-def _write(tx: Transaction, queue: QueueInForce, plan: Plan) -> None:
-    totals = write_rows(tx, queue.id, queue.known, plan)
+def _write(tx: Transaction, queue: QueueInForce, plan: Plan, now: Instant) -> None:
+    totals = write_rows(tx, queue.id, queue.known, plan, now)
     state = plan.queue
     tx.run("update_queue", state.vtime, state.cursor, state.cursor_tie, state.tie, state.cost, *totals, queue.id)
     if plan.tally is not None:

@@ -1,21 +1,27 @@
 """One SQLite database: one connection, one thread, a whole transaction per hop.
 
 Several processes may share the file. SQLite's own busy handling starves some of them, so write transactions queue at a
-file lock first; `busy_timeout` is the backstop for those who write without it.
+file lock first; `busy_timeout` is the backstop for those who write without it. Neither is waited for without end: while
+the thread waits for the file lock, whose holder may have been stopped, those who wait for the thread are answered.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import sqlite3
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
 
-from fairlane.errors import ConfigurationError, StoreUnavailable
+from fairlane.errors import ConfigurationError, StoreLost, StoreUnavailable
+from fairlane.store.faults import Fault, of_sqlite
 from fairlane.store.sqlite.known import Known
-from fairlane.store.sqlite.write_lock import WriteLock
+from fairlane.store.sqlite.write_lock import WriteLock, make_private
 from fairlane.store.statements import load_statements
 
 __all__ = ["Database", "Row", "Transaction"]
@@ -27,6 +33,7 @@ STATEMENTS = load_statements(
     "queries.sql",
     "operators.sql",
     "examining.sql",
+    "census.sql",
     "partitions.sql",
     "tallying.sql",
     "seeing.sql",
@@ -34,6 +41,9 @@ STATEMENTS = load_statements(
     "schedules.sql",
 )
 BUSY_TIMEOUT = 10.0
+"""Seconds for which other processes that write are waited for."""
+LOOKS = 10
+"""How often a wait is looked at within that time."""
 CROWDED_CLAIM, MOST_JOBS = 100, 1 << 20
 
 Row = tuple[Any, ...]
@@ -81,16 +91,57 @@ class Transaction:
         return row[0] if row else None
 
 
+class _Hop(Generic[T]):
+    """Work for the thread, and whoever waits for it."""
+
+    __slots__ = ("future", "is_abandoned", "is_running", "loop", "work")
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self.work = work
+        self.loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[T] = self.loop.create_future()
+        self.is_running = False
+        """It can no longer be abandoned."""
+        self.is_abandoned = False
+
+    def tell(self, result: T | None, error: BaseException | None) -> None:
+        with contextlib.suppress(RuntimeError):  # its event loop has ended
+            self.loop.call_soon_threadsafe(self._tell, result, error)
+
+    def _tell(self, result: Any, error: BaseException | None) -> None:
+        if self.future.done():
+            return
+        if error is None:
+            self.future.set_result(result)
+        else:
+            self.future.set_exception(error)
+
+
+class _Abandoned(Exception):
+    """Whoever waited for this work has been told that it is not done."""
+
+
 class Database:
     """A database file (or memory), opened on its own thread."""
 
     def __init__(self, path: str | None) -> None:
         self.path = path
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fairlane-sqlite")
+        self._hops: SimpleQueue[_Hop[Any] | None] = SimpleQueue()
+        self._waiting: set[_Hop[Any]] = set()
+        self._current: _Hop[Any] | None = None
+        self._deciding = threading.Lock()
+        """Whether a hop is done or abandoned is decided once, for both sides."""
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+        self._watchdog: tuple[asyncio.AbstractEventLoop, asyncio.TimerHandle] | None = None
+        self._file: tuple[str, int, int] | None = None
+        """Where it is, and which file it is."""
         self._connection: sqlite3.Connection | None = None
         self._lock: WriteLock | None = None
         self._is_durable: bool | None = None
         self._known: dict[int, Known] = {}
+        self.on_begin: Callable[[Transaction, bool], None] = lambda tx, writes: None
+        """What every transaction begins with, and whether it writes."""
 
     @property
     def most_at_once(self) -> int:
@@ -100,10 +151,18 @@ class Database:
     async def open(self) -> None:
         await self._hop(self._open)
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the thread waits for another process to end its write."""
+        return self._lock is not None and self._lock.waits_since is not None
+
     async def close(self) -> None:
         if self._connection is not None:
-            await self._hop(self._close)
-        self._thread.shutdown(wait=False)
+            # If the thread waits for a lock that nobody gives back, it is left to the end of the process.
+            with contextlib.suppress(StoreUnavailable):
+                await self._hop(self._close)
+        self._is_closed = True
+        self._hops.put(None)
 
     async def write(self, work: Callable[[Transaction], T], *, durable: bool, keeps: bool = True) -> T:
         """Run `work` in one write transaction: committed as a whole, or not at all; if it `keeps` anything."""
@@ -114,16 +173,66 @@ class Database:
         return await self._hop(lambda: self._look(work))
 
     async def _hop(self, work: Callable[[], T]) -> T:
-        loop = asyncio.get_running_loop()
+        if self._is_closed:
+            raise StoreUnavailable("the store is closed; make another, or open it again through its app")
+        hop = _Hop(work)
+        self._waiting.add(hop)
+        hop.future.add_done_callback(lambda _: self._waiting.discard(hop))
+        if self._thread is None:
+            # A daemon: a thread that waits for a lock must not keep the interpreter from ending.
+            self._thread = threading.Thread(target=self._run, name="fairlane-sqlite", daemon=True)
+            self._thread.start()
+        self._hops.put(hop)
+        if self._watchdog is None or self._watchdog[0] is not hop.loop:
+            self._watch(hop.loop)
         # Shielded: a caller that is cancelled must not leave the thread's work half awaited and its error unseen.
-        try:
-            hop = loop.run_in_executor(self._thread, work)
-        except RuntimeError:  # the thread was ended
-            raise StoreUnavailable("the store is closed; make another, or open it again through its app") from None
-        return await asyncio.shield(hop)
+        return await asyncio.shield(hop.future)
+
+    def _run(self) -> None:
+        while (hop := self._hops.get()) is not None:
+            self._current = hop
+            try:
+                hop.tell(hop.work(), None)
+            except _Abandoned:
+                pass
+            except BaseException as error:
+                hop.tell(None, error)
+            self._current = hop = None
+
+    def _go_ahead(self) -> None:
+        """Nothing is in the way of the work at hand any more, unless nobody waits for it."""
+        hop = self._current
+        assert hop is not None
+        with self._deciding:
+            if hop.is_abandoned:
+                raise _Abandoned
+            hop.is_running = True
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._watchdog = loop, loop.call_later(BUSY_TIMEOUT / LOOKS, self._look_at_wait, loop)
+
+    def _look_at_wait(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Answer everybody who waits for the thread, if it has waited for too long for another process."""
+        self._watchdog = None
+        since = None if self._lock is None else self._lock.waits_since
+        if since is not None and time.monotonic() - since >= BUSY_TIMEOUT:
+            for hop in list(self._waiting):
+                self._abandon(hop)
+        if any(hop.loop is loop for hop in self._waiting):
+            self._watch(loop)
+
+    def _abandon(self, hop: _Hop[Any]) -> None:
+        with self._deciding:
+            if hop.is_running:
+                return
+            hop.is_abandoned = True
+        who, remedy = ("another process", "end it") if self._lock is None else self._lock.holder()
+        message = f"the SQLite database {self.path} has been locked for {BUSY_TIMEOUT:g} s by {who}"
+        hop.tell(None, StoreUnavailable(message, remedy))
 
     def _open(self) -> None:
         if self._connection is not None:
+            self._go_ahead()
             return
         try:
             self._connection = self._connect()
@@ -140,6 +249,8 @@ class Database:
             folder = Path(self.path).resolve().parent
             if not folder.is_dir():
                 raise FileNotFoundError(f"the folder {str(folder)!r} does not exist; create it first")
+            if not Path(self.path).exists():
+                make_private(self.path)
         connection = sqlite3.connect(
             self.path or ":memory:",
             timeout=BUSY_TIMEOUT,
@@ -151,16 +262,17 @@ class Database:
         if self.path is not None:
             self._lock = WriteLock(self.path)
             # Of several processes that open a new file, one switches it to WAL; SQLite's own waiting does not cover it.
-            self._lock.take()
-            try:
+            with self._alone():
                 connection.execute("pragma journal_mode = wal")
-            finally:
-                self._lock.give()
+            where = os.path.abspath(self.path)
+            found = os.stat(where)
+            self._file = where, found.st_dev, found.st_ino
             connection.execute("pragma wal_autocheckpoint = 4000")
         connection.execute("pragma cache_size = -65536")
         return connection
 
     def _close(self) -> None:
+        self._go_ahead()
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -173,15 +285,34 @@ class Database:
             raise StoreUnavailable("the store is closed; open it first")
         return self._connection
 
+    def _require_file(self) -> None:
+        """Refuse to go on with a file that nobody else can find any more. (1.5 µs.)"""
+        if self._file is None:
+            return
+        where, *which = self._file
+        try:
+            found = os.stat(where)
+        except FileNotFoundError:
+            problem = "is no longer there: it was deleted or moved"
+        else:
+            if which == [found.st_dev, found.st_ino]:
+                return
+            problem = "was replaced by another file"
+        raise StoreLost(
+            f"the SQLite database {where} {problem} while this program had it open, and what it writes would be lost; "
+            "put the file back, if you can, and restart the program"
+        )
+
     def _transact(self, work: Callable[[Transaction], T], durable: bool, keeps: bool) -> T:
         connection = self._open_connection()
-        if self._lock is not None:
-            self._lock.take()
-        try:
+        with self._translating(), self._alone():
+            self._require_file()
             self._set_durable(connection, durable)
             connection.execute("begin immediate")
             try:
-                result = work(Transaction(connection, self._known))
+                tx = Transaction(connection, self._known)
+                self.on_begin(tx, True)
+                result = work(tx)
                 if not keeps:
                     self._known.clear()
                 connection.execute("commit" if keeps else "rollback")
@@ -191,15 +322,33 @@ class Database:
                 if connection.in_transaction:
                     connection.execute("rollback")
                 raise
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:
-                raise  # a table is missing, say: no wait brings it back
-            is_busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
-            hint = "; a transaction of your own may hold it: pass it as tx=, or end it first" if is_busy else ""
-            raise StoreUnavailable(f"the SQLite database {self.path or ':memory:'} refused: {error}{hint}") from error
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other process of this machine writes during the block."""
+        if self._lock is None:
+            self._go_ahead()
+            yield
+            return
+        self._lock.take()
+        try:
+            self._go_ahead()
+            yield
         finally:
-            if self._lock is not None:
-                self._lock.give()
+            self._lock.give()
+
+    @contextlib.contextmanager
+    def _translating(self) -> Iterator[None]:
+        """Turn what is not the program's own fault into `StoreUnavailable`."""
+        try:
+            yield
+        except Exception as error:
+            if of_sqlite(error) in (None, Fault.OURS):
+                raise
+            remedy = ""
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
+                remedy = "a transaction of your own may hold it: pass it as tx=, or end it first"
+            raise StoreUnavailable(f"the SQLite database {self.path or ':memory:'} refused: {error}", remedy) from error
 
     def _set_durable(self, connection: sqlite3.Connection, durable: bool) -> None:
         # 1.5 µs: durable enqueue and settle, claims that do not wait for the disk.
@@ -208,18 +357,26 @@ class Database:
             self._is_durable = durable
 
     def _look(self, work: Callable[[Transaction], T]) -> T:
+        self._go_ahead()
         connection = self._open_connection()
-        try:
+        with self._translating():
+            self._require_file()
             connection.execute("begin")
             try:
-                return work(Transaction(connection, self._known))
+                tx = Transaction(connection, self._known)
+                self.on_begin(tx, False)
+                return work(tx)
             finally:
-                connection.execute("rollback")
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:
-                raise  # a table is missing, say: no wait brings it back
-            raise StoreUnavailable(f"the SQLite database {self.path or ':memory:'} refused: {error}") from error
+                if connection.in_transaction:  # an I/O error has ended it
+                    connection.execute("rollback")
 
     async def data_version(self) -> int:
         """Changes when another process has written."""
-        return await self._hop(lambda: int(self._open_connection().execute("pragma data_version").fetchone()[0]))
+        return await self._hop(self._data_version)
+
+    def _data_version(self) -> int:
+        self._go_ahead()
+        connection = self._open_connection()
+        with self._translating():
+            self._require_file()
+            return int(connection.execute("pragma data_version").fetchone()[0])

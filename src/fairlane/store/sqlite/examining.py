@@ -12,7 +12,7 @@ from fairlane.scheduler.plan import plan_claims
 from fairlane.scheduler.snapshot import Plan, QueueRow
 from fairlane.store.figures import service_of
 from fairlane.store.job_rows import no_such_job
-from fairlane.store.sqlite import claims, rows
+from fairlane.store.sqlite import census, claims, rows
 from fairlane.store.sqlite.database import Transaction
 from fairlane.store.sqlite.seeing import workers
 
@@ -61,6 +61,7 @@ def look_at(
         _kept(tx, queue.id, sequence_lane(snapshot.policy, subject)),
         job is not None and bool(tx.value("is_forced", job.bytes)),
         service_of(workers(tx, now), [queue.policy.queue], now),
+        census.at_gates(tx, queue, snapshot.policy, examined.full, RUNNING),
     )
 
 

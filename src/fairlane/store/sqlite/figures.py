@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fairlane.clock import Clock, Instant
+from fairlane.clock import Instant
 from fairlane.job import JobRecord
 from fairlane.policy.by import By
 from fairlane.scheduler.figures import KeyFigures, Minute
@@ -15,6 +15,7 @@ from fairlane.store.health import Health, Standstill
 from fairlane.store.job_rows import no_such_queue
 from fairlane.store.key_rows import KeyPlace
 from fairlane.store.protocol import Declared, WorkerIdentity
+from fairlane.store.queue_time import QueueClock
 from fairlane.store.sqlite import claims, health, policies, seeing, tallying
 from fairlane.store.sqlite.database import Database, Transaction
 
@@ -32,7 +33,7 @@ def known_queue(tx: Transaction, name: str) -> claims.QueueInForce:
 class Figures:
     """What `Store` says of figures."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: Database, clock: QueueClock) -> None:
         self._database = database
         self._clock = clock
         self._pace = Pace()

@@ -46,15 +46,17 @@ def _store(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> dict[int, i
     position = last - len(jobs)
     job_rows = []
     bells: dict[bytes, list[object]] = {}
+    numbers_only: dict[bytes, list[object]] = {}
     counts: Counter[bytes] = Counter()
     ready: Counter[int] = Counter()
     scheduled: set[int] = set()
+    ahead: int = tx.value("select_time") if any(job.run_at is not None for job in jobs) else 0
     for job in jobs:
         position += 1
         queue = numbers[job.queue]
         lane_keys = rows.encode_keys(job.lane_keys)
         given = None if job.given is None else rows.encode_given(job.given)
-        due_at = _due_at(job, now)
+        due_at = _due_at(job, now, ahead)
         state = State.READY if due_at is None else State.SCHEDULED
         job_rows.append(
             (
@@ -74,19 +76,23 @@ def _store(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> dict[int, i
                 due_at,
                 job.on_dead,
                 given,
+                None if given is None else position,
                 job.context,
             )
         )
         if state is State.READY:
-            bell = bells.setdefault(job.lane, [queue, job.lane, job.priority, lane_keys, 0, position, now, None, 0])
-            if given is not None:
-                bell[7] = given
+            bell = bells.setdefault(job.lane, _bell(queue, job, lane_keys, position, now))
             counts[job.lane] += 1
             ready[queue] += 1
         else:
+            # Nothing is ready in its lane, but its numbers hold from now on.
+            bell = numbers_only.setdefault(job.lane, _bell(queue, job, lane_keys, position, now))
             scheduled.add(queue)
+        if given is not None:
+            bell[7], bell[9] = given, position
     for lane, bell in bells.items():
         bell[4] = counts[lane]
+    bells_rung = [*bells.values(), *(bell for bell in numbers_only.values() if bell[7] is not None)]
     try:
         tx.run_many("insert_job", job_rows)
     except sqlite3.IntegrityError as error:
@@ -95,9 +101,13 @@ def _store(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> dict[int, i
         if (taken := _taken(tx, jobs)) is None:
             raise
         raise DuplicateJob(taken) from error
-    tx.run_many("insert_arrival", list(bells.values()))
+    tx.run_many("insert_arrival", bells_rung)
     # A scheduled job wakes one waiter too: it has to learn until when to sleep.
     return {queue: ready[queue] or 1 for queue in {*ready, *scheduled}}
+
+
+def _bell(queue: int, job: NewJob, lane_keys: str, position: int, now: Instant) -> list[object]:
+    return [queue, job.lane, job.priority, lane_keys, 0, position, now, None, 0, None]
 
 
 def _taken(tx: Transaction, jobs: Sequence[NewJob]) -> UUID | None:
@@ -110,8 +120,9 @@ def _taken(tx: Transaction, jobs: Sequence[NewJob]) -> UUID | None:
     return None
 
 
-def _due_at(job: NewJob, now: Instant) -> Instant | None:
-    at = job.run_at if job.run_at is not None else now + job.delay if job.delay is not None else now
+def _due_at(job: NewJob, now: Instant, ahead: int) -> Instant | None:
+    """In queue time. A time of day goes by the wall clock."""
+    at = job.run_at + ahead if job.run_at is not None else now + job.delay if job.delay is not None else now
     return at if at > now else None
 
 
@@ -152,10 +163,10 @@ def cancel(
         return Cancelled(state, state, None if worker is None else UUID(bytes=worker))
     tx.run("cancel_waiting", now, reason, position)
     if state is State.READY:
-        tx.run("insert_arrival", queue, lane, priority, lane_keys, -1, position, ready_at, None, 0)
+        tx.run("insert_arrival", queue, lane, priority, lane_keys, -1, position, ready_at, None, 0, None)
     if not keeps_place:
         return Cancelled(state, State.CANCELLED)
-    tx.run("insert_arrival", queue, lane, priority, lane_keys, 0, position, ready_at, None, 1)
+    tx.run("insert_arrival", queue, lane, priority, lane_keys, 0, position, ready_at, None, 1, None)
     return Cancelled(state, State.CANCELLED, frees=queue)
 
 
@@ -169,6 +180,11 @@ def record(tx: Transaction, job: UUID) -> JobRecord:
 def contexts(tx: Transaction, jobs: Sequence[UUID]) -> dict[UUID, str]:
     found = ((job, tx.value("select_context", job.bytes)) for job in jobs)
     return {job: context for job, context in found if context is not None}
+
+
+def retries(tx: Transaction, jobs: Sequence[UUID]) -> dict[UUID, int]:
+    found = ((job, tx.value("count_retries", job.bytes)) for job in jobs)
+    return {job: count for job, count in found if count}
 
 
 def record_of(row: Sequence[Any]) -> JobRecord:

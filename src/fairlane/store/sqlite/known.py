@@ -78,7 +78,7 @@ class Known:
         ready = self._ready.get(flow.id, ())
         if flow.open > most or len(ready) != flow.open:
             return None
-        return sorted((self._lanes[each] for each in ready), key=_rank)
+        return sorted((self._lanes[each] for each in ready), key=_order)
 
     def note(self, plan: Plan) -> None:
         """These rows are written, and the revision is raised."""
@@ -88,8 +88,8 @@ class Known:
         self.revision += 1
 
 
-def _rank(lane: LaneRow) -> tuple[int, bytes]:
-    return lane.rank, lane.id
+def _order(lane: LaneRow) -> tuple[int, int, bytes]:
+    return lane.rank, lane.head, lane.id
 
 
 def _fetched(

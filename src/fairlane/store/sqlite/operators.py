@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 from uuid import UUID
 
 import msgspec
 
 from fairlane.clock import Instant
 from fairlane.job import JobRecord, State
+from fairlane.policy.unique import OnReplayConflict
 from fairlane.store.operators import LOOK_AT_MOST, PURGE, REPLAY, RETRY, Cursor, Handled, JobFilter, JobPage
-from fairlane.store.sqlite import jobs, rows
+from fairlane.store.sqlite import jobs, rows, uniques
 from fairlane.store.sqlite.database import Row, Transaction
 
-__all__ = ["find", "purge", "replay", "retry_now"]
+__all__ = ["find", "foresee_replay", "purge", "replay", "retry_now"]
 
 STRETCH = 1_000
 """Jobs of a walk that are looked at together."""
@@ -82,40 +84,62 @@ def _fitting(
     return [jobs.record_of(row) for row in found]
 
 
+def foresee_replay(
+    tx: Transaction, given: Sequence[UUID], now: Instant, on_conflict: OnReplayConflict
+) -> list[Handled]:
+    """What `replay` would report now."""
+    found = _found(tx, REPLAY.bounded(given))
+    readmission = uniques.readmitted(tx, sorted(found), now, on_conflict)
+    return REPLAY.handled(given, _states(found), held=readmission.held)
+
+
 def replay(
-    tx: Transaction, given: Sequence[UUID], delay: int | None, now: Instant
+    tx: Transaction, given: Sequence[UUID], delay: int | None, now: Instant, on_conflict: OnReplayConflict
 ) -> tuple[list[Handled], dict[int, int]]:
     """Put ended jobs back. Returns the report, and how many to wake by queue."""
     found = _found(tx, REPLAY.bounded(given))
+    readmission = uniques.readmitted(tx, sorted(found), now, on_conflict)
+    freed = [
+        jobs.cancel(tx, old, now, only_waiting=True, reason=f"replaced by job {new}").frees
+        for old, new in readmission.replaced.items()
+    ]
+    uniques.take_back(tx, readmission)
     # In the order of their enqueue, which their ids keep.
-    back = [(job, row) for job, row in sorted(found.items()) if REPLAY.applies_to(State(row[1]))]
+    back = [
+        (job, row)
+        for job, row in sorted(found.items())
+        if REPLAY.applies_to(State(row[1])) and job not in readmission.held
+    ]
     due_at = now + delay if delay is not None and delay > 0 else None
     state = State.READY if due_at is None else State.SCHEDULED
     place: int = tx.value("take_positions", len(back)) - len(back)
-    bells: dict[bytes, list[object]] = {}
+    bells: dict[bytes, list[Any]] = {}
     counts: Counter[bytes] = Counter()
     woken: Counter[int] = Counter()
     for job, row in back:
         place += 1
-        position, _, queue, lane, priority, lane_keys, attempt, claimed_at, finished_at, worker, outcome, error = row
-        if claimed_at is not None:
-            tx.run("insert_attempt", job.bytes, attempt, claimed_at, finished_at, worker, outcome, error)
+        position, _, queue, lane, priority, lane_keys, numbers, given_by, *attempt = row
+        if attempt[1] is not None:
+            tx.run("insert_attempt", job.bytes, *attempt)
         tx.run("replay_job", place, int(state), now, due_at, position)
-        bells.setdefault(lane, [queue, lane, priority, lane_keys, 0, place, now, None, 0])
+        bell = bells.setdefault(lane, [queue, lane, priority, lane_keys, 0, place, now, None, 0, None])
+        if given_by is not None and given_by > (bell[9] or 0):
+            bell[7], bell[9] = numbers, given_by
         counts[lane] += 1
         woken[queue] += 1
     if state is State.READY:
         tx.run_many("insert_arrival", [(*bell[:4], counts[lane], *bell[5:]) for lane, bell in bells.items()])
     # One to hold the timer is enough for those that are due later.
-    ready = {queue: count if state is State.READY else 1 for queue, count in woken.items()}
-    return REPLAY.handled(given, _states(found)), ready
+    ready = Counter({queue: count if state is State.READY else 1 for queue, count in woken.items()})
+    ready.update(queue for queue in freed if queue is not None)
+    return REPLAY.handled(given, _states(found), held=readmission.held), dict(ready)
 
 
 def purge(tx: Transaction, given: Sequence[UUID]) -> list[Handled]:
     found = _found(tx, PURGE.bounded(given))
     gone = [(job, row[0]) for job, row in found.items() if PURGE.applies_to(State(row[1]))]
     tx.run_many("delete_attempts", [(job.bytes,) for job, _ in gone])
-    tx.run_many("delete_uniques_of_job", [(job.bytes,) for job, _ in gone])
+    uniques.forget(tx, [job.bytes for job, _ in gone])
     tx.run_many("delete_job", [(position,) for _, position in gone])
     return PURGE.handled(given, _states(found))
 

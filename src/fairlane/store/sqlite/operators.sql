@@ -64,7 +64,8 @@ limit ?10
 
 -- name: select_ended
 -- What an operator's action must know of a job.
-select position, state, queue, lane, priority, lane_keys, attempt, claimed_at, finished_at, worker, outcome, error
+select position, state, queue, lane, priority, lane_keys, given, given_by, attempt, claimed_at, finished_at, worker, outcome,
+    error
 from jobs
 where id = ?
 
@@ -72,7 +73,7 @@ where id = ?
 -- The job joins its lane at the end, as if it had just been enqueued.
 -- ?1 position, ?2 state, ?3 now, ?4 due, ?5 its old position
 update jobs
-set position = ?1, state = ?2, ready_at = ?3, due_at = ?4, attempt = 0, replays = replays + 1, cancel_requested = 0,
+set position = ?1, state = ?2, ready_at = ?3, due_at = ?4, attempt = 0, suspicion = 0, replays = replays + 1, cancel_requested = 0,
     claimed_at = null, finished_at = null, lease = null, charge = 0, worker = null, outcome = null, error = null,
     result = null, progress = null, progress_message = null
 where position = ?5

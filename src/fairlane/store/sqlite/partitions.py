@@ -6,7 +6,7 @@ from collections import Counter
 
 from fairlane.clock import Instant
 from fairlane.scheduler.snapshot import GateRow
-from fairlane.scheduler.strays import StrayLane, WaitingLane, gates_of_strays, stray_lanes
+from fairlane.scheduler.strays import StrayLane, WaitingLane, gates_of_strays, stray_lanes, weights_of_strays
 from fairlane.store.protocol import Rehomed
 from fairlane.store.sqlite import claims, rows
 from fairlane.store.sqlite.database import Transaction
@@ -45,9 +45,9 @@ class _Moving:
         if found:
             to = self._move(stray, [(row[0], row[1]) for row in found])
             first, since = found[0][0], min(row[2] for row in found)
-            given = next((row[3] for row in reversed(found) if row[3] is not None), None)
-            self._ring(stray, self._queue, stray.was.id, (-len(found), first, since, None, 0))
-            self._ring(stray, to, stray.lane, (len(found), first, since, given, 0))
+            given_by, given = max(((row[4], row[3]) for row in found if row[3] is not None), default=(None, None))
+            self._ring(stray, self._queue, stray.was.id, (-len(found), first, since, None, 0, None))
+            self._ring(stray, to, stray.lane, (len(found), first, since, given, 0, given_by))
         return len(found)
 
     def scheduled(self, stray: StrayLane, limit: int) -> int:
@@ -56,8 +56,8 @@ class _Moving:
         if found:
             to = self._move(stray, [(row[0], row[1]) for row in found])
             if kept := sum(row[3] for row in found):
-                self._ring(stray, self._queue, stray.was.id, (0, found[0][0], found[0][2], None, kept))
-                self._ring(stray, to, stray.lane, (0, found[0][0], found[0][2], None, -kept))
+                self._ring(stray, self._queue, stray.was.id, (0, found[0][0], found[0][2], None, kept, None))
+                self._ring(stray, to, stray.lane, (0, found[0][0], found[0][2], None, -kept, None))
         return len(found)
 
     def _move(self, stray: StrayLane, jobs: list[tuple[int, bytes]]) -> int:
@@ -89,5 +89,7 @@ def _select_lanes(tx: Transaction, queue: int) -> tuple[list[WaitingLane], list[
     return used, [WaitingLane(lane, priority, rows.decode_keys(keys), count) for lane, priority, keys, count in found]
 
 
-def select_gates_of_strays(tx: Transaction, queue: claims.QueueInForce) -> list[tuple[str, GateRow]]:
-    return gates_of_strays(queue.policy, [rows.gate(row) for row in tx.all("select_all_gates", queue.id)])
+def select_gates_of_strays(tx: Transaction, queue: claims.QueueInForce, was: int) -> list[tuple[str, GateRow]]:
+    gates = [rows.gate(row) for row in tx.all("select_all_gates", queue.id)]
+    flows = [rows.flow(row) for row in tx.all("select_all_flows", queue.id)]
+    return gates_of_strays(queue.policy, was, gates) + weights_of_strays(queue.policy, was, flows)

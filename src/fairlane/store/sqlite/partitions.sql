@@ -8,8 +8,7 @@ where queue = ? and due_at is not null
 group by lane, priority, lane_keys
 
 -- name: select_ready_of_lane
--- What has run before brings no number again: newer jobs have brought newer ones.
-select position, id, ready_at, case when claimed_at is null and replays = 0 then given end
+select position, id, ready_at, given, given_by
 from jobs
 where lane = ? and position >= ? and state = 1
 order by position

@@ -14,6 +14,19 @@ select name
 from queues
 order by name
 
+-- name: select_time
+select ahead, latest
+from queue_time
+
+-- name: update_time
+update queue_time
+set ahead = ?, latest = ?
+
+-- name: select_policy_version
+select version
+from queues
+where name = ?
+
 -- name: update_policy
 update queues
 set policy = ?, digest = ?, version = version + 1, applied_at = ?
@@ -51,17 +64,17 @@ returning last
 -- name: insert_job
 insert into jobs (
     position, id, queue, task, priority, lane, lane_keys, keys, payload, state, max_attempts, enqueued_at, ready_at,
-    due_at, on_dead, given, context
+    due_at, on_dead, given, given_by, context
 )
-values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: delete_jobs_between
 delete from jobs
 where position > ? and position <= ?
 
 -- name: insert_arrival
-insert into arrivals (queue, lane, priority, keys, count, floor, since, given, resumed)
-values (?, ?, ?, ?, ?, ?, ?, ?, ?)
+insert into arrivals (queue, lane, priority, keys, count, floor, since, given, resumed, given_by)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: insert_releases
 -- All that one settlement releases in a queue.
@@ -70,9 +83,7 @@ values (?, ?, ?)
 
 -- name: select_due_jobs
 -- Scheduled jobs whose time has come, in the order in which they are due.
--- What comes back after a run, or was put back, brings no numbers again: newer jobs have brought newer ones.
-select position, lane, priority, lane_keys, keeps_place, ready_at,
-    case when claimed_at is null and replays = 0 then given end
+select position, lane, priority, lane_keys, keeps_place, ready_at, given, given_by
 from jobs
 where queue = ? and due_at is not null and due_at <= ?
 order by due_at, position
@@ -85,7 +96,7 @@ set position = ?, state = 1, ready_at = ?, due_at = null, keeps_place = 0
 where position = ?
 
 -- name: select_arrivals
-select id, lane, priority, keys, count, floor, since, given, resumed
+select id, lane, priority, keys, count, floor, since, given, resumed, coalesce(given_by, 0)
 from arrivals
 where queue = ?
 order by id
@@ -104,19 +115,19 @@ where before < ?2
 -- ?1 how many, ?2 their ids, one after the other. So are flows, gates and claims looked up: a statement for each of them
 -- would cost more than its row.
 with recursive numbers (n) as (select 0 union all select n + 1 from numbers where n + 1 < ?1)
-select id, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag
+select id, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag, head
 from numbers
 cross join lanes on lanes.id = substr(?2, 16 * n + 1, 16)
 
 -- name: select_flows
 with recursive numbers (n) as (select 0 union all select n + 1 from numbers where n + 1 < ?1)
-select id, key, weight, vtime, tie, cost, debt, open, shut, standing, gate
+select id, key, weight, vtime, tie, cost, debt, open, shut, standing, gate, given_by
 from numbers
 cross join flows on flows.id = substr(?2, 16 * n + 1, 16)
 
 -- name: select_gates
 with recursive numbers (n) as (select 0 union all select n + 1 from numbers where n + 1 < ?1)
-select id, "limit", key, in_flight, tat, waiting, awake, wake_at, memo, value
+select id, "limit", key, in_flight, tat, waiting, awake, wake_at, memo, value, given_by
 from numbers
 cross join gates on gates.id = substr(?2, 16 * n + 1, 16)
 
@@ -129,7 +140,7 @@ delete from arrivals
 where queue = ? and id <= ?
 
 -- name: select_gate
-select id, "limit", key, in_flight, tat, waiting, awake, wake_at, memo, value
+select id, "limit", key, in_flight, tat, waiting, awake, wake_at, memo, value, given_by
 from gates
 where id = ?
 
@@ -143,7 +154,7 @@ limit ?
 
 -- name: scan_lanes
 -- The first ready lanes of each of those flows.
-select lanes.id, flow, priority, lanes.keys, ready, in_flight, floor, rank, lanes.standing, lanes.gate, tag
+select lanes.id, flow, priority, lanes.keys, ready, in_flight, floor, rank, lanes.standing, lanes.gate, tag, head
 from (
     select id
     from flows
@@ -155,33 +166,33 @@ join lanes on lanes.id in (
     select first.id
     from lanes as first
     where first.flow = scanned.id and first.standing = 1
-    order by first.rank
+    order by first.rank, first.head
     limit ?5
 )
 
 -- name: select_ready_lanes
-select id, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag
+select id, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag, head
 from lanes
 where flow = ? and standing = 1
-order by rank
+order by rank, head
 limit ?
 
 -- name: select_parked_lanes
-select id, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag
+select id, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag, head
 from lanes
 where gate = ? and standing = 2
-order by tag
+order by tag, head
 limit ?
 
 -- name: select_parked_flows
-select id, key, weight, vtime, tie, cost, debt, open, shut, standing, gate
+select id, key, weight, vtime, tie, cost, debt, open, shut, standing, gate, given_by
 from flows
 where gate = ? and standing = 2
 order by vtime, tie
 limit ?
 
 -- name: select_due_gates
-select id, "limit", key, in_flight, tat, waiting, awake, wake_at, memo, value
+select id, "limit", key, in_flight, tat, waiting, awake, wake_at, memo, value, given_by
 from gates
 where queue = ? and wake_at is not null and wake_at <= ?
 order by wake_at
@@ -208,31 +219,34 @@ cross join jobs on jobs.position in (
 )
 
 -- name: claim_jobs
--- ?1 now, ?2 lease, ?3 worker, ?4 [[position, charge, shared gates], …]
+-- ?1 lease, ?2 worker, ?3 [[position, charge, shared gates, when it starts], …]
 update jobs
-set state = 2, attempt = attempt + 1, claimed_at = ?1, lease = ?2, worker = ?3, charge = starts.charge,
+set state = 2, attempt = attempt + 1, claimed_at = starts.claimed_at, lease = ?1, worker = ?2, charge = starts.charge,
     shared = starts.shared, progress = null, progress_message = null
 from (
-    select value ->> 0 as position, value ->> 1 as charge, value ->> 2 as shared
-    from json_each(?4)
+    select value ->> 0 as position, value ->> 1 as charge, value ->> 2 as shared, value ->> 3 as claimed_at
+    from json_each(?3)
 ) as starts
 where jobs.position = starts.position and state = 1
-returning jobs.position, id, task, priority, keys, payload, attempt, max_attempts, enqueued_at, cancel_requested
+returning jobs.position, id, task, priority, keys, payload, attempt, max_attempts, enqueued_at, cancel_requested,
+    suspicion
 
 -- name: claim_alike
--- Where they are charged alike, without a row of JSON for each. ?4 positions, ?5 charge, ?6 shared gates
+-- Where they are charged alike, without a row of JSON for each. ?1 when they start, ?2 lease, ?3 worker, ?4 positions, ?5 charge, ?6 shared gates
 update jobs
 set state = 2, attempt = attempt + 1, claimed_at = ?1, lease = ?2, worker = ?3, charge = ?5, shared = ?6,
     progress = null, progress_message = null
 where position in (select value from json_each(?4)) and state = 1
-returning position, id, task, priority, keys, payload, attempt, max_attempts, enqueued_at, cancel_requested
+returning position, id, task, priority, keys, payload, attempt, max_attempts, enqueued_at, cancel_requested,
+    suspicion
 
 -- name: upsert_flow
-insert into flows (id, queue, key, weight, vtime, tie, cost, debt, open, shut, standing, gate)
-values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+insert into flows (id, queue, key, weight, vtime, tie, cost, debt, open, shut, standing, gate, given_by, given_at)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 on conflict (id) do update
 set weight = excluded.weight, vtime = excluded.vtime, tie = excluded.tie, cost = excluded.cost, debt = excluded.debt,
-    open = excluded.open, shut = excluded.shut, standing = excluded.standing, gate = excluded.gate
+    open = excluded.open, shut = excluded.shut, standing = excluded.standing, gate = excluded.gate,
+    given_at = iif(given_by = excluded.given_by, given_at, excluded.given_at), given_by = excluded.given_by
 
 -- name: update_flow_figures
 update flows
@@ -245,11 +259,11 @@ set vtime = ?, tie = ?, cost = ?, debt = ?
 where id = ?
 
 -- name: upsert_lane
-insert into lanes (id, queue, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag)
-values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+insert into lanes (id, queue, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag, head)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 on conflict (id) do update
 set flow = excluded.flow, ready = excluded.ready, in_flight = excluded.in_flight, floor = excluded.floor,
-    rank = excluded.rank, standing = excluded.standing, gate = excluded.gate, tag = excluded.tag
+    rank = excluded.rank, standing = excluded.standing, gate = excluded.gate, tag = excluded.tag, head = excluded.head
 
 -- name: update_lane_figures
 update lanes
@@ -257,15 +271,15 @@ set ready = ?, in_flight = ?, floor = ?
 where id = ?
 
 -- name: upsert_gate
-insert into gates (id, queue, "limit", key, in_flight, tat, waiting, awake, wake_at, memo, value)
-values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+insert into gates (id, queue, "limit", key, in_flight, tat, waiting, awake, wake_at, memo, value, given_by)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 on conflict (id) do update
 set in_flight = excluded.in_flight, tat = excluded.tat, waiting = excluded.waiting, awake = excluded.awake,
-    wake_at = excluded.wake_at, memo = excluded.memo, value = excluded.value
+    wake_at = excluded.wake_at, memo = excluded.memo, value = excluded.value, given_by = excluded.given_by
 
 -- name: update_gate_figures
 update gates
-set in_flight = ?, tat = ?, waiting = ?, awake = ?, memo = ?, value = ?
+set in_flight = ?, tat = ?, waiting = ?, awake = ?, memo = ?, value = ?, given_by = ?
 where id = ?
 
 -- name: insert_lease
@@ -314,7 +328,7 @@ where position = ?
 
 -- name: finish_job
 update jobs
-set state = ?, attempt = ?, finished_at = ?, due_at = ?, error = ?, outcome = ?, result = ?, lease = null,
+set state = ?, attempt = ?, suspicion = ?, finished_at = ?, due_at = ?, error = ?, outcome = ?, result = ?, lease = null,
     keeps_place = ?
 where position = ?
 
@@ -363,8 +377,15 @@ where expires_at <= ?
 order by expires_at
 limit ?
 
+-- name: select_leases_of_worker
+select id, renewed_at, jobs, worker
+from leases
+where worker = ?
+limit ?
+
 -- name: select_claim_at
-select id, task, priority, keys, payload, attempt, max_attempts, enqueued_at, cancel_requested, claimed_at
+select id, task, priority, keys, payload, attempt, max_attempts, enqueued_at, cancel_requested, suspicion,
+    claimed_at
 from jobs
 where position = ? and lease = ? and state = 2
 
@@ -410,6 +431,15 @@ select context
 from jobs
 where id = ?
 
+-- name: count_retries
+-- How often a job has asked for a retry since it was enqueued or replayed: an engine's own count.
+select count(*)
+from attempts a
+where a.job = ? and a.outcome = 'retry' and not exists (
+    select 1 from attempts later
+    where later.job = a.job and later.rowid > a.rowid and later.outcome in ('done', 'dead', 'cancelled')
+)
+
 -- name: select_last_attempt
 select state, attempt, claimed_at, finished_at, worker, outcome, error
 from jobs
@@ -446,17 +476,17 @@ delete from attempts
 where job = ?
 
 -- name: select_all_lanes
-select id, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag
+select id, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag, head
 from lanes
 where queue = ?
 
 -- name: select_all_flows
-select id, key, weight, vtime, tie, cost, debt, open, shut, standing, gate
+select id, key, weight, vtime, tie, cost, debt, open, shut, standing, gate, given_by
 from flows
 where queue = ?
 
 -- name: select_all_gates
-select id, "limit", key, in_flight, tat, waiting, awake, wake_at, memo, value
+select id, "limit", key, in_flight, tat, waiting, awake, wake_at, memo, value, given_by
 from gates
 where queue = ?
 
@@ -485,9 +515,11 @@ delete from lanes
 where id = ?
 
 -- name: walk_flows
--- Without lanes, and its tag behind the queue's virtual time: forgetting it gives no credit.
+-- Without lanes, and its tag behind the queue's virtual time: forgetting it gives no credit. A weight that a job brought
+-- along outlives its jobs for a time, ?5: others of its key may be due later.
 select id,
     standing = 0
+    and (given_by = 0 or given_at <= ?4 - ?5)
     and vtime + debt <= (select queues.vtime from queues where queues.id = ?2)
     and not exists (select 1 from lanes where lanes.flow = flows.id)
 from flows
@@ -572,6 +604,21 @@ insert into uniques (id, job, digest, until, expires_at)
 values (?, ?, ?, ?, ?)
 on conflict (id) do update set job = excluded.job, digest = excluded.digest, until = excluded.until,
     expires_at = excluded.expires_at
+
+-- name: insert_unique_job
+insert into unique_jobs (job, key, until)
+values (?, ?, ?)
+
+-- name: select_unique_job
+-- What a job that has ended asks for when it is put back.
+select u.key, u.until, j.payload
+from unique_jobs u
+join jobs j on j.id = u.job
+where u.job = ? and j.state > 3
+
+-- name: delete_unique_job
+delete from unique_jobs
+where job = ?
 
 -- name: delete_uniques_of_job
 -- A key whose job is gone is free; a window outlives its job.
@@ -811,23 +858,38 @@ set tat = ?, memo = ?, wake_at = ?
 where id = ?
 
 -- name: insert_audit
-insert into audit (at, actor, action, queue, target, before, after, reason)
-values (?, ?, ?, ?, ?, ?, ?, ?)
+insert into audit (at, actor, action, queue, target, before, after, reason, act, part, jobs)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: select_audit
--- The newest first. ?1 before which entry, ?2 how many
-select id, at, actor, action, queue, target, before, after, reason
-from audit
-where id < ?1
-order by id desc
+-- The newest first, the parts of one action as one entry. ?1 before which entry, ?2 how many
+select a.id, a.at, a.actor, a.action, a.queue, a.target, a.before, a.after, a.reason,
+    a.jobs + coalesce((select sum(p.jobs) from audit p where p.act = a.act and p.part > 0), 0)
+from audit a
+where a.id < ?1 and a.part = 0
+order by a.id desc
 limit ?2
 
 -- name: select_audit_of_queue
-select id, at, actor, action, queue, target, before, after, reason
-from audit
-where queue = ?3 and id < ?1
-order by id desc
+select a.id, a.at, a.actor, a.action, a.queue, a.target, a.before, a.after, a.reason,
+    a.jobs + coalesce((select sum(p.jobs) from audit p where p.act = a.act and p.part > 0), 0)
+from audit a
+where a.queue = ?3 and a.id < ?1 and a.part = 0
+order by a.id desc
 limit ?2
+
+-- name: end_session
+insert into ended_sessions (id, expires_at)
+values (?, ?)
+on conflict (id) do nothing
+
+-- name: is_session_ended
+select exists (select 1 from ended_sessions where id = ?)
+
+-- name: prune_ended_sessions
+-- Those that no clock takes for valid any more.
+delete from ended_sessions
+where expires_at <= ?
 
 -- name: force_job
 insert into forced (job, queue)
@@ -911,7 +973,7 @@ order by q.name
 
 -- name: select_adoptable
 select j.id, j.task, j.priority, j.keys, j.payload, j.attempt, j.max_attempts, j.enqueued_at, j.cancel_requested,
-    j.claimed_at, q.name, j.position, j.lease
+    j.suspicion, j.claimed_at, q.name, j.position, j.lease
 from jobs j
 join queues q on q.id = j.queue
 where j.id = ? and j.lease in (?, ?) and j.state = 2

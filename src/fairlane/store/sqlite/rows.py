@@ -48,8 +48,8 @@ def encode_keys(keys: dict[str, str | None]) -> str:
 
 
 def claim_of(row: Sequence[Any], lease: UUID, queue: str, claimed_at: Instant) -> Claim:
-    """A job that was handed out, by its columns from `id` to `cancel_requested`."""
-    job, task, priority, keys, payload, attempt, most, enqueued_at, cancel = row
+    """A job that was handed out, by its columns from `id` to `suspicion`."""
+    job, task, priority, keys, payload, attempt, most, enqueued_at, cancel, suspicion = row
     return Claim(
         UUID(bytes=job),
         lease,
@@ -63,6 +63,7 @@ def claim_of(row: Sequence[Any], lease: UUID, queue: str, claimed_at: Instant) -
         enqueued_at,
         claimed_at,
         bool(cancel),
+        suspicion,
     )
 
 
@@ -70,7 +71,7 @@ def flow(row: Row) -> FlowRow:
     return FlowRow(row[0], decode_key(row[1]), *row[2:])
 
 
-def flow_parameters(row: FlowRow, queue: int) -> Row:
+def flow_parameters(row: FlowRow, queue: int, now: Instant) -> Row:
     return (
         row.id,
         queue,
@@ -84,6 +85,8 @@ def flow_parameters(row: FlowRow, queue: int) -> Row:
         row.shut,
         row.standing,
         row.gate,
+        row.given_by,
+        now,
     )
 
 
@@ -105,6 +108,7 @@ def lane_parameters(row: LaneRow, queue: int) -> Row:
         row.standing,
         row.gate,
         row.tag,
+        row.head,
     )
 
 
@@ -125,12 +129,13 @@ def gate_parameters(row: GateRow, queue: int) -> Row:
         row.wake_at,
         row.memo,
         row.value,
+        row.given_by,
     )
 
 
 def arrival(row: Row) -> Arrival:
-    _, lane_id, priority, keys, count, floor, since, given, resumed = row
-    return Arrival(lane_id, priority, decode_keys(keys), count, floor, since, decode_given(given), resumed)
+    _, lane_id, priority, keys, count, floor, since, given, resumed, given_by = row
+    return Arrival(lane_id, priority, decode_keys(keys), count, floor, since, decode_given(given), resumed, given_by)
 
 
 class Released(msgspec.Struct, array_like=True, gc=False):

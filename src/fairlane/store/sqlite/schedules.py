@@ -6,10 +6,11 @@ from collections.abc import Collection, Sequence
 from typing import Any
 from uuid import UUID
 
-from fairlane.clock import Clock, Instant
+from fairlane.clock import Instant
 from fairlane.job import NewJob
 from fairlane.store import key_rows
 from fairlane.store.auditing import Note
+from fairlane.store.queue_time import QueueClock
 from fairlane.store.schedules import ORPHANED_AFTER, Fired, ScheduleRow
 from fairlane.store.sqlite import amending, jobs
 from fairlane.store.sqlite.database import Database, Transaction
@@ -22,7 +23,7 @@ class ScheduleKeeper:
     """The part of the SQLite store that keeps schedules."""
 
     _database: Database
-    _clock: Clock
+    _clock: QueueClock
 
     async def schedules(self, names: Collection[str] | None = None) -> list[ScheduleRow]:
         def work(tx: Transaction) -> list[ScheduleRow]:

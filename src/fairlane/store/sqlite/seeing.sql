@@ -150,7 +150,7 @@ limit ?2
 
 -- name: select_all_lanes_of_flow
 -- Every lane of a flow, those that most jobs wait in first. ?1 flow, ?2 how many, ?3 of how many
-select id, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag
+select id, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag, head
 from (select * from lanes where flow = ?1 limit ?3)
 order by ready desc, rank
 limit ?2
@@ -180,10 +180,10 @@ limit ?2
 
 -- name: select_lanes_of_flow
 -- Lanes with ready jobs, whether they wait at a gate or not: the lowest rank first. ?1 flow, ?2 how many
-select id, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag
+select id, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag, head
 from lanes
 where flow = ?1 and standing <> 0
-order by rank
+order by rank, head
 limit ?2
 
 -- name: select_jobs_at

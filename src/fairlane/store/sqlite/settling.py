@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from uuid import UUID
@@ -13,10 +12,11 @@ from fairlane.clock import Instant
 from fairlane.errors import DuplicateJob
 from fairlane.job import Claim, NewJob, Outcome, StampedEffects, State
 from fairlane.policy.unique import Conflict
-from fairlane.scheduler.settlement import Settlement, Verdict, abandoned_by
+from fairlane.scheduler.settlement import DeadWorker, Settlement, Verdict, abandoned_by
 from fairlane.scheduler.settlement import settle as decide
 from fairlane.store.dying import dying, not_taken, refused, tell_of_conflicts
-from fairlane.store.protocol import Reaped
+from fairlane.store.faults import Fault, of_sqlite
+from fairlane.store.protocol import Landings, Reaped
 from fairlane.store.sqlite import jobs, rows, values
 from fairlane.store.sqlite.database import Transaction
 
@@ -32,6 +32,8 @@ class _Tally:
         self.releases: dict[tuple[int, bytes, int | None], rows.Released] = {}
         self.shared: dict[tuple[bytes, int, str, int | None], rows.Released] = {}
         self.arrivals: list[tuple[object, ...]] = []
+        self.landed: Landings = {}
+        """By job that is done, what its follow-ups have met."""
         self.ended: dict[bytes, int] = {}
         self.woken: dict[int, int] = {}
         self.replaced: list[UUID] = []
@@ -57,7 +59,7 @@ class _Tally:
             if settlement.unstarted:
                 each.unstarted += 1
                 each.refund += charge
-                each.since = min(each.since, claimed_at)
+                each.since = min(each.since, 0 if settlement.is_spent else claimed_at)
             else:
                 each.ended += 1
                 each.ran += settlement.ran
@@ -77,13 +79,18 @@ class _Tally:
 
 
 def settle(
-    tx: Transaction, settlements: Iterable[Settlement], now: Instant
+    tx: Transaction,
+    settlements: Iterable[Settlement],
+    now: Instant,
+    landed: Landings | None = None,
 ) -> tuple[list[UUID], dict[int, int], list[UUID]]:
     """Apply what still holds its lease.
 
     Returns the jobs whose claim was lost, how many may start now by queue, and the jobs that follow-ups replaced.
     """
     tally = _Tally(now)
+    if landed is not None:
+        tally.landed = landed
     lost: list[UUID] = []
     # One after the other, as they are given; of those that are alike, a whole stretch at once.
     for is_plain, stretch in groupby(settlements, _is_plain):
@@ -189,17 +196,16 @@ def _with_on_dead(tx: Transaction, settlement: Settlement, now: Instant) -> Sett
 
 def _land(tx: Transaction, settlement: Settlement, effects: StampedEffects, now: Instant, tally: _Tally) -> None:
     if not settlement.is_death:
-        if effects.jobs:
-            _enqueue(tx, effects.jobs, now, tally)
+        tally.landed[settlement.job] = _enqueue(tx, effects.jobs, now, tally) if effects.jobs else {}
         values.write(tx, effects.puts, effects.deletes)
         return
     tx.run("begin_effects")
     try:
         _enqueue_what_can_be(tx, settlement, effects.jobs, now, tally)
         values.write(tx, effects.puts, effects.deletes)
-    except sqlite3.OperationalError:
-        raise  # a full disk, say: no fault of theirs
     except Exception as error:
+        if of_sqlite(error) not in (None, Fault.OURS):
+            raise  # a full disk, say: no fault of theirs
         tx.run("undo_effects")
         tx.run("note_error", refused(settlement, error).error, settlement.job.bytes)
     tx.run("keep_effects")
@@ -258,6 +264,7 @@ def _settle_one(tx: Transaction, settlement: Settlement, now: Instant, tally: _T
         "finish_job",
         to,
         counted,
+        settlement.suspicion,
         finished_at,
         due_at,
         settlement.error,
@@ -268,21 +275,28 @@ def _settle_one(tx: Transaction, settlement: Settlement, now: Instant, tally: _T
     )
     tally.release(settlement, queue, lane, claimed_at, charge, task, shared)
     if to is State.READY:
-        tally.arrivals.append((queue, lane, priority, lane_keys, 1, position, ready_at, None, 1))
+        tally.arrivals.append((queue, lane, priority, lane_keys, 1, position, ready_at, None, 1, None))
         tally.woken[queue] = tally.woken.get(queue, 0) + 1
     return True
 
 
-def reap(tx: Transaction, now: Instant, limit: int) -> tuple[Reaped, dict[int, int], list[UUID]]:
-    """End the claims of leases that ran out. Returns also how many may start now by queue, and who was replaced."""
+def reap(
+    tx: Transaction, now: Instant, limit: int, dead: DeadWorker | None = None, ended_by: Instant | None = None
+) -> tuple[Reaped, dict[int, int], list[UUID]]:
+    """End the claims of leases that ran out, or of a worker that is dead. Returns also how many may start now by queue,
+    and who was replaced."""
     settlements: list[Settlement] = []
-    for lease, renewed_at, positions, worker in tx.all("select_expired_leases", now, limit):
+    if dead is None:
+        leases = tx.all("select_expired_leases", now if ended_by is None else min(now, ended_by), limit)
+    else:
+        leases = tx.all("select_leases_of_worker", dead.worker.bytes, limit)
+    for lease, renewed_at, positions, worker in leases:
         claims = _claims(tx, lease, msgspec.json.decode(positions, type=list[int]))
         if not claims:
             tx.run("delete_lease", lease)
         for claim in claims:
             ran = max(0, renewed_at - claim.claimed_at)
-            settlements.append(decide(claim, abandoned_by(UUID(bytes=worker)), ran))
+            settlements.append(decide(claim, abandoned_by(UUID(bytes=worker), claim.id, dead), ran))
         if len(settlements) >= limit:
             break
     _, woken, replaced = settle(tx, settlements, now)

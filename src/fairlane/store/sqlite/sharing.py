@@ -26,6 +26,7 @@ __all__ = [
     "look_into",
     "put_in_force",
     "put_tokens",
+    "ring",
     "rung",
     "select_gates",
     "sharers",
@@ -74,10 +75,11 @@ def select_gates(tx: Transaction, gates: Iterable[bytes]) -> list[SharedGateRow]
 def write(tx: Transaction, policy: Policy, plan: Plan) -> None:
     """Store what a plan has changed, and ring."""
     _write_gates(tx, policy, plan.shared)
-    _ring(tx, plan.rings)
+    ring(tx, plan.rings)
 
 
-def _ring(tx: Transaction, rings: Iterable[Ring]) -> None:
+def ring(tx: Transaction, rings: Iterable[Ring]) -> None:
+    """Let other queues look at their gates."""
     tx.run_many("insert_ring", [(ring.gate, ring.queue) for ring in rings if ring.gate is not None])
 
 
@@ -88,7 +90,15 @@ def rung(tx: Transaction, plan: Plan) -> dict[int, int]:
 
 def _write_gates(tx: Transaction, policy: Policy, gates: Sequence[SharedGateRow]) -> None:
     names = {bound.name: bound.limit.name for bound in policy.shared_limits}
-    tx.run_many("upsert_shared_gate", [(*rows.shared_gate_parameters(row), names[row.limit]) for row in gates])
+    known = [row for row in gates if row.limit in names]
+    tx.run_many("upsert_shared_gate", [(*rows.shared_gate_parameters(row), names[row.limit]) for row in known])
+    # Those whose limit has another scope now are there, or nobody could have left them.
+    retired = [row for row in gates if row.limit not in names]
+    contenders = [msgspec.json.encode(row.contenders).decode() for row in retired]
+    tx.run_many(
+        "put_shared_counts",
+        [(row.in_flight, waiting, row.id) for row, waiting in zip(retired, contenders, strict=True)],
+    )
 
 
 def sharers(tx: Transaction, queue: int) -> set[int]:
@@ -120,7 +130,7 @@ def put_in_force(tx: Transaction, queue: int, policy: Policy, now: Instant) -> N
             gates = [rows.shared_gate(row) for row in tx.all("select_shared_gates_of_limit", number)]
             gates = carried_over((row for row in gates if row.limit == bound.name), limit, now)
             _write_gates(tx, policy, gates)
-            _ring(tx, rings_for_all(gates))
+            ring(tx, rings_for_all(gates))
 
 
 def put_tokens(tx: Transaction, policy: Policy, gates: Sequence[SharedGateRow]) -> None:

@@ -19,22 +19,20 @@ MOST_KINDS = 4
 """Kinds of starts, by what they are charged, that are written by a statement each: more are written together."""
 
 
-def start(
-    tx: Transaction, queue: str, starts: list[Start], lease: UUID, worker: WorkerIdentity, now: Instant
-) -> list[Claim]:
+def start(tx: Transaction, queue: str, starts: list[Start], lease: UUID, worker: WorkerIdentity) -> list[Claim]:
     """Hand jobs to a worker, in the order of the plan."""
     if not starts:
         return []
-    alike: dict[tuple[float, tuple[bytes, ...]], list[int]] = {}
+    alike: dict[tuple[float, tuple[bytes, ...], Instant], list[int]] = {}
     for each in starts:
-        alike.setdefault((each.charge, each.shared), []).append(each.head.ref)
+        alike.setdefault((each.charge, each.shared, each.at), []).append(each.head.ref)
     started: list[rows.Row] = []
     if len(alike) <= MOST_KINDS:
-        for (charge, shared), positions in alike.items():
+        for (charge, shared, at), positions in alike.items():
             listed = msgspec.json.encode(positions).decode()
-            started += tx.all("claim_alike", now, lease.bytes, worker.name, listed, charge, rows.join_shared(shared))
+            started += tx.all("claim_alike", at, lease.bytes, worker.name, listed, charge, rows.join_shared(shared))
     else:
-        planned = [(each.head.ref, each.charge, rows.join_shared(each.shared)) for each in starts]
-        started = tx.all("claim_jobs", now, lease.bytes, worker.name, msgspec.json.encode(planned).decode())
+        planned = [(each.head.ref, each.charge, rows.join_shared(each.shared), each.at) for each in starts]
+        started = tx.all("claim_jobs", lease.bytes, worker.name, msgspec.json.encode(planned).decode())
     found = {row[0]: row[1:] for row in started}
-    return [rows.claim_of(found[each.head.ref], lease, queue, now) for each in starts]
+    return [rows.claim_of(found[each.head.ref], lease, queue, each.at) for each in starts]

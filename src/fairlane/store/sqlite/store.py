@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 from uuid import UUID
 
 from fairlane.clock import Clock, Instant, SystemClock, microseconds
+from fairlane.errors import InvalidPolicy, JobNotFound
 from fairlane.job import AttemptRecord, Claim, JobRecord, NewJob, Outcome, State
 from fairlane.policy.dividing import as_divided
 from fairlane.policy.overrides import Amendment, Override
 from fairlane.policy.policy import Policy
-from fairlane.policy.unique import Conflict
+from fairlane.policy.unique import Conflict, OnReplayConflict
+from fairlane.scheduler.census import Miscount
 from fairlane.scheduler.explain import Facts
-from fairlane.scheduler.settlement import Settlement
+from fairlane.scheduler.settlement import DeadWorker, Settlement
 from fairlane.scheduler.snapshot import GateRow
 from fairlane.scheduler.strays import WaitingLane
 from fairlane.store.auditing import AuditEntry, Note
@@ -24,7 +28,9 @@ from fairlane.store.protocol import (
     EVERYONE,
     LAST_ENTRY,
     Claimed,
+    Counted,
     Declared,
+    Landings,
     Listener,
     Looked,
     Pruned,
@@ -36,9 +42,11 @@ from fairlane.store.protocol import (
     Traces,
     WorkerIdentity,
 )
+from fairlane.store.queue_time import KEPT_EVERY, QueueClock, QueueTime
 from fairlane.store.sqlite import (
     amending,
     backlogs,
+    census,
     claims,
     examining,
     jobs,
@@ -69,15 +77,27 @@ class SqliteStore(Figures, ScheduleKeeper, Adopter):
     """Jobs in a SQLite file, shared by the processes of one machine; or in memory, for tests."""
 
     def __init__(self, path: str | None, *, clock: Clock | None = None, durable_claims: bool = False) -> None:
-        super().__init__(Database(path), clock or SystemClock())
+        super().__init__(Database(path), QueueClock(clock or SystemClock()))
         self._durable_claims = durable_claims
         self._walk = upkeep.Walk()
+        self._counted: dict[str, tuple[bytes, bytes]] = {}
+        """How far gates have been held against jobs, by queue."""
         self._results = results.ResultListener(self._database)
         self.rows_read = 0
 
     async def open(self) -> None:
         await self._database.open()
         await self.migrate()
+        self._database.on_begin = self._begin
+
+    def _begin(self, tx: Transaction, writes: bool) -> None:
+        stored = tx.one("select_time")
+        assert stored is not None
+        self._clock.learn(*stored)
+        if writes:
+            found = self._clock.time()
+            if found.ahead != stored[0] or found.now - stored[1] >= KEPT_EVERY:
+                tx.run("update_time", found.ahead, found.now)
 
     async def close(self) -> None:
         await self._results.close()
@@ -92,13 +112,25 @@ class SqliteStore(Figures, ScheduleKeeper, Adopter):
         return await self._write(schema.migrate)
 
     async def now(self) -> Instant:
-        return self._clock.now()
+        return (await self.time()).now
+
+    async def time(self) -> QueueTime:
+        return await self._database.read(lambda _: self._clock.time())
+
+    async def keep_time(self) -> QueueTime:
+        return await self._database.write(lambda _: self._clock.time(), durable=False)
 
     async def declare(self, policy: Policy) -> Declared:
-        """On SQLite the code's declaration applies."""
+        """On SQLite the code's declaration applies, divided as the queue is. Where it cannot hold there, the stored one
+        stays, and that is drift."""
         known = await self.policy(policy.queue)
-        if known is not None and known.policy.digest == policy.digest:
-            return known
+        if known is not None:
+            try:
+                fitting = as_divided(known.policy, policy)
+            except InvalidPolicy:
+                return Declared(known.policy, known.version, is_drift=True)
+            if known.policy.digest == fitting.digest:
+                return known
         return await self.apply(policy)
 
     async def apply(self, policy: Policy, note: Note | None = None, *, accept_missing_keys: bool = False) -> Declared:
@@ -133,10 +165,19 @@ class SqliteStore(Figures, ScheduleKeeper, Adopter):
             amending.record(tx, note, now, policy.queue, target, queue.policy.encoded, policy.encoded)
         return Declared(policy.overridden(queue.policy.overrides), queue.version + 1, is_drift=False)
 
-    async def divide(self, policy: Policy, gates: Sequence[GateRow] = (), note: Note | None = None) -> Declared:
-        declared = await self._write(lambda tx: self._put_in_force(tx, policy, note, True, gates))
+    async def divide(
+        self, policy: Policy, version: int, gates: Sequence[GateRow] = (), note: Note | None = None
+    ) -> bool:
+        def work(tx: Transaction) -> bool:
+            found = claims.load_queue(tx, policy.queue)
+            if version != (0 if found is None else found.version):
+                return False
+            self._put_in_force(tx, policy, note, True, gates)
+            return True
+
+        is_done = await self._write(work)
         await self._wake(lambda tx: dict.fromkeys(sharing.sharers(tx, claims.queue_number(tx, policy.queue)), EVERYONE))
-        return declared
+        return is_done
 
     async def rehome(self, queue: str, limit: int = 1_000) -> Rehomed:
         def work(tx: Transaction) -> tuple[Rehomed, list[UUID]]:
@@ -154,8 +195,8 @@ class SqliteStore(Figures, ScheduleKeeper, Adopter):
             keeps=keeps,
         )
 
-    async def gates_of_strays(self, queue: str) -> list[tuple[str, GateRow]]:
-        return await self._database.read(lambda tx: partitions.select_gates_of_strays(tx, known_queue(tx, queue)))
+    async def gates_of_strays(self, queue: str, was: int) -> list[tuple[str, GateRow]]:
+        return await self._database.read(lambda tx: partitions.select_gates_of_strays(tx, known_queue(tx, queue), was))
 
     async def check_waiting(self, policy: Policy) -> None:
         await self._database.read(lambda tx: claims.check_waiting(tx, known_queue(tx, policy.queue), policy))
@@ -163,6 +204,11 @@ class SqliteStore(Figures, ScheduleKeeper, Adopter):
     async def policy(self, queue: str) -> Declared | None:
         found = await self._database.read(lambda tx: claims.load_queue(tx, queue))
         return None if found is None else Declared(found.policy, found.version, is_drift=False)
+
+    async def policy_versions(self, queues: Sequence[str]) -> dict[str, int]:
+        return await self._database.read(
+            lambda tx: {name: row[0] for name in queues if (row := tx.one("select_policy_version", name)) is not None}
+        )
 
     async def queues(self) -> list[str]:
         return await self._database.read(lambda tx: [name for (name,) in tx.all("select_queue_names")])
@@ -208,6 +254,7 @@ class SqliteStore(Figures, ScheduleKeeper, Adopter):
         lease: timedelta,
         listener: Listener | None = None,
         start_lag: int = 0,
+        ahead: int | None = None,
     ) -> Claimed:
         duration = microseconds(lease)
 
@@ -217,10 +264,18 @@ class SqliteStore(Figures, ScheduleKeeper, Adopter):
             count = max(0, min(want(), self._database.most_at_once))
             ends_at, listens = now + duration, listener is not None
             claimed, rung = claims.claim(
-                tx, found, count, now=now, worker=worker, lease_expires_at=ends_at, lag=start_lag, listens=listens
+                tx,
+                found,
+                count,
+                now=now,
+                worker=worker,
+                lease_expires_at=ends_at,
+                lag=start_lag,
+                ahead=ahead,
+                listens=listens,
             )
             self.rows_read += tx.rows_read
-            if listener is not None and len(claimed.claims) < count:
+            if listener is not None and (len(claimed.claims) < count or claimed.paces):
                 tx.run("register_waiter", found.id, worker.id.bytes, now)
             else:
                 tx.run("withdraw_waiter", found.id, worker.id.bytes)
@@ -251,13 +306,18 @@ class SqliteStore(Figures, ScheduleKeeper, Adopter):
         return looked
 
     async def settle(
-        self, settlements: Sequence[Settlement], *, is_repeated: bool = False, tx: Any = None
+        self,
+        settlements: Sequence[Settlement],
+        *,
+        is_repeated: bool = False,
+        tx: Any = None,
+        landed: Landings | None = None,
     ) -> list[UUID]:
         if tx is not None:
-            return await self._borrowed(tx, lambda inner: _settle(inner, settlements, self._clock.now()))
+            return await self._borrowed(tx, lambda inner: _settle(inner, settlements, self._clock.now(), landed))
 
         def work(tx: Transaction) -> tuple[list[UUID], list[UUID], set[UUID]]:
-            lost, ready, replaced = settling.settle(tx, settlements, self._clock.now())
+            lost, ready, replaced = settling.settle(tx, settlements, self._clock.now(), landed)
             if lost and is_repeated:
                 lost = settling.truly_lost(tx, settlements, lost)
             ended = (*(each.job for each in settlements), *replaced)
@@ -284,9 +344,11 @@ class SqliteStore(Figures, ScheduleKeeper, Adopter):
             lambda tx: [job for job, lease in pairs if tx.one("select_running", job.bytes, lease.bytes) is not None]
         )
 
-    async def reap(self, limit: int = 1_000) -> Reaped:
+    async def reap(
+        self, limit: int = 1_000, dead: DeadWorker | None = None, *, ended_by: Instant | None = None
+    ) -> Reaped:
         def work(tx: Transaction) -> tuple[Reaped, list[UUID], set[UUID]]:
-            reaped, ready, replaced = settling.reap(tx, self._clock.now(), limit)
+            reaped, ready, replaced = settling.reap(tx, self._clock.now(), limit, dead, ended_by)
             results.forget_deaf_waiters(tx)
             return (
                 reaped,
@@ -301,7 +363,7 @@ class SqliteStore(Figures, ScheduleKeeper, Adopter):
 
     async def prune(self, retention: Retention, limit: int = 1_000) -> Pruned:
         return await self._database.write(
-            lambda tx: upkeep.prune(tx, retention, self._clock.now(), limit), durable=False
+            lambda tx: upkeep.prune(tx, retention, self._clock.time(), limit), durable=False
         )
 
     async def collect(self, queue: str, limit: int = 1_000) -> Pruned:
@@ -309,6 +371,19 @@ class SqliteStore(Figures, ScheduleKeeper, Adopter):
             lambda tx: upkeep.collect(tx, known_queue(tx, queue).id, self._walk, self._clock.now(), limit),
             durable=False,
         )
+
+    async def count_gates(self, queue: str, limit: int = 1_000) -> Counted:
+        def look(tx: Transaction) -> tuple[Counted, tuple[bytes, bytes]]:
+            return census.count(tx, known_queue(tx, queue), self._counted.get(queue, (b"", b"")), limit)
+
+        counted, self._counted[queue] = await self._database.read(look)
+        return counted
+
+    async def recount(self, queue: str) -> list[Miscount]:
+        found = await self._write(lambda tx: census.recount(tx, known_queue(tx, queue), self._clock.now()))
+        if found:
+            await self._wake(lambda tx: dict.fromkeys(sharing.sharers(tx, known_queue(tx, queue).id), EVERYONE))
+        return found
 
     async def cancel(self, job: UUID, note: Note | None = None) -> State:
         def work(tx: Transaction) -> tuple[jobs.Cancelled, list[UUID], set[UUID]]:
@@ -325,6 +400,25 @@ class SqliteStore(Figures, ScheduleKeeper, Adopter):
         await self._nudge(waiters)
         return cancelled.state
 
+    async def cancel_jobs(self, given: Sequence[UUID], note: Note, *, waits: bool = False) -> list[Handled]:
+        def work(tx: Transaction) -> tuple[list[Handled], dict[UUID, jobs.Cancelled], list[UUID], set[UUID]]:
+            now = self._clock.now()
+            ended: dict[UUID, jobs.Cancelled] = {}
+            for job in CANCEL.bounded(given):
+                with contextlib.suppress(JobNotFound):
+                    ended[job] = jobs.cancel(tx, job, now)
+            handled = CANCEL.handled(given, {job: each.was for job, each in ended.items()})
+            amending.record_jobs(tx, note, now, handled)
+            freed = Counter(each.frees for each in ended.values() if each.frees is not None)
+            return handled, ended, _take_waiters(tx, freed), results.take_waiters(tx, list(ended))
+
+        handled, ended, waiters, result_waiters = await self._write(work)
+        _announce(result_waiters)
+        for worker in {each.worker for each in ended.values() if each.worker is not None}:
+            nudge(worker)
+        await self._nudge(waiters)
+        return handled
+
     async def report_progress(self, claim: Claim, fraction: float, message: str | None) -> None:
         await self._database.write(
             lambda tx: tx.run("update_progress", fraction, message, claim.id.bytes, claim.lease.bytes), durable=False
@@ -335,6 +429,9 @@ class SqliteStore(Figures, ScheduleKeeper, Adopter):
 
     async def contexts(self, ids: Sequence[UUID]) -> dict[UUID, str]:
         return await self._database.read(lambda tx: jobs.contexts(tx, ids))
+
+    async def retries(self, ids: Sequence[UUID]) -> dict[UUID, int]:
+        return await self._database.read(lambda tx: jobs.retries(tx, ids))
 
     async def attempts(self, job: UUID) -> list[AttemptRecord]:
         return await self._database.read(lambda tx: jobs.attempts(tx, job))
@@ -381,7 +478,11 @@ class SqliteStore(Figures, ScheduleKeeper, Adopter):
         return await self._write(work) if tx is None else await self._borrowed(tx, work)
 
     async def _borrowed(self, tx: Any, work: Callable[[Transaction], T], *, writes: bool = True) -> T:
-        return await in_callers_transaction(tx, self._database.path, work, writes=writes)
+        def begun(inner: Transaction) -> T:
+            self._begin(inner, writes)
+            return work(inner)
+
+        return await in_callers_transaction(tx, self._database.path, begun, writes=writes)
 
     async def find_jobs(self, filter: JobFilter, after: str | None = None, limit: int = 100) -> JobPage:
         def look(tx: Transaction) -> JobPage:
@@ -402,8 +503,19 @@ class SqliteStore(Figures, ScheduleKeeper, Adopter):
 
         return await self._database.read(look)
 
-    async def replay(self, jobs: Sequence[UUID], delay: int | None = None, note: Note | None = None) -> list[Handled]:
-        return await self._handle(lambda tx, now: operators.replay(tx, jobs, delay, now), note)
+    async def replay(
+        self,
+        jobs: Sequence[UUID],
+        delay: int | None = None,
+        note: Note | None = None,
+        *,
+        on_conflict: OnReplayConflict = "reject",
+        dry_run: bool = False,
+    ) -> list[Handled]:
+        if dry_run:
+            now = self._clock.now()
+            return await self._database.read(lambda tx: operators.foresee_replay(tx, jobs, now, on_conflict))
+        return await self._handle(lambda tx, now: operators.replay(tx, jobs, delay, now, on_conflict), note)
 
     async def purge(self, jobs: Sequence[UUID], note: Note | None = None) -> list[Handled]:
         return await self._handle(lambda tx, now: (operators.purge(tx, jobs), {}), note)
@@ -438,6 +550,12 @@ class SqliteStore(Figures, ScheduleKeeper, Adopter):
 
     async def audit(self, queue: str | None = None, before: int | None = None, limit: int = 100) -> list[AuditEntry]:
         return await self._database.read(lambda tx: amending.entries(tx, queue, before or LAST_ENTRY, limit))
+
+    async def end_session(self, session: str, expires_at: Instant) -> None:
+        await self._write(lambda tx: tx.run("end_session", session, expires_at))
+
+    async def is_session_ended(self, session: str) -> bool:
+        return bool(await self._database.read(lambda tx: tx.value("is_session_ended", session)))
 
     async def _handle(
         self, action: Callable[[Transaction, Instant], tuple[list[Handled], dict[int, int]]], note: Note | None
@@ -475,9 +593,14 @@ def _enqueue(tx: Transaction, new: Sequence[NewJob], now: Instant) -> dict[UUID,
     return conflicts
 
 
-def _settle(tx: Transaction, settlements: Sequence[Settlement], now: Instant) -> list[UUID]:
+def _settle(
+    tx: Transaction,
+    settlements: Sequence[Settlement],
+    now: Instant,
+    landed: Landings | None,
+) -> list[UUID]:
     """End claims in the caller's transaction. Who waits for results is told by whoever settles them once more."""
-    lost, ready, _ = settling.settle(tx, settlements, now)
+    lost, ready, _ = settling.settle(tx, settlements, now, landed)
     settling.sign(tx, [each for each in settlements if each.job not in lost])
     for worker in _take_waiters(tx, ready):
         nudge(worker)

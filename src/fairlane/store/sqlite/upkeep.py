@@ -8,7 +8,9 @@ from typing import Any
 from fairlane.clock import Instant
 from fairlane.job import State
 from fairlane.policy.numbers import VALUES_LAST
-from fairlane.store.protocol import Pruned, Retention
+from fairlane.store.protocol import CLOCKS_DIFFER_BY, Pruned, Retention
+from fairlane.store.queue_time import QueueTime
+from fairlane.store.sqlite import uniques
 from fairlane.store.sqlite.database import Row, Transaction
 
 __all__ = ["Walk", "collect", "prune"]
@@ -41,7 +43,7 @@ _STATEMENTS = {
 }
 
 
-def prune(tx: Transaction, retention: Retention, now: Instant, limit: int) -> Pruned:
+def prune(tx: Transaction, retention: Retention, time: QueueTime, limit: int) -> Pruned:
     """Remove finished jobs past their time, then those beyond the number to keep, with their history."""
     removed = 0
     for state, kept in (
@@ -49,11 +51,12 @@ def prune(tx: Transaction, retention: Retention, now: Instant, limit: int) -> Pr
         (State.CANCELLED, retention.done),
         (State.DEAD, retention.dead),
     ):
-        removed += _remove(tx, tx.all("select_finished", int(state), now - kept, limit - removed))
+        removed += _remove(tx, tx.all("select_finished", int(state), time.now - kept, limit - removed))
     if retention.keep is not None:
         for states in ((State.DONE, State.CANCELLED), (State.DEAD, State.DEAD)):
             removed += _remove(tx, _beyond(tx, states, retention.keep, limit - removed))
-    tx.run("delete_expired_uniques", now, limit)
+    tx.run("delete_expired_uniques", time.now, limit)
+    tx.run("prune_ended_sessions", time.wall - CLOCKS_DIFFER_BY)
     return Pruned(removed, more=removed >= limit)
 
 
@@ -66,7 +69,7 @@ def _beyond(tx: Transaction, states: tuple[State, State], keep: int, limit: int)
 
 def _remove(tx: Transaction, found: Sequence[tuple[Any, ...]]) -> int:
     tx.run_many("delete_attempts", [(job,) for _, job in found])
-    tx.run_many("delete_uniques_of_job", [(job,) for _, job in found])
+    uniques.forget(tx, [job for _, job in found])
     tx.run_many("delete_job", [(position,) for position, _ in found])
     return len(found)
 
@@ -74,7 +77,7 @@ def _remove(tx: Transaction, found: Sequence[tuple[Any, ...]]) -> int:
 def collect(tx: Transaction, queue: int, walk: Walk, now: Instant, limit: int) -> Pruned:
     """Walk a stretch of the lanes, flows and gates, and remove what is idle."""
     lanes, more_lanes = walk.stretch(tx, queue, "lanes", limit)
-    flows, more_flows = walk.stretch(tx, queue, "flows", limit)
+    flows, more_flows = walk.stretch(tx, queue, "flows", limit, now, VALUES_LAST)
     gates, more_gates = walk.stretch(tx, queue, "gates", limit, now, VALUES_LAST)
     shared, more_shared = walk.stretch(tx, queue, "shared gates", limit, now)
     if lanes or flows or gates:

@@ -1,10 +1,67 @@
 -- Fairlane on PostgreSQL. Instants are whole microseconds since 1970, states are the numbers of `job.State`, standings
 -- those of `snapshot.Standing`. Identities of lanes, flows and gates are the first 16 bytes of a SHA-256.
 
+-- Queue time: the database's clock, except that it never goes back (see store/queue_time.py). Two numbers are stored for it, as
+-- sequences: every statement can read them (0.15 µs each), a snapshot that stays open keeps no old versions of them, and a
+-- change holds at once, also for transactions that are already open.
+create sequence fairlane.time_ahead as bigint minvalue 0 start 0;
+comment on sequence fairlane.time_ahead is 'How far queue time is ahead of the clock, in microseconds.';
+create sequence fairlane.time_latest as bigint minvalue 0 start 0;
+comment on sequence fairlane.time_latest is 'The latest instant, as of a moment ago.';
+
+create function fairlane.wall() returns bigint
+language sql volatile
+as $$ select (extract(epoch from clock_timestamp()) * 1000000)::bigint $$;
+comment on function fairlane.wall() is 'The database''s clock. Tests replace it.';
+
+create function fairlane.stored_ahead() returns bigint
+language sql volatile
+as $$ select coalesce(pg_sequence_last_value('fairlane.time_ahead'::regclass), 0) $$;
+
+create function fairlane.stored_latest() returns bigint
+language sql volatile
+as $$ select coalesce(pg_sequence_last_value('fairlane.time_latest'::regclass), 0) $$;
+
+-- Until a worker has noticed that the clock was set back, queue time stands at the latest instant.
 create function fairlane.instant(given bigint) returns bigint
-language sql volatile parallel safe
-as $$ select coalesce(given, (extract(epoch from clock_timestamp()) * 1000000)::bigint) $$;
-comment on function fairlane.instant(bigint) is 'The time of this statement: the one given (tests bring their own clock), else the database''s.';
+language sql volatile
+as $$ select coalesce(given, greatest(fairlane.stored_latest(), fairlane.wall() + fairlane.stored_ahead())) $$;
+comment on function fairlane.instant(bigint) is 'Queue time: the instant given (tests bring their own clock), else the database''s.';
+
+create function fairlane.ahead(given bigint) returns bigint
+language sql volatile
+as $$
+    select case when given is null then greatest(fairlane.stored_ahead(), fairlane.stored_latest() - fairlane.wall())
+        else fairlane.stored_ahead() end
+$$;
+comment on function fairlane.ahead(bigint) is 'How far that is ahead of the clock: what to add to a time of day.';
+
+-- For workers, in place of `instant` in statements that they send anyway: queue time goes on from here if the clock is set back.
+-- They say what it should be, because they may have seen more than is stored: less than `at_least` is a step back. A role that
+-- may not set the sequences keeps nothing.
+create function fairlane.keep_instant(given bigint, at_least bigint default 0, expected bigint default 0) returns bigint
+language plpgsql volatile
+as $$
+declare
+    -- Read before the clock: a later reading of another session must not make ours look like a step back.
+    latest bigint := fairlane.stored_latest();
+    ahead bigint := fairlane.stored_ahead();
+    wall bigint := fairlane.wall();
+    now bigint := coalesce(given, wall + ahead);
+begin
+    if given is null and now < greatest(latest, at_least) then
+        if has_sequence_privilege('fairlane.time_ahead', 'update') then
+            -- Two sessions may find this at once. They set about the same, and nobody reads less than the latest instant.
+            now := greatest(latest, expected);
+            perform setval('fairlane.time_ahead', now - wall);
+        else
+            now := greatest(latest, now);
+        end if;
+    elsif now - latest >= 100000 and has_sequence_privilege('fairlane.time_latest', 'update') then
+        perform setval('fairlane.time_latest', now);
+    end if;
+    return now;
+end $$;
 
 
 create table fairlane.queues (
@@ -97,12 +154,14 @@ create table fairlane.lanes (
     gate bytea,
     tag double precision not null,
     version integer not null default 0,
-    writes smallint not null default 0
+    writes smallint not null default 0,
+    head bigint not null
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 2000);
+comment on column fairlane.lanes.head is 'The position of its head, or less: it orders lanes of equal rank.';
 create index lanes_newest on fairlane.lanes (id, version);
 create index lanes_of_flow on fairlane.lanes (flow);
-create index lanes_ready on fairlane.lanes (flow, rank, version desc) where standing = 1;
-create index lanes_parked on fairlane.lanes (gate, tag) where standing = 2;
+create index lanes_ready on fairlane.lanes (flow, rank, head, version desc) where standing = 1;
+create index lanes_parked on fairlane.lanes (gate, tag, head) where standing = 2;
 
 create table fairlane.gates (
     queue_id integer not null,
@@ -138,6 +197,7 @@ create table fairlane.jobs (
     priority smallint not null,
     state smallint not null check (state between 0 and 5),
     cancel_requested boolean not null default false,
+    suspicion smallint not null default 0,
     lane bytea not null,
     task text not null,
     keys jsonb not null,
@@ -158,6 +218,7 @@ create table fairlane.jobs (
 comment on column fairlane.jobs.ready_at is 'When it joined its lane: at its enqueue, or when it came due. Age counts from here.';
 comment on column fairlane.jobs.lane_keys is 'The keys that tell lanes apart; null: all of `keys`.';
 comment on column fairlane.jobs.due_at is 'Set while the job is scheduled, and only then.';
+comment on column fairlane.jobs.suspicion is 'How often its worker was lost while it ran, and others beside it; from 2 on it runs alone.';
 comment on column fairlane.jobs.lease is 'The claim that holds it (running) or held it last; a reaped claim leaves none.';
 comment on column fairlane.jobs.worker is 'Who holds it (running) or held it last.';
 
@@ -291,7 +352,9 @@ create type fairlane.settlement as (
     result bytea,
     error text,
     counts_attempt boolean,
-    unstarted boolean
+    unstarted boolean,
+    suspicion smallint,
+    is_spent boolean
 );
 
 create type fairlane.done as (
@@ -333,7 +396,8 @@ create type fairlane.touched_lane as (
     rank bigint,
     standing smallint,
     gate bytea,
-    tag double precision
+    tag double precision,
+    head bigint
 );
 
 create type fairlane.touched_gate as (
@@ -421,6 +485,7 @@ returns table (
     max_attempts integer,
     enqueued_at bigint,
     cancel_requested boolean,
+    suspicion smallint,
     claimed_at bigint
 )
 language plpgsql volatile
@@ -452,16 +517,16 @@ begin
     if own is not null then
         return query
         select null::uuid, null::bigint, null::uuid, null::text, null::bigint, j.id, j.task, j.priority, j.keys, j.payload,
-            j.attempt, j.max_attempts, j.enqueued_at, j.cancel_requested, j.claimed_at
+            j.attempt, j.max_attempts, j.enqueued_at, j.cancel_requested, j.suspicion, j.claimed_at
         from unnest(own) with ordinality as g (id, nth)
         cross join lateral (select j.* from fairlane.jobs j where j.id = g.id and j.lease = own_lease limit 1) j
         order by g.nth;
     else
         -- We lead, and hold the lock outside of any transaction: not for long, should we fall silent.
-        perform set_config('idle_session_timeout', '15s', false);
+        perform set_config('idle_session_timeout', '5s', false);
         return query
         select c.lease, c.asked, c.worker, c.name, c.duration, null::uuid, null::text, null::smallint, null::jsonb,
-            null::bytea, null::integer, null::integer, null::bigint, null::boolean, null::bigint
+            null::bytea, null::integer, null::integer, null::bigint, null::boolean, null::smallint, null::bigint
         from pg_locks l
         cross join lateral (
             select fairlane.request_lease(c.base, l.objid::bigint) as lease, l.objid::bigint & 1023 as asked, c.*

@@ -22,7 +22,8 @@ begin
         else
             insert into fairlane.stored_values (key, value)
             values (each.key, each.value)
-            on conflict (key) do update set value = excluded.value;
+            -- (Not `excluded.value`: that asks for the right to read values, which operators do not have.)
+            on conflict (key) do update set value = each.value;
         end if;
     end loop;
 end

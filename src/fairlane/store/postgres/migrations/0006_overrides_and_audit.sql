@@ -28,6 +28,18 @@ create table fairlane.audit (
     target text not null,
     before text,
     after text,
-    reason text not null
+    reason text not null,
+    act uuid,
+    part integer not null default 0,
+    jobs integer
 );
+comment on column fairlane.audit.act is 'An action on jobs, which may take several transactions: each leaves a part, and together they are one entry.';
+comment on column fairlane.audit.jobs is 'How many jobs this part touched.';
 create index audit_of_queue on fairlane.audit (queue, id);
+create index audit_of_act on fairlane.audit (act) where part > 0;
+
+-- Sessions of the dashboard that were ended before their time. The cookie of any other is good until it expires.
+create table fairlane.ended_sessions (
+    id text primary key,
+    expires_at bigint not null
+);

@@ -73,6 +73,10 @@ create table fairlane.rings (
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 comment on table fairlane.rings is 'Gates of a queue that it is to look at, because another queue has left it room.';
 
-alter table fairlane.jobs add column shared bytea[];
+alter table fairlane.jobs add column shared bytea[], add column shared_limits integer[];
 comment on column fairlane.jobs.shared is 'The shared gates that it has passed (running) or had passed when it last ran.';
-alter type fairlane.start add attribute shared bytea[];
+-- A settlement that has waited for the job's row sees its newest version, but every other table as it was before the wait.
+-- So the row names all that the release must say, and nothing is looked up.
+comment on column fairlane.jobs.shared_limits is 'The numbers of the limits that those gates belong to, in the same order.';
+alter type fairlane.start add attribute shared bytea[], add attribute shared_limits integer[],
+    add attribute claimed_at bigint;

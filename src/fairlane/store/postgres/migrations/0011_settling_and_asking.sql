@@ -19,7 +19,7 @@ begin
             cross join unnest($2::fairlane.done[]) u
         ) g
         where j.id = any (array[g.id]) and j.lease = g.lease and j.state = 2
-        returning j.id, j.queue_id, j.lane, j.task, j.shared, j.charge, j.claimed_at, g.ran, g.now
+        returning j.id, j.queue_id, j.lane, j.task, j.shared, j.shared_limits, j.charge, j.claimed_at, g.ran, g.now
     ),
     freed as (
         insert into fairlane.releases (queue_id, lanes, ended, ran, charged, unstarted, refund, since, latest)
@@ -35,17 +35,13 @@ begin
         group by queue_id
         returning queue_id
     ),
+    -- From the jobs' rows alone: after a wait for one of them, another table would be read as it was before.
     passed as materialized (
-        select g.shared_limit, p.*
-        from (
-            select s.gate, e.queue_id, e.task, count(*)::integer as ended, sum(e.ran)::bigint as ran, max(e.claimed_at) as latest
-            from ended e
-            cross join unnest(e.shared) as s (gate)
-            group by s.gate, e.queue_id, e.task
-        ) p
-        cross join lateral (
-            select g.shared_limit from fairlane.shared_gates g where g.id = p.gate order by g.version desc limit 1
-        ) g
+        select s.shared_limit, s.gate, e.queue_id, e.task, count(*)::integer as ended, sum(e.ran)::bigint as ran,
+            max(e.claimed_at) as latest
+        from ended e
+        cross join unnest(e.shared_limits, e.shared) as s (shared_limit, gate)
+        group by s.shared_limit, s.gate, e.queue_id, e.task
     ),
     freed_shared as (
         insert into fairlane.shared_releases (shared_limit, gate, queue_id, task, ended, ran, unstarted, since, failed, neutral,
@@ -121,6 +117,7 @@ create type fairlane.granted as (
     max_attempts integer,
     enqueued_at bigint,
     cancel_requested boolean,
+    suspicion smallint,
     claimed_at bigint
 );
 
@@ -145,7 +142,7 @@ begin
         array_agg(row(e.lease, e.asked, e.worker_id, e.worker, e.duration)::fairlane.request)
             filter (where e.lease is not null),
         array_agg(row(e.id, e.task, e.priority, e.keys, e.payload, e.attempt, e.max_attempts, e.enqueued_at,
-            e.cancel_requested, e.claimed_at)::fairlane.granted) filter (where e.id is not null)
+            e.cancel_requested, e.suspicion, e.claimed_at)::fairlane.granted) filter (where e.id is not null)
     into requests, grants
     from fairlane.enter(queue, request, own_lease) e;
 end

@@ -144,24 +144,25 @@ language sql volatile
 as $$
     with
     clock as materialized (
-        select fairlane.instant($1::bigint) as now
+        select fairlane.instant($1::bigint) as now, fairlane.ahead($1) as ahead, nextval('fairlane.positions') as position
     ),
     stored as (
         insert into fairlane.jobs (id, queue_id, task, priority, lane, lane_keys, keys, payload, max_attempts, position,
-            enqueued_at, ready_at, state, due_at, on_dead, given, context)
+            enqueued_at, ready_at, state, due_at, on_dead, given, given_by, context)
         select $3::uuid, $4::integer, $5::text, $6::smallint, $7::bytea, $8::jsonb, $9::jsonb, $10::bytea, $11::integer,
-            nextval('fairlane.positions'), now, now,
-            case when coalesce($13::bigint, now + $12::bigint) > now then 0 else 1 end,
-            case when coalesce($13, now + $12) > now then coalesce($13, now + $12) end,
-            $14::bytea, $15::text, $16::text
+            position, now, now,
+            case when coalesce($13::bigint + ahead, now + $12::bigint) > now then 0 else 1 end,
+            case when coalesce($13 + ahead, now + $12) > now then coalesce($13 + ahead, now + $12) end,
+            $14::bytea, $15::text, case when $15 is not null then position end, $16::text
         from clock
-        returning position, ready_at, state
+        returning position, ready_at, state, given_by
     ),
     rung as (
-        insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since, given)
-        select $4, $7, $6, fairlane.keys_of_lane($8, $9, $5), 1, position, ready_at, $15
+        -- One that is due later rings for its numbers alone: they hold from now on.
+        insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since, given, given_by)
+        select $4, $7, $6, fairlane.keys_of_lane($8, $9, $5), state, position, ready_at, $15, given_by
         from stored
-        where state = 1
+        where state = 1 or given_by is not null
     )
     select case
         when $2::boolean and (
@@ -273,7 +274,7 @@ begin
         -- Whatever the database holds to be letters: signs and blanks are none.
         if name ~ '^$|^[0-9]|[\u0001-\u002f\u003a-\u0040\u005b-\u005e\u0060\u007b-\u007f]' then
             perform fairlane.refuse('FL002',
-                'task ''%s'': ''%s'' is not a key''s name; use letters, digits and underscores', task, name);
+                'task ''%s'': keys: ''%s'' is not a key''s name; use letters, digits and underscores', task, name);
         elsif name in ('priority', 'task') then
             perform fairlane.refuse('FL002', 'task ''%s'': the key ''%s'' is built in and cannot be given', task, name);
         end if;
@@ -332,7 +333,7 @@ begin
             order by p.at
         ), width);
     elsif partition >= width then
-        perform fairlane.refuse('FL001', 'task ''%s'': queue ''%s'' has partitions 0 to %s, not partition=%s',
+        perform fairlane.refuse('FL001', 'task ''%s'': queue ''%s'' has partitions 0 to %s, not partition=%s; give one of these',
             task, whole, (width - 1)::text, partition::text);
     else
         chosen := partition;
@@ -493,9 +494,9 @@ begin
     if num_nulls(task, args, kwargs, queue, priority, max_attempts, unique_until, on_conflict, same_payload) > 0 then
         perform fairlane.refuse('FL001', 'task ''%s'': a parameter is null that cannot be; leave out what has a default', task);
     elsif priority not between -100 and 100 then
-        perform fairlane.refuse('FL001', '%s: priority=%s is outside of -100 … 100', what, priority::text);
+        perform fairlane.refuse('FL001', '%s: priority=%s is outside of -100 … 100; give one inside', what, priority::text);
     elsif max_attempts not between 1 and 10000 then
-        perform fairlane.refuse('FL001', '%s: max_attempts=%s is not a whole number from 1 to 10,000', what, max_attempts::text);
+        perform fairlane.refuse('FL001', '%s: max_attempts=%s is not a whole number from 1 to 10,000; give one', what, max_attempts::text);
     elsif delay is not null and run_at is not null then
         perform fairlane.refuse('FL001', '%s: give delay= or run_at=, not both', what);
     elsif wait < 0 then
@@ -582,6 +583,8 @@ begin
         call_digest := substring(sha256(payload) from 1 for 16);
         -- Nobody else decides on this key until the transaction has ended.
         insert into fairlane.uniques as u (id) values (key_id) on conflict (id) do update set id = excluded.id;
+        -- A window is counted from here, once nobody else decides on the key; so is the job's enqueue.
+        now := fairlane.instant(null);
         select u.job, u.digest, u.until, u.expires_at, j.state, j.claimed_at is not null as has_started into holder
         from fairlane.uniques u
         left join fairlane.jobs j on j.id = u.job
@@ -616,10 +619,13 @@ begin
             until = case when unique_window is not null then 2 when unique_until = 'started' then 0 else 1 end,
             expires_at = now + round(extract(epoch from unique_window) * 1000000)::bigint
         where u.id = key_id;
+        insert into fairlane.unique_jobs (job, key, until)
+        values (job, key_id, case when unique_window is not null then 2 when unique_until = 'started' then 0 else 1 end)
+        on conflict do nothing;
     end if;
 
     begin
-        perform fairlane.store_job(null, true, job, queue_number, task, priority::smallint,
+        perform fairlane.store_job(case when key_id is not null then now end, true, job, queue_number, task, priority::smallint,
             fairlane.lane_id(home, priority, lane_keys),
             case when lane_keys = stamped || jsonb_build_object('task', task) then null else lane_keys end, stamped, payload,
             max_attempts, wait, due, null, given, context::text);

@@ -14,6 +14,10 @@ create table queues (
     cost real not null default 0
 ) strict;
 
+-- By how much queue time is ahead of the clock, and the latest instant of it that is stored: see store/queue_time.py.
+create table queue_time (ahead integer not null, latest integer not null) strict;
+insert into queue_time (ahead, latest) values (0, 0);
+
 -- One counter for every queue: a position is never given twice, so that a lane's floor can only be passed from below.
 create table positions (last integer not null) strict;
 insert into positions (last) values (0);
@@ -31,6 +35,7 @@ create table jobs (
     payload blob not null,
     state integer not null,
     attempt integer not null default 0,
+    suspicion integer not null default 0,
     max_attempts integer not null,
     enqueued_at integer not null,
     -- When it joined its lane: a job that was scheduled or retried ranks from then on, not from its enqueue.
@@ -95,11 +100,13 @@ create table lanes (
     rank integer not null,
     standing integer not null,
     gate blob,
-    tag real not null
+    tag real not null,
+    -- The position of its head, or less: it orders lanes of equal rank.
+    head integer not null
 ) strict, without rowid;
-create index lanes_in_turn on lanes (flow, rank) where standing = 1;
+create index lanes_in_turn on lanes (flow, rank, head) where standing = 1;
 create index lanes_of_flow on lanes (flow);
-create index lanes_parked on lanes (gate, tag) where standing = 2;
+create index lanes_parked on lanes (gate, tag, head) where standing = 2;
 create index lanes_waiting on lanes (queue) where standing = 2;
 
 create table gates (

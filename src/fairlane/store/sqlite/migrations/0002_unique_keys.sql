@@ -9,3 +9,10 @@ create table uniques (
 ) strict, without rowid;
 create index uniques_of_job on uniques (job);
 create index uniques_by_end on uniques (expires_at) where expires_at is not null;
+
+-- Which key each job has asked for: one that is replayed asks for it again, whoever has taken it since.
+create table unique_jobs (
+    job blob primary key,
+    key blob not null,
+    until integer not null
+) strict, without rowid;

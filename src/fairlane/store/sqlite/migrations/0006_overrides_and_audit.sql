@@ -25,6 +25,16 @@ create table audit (
     target text not null,
     before text,
     after text,
-    reason text not null
+    reason text not null,
+    act blob, -- an action on jobs, which may take several transactions: each leaves a part, together they are one entry
+    part integer not null default 0,
+    jobs integer -- how many this part touched
 ) strict;
 create index audit_by_queue on audit (queue, id);
+create index audit_by_act on audit (act) where part > 0;
+
+-- Sessions of the dashboard that were ended before their time. The cookie of any other is good until it expires.
+create table ended_sessions (
+    id text primary key,
+    expires_at integer not null
+) strict, without rowid;

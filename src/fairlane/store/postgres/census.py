@@ -1,0 +1,114 @@
+"""The census on PostgreSQL: in one snapshot to look, under the locks of a queue and its shared limits to mend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from fairlane.policy.policy import Policy
+from fairlane.scheduler.census import (
+    HeldLane,
+    Miscount,
+    SharedHold,
+    corrected,
+    expected_gates,
+    miscounted,
+    recounted,
+)
+from fairlane.scheduler.rebuild import rebuild
+from fairlane.scheduler.shared import rings_for_all
+from fairlane.scheduler.snapshot import GateRow, Need, SharedGateRow
+from fairlane.store.auditing import RECOUNT, describe_miscounts
+from fairlane.store.postgres import amending, rows
+from fairlane.store.postgres.connections import STATEMENTS
+from fairlane.store.postgres.scheduling import Scheduling
+from fairlane.store.protocol import EVERYONE, Counted
+
+__all__ = ["at_gates", "count", "recount"]
+
+ALL = 2**31 - 1
+
+
+async def count(
+    scheduling: Scheduling, policy: Policy, reached: tuple[bytes, bytes], limit: int
+) -> tuple[Counted, tuple[bytes, bytes]]:
+    """Look at a stretch of a queue's gates; where the next one begins. In a transaction with one snapshot."""
+    connection, queue = scheduling.connection, scheduling.queue.id
+    own = await connection.fetch(STATEMENTS["walk_gates"], queue, reached[0], limit)
+    found = await _own(scheduling, policy, [_gate(row) for row in own])
+    shared: list[Any] = []
+    if policy.shared_limits:
+        shared = await connection.fetch(STATEMENTS["walk_shared_gates"], queue, reached[1], limit)
+        found += [each for each, _ in await _shared(scheduling, [scheduling.sharing.gate(row) for row in shared])]
+    ends = [stretch[-1]["id"] if len(stretch) == limit else b"" for stretch in (own, shared)]
+    return Counted(found, more=any(ends)), (ends[0], ends[1])
+
+
+async def at_gates(scheduling: Scheduling, policy: Policy, gates: Sequence[bytes], most: int) -> list[Miscount]:
+    """The same for these gates, a queue's own and shared ones; nothing, where more jobs run than may be looked at."""
+    if not gates or await scheduling.connection.fetchval(STATEMENTS["count_held"]) > most:
+        return []
+    own = (await scheduling.ask(Need(gates=tuple(gates)))).gates
+    shared = await scheduling.sharing.select(gates) if policy.shared_limits else []
+    found = await _own(scheduling, policy, own) if own else []
+    return found + [each for each, _ in await _shared(scheduling, shared)]
+
+
+async def recount(scheduling: Scheduling) -> list[Miscount]:
+    """Under the claim lock: count every gate of a queue again from the jobs that run, and say which were wrong."""
+    loaded, folded = await scheduling.fold_all()
+    policy, now, connection = loaded.policy, loaded.snapshot.now, scheduling.connection
+    stored = await connection.fetch(STATEMENTS["walk_gates"], scheduling.queue.id, b"", ALL)
+    found = await _own(scheduling, policy, [_gate(row) for row in stored])
+    if found:
+        holds = await _holds(scheduling)
+        flows, lanes, gates = await scheduling.take_all()
+        kept = await scheduling.kept_places(policy)
+        rebuilt = rebuild(policy, now, folded.queue, flows, corrected(lanes, holds), gates, kept)
+        await scheduling.write(loaded, rebuilt.plan)
+    if policy.shared_limits:
+        rows_of_limits = await connection.fetch(STATEMENTS["walk_shared_gates"], scheduling.queue.id, b"", ALL)
+        wrong = await _shared(scheduling, [scheduling.sharing.gate(row) for row in rows_of_limits])
+        mended = [row for _, row in wrong]
+        if mended:
+            await scheduling.sharing.put(mended, rings_for_all(mended))
+        found += [each for each, _ in wrong]
+    if found:
+        await amending.record(connection, RECOUNT, now, policy.queue, *describe_miscounts(found))
+        await connection.execute(STATEMENTS["nudge"], scheduling.queue.id, EVERYONE, None)
+        await connection.execute(STATEMENTS["nudge_sharers"], scheduling.queue.id, EVERYONE)
+    return found
+
+
+async def _own(scheduling: Scheduling, policy: Policy, gates: list[GateRow]) -> list[Miscount]:
+    expected = expected_gates(policy, await _holds(scheduling), await scheduling.kept_places(policy))
+    known = {row.id for row in gates}
+    others = tuple(gate for gate in expected if gate not in known)
+    return miscounted(policy, expected, [*gates, *((await scheduling.ask(Need(gates=others))).gates if others else ())])
+
+
+async def _holds(scheduling: Scheduling) -> list[HeldLane]:
+    found = await scheduling.connection.fetch(STATEMENTS["select_holds"], scheduling.queue.id)
+    ended = [lane for lane, _, keys, _ in found if keys is None]
+    lanes = {row.id: row for row in (await scheduling.ask(Need(), ended)).lanes} if ended else {}
+    holds = []
+    for lane, priority, keys, number in found:
+        if keys is not None:
+            holds.append(HeldLane(lane, priority, dict(rows.decode_keys(keys)), number))
+        elif (row := lanes.get(lane)) is not None:
+            holds.append(HeldLane(lane, row.priority, row.keys, number))
+    return holds
+
+
+async def _shared(scheduling: Scheduling, gates: list[SharedGateRow]) -> list[tuple[Miscount, SharedGateRow]]:
+    if not gates:
+        return []
+    found = await scheduling.connection.fetch(STATEMENTS["select_shared_holds"], scheduling.queue.id)
+    return recounted(scheduling.queue.name, gates, [SharedHold(*row) for row in found])
+
+
+def _gate(row: Any) -> GateRow:
+    id_, limit, key, *rest = row
+    return GateRow(id_, limit, msgspec.json.decode(key, type=list[str | None]), *rest)
