@@ -5,7 +5,7 @@ from fairlane.worker.health import Health
 from fairlane.worker.middleware import Middleware
 from fairlane.worker.options import QueueShare, WorkerOptions
 from fairlane.worker.processes import WorkerPool
-from fairlane.worker.run import run_worker
+from fairlane.worker.run import run_alone, run_worker
 from fairlane.worker.worker import Worker
 
 __all__ = [
@@ -17,5 +17,6 @@ __all__ = [
     "WorkerOptions",
     "WorkerPool",
     "context",
+    "run_alone",
     "run_worker",
 ]

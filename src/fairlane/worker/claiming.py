@@ -103,7 +103,7 @@ class Claiming:
             self._wake.set()
 
     def _on_time(self) -> None:
-        now, later = self._clock.now(), []
+        now, later = self._clock.monotonic(), []
         for queue in self._slots.queues.values():
             if queue.due_at is None:
                 continue
@@ -162,7 +162,10 @@ class Claiming:
                 lease=self._lease,
                 listener=self.listener,
                 start_lag=self._execution.start_lag,
+                ahead=self._execution.ahead,
             )
+            if claimed.at:
+                self._execution.store_time.hear(asked_at, claimed.at, self._clock.monotonic())
             if watching is not None:
                 await watching.find_origins(claimed.claims)
             return claimed
@@ -184,7 +187,13 @@ class Claiming:
             watching.claimed(queue.name, claimed, took, None if claimed.vtime is None else locked_at - began)
         if claimed.claims:
             self._is_nudged = False
-        self._execution.start(queue, claimed.claims, asked_at + microseconds(self._lease))
+        if claimed.terms is not queue.terms and claimed.terms is not None:
+            if queue.terms is not None:
+                self._execution.revoke_paced(queue)
+            queue.terms = claimed.terms
+        if claimed.paces:
+            self._execution.note_start(claimed.at)
+        self._execution.start(queue, claimed.claims, asked_at + microseconds(self._lease), claimed.paces)
         if self._slots.is_closed:
             self._execution.give_back_unstarted("its worker was stopped")
         self._plan_next(queue, claimed, asked)
@@ -197,20 +206,22 @@ class Claiming:
 
     def _plan_next(self, queue: QueueSlots, claimed: Claimed, asked: int) -> None:
         """When to ask this queue again, from what it said."""
-        if len(claimed.claims) >= asked:
+        if claimed.claims:
+            queue.looks = 0
+        if len(claimed.claims) >= asked and not claimed.paces:
             # All that was asked for: there may be more, and nobody will tell us. Ask when a slot is free.
             queue.is_hungry = True
             queue.is_registered = False
-            queue.looks = 0
             return
         queue.is_registered = self.listener is not None
         queue.is_hungry = queue.is_hungry or claimed.more
         if not queue.is_hungry:
             self._slots.note_idle(queue)
-        now = self._clock.now()
+        # By the monotonic clock: one that is set back must not keep us from asking.
+        now = self._clock.monotonic()
         due = now + jittered(self._poll)
         if claimed.next_due is not None:
-            due = min(due, claimed.next_due - self._execution.store_offset)
+            due = min(due, claimed.next_due - self._execution.store_time.offset)
         if claimed.look_again or due <= now:
             self._loop.call_later(min(0.001 * 2 ** min(queue.looks, 20), LONGEST_LOOK), self.look_at, (queue,))
             queue.looks += 1

@@ -6,19 +6,24 @@ import asyncio
 import threading
 from collections.abc import Coroutine, Mapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from fairlane.blocking import CallerThread, refuse_inside_a_loop
 from fairlane.effects import Effects
 from fairlane.errors import Cancel, ConfigurationError, StoreUnavailable
+from fairlane.job import Landed
+from fairlane.parameters import checked
 from fairlane.task import Call
+from fairlane.values import checked_key
 from fairlane.worker.outcomes import storable
 
 if TYPE_CHECKING:
     from fairlane.worker.runs import RunningJob
 
 __all__ = ["JobContext", "context", "current_run"]
+
+T = TypeVar("T")
 
 current_run: ContextVar[RunningJob] = ContextVar("fairlane_run")
 
@@ -80,29 +85,32 @@ class JobContext:
 
     def put(self, key: str, value: Any) -> None:
         """Set a value of the key-value store when this job is done, in the same transaction."""
-        self._run.add(Effects(put={key: value}))
+        self._run.add(Effects(put={checked_key(key): value}))
 
     def delete(self, key: str) -> None:
         """Remove a key of the key-value store when this job is done, in the same transaction."""
         self._run.add(Effects(delete=[key]))
 
-    async def ack(self, result: Any = None, *, tx: Any) -> None:
+    async def ack(self, result: Any = None, *, tx: Any) -> Landed:
         """End this job as done in your own transaction `tx`: it is done, with this result and its effects, when you
-        commit. `ClaimLost`: it may run elsewhere; roll back.
+        commit. `ClaimLost`: it may run elsewhere; roll back. Returned is what became of each effect.
 
         After a rollback the job goes on, and ends as its handler does. After the commit it has ended, whatever the
         handler returns or raises.
         """
-        await self._run.ack(result, tx)
+        return await self._run.ack(result, tx)
 
-    def ack_sync(self, result: Any = None, *, tx: Any) -> None:
+    def ack_sync(self, result: Any = None, *, tx: Any) -> Landed:
         """`ack` for a handler in a thread, which uses its connection in that thread."""
-        self._blocking(self.ack(result, tx=tx))
+        return self._blocking(self.ack(result, tx=tx))
 
+    @checked(any_text=["message"])
     async def progress(self, fraction: float, message: str = "") -> None:
         """Note how far the job is, from 0 to 1. A database that cannot be reached does not fail the job."""
         if not 0 <= fraction <= 1:
-            raise ValueError(f"progress({fraction!r}) does not lie between 0 and 1")
+            raise ConfigurationError(
+                f"progress: fraction={fraction!r} does not lie between 0 and 1; give one that does"
+            )
         run = self._run
         try:
             await run.home.store.report_progress(run.claim, float(fraction), storable(message) or None)
@@ -113,10 +121,10 @@ class JobContext:
         """`progress` for a handler in a thread."""
         self._blocking(self.progress(fraction, message))
 
-    def _blocking(self, work: Coroutine[Any, Any, None]) -> None:
+    def _blocking(self, work: Coroutine[Any, Any, T]) -> T:
         home = self._run.home
         if threading.get_ident() == home.thread:
             raise refuse_inside_a_loop(work)
         with CallerThread() as caller:
             running = asyncio.run_coroutine_threadsafe(work, home.loop)
-        caller.wait_for(running)
+        return caller.wait_for(running)

@@ -10,26 +10,31 @@ import asyncio
 import contextvars
 import logging
 import threading
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 from uuid import UUID
 
 from fairlane.clock import SECOND, Clock
 from fairlane.errors import InvalidJob, UndecodablePayload
-from fairlane.job import Claim
-from fairlane.scheduler.settlement import Cancelled, Died, Done, Outcome, Released, Settlement, settle
+from fairlane.job import Claim, State
+from fairlane.scheduler.pace import AHEAD, Pace
+from fairlane.scheduler.settlement import SEEN, Cancelled, Died, Done, Lost, Outcome, Released, Settlement, settle
 from fairlane.stamping import Stamp
 from fairlane.store.protocol import Store
 from fairlane.task import Registry, Task
+from fairlane.worker.black_box import BlackBox
 from fairlane.worker.context import JobContext, current_run
+from fairlane.worker.logs import log_end, log_lost, log_start, log_unreadable
+from fairlane.worker.lone import LoneProcess
 from fairlane.worker.middleware import Middleware, around_run, wrapping_runs
 from fairlane.worker.outcomes import Stop, outcome_of
+from fairlane.worker.pacer import Pacer
 from fairlane.worker.process_pool import Child, ProcessPool
-from fairlane.worker.runs import RunningJob, log_end, log_lost, log_unreadable, settlement_of
+from fairlane.worker.runs import RunningJob, settlement_of
 from fairlane.worker.slots import QueueSlots, Slots
-from fairlane.worker.timing import Alarm
+from fairlane.worker.timing import Alarm, StoreTime
 
 __all__ = ["Execution", "Run"]
 
@@ -41,9 +46,16 @@ STARTS_AT_ONCE = 250
 """Jobs that start in one turn of the event loop."""
 HELD_AHEAD_AT_MOST = SECOND
 """A job that was claimed ahead and has not started by then is given back: the slots are busy for longer."""
+LATE = "it could not start at the instant that its rate had for it"
+MOST_PACED = 1_000
+"""Jobs that wait for their instants."""
+NO_PACES: Mapping[UUID, Pace] = {}
 STOOD_STILL = "its worker stood still for longer than its lease, and another may run it by now"
 FIRST_START_LAG, LONGEST_START_LAG = SECOND // 20, SECOND // 4
 """What is assumed before any job has started, and what is believed at most: clocks can be wrong."""
+NOT_YET_ALONE = "another job runs alone; its turn comes later"
+ALONE_LATER = SECOND
+"""A suspect whose turn to run alone has not come is given back for this long: it holds no limit meanwhile."""
 FIRST_UNKNOWN_DELAY, LONGEST_UNKNOWN_DELAY = SECOND, 300 * SECOND
 UNKNOWN_REMEMBERED = 10_000
 
@@ -57,7 +69,7 @@ class SettleLater(Protocol):
 class Run(RunningJob):
     """One claim on its way through this worker."""
 
-    __slots__ = ("begin_by", "child", "handle", "queue")
+    __slots__ = ("begin_by", "child", "handle", "pace", "queue")
 
     def __init__(
         self,
@@ -73,6 +85,8 @@ class Run(RunningJob):
         self.queue = queue
         self.begin_by = begin_by
         """By the monotonic clock: later its lease may have ended."""
+        self.pace: Pace | None = None
+        """By the monotonic clock too: when it may start, if it passes a smooth rate."""
         self.handle: asyncio.Task[None] | None = None
         self.child: Child | None = None
         """The process that its task runs in, if it has one of its own."""
@@ -80,6 +94,11 @@ class Run(RunningJob):
 
 class Execution:
     """The runs of one worker."""
+
+    sets_suspects_apart = True
+    """What may have killed its process runs with nothing beside it."""
+    keeps_pace = True
+    """It starts jobs at their instants."""
 
     def __init__(
         self,
@@ -91,6 +110,9 @@ class Execution:
         max_result: int,
         stamp: Stamp,
         middlewares: Sequence[Middleware] = (),
+        *,
+        box: BlackBox | None = None,
+        lone: LoneProcess | None = None,
     ) -> None:
         self.store = store
         self.loop = asyncio.get_running_loop()
@@ -99,11 +121,17 @@ class Execution:
         self.log = log
         self.running: set[Run] = set()
         self.waiting: deque[Run] = deque()
+        self.suspects: deque[Run] = deque()
+        """Those that may have killed their process. They take no slot while they wait to run alone."""
+        self._alone: Run | None = None
+        self._box = box
+        self._lone = lone
         self.mean_run = float(HELD_AHEAD_AT_MOST)
         """Microseconds that a job takes, over the last twenty or so. It begins high: nothing is claimed on a guess."""
         self.on_slot_freed: Callable[[], None] = lambda: None
-        self.store_offset = 0
-        """What to add to our clock to have the store's."""
+        self.store_time = StoreTime()
+        self.store_ahead = 0
+        """How far queue time is ahead of the store's clock."""
         self.start_lag = FIRST_START_LAG
         """Microseconds from a claim until its jobs have started, about the most of late."""
         self._find: Callable[[str], Task[..., Any] | None] = registry.find
@@ -121,14 +149,23 @@ class Execution:
         self._around = contextvars.copy_context()
         self._timeouts = Alarm(clock, self._stop_overdue)
         self._stale = Alarm(clock, self._give_back_stale)
+        self._pacer = Pacer(clock, self._launch, self._give_back_late)
         self.is_filling = False
         """There are jobs in hand and slots for them: they start in the next turns of the event loop."""
+        self.attempts = 0
+        """Attempts made so far, those that run included."""
+        self.ended_otherwise: Counter[str] = Counter()
+        """Those that ended other than done, by what became of their job. Successes are not counted one by one."""
+        self._logs_each = False
 
     # From claim to handler.
 
-    def start(self, queue: QueueSlots, claims: Sequence[Claim], begin_by: int) -> None:
-        """Take these claims in: whatever cannot run is settled at once, the others start, or wait for a slot. None
-        starts after `begin_by`, by the monotonic clock."""
+    def start(
+        self, queue: QueueSlots, claims: Sequence[Claim], begin_by: int, paces: Mapping[UUID, Pace] = NO_PACES
+    ) -> None:
+        """Take these claims in: whatever cannot run is settled at once, the others start, or wait for a slot or for
+        their instant. None starts after `begin_by`, by the monotonic clock."""
+        self._logs_each = log.isEnabledFor(logging.DEBUG)  # asked once a claim, not once a job
         for claim in claims:
             task = self._find(claim.task)
             if claim.cancel_requested:
@@ -142,12 +179,68 @@ class Execution:
                     log_unreadable(claim, error, log)
                     self._refuse(queue, claim, Died(str(error)))
                 else:
-                    self.waiting.append(Run(self, queue, claim, begin_by, task, args, kwargs))
+                    run = Run(self, queue, claim, begin_by, task, args, kwargs)
+                    if (pace := paces.get(claim.id)) is not None:
+                        self._pace(run, pace)
+                    elif claim.is_suspect and self.sets_suspects_apart:
+                        self._set_apart(run)
+                    else:
+                        self.waiting.append(run)
         self._fill_slots()
-        if self.waiting:
-            self._stale.set(self._clock.now() + HELD_AHEAD_AT_MOST)
+        if self.waiting or self.suspects:
+            self._stale.set(self._clock.monotonic() + HELD_AHEAD_AT_MOST)
 
-    def _note_start(self, claimed_at: int) -> None:
+    def _pace(self, run: Run, pace: Pace) -> None:
+        """Let it wait for its instant. It takes no slot meanwhile."""
+        run.pace = pace.moved(self._now() - self.store_now())
+        run.begin_by = min(run.begin_by, run.pace.latest)
+        run.queue.used -= 1
+        self._pacer.add(run)
+
+    def _set_apart(self, run: Run) -> None:
+        """Let it wait to run alone, without a slot. One at a time is held: should this process die, nobody knows which
+        of those that it held have run, and each would be charged with it."""
+        if self._lone is not None and (self.suspects or self._alone is not None):
+            if run.pace is not None:
+                self._pacer.drop(run)
+            self._refuse(run.queue, run.claim, Released(NOT_YET_ALONE, ALONE_LATER))
+            return
+        run.queue.used -= 1
+        self.suspects.append(run)
+
+    def _launch(self, run: Run) -> None:
+        """Its instant has come."""
+        run.queue.used += 1
+        if run.claim.is_suspect and self.sets_suspects_apart:
+            self._set_apart(run)
+        else:
+            self.waiting.append(run)
+        self._fill_slots()
+        self._stale.set(self._clock.monotonic() + HELD_AHEAD_AT_MOST)
+
+    def _give_back_late(self, run: Run) -> None:
+        self._settle_later(settle(run.claim, Released(LATE, is_spent=self._pacer.is_spent(run)), 0), run.queue)
+
+    @property
+    def ahead(self) -> int | None:
+        """How many more jobs may wait for their instants: as many as will have had a slot by then. None while most of
+        those are in hand: claims are made for many at a time. `None`: it keeps no pace."""
+        if not self.keeps_pace:
+            return None
+        most = min(MOST_PACED, int(self._slots.concurrency * AHEAD / max(self.mean_run, SHORTEST_RUN)))
+        held = len(self._pacer)
+        return most - held if 4 * held <= 3 * most else 0
+
+    def revoke_paced(self, queue: QueueSlots) -> None:
+        """The terms have changed by which these were claimed: give back what has not started."""
+        for run in self._pacer.runs():
+            if run.queue is queue:
+                self._withdraw(run, self._released(run, "its queue's policy has changed"))
+
+    def _released(self, run: Run, reason: str) -> Released:
+        return Released(reason, is_spent=self._pacer.is_spent(run))
+
+    def note_start(self, claimed_at: int) -> None:
         """How late the jobs of a claim have started: rates are kept for those who count their starts."""
         lag = max(0, min(self.store_now() - claimed_at, LONGEST_START_LAG))
         self.start_lag = lag if lag > self.start_lag else self.start_lag + (lag - self.start_lag) // 16
@@ -172,24 +265,45 @@ class Execution:
         return Released(f"no task named {claim.task!r} on the worker that claimed it", delay)
 
     def _fill_slots(self) -> None:
+        if (self.suspects or self._alone is not None) and self._try_suspect():
+            return
         waiting, running, most = self.waiting, self.running, self._slots.concurrency
         create_task, around = self.loop.create_task, self._around
         run: Run | None = None
         # A few at a time: what the store answers meanwhile is heard between them, so that it works while they run.
-        for _ in range(min(len(waiting), most - len(running), STARTS_AT_ONCE)):
+        starting = min(len(waiting), most - len(running), STARTS_AT_ONCE)
+        self.attempts += max(0, starting)
+        for _ in range(starting):
             run = waiting.popleft()
             running.add(run)
             run.handle = create_task(
                 self._run_async(run) if run.task.is_async else self._run_in_thread(run), context=around.copy()
             )
             if run.task.timeout is not None:
-                self._timeouts.set(self._clock.now() + run.task.timeout)
-        if run is not None and not waiting:
+                self._timeouts.set(self._clock.monotonic() + run.task.timeout)
+        if run is not None and not waiting and run.pace is None:
             # Once those that were just created have taken their first step.
-            self.loop.call_soon(self._note_start, run.claim.claimed_at)
+            self.loop.call_soon(self.note_start, run.claim.claimed_at)
         if not self.is_filling and waiting and len(running) < most:
             self.is_filling = True
             self.loop.call_soon(self._go_on_filling)
+
+    def _try_suspect(self) -> bool:
+        """Let the next suspect run alone, if it can; say whether everything else must wait for that."""
+        here = self._lone is None
+        if self._alone is None and not (here and self.running):
+            run = self._alone = self.suspects.popleft()
+            run.queue.used += 1
+            self.attempts += 1
+            self.running.add(run)
+            if not here:
+                running = self._run_alone(run)
+            else:
+                running = self._run_async(run) if run.task.is_async else self._run_in_thread(run)
+            run.handle = self.loop.create_task(running, context=self._around.copy())
+            if here and run.task.timeout is not None:
+                self._timeouts.set(self._clock.monotonic() + run.task.timeout)
+        return here
 
     def _go_on_filling(self) -> None:
         if self.waiting and len(self.running) < self._slots.concurrency:
@@ -200,12 +314,45 @@ class Execution:
 
     # The run itself.
 
-    async def _run_async(self, run: Run) -> None:
-        current_run.set(run)
+    def _begins(self, run: Run) -> bool:
+        """Whether it may begin: from here on it runs, as far as anybody who finds us dead can tell."""
         run.started_at = self._now()
         if run.started_at > run.begin_by:
-            self._end(run, Released(STOOD_STILL))
+            self._end(run, Released(STOOD_STILL) if run.pace is None else self._released(run, LATE))
+            return False
+        is_elsewhere = run.child is not None or (run is self._alone and self._lone is not None)
+        if self._box is not None and not is_elsewhere:
+            self._box.note(run.claim.id)
+        if run.pace is not None:
+            self._pacer.began(run, run.started_at)
+        return True
+
+    async def _run_alone(self, run: Run) -> None:
+        """In a process of its own, where it can harm nobody else."""
+        current_run.set(run)
+        assert self._lone is not None
+        try:
+            await self._lone.start()
+        except OSError as error:
+            self._end(run, Released(f"no process could be started to run it alone: {error}", ALONE_LATER))
             return
+        if not self._begins(run):
+            return
+        ended = await self._lone.run(run.claim, run.begin_by)
+        if run.stop is Stop.GONE:
+            self._end(run, None)
+        elif isinstance(ended, str):
+            self._end(run, Lost(f"it ran alone, and its process died ({ended})", SEEN))
+        else:
+            run.may_be_settled = ended.may_be_settled
+            self._end(run, None, settlement=ended.settlement)
+
+    async def _run_async(self, run: Run) -> None:
+        current_run.set(run)
+        if not self._begins(run):
+            return
+        if self._logs_each:
+            log_start(run, log)
         try:
             if self._middlewares:
                 value = await around_run(self._middlewares, JobContext(run), lambda: _awaited(run))
@@ -214,7 +361,7 @@ class Execution:
         except GeneratorExit:
             raise  # the loop itself has ended: there is nothing left to settle with
         except BaseException as error:
-            self._end(run, outcome_of(run, error, self.store_now()), error)
+            self._end(run, outcome_of(run, error, self.store_wall()), error)
         else:
             self._end(run, None if run.stop is Stop.GONE else self._done(run, value))
 
@@ -228,16 +375,16 @@ class Execution:
             await self._run_blocking(run)
 
     async def _run_blocking(self, run: Run) -> None:
-        run.started_at = self._now()
-        if run.started_at > run.begin_by:
-            self._end(run, Released(STOOD_STILL))
+        if not self._begins(run):
             return
+        if self._logs_each:
+            log_start(run, log)
         value, error = await (self._called_around(run) if self._middlewares else self._called(run))
         # A thread cannot be stopped. One that overran its timeout kept its slot and its lease until now.
         if error is None and run.stop is Stop.TIMEOUT:
             error = TimeoutError()
         if error is not None:
-            self._end(run, outcome_of(run, error, self.store_now()), error)
+            self._end(run, outcome_of(run, error, self.store_wall()), error)
         else:
             self._end(run, None if run.stop is Stop.GONE else self._done(run, value))
 
@@ -277,31 +424,64 @@ class Execution:
         try:
             return Done(run.task.codec.encode_result(value, self.max_result), run.effects)
         except InvalidJob as error:
-            return outcome_of(run, error, self.store_now()) or Died(str(error))
+            return outcome_of(run, error, self.store_wall()) or Died(str(error))
 
-    def _end(self, run: Run, outcome: Outcome | None, error: BaseException | None = None) -> Settlement | None:
-        """What is to be recorded of a run that has ended; nothing, if its claim is lost."""
-        settlement: Settlement | None = None
+    def _end(
+        self,
+        run: Run,
+        outcome: Outcome | None,
+        error: BaseException | None = None,
+        settlement: Settlement | None = None,
+    ) -> Settlement | None:
+        """What is to be recorded of a run that has ended; nothing, if its claim is lost. A run in a process of its own
+        brings its settlement."""
         ran = self.ran(run)
         self.mean_run += (ran - self.mean_run) * 0.1
         self.running.discard(run)
         run.queue.used -= 1
+        if self._box is not None:
+            self._box.erase(run.claim.id)
+        if run is self._alone:
+            self._alone = None
+        if run.pace is not None:
+            self._pacer.drop(run)
         if outcome is not None:
             settlement = settlement_of(run, outcome, ran)
-            if error is not None or type(outcome) is not Done:
-                log_end(run, outcome, settlement, error, log)
+            if settlement.unstarted and run.pace is not None:
+                self._count(settlement)  # a start that was missed is no news
+            elif type(outcome) is not Done:
+                self._count(settlement)
+                log_end(run, settlement, error, self.store_now(), log)
+            elif self._logs_each:
+                log_end(run, settlement, None, 0, log)
+        elif settlement is None:
+            self.ended_otherwise["lost"] += 1
+        elif settlement.to is not State.DONE:
+            self._count(settlement)
+        if settlement is not None:
             self._settle_later(settlement, run.queue, may_be_settled=run.may_be_settled)
-        if self.waiting and not self.is_filling:
+        if (self.waiting or self.suspects) and not self.is_filling:
             self._fill_slots()
         self.on_slot_freed()
         return settlement
+
+    def _count(self, settlement: Settlement) -> None:
+        if settlement.unstarted:
+            self.attempts -= 1
+        elif settlement.to in (State.DEAD, State.CANCELLED):
+            self.ended_otherwise[str(settlement.to)] += 1
+        else:
+            self.ended_otherwise["snoozed" if settlement.outcome == "snoozed" else "to be retried"] += 1
 
     def ran(self, run: RunningJob) -> int:
         """Microseconds since its handler was called."""
         return self._now() - run.started_at
 
     def store_now(self) -> int:
-        return self._clock.now() + self.store_offset
+        return self._now() + self.store_time.offset
+
+    def store_wall(self) -> int:
+        return self.store_now() - self.store_ahead
 
     # Stopping runs.
 
@@ -317,7 +497,9 @@ class Execution:
             self._withdraw(run, None if reason is Stop.GONE else Cancelled(reason.value))
             return
         first, run.stop = run.stop is None, reason
-        if first and run.task.is_async and run.handle is not None:
+        if run is self._alone and self._lone is not None:
+            self._lone.interrupt(reason)
+        elif first and run.task.is_async and run.handle is not None:
             run.handle.cancel()
         elif run.child is not None:
             run.child.kill()
@@ -326,10 +508,20 @@ class Execution:
         """Take back a run whose handler has not been called."""
         if run in self.running:
             self.running.discard(run)
+            self.attempts -= 1
             assert run.handle is not None
             run.handle.cancel()
-        else:
+            if run is self._alone:
+                self._alone = None
+        elif run in self.suspects:
+            self.suspects.remove(run)
+            run.queue.used += 1
+        elif run in self.waiting:
             self.waiting.remove(run)
+        else:
+            run.queue.used += 1
+        if run.pace is not None:
+            self._pacer.drop(run)
         run.queue.used -= 1
         if outcome is not None:
             self._settle_later(settle(run.claim, outcome, 0), run.queue)
@@ -338,8 +530,8 @@ class Execution:
         now, soonest = self._now(), None
         for run in list(self.running):
             timeout = run.task.timeout
-            if timeout is None or run.stop is not None:
-                continue
+            if timeout is None or run.stop is not None or (run is self._alone and self._lone is not None):
+                continue  # the process that runs it alone sees to it
             left = run.started_at + timeout - now if run.started_at else timeout
             if left <= 0:
                 claim = run.claim
@@ -348,14 +540,21 @@ class Execution:
             elif soonest is None or left < soonest:
                 soonest = left
         if soonest is not None:
-            self._timeouts.set(self._clock.now() + soonest)
+            self._timeouts.set(self._clock.monotonic() + soonest)
 
     def _give_back_stale(self) -> None:
+        if self.suspects and self._lone is not None:
+            left = self.suspects[0].claim.claimed_at + HELD_AHEAD_AT_MOST - self.store_now()
+            if left > 0:
+                self._stale.set(self._clock.monotonic() + left)
+            else:
+                for run in list(self.suspects):
+                    self._withdraw(run, Released(NOT_YET_ALONE, ALONE_LATER))
         if self.waiting:
             left = self.waiting[0].claim.claimed_at + HELD_AHEAD_AT_MOST - self.store_now()
             if left > 0:
                 # Others have come meanwhile, in the place of those that have started.
-                self._stale.set(self._clock.now() + left)
+                self._stale.set(self._clock.monotonic() + left)
                 return
             # What waits was claimed ahead because jobs were short. They are not.
             self.mean_run = max(self.mean_run, float(HELD_AHEAD_AT_MOST))
@@ -364,9 +563,14 @@ class Execution:
 
     def give_back_unstarted(self, reason: str) -> None:
         """Release every claim whose handler has not been called: at once, and in its old place."""
-        unstarted = [*self.waiting, *(run for run in self.running if run.started_at == 0)]
+        unstarted = [
+            *self._pacer.runs(),
+            *self.waiting,
+            *self.suspects,
+            *(run for run in self.running if run.started_at == 0),
+        ]
         for run in unstarted:
-            self._withdraw(run, Released(reason))
+            self._withdraw(run, self._released(run, reason))
         if unstarted:
             log.info("%d claimed jobs were given back unstarted: %s", len(unstarted), reason)
 
@@ -374,12 +578,13 @@ class Execution:
 
     def held(self) -> list[Run]:
         """Every claim in hand that is worth keeping, started or not."""
-        return [run for run in (*self.running, *self.waiting) if run.stop is not Stop.GONE]
+        held = (*self.running, *self.waiting, *self.suspects, *self._pacer.runs())
+        return [run for run in held if run.stop is not Stop.GONE]
 
     @property
     def is_holding(self) -> bool:
-        """Whether something has begun here and has not ended."""
-        return bool(self.running)
+        """Whether something has begun here and has not ended, or is about to begin."""
+        return bool(self.running or len(self._pacer))
 
     def misses(self, run: Run) -> bool:
         """Whether the loss of its claim is one."""
@@ -400,6 +605,7 @@ class Execution:
     def close(self) -> None:
         self._timeouts.close()
         self._stale.close()
+        self._pacer.close()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
         if self._children is not None:

@@ -58,28 +58,29 @@ class Firing:
     async def declare(self) -> None:
         """Let this program's declarations be in force, whatever others there were."""
         rows = {row.name: row for row in await self._store.schedules(self._schedules)}
-        now = await self._store.now()
+        wall = (await self._store.time()).wall
         for name in self._schedules:
-            await self._declare(name, rows.get(name), now)
+            await self._declare(name, rows.get(name), wall)
 
     async def look(self, worker: UUID | None = None) -> Instant | None:
-        """Fire what is due. Returns when the next slot of these schedules comes, as far as is known."""
+        """Fire what is due by the wall clock. Returns when the next slot of these schedules comes, as far as is known,
+        by the store's time."""
         self._is_due.clear()
-        now = await self._store.now()
+        time = await self._store.time()
         # Before what stands is read: what an operator does after that is announced to this worker.
-        await self._keep(now, worker)
+        await self._keep(time.now, worker)
         soonest: Instant | None = None
         for row in await self._store.schedules(self._schedules):
             schedule = self._schedules[row.name]
             if row.digest != self._digests[row.name]:
                 # Another program of the same name is newer. If it is gone, ours is what there is.
-                if row.is_orphaned(now):
-                    await self._declare(row.name, row, now)
+                if row.is_orphaned(time.now):
+                    await self._declare(row.name, row, time.wall)
                 continue
-            next_at = await self._fire(schedule, row, now)
+            next_at = await self._fire(schedule, row, time.wall)
             if next_at is not None and (soonest is None or next_at < soonest):
                 soonest = next_at
-        return soonest
+        return None if soonest is None else soonest + time.ahead
 
     async def _keep(self, now: Instant, worker: UUID | None) -> None:
         if self._kept_at is None or now - self._kept_at >= KEPT_FOR or now < self._kept_at:
@@ -160,13 +161,13 @@ class Firing:
 
 
 async def fire_schedules(
-    firing: Firing, worker: WorkerIdentity, outage: Outage, clock: Clock, offset: Callable[[], int]
+    firing: Firing, worker: WorkerIdentity, outage: Outage, clock: Clock, store_now: Callable[[], Instant]
 ) -> None:
-    """Fire slots when they come. `offset` is what the store's clock is ahead of ours."""
+    """Fire slots when they come. `store_now` is queue time, as far as it is known here."""
     await outage.ride_out(firing.declare, "declaring schedules")
     while True:
         next_at = await outage.ride_out(lambda: firing.look(worker.id), "firing schedules")
         wait = LOOK_EVERY
         if next_at is not None:
-            wait = min(wait, next_at - offset() - clock.now())
+            wait = min(wait, next_at - store_now())
         await firing.wait(clock, max(wait, SHORTEST_WAIT))

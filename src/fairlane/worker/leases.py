@@ -15,10 +15,12 @@ from fairlane.worker.settling import Settling
 from fairlane.worker.timing import Outage, pause
 from fairlane.worker.watching import Watching
 
-__all__ = ["Leases"]
+__all__ = ["RENEWALS", "Leases"]
 
 log = logging.getLogger("fairlane.worker")
 
+RENEWALS = 3
+"""How often a lease is renewed before it would end."""
 SHORTEST_LOOK, LIKELY_LOOK = 0.05, 1.0
 """Seconds between two looks for cancellations: after a nudge that brought no work, and after one that did."""
 
@@ -35,7 +37,7 @@ class Leases:
         self._outage = outage
         self._clock = clock
         self._lease = lease
-        self._every = microseconds(lease) // 3
+        self._every = microseconds(lease) // RENEWALS
         self._look = asyncio.Event()
         self._must_check = False
         self._kept_at = clock.monotonic()
@@ -113,6 +115,7 @@ class Leases:
         if self.watching is not None:
             self.watching.renewed(len(leases), len(gone))
         if gone:
+            self._settling.let_go(gone)
             self._stop({run.claim.id for run in self._execution.held() if run.claim.lease in gone}, gone)
         for run in self._execution.find(renewed.cancelled):
             if run.claim.lease not in gone:

@@ -1,22 +1,170 @@
-"""Logs as JSON: one object a line. What is logged while a job runs, by whomever, says which job that was."""
+"""The worker's log: what it says about jobs, and its JSON format.
+
+Facts come first in a message and what a program said comes last, so that an error's text cannot pass for a fact.
+"""
 
 from __future__ import annotations
 
-import json
 import logging
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
-from fairlane.job import Claim
+from fairlane.clock import SECOND, Instant, as_datetime, lasting, measured
+from fairlane.errors import Signal, UndecodablePayload
+from fairlane.job import Claim, State
+from fairlane.log_text import exception_text, json_text
+from fairlane.redaction import without_secrets
+from fairlane.scheduler.settlement import Settlement
 from fairlane.worker.context import current_run
+from fairlane.worker.outcomes import Stop, summary, users_frames
 
-__all__ = ["JsonLines"]
+if TYPE_CHECKING:
+    from fairlane.worker.runs import RunningJob
+
+__all__ = ["JsonLines", "log_end", "log_lost", "log_start", "log_unreadable"]
+
+LONGEST_REASON = 500
+"""Characters of an error in a message; its traceback has the rest."""
 
 _PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "claim", "job"}
+_ENDINGS = {"retry": "asked for a retry", "dead": "failed for good"}
+_NEWS = ("snoozed", "cancelled")
+_ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
+
+
+# What is said about jobs.
+
+
+def log_start(run: RunningJob, log: logging.Logger) -> None:
+    """A handler is about to be called."""
+    claim = run.claim
+    log.debug(
+        "job %s (%s) attempt %d of %d started",
+        claim.id,
+        claim.task,
+        claim.attempt,
+        claim.max_attempts,
+        extra={"claim": claim},
+    )
+
+
+def log_end(
+    run: RunningJob, settlement: Settlement, error: BaseException | None, now: Instant, log: logging.Logger
+) -> None:
+    """How an attempt ended and what becomes of its job; `now` is the store's."""
+    claim = run.claim
+    # What the app redacts is only seen redacted: as the settlement has it.
+    if run.task.producer.redact is not None:
+        error = None
+    # An error raised because we stopped the run says nothing. The settlement says why we did.
+    reason = summary(error) if error is not None and run.stop is None else settlement.error or ""
+    log.log(
+        _level(settlement),
+        "job %s (%s) attempt %d of %d %s%s%s",
+        claim.id,
+        claim.task,
+        claim.attempt,
+        claim.max_attempts,
+        _ENDINGS.get(settlement.outcome, settlement.outcome),
+        _what_next(settlement, now),
+        f": {_first_line(reason)}" if reason else "",
+        exc_info=_worth_a_traceback(run, settlement, error),
+        extra={"claim": claim, **_fields(claim, settlement, now)},
+    )
+
+
+def _level(settlement: Settlement) -> int:
+    if settlement.to is State.DONE:
+        return logging.DEBUG
+    if settlement.to is State.DEAD:
+        return logging.ERROR
+    return logging.INFO if settlement.outcome in _NEWS else logging.WARNING
+
+
+def _what_next(settlement: Settlement, now: Instant) -> str:
+    match settlement.to:
+        case State.DONE:
+            return f" in {measured(settlement.ran / SECOND)}"
+        case State.DEAD:
+            return ", the job is dead"
+        case State.READY:
+            return ", the job is ready again"
+        case State.SCHEDULED:
+            delay = (settlement.delay or 0) / SECOND
+            at = as_datetime(now + (settlement.delay or 0))
+            wait = lasting(delay) if delay >= 1 else measured(delay)
+            return f", next attempt in {wait} ({at:{'%H:%M:%S' if delay < 86_400 else '%Y-%m-%d %H:%M'}} UTC)"
+    return ""
+
+
+def _fields(claim: Claim, settlement: Settlement, now: Instant) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "max_attempts": claim.max_attempts,
+        "outcome": settlement.outcome,
+        "state": str(settlement.to),
+        "ran_ms": round(settlement.ran / 1_000, 3),
+    }
+    if settlement.to is State.SCHEDULED:
+        found["next_attempt_at"] = as_datetime(now + (settlement.delay or 0)).isoformat()
+    return found
+
+
+def _first_line(text: str) -> str:
+    line = text.strip().partition("\n")[0]
+    if len(line) > LONGEST_REASON or len(line) < len(text.strip()):
+        return f"{line[:LONGEST_REASON].rstrip()} …"
+    return line
+
+
+def _worth_a_traceback(run: RunningJob, settlement: Settlement, error: BaseException | None) -> _ExcInfo | None:
+    """What was raised, without the frames of ours; of a signal that a handler raised, what made it do so."""
+    if error is None or settlement.outcome in _NEWS or run.stop not in (None, Stop.TIMEOUT):
+        return None
+    found: BaseException | None = error
+    if isinstance(error, Signal):
+        found = error.__cause__ or error.__context__
+    if found is None:
+        return None
+    for each in _chain(found):
+        each.__traceback__ = users_frames(each.__traceback__)
+    return type(found), found, found.__traceback__
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error, and those that it was raised from."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        each = waiting.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            waiting += [each.__cause__, each.__context__]
+
+
+def log_lost(claim: Claim, log: logging.Logger) -> None:
+    """A run goes on for nothing."""
+    log.error(
+        "job %s (%s): ClaimLost: %s; nothing of this run is recorded",
+        claim.id,
+        claim.task,
+        Stop.GONE.value,
+        extra={"claim": claim},
+    )
+
+
+def log_unreadable(claim: Claim, error: UndecodablePayload, log: logging.Logger) -> None:
+    log.error("job %s (%s) is set aside as dead: %s", claim.id, claim.task, error, extra={"claim": claim})
+
+
+# The format.
 
 
 class JsonLines(logging.Formatter):
-    """Each record as a JSON object: `time`, `level`, `logger`, `message`, `worker`, and of a job what it is.
+    """Each record as a JSON object: `time`, `level`, `logger`, `message`, `worker`, and the job it is about, or that
+    was running where it was written.
 
     What a program gives as `extra=` is in it too.
     """
@@ -30,20 +178,18 @@ class JsonLines(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": without_secrets(record.getMessage()),
             "worker": self._worker,
             **_about(record),
         }
-        if record.exc_info:
-            told["exception"] = self.formatException(record.exc_info)
-        elif record.exc_text:
-            told["exception"] = record.exc_text
+        if exception := exception_text(record):
+            told["exception"] = exception
         if record.stack_info:
-            told["stack"] = self.formatStack(record.stack_info)
+            told["stack"] = without_secrets(record.stack_info)
         for name, value in vars(record).items():
             if name not in _PLAIN:
                 told.setdefault(name, value)
-        return json.dumps(told, default=str, ensure_ascii=False)
+        return json_text(told)
 
 
 def _about(record: logging.LogRecord) -> dict[str, Any]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Literal
 
-from fairlane.clock import microseconds
+from fairlane.clock import duration_of, microseconds
 from fairlane.errors import ConfigurationError
+from fairlane.parameters import check_value, shown
 
 __all__ = ["QueueShare", "WorkerOptions"]
 
@@ -32,7 +33,10 @@ class QueueShare:
     max_slots: int | None = None
 
     def __post_init__(self) -> None:
-        what = f"queues: {self.name!r}"
+        check_value("queues", "name", self.name, str)
+        what = f"queues: {shown(self.name)}"
+        if not self.name.strip():
+            raise ConfigurationError(f"{what} is no name of a queue; give one, such as 'webhooks'")
         _weight(what, self.weight)
         _whole(f"{what}: min_slots", self.min_slots, 0, MOST_SLOTS)
         if self.max_slots is not None:
@@ -41,9 +45,12 @@ class QueueShare:
     @classmethod
     def parse(cls, text: str) -> QueueShare:
         """`email`, `email=2` (weight 2), `email=2:1-10` (at least 1 and at most 10 slots), `email:-10`."""
+        check_value("queues", "text", text, str)
         found = _SHARE.match(text.strip())
         if found is None:
-            raise ConfigurationError(f"queues: {text!r} is not a queue; write name, name=weight or name=weight:min-max")
+            raise ConfigurationError(
+                f"queues: {shown(text)} is not a queue; write name, name=weight or name=weight:min-max"
+            )
         return cls(
             name=found["name"],
             weight=_number(text, found["weight"] or "1"),
@@ -89,21 +96,33 @@ class WorkerOptions:
     traces: Traces = "linked"
     """Spans of runs: in traces of their own with a link to the enqueue, or inside of the trace of the enqueue."""
 
+    alone_command: Sequence[str] = ()
+    """The command that starts a process for one job alone: `fairlane worker` gives its own. Without it, a job that may
+    have killed its process waits until nothing else runs here, and what comes after it waits too."""
+    black_box: int | None = None
+    """The file descriptor in which the worker notes what runs, for whoever restarts it: `fairlane worker` gives one."""
+
     def __post_init__(self) -> None:
         _whole("concurrency", self.concurrency, 1, MOST_SLOTS)
         if self.prefetch is not None:
             _whole("prefetch", self.prefetch, 0, MOST_SLOTS)
         if self.order not in ("weighted", "strict"):
-            raise ConfigurationError(f"order={self.order!r} is unknown; use 'weighted' or 'strict'")
+            raise ConfigurationError(f"order={shown(self.order)} is unknown; use 'weighted' or 'strict'")
         if self.metrics_port is not None:
             _whole("metrics_port", self.metrics_port, 0, 65_535)
-        if not str(self.metrics_host).strip():
-            raise ConfigurationError(f"metrics_host={self.metrics_host!r} is not an address, such as '127.0.0.1'")
-        if self.metrics_fleet not in (True, False):
-            raise ConfigurationError(f"metrics_fleet={self.metrics_fleet!r} is neither True nor False")
+        check_value("worker", "name", self.name, str | None)
+        check_value("worker", "alone_command", self.alone_command, Sequence[str])
+        object.__setattr__(self, "alone_command", tuple(self.alone_command))
+        if self.black_box is not None:
+            _whole("black_box", self.black_box, 0, 2**31 - 1)
+        check_value("worker", "metrics_host", self.metrics_host, str)
+        if not self.metrics_host.strip():
+            raise ConfigurationError(f"metrics_host={self.metrics_host!r} is not an address; give one, or leave it out")
+        if not isinstance(self.metrics_fleet, bool):
+            raise ConfigurationError(f"metrics_fleet={shown(self.metrics_fleet)} is neither True nor False; give one")
         _whole("metrics_keys", self.metrics_keys, 0, 500)
         if self.traces not in ("linked", "nested"):
-            raise ConfigurationError(f"traces={self.traces!r} is unknown; use 'linked' or 'nested'")
+            raise ConfigurationError(f"traces={shown(self.traces)} is unknown; use 'linked' or 'nested'")
         for setting, least, most in (
             ("lease", "100ms", "1d"),
             ("drain_timeout", "0s", "7d"),
@@ -131,8 +150,8 @@ class WorkerOptions:
 def _shares(queues: object) -> tuple[QueueShare, ...]:
     if isinstance(queues, str):
         queues = [part for part in queues.split(",") if part.strip()]
-    if not isinstance(queues, Iterable):
-        raise ConfigurationError(f"queues={queues!r} is not a list of queues, such as 'webhooks,email=2'")
+    if not isinstance(queues, Iterable) or isinstance(queues, Mapping):
+        raise ConfigurationError(f"queues={shown(queues)} is not a list of queues, such as 'webhooks,email=2'")
     shares = tuple(each if isinstance(each, QueueShare) else QueueShare.parse(each) for each in queues)
     names = [share.name for share in shares]
     for name in names:
@@ -155,12 +174,14 @@ def _check_slots(shares: Sequence[QueueShare], concurrency: int) -> None:
 
 def _whole(setting: str, value: object, least: int, most: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ConfigurationError(f"{setting}={value!r} is not a whole number from {least:,} to {most:,}")
+        raise ConfigurationError(f"{setting}={shown(value)} is not a whole number from {least:,} to {most:,}; give one")
 
 
 def _weight(what: str, weight: object) -> None:
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 1e-3 <= weight <= 1e6:
-        raise ConfigurationError(f"{what}: weight={weight!r} is not a number between 0.001 and 1,000,000")
+        raise ConfigurationError(
+            f"{what}: weight={shown(weight)} is not a number between 0.001 and 1,000,000; give one"
+        )
 
 
 def _number(text: str, number: str) -> float:
@@ -171,10 +192,7 @@ def _number(text: str, number: str) -> float:
 
 
 def _time(setting: str, value: Duration, least: str, most: str) -> timedelta:
-    try:
-        amount = microseconds(value)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{setting}: {error}") from None
+    amount = duration_of(setting, value)
     if not microseconds(least) <= amount <= microseconds(most):
         raise ConfigurationError(f"{setting}={value!r} does not lie between {least} and {most}")
     return timedelta(microseconds=amount)

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import traceback
 from enum import Enum
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 from fairlane.clock import SECOND, Instant, as_instant, microseconds
 from fairlane.errors import Cancel, Dead, FairlaneError, InvalidJob, Retry, Signal, Snooze
-from fairlane.scheduler.settlement import Cancelled, Died, Failed, Lost, Outcome, Retried, Snoozed
+from fairlane.redaction import without_secrets
+from fairlane.scheduler.settlement import Cancelled, Died, Failed, Interrupted, Outcome, Retried, Snoozed
 from fairlane.task import LONGEST_DELAY
 
 if TYPE_CHECKING:
     from fairlane.worker.runs import RunningJob
 
-__all__ = ["LONGEST_ERROR", "Stop", "bounded", "describe", "outcome_of", "storable", "summary"]
+__all__ = ["LONGEST_ERROR", "Stop", "bounded", "describe", "outcome_of", "storable", "summary", "users_frames"]
 
 LONGEST_ERROR = 8_000
 """Characters of an error that are kept; the end of a traceback says more than its beginning."""
+_PACKAGE = os.path.dirname(os.path.dirname(__file__))
+RUNTIME = tuple(os.path.join(_PACKAGE, folder, "") for folder in ("worker", "testing", "forward"))
+"""Where the code lives that calls handlers: its frames tell a user nothing."""
 
 
 class Stop(Enum):
@@ -32,7 +38,7 @@ class Stop(Enum):
 
 
 def outcome_of(run: RunningJob, error: BaseException, now: Instant) -> Outcome | None:
-    """The outcome of a handler that raised; `None` where there is nothing left to settle. `now` is the store's."""
+    """The outcome of a handler that raised; `None` where nothing is left to settle. `now` is the store's clock."""
     match run.stop:
         case Stop.GONE:
             return None
@@ -42,7 +48,7 @@ def outcome_of(run: RunningJob, error: BaseException, now: Instant) -> Outcome |
             return _timed_out(run)
         case Stop.SHUTDOWN if not isinstance(error, Signal) or isinstance(error, Cancel):
             # Interrupted by us, not by a fault of its own: it keeps its place, and the attempt counts as a lost one.
-            return Lost(Stop.SHUTDOWN.value)
+            return Interrupted(Stop.SHUTDOWN.value)
     if not isinstance(error, Signal):
         return _failed(run, error, describe(error))
     try:
@@ -101,13 +107,13 @@ def storable(text: str) -> str:
 
 
 def summary(error: BaseException) -> str:
-    """What was raised, in a line."""
+    """What was raised, without its secrets. It may have several lines."""
     if isinstance(error, Signal):
-        return storable(str(error))
+        return without_secrets(storable(str(error)))
     if isinstance(error, asyncio.CancelledError):
         return "CancelledError: the handler was cancelled by itself or by something it awaited"
     try:
-        return storable("".join(traceback.format_exception_only(error)).strip())
+        return without_secrets(storable("".join(traceback.format_exception_only(error)).strip()))
     except Exception:  # an error whose own text raises
         return type(error).__name__
 
@@ -115,10 +121,22 @@ def summary(error: BaseException) -> str:
 def describe(error: BaseException) -> str:
     """The error in one line, then where it came from."""
     first = summary(error)
-    # The first frame is ours.
-    trace = error.__traceback__.tb_next if error.__traceback__ else None
-    frames = "".join(traceback.format_tb(trace))
-    text = storable(f"{first}\n\n{frames}".rstrip())
+    frames = "".join(traceback.format_tb(users_frames(error.__traceback__)))
+    # Before it is cut: half of a secret could not be told from other text.
+    text = without_secrets(storable(f"{first}\n\n{frames}".rstrip()))
     if len(text) <= LONGEST_ERROR:
         return text
     return f"{first[: LONGEST_ERROR // 2]}\n…\n{text[-LONGEST_ERROR // 2 :]}"
+
+
+def users_frames(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback without the frames of the runtime that called the handler, its middlewares included."""
+    frames = []
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(RUNTIME):
+            frames.append(trace)
+        trace = trace.tb_next
+    kept: TracebackType | None = None
+    for each in reversed(frames):
+        kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return kept

@@ -16,13 +16,16 @@ import pickle
 import signal
 import traceback
 from collections.abc import AsyncIterator, Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
 
 from fairlane.task import Task
+from fairlane.worker.processes import how
 
 __all__ = ["Child", "ProcessDied", "ProcessPool"]
 
+HEEDED_BY_THE_WORKER = (signal.SIGINT, signal.SIGTERM)
 ENDS_WITHIN = 2.0
 """Seconds that an idle child has to end by itself."""
 
@@ -38,7 +41,14 @@ class Child:
         spawning = multiprocessing.get_context("spawn")
         self._pipe, theirs = spawning.Pipe()
         self._process = spawning.Process(target=_serve, args=(theirs,), name="fairlane-task", daemon=True)
-        self._process.start()
+        # A signal to the whole group, such as Ctrl-C, must not end it while it is being imported: it is blocked until
+        # there is a handler for it. The tracker comes first, as starting it unblocks signals.
+        resource_tracker.ensure_running()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, HEEDED_BY_THE_WORKER)
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         # Only the child holds its end now: when it dies, we read the end of the pipe.
         theirs.close()
 
@@ -56,7 +66,7 @@ class Child:
         except (EOFError, OSError):
             self._process.join(ENDS_WITHIN)
             code = self._process.exitcode
-            return None, ProcessDied(f"the process that ran the task died ({_how(code)}); the worker goes on")
+            return None, ProcessDied(f"the process that ran the task died ({how(code)}); the worker goes on")
         except Exception as error:
             # Its arguments cannot be sent, or what it sent cannot be read: this child may be in the middle of it.
             self.kill()
@@ -111,21 +121,15 @@ def _place_of(task: Task[..., Any]) -> tuple[str, str]:
     return task.function.__module__, task.function.__qualname__
 
 
-def _how(code: int | None) -> str:
-    if code is not None and code < 0:
-        with contextlib.suppress(ValueError):
-            return f"by {signal.Signals(-code).name}"
-    return f"exit code {code}"
-
-
 # In the child.
 
 
 def _serve(pipe: Connection) -> None:
     # A Ctrl-C at the terminal reaches us too, and so does the SIGTERM of a supervisor that tells all processes of a
     # service. Whether we go on is the worker's decision. Not ignored: what a task starts would ignore them as well.
-    for each in (signal.SIGINT, signal.SIGTERM):
+    for each in HEEDED_BY_THE_WORKER:
         signal.signal(each, _go_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HEEDED_BY_THE_WORKER)
     while True:
         try:
             request = pipe.recv_bytes()

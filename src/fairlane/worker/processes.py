@@ -1,32 +1,77 @@
-"""Several worker processes under one: started, watched, restarted, stopped together."""
+"""Worker processes under one that does nothing else: started, watched, restarted, stopped together.
+
+A handler can end its process without a word. The process above it lives on, restarts it, and hands over what it noted
+(see `BlackBox`), so that the next one knows which jobs ran. Should this process die itself, its children die with it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
+import select
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 
 from fairlane.clock import SECOND, Clock, SystemClock
 from fairlane.errors import ConfigurationError
+from fairlane.worker.black_box import BlackBox, new_black_box
 from fairlane.worker.timing import jittered
 
-__all__ = ["WorkerPool"]
+__all__ = ["WorkerPool", "command_of_worker", "die_with", "how"]
 
 log = logging.getLogger("fairlane.worker")
 
 FIRST_RESTART, LONGEST_RESTART = SECOND // 2, 30 * SECOND
+AFTER_KILLER = SECOND // 10
+"""How long the others of a process wait that one of its jobs has killed."""
 SETTLED_AFTER = 60 * SECOND
 """A child that has lived for this long has proven itself: its next death starts a new count."""
 DEATHS_IN_A_ROW = 5
 MOST_PROCESSES = 1_000
 EXIT_KEEPS_DYING = 1
+EXIT_ORPHANED = 4
+SIGNALS_OBEYED = 2
+"""By the children themselves. One that is still there at the third is killed."""
 LAST_PORT = 65_535
 
 
+def die_with(descriptor: int) -> None:
+    """End this process at once when whoever holds the other end of this pipe or socket is gone: nobody else would stop
+    it, and what it runs is soon run elsewhere."""
+    hung_up = select.poll()
+    hung_up.register(descriptor, 0)
+
+    def watch() -> None:
+        hung_up.poll()
+        os._exit(EXIT_ORPHANED)
+
+    # A thread: the event loop may be blocked by a handler.
+    threading.Thread(target=watch, name="fairlane-lifeline", daemon=True).start()
+
+
+def command_of_worker(arguments: Sequence[str]) -> list[str]:
+    """`fairlane worker …`, as a process of its own."""
+    return [sys.executable, "-m", "fairlane.cli", "worker", *arguments]
+
+
+def how(code: int | None) -> str:
+    """How a process ended, for people."""
+    if code is not None and code < 0:
+        with contextlib.suppress(ValueError):
+            return f"by {signal.Signals(-code).name}"
+    return f"exit code {code}"
+
+
 class WorkerPool:
-    """Runs `command` in so many processes, and restarts those that die; if they keep dying, it ends, loudly."""
+    """Runs `command` in so many processes, and restarts those that die.
+
+    A process that died while jobs ran was killed by one of them: it is restarted for as long as it takes. One that dies
+    with nothing to do, again and again, ends the pool, loudly.
+    """
 
     def __init__(
         self, command: Sequence[str], processes: int, *, clock: Clock | None = None, first_port: int | None = None
@@ -44,7 +89,9 @@ class WorkerPool:
         self._children: dict[int, asyncio.subprocess.Process] = {}
         self._stop = asyncio.Event()
         self._passed_on = {signal.SIGTERM}
+        self._signals = 0
         self._code = 0
+        self._lifeline, self._our_end = os.pipe()
 
     @classmethod
     def of_workers(cls, arguments: Sequence[str], processes: int, metrics_port: int | None = None) -> WorkerPool:
@@ -52,25 +99,26 @@ class WorkerPool:
 
         Each has a port of its own, from `metrics_port` on: a scraper sees every process, and tells them apart.
         """
-        command = [sys.executable, "-m", "fairlane.cli", "worker", *arguments]
-        return cls(command, processes, first_port=metrics_port)
+        return cls(command_of_worker(arguments), processes, first_port=metrics_port)
 
-    def _command_of(self, place: int) -> list[str]:
-        if self._first_port is None:
-            return self._command
-        return [*self._command, "--metrics-port", str(self._first_port and self._first_port + place)]
+    def _command_of(self, place: int, box: int) -> list[str]:
+        command = [*self._command, "--black-box", str(box), "--lifeline", str(self._lifeline)]
+        if self._first_port is not None:
+            command += ["--metrics-port", str(self._first_port and self._first_port + place)]
+        return command
 
     def run(self) -> int:
         """Run until signalled, and return the exit code."""
         return asyncio.run(self.supervise())
 
     def signal(self, number: int) -> None:
-        """Pass a signal on to every child. After the first, none is restarted."""
+        """Pass a signal on to every child. After the first, none is restarted; at the third, those left are killed."""
         self._passed_on.add(signal.Signals(number))
+        self._signals += 1
         self._stop.set()
         for child in list(self._children.values()):
             if child.returncode is None:
-                child.send_signal(number)
+                child.send_signal(number if self._signals <= SIGNALS_OBEYED else signal.SIGKILL)
 
     async def supervise(self) -> int:
         loop = asyncio.get_running_loop()
@@ -85,20 +133,28 @@ class WorkerPool:
 
     async def _keep_alive(self, place: int) -> None:
         deaths = 0
+        box = new_black_box()
         while not self._stop.is_set():
             began = self._clock.monotonic()
-            code = await self._run_child(place)
+            code = await self._run_child(place, box)
             if self._stop.is_set():
                 self._code = self._code or self._after_stop(code)
                 return
-            deaths = 1 if self._clock.monotonic() - began >= SETTLED_AFTER else deaths + 1
-            if deaths >= DEATHS_IN_A_ROW:
-                log.critical("worker process %d died %d times in a row (exit code %d); giving up", place, deaths, code)
-                self._code = EXIT_KEEPS_DYING
-                self.signal(signal.SIGTERM)
-                return
-            wait = jittered(min(FIRST_RESTART << (deaths - 1), LONGEST_RESTART))
-            log.error("worker process %d died with exit code %d; restarting it in %.1f s", place, code, wait / SECOND)
+            dead = BlackBox(box).read()
+            if dead is not None and dead.running:
+                wait = jittered(AFTER_KILLER)
+                log.error(
+                    "worker process %d died (%s) while %d jobs ran; restarting it", place, how(code), len(dead.running)
+                )
+            else:
+                deaths = 1 if self._clock.monotonic() - began >= SETTLED_AFTER else deaths + 1
+                if deaths >= DEATHS_IN_A_ROW:
+                    log.critical("worker process %d died %d times in a row (%s); giving up", place, deaths, how(code))
+                    self._code = EXIT_KEEPS_DYING
+                    self.signal(signal.SIGTERM)
+                    return
+                wait = jittered(min(FIRST_RESTART << (deaths - 1), LONGEST_RESTART))
+                log.error("worker process %d died (%s); restarting it in %.1f s", place, how(code), wait / SECOND)
             await self._pause(wait)
 
     def _after_stop(self, code: int) -> int:
@@ -106,9 +162,11 @@ class WorkerPool:
         any more: it held nothing."""
         return 0 if -code in self._passed_on else abs(code)
 
-    async def _run_child(self, place: int) -> int:
+    async def _run_child(self, place: int, box: int) -> int:
         # A group of its own: a Ctrl-C at the terminal reaches us alone, and we pass it on once.
-        child = await asyncio.create_subprocess_exec(*self._command_of(place), start_new_session=True)
+        child = await asyncio.create_subprocess_exec(
+            *self._command_of(place, box), pass_fds=[box, self._lifeline], start_new_session=True
+        )
         self._children[place] = child
         if self._stop.is_set():
             child.send_signal(signal.SIGTERM)

@@ -8,16 +8,17 @@ from typing import Any, Protocol
 
 import msgspec
 
-from fairlane.effects import Effects
-from fairlane.errors import ClaimLost, UndecodablePayload
-from fairlane.job import Claim, StampedEffects, State
+from fairlane.effects import Effects, landed_of
+from fairlane.errors import ClaimLost
+from fairlane.job import Claim, Landed, StampedEffects
+from fairlane.redaction import Audience, Redactor, Surface
 from fairlane.scheduler.settlement import Done, Failed, Outcome, Settlement, settle
 from fairlane.stamping import Stamp, stamped_effects
-from fairlane.store.protocol import Store
+from fairlane.store.protocol import Landings, Store
 from fairlane.task import Task
-from fairlane.worker.outcomes import Stop, summary
+from fairlane.worker.outcomes import Stop
 
-__all__ = ["Home", "RunningJob", "log_end", "settlement_of"]
+__all__ = ["Home", "RunningJob", "settlement_of"]
 
 NOTHING = StampedEffects()
 
@@ -41,7 +42,7 @@ class Home(Protocol):
 class RunningJob:
     """One claim whose handler has been called, or is about to be."""
 
-    __slots__ = ("args", "claim", "effects", "home", "kwargs", "may_be_settled", "started_at", "stop", "task")
+    __slots__ = ("args", "claim", "effects", "home", "kwargs", "late", "may_be_settled", "started_at", "stop", "task")
 
     def __init__(self, home: Home, claim: Claim, task: Task[..., Any], args: Any, kwargs: Any) -> None:
         self.home = home
@@ -55,8 +56,10 @@ class RunningJob:
         self.effects = NOTHING
         self.may_be_settled = False
         """Its handler has settled it in a transaction of its own; only the database knows whether that committed."""
+        self.late = 0
+        """Effects that were added since."""
 
-    async def ack(self, value: Any, tx: Any) -> None:
+    async def ack(self, value: Any, tx: Any) -> Landed:
         """Settle the job as done, with its effects, in its handler's transaction."""
         if self.stop is Stop.GONE:
             raise ClaimLost([self.claim.id])
@@ -64,13 +67,17 @@ class RunningJob:
         done = Done(self.task.codec.encode_result(value, home.max_result), self.effects)
         settlement = settle(self.claim, done, home.ran(self))
         # Before it is written: from then on the claim may be gone because we have ended it.
-        self.may_be_settled = True
-        if lost := await home.store.settle([settlement], tx=tx):
+        self.may_be_settled, self.late = True, 0
+        landed: Landings = {}
+        if lost := await home.store.settle([settlement], tx=tx, landed=landed):
             raise ClaimLost(lost)
+        return landed_of(settlement.effects, landed.get(self.claim.id))
 
     def add(self, given: Effects) -> None:
         """Let these land with the job. Refused at once if they cannot be stored: the handler hears of it."""
         more = stamped_effects(given, self.home.stamp, self.home.max_result)
+        if self.may_be_settled:
+            self.late += len(more.jobs) + len(more.puts) + len(more.deletes)
         before = self.effects
         self.effects = StampedEffects(
             (*before.jobs, *more.jobs),
@@ -82,44 +89,10 @@ class RunningJob:
 def settlement_of(run: RunningJob, outcome: Outcome, ran: int) -> Settlement:
     """What an outcome means for a job that ran, also if its effects should be refused."""
     settlement = settle(run.claim, outcome, ran)
+    if settlement.error is not None and (redact := run.task.producer.redact) is not None:
+        redactor = Redactor((redact,), Audience(Surface.WORKER))
+        settlement = msgspec.structs.replace(settlement, error=redactor.error(settlement.error, run.claim))
     if settlement.effects is None:
         return settlement
     refused = Failed("its effects were refused", run.task.options.backoff.delay(run.claim.attempt, 0.5))
-    return msgspec.structs.replace(settlement, fallback=settle(run.claim, refused, ran))
-
-
-def log_lost(claim: Claim, log: logging.Logger) -> None:
-    """Tell that a run goes on for nothing."""
-    log.error(
-        "job %s (%s): ClaimLost: %s; nothing of this run is recorded",
-        claim.id,
-        claim.task,
-        Stop.GONE.value,
-        extra={"claim": claim},
-    )
-
-
-def log_unreadable(claim: Claim, error: UndecodablePayload, log: logging.Logger) -> None:
-    log.error("job %s (%s) is set aside as dead: %s", claim.id, claim.task, error, extra={"claim": claim})
-
-
-def log_end(
-    run: RunningJob, outcome: Outcome, settlement: Settlement, error: BaseException | None, log: logging.Logger
-) -> None:
-    """Tell how a run has ended."""
-    claim = run.claim
-    level = logging.INFO if type(outcome).__name__ in ("Snoozed", "Cancelled", "Done") else logging.WARNING
-    # What was raised because we stopped it says nothing; why we did, the settlement says.
-    reason = summary(error) if error is not None and run.stop is None else (settlement.error or "").partition("\n")[0]
-    log.log(
-        level,
-        "job %s (%s) attempt %d of %d: %s%s%s",
-        claim.id,
-        claim.task,
-        claim.attempt,
-        claim.max_attempts,
-        type(outcome).__name__.lower(),
-        f": {reason}" if reason else "",
-        "; it is dead now" if settlement.to is State.DEAD else "",
-        extra={"claim": claim},
-    )
+    return msgspec.structs.replace(settlement, late_effects=run.late, fallback=settle(run.claim, refused, ran))

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from uuid import UUID
 
 import msgspec
 
-from fairlane.errors import InvalidJob
+from fairlane.effects import landed_of
+from fairlane.errors import InvalidJob, StoreUnavailable
+from fairlane.job import Outcome
+from fairlane.policy.unique import Conflict
+from fairlane.redaction import error_text
 from fairlane.scheduler.settlement import Settlement
-from fairlane.store.protocol import Store
+from fairlane.store.protocol import Landings, Store
 from fairlane.worker.slots import QueueSlots
-from fairlane.worker.timing import Outage
+from fairlane.worker.timing import Outage, back_off
 from fairlane.worker.watching import Watching
 
 __all__ = ["Settling"]
@@ -36,6 +40,11 @@ class Settling:
         self._empty.set()
         self._queues: set[QueueSlots] = set()
         self._tried: set[UUID] = set()
+        self._sent: set[UUID] = set()
+        """Sent before, without an answer."""
+        self._landed: Landings = {}
+        """What follow-ups have met, also in a try whose answer was lost: it may be the one that landed."""
+        self._most = AT_ONCE
         self.on_settled: Callable[[Iterable[QueueSlots]], None] = lambda queues: None
         self.is_held_back: Callable[[], bool] = lambda: False
         """More will have ended in the next turns of the event loop: one settlement of many is cheaper than many."""
@@ -64,40 +73,104 @@ class Settling:
     async def all_settled(self) -> None:
         await self._empty.wait()
 
+    def let_go(self, leases: Collection[UUID]) -> None:
+        """These leases are gone, and nothing that was refused so far can be recorded under them any more."""
+        kept = []
+        for each in self._pending:
+            if each.lease in leases and each.job in self._sent:
+                self._sent.discard(each.job)
+                self._landed.pop(each.job, None)
+                log.error(
+                    "job %s: its outcome (%s) could not be recorded before its lease was gone; unless an answer of the "
+                    "database was lost, it runs again",
+                    each.job,
+                    each.outcome,
+                    extra=_about(each.job),
+                )
+            else:
+                kept.append(each)
+        self._pending = kept
+        if not self._in_flight:
+            self._note_if_empty()
+
     async def run(self) -> None:
-        self._pending = [*self._in_flight, *self._pending]
+        self._put_back()  # what an earlier run of this loop had in hand
+        self._most = AT_ONCE
+        refusals = 0
         while True:
             await self._arrived.wait()
             while self.is_held_back() and len(self._pending) < AT_ONCE:  # noqa: ASYNC110 - every turn brings more
                 await asyncio.sleep(0)
-            self._in_flight, self._pending = self._pending[:AT_ONCE], self._pending[AT_ONCE:]
-            queues = set(self._queues)
-            if not self._pending:
-                self._queues.clear()
-            began = self._loop.time()
-            tried = self._tried.intersection(each.job for each in self._in_flight) if self._tried else set()
-            await self.record(self._in_flight, was_tried=bool(tried))
-            self._tried -= tried
-            if self.watching is not None:
-                self.watching.settled(len(self._in_flight), self._loop.time() - began)
-            self._in_flight = ()
-            if not self._pending:
-                self._arrived.clear()
-                self._empty.set()
-            self.on_settled(queues)
+            self._in_flight, self._pending = self._pending[: self._most], self._pending[self._most :]
+            try:
+                await self._record_in_flight()
+            except StoreUnavailable:
+                self._put_back()
+                refusals += 1
+                await asyncio.sleep(back_off(refusals))
+            else:
+                refusals = 0
 
-    async def record(self, batch: Sequence[Settlement], *, was_tried: bool = False) -> None:
-        """Record a batch, however long the database is away. What it refuses for good is told, and does not stop us."""
-        tried = 0
-
-        async def once() -> list[UUID]:
-            nonlocal tried
-            tried += 1
-            return await self._store.settle(batch, is_repeated=was_tried or tried > 1)
-
+    async def _record_in_flight(self) -> None:
+        queues = set(self._queues)
+        if not self._pending:
+            self._queues.clear()
+        began = self._loop.time()
+        jobs = {each.job for each in self._in_flight}
         try:
-            lost = await self._outage.ride_out(once, "settling")
+            await self._record(self._in_flight, was_tried=not jobs.isdisjoint(self._tried | self._sent))
+        except StoreUnavailable:
+            self._queues |= queues
+            raise
+        self._most = min(self._most * 2, AT_ONCE)
+        self._tried -= jobs
+        self._sent -= jobs
+        if self.watching is not None:
+            self.watching.settled(len(self._in_flight), self._loop.time() - began)
+        self._in_flight = ()
+        self._note_if_empty()
+        self.on_settled(queues)
+
+    def _put_back(self) -> None:
+        """Outcomes are kept until they are recorded. Smaller batches, and those that were refused behind the others:
+        what the database refuses for one of them does not keep the rest for ever."""
+        self._sent.update(each.job for each in self._in_flight)
+        self._most = max(1, len(self._in_flight) // 2)
+        self._pending = [*self._pending, *self._in_flight]
+        self._in_flight = ()
+
+    def _note_if_empty(self) -> None:
+        if not self._pending:
+            self._arrived.clear()
+            self._empty.set()
+
+    async def record(self, settlement: Settlement, *, was_tried: bool = False) -> None:
+        """Record one, beside the loop, however long the database is away."""
+        refusals = 0
+        while True:
+            try:
+                await self._record([settlement], was_tried=was_tried)
+            except StoreUnavailable:
+                was_tried = True
+                self._sent.add(settlement.job)
+                refusals += 1
+                await asyncio.sleep(back_off(refusals))
+            else:
+                self._sent.discard(settlement.job)
+                return
+
+    async def _record(self, batch: Sequence[Settlement], *, was_tried: bool = False) -> None:
+        """Try to record a batch. What the database refuses for good is told, and does not stop us; `StoreUnavailable`
+        if it is to be tried again."""
+        try:
+            lost = await self._outage.once(
+                lambda: self._store.settle(batch, is_repeated=was_tried, landed=self._landed), "settling"
+            )
+        except StoreUnavailable:
+            raise
         except Exception as error:
+            if len(batch) == 1:
+                self._landed.pop(batch[0].job, None)
             if len(batch) == 1 and isinstance(error, InvalidJob) and (instead := batch[0].fallback) is not None:
                 log.error(
                     "job %s: its effects were refused, so it has failed: %s",
@@ -105,8 +178,8 @@ class Settling:
                     error,
                     extra=_about(batch[0].job),
                 )
-                reason = f"{instead.error}: {type(error).__name__}: {error}"
-                await self.record([msgspec.structs.replace(instead, error=reason)])
+                reason = f"{instead.error}: {error_text(error)}"
+                await self._record([msgspec.structs.replace(instead, error=reason)], was_tried=was_tried)
                 return
             if len(batch) == 1:
                 self.given_up += 1
@@ -120,12 +193,17 @@ class Settling:
                 return
             # One bad apple: the others must not be lost with it. Some of them may have landed.
             for each in batch:
-                await self.record([each], was_tried=True)
+                await self._record([each], was_tried=True)
             return
-        if lost and self.watching is not None and tried == 1:
-            self.watching.claims_lost(lost, "settled late")
+        for each in batch:
+            conflicts = self._landed.pop(each.job, None)
+            if each.job not in lost and (conflicts or each.late_effects):
+                self._tell_of_effects(each, conflicts)
+        doubtful = self._sent.intersection(lost)
+        if self.watching is not None and (late := [job for job in lost if job not in doubtful]):
+            self.watching.claims_lost(late, "settled late")
         for job in lost:
-            if tried > 1:
+            if job in doubtful:
                 log.warning(
                     "job %s: recorded just before the connection broke, or its claim is lost", job, extra=_about(job)
                 )
@@ -135,6 +213,30 @@ class Settling:
                     job,
                     extra=_about(job),
                 )
+
+    def _tell_of_effects(self, settlement: Settlement, conflicts: dict[UUID, Conflict] | None) -> None:
+        """Report effects that were not stored: the handler has returned, and cannot be told."""
+        if conflicts is None:
+            log.warning(
+                "job %s: %d effects were not stored: they were added after the job was settled in a transaction",
+                settlement.job,
+                settlement.late_effects,
+                extra=_about(settlement.job),
+            )
+            return
+        missing = landed_of(settlement.effects, conflicts).not_stored
+        for each in missing:
+            log.log(
+                logging.WARNING if each.outcome is Outcome.REFUSED else logging.INFO,
+                "job %s: its follow-up (%s) was not stored (%s): job %s holds its unique key",
+                settlement.job,
+                each.task,
+                each.outcome,
+                each.job,
+                extra=_about(settlement.job),
+            )
+        if missing and self.watching is not None:
+            self.watching.not_stored(settlement.job, missing)
 
 
 def _about(job: UUID) -> dict[str, UUID]:

@@ -52,7 +52,7 @@ async def showing(worker: Worker, telemetry: Telemetry, options: WorkerOptions) 
         if endpoint is not None and options.metrics_port is not None:
             await endpoint.open(options.metrics_host, options.metrics_port)
             worker.metrics_url = f"{endpoint.url}/metrics"
-            log.info("worker %s tells of itself at %s", worker.identity.name, worker.metrics_url)
+            log.info("worker %s answers at %s, /healthz and /readyz", worker.identity.name, worker.metrics_url)
         yield
     finally:
         for task in tasks:

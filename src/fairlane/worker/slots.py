@@ -30,6 +30,7 @@ class QueueSlots:
         "looks",
         "name",
         "owes_wakeup",
+        "terms",
         "used",
         "whole",
     )
@@ -50,6 +51,8 @@ class QueueSlots:
         """We were nudged, and must ask or pass the wake-up on, even without room."""
         self.due_at: Instant | None = None
         self.looks = 0
+        self.terms: object = None
+        """By what it was last claimed from."""
 
 
 class ShareSlots:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fairlane.errors import WorkerDied
+from fairlane.redaction import error_text
 
 __all__ = ["Supervisor"]
 
@@ -34,7 +35,7 @@ class Supervisor:
         error = None if task.cancelled() else task.exception()
         if name in self._told_to_stop and error is None:
             return
-        self.causes[name] = f"{type(error).__name__}: {error}" if error else "it ended without being told to"
+        self.causes[name] = error_text(error) if error else "it ended without being told to"
         # A cancellation that did not come from us is the end of the whole event loop, not a fault of this one.
         if not task.cancelled():
             log.critical("the worker's loop %r died: %s; the worker stops", name, self.causes[name], exc_info=error)

@@ -6,15 +6,16 @@ import asyncio
 import contextlib
 import contextvars
 import logging
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from fairlane.clock import SECOND, Clock, Instant, SystemClock
-from fairlane.errors import StoreUnavailable
+from fairlane.errors import ConfigurationError, StoreUnavailable
 
-__all__ = ["Alarm", "Outage", "first_of", "jittered", "pause"]
+__all__ = ["REJOINED_WITHIN", "Alarm", "Outage", "StoreTime", "back_off", "first_of", "jittered", "pause"]
 
 log = logging.getLogger("fairlane.worker")
 
@@ -23,6 +24,8 @@ T = TypeVar("T")
 FIRST_RETRY, LONGEST_RETRY = 0.05, 5.0
 REJOINED_WITHIN = LONGEST_RETRY + 1.0
 """Seconds after which everybody who waited for the database has asked it again, once it is back."""
+DRIFT = 10_000
+"""Clocks run apart by one part in so many, at the most."""
 ANSWER_WITHIN = 2.0
 """Seconds for which a loop that is to end still waits for the answer to what it has asked the store."""
 
@@ -50,8 +53,15 @@ def jittered(duration: int) -> int:
     return round(duration * random.uniform(0.75, 1.25))
 
 
+def back_off(tries: int) -> float:
+    """Seconds until the database is asked again after so many failures. Not by the app's clock: an outage takes place
+    in the world."""
+    return min(FIRST_RETRY * 2.0 ** min(tries, 20), LONGEST_RETRY) * random.uniform(0.5, 1.0)
+
+
 class Alarm:
-    """One timer for many moments: it rings at the earliest. Whoever is rung looks what is due, and sets it again."""
+    """One timer for many moments, by the monotonic clock: it rings at the earliest. Whoever is rung looks what is due,
+    and sets it again."""
 
     def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
         self._clock = clock
@@ -70,7 +80,7 @@ class Alarm:
         )
 
     async def _sleep(self, moment: Instant) -> None:
-        await self._clock.sleep_until(moment)
+        await pause(self._clock, max(0, moment - self._clock.monotonic()))
         self._at = self._sleeper = None
         self._ring()
 
@@ -80,16 +90,45 @@ class Alarm:
         self._at = self._sleeper = None
 
 
+class StoreTime:
+    """Queue time beside our monotonic clock: what to add to ours, from answers that say when they were given.
+
+    Each answer says that the difference lies between two numbers, as far apart as it took. All together they say more:
+    it lies where those spans overlap, which soon is a fraction of a round trip.
+    """
+
+    def __init__(self) -> None:
+        self.offset = 0
+        self._least, self._most = -math.inf, math.inf
+        self._seen: Instant | None = None
+
+    def hear(self, asked: Instant, there: Instant, heard: Instant) -> None:
+        """Between these two instants by our clock, the store's said `there`."""
+        drift = 0 if self._seen is None else max(0, heard - self._seen) // DRIFT
+        self._seen = heard
+        least, most = max(self._least - drift, there - heard), min(self._most + drift, there - asked)
+        if least > most:
+            # The store's clock was set.
+            least, most = there - heard, there - asked
+        self._least, self._most = least, most
+        self.offset = int(least + most) // 2
+
+
 class Outage:
-    """Rides out a database that cannot be reached: waits longer each time, and tells once it is back."""
+    """Rides out a database that does not answer or refuses: waits longer each time, and tells once it is back."""
 
     def __init__(self, on_return: Callable[[], None]) -> None:
         self._on_return = on_return
         self._asking: set[asyncio.Task[Any]] = set()
         self._cancel_then: set[asyncio.Task[Any]] = set()
         self.on_loss: Callable[[str, StoreUnavailable], None] = lambda what, error: None
-        self.is_lost = False
+        self._failing: set[str] = set()
         self._back_at = -REJOINED_WITHIN
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether anything that was last asked of the database has failed."""
+        return bool(self._failing)
 
     async def ride_out(self, call: Callable[[], Awaitable[T]], what: str, unless: asyncio.Event | None = None) -> T:
         """Call until it succeeds, or until `unless` is set. Errors other than a lost database are the caller's."""
@@ -97,12 +136,12 @@ class Outage:
         while True:
             try:
                 return await self.once(call, what)
-            except StoreUnavailable:
+            except StoreUnavailable as error:
+                if isinstance(error, ConfigurationError):
+                    raise  # no wait corrects a URL
                 tries += 1
-                # Not by the app's clock: an outage takes place in the world.
-                wait = min(FIRST_RETRY * 2 ** min(tries, 20), LONGEST_RETRY) * random.uniform(0.5, 1.0)
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for((unless or asyncio.Event()).wait(), wait)
+                    await asyncio.wait_for((unless or asyncio.Event()).wait(), back_off(tries))
                 if unless is not None and unless.is_set():
                     raise
 
@@ -113,7 +152,7 @@ class Outage:
         except StoreUnavailable as error:
             self._lost(what, error)
             raise
-        self.returned()
+        self._returned(what)
         return result
 
     async def others_are_back(self) -> None:
@@ -151,15 +190,18 @@ class Outage:
             task.cancel()
 
     def _lost(self, what: str, error: StoreUnavailable) -> None:
-        level = logging.DEBUG if self.is_lost else logging.WARNING
-        log.log(level, "the database cannot be reached (%s): %s; running jobs go on, trying again", what, error)
-        if not self.is_lost:
-            self.is_lost = True
+        level = logging.DEBUG if what in self._failing else logging.WARNING
+        log.log(level, "the database fails at %s: %s; running jobs go on, trying again", what, error)
+        was_lost = self.is_lost
+        self._failing.add(what)
+        if not was_lost:
             self.on_loss(what, error)
 
-    def returned(self) -> None:
-        if self.is_lost:
-            self.is_lost = False
-            self._back_at = time.monotonic()
-            log.warning("the database is back")
-            self._on_return()
+    def _returned(self, what: str) -> None:
+        if what not in self._failing:
+            return
+        # Of what was asked for one reason: the database may still refuse the rest.
+        self._failing.discard(what)
+        self._back_at = time.monotonic()
+        log.warning("the database is back at %s", what)
+        self._on_return()

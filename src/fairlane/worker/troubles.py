@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
+from fairlane.redaction import error_text
+
 __all__ = ["Troubles"]
 
 log = logging.getLogger("fairlane.worker")
@@ -40,7 +42,7 @@ class Troubles:
         self.failures[name] += 1
         if name not in self._now:
             log.error("%s fails (%s); jobs go on, trying again", name, error, exc_info=error)
-        self._now[name] = f"{type(error).__name__}: {error}"
+        self._now[name] = error_text(error)
 
     def tell(self, name: str, words: str) -> None:
         """Something is amiss that no error says."""

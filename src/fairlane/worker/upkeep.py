@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
-from fairlane.clock import SECOND, Clock
+from fairlane.clock import SECOND, Clock, Instant
 from fairlane.errors import StoreUnavailable
-from fairlane.policy.partitions import parse_partition
+from fairlane.job import State
+from fairlane.policy.partitions import whole_of
+from fairlane.scheduler.census import Miscount
 from fairlane.store.protocol import Pruned, Reaped, Retention, Store
-from fairlane.worker.following import rehome_strays
-from fairlane.worker.timing import Outage, jittered, pause
+from fairlane.worker.following import place_of, rehome
+from fairlane.worker.leases import RENEWALS
+from fairlane.worker.timing import REJOINED_WITHIN, Outage, jittered, pause
 
-__all__ = ["keep_up", "reap_leases", "remove_idle_state", "remove_old_jobs"]
+__all__ = ["audit_gates", "keep_up", "reap_leases", "remove_idle_state", "remove_old_jobs"]
 
 log = logging.getLogger("fairlane.worker")
 
@@ -27,6 +31,8 @@ SOON = 2 * SECOND
 """Until the next look after one that found something: what finishes meanwhile piles up."""
 RESTS = 4
 """A pass is followed by a rest of this part of the time that it took."""
+BETWEEN_AUDITS = 60 * SECOND
+"""Until gates are held against the running jobs again."""
 BETWEEN_PASSES, BETWEEN_STRETCHES = SECOND // 100, SECOND // 5
 """The shortest rest while there is more to remove: jobs, and state, which is looked at under the claim lock."""
 
@@ -36,33 +42,45 @@ async def reap_leases(
     outage: Outage,
     clock: Clock,
     lease: int,
-    before: Callable[[], Awaitable[int]],
+    before: Callable[[], Awaitable[tuple[int, int]]],
     on_reaped: Callable[[Reaped], None],
 ) -> None:
-    """End the claims of workers that are gone, once their leases are. `before` tells how the store's clock differs."""
+    """End the claims of workers that are gone, once their leases are. `before` returns what to add to the monotonic
+    clock to get queue time, and by how much that has grown since it was last asked."""
     while True:
-        offset = await before()
+        offset, growth = await before()
+        if growth > lease // RENEWALS:
+            # The store's clock was set forward, and leases ended early: workers that are alive renew them first.
+            log.warning("the database's clock was set forward; expired leases are left for a while, to be renewed")
+            await pause(clock, lease // RENEWALS + lease // 6)
+            continue
         # Leases that ended while the database was away are not those of the dead: who lives renews them first.
         await outage.others_are_back()
+        # Should the clock be set forward just now, this tells which leases have ended without that.
+        ended_by = clock.monotonic() + offset + SECOND
         try:
-            reaped = await outage.once(lambda: _reap(store), "reaping")
+            reaped = await outage.once(lambda ended_by=ended_by: _reap(store, ended_by), "reaping")  # type: ignore[misc]
         except StoreUnavailable:
+            await asyncio.sleep(REJOINED_WITHIN)
             continue
         if reaped.settled:
             on_reaped(reaped)
         # A lease taken from now on ends no sooner than a whole lease from now.
         wait = lease
         if reaped.next_due is not None:
-            wait = min(wait, reaped.next_due - offset - clock.now())
+            wait = min(wait, reaped.next_due - offset - clock.monotonic())
+            if wait <= 0 and reaped.next_due > ended_by:
+                continue  # it has ended meanwhile
         if len(reaped.settled) < AT_ONCE:
             await pause(clock, max(wait, SHORTEST_REAP))
 
 
-async def _reap(store: Store) -> Reaped:
-    reaped = await store.reap(AT_ONCE)
+async def _reap(store: Store, ended_by: Instant | None = None) -> Reaped:
+    reaped = await store.reap(AT_ONCE, ended_by=ended_by)
     for settlement in reaped.settled:
         job, state = settlement.job, settlement.to
-        log.warning("job %s: its worker is gone, the lease ran out; it is now %s", job, state, extra={"job": job})
+        level = logging.ERROR if state is State.DEAD else logging.WARNING
+        log.log(level, "job %s: its worker is gone, the lease ran out; it is now %s", job, state, extra={"job": job})
     return reaped
 
 
@@ -87,13 +105,57 @@ async def remove_idle_state(store: Store, outage: Outage, clock: Clock, queues: 
     await _sweep(clock, BETWEEN_STRETCHES, all_queues)
 
 
+async def audit_gates(
+    store: Store,
+    outage: Outage,
+    clock: Clock,
+    queues: Collection[str],
+    on_recounted: Callable[[str, Sequence[Miscount]], None],
+) -> None:
+    """Hold gates against the jobs that run, and count those anew that are wrong: no slot is lost for good."""
+    while True:
+        await pause(clock, jittered(BETWEEN_AUDITS))
+        for queue in list(queues):  # it may grow meanwhile
+            more = True
+            while more:
+                counted = await outage.ride_out(lambda name=queue: store.count_gates(name, AT_ONCE), "auditing")  # type: ignore[misc]
+                if counted.found:
+                    found = await outage.ride_out(lambda name=queue: _recount(store, name), "auditing")  # type: ignore[misc]
+                    if found:
+                        on_recounted(queue, found)
+                more = counted.more
+                if more:
+                    await pause(clock, BETWEEN_STRETCHES)
+
+
+async def _recount(store: Store, queue: str) -> list[Miscount]:
+    found = await store.recount(queue)
+    for each in found:
+        log.warning("queue %s: %s; it was counted anew", queue, each.words, extra={"queue": queue})
+    return found
+
+
+async def _audit(store: Store, queue: str) -> None:
+    """One round of the same."""
+    for _ in range(PASSES_AT_MOST):
+        counted = await store.count_gates(queue, AT_ONCE)
+        if counted.found:
+            await _recount(store, queue)
+        if not counted.more:
+            return
+
+
 async def keep_up(store: Store, retention: Retention, queues: Sequence[str]) -> bool:
     """One bounded round of all upkeep, for those who run no worker; whether there is more to do at once."""
     reaped = await _reap(store)
     pruned = await store.prune(retention, AT_ONCE)
-    collected = [await store.collect(name, AT_ONCE) for name in queues]
-    behind = [await _add_up(store, name) for name in queues]
-    strays = [await rehome_strays(store, name) for name in queues if parse_partition(name) is None]
+    known = await store.queues()
+    partitions = [name for name in known if whole_of(name) in queues]
+    collected = [await store.collect(name, AT_ONCE) for name in partitions]
+    behind = [await _add_up(store, name) for name in partitions]
+    for name in partitions:
+        await _audit(store, name)
+    strays = [await rehome(store, name, await place_of(store, name)) for name in queues if name in known]
     is_partial = [pruned.more, *(each.more for each in collected), *behind, *strays]
     return len(reaped.settled) >= AT_ONCE or any(is_partial)
 

@@ -17,6 +17,8 @@ from fairlane.clock import SECOND, Clock, Instant
 from fairlane.events import (
     ClaimsLost,
     Event,
+    FollowUpsNotStored,
+    GatesRecounted,
     JobEnded,
     JobsClaimed,
     JobsReaped,
@@ -29,7 +31,8 @@ from fairlane.events import (
     WorkerStopped,
     WorkerStopping,
 )
-from fairlane.job import Claim, trace_of
+from fairlane.job import Claim, FollowUp, trace_of
+from fairlane.redaction import without_secrets
 from fairlane.scheduler.settlement import Settlement, Verdict
 from fairlane.store.protocol import Claimed, Store, WorkerIdentity
 from fairlane.telemetry.metrics import Metrics
@@ -168,7 +171,8 @@ class Watching:
             )
         if (span := self._spans.pop(run, None)) is not None:
             is_failed = settlement is None or settlement.verdict is Verdict.FAILED
-            self._tracing.end(span, error, outcome, is_failed=is_failed)
+            said = None if settlement is None else settlement.error
+            self._tracing.end(span, error, outcome, is_failed=is_failed, said=said)
             if settlement is None or not settlement.to.is_final:
                 _remember(self._last_runs, claim.id, span.get_span_context())
 
@@ -186,10 +190,19 @@ class Watching:
             self.metrics.claims_lost.add((reason,), len(jobs))
         self._tell(ClaimsLost, worker=self._worker, jobs=tuple(jobs))
 
+    def not_stored(self, job: UUID, follow_ups: Sequence[FollowUp]) -> None:
+        """Follow-ups of a job that is done were not stored."""
+        self._tell(FollowUpsNotStored, worker=self._worker, job=job, follow_ups=tuple(follow_ups))
+
     def renewed(self, leases: int, gone: int) -> None:
         if self.metrics is not None:
             self.metrics.renewals.add((), leases - gone)
         self._tell(LeasesRenewed, worker=self._worker, leases=leases, gone=gone)
+
+    def recounted(self, queue: str, gates: int) -> None:
+        if self.metrics is not None:
+            self.metrics.recounted.add((queue,), gates)
+        self._tell(GatesRecounted, worker=self._worker, queue=queue, gates=gates)
 
     def reaped(self, settlements: Sequence[Settlement]) -> None:
         if self.metrics is not None:
@@ -201,7 +214,7 @@ class Watching:
     def store_lost(self, doing: str, error: BaseException) -> None:
         if self.metrics is not None:
             self.metrics.outages.add()
-        self._tell(StoreLost, worker=self._worker, doing=doing, error=str(error))
+        self._tell(StoreLost, worker=self._worker, doing=doing, error=without_secrets(str(error)))
 
     def store_returned(self) -> None:
         self._tell(StoreReturned, worker=self._worker)
@@ -250,8 +263,17 @@ class WatchedExecution(Execution):
         finally:
             self.watching.left(entered)
 
-    def _end(self, run: Run, outcome: Any, error: BaseException | None = None) -> Settlement | None:
+    async def _run_alone(self, run: Run) -> None:
+        entered = self.watching.started(run)
+        try:
+            await super()._run_alone(run)
+        finally:
+            self.watching.left(entered)
+
+    def _end(
+        self, run: Run, outcome: Any, error: BaseException | None = None, settlement: Settlement | None = None
+    ) -> Settlement | None:
         ran = self._now() - run.started_at
-        settlement = super()._end(run, outcome, error)
+        settlement = super()._end(run, outcome, error, settlement)
         self.watching.ended(run, settlement, ran, error)
         return settlement

@@ -18,20 +18,23 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from uuid import uuid4
 
-from fairlane.clock import Clock, Instant, microseconds
+from fairlane.clock import SECOND, Clock, Instant, lasting, microseconds
 from fairlane.errors import ConfigurationError
+from fairlane.scheduler.census import Miscount
 from fairlane.stamping import Stamp
 from fairlane.store.figures import WorkerReport
 from fairlane.store.protocol import Reaped, Retention, Store, WorkerIdentity
 from fairlane.task import Registry
 from fairlane.telemetry.telemetry import Telemetry
+from fairlane.worker.black_box import BlackBox
 from fairlane.worker.claiming import Claiming
 from fairlane.worker.execution import Execution
 from fairlane.worker.firing import Firing, fire_schedules
-from fairlane.worker.following import follow_partitions
+from fairlane.worker.following import LookAgain, follow_partitions
 from fairlane.worker.health import Health
 from fairlane.worker.leases import Leases
 from fairlane.worker.listening import Listening
+from fairlane.worker.lone import LoneProcess
 from fairlane.worker.middleware import Middleware
 from fairlane.worker.options import WorkerOptions
 from fairlane.worker.outcomes import Stop
@@ -44,14 +47,14 @@ from fairlane.worker.supervision import Supervisor
 from fairlane.worker.tallying import keep_figures
 from fairlane.worker.timing import Outage, first_of, pause
 from fairlane.worker.troubles import Troubles
-from fairlane.worker.upkeep import reap_leases, remove_idle_state, remove_old_jobs
+from fairlane.worker.upkeep import AT_ONCE, audit_gates, reap_leases, remove_idle_state, remove_old_jobs
 from fairlane.worker.watching import WatchedExecution, Watching
 
 __all__ = ["Worker", "name_of_process"]
 
 log = logging.getLogger("fairlane.worker")
 
-UPKEEP = ("reaping", "pruning", "collecting", "firing", "following", "tallying", "messages")
+UPKEEP = ("reaping", "pruning", "collecting", "auditing", "firing", "following", "tallying", "messages")
 
 
 class Worker:
@@ -71,6 +74,7 @@ class Worker:
         middlewares: Sequence[Middleware] = (),
         firing: Firing | None = None,
         telemetry: Telemetry | None = None,
+        look_again: LookAgain | None = None,
     ) -> None:
         if not options.shares:
             raise ConfigurationError("queues: this worker has no queue to serve; name at least one")
@@ -80,6 +84,8 @@ class Worker:
         self._clock = clock
         self._retention = retention or Retention()
         self._firing = firing
+        self._look_again = look_again
+        self._clock_offset = self._offset_at_reaping = 0
         self._registry = registry
         self._started_at: Instant = 0
         self.troubles = Troubles()
@@ -95,8 +101,19 @@ class Worker:
         )
         self._telemetry = telemetry or Telemetry()
         self._telemetry.measured(wanted=options.metrics_port is not None)
+        self._box = None if options.black_box is None else BlackBox(options.black_box)
+        self._lone = LoneProcess(options.alone_command) if options.alone_command else None
         self._execution = self._executes()(
-            store, registry, self._slots, clock, self._settling.add, max_result, stamp, middlewares
+            store,
+            registry,
+            self._slots,
+            clock,
+            self._settling.add,
+            max_result,
+            stamp,
+            middlewares,
+            box=self._box,
+            lone=self._lone,
         )
         self._settling.is_held_back = lambda: self._execution.is_filling
         self._leases = Leases(store, self._execution, self._settling, self._outage, clock, options.time("lease"))
@@ -190,17 +207,24 @@ class Worker:
             is_stopping=health.is_stopping,
             loops=dict(health.loops),
             troubles=dict(health.troubles),
-            clock_offset=self._execution.store_offset,
+            clock_offset=self._clock_offset,
             tasks=sorted(task.name for task in self._registry),
             figures={} if self._telemetry.metrics is None else self._telemetry.metrics.totals(),
         )
 
     async def run(self) -> None:
         """Work until stopped. `WorkerDied` if a loop of this worker died: restart the process, it is not well."""
-        log.info("worker %s serves %s", self.identity.name, ", ".join(self._slots.queues))
+        log.info(
+            "worker %s serves %s with %d slots",
+            self.identity.name,
+            ", ".join(self._slots.queues),
+            self.options.concurrency,
+        )
         async with showing(self, self._telemetry, self.options):
-            await self._measure_offset()
-            self._started_at = self._clock.now() + self._execution.store_offset
+            await self._measure_offsets()
+            self._offset_at_reaping = self._execution.store_time.offset
+            self._started_at = self._execution.store_now()
+            await self._succeed()
             self._start_loops()
             if self._watching is not None:
                 self._watching.worker_started(self._slots.queues)
@@ -224,11 +248,37 @@ class Worker:
         start("reaping", reap_leases(store, outage, clock, lease, self._before_reaping, self._on_reaped))
         start("pruning", remove_old_jobs(store, outage, clock, self._retention))
         start("collecting", remove_idle_state(store, outage, clock, self._slots.queues))
+        start("auditing", audit_gates(store, outage, clock, self._slots.queues, self._on_recounted))
         if self._firing is not None:
-            start("firing", fire_schedules(self._firing, self.identity, outage, clock, self._offset))
-        start("following", follow_partitions(store, outage, clock, self._slots, self._claiming))
+            start("firing", fire_schedules(self._firing, self.identity, outage, clock, self._execution.store_now))
+        start("following", follow_partitions(store, outage, clock, self._slots, self._claiming, self._look_again))
         start("tallying", keep_figures(store, outage, clock, self._slots.queues, self.troubles))
         start("reporting", keep_reporting(store, outage, clock, self.identity, self.report, self.troubles))
+
+    async def _succeed(self) -> None:
+        """End the claims of the process that died in our place, and tell those that ran there from those that did not.
+        Nobody else knows, so that its notes are kept until that is done."""
+        if self._box is None:
+            return
+        dead = self._box.read()
+        while dead is not None:
+            reaped = await self._outage.ride_out(
+                lambda: self._store.reap(AT_ONCE, dead), "ending the claims of a dead process", unless=self._stop
+            )
+            if not reaped.settled:
+                break
+            self._on_reaped(reaped)
+        if dead is not None:
+            # It is replaced, and not missed.
+            await take_back(self._store, WorkerIdentity(dead.worker, "that died"))
+        if dead is not None and dead.running:
+            log.warning(
+                "the process before this one died while %d jobs ran; each next runs alone, to find the one that killed "
+                "it: %s",
+                len(dead.running),
+                ", ".join(sorted(map(str, dead.running))[:10]),
+            )
+        self._box.sign(self.identity.id, self.options.concurrency)
 
     # The database.
 
@@ -237,24 +287,34 @@ class Worker:
         if self._watching is not None:
             self._watching.reaped(reaped.settled)
 
-    async def _before_reaping(self) -> int:
+    def _on_recounted(self, queue: str, found: Sequence[Miscount]) -> None:
+        self._claiming.look_everywhere()
+        if self._watching is not None:
+            self._watching.recounted(queue, len(found))
+
+    async def _before_reaping(self) -> tuple[int, int]:
         await self._leases.keep_if_late()
-        return await self._measure_offset()
+        await self._measure_offsets()
+        before, self._offset_at_reaping = self._offset_at_reaping, self._execution.store_time.offset
+        return self._offset_at_reaping, self._offset_at_reaping - before
 
-    async def _measure_offset(self) -> int:
-        """The store's clock beside ours. PostgreSQL tells its own time."""
-        before = self._clock.now()
-        there = await self._outage.ride_out(self._store.now, "asking for the time")
-        self._execution.store_offset = there - (before + self._clock.now()) // 2
-        return self._execution.store_offset
+    async def _measure_offsets(self) -> None:
+        """How queue time and the store's clock differ from the clocks of this machine."""
 
-    def _offset(self) -> int:
-        return self._execution.store_offset
+        async def measure() -> None:
+            asked_at = self._clock.monotonic()
+            there = await self._store.keep_time()
+            heard_at = self._clock.monotonic()
+            self._execution.store_time.hear(asked_at, there.now, heard_at)
+            self._execution.store_ahead = there.ahead
+            self._clock_offset = self._execution.store_wall() - self._clock.now()
+
+        await self._outage.ride_out(measure, "asking for the time")
 
     def _on_return(self) -> None:
         self._leases.check_soon()
         self._claiming.look_everywhere()
-        if self._watching is not None:
+        if self._watching is not None and not self._outage.is_lost:
             self._watching.store_returned()
 
     # The end.
@@ -273,6 +333,10 @@ class Worker:
             await self._before_closing()
             await take_back(self._store, self.identity)
             self._execution.close()
+            if self._lone is not None:
+                await self._lone.close()
+            if self._box is not None:
+                self._box.close()
             self._tell_what_is_left()
 
     async def _before_closing(self) -> None:
@@ -289,7 +353,11 @@ class Worker:
         self._claiming.stop()
         self._execution.give_back_unstarted("its worker was stopped")
         if self._execution.running:
-            log.info("stopping; %d jobs run, for at most %s", len(self._execution.running), self.options.drain_timeout)
+            log.info(
+                "waiting for %d running jobs to end, at most %s; a second signal stops at once",
+                len(self._execution.running),
+                lasting(self.options.time("drain_timeout").total_seconds()),
+            )
         # What these two hold must still reach the store, whatever one of them died of.
         for name, loop in (("settling", self._settling.run), ("leases", self._leases.run)):
             if name in self._supervisor.causes:
@@ -327,7 +395,20 @@ class Worker:
             log.error("%d outcomes could not be recorded; these jobs run again", self._settling.unsettled)
         if self._watching is not None:
             self._watching.worker_stopped(self)
-        log.info("worker %s has stopped", self.identity.name)
+        log.info("worker %s has stopped%s%s", self.identity.name, self._how_long(), self._what_it_ran())
+
+    def _how_long(self) -> str:
+        lasted = self._execution.store_now() - self._started_at
+        return f" after {lasting(lasted / SECOND)}" if self._started_at else ""
+
+    def _what_it_ran(self) -> str:
+        attempts, otherwise = self._execution.attempts, self._execution.ended_otherwise
+        if not attempts:
+            return "; it ran no jobs"
+        done = attempts - otherwise.total() - self.left_running
+        found = {"done": done, **otherwise, "still running": self.left_running}
+        counts = ", ".join(f"{count:,} {what}" for what, count in found.items() if count)
+        return f"; it made {attempts:,} {'attempt' if attempts == 1 else 'attempts'}: {counts}"
 
 
 def name_of_process() -> str:
