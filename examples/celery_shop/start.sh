@@ -5,7 +5,7 @@ cd "$(dirname "$0")"
 if [ -n "$DATABASE_URL" ]; then fairlane migrate shop:app; fi
 fairlane forward shop:forwarder &
 dispatcher=$!
-celery -A shop:celery worker -Q mails -c 2 &
+celery -A shop:celery worker -c 2 &
 worker=$!
 trap 'kill "$dispatcher" "$worker" 2>/dev/null || true; wait' INT TERM EXIT
 wait "$worker"

@@ -1,7 +1,7 @@
 """The engine's side: a message is delivered, its job adopted, run, and settled.
 
-Of all messages that carry one token, the first to be delivered adopts the job: the claim moves from the dispatcher, or
-from an earlier delivery, to a new lease of this process. Whoever comes later finds the token stale and skips. While
+Of all messages that carry one token, the first to be delivered adopts the job: the claim moves from the dispatcher
+to a new lease of this process. Whoever comes later finds the token stale and skips. While
 jobs run here, one heartbeat renews all their leases.
 
 Engines that block call the `_sync` forms, from any thread; the work is done in the app's background loop, which is
@@ -23,17 +23,18 @@ from uuid import UUID, uuid4
 import msgspec
 
 from fairlane.clock import SECOND, Instant, microseconds
-from fairlane.errors import InvalidJob, JobNotFound, StoreUnavailable, UndecodablePayload
+from fairlane.errors import InvalidJob, JobNotFound, UndecodablePayload
 from fairlane.forward.tokens import Token
-from fairlane.job import Claim
-from fairlane.scheduler.settlement import Cancelled, Died, Done, Failed, Outcome, Released, Settlement, settle
+from fairlane.job import Claim, State
+from fairlane.scheduler.settlement import Cancelled, Died, Done, Failed, Outcome, Released, Retried, Settlement, settle
 from fairlane.stamping import Stamp
 from fairlane.store.protocol import Adopted, Store, WorkerIdentity
 from fairlane.task import Task
 from fairlane.telemetry.telemetry import Telemetry
 from fairlane.worker.context import current_run
-from fairlane.worker.outcomes import Stop, outcome_of, summary
-from fairlane.worker.runs import RunningJob, log_end, log_lost, log_unreadable, settlement_of
+from fairlane.worker.logs import log_end, log_lost, log_unreadable
+from fairlane.worker.outcomes import Stop, bounded, outcome_of, storable, summary
+from fairlane.worker.runs import RunningJob, settlement_of
 from fairlane.worker.settling import Settling
 from fairlane.worker.timing import Outage, pause
 from fairlane.worker.watching import Watching
@@ -55,25 +56,22 @@ UNKNOWN_DELAY = 30 * SECOND
 class Delivery(RunningJob):
     """One message at the engine's worker whose job runs here, until it is settled."""
 
-    __slots__ = ("adopted_at", "handle", "keep_until", "kept_at", "process")
+    __slots__ = ("adopted_at", "handle", "kept_at", "process", "retry_in", "was_sent_again")
 
     def __init__(
         self, home: _Process, adopted: Adopted, kept_at: int, task: Task[..., Any], args: Any, kwargs: Any
     ) -> None:
         super().__init__(home, adopted.claim, task, args, kwargs)
         self.process = home
-        self.adopted_at = adopted.at
+        self.adopted_at = adopted.at.now
         self.kept_at = kept_at
         """When its lease was asked for or renewed last, by the monotonic clock."""
         self.handle: asyncio.Task[Any] | None = None
         """Who runs it, in an async engine: cancelled if the claim is lost or the job cancelled."""
-        self.keep_until: Instant | None = None
-        """Handed on to a retry of the engine's own: held until then, by the monotonic clock."""
-
-    @property
-    def token(self) -> Token:
-        """What a retry message of the engine has to carry. The token that it was delivered with is used up."""
-        return Token(self.claim.id, self.claim.lease)
+        self.retry_in: timedelta | None = None
+        """The engine has decided to retry it, after this long."""
+        self.was_sent_again = False
+        """The engine has sent it again with other arguments, as a job of its own."""
 
     @property
     def lag(self) -> int:
@@ -187,19 +185,24 @@ class Deliveries:
             is_lost = delivery.stop is Stop.GONE
             await delivery.process.end(delivery, None if is_lost else Done(result, delivery.effects))
 
-    async def failed(self, delivery: Delivery, error: BaseException, *, is_final: bool = False) -> None:
-        """Its function has raised: what that means is decided as on Fairlane's own workers. `is_final`: the engine has
-        tried often enough by itself, so that a failure is the job's end. Fairlane's own signals stay what they are."""
+    async def failed(self, delivery: Delivery, error: BaseException, *, is_final: bool = False) -> State | None:
+        """Its function has raised: what that means is decided as on Fairlane's own workers. `is_final`: the engine does
+        not retry this, so a failure is the job's end. Fairlane's own signals stay what they are. Returns the state that
+        the job has moved to; `None` if its claim was lost."""
         delivery.handle = None
-        outcome = outcome_of(delivery, error, delivery.process.store_now())
+        outcome = outcome_of(delivery, error, delivery.process.store_wall())
         if is_final and isinstance(outcome, Failed):
             outcome = Died(outcome.error)
-        await delivery.process.end(delivery, outcome, error)
+        settlement = await delivery.process.end(delivery, outcome, error)
+        return None if settlement is None else settlement.to
 
-    async def handed_on(self, delivery: Delivery, keep_for: timedelta) -> None:
-        """The engine itself will try again, with a message that carries `delivery.token`: hold the claim until that is
-        adopted, for at most this long. Should this process end before, the policy takes over when the lease does."""
-        delivery.keep_until = self._app.clock.monotonic() + microseconds(keep_for)
+    async def retried(self, delivery: Delivery, reason: str, delay: timedelta) -> None:
+        """The engine has decided to retry it after this long: the job goes back to its queue and gives up its slot.
+        `max_attempts` does not bound this; the engine's own limit has."""
+        delivery.handle = None
+        is_lost = delivery.stop is Stop.GONE
+        again = Retried(storable(reason), bounded(microseconds(delay)), is_counted=False)
+        await delivery.process.end(delivery, None if is_lost else again)
 
     # The same for engines that block.
 
@@ -228,11 +231,11 @@ class Deliveries:
     def done_sync(self, delivery: Delivery, value: Any) -> None:
         self._app.run_blocking(self._to_its_end(self.done(delivery, value)))
 
-    def failed_sync(self, delivery: Delivery, error: BaseException, *, is_final: bool = False) -> None:
-        self._app.run_blocking(self._to_its_end(self.failed(delivery, error, is_final=is_final)))
+    def failed_sync(self, delivery: Delivery, error: BaseException, *, is_final: bool = False) -> State | None:
+        return self._app.run_blocking(self._to_its_end(self.failed(delivery, error, is_final=is_final)))
 
-    def handed_on_sync(self, delivery: Delivery, keep_for: timedelta) -> None:
-        self._app.run_blocking(self.handed_on(delivery, keep_for))
+    def retried_sync(self, delivery: Delivery, reason: str, delay: timedelta) -> None:
+        self._app.run_blocking(self._to_its_end(self.retried(delivery, reason, delay)))
 
     def _abandon(self, begun: deque[Delivery], error: BaseException) -> None:
         """Whoever wanted to run it was interrupted, by a time limit of the engine perhaps: it has failed. Else the
@@ -277,11 +280,10 @@ class _Process:
         self.identity = WorkerIdentity(uuid4(), name_of_process())
         self._clock = app.clock
         self._lease = lease
-        self._offset = 0
+        self._offset = self._ahead = 0
         self._held: dict[UUID, Delivery] = {}
         """By lease: each job has one of its own."""
         self._beating: asyncio.Task[None] | None = None
-        self._cancelling: set[asyncio.Task[None]] = set()
         self._outage = outage
         self._settling = Settling(store, outage)
         self._watching: Watching | None = None
@@ -291,6 +293,7 @@ class _Process:
         if telemetry.is_watched:
             self._watching = Watching(telemetry, self.identity, self.store, self._clock)
             self._watching.store_now = self.store_now
+            self._settling.watching = self._watching
 
     async def tell_start(self, delivery: Delivery) -> None:
         if self._watching is not None:
@@ -302,7 +305,10 @@ class _Process:
         return self._clock.monotonic() - run.started_at
 
     def store_now(self) -> Instant:
-        return self._clock.now() + self._offset
+        return self._clock.monotonic() + self._offset
+
+    def store_wall(self) -> Instant:
+        return self.store_now() - self._ahead
 
     def is_late(self, delivery: Delivery) -> bool:
         """Whether its lease has ended, because this process has stood still."""
@@ -324,7 +330,7 @@ class _Process:
         adopted = await self._outage.ride_out(once, "adopting")
         if adopted is None:
             return None
-        self._offset = adopted.at - self._clock.now()
+        self._offset, self._ahead = adopted.at.now - self._clock.monotonic(), adopted.at.ahead
         return adopted, asked_at
 
     async def task_of(self, job: UUID) -> str | None:
@@ -335,22 +341,25 @@ class _Process:
 
     async def refuse(self, claim: Claim, outcome: Outcome) -> None:
         """End a claim that cannot run."""
-        await self._settling.record([settle(claim, outcome, 0)])
+        await self._settling.record(settle(claim, outcome, 0))
 
-    async def end(self, delivery: Delivery, outcome: Outcome | None, error: BaseException | None = None) -> None:
+    async def end(
+        self, delivery: Delivery, outcome: Outcome | None, error: BaseException | None = None
+    ) -> Settlement | None:
         """Record how it has ended; nothing, if its claim is lost."""
         settlement: Settlement | None = None
         ran = self.ran(delivery)
         try:
             if outcome is not None:
                 settlement = msgspec.structs.replace(settlement_of(delivery, outcome, ran), lag=delivery.lag)
-                if error is not None or type(outcome) is not Done:
-                    log_end(delivery, outcome, settlement, error, log)
-                await self._settling.record([settlement], was_tried=delivery.may_be_settled)
+                if type(outcome) is not Done:
+                    log_end(delivery, settlement, error, self.store_now(), log)
+                await self._settling.record(settlement, was_tried=delivery.may_be_settled)
         finally:
             self.let_go(delivery)
             if self._watching is not None:
                 self._watching.ended(delivery, settlement, ran, error)
+        return settlement
 
     # The heartbeat.
 
@@ -368,7 +377,6 @@ class _Process:
     async def _beat(self) -> None:
         while True:
             await pause(self._clock, microseconds(self._lease) // 3)
-            self._let_go_of_retries()
             if leases := list(self._held):
                 try:
                     await self._renew(leases)
@@ -391,39 +399,14 @@ class _Process:
                 self._interrupt(delivery, Stop.CANCELLED)
 
     def _lost(self, delivery: Delivery) -> None:
-        if delivery.keep_until is not None:
-            self.let_go(delivery)  # its retry has been adopted, or will find its token stale
-        elif not delivery.may_be_settled:
+        if not delivery.may_be_settled:
             log_lost(delivery.claim, log)
             self._held.pop(delivery.claim.lease, None)
             self._interrupt(delivery, Stop.GONE)
 
     def _interrupt(self, delivery: Delivery, reason: Stop) -> None:
-        if delivery.keep_until is not None:
-            if delivery.stop is None:
-                delivery.stop = reason
-                task = self.loop.create_task(self._cancel_retry(delivery), name="fairlane-cancel")
-                self._cancelling.add(task)
-                task.add_done_callback(self._cancelling.discard)
-            return
         if delivery.stop is not None and reason is not Stop.GONE:
             return
         is_first, delivery.stop = delivery.stop is None, reason
         if is_first and delivery.handle is not None:
             delivery.handle.cancel()
-
-    async def _cancel_retry(self, delivery: Delivery) -> None:
-        """End a job that waits for a retry of the engine's own. If that has begun, it hears of it itself."""
-        try:
-            await self.store.settle([settle(delivery.claim, Cancelled("cancelled before it ran again"), 0)])
-        except StoreUnavailable:
-            delivery.stop = None  # the next heartbeat tells us again
-        else:
-            self.let_go(delivery)
-
-    def _let_go_of_retries(self) -> None:
-        now = self._clock.monotonic()
-        for delivery in list(self._held.values()):
-            if delivery.keep_until is not None and delivery.keep_until < now:
-                log.warning("job %s: its retry message did not come back; the policy takes over", delivery.claim.id)
-                self._held.pop(delivery.claim.lease, None)

@@ -59,6 +59,9 @@ class Dispatcher(Worker):
         except StoreUnavailable as error:
             log.warning("what was published could not be left to its messages: %s; it may be published again", error)
 
+    def _what_it_ran(self) -> str:
+        return ""  # the engine's workers run what it publishes
+
     def _tell_what_is_left(self) -> None:
         super()._tell_what_is_left()
         # Threads that wait for a broker would keep the process from ending.

@@ -2,12 +2,16 @@
 
 A middleware notes which message a thread of the worker is at; the actor's function is wrapped, so that it adopts the
 job of that message, runs, and settles it. Whatever Dramatiq is not to retry or set aside ends as `SkipMessage`.
+
+`broker.enqueue`, to which `send`, pipelines, groups and retries all come, keeps routed messages for Fairlane. They are
+stored with their options, and published as they were.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import logging
 import threading
 from collections.abc import Callable
@@ -16,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fairlane.errors import ConfigurationError, Dead, Retry, Signal
 from fairlane.forward.delivering import Delivery
-from fairlane.forward.forwarder import Forwarded, Forwarder, not_a_task
+from fairlane.forward.forwarder import Forwarded, Forwarder, RoutedCall, RoutedCodec, not_a_task, unwritable
 from fairlane.forward.messages import Message
 from fairlane.forward.tokens import HEADER
 
@@ -29,6 +33,7 @@ except ImportError:
 
 if TYPE_CHECKING:
     from fairlane.app import App
+    from fairlane.task import Task
 
 __all__ = ["DramatiqForwarder"]
 
@@ -54,6 +59,10 @@ class DramatiqForwarder(Forwarder):
         # First in the list is last to hear of an end: by then Dramatiq has decided whether it retries.
         broker.middleware.insert(0, self._watch)
         self._has_warned = False
+        self._routed: dict[str, Task[..., Any]] = {}
+        """By the name of Dramatiq's actor: what its own messages become."""
+        self._publish = broker.enqueue
+        broker.enqueue = self._enqueue  # type: ignore[method-assign]
 
     # What Dramatiq says.
 
@@ -74,22 +83,26 @@ class DramatiqForwarder(Forwarder):
 
     def install(self, forwarded: Forwarded) -> None:
         # Its workers consume the queues that are declared when they start.
-        self.broker.declare_queue(self.engine_queue(forwarded.task.queue))
+        if (queue := self._queues.get(forwarded.task.queue)) is not None:
+            self.broker.declare_queue(queue)
         forwarded.target.fn = self._adopting(forwarded, forwarded.target.fn)
 
     def publish_blocking(self, message: Message) -> None:
         self._warn_of_unconfirmed_messages()
-        options = message.carried
+        own = {} if message.own is None else json.loads(message.own)
+        options = {**own.get("options", {}), **message.carried}
+        if message.retries:
+            options["retries"] = options.get("retries", 0) + message.retries
         if (priority := self._broker_priority(message.priority)) is not None:
             options["broker_priority"] = priority
-        self.broker.enqueue(
+        self._publish(
             dramatiq.Message(
-                queue_name=message.queue,
+                queue_name=message.queue or own.get("queue") or message.target.queue_name,
                 actor_name=message.target.actor_name,
                 args=tuple(message.args),
                 kwargs=dict(message.kwargs),
                 options=options,
-                message_id=str(message.id),
+                message_id=own.get("id") or str(message.id),
             )
         )
 
@@ -157,8 +170,6 @@ class DramatiqForwarder(Forwarder):
         return self._returned(message, value)
 
     def _run_with_dramatiqs_retries(self, delivery: Delivery, message: Any, function: Callable[..., Any]) -> Any:
-        # The token that came with the message is used up: a retry carries the one of this delivery.
-        message.options[HEADER] = str(delivery.token)
         try:
             with delivery.entered():
                 value = function(*delivery.args, **delivery.kwargs)
@@ -167,7 +178,7 @@ class DramatiqForwarder(Forwarder):
             raise _skipped(message, "Fairlane was told how it goes on") from None
         except BaseException:
             # Whether Dramatiq tries again it says later, to the middleware.
-            self._watch.expect_an_end(delivery)
+            self._watch.expect_an_end(message, delivery)
             raise
         self.deliveries.done_sync(delivery, value)
         return self._returned(message, value)
@@ -190,41 +201,50 @@ class DramatiqForwarder(Forwarder):
     # Existing calls.
 
     def route(self, **options: Any) -> Callable[[A], A]:
-        """Above `@dramatiq.actor`: its `send()` and `send_with_options()` go through Fairlane from now on. Takes what
-        `task()` takes."""
+        """Above `@dramatiq.actor`: its messages go through Fairlane from now on, whether they are sent alone, in a
+        pipeline or in a group. Takes what `task()` takes."""
 
         def routed(actor: A) -> A:
             task = self.task(actor, **options)
-            as_before = actor.send_with_options
-
-            def send_with_options(
-                *, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None, delay: Any = None, **given: Any
-            ) -> dramatiq.Message[Any]:
-                if HEADER in given:
-                    return as_before(args=args, kwargs=kwargs, delay=delay, **given)
-                self.refuse_inside_a_loop(task, "send")
-                using = self._using(task.name, delay, given)
-                job = task.using(**using).enqueue_sync(*args, **(kwargs or {}))
-                message = actor.message_with_options(args=args, kwargs=kwargs)
-                return message.copy(queue_name=self.engine_queue(task.queue), message_id=str(job.id))
-
-            actor.send_with_options = send_with_options  # type: ignore[method-assign]
+            task.codec = RoutedCodec(task.name, task.function, None, self.app.codec)
+            self._routed[actor.actor_name] = task
             return actor
 
         return routed
 
-    def _using(self, task: str, delay: Any, given: dict[str, Any]) -> dict[str, Any]:
-        """What Dramatiq's options are called in Fairlane; what it does not know travels with the message."""
-        self.forwarded[task].refuse(given.keys() & OF_RETRIES, "Dramatiq", "actor")
-        using: dict[str, Any] = {}
-        if delay is not None:
-            using["delay"] = delay if isinstance(delay, timedelta) else timedelta(milliseconds=delay)
-        if (priority := given.pop("broker_priority", None)) is not None:
+    def _enqueue(self, message: Any, *, delay: int | None = None) -> Any:
+        """`broker.enqueue`, which every message of Dramatiq's comes to, with what is routed kept for Fairlane."""
+        if (delivery := self._watch.retried(message)) is not None:
+            self.deliveries.retried_sync(delivery, _reason(message), timedelta(milliseconds=delay or 0))
+            return message
+        task = self._routed.get(message.actor_name)
+        if task is None and HEADER in message.options:  # a copy of one that was delivered
+            task = self.forwarded[self.names[message.actor_name][0]].task
+        if task is None:
+            return self._publish(message, delay=delay)
+        options = {name: value for name, value in message.options.items() if name != HEADER}
+        self.forwarded[task.name].refuse(options.keys() & OF_RETRIES, "Dramatiq", "actor")
+        using: dict[str, Any] = {} if delay is None else {"delay": timedelta(milliseconds=delay)}
+        if (priority := options.pop("broker_priority", None)) is not None:
             most = getattr(self.broker, "max_priority", None) or HIGHEST_PRIORITY
             using["priority"] = min(HIGHEST_PRIORITY, priority * HIGHEST_PRIORITY // most)
-        if given:
-            using["context"] = {"headers": given}
-        return using
+        own = {"options": options, "id": message.message_id, "queue": message.queue_name}
+        try:
+            text = json.dumps(own)
+        except (TypeError, ValueError) as error:
+            raise unwritable(task.name, options, json.dumps, error) from error
+        routed = RoutedCall(message.args, message.kwargs, using, message.message_id, text)
+        job = self.enqueue_routed_blocking(task, routed)
+        if (queue := self._queues.get(task.queue)) is not None:
+            message = message.copy(queue_name=queue)  # under which its result is looked for
+        # A job of the same unique key was there already, perhaps.
+        return message.copy(message_id=str(job.id)) if task.options.unique is not None else message
+
+
+def _reason(message: Any) -> str:
+    """The last line of the traceback that Dramatiq keeps with a message that it retries."""
+    lines: list[str] = (message.options.get("traceback") or "retried by Dramatiq").strip().splitlines()
+    return lines[-1]
 
 
 def _skipped(message: Any, why: str) -> SkipMessage:
@@ -245,33 +265,32 @@ class _Watch(Middleware):
         message, self._here.message = getattr(self._here, "message", None), None
         return message if message is not None and message.actor_name == actor else None
 
-    def expect_an_end(self, delivery: Delivery) -> None:
-        self._here.delivery = delivery
+    def expect_an_end(self, message: Any, delivery: Delivery) -> None:
+        self._here.ending = message.message_id, delivery
+
+    def retried(self, message: Any) -> Delivery | None:
+        """The job that has just failed here, if this is Dramatiq's retry of it; once."""
+        ending: tuple[str, Delivery] | None = getattr(self._here, "ending", None)
+        if ending is None or message.message_id != ending[0]:
+            return None
+        self._here.ending = None
+        return ending[1]
 
     def before_process_message(self, broker: Any, message: Any) -> None:
-        self._here.delivery = None
+        self._here.ending = None
         self._here.message = message if HEADER in message.options else None
-
-    def before_enqueue(self, broker: Any, message: Any, delay: int | None) -> None:
-        delivery: Delivery | None = getattr(self._here, "delivery", None)
-        if delivery is None or message.options.get(HEADER) != str(delivery.token):
-            return
-        # Before it is sent: whoever adopts it takes the claim from us.
-        self._here.delivery = None
-        waits = timedelta(milliseconds=delay or 0)
-        self._forwarder.deliveries.handed_on_sync(delivery, waits + self._forwarder.republish_after)
 
     def after_process_message(
         self, broker: Any, message: Any, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
         self._here.message = None
-        delivery, self._here.delivery = getattr(self._here, "delivery", None), None
-        if delivery is not None and exception is not None:
+        ending, self._here.ending = getattr(self._here, "ending", None), None
+        if ending is not None and exception is not None:
             # Dramatiq has given up, and sets its message aside in its own way.
-            self._forwarder.deliveries.failed_sync(delivery, exception, is_final=True)
+            self._forwarder.deliveries.failed_sync(ending[1], exception, is_final=True)
 
     def after_skip_message(self, broker: Any, message: Any) -> None:
-        untaken, self._here.message, self._here.delivery = getattr(self._here, "message", None), None, None
+        untaken, self._here.message, self._here.ending = getattr(self._here, "message", None), None, None
         if untaken is not None and message.failed:
             # It never came to its actor, and Dramatiq has set it aside: it was too old, perhaps.
             self._forwarder.set_aside(message)

@@ -7,27 +7,35 @@ their jobs (`install`), and how a message is published (`publish_blocking`, or `
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Literal
+from uuid import UUID
+
+import msgspec
 
 from fairlane.app import App
 from fairlane.clock import microseconds
+from fairlane.codec import Codec
 from fairlane.declaring import is_async, key_source
-from fairlane.errors import ConfigurationError, InvalidJob, UndecodablePayload
+from fairlane.errors import ConfigurationError, DuplicateJob, InvalidJob, UndecodablePayload
 from fairlane.forward.delivering import Deliveries
-from fairlane.forward.messages import Message, Unpublishable
+from fairlane.forward.messages import Carried, Message, Unpublishable, engines_own
 from fairlane.forward.tokens import Token
+from fairlane.handle import Job
 from fairlane.job import Claim
+from fairlane.policy.partitions import whole_of
 from fairlane.policy.retry import Backoff
 from fairlane.policy.unique import Unique
 from fairlane.task import (
     AsyncTask,
+    Call,
     Duration,
     KeySource,
     Raised,
@@ -37,7 +45,19 @@ from fairlane.task import (
     as_unique,
 )
 
-__all__ = ["Forwarded", "Forwarder", "Retries", "answering", "not_a_task"]
+__all__ = [
+    "Forwarded",
+    "Forwarder",
+    "Retries",
+    "RoutedCall",
+    "RoutedCodec",
+    "answering",
+    "as_uuid",
+    "not_a_task",
+    "unwritable",
+]
+
+log = logging.getLogger("fairlane.forward")
 
 Retries = Literal["policy", "engine"]
 
@@ -45,7 +65,6 @@ PUBLISHERS = 16
 """Messages that are published at the same time, by a client that blocks."""
 ANSWER_WITHIN = 10.0
 """Seconds in which a broker has to answer. One that takes a message later has taken it twice, of which one runs."""
-_BACKOFF = Backoff()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +96,7 @@ class Forwarder(ABC):
         self,
         app: App,
         *,
-        retries: Retries = "policy",
+        retries: Retries = "engine",
         lease: Duration = "30s",
         republish_after: Duration = "5m",
         queues: Mapping[str, str] | None = None,
@@ -158,10 +177,10 @@ class Forwarder(ABC):
         *,
         queue: str,
         name: str | None = None,
-        max_attempts: int = 5,
-        backoff: Backoff = _BACKOFF,
-        retry_on: Raised = (Exception,),
-        dead_on: Raised = (),
+        max_attempts: int | None = None,
+        backoff: Backoff | None = None,
+        retry_on: Raised | None = None,
+        dead_on: Raised | None = None,
         priority: int = 0,
         keys: KeySource | Iterable[str] = None,
         unique: Unique | object | None = None,
@@ -169,25 +188,27 @@ class Forwarder(ABC):
     ) -> Task[..., Any]:
         """A Fairlane task whose jobs this engine's task runs. Its function needs no change.
 
-        There is no `timeout=`: the engine's own time limits hold.
+        The engine's own retry settings hold. `max_attempts`, `backoff`, `retry_on` or `dead_on` replace them by the
+        policy of Fairlane's own workers, unless `retries="engine"` is given as well: then `max_attempts` bounds only
+        how often a run may be lost. There is no `timeout=`: the engine's own time limits hold.
         """
         self.check(target)
         task_name = name or self.name_of(target)
         function = self.function_of(target)
-        options = TaskOptions(
-            max_attempts=max_attempts,
-            backoff=backoff,
-            retry_on=retry_on,
-            dead_on=dead_on,
-            priority=priority,
-            keys=key_source(keys),
-            unique=as_unique(unique),
-        )
+        said: dict[str, Any] = {
+            "max_attempts": max_attempts,
+            "backoff": backoff,
+            "retry_on": retry_on,
+            "dead_on": dead_on,
+        }
+        said = {option: value for option, value in said.items() if value is not None}
+        options = TaskOptions(**said, priority=priority, keys=key_source(keys), unique=as_unique(unique))
+        who = _checked_retries(retries) if retries is not None else "policy" if said else self.retries
         kind: type[Task[..., Any]] = AsyncTask if is_async(function) else SyncTask
         task = kind(self.app, task_name, queue, function, options, None, self.app.codec)
         self.app.registry.add(task)
         self.app.forwarded.add(queue)
-        forwarded = Forwarded(task, target, self.retries if retries is None else _checked_retries(retries))
+        forwarded = Forwarded(task, target, who)
         self.forwarded[task_name] = forwarded
         self.names.setdefault(self.name_of(target), []).append(task_name)
         self.install(forwarded)
@@ -205,25 +226,40 @@ class Forwarder(ABC):
         first, *_ = self.names[name]
         return self.forwarded[first].task
 
-    def refuse_inside_a_loop(self, task: Task[..., Any], call: str) -> None:
-        """The engine's own calls block, and its tasks have no async form to point to."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return
-        name = task.name
-        raise ConfigurationError(
-            f"{call} of {name!r} is routed through Fairlane and blocks, which would stop this event loop; await "
-            f"forwarder.task_of(…).enqueue(…) instead"
-        )
+    # What the engine's own API was given: stored with the message that the engine wrote for it.
 
-    def engine_queue(self, queue: str) -> str:
-        """The engine's queue for a queue of Fairlane's."""
-        return self._queues.get(queue, queue)
+    def enqueue_routed_blocking(self, task: Task[..., Any], routed: RoutedCall) -> Job[Any]:
+        """As `enqueue_routed`. It blocks in an event loop too, as the engine's own call blocks there to publish."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return self.app.run_blocking(self.enqueue_routed(task, routed))
+        if self.app.is_open_in(loop):
+            raise ConfigurationError(
+                f"task {task.name!r} is routed through Fairlane, and the App was opened in this event loop, which the "
+                f"call would block; await forwarder.task_of(…).enqueue(…) instead"
+            )
+        with ThreadPoolExecutor(1) as elsewhere:
+            return elsewhere.submit(lambda: self.app.run_blocking(self.enqueue_routed(task, routed))).result()
+
+    async def enqueue_routed(self, task: Task[..., Any], routed: RoutedCall) -> Job[Any]:
+        """Store a routed call. Its job has the id of the engine's message, where that is a UUID that no job has yet:
+        engines send one id more than once."""
+        call = task.using(**routed.using).call(*routed.args, **routed.kwargs)
+        context = {**(call.options.context or {}), **engines_own(routed.own)}
+        call = Call(call.task, call.args, call.kwargs, replace(call.options, context=context, id=as_uuid(routed.id)))
+        try:
+            return await self.app.enqueue_one(call)
+        except DuplicateJob:
+            call = Call(call.task, call.args, call.kwargs, replace(call.options, id=None))
+            return await self.app.enqueue_one(call)
 
     # What the dispatcher asks.
 
-    def message(self, claim: Claim, headers: Mapping[str, Any]) -> Message:
+    def prepare(self) -> None:  # noqa: B027  # most engines need nothing but the module that the forwarder is in
+        """Make every task known that this forwarder forwards; called once, before a dispatcher starts."""
+
+    def message(self, claim: Claim, carried: Carried) -> Message:
         """What is to be published for a claim."""
         forwarded = self.forwarded[claim.task]
         args, kwargs = self._plain(forwarded.task, claim) if self._shows else ([], {})
@@ -231,13 +267,15 @@ class Forwarder(ABC):
             token=Token(claim.id, claim.lease),
             task=claim.task,
             target=forwarded.target,
-            queue=self.engine_queue(claim.queue),
+            queue=self._queues.get(whole_of(claim.queue)),
             args=args,
             kwargs=kwargs,
             is_hidden=not self._shows,
             priority=claim.priority,
             attempt=claim.attempt,
-            headers=headers,
+            headers=carried.headers,
+            own=carried.own,
+            retries=claim.attempt - 1 if forwarded.retries == "policy" else carried.retries,
         )
 
     def _plain(self, task: Task[..., Any], claim: Claim) -> tuple[list[Any], dict[str, Any]]:
@@ -254,6 +292,55 @@ class Forwarder(ABC):
         asked.add_done_callback(self.unanswered.discard)
         async with answering():
             await asyncio.wrap_future(asked)
+
+
+class RoutedCall(msgspec.Struct, frozen=True):
+    """A call of the engine's own API that goes through Fairlane."""
+
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    using: Mapping[str, Any]
+    """When it may run, and how urgent it is, as `task.using` takes it."""
+    id: str
+    """That of the engine's message."""
+    own: str
+    """The message, as the engine wrote it, without its arguments."""
+
+
+class RoutedCodec(Codec):
+    """A routed call's arguments are what the engine would give: annotations say something to people, not to it. A
+    result that has no JSON form is left to the engine's own backend."""
+
+    def decode_call(self, payload: bytes) -> tuple[Sequence[Any], dict[str, Any]]:
+        return self.plain_call(payload)
+
+    def encode_result(self, value: Any, max_bytes: int) -> bytes | None:
+        try:
+            return super().encode_result(value, max_bytes)
+        except InvalidJob as error:
+            log.debug("%s; it is left to the engine's result backend", error)
+            return None
+
+
+def as_uuid(text: str) -> UUID | None:
+    """The UUID that is written so; an id of another form is the engine's own, and its job has another."""
+    try:
+        return UUID(text)
+    except ValueError:
+        return None
+
+
+def unwritable(task: str, given: Mapping[str, Any], write: Callable[[Any], object], error: Exception) -> InvalidJob:
+    """The message of a routed call cannot be stored; which of its options is to blame."""
+    for name, value in given.items():
+        try:
+            write(value)
+        except (TypeError, ValueError):
+            return InvalidJob(
+                f"task {task!r}: {name}={value!r} has no JSON form, and cannot be stored with the job; give plain "
+                f"values, or leave it out"
+            )
+    return InvalidJob(f"task {task!r}: the engine's message for it cannot be stored as JSON: {error}")
 
 
 @asynccontextmanager

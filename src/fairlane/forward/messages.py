@@ -10,9 +10,11 @@ import msgspec
 
 from fairlane.errors import FairlaneError
 from fairlane.forward.tokens import HEADER, Token
-from fairlane.job import Claim, told_in, trace_of
+from fairlane.job import RESERVED, Claim, stored_in, told_in, trace_of
 
-__all__ = ["Engine", "Message", "Unpublishable", "headers_of"]
+__all__ = ["Carried", "Engine", "Message", "Unpublishable", "as_carried", "engines_own"]
+
+_OWN = f"{RESERVED}engine"
 
 
 class Unpublishable(FairlaneError):
@@ -27,8 +29,8 @@ class Message(msgspec.Struct, frozen=True):
     """The name of the Fairlane task."""
     target: Any
     """The engine's own task."""
-    queue: str
-    """The engine's queue."""
+    queue: str | None
+    """The engine's queue, where the forwarder names one for the job's; else the engine itself chooses."""
     args: Sequence[Any]
     """Plain JSON values, for the engine's tools: the function gets what is stored with the job. Empty if hidden."""
     kwargs: Mapping[str, Any]
@@ -39,6 +41,10 @@ class Message(msgspec.Struct, frozen=True):
     attempt: int
     headers: Mapping[str, Any] = {}
     """What the producer gave along for the engine's worker."""
+    own: str | None = None
+    """The message that the engine itself wrote for a routed call, as its forwarder stored it."""
+    retries: int = 0
+    """How often the engine has retried it before."""
 
     @property
     def id(self) -> UUID:
@@ -51,19 +57,37 @@ class Message(msgspec.Struct, frozen=True):
         return {**self.headers, HEADER: str(self.token)}
 
 
-def headers_of(context: str | None) -> dict[str, Any]:
-    """The headers of a job, from its context as it is stored: what its producer said in `context={"headers": {…}}`, and
-    the span that it was enqueued in."""
+class Carried(msgspec.Struct, frozen=True):
+    """What a job brings along for its message besides its arguments."""
+
+    headers: Mapping[str, Any] = {}
+    own: str | None = None
+    retries: int = 0
+
+
+def as_carried(context: str | None, retries: int) -> Carried:
+    """What a job's message carries, from its context as it is stored: what its producer said in
+    `context={"headers": {…}}`, the span that it was enqueued in, and the engine's own message of a routed call."""
     if context is None:
-        return {}
+        return Carried(retries=retries)
     headers = told_in(context).get("headers")
-    return {**(headers if isinstance(headers, dict) else {}), **(trace_of(context) or {})}
+    own = stored_in(context).get(_OWN)
+    return Carried(
+        {**(headers if isinstance(headers, dict) else {}), **(trace_of(context) or {})},
+        own if isinstance(own, str) else None,
+        retries,
+    )
+
+
+def engines_own(text: str) -> dict[str, str]:
+    """What to add to a job's context, so that `text` comes back as the `own` of its message."""
+    return {_OWN: text}
 
 
 class Engine(Protocol):
     """What the dispatcher asks of an engine."""
 
-    def message(self, claim: Claim, headers: Mapping[str, Any]) -> Message:
+    def message(self, claim: Claim, carried: Carried) -> Message:
         """What is to be published for a claim; `Unpublishable` where that cannot be said."""
         ...
 

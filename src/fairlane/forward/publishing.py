@@ -23,12 +23,13 @@ import msgspec
 
 from fairlane.clock import SECOND, lasting, microseconds
 from fairlane.errors import StoreUnavailable
-from fairlane.forward.messages import Engine, Unpublishable, headers_of
+from fairlane.forward.messages import Carried, Engine, Unpublishable, as_carried
 from fairlane.job import Claim
 from fairlane.policy.partitions import whole_of
-from fairlane.scheduler.settlement import Cancelled, Died, Outcome, Released, settle
+from fairlane.scheduler.pace import Pace
+from fairlane.scheduler.settlement import Cancelled, Died, Outcome, Released, Settlement, settle
 from fairlane.store.figures import PUBLISHING, unbegun_in
-from fairlane.worker.execution import Execution, Run
+from fairlane.worker.execution import NO_PACES, Execution, Run
 from fairlane.worker.outcomes import Stop, summary
 from fairlane.worker.slots import QueueSlots
 from fairlane.worker.timing import Outage, jittered, pause
@@ -48,6 +49,8 @@ QUIET = LONGEST_PAUSE
 UNBEGUN = 60 * SECOND
 """How long nothing of a queue may have begun, while messages for it lie at the broker, before that is told."""
 ASKED_AT_ONCE = 1_000
+NAMED = 3
+"""Tasks that are named where more may be meant."""
 
 
 class _Published(msgspec.Struct):
@@ -65,6 +68,12 @@ class _Published(msgspec.Struct):
 class Publishing(Execution):
     """What a dispatcher does with its claims."""
 
+    sets_suspects_apart = False
+    """It runs nothing; how an engine shares its processes out is the engine's business."""
+
+    keeps_pace = False
+    """When a message is taken from a broker is not its business either."""
+
     engine: Engine
     forwarded: Mapping[str, Any]
     republish_after: timedelta
@@ -73,11 +82,13 @@ class Publishing(Execution):
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self._published: dict[UUID, _Published] = {}
-        self._contexts: dict[UUID, asyncio.Future[dict[UUID, str]]] = {}
-        """What a batch of claims has to tell the engine, by job, from claim to publication."""
+        self._carried: dict[UUID, asyncio.Future[dict[UUID, Carried]]] = {}
+        """What the messages of a batch of claims carry, by job, from claim to publication."""
         self._refusals: OrderedDict[UUID, int] = OrderedDict()
         self._begun_at: dict[str, int] = {}
         """When something of a queue was last seen to have begun."""
+        self._begun_up_to: dict[str, int] = {}
+        """When the latest message of a queue that has begun was published."""
         self._refused_at = 0
         self._pause = 0
         self._is_pausing: asyncio.Task[None] | None = None
@@ -88,12 +99,18 @@ class Publishing(Execution):
 
     # From claim to broker.
 
-    def start(self, queue: QueueSlots, claims: Sequence[Claim], begin_by: int) -> None:
+    def start(
+        self, queue: QueueSlots, claims: Sequence[Claim], begin_by: int, paces: Mapping[UUID, Pace] = NO_PACES
+    ) -> None:
         if claims:
-            asked = asyncio.ensure_future(self.store.contexts([claim.id for claim in claims]))
+            asked = asyncio.ensure_future(self._read_carried([claim.id for claim in claims]))
             asked.add_done_callback(_note_failure)
-            self._contexts.update(dict.fromkeys((claim.id for claim in claims), asked))
-        super().start(queue, claims, begin_by)
+            self._carried.update(dict.fromkeys((claim.id for claim in claims), asked))
+        super().start(queue, claims, begin_by, paces)
+
+    async def _read_carried(self, jobs: Sequence[UUID]) -> dict[UUID, Carried]:
+        contexts, retries = await self.store.contexts(jobs), await self.store.retries(jobs)
+        return {job: as_carried(contexts.get(job), retries.get(job, 0)) for job in jobs}
 
     async def _run_async(self, run: Run) -> None:
         await self._publish(run)
@@ -104,7 +121,7 @@ class Publishing(Execution):
     async def _publish(self, run: Run) -> None:
         try:
             # Shielded: it is the whole batch's. Until it is here, nothing has begun, and the claim can be given back.
-            contexts = await asyncio.shield(self._contexts[run.claim.id])
+            carried = await asyncio.shield(self._carried[run.claim.id])
         except StoreUnavailable as error:
             self._end(run, Released(f"the database was away before it was published: {summary(error)}"))
             return
@@ -115,10 +132,10 @@ class Publishing(Execution):
             self._end(run, Released(reason, self._delay_of(run.claim.id)))
             return
         finally:
-            self._contexts.pop(run.claim.id, None)
+            self._carried.pop(run.claim.id, None)
         run.started_at = self._now()
         try:
-            await self.engine.publish(self.engine.message(run.claim, headers_of(contexts.get(run.claim.id))))
+            await self.engine.publish(self.engine.message(run.claim, carried[run.claim.id]))
         except Unpublishable as error:
             self._end(run, Died(str(error)), error)
         except Exception as error:
@@ -134,21 +151,27 @@ class Publishing(Execution):
             self._keep(run)
 
     def _refuse(self, queue: QueueSlots, claim: Claim, outcome: Outcome) -> None:
-        self._contexts.pop(claim.id, None)
+        self._carried.pop(claim.id, None)
         super()._refuse(queue, claim, outcome)
 
     def _withdraw(self, run: Run, outcome: Outcome | None) -> None:
-        self._contexts.pop(run.claim.id, None)
+        self._carried.pop(run.claim.id, None)
         super()._withdraw(run, outcome)
 
-    def _end(self, run: Run, outcome: Outcome | None, error: BaseException | None = None) -> Any:
+    def _end(
+        self,
+        run: Run,
+        outcome: Outcome | None,
+        error: BaseException | None = None,
+        settlement: Settlement | None = None,
+    ) -> Any:
         if isinstance(outcome, Released):
             self.running.discard(run)
             run.queue.used -= 1
             self._settle_later(settle(run.claim, outcome, 0), run.queue)
             self.on_slot_freed()
             return None
-        return super()._end(run, outcome, error)
+        return super()._end(run, outcome, error, settlement)
 
     def _keep(self, run: Run) -> None:
         """It is published: its slot is free, and its claim is ours until it is adopted."""
@@ -242,27 +265,51 @@ class Publishing(Execution):
 
     def _forget(self, published: _Published) -> None:
         """Somebody has begun it."""
+        queue = whole_of(published.run.claim.queue)
         self._published.pop(published.run.claim.id, None)
-        self._begun_at[whole_of(published.run.claim.queue)] = self._now()
+        self._begun_at[queue] = self._now()
+        self._begun_up_to[queue] = max(published.first_at, self._begun_up_to.get(queue, 0))
 
     def _tell_of_unbegun(self) -> None:
-        """Where messages lie at the broker and nothing of their queue begins: nobody consumes it, or all are busy."""
-        waiting: dict[str, list[int]] = {}
+        """Where messages lie at the broker and nothing of their queue begins: nobody consumes it, or all are busy. An
+        engine has queues of its own: where only one of them stands still, later messages overtake those in it. One that
+        is overtaken may also be lost, and is published once more."""
+        waiting: dict[str, list[_Published]] = {}
         for each in self._published.values():
-            waiting.setdefault(whole_of(each.run.claim.queue), []).append(each.first_at)
-        now = self._now()
+            waiting.setdefault(whole_of(each.run.claim.queue), []).append(each)
         for queue in {whole_of(name) for name in self._slots.queues}:
-            since = max(min(waiting[queue]), self._begun_at.get(queue, 0)) if queue in waiting else now
-            if now - since < UNBEGUN:
+            lying = waiting.get(queue, [])
+            overtaken = self._overtaken(queue, lying)
+            for each in overtaken:
+                if each.times == 1:
+                    each.again_at = self._now()
+            idle = self._idle(queue, lying)
+            if idle >= UNBEGUN:
+                busy = f"no worker of the engine has begun one for {lasting(idle / SECOND)}"
+                self._tell(queue, lying, f"{busy}: none consumes the queue, or all are busy")
+            elif overtaken:
+                tasks = sorted({each.run.claim.task for each in overtaken})
+                which = ", ".join([*tasks[:NAMED], *(["…"] if len(tasks) > NAMED else [])])
+                why = "no worker consumes the engine's queue for them, or they wait behind a long job"
+                self._tell(queue, overtaken, f"later ones have begun: {why} ({which})")
+            else:
                 self.troubles.clear(unbegun_in(queue), "no more")
-                continue
-            many = "1 job is" if len(waiting[queue]) == 1 else f"{len(waiting[queue]):,} jobs are"
-            oldest = lasting((now - min(waiting[queue])) / SECOND)
-            self.troubles.tell(
-                unbegun_in(queue),
-                f"{many} at the broker, the oldest for {oldest}, and no worker of the engine has begun one for "
-                f"{lasting((now - since) / SECOND)}: none consumes the queue, or all are busy",
-            )
+
+    def _overtaken(self, queue: str, lying: list[_Published]) -> list[_Published]:
+        """Those that were published long ago, and before one that has begun."""
+        long_ago, begun = self._now() - UNBEGUN, self._begun_up_to.get(queue, 0)
+        return [each for each in lying if each.first_at <= long_ago and each.first_at < begun]
+
+    def _idle(self, queue: str, lying: list[_Published]) -> int:
+        """For how long messages have been there and none has begun."""
+        if not lying:
+            return 0
+        return self._now() - max(min(each.first_at for each in lying), self._begun_at.get(queue, 0))
+
+    def _tell(self, queue: str, lying: list[_Published], words: str) -> None:
+        many = "1 job is" if len(lying) == 1 else f"{len(lying):,} jobs are"
+        oldest = lasting((self._now() - min(each.first_at for each in lying)) / SECOND)
+        self.troubles.tell(unbegun_in(queue), f"{many} at the broker, the oldest for {oldest}, and {words}")
 
     async def _publish_again(self, published: _Published) -> None:
         claim = published.run.claim
@@ -271,8 +318,8 @@ class Publishing(Execution):
         published.at = self._now()
         published.again_at = self._now() + self._patience(published.times)
         try:
-            contexts = await self.store.contexts([claim.id])
-            await self.engine.publish(self.engine.message(claim, headers_of(contexts.get(claim.id))))
+            carried = await self._read_carried([claim.id])
+            await self.engine.publish(self.engine.message(claim, carried[claim.id]))
         except StoreUnavailable:
             published.again_at = self._now()
         except Exception as error:

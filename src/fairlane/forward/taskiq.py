@@ -9,26 +9,32 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import json
 import logging
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
-from uuid import UUID
 
 from fairlane.declaring import is_async
-from fairlane.errors import ConfigurationError, InvalidJob, Signal
+from fairlane.errors import ConfigurationError, FairlaneError, Signal
 from fairlane.forward.delivering import Delivery
-from fairlane.forward.forwarder import Forwarded, Forwarder, answering, not_a_task
+from fairlane.forward.forwarder import Forwarded, Forwarder, RoutedCall, RoutedCodec, answering, not_a_task, unwritable
 from fairlane.forward.messages import Message
 from fairlane.forward.tokens import HEADER
 from fairlane.worker.outcomes import Stop
 
 try:
     import anyio
-    from taskiq import AsyncBroker, AsyncTaskiqDecoratedTask, TaskiqMessage, TaskiqMiddleware, TaskiqResult
+    from taskiq import (
+        AsyncBroker,
+        AsyncTaskiqDecoratedTask,
+        BrokerMessage,
+        TaskiqMessage,
+        TaskiqMiddleware,
+        TaskiqResult,
+    )
     from taskiq.exceptions import NoResultError, SendTaskError
     from taskiq.kicker import AsyncKicker
-    from taskiq.task import AsyncTaskiqTask
 except ImportError:
     raise ConfigurationError("Taskiq is not installed; run `pip install 'fairlane[taskiq]'`") from None
 
@@ -62,6 +68,11 @@ class TaskiqForwarder(Forwarder):
         self._watch.set_broker(broker)
         # First in the list is last to hear of an error: by then Taskiq has decided whether it retries.
         broker.middlewares.insert(0, self._watch)
+        self._routed: dict[str, Task[..., Any]] = {}
+        """By the name of Taskiq's task: what its own messages become."""
+        self._kick = broker.kick
+        broker.kick = self._kicked  # type: ignore[assignment,method-assign]
+        self._is_publishing: contextvars.ContextVar[bool] = contextvars.ContextVar("is_publishing", default=False)
         self._starting = asyncio.Lock()
         self._has_started = False
 
@@ -87,17 +98,38 @@ class TaskiqForwarder(Forwarder):
     async def publish(self, message: Message) -> None:
         await self._start()
         self._check_connection()
-        labels = {**message.target.labels, **message.carried}
-        if message.queue in self._queues.values():
+        labels: dict[str, Any] = dict(message.carried)
+        if message.queue is not None:
             labels["queue_name"] = message.queue
         if message.priority:
             labels["priority"] = max(0, message.priority)
-        kicker: AsyncKicker[..., Any] = AsyncKicker(message.target.task_name, self.broker, labels)
+        async with answering():
+            if message.own is None:
+                await self._publish_new(message, labels)
+            else:
+                await self._publish_stored(message, message.own, labels)
+
+    async def _publish_new(self, message: Message, labels: dict[str, Any]) -> None:
+        """A job that was enqueued with Fairlane's API: Taskiq writes its message now."""
+        target = message.target
+        if message.retries:
+            labels["_retries"] = message.retries
+        kicker: AsyncKicker[..., Any] = AsyncKicker(target.task_name, self.broker, {**target.labels, **labels})
+        before = self._is_publishing.set(True)
         try:
-            async with answering():
-                await kicker.with_task_id(str(message.id)).kiq(*message.args, **message.kwargs)
+            await kicker.with_task_id(str(message.id)).kiq(*message.args, **message.kwargs)
         except SendTaskError as error:
             raise (error.__cause__ or error) from None  # what the broker said
+        finally:
+            self._is_publishing.reset(before)
+
+    async def _publish_stored(self, message: Message, own: str, labels: dict[str, Any]) -> None:
+        """A routed call: its message is there."""
+        stored = TaskiqMessage(**{**json.loads(own), "args": list(message.args), "kwargs": dict(message.kwargs)})
+        if message.retries:
+            labels["_retries"] = int(stored.labels.get("_retries", 0)) + message.retries
+        written = stored.model_copy(update={"labels": {**stored.labels, **labels}})
+        await self._kick(self.broker.formatter.dumps(written))
 
     async def reach(self) -> None:
         await self._start()
@@ -172,8 +204,6 @@ class TaskiqForwarder(Forwarder):
 
     def _prepare(self, forwarded: Forwarded, message: TaskiqMessage, delivery: Delivery) -> None:
         if forwarded.retries == "engine":
-            # The token that came with the message is used up: a retry carries the one of this delivery.
-            message.labels[HEADER] = str(delivery.token)
             self._watch.expect_an_end(message, delivery)
         else:
             message.labels["retry_on_error"] = False
@@ -204,24 +234,68 @@ class TaskiqForwarder(Forwarder):
     # Existing calls.
 
     def route(self, **options: Any) -> Callable[[T], T]:
-        """Above `@broker.task`: its `kiq()` and `kicker()` go through Fairlane from now on. Takes what `task` takes."""
+        """Above `@broker.task`: its `kiq()`, its `kicker()` and its schedules go through Fairlane from now on. Takes
+        what `task` takes."""
 
         def routed(target: T) -> T:
+            function = self.function_of(target)
             task = self.task(target, **options)
+            task.codec = RoutedCodec(task.name, function, None, self.app.codec)
+            self._routed[target.task_name] = task
 
             def kicker() -> AsyncKicker[..., Any]:
-                return _RoutedKicker(self, task, target)
+                return _Kicker(target.task_name, target.broker, dict(target.labels), target.return_type)
 
             target.kicker = kicker  # type: ignore[method-assign]
             return target
 
         return routed
 
+    async def _kicked(self, sent: BrokerMessage) -> None:
+        """`broker.kick`, which every message of Taskiq's comes to, with what is routed kept for Fairlane."""
+        task = self._routed.get(sent.task_name)
+        if self._is_publishing.get() or (task is None and HEADER not in sent.labels):
+            return await self._kick(sent)
+        message = self.broker.formatter.loads(sent.message)
+        labels = dict(message.labels)
+        if (delivery := self._watch.retried(labels.pop(HEADER, ""))) is not None:
+            wait = timedelta(seconds=float(labels.get("delay", 0)))
+            return await self.deliveries.retried(delivery, "retried by Taskiq", wait)
+        if task is None:  # a copy of one that was delivered
+            task = self.forwarded[self.names[sent.task_name][0]].task
+        own_labels = {name: str(value) for name, value in self.forwarded[task.name].target.labels.items()}
+        given = {name for name, value in labels.items() if own_labels.get(name) != str(value)}
+        self.forwarded[task.name].refuse(given & OF_RETRIES, "Taskiq")
+        using: dict[str, Any] = {}
+        if (delay := labels.pop("delay", None)) is not None:
+            using["delay"] = timedelta(seconds=float(delay))
+        if (priority := labels.pop("priority", None)) is not None:
+            using["priority"] = int(priority)
+        stored = message.model_copy(update={"labels": labels, "args": [], "kwargs": {}})
+        try:
+            own = json.dumps(stored.model_dump())
+        except (TypeError, ValueError) as error:
+            raise unwritable(task.name, labels, json.dumps, error) from error
+        await self.enqueue_routed(task, RoutedCall(message.args, message.kwargs, using, message.task_id, own))
+        return None
+
 
 def _ours(delivery: Delivery | None) -> Delivery:
     if delivery is None:
         raise NoResultError
     return delivery
+
+
+class _Kicker(AsyncKicker[Any, Any]):
+    """Says why Fairlane has refused a call, instead of that it could not be sent."""
+
+    async def kiq(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return await super().kiq(*args, **kwargs)
+        except SendTaskError as error:
+            if isinstance(error.__cause__, FairlaneError):
+                raise error.__cause__ from None
+            raise
 
 
 class _Watch(TaskiqMiddleware):
@@ -251,63 +325,19 @@ class _Watch(TaskiqMiddleware):
         self._message.set(message if is_forwarded else None)
         return message
 
-    async def pre_send(self, message: TaskiqMessage) -> TaskiqMessage:
-        delivery = self._ending.pop(message.labels.get(HEADER, ""), None)
-        if delivery is not None:
-            # Before it is sent: whoever adopts it takes the claim from us.
-            waits = timedelta(seconds=float(message.labels.get("delay", 0)))
-            await self._forwarder.deliveries.handed_on(delivery, waits + self._forwarder.republish_after)
-        return message
+    def retried(self, token: str) -> Delivery | None:
+        """The job that has just failed here, if this is Taskiq's retry of it; once."""
+        return self._ending.pop(token, None)
 
     async def on_error(self, message: TaskiqMessage, result: TaskiqResult[Any], exception: BaseException) -> None:
         delivery = self._ending.pop(message.labels.get(HEADER, ""), None)
         if delivery is None or isinstance(exception, NoResultError):
             return
         if isinstance(result.error, NoResultError):
-            # It is tried again through a schedule source, of which we hear no more than this.
-            await self._forwarder.deliveries.handed_on(delivery, self._forwarder.republish_after)
+            # It is tried again through a schedule source: as a job of its own, once that sends it.
+            await self._forwarder.deliveries.done(delivery, None)
         else:
             await self._forwarder.deliveries.failed(delivery, exception, is_final=True)
 
     async def post_execute(self, message: TaskiqMessage, result: TaskiqResult[Any]) -> None:
         self._ending.pop(message.labels.get(HEADER, ""), None)
-
-
-class _RoutedKicker(AsyncKicker[Any, Any]):
-    """Sends a call through Fairlane."""
-
-    def __init__(
-        self, forwarder: TaskiqForwarder, task: Task[..., Any], target: AsyncTaskiqDecoratedTask[..., Any]
-    ) -> None:
-        super().__init__(target.task_name, target.broker, dict(target.labels), target.return_type)
-        self._task = task
-        self._forwarded = forwarder.forwarded[task.name]
-        self._own_labels = dict(target.labels)
-
-    async def kiq(self, *args: Any, **kwargs: Any) -> Any:
-        if HEADER in self.labels:
-            return await super().kiq(*args, **kwargs)
-        job = await self._task.using(**self._using()).enqueue(*args, **kwargs)
-        return AsyncTaskiqTask(str(job.id), self.broker.result_backend, self.return_type)
-
-    def _using(self) -> dict[str, Any]:
-        """What Taskiq's labels are called in Fairlane; what it does not know travels with the message."""
-        using: dict[str, Any] = {}
-        given = {name: value for name, value in self.labels.items() if self._own_labels.get(name) != value}
-        self._forwarded.refuse(given.keys() & OF_RETRIES, "Taskiq")
-        if (delay := given.pop("delay", None)) is not None:
-            using["delay"] = timedelta(seconds=float(delay))
-        if (priority := given.pop("priority", None)) is not None:
-            using["priority"] = int(priority)
-        if self.custom_task_id is not None:
-            using["id"] = _as_uuid(self.task_name, self.custom_task_id)
-        if given:
-            using["context"] = {"headers": given}
-        return using
-
-
-def _as_uuid(task: str, given: str) -> UUID:
-    try:
-        return UUID(given)
-    except ValueError:
-        raise InvalidJob(f"task {task!r} goes through Fairlane, whose ids are UUIDs; {given!r} is none") from None
