@@ -7,11 +7,14 @@ import inspect
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as NotBase64
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from hashlib import sha256
+from math import log2
+from typing import Protocol
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -21,12 +24,15 @@ from fairlane.clock import SECOND, Clock, Instant
 from fairlane.dashboard.throttle import Throttle
 from fairlane.errors import ConfigurationError
 
-__all__ = ["COOKIE", "Access", "Authorize", "Role", "Visitor", "require", "visitor_of"]
+__all__ = ["COOKIE", "Access", "Authorize", "Role", "Visitor", "is_bearer", "require", "visitor_of", "weakness_of"]
 
 COOKIE = "fairlane_session"
 SESSION = 12 * 3_600 * SECOND
 LONGEST_NAME = 100
 SHORTEST_TOKEN = 8
+SHORTEST_PUBLIC_TOKEN = 16
+LEAST_BITS = 48
+"""What a token must be worth where strangers can reach the login, by how often each of its characters occurs."""
 ACTOR_HEADER = "x-fairlane-actor"
 """Who a program acts for, where it comes with a token."""
 
@@ -54,6 +60,9 @@ class Visitor:
     session: str = ""
     """What forms are bound to."""
     expires_at: Instant | None = None
+    by_token: bool = False
+    """A token in the Authorization header admitted them. No browser sends one by itself, so the checks against requests
+    from other sites do not apply. Where this is not said, `authorize` is asked again without the header to find out."""
 
     @property
     def may_act(self) -> bool:
@@ -72,12 +81,21 @@ class _Session(msgspec.Struct, frozen=True, array_like=True):
     expires_at: Instant
 
 
+class EndedSessions(Protocol):
+    """Where it is known which sessions were ended before their time: for all processes of a dashboard."""
+
+    async def end_session(self, session: str, expires_at: Instant) -> None: ...
+
+    async def is_session_ended(self, session: str) -> bool: ...
+
+
 class Access:
-    """Tokens, sessions and what is bound to them. Nothing is kept on the server: the cookie says all, and is signed."""
+    """Tokens, sessions and what is bound to them. The signed cookie says all; only what was ended is kept elsewhere."""
 
     def __init__(
         self,
         clock: Clock,
+        ended: EndedSessions,
         *,
         token: str | None = None,
         viewer_token: str | None = None,
@@ -101,6 +119,7 @@ class Access:
         # A program with an old token asks every few seconds and must not lock people out; who guesses asks far oftener.
         self.program_throttle = Throttle(clock, of_one_address=60, of_all=None)
         self._clock = clock
+        self._ended = ended
         self._tokens = [
             (given.encode(), role)
             for given, role in ((token, Role.OPERATOR), (viewer_token, Role.VIEWER))
@@ -117,11 +136,19 @@ class Access:
         if self.authorize is not None:
             found = self.authorize(request)
             visitor = await found if inspect.isawaitable(found) else found
-            return None if visitor is None else Visitor(visitor.name, visitor.role, f"host:{visitor.name}")
-        if "authorization" in request.headers:
+            return None if visitor is None else replace(visitor, session=f"host:{visitor.name}", expires_at=None)
+        if is_bearer(request):
             # Whoever shows a token is taken by it alone: a cookie that came along does not help a wrong one.
             return self._by_token(request)
-        return self._by_session(request.cookies.get(COOKIE))
+        visitor = self._by_session(request.cookies.get(COOKIE))
+        return None if visitor is None or await self.has_ended(visitor) else visitor
+
+    async def is_by_token(self, request: Request, visitor: Visitor) -> bool:
+        """Whether it was a bearer token that admitted this visitor, and nothing that a browser sends by itself."""
+        if visitor.by_token or self.authorize is None or not is_bearer(request):
+            return visitor.by_token
+        kept = [(name, value) for name, value in request.scope["headers"] if name.lower() != b"authorization"]
+        return await self.admit(Request({**request.scope, "headers": kept})) is None
 
     def role_of(self, token: str) -> Role | None:
         """Compares with every token in full, however much of it is right."""
@@ -133,9 +160,10 @@ class Access:
         return found
 
     def _by_token(self, request: Request) -> Visitor | None:
-        scheme, _, token = request.headers["authorization"].partition(" ")
-        role = self.role_of(token.strip()) if scheme.lower() == "bearer" else None
-        return None if role is None else Visitor(_acting_for(request.headers.get(ACTOR_HEADER, "")), role)
+        token = request.headers["authorization"].partition(" ")[2]
+        role = self.role_of(token.strip())
+        name = _acting_for(request.headers.get(ACTOR_HEADER, ""))
+        return None if role is None else Visitor(name, role, by_token=True)
 
     # Sessions.
 
@@ -145,6 +173,17 @@ class Access:
         said = urlsafe_b64encode(msgspec.json.encode(session)).decode().rstrip("=")
         return f"{said}.{self._signed('session', said)}"
 
+    async def end_session(self, visitor: Visitor) -> None:
+        """Let no copy of this session's cookie admit anybody again."""
+        if visitor.expires_at is not None:
+            await self._ended.end_session(visitor.session, visitor.expires_at)
+
+    async def has_ended(self, visitor: Visitor) -> bool:
+        """Whether a session was ended meanwhile. Who was admitted by other means has none here."""
+        if visitor.expires_at is None:
+            return False
+        return visitor.expires_at <= self._clock.now() or await self._ended.is_session_ended(visitor.session)
+
     def _by_session(self, cookie: str | None) -> Visitor | None:
         said, _, signature = (cookie or "").partition(".")
         if not said or not _is_same(signature, self._signed("session", said)):
@@ -153,8 +192,6 @@ class Access:
             session = msgspec.json.decode(urlsafe_b64decode(said + "=" * (-len(said) % 4)), type=_Session)
             role = Role(session.role)
         except (msgspec.DecodeError, NotBase64, ValueError):
-            return None
-        if session.expires_at <= self._clock.now():
             return None
         return Visitor(session.name, role, session.id, session.expires_at)
 
@@ -167,6 +204,19 @@ class Access:
 
     def _signed(self, purpose: str, text: str) -> str:
         return hmac.new(self._key, f"{purpose}\0{text}".encode(), sha256).hexdigest()
+
+
+def weakness_of(token: str) -> str | None:
+    """Why a token is too weak for an address that strangers can reach; `None`: it is not."""
+    if len(token) < SHORTEST_PUBLIC_TOKEN:
+        return f"it has {len(token)} characters, and must have at least {SHORTEST_PUBLIC_TOKEN}"
+    bits = sum(count * log2(len(token) / count) for count in Counter(token).values())
+    return None if bits >= LEAST_BITS else "it repeats a few characters"
+
+
+def is_bearer(request: Request) -> bool:
+    """Whether a token came along; by itself that says nothing about who sent it."""
+    return request.headers.get("authorization", "").partition(" ")[0].lower() == "bearer"
 
 
 def _acting_for(said: str) -> str:

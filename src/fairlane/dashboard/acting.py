@@ -6,7 +6,7 @@ nothing, so it can be shared and reloaded. Only the confirmation is sent as a fo
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,19 +18,29 @@ from starlette.routing import Route
 from fairlane.clock import as_datetime
 from fairlane.dashboard.access import Role, require
 from fairlane.dashboard.doorkeeper import form_of
+from fairlane.dashboard.keys import key_query
 from fairlane.operations import Change, Operations, Report
-from fairlane.policy.overrides import Override
+from fairlane.policy.overrides import Kind, Override
 
 if TYPE_CHECKING:
     from fairlane.dashboard.building import Dashboard
 
-__all__ = ["Deed", "Told", "deed_routes", "safe_path", "told_of_change", "told_of_report"]
+__all__ = ["Deed", "Told", "Undo", "deed_routes", "safe_path", "told_of_change", "told_of_report"]
 
 SHOWN = 20
 """Skipped jobs that are named one by one."""
 OWN_FIELDS = {"csrf", "reason", "back"}
 """Fields of the form that are not the deed's."""
 LONGEST_REASON = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Undo:
+    """A deed that takes another one back, to be looked at first like any other."""
+
+    label: str
+    deed: str
+    fields: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +54,8 @@ class Told:
     """What is left alone, and why."""
     more_skipped: int = 0
     note: str = ""
+    undo: Undo | None = None
+    """What takes it back, where something does."""
     is_nothing: bool = False
     """There is nothing to do: no need to confirm it."""
 
@@ -70,6 +82,8 @@ class Deed:
     """What cannot be undone about it."""
     lasts: bool = False
     """It can be given an end (`lasting`), and is asked for one."""
+    afterwards: str = ""
+    """What is said once it is done, where nothing takes it back."""
 
 
 def told_of_report(report: Report) -> Told:
@@ -84,9 +98,16 @@ def told_of_report(report: Report) -> Told:
         lines=lines,
         skipped=[(str(each.job), each.skipped or "") for each in report.skipped[:SHOWN]],
         more_skipped=max(0, len(report.skipped) - SHOWN),
-        note="The limit is reached and others fit: do it again for them, or narrow the filter." if report.more else "",
+        note=" ".join(_notes(report)),
         is_nothing=not count,
     )
+
+
+def _notes(report: Report) -> Iterator[str]:
+    if report.held:
+        yield f"Another job holds the unique key of {report.held:,} that stay as they are."
+    if report.more:
+        yield "The limit is reached and others fit: do it again for them, or narrow the filter."
 
 
 def told_of_change(change: Change) -> Told:
@@ -94,7 +115,30 @@ def told_of_change(change: Change) -> Told:
     if change.is_empty:
         return Told(headline=f"{change.queue}: there is nothing to change", is_nothing=True)
     lines = [line for each in (change, *change.partitions) for line in _lines(each)]
-    return Told(headline=lines[0], lines=lines[1:])
+    if change.affected is not None:
+        lines.append(f"{change.affected} there now")
+    return Told(headline=lines[0], lines=lines[1:], undo=None if change.is_dry_run else _undo(change))
+
+
+def _undo(change: Change) -> Undo | None:
+    """What restores the override that was there before, or ends the one that was set."""
+    before = next(iter(change.before), None)
+    override = before or change.after[0]
+    fields = {"queue": change.queue, **key_query(dict(override.scope))}
+    if override.limit is not None:
+        fields["limit"] = override.limit
+    restores, ends = {
+        Kind.PAUSE: (("Pause again", "pause"), ("Resume", "resume")),
+        Kind.SUSPEND: (("Suspend again", "suspend"), ("Let limits hold again", "unsuspend")),
+        Kind.LIMIT: (("Restore the limit before", "set-limit"), ("Use the declared limit", "clear-limit")),
+        Kind.WEIGHT: (("Restore the weight before", "set-weight"), ("Use the declared weight", "clear-weight")),
+        Kind.BOOST: (None, ("Use the declared weight", "clear-weight")),
+    }[override.kind]
+    is_ended = not change.after
+    if before is not None and (is_ended or override.value is not None) and restores is not None:
+        value = {} if before.value is None else {"value": f"{before.value:g}"}
+        return Undo(*restores, {**fields, **value})
+    return None if is_ended else Undo(*ends, fields)
 
 
 def _lines(change: Change) -> list[str]:
@@ -142,6 +186,8 @@ def deed_routes(dashboard: Dashboard, deeds: Sequence[Deed]) -> list[Route]:
         deed = named(request)
         given = form_of(request, await request.body())
         reason = given.get("reason", "").strip()
+        if not reason:
+            raise HTTPException(400, "say why: it is recorded in the audit")
         if len(reason) > LONGEST_REASON:
             raise HTTPException(400, f"the reason: at most {LONGEST_REASON} characters")
         fields = _fields(given)

@@ -210,6 +210,18 @@ class ChangeMade(msgspec.Struct, frozen=True, kw_only=True):
     """Overrides that were set. Nothing before and nothing after: there was nothing to change."""
     partitions: list[ChangeMade]
     """What it changed in partitions that had an override of their own."""
+    affected: AffectedShown | None
+    """The jobs that it would be about; of a dry run only."""
+
+
+class AffectedShown(msgspec.Struct, frozen=True, kw_only=True):
+    """The jobs that a change would be about."""
+
+    waiting: int
+    """Ready or scheduled."""
+    running: int
+    more: bool
+    """There are more of either than were counted."""
 
 
 class SkippedShown(msgspec.Struct, frozen=True, kw_only=True):
@@ -217,6 +229,8 @@ class SkippedShown(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     reason: str
+    holder: str | None
+    """The job that holds its unique key, if that is why."""
 
 
 class ReportShown(msgspec.Struct, frozen=True, kw_only=True):
@@ -229,6 +243,8 @@ class ReportShown(msgspec.Struct, frozen=True, kw_only=True):
     jobs: list[str]
     """Those that were touched, or would be."""
     skipped: list[SkippedShown]
+    held: int
+    """How many of those were skipped because another job holds their unique key."""
     more: bool
     """The limit was reached, and there are others that fit."""
 

@@ -14,7 +14,7 @@ from fairlane.clock import SECOND, as_instant, microseconds
 from fairlane.dashboard import api_answers as answers
 from fairlane.dashboard import api_requests as requests
 from fairlane.dashboard.access import Role, Visitor
-from fairlane.dashboard.redacting import redacted
+from fairlane.dashboard.api_refusing import Refusal
 from fairlane.errors import ConfigurationError
 from fairlane.explaining import describe_explanation
 from fairlane.job import State
@@ -24,6 +24,7 @@ from fairlane.operations import (
     KeyList,
     OneKey,
     OneQueue,
+    Operations,
     Overview,
     Report,
     ScheduleView,
@@ -40,6 +41,7 @@ from fairlane.operations import (
     describe_schedule,
 )
 from fairlane.policy.keys import canonical_keys
+from fairlane.redaction import Surface
 
 if TYPE_CHECKING:
     from fairlane.dashboard.building import Dashboard
@@ -68,6 +70,10 @@ class Asked:
     """The query of a GET, the body of a POST."""
 
     @property
+    def operations(self) -> Operations:
+        return self.dashboard.operations_for(self.visitor, Surface.API)
+
+    @property
     def queue(self) -> str:
         return self.place["queue"]
 
@@ -81,6 +87,8 @@ class Asked:
     @property
     def intent(self) -> dict[str, Any]:
         """Who acts and why, for how long, and whether in earnest."""
+        if not self.given.dry_run and not self.given.reason.strip():
+            raise Refusal(422, "invalid", "say why: it is recorded in the audit", field="reason")
         told: dict[str, Any] = {
             "actor": self.visitor.name,
             "reason": self.given.reason,
@@ -122,20 +130,20 @@ class Operation:
 
 
 async def _overview(asked: Asked) -> object:
-    return await asked.dashboard.operations.overview()
+    return await asked.operations.overview()
 
 
 async def _list_queues(asked: Asked) -> object:
-    return {"queues": await asked.dashboard.operations.list_queues()}
+    return {"queues": await asked.operations.list_queues()}
 
 
 async def _show_queue(asked: Asked) -> object:
-    return await asked.dashboard.operations.show_queue(asked.queue)
+    return await asked.operations.show_queue(asked.queue)
 
 
 async def _list_keys(asked: Asked) -> object:
     given: requests.KeysQuery = asked.given
-    return await asked.dashboard.operations.list_keys(
+    return await asked.operations.list_keys(
         asked.queue,
         given.by,
         sort=given.sort,
@@ -147,15 +155,15 @@ async def _list_keys(asked: Asked) -> object:
 
 
 async def _show_key(asked: Asked) -> object:
-    return await asked.dashboard.operations.show_key(asked.queue, _keys(asked.given.key))
+    return await asked.operations.show_key(asked.queue, _keys(asked.given.key))
 
 
 async def _explain_queue(asked: Asked) -> object:
-    return describe_explanation(await asked.dashboard.operations.explain_queue(asked.queue, _keys(asked.given.key)))
+    return describe_explanation(await asked.operations.explain_queue(asked.queue, _keys(asked.given.key)))
 
 
 async def _list_limits(asked: Asked) -> object:
-    limits = await asked.dashboard.operations.list_limits(asked.queue)
+    limits = await asked.operations.list_limits(asked.queue)
     return {"limits": [describe_limit(each) for each in limits]}
 
 
@@ -188,51 +196,43 @@ async def _list_dead(asked: Asked) -> object:
 
 
 async def _page(asked: Asked, wanted: requests.JobChoice) -> object:
-    list_jobs, given = asked.dashboard.operations.list_jobs, asked.given
+    list_jobs, given = asked.operations.list_jobs, asked.given
     return describe_page(await list_jobs(_filter(wanted), given.limit, given.after, looks=LOOKS))
 
 
 async def _show_job(asked: Asked) -> object:
-    details = await asked.dashboard.operations.show_job(asked.job)
-    redact, record = asked.dashboard.redact, details.record
-    call, result = (redacted(redact, record, each) for each in (details.call, details.result))
-    return describe_details(dataclasses.replace(details, call=call, result=result))
+    return describe_details(await asked.operations.show_job(asked.job))
 
 
 async def _explain_job(asked: Asked) -> object:
-    return describe_explanation(await asked.dashboard.operations.explain_job(asked.job))
+    return describe_explanation(await asked.operations.explain_job(asked.job))
 
 
 async def _list_workers(asked: Asked) -> object:
-    return await asked.dashboard.operations.list_workers()
+    return await asked.operations.list_workers()
 
 
 async def _list_schedules(asked: Asked) -> object:
-    found = await asked.dashboard.operations.list_schedules()
-    return {"schedules": [_schedule(asked, each) for each in found]}
-
-
-def _schedule(asked: Asked, view: ScheduleView) -> dict[str, Any]:
-    return describe_schedule(view) | {"call": redacted(asked.dashboard.redact, view.job, view.call)}
+    return {"schedules": [describe_schedule(each) for each in await asked.operations.list_schedules()]}
 
 
 async def _list_audit(asked: Asked) -> object:
     given: requests.AuditQuery = asked.given
-    page = await asked.dashboard.operations.list_audit(given.queue, before=given.after, limit=given.limit)
+    page = await asked.operations.list_audit(given.queue, before=given.after, limit=given.limit)
     return {"entries": [describe_entry(each) for each in page.entries], "after": page.before}
 
 
 async def _list_policies(asked: Asked) -> object:
-    return {"policies": [describe_policy(each) for each in await asked.dashboard.operations.show_policies()]}
+    return {"policies": [describe_policy(each) for each in await asked.operations.show_policies()]}
 
 
 async def _list_findings(asked: Asked) -> object:
-    return {"findings": [describe_finding(each) for each in await asked.dashboard.operations.diagnose()]}
+    return {"findings": [describe_finding(each) for each in await asked.operations.diagnose()]}
 
 
 async def _simulate(asked: Asked) -> object:
     given: requests.Simulate = asked.given
-    tried = await asked.dashboard.operations.try_policies(
+    tried = await asked.operations.try_policies(
         given.policies,
         workload=given.workload,
         history=given.history,
@@ -262,7 +262,7 @@ def _changing(method: str, *members: str) -> Answer:
     """An action of `operations` that takes a queue, then these members of the body."""
 
     async def carry_out(asked: Asked) -> object:
-        act: Callable[..., Awaitable[Change]] = getattr(asked.dashboard.operations, method)
+        act: Callable[..., Awaitable[Change]] = getattr(asked.operations, method)
         given = [getattr(asked.given, name) for name in members]
         named = {name: getattr(asked.given, name) for name in ("keys", "task") if hasattr(asked.given, name)}
         return describe_change(await act(asked.queue, *given, **named, **asked.intent))
@@ -274,10 +274,12 @@ def _handling(method: str) -> Answer:
     """An action of `operations` on jobs that are named, or that fit."""
 
     async def carry_out(asked: Asked) -> object:
-        act: Callable[..., Awaitable[Report]] = getattr(asked.dashboard.operations, method)
+        act: Callable[..., Awaitable[Report]] = getattr(asked.operations, method)
         given: requests.ActOnJobs = asked.given
-        delay = {"delay": _time("delay", given.delay)} if isinstance(given, requests.ReplayJobs) else {}
-        return describe_report(await act(_selection(given), limit=given.limit, **delay, **asked.intent))
+        options: dict[str, Any] = {}
+        if isinstance(given, requests.ReplayJobs):
+            options = {"delay": _time("delay", given.delay), "on_conflict": given.on_conflict}
+        return describe_report(await act(_selection(given), limit=given.limit, **options, **asked.intent))
 
     return carry_out
 
@@ -286,15 +288,15 @@ def _scheduling(method: str) -> Answer:
     """An action of `operations` on one schedule."""
 
     async def carry_out(asked: Asked) -> object:
-        act: Callable[..., Awaitable[ScheduleView]] = getattr(asked.dashboard.operations, method)
+        act: Callable[..., Awaitable[ScheduleView]] = getattr(asked.operations, method)
         view = await act(asked.given.name, **asked.intent)
-        return _schedule(asked, view) | {"dry_run": asked.given.dry_run}
+        return describe_schedule(view) | {"dry_run": asked.given.dry_run}
 
     return carry_out
 
 
 async def _force_jobs(asked: Asked) -> object:
-    return describe_report(await asked.dashboard.operations.force_jobs(asked.given.ids, **asked.intent))
+    return describe_report(await asked.operations.force_jobs(asked.given.ids, **asked.intent))
 
 
 def _selection(given: requests.ActOnJobs) -> Selection:

@@ -145,7 +145,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Why, and whether in earnest."""
 
     reason: Text = ""
-    """It is recorded, with who and when."""
+    """Why. It is recorded, with who and when; only a dry run needs none."""
     dry_run: bool = False
     """Only say what would change."""
 
@@ -241,6 +241,8 @@ class ReplayJobs(ActOnJobs, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     delay: Duration | None = None
     """They run after this time; by default at once."""
+    on_conflict: Literal["reject", "replace"] = "reject"
+    """Where another job holds the unique key: skip the job, or take the place of that one if it waits."""
 
 
 class ForceJobs(Change, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -19,7 +19,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from fairlane.app import App
-from fairlane.dashboard.access import Access, Authorize, Role, visitor_of
+from fairlane.dashboard.access import Access, Authorize, Visitor, visitor_of
 from fairlane.dashboard.acting import deed_routes, safe_path
 from fairlane.dashboard.contents import DEEDS, PAGES
 from fairlane.dashboard.doorkeeper import HEADERS, Doorkeeper, form_of, path_of, root_of, wants_json
@@ -35,17 +35,20 @@ from fairlane.errors import (
     InvalidJob,
     InvalidValue,
     JobNotFound,
+    SchemaError,
     StoreUnavailable,
     UnknownQueue,
     UnknownSchedule,
 )
-from fairlane.operations import Operations, Redact
+from fairlane.operations import Operations
+from fairlane.redaction import Audience, Redact, Surface
 
 __all__ = ["Dashboard", "create_dashboard", "dashboard_of"]
 
 log = logging.getLogger("fairlane.dashboard")
 
 LONGEST_QUERY = 4_000
+RETRY_AFTER = 5
 
 
 def create_dashboard(
@@ -62,13 +65,17 @@ def create_dashboard(
 
     It is closed by default. People log in with `token` (role operator) or `viewer_token`; or `authorize(request)`,
     async or not, says who somebody is (a `Visitor`), and `None` keeps them out: a person is sent to `login_url` of your
-    own, a program is told 401. `redact(job, payload)` returns what may be seen of a payload or a result.
+    own, a program is told 401. `redact(value, disclosure)` returns what may be seen of a call, a result or an error;
+    it is asked after the app's own.
     """
-    access = Access(app.clock, token=token, viewer_token=viewer_token, authorize=authorize, login_url=login_url)
-    dashboard = Dashboard(app, operations or app.operations, access, Rendering(), Live(app.clock), redact)
+    operations = operations or app.operations
+    access = Access(
+        app.clock, operations, token=token, viewer_token=viewer_token, authorize=authorize, login_url=login_url
+    )
+    dashboard = Dashboard(app, operations, access, Rendering(), Live(app.clock), redact)
     built = Starlette(
         routes=_routes(dashboard),
-        middleware=[Middleware(Doorkeeper, access=access)],
+        middleware=[Middleware(Doorkeeper, access=access, unavailable=dashboard.unavailable)],
         exception_handlers={
             HTTPException: _tell_http_error,
             FairlaneError: _tell_fairlane_error,
@@ -114,6 +121,16 @@ class Dashboard:
         main = self.rendering.part(template, {**frame, **shown})
         return HTMLResponse(self.rendering.whole(main, frame), status)
 
+    def unavailable(self, request: Request) -> Response:
+        """Said while the database cannot say whether a session has ended: who asks may be anybody."""
+        if wants_json(request):
+            message = "the database does not answer; try again shortly"
+            answer: Response = JSONResponse({"error": {"code": _CODES[503], "message": message}}, 503)
+        else:
+            answer = HTMLResponse(self.rendering.part("unavailable.html", {"root": root_of(request)}), 503)
+        answer.headers["Retry-After"] = str(RETRY_AFTER)
+        return answer
+
     async def show(self, page: Page, ask: Ask) -> dict[str, Any]:
         """What the template of a page is given. It is the same for everybody with the same role."""
         return self.around(page, ask, await page.look(ask))
@@ -131,17 +148,20 @@ class Dashboard:
             **shown,
         }
 
-    async def ask(self, page_values: dict[str, str], path: str, query: QueryParams, role: Role, root: str) -> Ask:
+    def operations_for(self, visitor: Visitor, surface: Surface) -> Operations:
+        """What a visitor sees and does: of jobs, what the app's `redact` and the dashboard's let them see."""
+        return self.operations.seen_by(Audience(surface, visitor.name, str(visitor.role)), self.redact)
+
+    async def ask(self, page_values: dict[str, str], path: str, query: QueryParams, visitor: Visitor, root: str) -> Ask:
         return Ask(
             app=self.app,
-            operations=self.operations,
-            role=role,
+            operations=self.operations_for(visitor, Surface.DASHBOARD),
+            role=visitor.role,
             root=root,
             path=path,
             values=page_values,
             query=query,
             now=await self.operations.now(),
-            redact=self.redact,
         )
 
 
@@ -186,7 +206,7 @@ def _page_endpoint(page: Page) -> Any:
             raise HTTPException(414, "the address is too long")
         visitor = visitor_of(request)
         values = {name: str(value) for name, value in request.path_params.items()}
-        ask = await dashboard.ask(values, path_of(request), request.query_params, visitor.role, root_of(request))
+        ask = await dashboard.ask(values, path_of(request), request.query_params, visitor, root_of(request))
         if request.method == "POST" and page.submit is not None:
             given = form_of(request, await request.body())
             shown = dashboard.around(page, ask, await unless_gone(request, page.submit(ask, given)))
@@ -214,21 +234,25 @@ async def _live(request: Request) -> Any:
     found = [(page, values) for page in PAGES if page.is_live and (values := page.values_of(wanted.path)) is not None]
     if not found:
         raise HTTPException(404, "there is no such page")
-    if dashboard.live.is_full:
-        raise HTTPException(503, "too many pages are open")
+    if (refusal := dashboard.live.refusal(visitor)) is not None:
+        raise HTTPException(*refusal, headers={"Retry-After": str(RETRY_AFTER)})
     (page, values), query, root = found[0], QueryParams(wanted.query), root_of(request)
 
+    # A page is rendered once for all with the same role, unless what they may see depends on who they are.
+    shown_to = None if dashboard.operations_for(visitor, Surface.DASHBOARD).redactor is None else visitor.name
+
     async def render() -> str:
-        ask = await dashboard.ask(values, wanted.path, query, visitor.role, root)
+        ask = await dashboard.ask(values, wanted.path, query, visitor, root)
         return dashboard.rendering.part(page.template, await dashboard.show(page, ask))
 
     return EventStream(
         dashboard.live,
-        (root, wanted.path, str(query), visitor.role),
+        (root, wanted.path, str(query), visitor.role, shown_to),
         render,
         every=int(every),
         seen=request.headers.get("last-event-id") or request.query_params.get("seen", ""),
-        ends_at=visitor.expires_at,
+        visitor=visitor,
+        is_over=lambda: dashboard.access.has_ended(visitor),
     )
 
 
@@ -248,14 +272,16 @@ async def _readyz(request: Request) -> Response:
 
 async def _tell_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _told(request, error.status_code, error.detail)
+    answer = _told(request, error.status_code, error.detail)
+    answer.headers.update(error.headers or {})
+    return answer
 
 
 async def _tell_fairlane_error(request: Request, error: Exception) -> Response:
     match error:
         case JobNotFound() | UnknownQueue() | UnknownSchedule():
             status = 404
-        case StoreUnavailable():
+        case SchemaError() | StoreUnavailable():
             status = 503
         case ConfigurationError() | InvalidJob() | InvalidValue():
             status = 400
@@ -281,4 +307,12 @@ def _told(request: Request, status: int, message: str) -> Response:
     return dashboard_of(request).answer(request, "error.html", f"{status}", shown, status)
 
 
-_CODES = {400: "invalid", 401: "unauthorized", 403: "forbidden", 404: "not_found", 409: "conflict", 503: "unavailable"}
+_CODES = {
+    400: "invalid",
+    401: "unauthorized",
+    403: "forbidden",
+    404: "not_found",
+    409: "conflict",
+    429: "busy",
+    503: "unavailable",
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -10,7 +11,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fairlane.dashboard.access import Access, Role, Visitor
+from fairlane.dashboard.access import Access, Role, Visitor, is_bearer
+from fairlane.errors import FairlaneError
 
 __all__ = [
     "HEADERS",
@@ -51,9 +53,10 @@ HEADERS = {
 class Doorkeeper:
     """The outermost layer of the dashboard. A route that forgets to ask who comes is closed all the same."""
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
+    def __init__(self, app: ASGIApp, access: Access, unavailable: Callable[[Request], Response]) -> None:
         self._app = app
         self._access = access
+        self._unavailable = unavailable
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -82,24 +85,28 @@ class Doorkeeper:
         if "\0" in path or _holds_nul(request.scope["query_string"]):
             return refused(request, 400, "malformed", NO_NUL), None
         is_safe = request.method in SAFE
-        is_bearer = request.headers.get("authorization", "").lower().startswith("bearer ")
-        if not is_safe and not is_bearer and not _is_same_origin(request.headers):
-            return refused(request, 403, "cross_site", "this was sent by another site"), None
         visitor = None
         if not path.startswith(OPEN):
             address = address_of(request)
-            if is_bearer and (wait := self._access.program_throttle.wait(address)):
+            if is_bearer(request) and (wait := self._access.program_throttle.wait(address)):
                 answer = refused(request, 429, "busy", f"too many wrong tokens; try again in {wait} s")
                 answer.headers["Retry-After"] = str(wait)
                 return answer, None
-            visitor = await self._access.admit(request)
+            try:
+                visitor = await self._access.admit(request)
+            except FairlaneError:  # its database cannot be used, for whatever reason
+                return self._unavailable(request), None
             if visitor is None:
-                if is_bearer:
+                if is_bearer(request):
                     self._access.program_throttle.failed(address)
                 return self._stranger(request), None
             request.state.visitor = visitor
         if is_safe:
             return None, None
+        # A page of another site can have cookies sent along, but no valid token; and junk anybody can send.
+        is_program = visitor is not None and await self._access.is_by_token(request, visitor)
+        if not is_program and not _is_same_origin(request.headers):
+            return refused(request, 403, "cross_site", "this was sent by another site"), None
         if visitor is not None and not visitor.may_act and path not in OPEN_TO_VIEWERS:
             why = f"this takes the role {Role.OPERATOR}; you are {visitor.name}, a {visitor.role}"
             return refused(request, 403, "forbidden", why), None
@@ -114,7 +121,7 @@ class Doorkeeper:
             return refused(request, 413, "too_large", f"send at most {LARGEST_BODY:,} bytes"), None
         if _is_form(request) and _holds_nul(body):
             return refused(request, 400, "malformed", NO_NUL), None
-        if visitor is not None and not is_bearer and not self._is_own(request, visitor, body):
+        if visitor is not None and not is_program and not self._is_own(request, visitor, body):
             why = "the form is of another session; reload the page and try again"
             return refused(request, 403, "forged", why), None
         return None, body

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from fairlane.clock import SECOND, Clock, Instant
+from fairlane.clock import SECOND, Clock
+from fairlane.dashboard.access import Visitor
 from fairlane.dashboard.rendering import fingerprint
 
 __all__ = ["INTERVALS", "EventStream", "Live", "Rendered"]
@@ -25,10 +27,16 @@ LONGEST_STREAM = 15 * 60 * SECOND
 KEEP_ALIVE = 30 * SECOND
 """A sign of life, so that nothing between us and the browser takes the stream for dead."""
 MOST_STREAMS = 500
+MOST_OF_VIEWERS = 400
+"""Whoever may only look leaves some for those who have to act."""
+MOST_OF_ONE = 20
+"""Streams of one session, or of all programs with one token."""
 _LINE_END = re.compile(r"\r\n|\r|\n")
 """As the browser splits what it gets."""
 
 Render = Callable[[], Awaitable[str]]
+IsOver = Callable[[], Awaitable[bool]]
+"""Whether the session that asked for a stream has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +63,8 @@ class Live:
         self.clock = clock
         self.renders = 0
         self.streams = 0
+        self._of_viewers = 0
+        self._of_one: Counter[str] = Counter()
         self._shared: dict[tuple[object, ...], _Shared] = {}
         self._stopped: asyncio.Event | None = None
 
@@ -65,20 +75,30 @@ class Live:
             self._stopped = asyncio.Event()
         return self._stopped
 
-    @property
-    def is_full(self) -> bool:
-        return self.streams >= MOST_STREAMS
+    def refusal(self, visitor: Visitor) -> tuple[int, str] | None:
+        """Why this visitor gets no stream now, with a status; `None`: they get one."""
+        if self._of_one[_viewer(visitor)] >= MOST_OF_ONE:
+            return 429, f"{MOST_OF_ONE} pages are open in this session; close some"
+        most = MOST_STREAMS if visitor.may_act else MOST_OF_VIEWERS
+        if self.streams >= MOST_STREAMS or (not visitor.may_act and self._of_viewers >= most):
+            return 503, "too many pages are open; try again shortly"
+        return None
 
     def stop(self) -> None:
         """End every stream: whoever serves them wants to stop."""
         self.stopped.set()
 
-    def join(self, key: tuple[object, ...]) -> None:
+    def join(self, key: tuple[object, ...], visitor: Visitor) -> None:
         self.streams += 1
+        self._of_viewers += not visitor.may_act
+        self._of_one[_viewer(visitor)] += 1
         self._shared.setdefault(key, _Shared()).lookers += 1
 
-    def leave(self, key: tuple[object, ...]) -> None:
+    def leave(self, key: tuple[object, ...], visitor: Visitor) -> None:
         self.streams -= 1
+        self._of_viewers -= not visitor.may_act
+        self._of_one[_viewer(visitor)] -= 1
+        self._of_one += Counter()  # forgets those who have none left
         shared = self._shared[key]
         shared.lookers -= 1
         if not shared.lookers:
@@ -103,31 +123,46 @@ class EventStream:
     """An answer that goes on until the visitor goes, their session ends, or the server stops."""
 
     def __init__(
-        self, live: Live, key: tuple[object, ...], render: Render, *, every: int, seen: str, ends_at: Instant | None
+        self,
+        live: Live,
+        key: tuple[object, ...],
+        render: Render,
+        *,
+        every: int,
+        seen: str,
+        visitor: Visitor,
+        is_over: IsOver,
     ) -> None:
         self._live = live
         self._key = (*key, every)
         self._render = render
         self._every = every * SECOND
         self._seen = seen
+        self._visitor = visitor
+        self._is_over = is_over
+        self._has_ended = False
         now = live.clock.now()
-        self._ends_at = min(now + LONGEST_STREAM, ends_at or now + LONGEST_STREAM)
+        self._ends_at = min(now + LONGEST_STREAM, visitor.expires_at or now + LONGEST_STREAM)
         self._last_sign = now
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"x-accel-buffering", b"no")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": b": here\n\n", "more_body": True})
-        self._live.join(self._key)
+        # Before anything is awaited: of many who ask at once, no more may join than there is room for.
+        self._live.join(self._key, self._visitor)
         ends = [asyncio.create_task(_gone(receive)), asyncio.create_task(self._live.stopped.wait())]
         try:
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": b": here\n\n", "more_body": True})
             while await self._waited(ends):
-                if event := await self._news():
+                event = await self._news()
+                if self._has_ended:
+                    break
+                if event:
                     await send({"type": "http.response.body", "body": event, "more_body": True})
         finally:
             for each in ends:
                 each.cancel()
-            self._live.leave(self._key)
+            self._live.leave(self._key, self._visitor)
         if not ends[0].done():
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -149,6 +184,8 @@ class EventStream:
         now = self._live.clock.now()
         try:
             rendered = await self._live.rendered(self._key, now // self._every, self._render)
+            # Asked last: nothing that was read after the end of a session is sent to it.
+            self._has_ended = await self._is_over()
         except Exception as error:
             # What was asked for is gone, or the database is away: the page says so when it is asked for again.
             self._seen = ""
@@ -163,6 +200,11 @@ class EventStream:
         self._last_sign = now
         data = "\n".join(f"data: {line}" for line in _LINE_END.split(rendered.html))
         return f"id: {rendered.version}\n{data}\n\n".encode()
+
+
+def _viewer(visitor: Visitor) -> str:
+    # A program may say any name; its token it cannot choose.
+    return visitor.session or f"token of a {visitor.role}"
 
 
 async def _gone(receive: Receive) -> None:

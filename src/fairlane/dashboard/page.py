@@ -16,14 +16,14 @@ from fairlane.app import App
 from fairlane.clock import Instant
 from fairlane.dashboard.access import Role
 from fairlane.errors import ConfigurationError
-from fairlane.operations import Operations, Redact
+from fairlane.operations import Operations
 
 __all__ = ["Ask", "Look", "Page", "Submit", "keys_from", "number_from"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """What somebody wants to look at. Everybody with the same role who asks the same gets the same answer."""
+    """What somebody wants to look at. Unless there is a `redact`, everybody with the same role gets the same answer."""
 
     app: App
     operations: Operations
@@ -35,7 +35,6 @@ class Ask:
     """The variable parts of the path."""
     query: QueryParams
     now: Instant
-    redact: Redact | None = None
 
     @property
     def here(self) -> str:

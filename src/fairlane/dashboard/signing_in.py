@@ -9,7 +9,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from fairlane.clock import SECOND
-from fairlane.dashboard.access import COOKIE, LONGEST_NAME, SESSION
+from fairlane.dashboard.access import COOKIE, LONGEST_NAME, SESSION, visitor_of
 from fairlane.dashboard.acting import safe_path
 from fairlane.dashboard.doorkeeper import address_of, form_of, root_of
 
@@ -58,6 +58,7 @@ def login_routes(dashboard: Dashboard) -> list[Route]:
         return welcome
 
     async def logout(request: Request) -> Response:
+        await access.end_session(visitor_of(request))
         root = root_of(request)
         answer = RedirectResponse(f"{root}/login", 303)
         answer.delete_cookie(COOKIE, path=root or "/", httponly=True, samesite="strict")

@@ -8,9 +8,9 @@ from typing import Any
 from fairlane.dashboard.acting import Deed, Told, told_of_report
 from fairlane.dashboard.choosing import filter_from, job_from, limit_from, selection_from, shown_filter
 from fairlane.dashboard.page import Ask, Page
-from fairlane.dashboard.redacting import redacted
 from fairlane.job import State
 from fairlane.operations import JobFilter, Operations
+from fairlane.policy.unique import checked_on_replay_conflict
 
 __all__ = ["DEEDS", "JOB", "JOBS"]
 
@@ -30,8 +30,8 @@ async def look_at_job(ask: Ask) -> dict[str, Any]:
         "title": record.task,
         "job": record,
         "attempts": details.attempts,
-        "call": redacted(ask.redact, record, details.call),
-        "result": None if record.result is None else redacted(ask.redact, record, details.result),
+        "call": details.call,
+        "result": details.result,
         "told": None if record.state.is_final else await ask.operations.explain_job(record.id),
         "deeds": [deed for deed, states in _POSSIBLE if record.state in states],
     }
@@ -57,7 +57,10 @@ async def force(operations: Operations, fields: Mapping[str, str], *, actor: str
 async def replay(operations: Operations, fields: Mapping[str, str], *, actor: str, reason: str, dry_run: bool) -> Told:
     chosen, limit = selection_from(fields), limit_from(fields)
     delay = fields.get("delay", "").strip() or None
-    report = await operations.replay_jobs(chosen, delay=delay, limit=limit, actor=actor, reason=reason, dry_run=dry_run)
+    on_conflict = checked_on_replay_conflict(fields.get("on_conflict") or "reject")
+    report = await operations.replay_jobs(
+        chosen, delay=delay, on_conflict=on_conflict, limit=limit, actor=actor, reason=reason, dry_run=dry_run
+    )
     return told_of_report(report)
 
 
@@ -68,22 +71,42 @@ async def purge(operations: Operations, fields: Mapping[str, str], *, actor: str
     return told_of_report(await operations.purge_jobs(chosen, limit=limit, actor=actor, reason=reason, dry_run=dry_run))
 
 
-CANCEL = Deed(name="cancel-jobs", title="Cancel", button="Cancel", carry_out=cancel)
-RETRY = Deed(name="retry-jobs", title="Retry now", button="Retry now", carry_out=retry)
+CANCEL = Deed(
+    name="cancel-jobs",
+    title="Cancel",
+    button="Cancel",
+    carry_out=cancel,
+    afterwards="This cannot be undone. A cancelled job can be replayed: it starts anew, at the end of its lane.",
+)
+RETRY = Deed(
+    name="retry-jobs",
+    title="Retry now",
+    button="Retry now",
+    carry_out=retry,
+    afterwards="This cannot be undone: the times that they waited for are gone. What has not started can be cancelled.",
+)
 FORCE = Deed(
     name="force-jobs",
     title="Run now",
     button="Run now",
     carry_out=force,
     warning="It starts in the next free slot, whatever pauses and limits say. Every limit counts it.",
+    afterwards="This cannot be undone. As long as it has not started, it can be cancelled.",
 )
-REPLAY = Deed(name="replay-jobs", title="Replay", button="Replay", carry_out=replay)
+REPLAY = Deed(
+    name="replay-jobs",
+    title="Replay",
+    button="Replay",
+    carry_out=replay,
+    afterwards="This cannot be undone. What has not started can be cancelled.",
+)
 PURGE = Deed(
     name="purge-jobs",
     title="Purge",
     button="Purge for good",
     carry_out=purge,
     warning="They are removed with their history. This cannot be undone.",
+    afterwards="They are gone with their history. This cannot be undone.",
 )
 DEEDS = (CANCEL, RETRY, FORCE, REPLAY, PURGE)
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairlane.clock import Instant
-from fairlane.dashboard.acting import Deed, Told
+from fairlane.dashboard.acting import Deed, Told, Undo
 from fairlane.dashboard.page import Ask, Page
-from fairlane.dashboard.redacting import redacted
 from fairlane.dashboard.rendering import clock
 from fairlane.errors import ConfigurationError
 from fairlane.operations import Operations, ScheduleView
@@ -47,7 +46,7 @@ async def look(ask: Ask) -> dict[str, Any]:
     ]
     wanted = sorted(fitting, key=lambda each: (_ORDER.index(each.state), each.name))
     return {
-        "rows": [_Row(each, redacted(ask.redact, each.job, each.call)) for each in wanted[:ROWS]],
+        "rows": [_Row(each, each.call) for each in wanted[:ROWS]],
         "more": max(0, len(wanted) - ROWS),
         "counts": {state: sum(each.state == state for each in found) for state in _ORDER},
         "waiting": sum(each.triggers_waiting for each in found),
@@ -65,6 +64,7 @@ async def pause(operations: Operations, fields: Mapping[str, str], *, actor: str
     left_out = [] if view.next_at is None else [f"the first slot that is left out: {_when(view.next_at)}"]
     return Told(
         headline=f"{view.name} would be paused" if dry_run else f"{view.name} is paused",
+        undo=Undo("Resume", "resume-schedule", {"schedule": view.name}),
         lines=[*_lines(view), *left_out, "slots that come meanwhile are not made up for"],
     )
 
@@ -76,6 +76,7 @@ async def resume(operations: Operations, fields: Mapping[str, str], *, actor: st
     first = view.resumes_at if dry_run else view.next_at
     return Told(
         headline=f"{view.name} would be resumed" if dry_run else f"{view.name} is resumed",
+        undo=Undo("Pause again", "pause-schedule", {"schedule": view.name}),
         lines=[*_lines(view), *([] if first is None else [f"its next slot: {_when(first)}"])],
         note=NOBODY if view.state == "orphaned" else "",
     )
@@ -105,10 +106,11 @@ def _name(fields: Mapping[str, str]) -> str:
     return name
 
 
+FIRED = "This cannot be undone. Its job can be cancelled as long as it has not ended."
 DEEDS = (
     Deed(name="pause-schedule", title="Pause a schedule", button="Pause", carry_out=pause),
     Deed(name="resume-schedule", title="Resume a schedule", button="Resume", carry_out=resume),
-    Deed(name="trigger-schedule", title="Trigger a schedule", button="Trigger", carry_out=trigger),
+    Deed(name="trigger-schedule", title="Trigger a schedule", button="Trigger", carry_out=trigger, afterwards=FIRED),
 )
 
 PAGE = Page(path="/schedules", title="Schedules", template="schedules.html", look=look, nav="Schedules", shortcut="s")
