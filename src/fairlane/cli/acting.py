@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["act", "action_options", "who_options"]
 
+FINAL = ("cancelled", "purged")
+"""What cannot be undone."""
 F = TypeVar("F", bound=Callable[..., Any])
 Action = Callable[..., Awaitable["Report"]]
 
@@ -63,7 +65,7 @@ async def _act(action: Action, name: str, ids: tuple[str, ...], options: dict[st
     from fairlane.cli.telling import Progress
     from fairlane.composition import actor_of_process
 
-    action = partial(action, actor=options["actor"] or actor_of_process(), reason=options["reason"])
+    action = partial(action, actor=options["actor"] or actor_of_process())
 
     async with existing_store(app_of(options["app"], options["url"])) as store:
         selection = selection_of(ids, options, await store.now(), by_end=by_end)
@@ -75,8 +77,19 @@ async def _act(action: Action, name: str, ids: tuple[str, ...], options: dict[st
                 return seen
             if seen.done and not _confirmed(seen, name):
                 return None
+        reason = _reason(name, options["reason"])
         with Progress(name) as progress:
-            return await action(store, selection, limit=limit, on_progress=progress)
+            return await action(store, selection, reason=reason, limit=limit, on_progress=progress)
+
+
+def _reason(name: str, given: str) -> str:
+    """Why. What cannot be undone is not done without it."""
+    if given.strip() or name not in FINAL:
+        return given
+    if not _is_asked():
+        raise ConfigurationError(f"jobs that are {name} do not come back; say why with --reason, it is recorded")
+    told: str = click.prompt("Why (it is recorded)", err=True)
+    return told
 
 
 def _confirmed(seen: Report, name: str) -> bool:

@@ -10,6 +10,7 @@ import click
 
 from fairlane.cli.acting import who_options
 from fairlane.cli.choosing import place_options, time_of
+from fairlane.log_text import one_line
 
 if TYPE_CHECKING:
     from fairlane.clock import Instant
@@ -107,7 +108,7 @@ def said_of(override: Override, now: Instant | None = None, everyone: str | None
     when = "" if now is None else f", {ago(override.set_at, now)} ago"
     why = f": {override.reason}" if override.reason else ""
     what = override.describe() if everyone is None else override.describe(everyone)
-    return f"{what}{until} ({override.set_by}{when}{why})"
+    return one_line(f"{what}{until} ({override.set_by}{when}{why})")
 
 
 def tell_overrides(overrides: Iterable[OverrideInForce], now: Instant, prefix: str | None = None) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fairlane.store.operators import JobFilter
 
 __all__ = [
+    "LookingGroup",
     "app_options",
     "app_or_url_options",
     "filter_of",
@@ -33,6 +34,35 @@ __all__ = [
 F = TypeVar("F", bound=Callable[..., Any])
 
 STATES = ("scheduled", "ready", "running", "done", "dead", "cancelled")
+
+
+class LookingGroup(click.Group):
+    """A group that looks by itself: without a command it runs `by_itself`, and on an id alone `by_id`."""
+
+    def __init__(self, *given: Any, by_itself: str = "list", by_id: str | None = None, **named: Any) -> None:
+        named.setdefault("subcommand_metavar", "[COMMAND] [ARGS]...")
+        super().__init__(*given, **named)
+        self._by_itself = by_itself
+        self._by_id = by_id
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, self.completed(ctx, args))
+
+    def completed(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """These arguments, with the command that they leave out."""
+        if not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names) or ":" in args[0]:
+            return [self._by_itself, *args]
+        if self._by_id is not None and _is_id(args[0]):
+            return [self._by_id, *args]
+        return args
+
+
+def _is_id(text: str) -> bool:
+    try:
+        UUID(text)
+    except ValueError:
+        return False
+    return True
 
 
 def place_options(function: F) -> F:

@@ -9,6 +9,7 @@ import click
 from fairlane.cli.choosing import app_or_url_options
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from socket import socket
 
     from starlette.applications import Starlette
@@ -22,10 +23,8 @@ __all__ = ["dashboard"]
 @app_or_url_options
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
 @click.option("--port", type=click.IntRange(0, 65_535), default=8080, show_default=True, help="0: any that is free.")
-@click.option(
-    "--token", envvar="FAIRLANE_DASHBOARD_TOKEN", help="Who knows it is an operator.  [default: made up and printed]"
-)
-@click.option("--viewer-token", envvar="FAIRLANE_DASHBOARD_VIEWER_TOKEN", help="Who knows it may look.")
+@click.option("--token", envvar="FAIRLANE_DASHBOARD_TOKEN", help="Operator token.  [default: generated and printed]")
+@click.option("--viewer-token", envvar="FAIRLANE_DASHBOARD_VIEWER_TOKEN", help="Viewer token: may look, not act.")
 def dashboard(
     app: str | None, url: str | None, host: str, port: int, token: str | None, viewer_token: str | None
 ) -> None:
@@ -49,6 +48,7 @@ def dashboard(
     loaded = app_of(app, url)
     is_made_up = not token
     token = token or secrets.token_urlsafe(24)
+    _refuse_weak_tokens(host, {"--token": token, "--viewer-token": viewer_token})
 
     async def run() -> None:
         from fairlane.cli.database import Looking, existing_store
@@ -85,6 +85,27 @@ def _require_packages() -> None:
         )
 
 
+def _refuse_weak_tokens(host: str, tokens: Mapping[str, str | None]) -> None:
+    """Where strangers can reach the login, directly or through a proxy, they can guess."""
+    import ipaddress
+    import os
+
+    from fairlane.dashboard.access import weakness_of
+
+    try:
+        is_local = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_local = host == "localhost"
+    if is_local and "FORWARDED_ALLOW_IPS" not in os.environ:
+        return
+    for option, token in tokens.items():
+        if token is not None and (weakness := weakness_of(token)) is not None:
+            raise click.ClickException(
+                f"{option} is too weak for {host}, which strangers may reach: {weakness}. Leave --token out, and one "
+                "is generated; or make one: python -c 'import secrets; print(secrets.token_urlsafe(24))'"
+            )
+
+
 def _listening(host: str, port: int) -> socket:
     import socket
 
@@ -112,6 +133,8 @@ async def _serve(built: Starlette, listening: socket) -> None:
 
     import uvicorn
 
+    from fairlane.dashboard.connections import bounded
+
     class Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket] | None = None) -> None:
             # Streams to open pages end by themselves, and nobody has to be cut off.
@@ -128,4 +151,7 @@ async def _serve(built: Starlette, listening: socket) -> None:
         # Believed of a proxy only where somebody says which: whoever may say where they come from may guess at will.
         proxy_headers="FORWARDED_ALLOW_IPS" in os.environ,
     )
+    config.load()
+    # Behind a proxy every connection comes from its address, and it has bounds of its own.
+    config.http_protocol_class = bounded(config.http_protocol_class, per_peer=not config.proxy_headers)
     await Server(config).serve(sockets=[listening])

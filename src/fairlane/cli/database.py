@@ -13,11 +13,11 @@ from fairlane.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from fairlane.app import App
-    from fairlane.operations import Redact
     from fairlane.policy.policy import Policy
+    from fairlane.redaction import Redact, Redactor
     from fairlane.store.protocol import Store
 
-__all__ = ["Looking", "app_of", "existing_store"]
+__all__ = ["Looking", "app_of", "existing_store", "redactor_of"]
 
 
 def app_of(place: str | None, url: str | None) -> App:
@@ -53,6 +53,7 @@ class Looking:
         self._app = app
         self._store = store
         self.forwarded = app.forwarded
+        self.clock = app.clock
 
     async def opened(self) -> Store:
         return self._store
@@ -71,6 +72,14 @@ class Looking:
 
     def known_tasks(self) -> list[str]:
         return self._app.known_tasks()
+
+
+def redactor_of(app: App, *, exports: bool = False) -> Redactor | None:
+    """What decides how much of a job is printed, for whoever runs this command."""
+    from fairlane.operations import Operations
+    from fairlane.redaction import Audience, Surface
+
+    return Operations(app).seen_by(Audience(Surface.EXPORT if exports else Surface.CLI, app.actor)).redactor
 
 
 def _require_file(url: str) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fairlane.cli.acting import act, action_options
-from fairlane.cli.choosing import filter_options, place_options
+from fairlane.cli.choosing import LookingGroup, filter_options, place_options
 from fairlane.cli.jobs import listing, tell_page
+
+if TYPE_CHECKING:
+    from fairlane.policy.unique import OnReplayConflict
 
 __all__ = ["dead"]
 
@@ -18,13 +21,15 @@ _which_ended = partial(filter_options, states=("dead", "cancelled"))
 _which_to_purge = partial(filter_options, states=("dead", "cancelled", "done"))
 
 
-@click.group()
+@click.group(cls=LookingGroup)
 def dead() -> None:
     """List dead jobs, put them back, or remove them.
 
+    Without a command, lists dead jobs and takes the options of `dead list`.
+
     \b
     Example:
-      fairlane dead list --queue webhooks
+      fairlane dead --queue webhooks
       fairlane dead replay --queue webhooks --since 2h
     """
 
@@ -76,12 +81,20 @@ def list_(as_json: bool, **options: Any) -> None:
 @click.argument("ids", metavar="[ID]...", nargs=-1)
 @_which_ended
 @click.option("--delay", metavar="DURATION", help="Run them after this time.  [default: at once]")
+@click.option(
+    "--on-conflict",
+    type=click.Choice(["reject", "replace"]),
+    default="reject",
+    show_default=True,
+    help="If another job holds the unique key: skip the job, or cancel that one if it waits.",
+)
 @action_options
 @place_options
-def replay(ids: tuple[str, ...], delay: str | None, **options: Any) -> None:
+def replay(ids: tuple[str, ...], delay: str | None, on_conflict: OnReplayConflict, **options: Any) -> None:
     """Put dead jobs back at the end of their lanes. Attempts are counted afresh; the history stays.
 
-    Cancelled jobs are put back too if they are named, or with --state cancelled.
+    Cancelled jobs are put back too if they are named, or with --state cancelled. A job whose unique key another
+    job holds is skipped and reported: a key never has two live jobs.
 
     \b
     Example:
@@ -93,7 +106,7 @@ def replay(ids: tuple[str, ...], delay: str | None, **options: Any) -> None:
     from fairlane.operations import replay_jobs
 
     wait = None if delay is None else microseconds(delay)
-    act(partial(replay_jobs, delay=wait), "replayed", ids, options, by_end=True)
+    act(partial(replay_jobs, delay=wait, on_conflict=on_conflict), "replayed", ids, options, by_end=True)
 
 
 @dead.command()

@@ -61,8 +61,9 @@ async def _look(app: str | None, url: str | None) -> list[Finding]:
     from fairlane.operations import about_no_database, diagnose
 
     loaded = app_of(app, url)
+    forwarded = loaded.forwarded if app else None
     try:
         async with existing_store(loaded) as store:
-            return await diagnose(store, loaded.declared_policies, loaded.known_tasks() or None, loaded.forwarded)
+            return await diagnose(store, loaded.declared_policies, loaded.known_tasks() or None, forwarded)
     except (SchemaError, StoreUnavailable) as error:
         return [about_no_database(error)]

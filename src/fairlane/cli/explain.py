@@ -9,6 +9,7 @@ import click
 
 from fairlane.cli.choosing import place_options, with_app
 from fairlane.errors import ConfigurationError
+from fairlane.log_text import one_line
 
 if TYPE_CHECKING:
     from fairlane.scheduler.explain import Explanation
@@ -60,15 +61,16 @@ async def _ask(
     from fairlane.explaining import explain_job, explain_queue, has_jobs
 
     named = app_of(app, url)
+    forwarded = named.forwarded if app else None
     async with existing_store(named) as store:
         if job is not None:
             if job in await store.queues():
                 raise ConfigurationError(f"{job!r} is a queue, not the id of a job; write --queue {job}")
             tasks = named.known_tasks() if app else None
-            return await explain_job(store, job_ids((job,))[0], tasks, named.forwarded), False
+            return await explain_job(store, job_ids((job,))[0], tasks, forwarded), False
         assert queue is not None
         wanted = keys_given(keys)
-        told = await explain_queue(store, queue, wanted, named.forwarded)
+        told = await explain_queue(store, queue, wanted, forwarded)
         return told, bool(wanted) and await has_jobs(store, queue, wanted) is False
 
 
@@ -77,9 +79,9 @@ def _tell(told: Explanation, is_empty: bool) -> None:
     from fairlane.job import State
 
     subject = told.subject
-    keys = " ".join(f"{name}={value}" for name, value in subject.keys.items() if name != "task")
+    keys = one_line(" ".join(f"{name}={value}" for name, value in subject.keys.items() if name != "task"))
     if subject.job is not None:
-        click.echo(f"{subject.job}  {subject.state}  {subject.queue}  {subject.task}  {keys}".rstrip())
+        click.echo(f"{subject.job}  {subject.state}  {subject.queue}  {one_line(subject.task or '')}  {keys}".rstrip())
     else:
         click.echo(f"{subject.queue} {keys}".rstrip())
     if is_empty:
@@ -87,10 +89,12 @@ def _tell(told: Explanation, is_empty: bool) -> None:
     elif not told.holds:
         click.echo("  nothing holds it")
     for hold in told.holds:
-        click.echo(f"  {hold.reason}: {with_app(hold.words)}")
+        click.echo(f"  {hold.reason}: {one_line(with_app(hold.words))}")
         for holder in hold.holders[:HOLDERS]:
             click.echo(
-                f"    {holder.job}  {holder.task}  {ago(holder.since, told.now)}  {holder.worker or ''}".rstrip()
+                one_line(
+                    f"    {holder.job}  {holder.task}  {ago(holder.since, told.now)}  {holder.worker or ''}"
+                ).rstrip()
             )
         if len(hold.holders) > HOLDERS:
             click.echo(f"    … and {len(hold.holders) - HOLDERS} more")

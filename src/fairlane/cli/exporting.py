@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,10 +15,11 @@ import click
 
 from fairlane.cli.choosing import filter_options, place_options
 from fairlane.errors import ConfigurationError, FairlaneError
+from fairlane.log_text import json_text, one_line
 
 if TYPE_CHECKING:
     from fairlane.job import JobRecord
-    from fairlane.operations import Redact
+    from fairlane.redaction import Redactor
 
 __all__ = ["export"]
 
@@ -69,12 +71,12 @@ def export(form: str | None, as_json: bool, with_payload: bool, output: str | No
 
 async def _export(writer: _Writer, options: dict[str, Any]) -> None:
     from fairlane.cli.choosing import filter_of
-    from fairlane.cli.database import app_of, existing_store
+    from fairlane.cli.database import app_of, existing_store, redactor_of
     from fairlane.cli.telling import Progress
     from fairlane.operations import export_jobs
 
     app = app_of(options["app"], options["url"])
-    writer.redact = app.redact
+    writer.redactor = redactor_of(app, exports=True)
     async with existing_store(app) as store:
         wanted = filter_of(options, await store.now(), by_end=False)
         with Progress("exported") as progress:
@@ -90,12 +92,17 @@ def _opened(output: str | None, *, goes_on: bool) -> Iterator[IO[str]]:
         return
     try:
         # Line ends are the writer's business: CSV has its own.
-        with open(output, "a" if goes_on else "x", encoding="utf-8", newline="") as stream:
+        with open(output, "a" if goes_on else "x", encoding="utf-8", newline="", opener=_private) as stream:
             yield stream
     except FileExistsError:
         raise ConfigurationError(f"{output} is there already; remove it, or go on with it: --after CURSOR") from None
     except OSError as error:
         raise ConfigurationError(f"{output} cannot be written: {error.strerror or error}") from error
+
+
+def _private(path: str, flags: int) -> int:
+    """Jobs are nobody's business but the owner's. A file that is there keeps its mode."""
+    return os.open(path, flags, 0o600)
 
 
 class _Writer:
@@ -106,14 +113,14 @@ class _Writer:
         self._is_csv = form == "csv"
         self._with_payload = with_payload
         self._needs_header = has_header
-        self.redact: Redact | None = None
+        self.redactor: Redactor | None = None
         self.count = 0
         self.after: str | None = None
 
     def write(self, jobs: list[JobRecord], after: str | None) -> None:
         from fairlane.operations import describe_exported
 
-        described = [describe_exported(each, with_payload=self._with_payload, redact=self.redact) for each in jobs]
+        described = [describe_exported(each, with_payload=self._with_payload, redactor=self.redactor) for each in jobs]
         self._stream.write(self._as_csv(described) if self._is_csv else _as_lines(described))
         self._stream.flush()
         self.count += len(jobs)
@@ -137,7 +144,7 @@ class _Writer:
 
 
 def _as_lines(described: list[dict[str, Any]]) -> str:
-    return "".join(f"{json.dumps(each, ensure_ascii=False)}\n" for each in described)
+    return "".join(f"{json_text(each)}\n" for each in described)
 
 
 def _cell(value: Any) -> Any:
@@ -153,4 +160,4 @@ def _cell(value: Any) -> Any:
             text = value
         case _:
             text = json.dumps(value, ensure_ascii=False)
-    return f"'{text}" if text.startswith(FORMULA) else text
+    return one_line(f"'{text}" if text.startswith(FORMULA) else text)

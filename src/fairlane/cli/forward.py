@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import click
@@ -55,6 +56,7 @@ def forward(
 
     log_to_stderr(log_level, log_format, name)
     loaded = load_forwarder(forwarder)
+    loaded.prepare()
     own = sorted({each.task.queue for each in loaded.forwarded.values()})  # the app may have other forwarders
     options = WorkerOptions(
         queues=queue_shares(queues, (), own) if own else (),
@@ -70,10 +72,27 @@ def forward(
 
 def load_forwarder(place: str) -> Forwarder:
     """The forwarder that `place` names. `shop` alone stands for `shop:forwarder`."""
-    from fairlane.cli.loading import load_object
+    from fairlane.cli.loading import find_modules_here, load_object
     from fairlane.forward import Forwarder
 
+    find_modules_here()
+    _set_up_django()  # its models can be imported only then
     found = load_object(place, "forwarder")
+    _set_up_django()  # a module such as Celery's in a project says itself which settings hold
     if not isinstance(found, Forwarder):
         raise ConfigurationError(f"{place} is no forwarder but {type(found).__name__}; name one: CeleryForwarder(…) …")
     return found
+
+
+def _set_up_django() -> None:
+    """What a program that is no command of Django's has to do where the environment names a project."""
+    if not os.environ.get("DJANGO_SETTINGS_MODULE"):
+        return
+    try:
+        from django.apps import apps
+
+        import django
+    except ImportError:
+        return  # an environment that was meant for others
+    if not apps.ready:
+        django.setup()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fairlane.cli.acting import act, action_options, who_options
-from fairlane.cli.choosing import filter_options, place_options
+from fairlane.cli.choosing import LookingGroup, filter_options, place_options
 from fairlane.cli.exporting import export
 
 if TYPE_CHECKING:
@@ -19,14 +19,16 @@ if TYPE_CHECKING:
 __all__ = ["jobs", "listing", "tell_page"]
 
 
-@click.group()
+@click.group(cls=LookingGroup, by_id="show")
 def jobs() -> None:
-    """List, show, export, cancel and hurry jobs.
+    """List jobs, or show, export, cancel and hurry them.
+
+    Without a command, lists jobs and takes the options of `jobs list`; with an id alone, shows that job.
 
     \b
     Example:
-      fairlane jobs list --queue webhooks --state running
-      fairlane jobs show 0198c0de-0000-7000-8000-000000000000
+      fairlane jobs --queue webhooks --state running
+      fairlane jobs 0198c0de-0000-7000-8000-000000000000
     """
 
 
@@ -79,16 +81,24 @@ def listing(options: dict[str, Any], *, by_end: bool) -> tuple[JobPage, Instant]
     import asyncio
 
     from fairlane.cli.choosing import filter_of
-    from fairlane.cli.database import app_of, existing_store
+    from fairlane.cli.database import app_of, existing_store, redactor_of
     from fairlane.cli.telling import Progress
     from fairlane.operations import list_jobs
 
     async def look() -> tuple[JobPage, Instant]:
-        async with existing_store(app_of(options["app"], options["url"])) as store:
+        app = app_of(options["app"], options["url"])
+        async with existing_store(app) as store:
             now = await store.now()
             wanted = filter_of(options, now, by_end=by_end)
             with Progress("found") as progress:
-                page = await list_jobs(store, wanted, options["limit"], options["after"], on_progress=progress)
+                page = await list_jobs(
+                    store,
+                    wanted,
+                    options["limit"],
+                    options["after"],
+                    redactor=redactor_of(app),
+                    on_progress=progress,
+                )
             return page, now
 
     return asyncio.run(look())
@@ -120,14 +130,14 @@ def show(job: str, app: str | None, url: str | None, as_json: bool) -> None:
     import asyncio
 
     from fairlane.cli.choosing import job_ids
-    from fairlane.cli.database import app_of, existing_store
+    from fairlane.cli.database import app_of, existing_store, redactor_of
     from fairlane.cli.telling import tell_details
     from fairlane.operations import describe_details, show_job
 
     async def look() -> JobDetails:
         found = app_of(app, url)
         async with existing_store(found) as store:
-            return await show_job(store, job_ids((job,))[0], found.redact)
+            return await show_job(store, job_ids((job,))[0], redactor_of(found))
 
     details = asyncio.run(look())
     if not as_json:

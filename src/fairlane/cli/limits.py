@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fairlane.cli.changing import change, change_options, key_option, lasting_options, tell_overrides
-from fairlane.cli.choosing import keys_given, place_options
+from fairlane.cli.choosing import LookingGroup, keys_given, place_options
 
 if TYPE_CHECKING:
     from fairlane.clock import Instant
@@ -21,11 +21,12 @@ __all__ = ["boost", "limit", "overrides", "weight"]
 T = TypeVar("T")
 
 
-@click.group()
+@click.group(cls=LookingGroup)
 def limit() -> None:
     """Change a limit for single keys, and see what is in force.
 
-    A limit is named as `limit list` shows it, or by its kind or its keys where that is clear.
+    Without a command, lists the limits of all queues. A limit is named as `limit list` shows it, or by its kind or its
+    keys where that is clear.
 
     \b
     Example:
@@ -77,31 +78,41 @@ def clear_limit(queue: str, limit: str, keys: tuple[str, ...], **options: Any) -
 
 
 @limit.command("list")
-@click.argument("queue")
+@click.argument("queue", required=False)
 @place_options
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
-def list_limits(queue: str, app: str | None, url: str | None, as_json: bool) -> None:
-    """List the limits of a queue: what the policy declares, what is in force, and who changed it.
+def list_limits(queue: str | None, app: str | None, url: str | None, as_json: bool) -> None:
+    """List the limits of a queue, or of all: what the policy declares, what is in force, and who changed it.
 
     \b
     Example:
-      fairlane limit list webhooks
+      fairlane limit list
       fairlane limit list webhooks --json
     """
     from fairlane.operations import describe_limit
-    from fairlane.operations import list_limits as look
 
-    found, now = _look(app, url, lambda store: look(store, queue))
+    found, now = _look(app, url, lambda store: _limits_by_queue(store, queue))
     if as_json:
-        click.echo(json.dumps([describe_limit(each) for each in found]))
+        click.echo(json.dumps([{"queue": name, **describe_limit(each)} for name, each in found]))
         return
     if not found:
-        click.echo(f"queue {queue!r} has no limit")
+        click.echo("no queue has a limit" if queue is None else f"queue {queue!r} has no limit")
         return
     from fairlane.cli.telling import print_table
 
-    headings = ("LIMIT", "KEY", "DECLARED", "IN FORCE", "SET BY", "ENDS", "REASON")
-    print_table(headings, [_row(each, now) for each in found], ("KEY", "SET BY", "REASON"))
+    headings: tuple[str, ...] = ("LIMIT", "KEY", "DECLARED", "IN FORCE", "SET BY", "ENDS", "REASON")
+    rows = [_row(each, now) for _, each in found]
+    if queue is None:
+        headings = ("QUEUE", *headings)
+        rows = [(name, *row) for (name, _), row in zip(found, rows, strict=True)]
+    print_table(headings, rows, ("QUEUE", "KEY", "SET BY", "REASON"))
+
+
+async def _limits_by_queue(store: Store, queue: str | None) -> list[tuple[str, LimitInForce]]:
+    from fairlane.operations import list_limits, show_policies
+
+    names = [queue] if queue is not None else [each.queue for each in await show_policies(store, {}, ())]
+    return [(name, each) for name in names for each in await list_limits(store, name)]
 
 
 def _row(limit: LimitInForce, now: Instant) -> tuple[str, ...]:

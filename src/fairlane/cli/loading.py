@@ -16,7 +16,7 @@ from fairlane.errors import ConfigurationError, FairlaneError
 if TYPE_CHECKING:
     from fairlane.app import App
 
-__all__ = ["load_app", "load_object"]
+__all__ = ["find_modules_here", "load_app", "load_object"]
 
 
 def load_app(place: str) -> App:
@@ -54,9 +54,7 @@ def _load_module(place: str, name: str) -> ModuleType:
         raise ConfigurationError(
             f"{place!r} does not name an app; write a module and a variable, such as {suggestion}:app"
         )
-    here = os.getcwd()
-    if here not in sys.path and "" not in sys.path:
-        sys.path.insert(0, here)
+    here = find_modules_here()
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -68,6 +66,14 @@ def _load_module(place: str, name: str) -> ModuleType:
         raise
     except Exception as error:
         raise ConfigurationError(_import_failed(name, error)) from error
+
+
+def find_modules_here() -> str:
+    """Let modules of the current folder be imported; returns the folder."""
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)
+    return here
 
 
 def _no_such_module(name: str, here: str) -> str:

@@ -14,7 +14,6 @@ from fairlane.cli.changing import change_options, intent_of
 from fairlane.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from fairlane.app import App
     from fairlane.operations import PartitionPlan, Repartitioned
 
 __all__ = ["partition"]
@@ -29,8 +28,8 @@ def _resumable() -> Iterator[None]:
         if click.get_current_context().params["dry_run"]:
             raise
         raise click.ClickException(
-            "interrupted; if the change had begun, keys that move stand still until the same command is run again "
-            "(`fairlane doctor` says whether it had)"
+            "interrupted; if the change had begun (`fairlane doctor` says whether it had), keys that move stand still "
+            "until it is over: workers go on with it, and so does the same command; --abandon gives it up"
         ) from None
 
 
@@ -42,25 +41,29 @@ def _resumable() -> Iterator[None]:
 @click.option(
     "--accept-missing-keys", is_flag=True, help="Even if waiting jobs lack that key: they count under None together."
 )
+@click.option("--abandon", is_flag=True, help="Give up a change to another number that is under way.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @change_options
-def partition(queue: str, to: int, by: tuple[str, ...], yes: bool, accept_missing_keys: bool, **options: Any) -> None:
+def partition(queue: str, to: int, by: tuple[str, ...], yes: bool, **options: Any) -> None:
     """Change the number of a queue's partitions while it works.
 
-    Keys whose partition changes stand still until what runs of them has ended and what waits has moved; the others go
-    on. Limits and sequences hold throughout. Interrupted, it leaves these keys standing still: run it again, and it
-    goes on. Running workers and producers learn the new number by themselves; then deploy a program that declares it.
+    Keys whose partition changes stand still until what runs of them has ended, what waits has moved, and producers have
+    learned the new number, which takes 10 seconds; the others go on. Limits and sequences hold throughout. If it is
+    interrupted, workers go on with the change, and so does the same command; `--to` the number that it had, with
+    `--abandon`, goes back. Programs that declare another number go by the stored one, so they can be deployed before
+    or after.
 
     \b
     Example:
       fairlane partition email --to 8 --dry-run
       fairlane partition email --to 4 --by account --yes --reason "one claim lock is not enough"
+      fairlane partition email --to 4 --abandon
     """
     import asyncio
 
     from fairlane.operations import describe_partitions
 
-    done = asyncio.run(_change(queue, to, by, yes, accept_missing_keys, options))
+    done = asyncio.run(_change(queue, to, by, yes, options))
     if done is None:
         raise click.Abort
     if options["as_json"]:
@@ -69,36 +72,26 @@ def partition(queue: str, to: int, by: tuple[str, ...], yes: bool, accept_missin
         _tell(done)
 
 
-async def _change(
-    queue: str, to: int, by: tuple[str, ...], yes: bool, accepts: bool, options: dict[str, Any]
-) -> Repartitioned | None:
+async def _change(queue: str, to: int, by: tuple[str, ...], yes: bool, options: dict[str, Any]) -> Repartitioned | None:
     from fairlane.cli.database import app_of, existing_store
     from fairlane.cli.telling import Progress
     from fairlane.declaring import check_divided_by
-    from fairlane.operations import change_partitions, plan_partitions
+    from fairlane.operations import change_partitions, declared_by, plan_partitions
 
+    how = {name: options.pop(name) for name in ("accept_missing_keys", "abandon")}
     intent = intent_of(options)
     app = app_of(options["app"], options["url"])
     async with existing_store(app) as store:
-        keys = by or _declared(app, queue, to)
+        keys = by or declared_by(app.declared_policies.get(queue), to)
         stored = await store.policy(queue)
         carried = () if stored is None else stored.policy.stamped_keys
         check_divided_by(queue, by, carried, app.registry.of_queue(queue))
         if not (intent.dry_run or yes):
-            plan = await plan_partitions(store, queue, to, keys, accept_missing_keys=accepts)
+            plan = await plan_partitions(store, queue, to, keys, **how)
             if not plan.is_empty and not _confirmed(plan):
                 return None
         with Progress("moved") as progress:
-            return await change_partitions(
-                store, queue, to, intent, by=keys, accept_missing_keys=accepts, on_progress=progress
-            )
-
-
-def _declared(app: App, queue: str, to: int) -> tuple[str, ...] | None:
-    """By which keys the app divides the queue, if it does so into as many partitions."""
-    found = app.queues.get(queue)
-    place = None if found is None else found.partitions[0].partition
-    return place.by if place is not None and place.width == to else None
+            return await change_partitions(store, queue, to, intent, by=keys, on_progress=progress, **how)
 
 
 def _confirmed(plan: PartitionPlan) -> bool:
@@ -114,10 +107,14 @@ def _said(plan: PartitionPlan) -> str:
     running = f"{plan.running:,} that {'runs has' if plan.running == 1 else 'run have'} ended"
     by = f" by {', '.join(plan.by)}" if plan.by else ""
     return (
-        f"{plan.queue}: {plan.before} → {_counted(plan.after, 'partition')}{by}; "
+        f"{plan.queue}: {_given_up(plan)}{plan.before} → {_counted(plan.after, 'partition')}{by}; "
         f"{_counted(plan.waiting, 'waiting job')} of keys that move {'goes' if plan.waiting == 1 else 'go'} to another "
         f"partition{f', once {running}' if plan.running else ''}."
     )
+
+
+def _given_up(plan: PartitionPlan) -> str:
+    return "" if plan.gives_up is None else f"the change to {plan.gives_up} is given up; "
 
 
 def _counted(number: int, noun: str) -> str:
@@ -132,7 +129,5 @@ def _tell(done: Repartitioned) -> None:
         click.echo(_said(plan))
     else:
         partitions, jobs = _counted(plan.after, "partition"), _counted(done.moved, "job")
-        click.echo(f"{plan.queue}: {plan.before} → {partitions}, {jobs} moved")
-        click.echo(
-            f"deploy the program with partitions={plan.after}: those that declare another number are refused now"
-        )
+        click.echo(f"{plan.queue}: {_given_up(plan)}{plan.before} → {partitions}, {jobs} moved")
+        click.echo(f"declare partitions={plan.after} in the program; one that declares another number goes by this one")

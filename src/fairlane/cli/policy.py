@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fairlane.cli.acting import who_options
-from fairlane.cli.choosing import app_options, app_or_url_options
+from fairlane.cli.choosing import LookingGroup, app_options, app_or_url_options
 
 if TYPE_CHECKING:
     from fairlane.app import App
@@ -23,13 +23,15 @@ __all__ = ["policy"]
 T = TypeVar("T")
 
 
-@click.group()
+@click.group(cls=LookingGroup, by_itself="show")
 def policy() -> None:
     """Show the policies in force, compare them with an app's own, or put those in force.
 
+    Without a command, shows the policies in force and takes the options of `policy show`.
+
     \b
     Example:
-      fairlane policy show shop:app
+      fairlane policy shop:app
       fairlane policy diff shop:app
       fairlane policy apply shop:app
     """

@@ -17,6 +17,7 @@ from fairlane.cli.doctor import doctor
 from fairlane.cli.enqueue import enqueue
 from fairlane.cli.explain import explain
 from fairlane.cli.forward import forward
+from fairlane.cli.grants import grants
 from fairlane.cli.jobs import jobs
 from fairlane.cli.keys import keys
 from fairlane.cli.limits import boost, limit, overrides, weight
@@ -32,6 +33,8 @@ from fairlane.cli.top import top
 from fairlane.cli.worker import worker
 from fairlane.cli.workers import workers
 from fairlane.errors import FairlaneError
+from fairlane.log_text import indented
+from fairlane.redaction import without_secrets
 
 __all__ = ["main", "program"]
 
@@ -43,7 +46,7 @@ class Program(click.Group):
         try:
             return super().invoke(ctx)
         except FairlaneError as error:
-            raise click.ClickException(str(error)) from error
+            raise click.ClickException(without_secrets(indented(str(error), ""))) from error
 
 
 @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -73,6 +76,33 @@ def version(as_json: bool) -> None:
     click.echo(json.dumps(found) if as_json else f"fairlane {found['fairlane']} (Python {found['python']})")
 
 
+_IN_A_LINE = {
+    "audit": "List what operators did, newest first.",
+    "dashboard": "Serve the dashboard.",
+    "demo": "Watch tenants share a queue, in a minute.",
+    "doctor": "Find what is wrong, and what to do.",
+    "explain": "Say why a job, a key or a queue waits.",
+    "forward": "Run jobs on Celery, Dramatiq or Taskiq.",
+    "grants": "Print the SQL for each role's rights.",
+    "keys": "List the keys of a queue, or show one.",
+    "limit": "List limits, or change one for a key.",
+    "overrides": "List what operators have set.",
+    "partition": "Change a queue's number of partitions.",
+    "pause": "Pause a queue, a key or a task.",
+    "policy": "Show, compare and apply policies.",
+    "queues": "List the queues, or show one.",
+    "resume": "End a pause.",
+    "status": "Say whether work flows, who waits and why.",
+    "suspend": "Suspend all limits of a queue.",
+    "top": "Watch the busiest keys.",
+    "unsuspend": "Let the limits of a queue hold again.",
+    "version": "Print the version.",
+    "weight": "Change the share of a key.",
+    "workers": "List the workers.",
+}
+"""What the list of commands says where the first sentence of the help is too long for a terminal of 80 columns."""
+
+
 for command in (
     audit,
     boost,
@@ -83,6 +113,7 @@ for command in (
     enqueue,
     explain,
     forward,
+    grants,
     jobs,
     keys,
     limit,
@@ -104,6 +135,8 @@ for command in (
     workers,
 ):
     program.add_command(command)
+for name, line in _IN_A_LINE.items():
+    program.commands[name].short_help = line
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -36,7 +36,7 @@ def queues(queue: str | None, app: str | None, url: str | None, as_json: bool) -
     from fairlane.cli.showing import look, tell
     from fairlane.operations import list_queues, show_queue
 
-    forwarded = app_of(app, url).forwarded
+    forwarded = app_of(app, url).forwarded if app else None
     if queue is None:
         tell(look(lambda store: list_queues(store, forwarded), app, url), _draw_list, as_json)
         return

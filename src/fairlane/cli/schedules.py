@@ -9,23 +9,26 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fairlane.cli.changing import change_options, intent_of
-from fairlane.cli.choosing import app_or_url_options
+from fairlane.cli.choosing import LookingGroup, app_or_url_options
 
 if TYPE_CHECKING:
     from fairlane.clock import Instant
-    from fairlane.operations import Intent, Redact, ScheduleView
+    from fairlane.operations import Intent, ScheduleView
+    from fairlane.redaction import Redactor
     from fairlane.store.protocol import Store
 
 __all__ = ["schedules"]
 
 
-@click.group()
+@click.group(cls=LookingGroup)
 def schedules() -> None:
-    """List, pause, resume and trigger what is enqueued on a schedule.
+    """List schedules, or pause, resume and trigger them.
+
+    Without a command, lists all schedules.
 
     \b
     Example:
-      fairlane schedules list
+      fairlane schedules
       fairlane schedules pause nightly-report --reason "the warehouse is down"
       fairlane schedules trigger nightly-report
     """
@@ -46,13 +49,13 @@ def list_(app: str | None, url: str | None, as_json: bool) -> None:
     """
     import asyncio
 
-    from fairlane.cli.database import app_of, existing_store
+    from fairlane.cli.database import app_of, existing_store, redactor_of
     from fairlane.operations import describe_schedule, list_schedules
 
     async def look() -> tuple[list[ScheduleView], Instant]:
         found = app_of(app, url)
         async with existing_store(found) as store:
-            return await list_schedules(store, found.redact), await store.now()
+            return await list_schedules(store, redactor_of(found)), (await store.time()).wall
 
     found, now = asyncio.run(look())
     if as_json:
@@ -129,18 +132,18 @@ def trigger(name: str, **options: Any) -> None:
 
 
 def _change(
-    action: Callable[[Store, Intent, Redact | None], Awaitable[ScheduleView]], done: str, options: dict[str, Any]
+    action: Callable[[Store, Intent, Redactor | None], Awaitable[ScheduleView]], done: str, options: dict[str, Any]
 ) -> None:
     import asyncio
 
-    from fairlane.cli.database import app_of, existing_store
+    from fairlane.cli.database import app_of, existing_store, redactor_of
     from fairlane.operations import describe_schedule
 
     async def act() -> tuple[ScheduleView, Instant]:
         intent = intent_of(options)
         app = app_of(options["app"], options["url"])
         async with existing_store(app) as store:
-            return await action(store, intent, app.redact), await store.now()
+            return await action(store, intent, redactor_of(app)), (await store.time()).wall
 
     view, now = asyncio.run(act())
     if options["as_json"]:

@@ -24,7 +24,9 @@ Draw = Callable[[T, int], list["Text"]]
 def as_json_text(view: Any) -> str:
     import msgspec
 
-    return msgspec.json.encode(view).decode()
+    from fairlane.log_text import json_text
+
+    return json_text(msgspec.to_builtins(view))
 
 
 def look(ask: Ask[T], app: str | None, url: str | None) -> T:

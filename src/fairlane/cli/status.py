@@ -44,7 +44,7 @@ def status(watch: float | None, app: str | None, url: str | None, as_json: bool)
     from fairlane.cli.showing import look, look_again, tell
     from fairlane.operations import overview
 
-    forwarded = app_of(app, url).forwarded
+    forwarded = app_of(app, url).forwarded if app else None
 
     def ask(store: Store) -> Awaitable[Overview]:
         return overview(store, forwarded)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
+
+from fairlane.log_text import indented, json_text, one_line
 
 if TYPE_CHECKING:
     from fairlane.clock import Instant
@@ -69,11 +70,11 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], flexible
 
 
 def keys_of(record: JobRecord) -> str:
-    return " ".join(f"{name}={value}" for name, value in record.keys.items())
+    return one_line(" ".join(f"{name}={value}" for name, value in record.keys.items()))
 
 
 def first_line(text: str | None) -> str:
-    return (text or "").strip().partition("\n")[0]
+    return one_line((text or "").strip().partition("\n")[0])
 
 
 def tell_report(report: Report, as_json: bool, *, hint: str = "") -> None:
@@ -88,7 +89,7 @@ def tell_report(report: Report, as_json: bool, *, hint: str = "") -> None:
     if report.is_dry_run:
         click.echo(f"{jobs} would be {report.action}")
         for record in report.sample:
-            click.echo(f"  {record.id}  {record.state}  {record.queue}  {record.task}")
+            click.echo(f"  {record.id}  {record.state}  {one_line(record.queue)}  {one_line(record.task)}")
         if count > len(report.sample):
             click.echo(f"  … and {count - len(report.sample):,} more")
     else:
@@ -97,6 +98,9 @@ def tell_report(report: Report, as_json: bool, *, hint: str = "") -> None:
         click.echo(f"skipped {handled.job}: {handled.skipped}", err=True)
     if len(report.skipped) > SHOWN:
         click.echo(f"skipped {len(report.skipped) - SHOWN:,} more", err=True)
+    if report.held:
+        held = "1 was" if report.held == 1 else f"{report.held:,} were"
+        click.echo(f"{held} not {report.action}: another job holds the unique key", err=True)
     if report.more:
         click.echo("the limit was reached and there are more: run it again, or raise --limit", err=True)
 
@@ -110,19 +114,19 @@ def tell_details(details: JobDetails) -> None:
     error = described.pop("error")
     described["keys"] = keys_of(details.record)
     described["attempt"] = f"{described['attempt']} of {described.pop('max_attempts')}"
-    described["call"] = json.dumps(details.call, ensure_ascii=False)
+    described["call"] = json_text(details.call)
     if details.record.result is not None:
-        described["result"] = json.dumps(details.result, ensure_ascii=False)
+        described["result"] = json_text(details.result)
     for name, value in described.items():
         if value not in (None, "", False):
-            click.echo(f"{name.replace('_', ' '):<16} {value}")
+            click.echo(f"{name.replace('_', ' '):<16} {one_line(str(value))}")
     for each in details.attempts:
         ended = "" if each.ended_at is None else f", {(each.ended_at - each.claimed_at) / 1_000_000:.3f} s"
         click.echo(
             f"\nattempt {each.attempt}: {each.outcome}, {as_datetime(each.claimed_at):%Y-%m-%d %H:%M:%S}{ended}, "
-            f"{each.worker or 'nobody'}"
+            f"{one_line(each.worker or 'nobody')}"
         )
         if each.error:
-            click.echo(textwrap.indent(each.error, "    "))
+            click.echo(indented(each.error))
     if error and not details.attempts:
-        click.echo(f"\n{error}")
+        click.echo(f"\n{indented(error)}")

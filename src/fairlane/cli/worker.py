@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from fairlane.cli.choosing import app_options
 from fairlane.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from fairlane.app import App
+    from fairlane.worker import QueueShare, WorkerOptions
 
 __all__ = ["end_well_when_stopped_early", "log_to_stderr", "logging_options", "metrics_options", "worker"]
 
@@ -24,13 +28,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def logging_options(command: F) -> F:
     """`--log-level` and `--log-format`, of every command that goes on until it is stopped."""
-    level = click.option("--log-level", type=click.Choice(LOG_LEVELS), default="info", show_default=True)
+    level = click.option(
+        "--log-level",
+        type=click.Choice(LOG_LEVELS),
+        default="info",
+        show_default=True,
+        help="Failures are logged at warning, dead jobs at error, every job at debug.",
+    )
     form = click.option(
         "--log-format",
         type=click.Choice(LOG_FORMATS),
         default="text",
         show_default=True,
-        help="Lines for people, or a JSON object a line.",
+        help="Text for people, or one JSON object per line.",
     )
     return level(form(command))
 
@@ -85,7 +95,13 @@ def metrics_options(*, others: str = "") -> Callable[[F], F]:
     show_default=True,
     help="Runs in traces of their own, linked to the enqueue, or in its trace.",
 )
+@click.option(
+    "--banner/--no-banner", default=True, show_default=True, help="Log the app, its store and its queues at the start."
+)
 @logging_options
+@click.option("--black-box", type=int, hidden=True)
+@click.option("--lifeline", type=int, hidden=True)
+@click.option("--alone", type=int, hidden=True)
 def worker(
     app: str,
     queues: str | None,
@@ -101,10 +117,17 @@ def worker(
     metrics_fleet: bool,
     metrics_keys: int,
     traces: str,
+    banner: bool,
     log_level: str,
     log_format: str,
+    black_box: int | None,
+    lifeline: int | None,
+    alone: int | None,
 ) -> None:
     """Run the jobs of an app.
+
+    With --processes, a job that kills its process does no harm to its neighbors: the process is restarted at once, and
+    each job that was running in it next runs alone.
 
     SIGTERM or Ctrl-C: claims nothing more, lets running jobs end, gives back the rest. A second signal stops at once,
     and loses nothing.
@@ -116,11 +139,34 @@ def worker(
       fairlane worker shop:app --metrics-port 9100 --log-format json
     """
     end_well_when_stopped_early()
+    log_to_stderr(log_level, log_format, name)
+    given = {
+        "--queues": queues,
+        "--order": order,
+        "--concurrency": str(concurrency),
+        "--lease": lease,
+        "--drain-timeout": drain_timeout,
+        "--name": name,
+        "--metrics-host": metrics_host,
+        "--metrics-keys": str(metrics_keys),
+        "--traces": traces,
+        "--log-level": log_level,
+        "--log-format": log_format,
+    }
+    arguments = [
+        app,
+        "--no-banner",
+        f"--{'' if metrics_fleet else 'no-'}metrics-fleet",
+        *(part for slot in slots for part in ("--slots", slot)),
+        *(part for option, value in given.items() if value is not None for part in (option, value)),
+    ]
     from fairlane.cli.loading import load_app
     from fairlane.cli.queue_slots import queue_shares
-    from fairlane.worker import WorkerOptions, WorkerPool, run_worker
+    from fairlane.worker import WorkerOptions, WorkerPool, run_alone, run_worker
+    from fairlane.worker.processes import command_of_worker, die_with
 
-    log_to_stderr(log_level, log_format, name)
+    if lifeline is not None:
+        die_with(lifeline)
     # Loaded and checked here even when other processes do the work: a mistake is told once, and not by each of them.
     loaded = load_app(app)
     declared = loaded.queue_names
@@ -143,29 +189,17 @@ def worker(
         metrics_fleet=metrics_fleet,
         metrics_keys=metrics_keys,
         traces="nested" if traces == "nested" else "linked",
+        alone_command=tuple(command_of_worker(arguments)),
+        black_box=black_box,
     )
+    if alone is not None:
+        run_alone(loaded, options, alone)
+        return
+    if banner:
+        _log_banner(app, loaded, options.serving(own), processes)
     if processes == 1:
         _spare_the_collector()
         raise SystemExit(run_worker(loaded, options))
-    given = {
-        "--queues": queues,
-        "--order": order,
-        "--concurrency": str(concurrency),
-        "--lease": lease,
-        "--drain-timeout": drain_timeout,
-        "--name": name,
-        "--metrics-host": metrics_host,
-        "--metrics-keys": str(metrics_keys),
-        "--traces": traces,
-        "--log-level": log_level,
-        "--log-format": log_format,
-    }
-    arguments = [
-        app,
-        f"--{'' if metrics_fleet else 'no-'}metrics-fleet",
-        *(part for slot in slots for part in ("--slots", slot)),
-    ]
-    arguments += [part for option, value in given.items() if value is not None for part in (option, value)]
     raise SystemExit(WorkerPool.of_workers(arguments, processes, metrics_port).run())
 
 
@@ -191,14 +225,65 @@ def _spare_the_collector() -> None:
         gc.set_threshold(COLLECT_AFTER, *older)
 
 
+def _log_banner(place: str, app: App, options: WorkerOptions, processes: int) -> None:
+    """What this worker is and serves, a record for each line: it must survive whatever formats the log."""
+    import logging
+
+    for line, fields in _banner(place, app, options, processes):
+        logging.getLogger("fairlane.worker").info("%s", line, extra=fields)
+
+
+def _banner(place: str, app: App, options: WorkerOptions, processes: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    import os
+    import platform
+    from importlib.metadata import version
+
+    from fairlane.clock import lasting
+    from fairlane.composition import without_password
+
+    slots, tasks, store = options.concurrency, len(list(app.registry)), without_password(app.url)
+    yield f"fairlane {version('fairlane')} on Python {platform.python_version()}, process {os.getpid()}", {}
+    yield f"app:    {place} with {_count(tasks, 'task')}", {"app": place, "tasks": tasks}
+    yield f"store:  {store}", {"store": store}
+    each = f"{slots * processes:,}, {slots:,} in each of {processes} processes" if processes > 1 else f"{slots:,}"
+    yield f"slots:  {each}", {"concurrency": slots, "processes": processes}
+    for share in options.shares:
+        policy = _policy_in_a_line(app, share.name)
+        yield f"queue:  {share.name}{_share_in_words(share)}: {policy}", {"queue": share.name, "policy": policy}
+    drain = lasting(options.time("drain_timeout").total_seconds())
+    yield f"stop:   SIGTERM or Ctrl-C waits up to {drain} for running jobs; a second one stops at once", {}
+
+
+def _policy_in_a_line(app: App, queue: str) -> str:
+    """As the app declares it. Where another is in force, a warning says so."""
+    declared = app.queues[queue].policy if queue in app.queues else app.declared_policies.get(queue)
+    if declared is None:
+        return "no limits"  # the default queue, which need not be declared
+    parts = [*([declared.fair] if declared.fair is not None else []), *declared.limits]
+    return ", ".join(map(repr, parts)) or "no limits"
+
+
+def _share_in_words(share: QueueShare) -> str:
+    said = [f"weight {share.weight:g}"] if share.weight != 1 else []
+    if share.min_slots or share.max_slots is not None:
+        most = "" if share.max_slots is None else f" to {share.max_slots:,}"
+        said.append(f"slots {share.min_slots:,}{most or ' or more'}")
+    return f" ({', '.join(said)})" if said else ""
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def log_to_stderr(level: str, format: str, name: str | None) -> None:
     """Log as the options say, under the name that people see."""
     import logging
 
-    logging.basicConfig(format="%(asctime)s %(levelname)-8s %(name)s: %(message)s", level=level.upper())
-    if format == "json":
-        from fairlane.worker.logs import JsonLines
-        from fairlane.worker.worker import name_of_process
+    from fairlane.log_text import TextLines
+    from fairlane.worker.logs import JsonLines
+    from fairlane.worker.worker import name_of_process
 
-        for handler in logging.getLogger().handlers:
-            handler.setFormatter(JsonLines(name or name_of_process()))
+    logging.basicConfig(level=level.upper())
+    formatter = JsonLines(name or name_of_process()) if format == "json" else TextLines()
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(formatter)
