@@ -23,12 +23,14 @@ from fairlane.errors import (
     JobNotFound,
     PayloadDiffers,
     PayloadTooLarge,
+    ReplayRefused,
     ResultTimeout,
     Retry,
     SchemaError,
     SchemaOutOfDate,
     SchemaTooNew,
     Snooze,
+    StoreLost,
     StoreUnavailable,
     UndecodablePayload,
     UniqueConflict,
@@ -39,7 +41,7 @@ from fairlane.errors import (
 )
 from fairlane.handle import Enqueued, Foreseen, Job
 from fairlane.held_claim import HeldClaim
-from fairlane.job import AttemptRecord, JobRecord, Outcome, State
+from fairlane.job import AttemptRecord, FollowUp, JobRecord, Landed, Outcome, State
 from fairlane.operations import Operations
 from fairlane.policy import (
     AdaptiveConcurrency,
@@ -55,9 +57,10 @@ from fairlane.policy import (
     Sequence,
     Unique,
 )
-from fairlane.policy.partitions import partition_for
+from fairlane.policy.partitions import partition_for, partition_number
 from fairlane.policy.reasons import Reason
 from fairlane.queue import Queue
+from fairlane.redaction import Disclosure
 from fairlane.scheduled import Schedule
 from fairlane.scheduler.explain import Explanation
 from fairlane.scheduler.measures import Simulation
@@ -85,12 +88,14 @@ __all__ = [
     "Concurrency",
     "ConfigurationError",
     "Dead",
+    "Disclosure",
     "DuplicateJob",
     "Effects",
     "Enqueued",
     "Explanation",
     "Fair",
     "FairlaneError",
+    "FollowUp",
     "Foreseen",
     "FullBacklog",
     "Health",
@@ -107,6 +112,7 @@ __all__ = [
     "JobFailed",
     "JobNotFound",
     "JobRecord",
+    "Landed",
     "Limit",
     "ManualClock",
     "Middleware",
@@ -121,6 +127,7 @@ __all__ = [
     "QueueShare",
     "Rate",
     "Reason",
+    "ReplayRefused",
     "ResultTimeout",
     "Retry",
     "RunTimes",
@@ -132,6 +139,7 @@ __all__ = [
     "Simulation",
     "Snooze",
     "State",
+    "StoreLost",
     "StoreUnavailable",
     "SystemClock",
     "Task",
@@ -148,6 +156,7 @@ __all__ = [
     "Workload",
     "context",
     "partition_for",
+    "partition_number",
     "payload_type",
     "run_worker",
     "simulate",

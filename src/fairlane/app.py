@@ -7,7 +7,7 @@ import inspect
 import logging
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from itertools import islice
 from types import TracebackType
 from typing import Any, TypeVar, overload
@@ -30,10 +30,13 @@ from fairlane.errors import (
 from fairlane.events import Event
 from fairlane.handle import Enqueued, Foreseen, Job, handles_of
 from fairlane.job import Outcome
-from fairlane.operations import Operations, Redact
+from fairlane.log_text import guard_loggers
+from fairlane.operations import Operations
+from fairlane.parameters import check_value, checked, shown
 from fairlane.policy.policy import Policy
 from fairlane.producing import Producing
 from fairlane.queue import Hand, partitions_served
+from fairlane.redaction import Redact
 from fairlane.stamping import Stamp
 from fairlane.store.protocol import Retention, Store
 from fairlane.task import Call, Duration, Progress, not_a_call, one_by_one
@@ -48,9 +51,11 @@ from fairlane.worker.worker import Worker
 __all__ = ["App"]
 
 log = logging.getLogger("fairlane.app")
+guard_loggers()
 
 H = TypeVar("H", bound=Callable[[Any], object])
 R = TypeVar("R")
+W = TypeVar("W")
 
 STREAMED_AT_ONCE = 5_000
 
@@ -72,6 +77,11 @@ class App(Declarations):
         redact: Redact | None = None,
     ) -> None:
         super().__init__()
+        check_value("App", "url", url, str | None)
+        check_value("App", "clock", clock, Clock | None)
+        check_value("App", "durable_claims", durable_claims, bool)
+        check_value("App", "codec", codec, PayloadCodec | None)
+        check_value("App", "redact", redact, Redact | None)
         self.codec = codec
         self.redact = redact
         beside = folder_of(inspect.currentframe())
@@ -120,6 +130,7 @@ class App(Declarations):
         """A store of this app's database, not opened: for tools that look at it without declaring anything."""
         return self._make_store()
 
+    @checked()
     def move_to(self, url: str, clock: Clock | None = None) -> None:
         """Use another database from now on, and another clock: for tests, before the app is used or after it was
         closed. What is open stays where it is until then."""
@@ -154,7 +165,8 @@ class App(Declarations):
         producing = Producing(store, self.clock, self._declared, self.max_payload, self.telemetry)
         connection = Connection(store, loop, hand_of(store, self.clock), producing)
         try:
-            await producing.declare(policy for policies in self._declarations() for policy in policies)
+            for partitions in self._declarations():
+                await producing.declare(partitions)
             self._refuse_if_retired(loop)
         except BaseException:
             await store.close()
@@ -221,6 +233,7 @@ class App(Declarations):
     async def _store_calls(
         self, listed: list[Call[R]], tx: Any, progress: Progress | None = None, *, pace: bool = False
     ) -> Enqueued[R]:
+        check_value("enqueue_many", "progress", progress, Progress | None, error=InvalidJob)
         for call in listed:
             if not isinstance(call, Call):
                 raise not_a_call(call)
@@ -237,6 +250,7 @@ class App(Declarations):
         connection = await self._connected()
         return handles_of(*await connection.producing.stored(calls, tx, progress, pace=pace), self)
 
+    @checked(unchecked=["calls"])
     async def enqueue_stream(
         self, calls: Iterable[Call[R]], *, batch: int = STREAMED_AT_ONCE, tx: Any = None, pace: bool = False
     ) -> AsyncIterator[Enqueued[R]]:
@@ -252,7 +266,7 @@ class App(Declarations):
                 "the two"
             )
         if batch < 1:
-            raise ConfigurationError(f"enqueue_stream: batch={batch} is not a number of jobs of at least 1")
+            raise ConfigurationError(f"enqueue_stream: batch={batch} is not a number of jobs; give one of at least 1")
         coming = one_by_one(calls, "enqueue_stream")
         while listed := list(islice(coming, batch)):
             yield await self._store_calls(listed, tx, pace=pace)
@@ -294,7 +308,7 @@ class App(Declarations):
         try:
             return Job(job if isinstance(job, UUID) else UUID(job), self)
         except (ValueError, TypeError, AttributeError):
-            raise InvalidJob(f"{job!r} is not the id of a job; ids are UUIDs") from None
+            raise InvalidJob(f"job={shown(job)} is not the id of a job; give a UUID, or one as text") from None
 
     def known_tasks(self) -> list[str]:
         """The names of the tasks of this app."""
@@ -305,6 +319,7 @@ class App(Declarations):
         found = self.registry.find(task)
         return None if found is None else found.codec
 
+    @checked()
     def run_blocking(self, work: Coroutine[Any, Any, R]) -> R:
         """Run a coroutine of this app from code that is not async, in the loop that the app was opened in."""
         try:
@@ -316,6 +331,10 @@ class App(Declarations):
         with self._blocking, CallerThread() as caller:
             running = asyncio.run_coroutine_threadsafe(work, self._loop_of_threads())
         return caller.wait_for(running)
+
+    def is_open_in(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Whether this app was opened in that event loop: what blocks it there would wait for itself."""
+        return self._connection is not None and self._connection.loop is loop
 
     def _loop_of_threads(self) -> asyncio.AbstractEventLoop:
         """Where work for threads is done; asked for under the lock."""
@@ -335,13 +354,14 @@ class App(Declarations):
 
     # Working.
 
+    @checked()
     async def worker(self, options: WorkerOptions | None = None) -> Worker:
         """A worker for this app's tasks, in this process: `await (await app.worker()).run()`. Queues that a forwarder
         dispatches are served only by name."""
         own = [name for name in self.queue_names if name not in self.forwarded]
         return await self.make_worker(Worker, (options or WorkerOptions()).serving(own))
 
-    async def make_worker(self, kind: Callable[..., Worker], options: WorkerOptions) -> Worker:
+    async def make_worker(self, kind: Callable[..., W], options: WorkerOptions) -> W:
         """A worker of some kind: for forwarders, not for programs."""
         connection = await self._connected()
         served = await partitions_served(connection.store, [share.name for share in options.shares], self.queue_names)
@@ -357,17 +377,18 @@ class App(Declarations):
             middlewares=self.middlewares,
             firing=self._firing(connection),
             telemetry=self.telemetry,
+            look_again=connection.producing.look_again,
         )
 
-    def _firing(self, connection: Connection) -> Firing | None:
-        if not self.schedules:
-            return None
-        return Firing(connection.store, list(self.schedules.values()), connection.producing.admitted)
+    def _firing(self, connection: Connection, only: Collection[str] | None = None) -> Firing | None:
+        fired = [each for each in self.schedules.values() if only is None or each.name in only]
+        return Firing(connection.store, fired, connection.producing.admitted) if fired else None
 
-    async def fire_schedules(self) -> Instant | None:
-        """Fire what is due of this app's schedules, as its workers do by themselves: for programs without one, and for
-        tests. Returns when the next slot comes."""
-        firing = self._firing(await self._connected())
+    @checked()
+    async def fire_schedules(self, only: Collection[str] | None = None) -> Instant | None:
+        """Fire what is due of this app's schedules, or of those named in `only`, as its workers do by themselves: for
+        programs without one, and for tests. Returns when the next slot comes."""
+        firing = self._firing(await self._connected(), only)
         if firing is None:
             return None
         await firing.declare()
@@ -384,7 +405,12 @@ class App(Declarations):
         connection = await self._connected()
         if policies[0].queue not in connection.producing.policies:
             await connection.producing.declare(policies)
+        await connection.producing.look_again()
         return connection.hand
+
+    def in_force(self, queue: str) -> Policy | None:
+        """The policy of a queue as this app has last seen it in the database: for its methods, not for programs."""
+        return None if self._connection is None else self._connection.producing.policies.get(queue)
 
     async def wait_for_room(self, policies: Sequence[Policy], keys: Mapping[str, object], timeout: int | None) -> bool:
         """Wait until no backlog of these keys is full: for the methods of a queue, not for programs."""
@@ -397,4 +423,4 @@ class App(Declarations):
 
         Claims whose lease ran out are ended, finished jobs past their time and idle scheduling state removed.
         """
-        return await keep_up(await self.opened(), self.retention, list(self.declared_policies) or self.queue_names)
+        return await keep_up(await self.opened(), self.retention, self.queue_names)

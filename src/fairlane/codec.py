@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import PurePath
 from typing import Any, Protocol, get_type_hints
@@ -23,6 +24,7 @@ from fairlane.errors import (
     PayloadTooLarge,
     UndecodablePayload,
 )
+from fairlane.parameters import checked
 
 __all__ = ["Codec", "PayloadCodec", "decode_value", "encode_value", "payload_type"]
 
@@ -46,13 +48,12 @@ _AS_IS = (bool, float, int, str)
 _taught: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {}
 
 
+@checked()
 def payload_type(kind: type, *, encode: Callable[[Any], Any], decode: Callable[[Any], Any]) -> None:
     """Let values of a class be arguments and results: what `encode` makes of one is stored, and `decode` reads it back.
 
     For classes that have no JSON form of their own. A parameter of this class must be annotated with it.
     """
-    if not isinstance(kind, type):
-        raise ConfigurationError(f"payload_type: {kind!r} is not a class")
     _taught[kind] = (encode, decode)
 
 
@@ -106,7 +107,12 @@ class Codec:
     ) -> None:
         self.name = name
         self._stored_as = stored_as
-        self.signature = inspect.signature(function)
+        try:
+            self.signature = inspect.signature(function)
+        except (TypeError, ValueError):
+            raise ConfigurationError(
+                f"task {name!r}: {function!r} does not say which parameters it has; write a function that calls it"
+            ) from None
         self._function = function
         self._local_names = local_names
         positional, keyword_only, self._var_args, self._var_kwargs = [], [], "", ""
@@ -146,6 +152,10 @@ class Codec:
                 given = self._given[len(args)]
                 if given.isdisjoint(kwargs) and self._required <= (given | kwargs.keys()):
                     return
+        if unknown := [] if self._var_kwargs else [name for name in kwargs if name not in self._by_name]:
+            similar = get_close_matches(unknown[0], self._by_name, n=1)
+            meant = f"did you mean {similar[0]!r}?" if similar else f"its parameters are {self.signature}"
+            raise InvalidJob(f"task {self.name!r}: got an unexpected keyword argument {unknown[0]!r}; {meant}")
         try:
             self.signature.bind(*args, **kwargs)
         except TypeError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import getpass
 import os
+import re
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from uuid import uuid4
 
 from fairlane.clock import Clock, SystemClock
 from fairlane.errors import ConfigurationError
+from fairlane.parameters import shown
 from fairlane.producing import Producing
 from fairlane.queue import Hand
 from fairlane.store.protocol import Store, WorkerIdentity
@@ -19,6 +21,9 @@ from fairlane.waiting import Ear
 from fairlane.worker.worker import name_of_process
 
 __all__ = ["Connection", "actor_of_process", "hand_of", "store_factory", "without_password"]
+
+
+HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^:\[\]]*)(:(?P<port>[0-9]*))?")
 
 
 @dataclass(slots=True)
@@ -43,7 +48,7 @@ def store_factory(url: str, clock: Clock, durable_claims: bool) -> Callable[[], 
         path = rest.removeprefix("/") or None
         if path is not None and not rest.startswith("/"):
             raise ConfigurationError(
-                f"{url!r} names a host; a SQLite file is written sqlite:///relative.db or sqlite:////absolute.db"
+                f"{shown(url)} names a host; a SQLite file is written sqlite:///relative.db or sqlite:////absolute.db"
             )
 
         def sqlite() -> Store:
@@ -53,6 +58,7 @@ def store_factory(url: str, clock: Clock, durable_claims: bool) -> Callable[[], 
 
         return sqlite
     if separator and scheme in ("postgresql", "postgres"):
+        _check_hosts(url, rest)
 
         def postgres() -> Store:
             from fairlane.store.postgres import PostgresStore
@@ -63,9 +69,21 @@ def store_factory(url: str, clock: Clock, durable_claims: bool) -> Callable[[], 
 
         return postgres
     raise ConfigurationError(
-        f"{without_password(url)!r} is not a database URL that Fairlane knows; possible are sqlite:///file.db, "
+        f"{shown(without_password(url))} is not a database URL that Fairlane knows; possible are sqlite:///file.db, "
         f"sqlite:// (in memory) and postgresql://user@host/database"
     )
+
+
+def _check_hosts(url: str, rest: str) -> None:
+    """Refuse what no driver can connect to. There may be several hosts, or none, or the folder of a socket."""
+    hosts = rest.partition("?")[0].partition("/")[0].rpartition("@")[2]
+    for host in hosts.split(","):
+        found = HOST.fullmatch(host)
+        if found is None or int(found["port"] or 0) > 65_535:
+            raise ConfigurationError(
+                f"{without_password(url)!r} is not a database URL: {host!r} is neither a host nor a host and a port "
+                "from 1 to 65535; write postgresql://user@host:5432/database"
+            )
 
 
 def hand_of(store: Store, clock: Clock) -> Hand:
@@ -86,8 +104,12 @@ def actor_of_process() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
+_SECRETS = re.compile(r"(?<=[?&])((?:ssl)?password)=[^&]*", re.IGNORECASE)
+
+
 def without_password(url: str) -> str:
     """A URL that may be shown."""
     head, at, tail = url.rpartition("@")
     scheme, separator, login = head.partition("://")
-    return f"{scheme}{separator}{login.partition(':')[0]}{at}{tail}" if at else url
+    shown = f"{scheme}{separator}{login.partition(':')[0]}{at}{tail}" if at else url
+    return _SECRETS.sub(r"\1=…", shown)

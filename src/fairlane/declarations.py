@@ -9,21 +9,24 @@ from typing import Any, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 from fairlane.clock import microseconds
 from fairlane.codec import PayloadCodec
 from fairlane.declaring import (
+    check_function,
     check_keys,
     check_name,
     check_options,
+    check_task_place,
     is_async,
     key_source,
     name_of,
     names,
-    several,
     width_of,
 )
-from fairlane.errors import ConfigurationError, UnknownQueue
+from fairlane.errors import ConfigurationError, InvalidPolicy, UnknownQueue
+from fairlane.parameters import shown
+from fairlane.policy.by import normalize_by
 from fairlane.policy.dividing import divided
 from fairlane.policy.fair import Fair
 from fairlane.policy.gates import Limit
-from fairlane.policy.policy import Policy
+from fairlane.policy.policy import Policy, checked_limits, refuse_pointless
 from fairlane.policy.recurrence import Missed
 from fairlane.policy.retry import Backoff
 from fairlane.policy.sharing import check_agreement
@@ -98,9 +101,13 @@ class Declarations:
         With `partitions`, it is divided into so many queues with a claim lock each, by the keys that `partition_by`
         names. Limits hold for all of them together; those of `per_partition` hold in each by itself.
         """
-        policy = Policy(name, fair, several(limits), names(keys), microseconds(priority_step))
+        policy = Policy(name, fair, cast(tuple[Limit, ...], limits), names(keys), _step(name, priority_step))
         check_name(name, self.queues)
-        by, own = names(partition_by), several(per_partition)
+        what = f"queue {name!r}"
+        by = normalize_by(what, names(partition_by), "partition_by")
+        own = checked_limits(what, "per_partition", per_partition)
+        refuse_pointless(what, policy.limits)
+        refuse_pointless(what, own)
         parts = divided(policy, width_of(name, partitions, by, own), by, own)
         check_agreement(parts[0], [queue.partitions[0] for queue in self.queues.values()])
         self.queues[name] = Queue(policy, parts, cast(QueueSource, self))
@@ -148,16 +155,15 @@ class Declarations:
             options["keys"] = key_source(options["keys"])
         options["unique"] = as_unique(options.get("unique"))
         checked = TaskOptions(**options)
+        check_task_place(name, queue)
 
         def register(function: Any) -> Task[..., Any]:
             if isinstance(function, Task):
                 function = function.function
-            if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-                raise ConfigurationError(f"{function.__qualname__} is a generator; a task returns one value")
+            check_function(function, name)
             kind: type[Task[..., Any]] = AsyncTask if is_async(function) else SyncTask
-            task = kind(
-                cast(Producer, self), name or name_of(function), queue, function, checked, local_names, self.codec
-            )
+            chosen = name_of(function) if name is None else name
+            task = kind(cast(Producer, self), chosen, queue, function, checked, local_names, self.codec)
             self.registry.add(task)
             return task
 
@@ -211,7 +217,9 @@ class Declarations:
     def middleware(self, middleware: M) -> M:
         """Put something around every run and every enqueue of this app. What is added first is the outermost."""
         if not isinstance(middleware, Middleware):
-            raise ConfigurationError(f"{middleware!r} is not a Middleware; make an object of a class derived from it")
+            raise ConfigurationError(
+                f"middleware: {shown(middleware)} is not a Middleware; make an object of a class derived from it"
+            )
         self.middlewares.append(middleware)
         return middleware
 
@@ -244,3 +252,10 @@ class Declarations:
         if DEFAULT_QUEUE not in self.queues and (not declared or self.registry.of_queue(DEFAULT_QUEUE)):
             declared.append((Policy(DEFAULT_QUEUE),))
         return declared
+
+
+def _step(queue: str, step: Duration) -> int:
+    try:
+        return microseconds(step)
+    except ConfigurationError as error:
+        raise InvalidPolicy(f"queue {queue!r}: priority_step: {error}") from None

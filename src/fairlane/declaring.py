@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
-from collections.abc import Callable, Collection, Iterable
-from difflib import get_close_matches
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from fairlane.clock import microseconds
+from fairlane.clock import duration_of
 from fairlane.errors import ConfigurationError, InvalidPolicy
+from fairlane.parameters import is_storable, refuse_unknown_option, shown
+from fairlane.policy.by import NAME, normalize_by
+from fairlane.policy.checking import is_whole
 from fairlane.policy.gates import Limit
-from fairlane.policy.keys import BUILT_IN
+from fairlane.policy.keys import BUILT_IN, MAX_KEY_BYTES
 from fairlane.policy.partitions import checked_width, parse_partition
 from fairlane.policy.policy import Policy
 from fairlane.task import Duration, KeySource, Task
 
 __all__ = [
     "check_divided_by",
+    "check_function",
     "check_keys",
     "check_name",
     "check_options",
+    "check_task_place",
     "checked_count",
     "checked_size",
     "checked_time",
@@ -31,10 +36,12 @@ __all__ = [
     "key_source",
     "name_of",
     "names",
-    "several",
     "width_of",
 ]
 
+_QUEUE_NAME = re.compile(rf"{NAME}\Z")
+LARGEST_PAYLOAD = 1 << 30
+"""Bytes: as much as PostgreSQL keeps in one value."""
 MOST_KEPT = 1_000_000
 """Finished jobs that can be kept by count: every sweep counts them."""
 
@@ -54,19 +61,7 @@ def check_options(what: str, given: Iterable[str], known: Collection[str], remed
     """Refuse an option that there is not, with the one that is meant, or with the remedy for this name."""
     for name in given:
         if name not in known:
-            similar = get_close_matches(name, known, n=1)
-            meant = f"did you mean {similar[0]}=?" if similar else remedy.format(name)
-            raise ConfigurationError(f"{what}: there is no option {name}=; {meant or 'there are ' + ', '.join(known)}")
-
-
-def names(given: str | Iterable[str]) -> tuple[str, ...]:
-    """One name or several."""
-    return (given,) if isinstance(given, str) else tuple(given)
-
-
-def several(limits: Limit | Iterable[Limit]) -> tuple[Limit, ...]:
-    """One limit or several."""
-    return tuple(limits) if isinstance(limits, Iterable) else (limits,)
+            refuse_unknown_option(what, name, known, remedy.format(name))
 
 
 def width_of(queue: str, partitions: object, by: Collection[str], per_partition: Collection[Limit]) -> int:
@@ -115,11 +110,75 @@ def check_divided_by(queue: str, by: Iterable[str], carried: Iterable[str], task
 
 def key_source(keys: KeySource | Iterable[str]) -> KeySource:
     """Where keys come from, in one form: names, a function, or nothing."""
-    if keys is None or isinstance(keys, tuple):
+    if keys is None or callable(keys):
         return keys
-    if isinstance(keys, str):
-        return (keys,)
-    return keys if callable(keys) else tuple(keys)
+    try:
+        return normalize_by("task", names(keys), "keys")
+    except InvalidPolicy:
+        raise ConfigurationError(
+            f"task: keys={shown(keys)} is neither names nor a function; give keys=['account'], or a function of the "
+            "task's arguments that returns a mapping"
+        ) from None
+
+
+def names(given: object) -> Any:
+    """One name or several, in any form in which they can be listed; whether they are names, others check."""
+    is_listed = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
+    return tuple(given) if is_listed else given  # type: ignore[arg-type]
+
+
+def check_task_place(name: object, queue: object) -> None:
+    """Refuse a name that a task, or its queue, cannot have."""
+    if name is not None and not (isinstance(name, str) and _is_task_name(name)):
+        raise ConfigurationError(
+            f"task: name={shown(name)} is no name; give text of 1 to {MAX_KEY_BYTES} bytes, such as 'shop.deliver', or "
+            "leave it out"
+        )
+    if not isinstance(queue, str) or _QUEUE_NAME.match(queue) is None:
+        raise ConfigurationError(
+            f"task: queue={shown(queue)} is not the name of a queue; give that of one, such as queue='webhooks'"
+        )
+
+
+def _is_task_name(name: str) -> bool:
+    return bool(name.strip()) and is_storable(name) and len(name.encode()) <= MAX_KEY_BYTES
+
+
+def check_function(function: Any, name: str | None) -> None:
+    """Refuse what a worker could not call as it was declared: a task is a plain function."""
+    what = f"task: {shown(function)}"
+    place = getattr(function, "__qualname__", None)
+    if inspect.isclass(function):
+        raise ConfigurationError(f"{what} is a class; a task is a function: write one that makes what it needs")
+    if isinstance(function, staticmethod | classmethod):
+        kind = type(function).__name__
+        raise ConfigurationError(f"{what} is a {kind}; define the function at a module's top, outside of the class")
+    if inspect.ismethod(function):
+        raise ConfigurationError(
+            f"{what} is bound to an object, which no worker has; write a function that makes or finds the object"
+        )
+    if not callable(function):
+        raise ConfigurationError(f"{what} is not a function; write @app.task above one")
+    if place is None:
+        raise ConfigurationError(f"{what} is not a plain function; write one that calls it: def work(…): return …")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigurationError(f"task: {place} is a generator; a task returns one value: return a list, or enqueue")
+    if place.endswith("<lambda>") and name is None:
+        raise ConfigurationError(f"task: function {place} has no name of its own; write a def, or give name=")
+    if _is_method(function, place):
+        raise ConfigurationError(
+            f"task: {place} is a method, and a worker has no object to call it on; define the function at a module's "
+            "top, and give it what it needs as arguments"
+        )
+
+
+def _is_method(function: Any, place: str) -> bool:
+    """Whether it stands in a class, and is written to be called on an object of it."""
+    owner = place.rpartition(".")[0]
+    if not owner or owner.endswith("<locals>"):
+        return False
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return code is not None and code.co_varnames[: code.co_argcount][:1] in (("self",), ("cls",))
 
 
 def is_async(function: Callable[..., Any]) -> bool:
@@ -129,8 +188,6 @@ def is_async(function: Callable[..., Any]) -> bool:
 
 def name_of(function: Callable[..., Any]) -> str:
     """`module.qualname`. A script that runs as `__main__` goes by the name that importing it would give it."""
-    if not hasattr(function, "__qualname__"):
-        raise ConfigurationError(f"{function!r} has no name of its own; give it one: app.task(name=…)")
     module = function.__module__
     if module == "__main__":
         main = sys.modules["__main__"]
@@ -139,21 +196,21 @@ def name_of(function: Callable[..., Any]) -> str:
     return f"{module}.{function.__qualname__}"
 
 
-def checked_size(max_payload: object) -> int:
+def checked_size(max_payload: int) -> int:
     """A number of bytes above 0."""
-    if isinstance(max_payload, bool) or not isinstance(max_payload, int) or max_payload < 1:
-        raise ConfigurationError(f"max_payload={max_payload!r} is not a number of bytes above 0")
+    if not is_whole(max_payload) or not 1 <= max_payload <= LARGEST_PAYLOAD:
+        raise ConfigurationError(
+            f"max_payload={shown(max_payload)} is not a number of bytes from 1 to {LARGEST_PAYLOAD:,}; leave it out "
+            "for 256 KiB"
+        )
     return max_payload
 
 
 def checked_time(name: str, duration: Duration) -> int:
     """A time of at least 0, in microseconds."""
-    try:
-        amount = microseconds(duration)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{name}: {error}") from None
+    amount = duration_of(name, duration)
     if amount < 0:
-        raise ConfigurationError(f"{name}={duration!r} is not a time of at least 0")
+        raise ConfigurationError(f"{name}={duration!r} is not a time of at least 0; give one, such as '24h'")
     return amount
 
 
@@ -162,7 +219,9 @@ def checked_count(count: object) -> int | None:
     if count is None:
         return None
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MOST_KEPT:
-        raise ConfigurationError(f"retention_count={count!r} is not a number of jobs from 0 to {MOST_KEPT:,}")
+        raise ConfigurationError(
+            f"retention_count={shown(count)} is not a number of jobs from 0 to {MOST_KEPT:,}; leave it out to keep all"
+        )
     return count
 
 

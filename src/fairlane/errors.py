@@ -20,13 +20,15 @@ FairlaneError
 ├── UnknownQueue            a name that no queue of this app or store answers to
 ├── UnknownSchedule         a name that no schedule of this store answers to
 ├── JobNotFound             no such job, or retention has removed it
+├── ReplayRefused           `replay()` of a job that cannot be put back, or whose unique key another job holds
 ├── JobFailed               `result()` of a job that ended dead
 ├── JobCancelled            `result()` of a job that was cancelled
 ├── ResultTimeout           `result(timeout=…)` of a job that has not ended yet
 ├── ClaimLost               a settlement of a claim that is gone; nothing was applied
 ├── AlreadySettled          a second settlement of a claim that this program has settled itself
 ├── UndecodablePayload      stored arguments or a stored result that do not fit the task
-├── StoreUnavailable        the database cannot be reached; what was asked was not done
+├── StoreUnavailable        the database cannot be reached, or does not do for now what it was asked
+├── StoreLost               the database's file was deleted, moved or replaced beneath this program
 └── WorkerDied              a loop of a worker ended by itself; the worker stopped
 ```
 
@@ -58,6 +60,7 @@ __all__ = [
     "JobNotFound",
     "PayloadDiffers",
     "PayloadTooLarge",
+    "ReplayRefused",
     "ResultTimeout",
     "Retry",
     "SchemaError",
@@ -65,6 +68,7 @@ __all__ = [
     "SchemaTooNew",
     "Signal",
     "Snooze",
+    "StoreLost",
     "StoreUnavailable",
     "UndecodablePayload",
     "UniqueConflict",
@@ -194,6 +198,25 @@ class JobNotFound(FairlaneError, LookupError):
     """No such job, or retention has removed it."""
 
 
+class ReplayRefused(FairlaneError):
+    """The job was not put back, and nothing has changed."""
+
+    def __init__(self, job: UUID, reason: str, holder: UUID | None = None) -> None:
+        super().__init__(job, reason, holder)
+        self.job = job
+        self.reason = reason
+        self.holder = holder
+        """The job that holds its unique key, if that is why."""
+
+    def __str__(self) -> str:
+        remedy = (
+            ""
+            if self.holder is None
+            else "; wait for that job to end, or replay with on_conflict='replace', which cancels it if it waits"
+        )
+        return f"job {self.job} was not replayed: {self.reason}{remedy}"
+
+
 class JobFailed(FairlaneError):
     """The job ended dead; the message carries its last error."""
 
@@ -237,7 +260,19 @@ class UndecodablePayload(FairlaneError):
 
 
 class StoreUnavailable(FairlaneError, ConnectionError):
-    """The database cannot be reached; what was asked was not done."""
+    """The database cannot be reached, or does not do for now what it was asked."""
+
+    def __init__(self, message: str = "", remedy: str = "") -> None:
+        super().__init__(f"{message}; {remedy}" if remedy else message)
+        self.problem = message
+        """What is wrong, without the remedy."""
+        self.remedy = remedy
+        """What an operator can do about it, where that is known."""
+
+
+class StoreLost(FairlaneError):
+    """The file of a SQLite database was deleted, moved or replaced while this program had it open. No wait brings it
+    back: what was written since, nobody finds."""
 
 
 class WorkerDied(FairlaneError):
@@ -252,6 +287,7 @@ class Snooze(Signal):
     """Run this job again later; the attempt does not count."""
 
     def __init__(self, delay: timedelta | str | float, reason: str = "") -> None:
+        _check_signal(self, reason, delay)
         super().__init__(reason or f"snoozed for {delay}")
         self.delay = delay
         self.reason = reason
@@ -263,6 +299,11 @@ class Retry(Signal):
     def __init__(
         self, delay: timedelta | str | float | None = None, *, at: datetime | None = None, reason: str = ""
     ) -> None:
+        _check_signal(self, reason, *(() if delay is None else (delay,)))
+        if at is not None:
+            from fairlane.clock import as_instant
+
+            as_instant(at)
         super().__init__(reason or "retry asked for by the handler")
         self.delay = delay
         self.at = at
@@ -273,6 +314,7 @@ class Dead(Signal):
     """Set this job aside for good, with the reason."""
 
     def __init__(self, reason: str = "") -> None:
+        _check_signal(self, reason)
         super().__init__(reason or "declared dead by the handler")
         self.reason = reason
 
@@ -281,5 +323,18 @@ class Cancel(Signal):
     """End this job as cancelled."""
 
     def __init__(self, reason: str = "") -> None:
+        _check_signal(self, reason)
         super().__init__(reason or "cancelled by the handler")
         self.reason = reason
+
+
+def _check_signal(signal: Signal, reason: object, *delays: timedelta | str | float) -> None:
+    """Refuse a signal that says nothing while its handler is still there: the traceback leads to the line."""
+    # Both need the errors above.
+    from fairlane.clock import duration_of
+    from fairlane.parameters import check_value
+
+    what = type(signal).__name__
+    check_value(what, "reason", reason, str, any_text=True)
+    for delay in delays:
+        duration_of(f"{what}: delay", delay)

@@ -12,7 +12,9 @@ Event
 └── WorkerEvent              something happened to this worker
     ├── WorkerStarted, WorkerStopping, WorkerStopped
     ├── ClaimsLost           jobs were taken over before it settled them: nothing of their runs is recorded
+    ├── FollowUpsNotStored   a job is done, and other jobs hold the unique keys of some of its follow-ups
     ├── JobsReaped           it took jobs from workers that are gone
+    ├── GatesRecounted       it found gates that did not count what ran, and put them right
     ├── LeasesRenewed        the claims in hand are held for longer
     ├── LoopDied             the worker is not well, and ends
     └── StoreLost, StoreReturned
@@ -27,12 +29,14 @@ from datetime import timedelta
 from uuid import UUID
 
 from fairlane.clock import Instant
-from fairlane.job import State
+from fairlane.job import FollowUp, State
 
 __all__ = [
     "EVENTS",
     "ClaimsLost",
     "Event",
+    "FollowUpsNotStored",
+    "GatesRecounted",
     "JobEnded",
     "JobEvent",
     "JobStarted",
@@ -129,10 +133,26 @@ class ClaimsLost(WorkerEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FollowUpsNotStored(WorkerEvent):
+    """A job is done, and these of its follow-ups were not stored, because other jobs hold their unique keys."""
+
+    job: UUID
+    follow_ups: tuple[FollowUp, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobsReaped(WorkerEvent):
     """The leases of workers that are gone ran out, and this worker ended their claims."""
 
     jobs: tuple[UUID, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatesRecounted(WorkerEvent):
+    """Gates of a queue did not count the jobs that run, and this worker has counted them anew."""
+
+    queue: str
+    gates: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +196,7 @@ class LoopDied(WorkerEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreLost(WorkerEvent):
-    """The database cannot be reached. What runs goes on."""
+    """The database cannot be reached, or refuses what it is asked. What runs goes on."""
 
     doing: str
     error: str
@@ -193,6 +213,8 @@ EVENTS: tuple[type[Event], ...] = (
     JobStarted,
     JobEnded,
     ClaimsLost,
+    FollowUpsNotStored,
+    GatesRecounted,
     JobsReaped,
     WorkerStarted,
     WorkerStopping,

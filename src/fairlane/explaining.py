@@ -32,15 +32,15 @@ MOST_LIMITS = 10
 
 
 async def explain_job(
-    store: Store, job: UUID, tasks: Collection[str] | None = None, forwarded: Collection[str] = ()
+    store: Store, job: UUID, tasks: Collection[str] | None = None, forwarded: Collection[str] | None = ()
 ) -> Explanation:
     """Everything that holds a job, or `JobNotFound`. `tasks` are those that the app knows, if there is one;
-    `forwarded`, the queues that it leaves to an engine."""
+    `forwarded`, the queues that it leaves to an engine (`None`: no app is at hand)."""
     return explain(await store.examine(job=job), tasks, forwarded)
 
 
 async def explain_queue(
-    store: Store, queue: str, keys: Mapping[str, object] | None = None, forwarded: Collection[str] = ()
+    store: Store, queue: str, keys: Mapping[str, object] | None = None, forwarded: Collection[str] | None = ()
 ) -> Explanation:
     """Everything that holds all jobs of a queue or of one partition of it, or all of some keys in it."""
     alone = parse_partition(queue)
@@ -88,7 +88,9 @@ def _check_names(policy: Policy, keys: Mapping[str, str | None]) -> None:
         raise not_told_apart(policy, unknown)
 
 
-async def _explain(store: Store, queue: str, keys: Mapping[str, str | None], forwarded: Collection[str]) -> Explanation:
+async def _explain(
+    store: Store, queue: str, keys: Mapping[str, str | None], forwarded: Collection[str] | None
+) -> Explanation:
     """What holds all jobs of these keys, and what holds some of them: limits of other scopes than these."""
     facts = await store.examine(queue, keys=keys)
     told = explain(facts, forwarded=forwarded)

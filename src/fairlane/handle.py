@@ -9,14 +9,15 @@ from uuid import UUID
 
 import msgspec
 
-from fairlane.clock import microseconds
+from fairlane.clock import duration_of
 from fairlane.codec import Codec
-from fairlane.errors import JobCancelled, JobFailed, ResultTimeout
+from fairlane.errors import JobCancelled, JobFailed, ReplayRefused, ResultTimeout
 from fairlane.job import AttemptRecord, JobRecord, NewJob, Outcome, State
 from fairlane.policy.backlog import FullBacklog
-from fairlane.policy.unique import Conflict
+from fairlane.policy.unique import Conflict, OnReplayConflict, checked_on_replay_conflict
 from fairlane.scheduler.backlog import Verdicts
 from fairlane.scheduler.explain import Explanation, explain
+from fairlane.store.job_rows import no_such_job
 from fairlane.store.protocol import Store
 
 __all__ = ["Enqueued", "Foreseen", "Job", "JobSource", "handles_of"]
@@ -86,15 +87,24 @@ class Job(msgspec.Struct, Generic[R], eq=False, gc=False):
         """Cancel the job if it waits, ask it to stop if it runs. Returns the state it is in now."""
         return await (await self._source.opened()).cancel(self.id)
 
-    async def replay(self) -> State:
-        """Put the job back into its queue if it is dead or cancelled. Returns the state it is in now."""
-        await (await self._source.opened()).replay([self.id])
+    async def replay(self, *, on_conflict: OnReplayConflict = "reject") -> State:
+        """Put the job back into its queue. `ReplayRefused` unless it is dead or cancelled. Returns the state it is in.
+
+        If another job holds its unique key, that is refused too; with `on_conflict="replace"` a holder that waits is
+        cancelled, and only one that runs refuses.
+        """
+        store = await self._source.opened()
+        (handled,) = await store.replay([self.id], on_conflict=checked_on_replay_conflict(on_conflict))
+        if handled.was is None:
+            raise no_such_job(self.id)
+        if handled.skipped is not None:
+            raise ReplayRefused(self.id, handled.skipped, handled.holder)
         return await self.status()
 
     async def result(self, timeout: timedelta | str | float | None = None) -> R:
         """What the task returned, once it has. `JobFailed`, `JobCancelled` or `ResultTimeout` say otherwise."""
+        time = None if timeout is None else duration_of("result: timeout", timeout)
         store = await self._source.opened()
-        time = None if timeout is None else microseconds(timeout)
         if time is not None and time <= 0:
             record = await store.job(self.id)
         else:

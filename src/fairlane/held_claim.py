@@ -9,11 +9,13 @@ from datetime import timedelta
 from typing import Any, Protocol
 from uuid import UUID
 
-from fairlane.clock import Clock, Instant, microseconds
-from fairlane.effects import Effects
+from fairlane.clock import SECOND, Clock, Instant, duration_of
+from fairlane.effects import Effects, landed_of
 from fairlane.errors import AlreadySettled, ClaimLost, ConfigurationError, UndecodablePayload, UnknownTask
-from fairlane.job import Claim, State
+from fairlane.job import Claim, Landed, State
+from fairlane.parameters import checked, shown
 from fairlane.policy.retry import Backoff
+from fairlane.policy.unique import Conflict
 from fairlane.scheduler.settlement import (
     Cancelled,
     Died,
@@ -26,7 +28,7 @@ from fairlane.scheduler.settlement import (
     settle,
 )
 from fairlane.stamping import Stamp, stamped_effects
-from fairlane.store.protocol import Store
+from fairlane.store.protocol import Landings, Store
 from fairlane.task import LONGEST_DELAY, Duration, Registry
 from fairlane.worker.outcomes import bounded, storable
 from fairlane.worker.timing import ANSWER_WITHIN
@@ -34,6 +36,8 @@ from fairlane.worker.timing import ANSWER_WITHIN
 __all__ = ["ClaimSource", "HeldClaim", "HeldLease", "as_lease", "renew_together", "settle_together"]
 
 _BACKOFF = Backoff()
+LONGEST_RUN = 366 * 86_400 * SECOND
+"""Run times are added up: a few thousand of these are still a number that a database can hold."""
 
 
 class ClaimSource(Protocol):
@@ -167,42 +171,46 @@ class HeldClaim:
 
     # How it ends.
 
+    @checked(unchecked=["ran"])
     async def ack(
         self, result: Any = None, effects: Effects | None = None, *, ran: Duration | None = None, tx: Any = None
-    ) -> None:
+    ) -> Landed:
         """The job is done; its result is stored with it, and its effects land with it or not at all.
 
-        `DuplicateJob` if a follow-up has an id that is taken: the claim is still held then. With `tx`, all of it lands
-        with your own transaction, or not at all. After a rollback, end the claim again: it is not renewed any more.
+        Returned is what became of each effect. A follow-up whose unique key another job holds is not stored, unless it
+        replaces that one, and the job is done all the same. `DuplicateJob` if a follow-up has an id that is taken: the
+        claim is still held then. With `tx`, all of it lands with your own transaction, or not at all. After a rollback,
+        end the claim again: it is not renewed any more.
         """
         done = self._done(result)
         if effects is not None:
-            if not isinstance(effects, Effects):
-                raise ConfigurationError(f"effects={effects!r} are none; give Effects().enqueue(…).put(…)")
             stamped = stamped_effects(effects, await self._source.stamper(), self._source.max_payload)
             done = Done(done.result, stamped)
-        if tx is None:
-            await self._end(done, ran)
-        else:
-            await self._end_in(tx, done, ran)
+        conflicts = await (self._end(done, ran) if tx is None else self._end_in(tx, done, ran))
+        return landed_of(done.effects, conflicts)
 
+    @checked(unchecked=["delay", "ran"], any_text=["reason"])
     async def retry(self, delay: Duration | None = None, reason: str = "", *, ran: Duration | None = None) -> None:
         """Another attempt after `delay`, or when the task's backoff says; in the last attempt the job is dead."""
         if delay is not None:
-            wait = bounded(microseconds(delay))
+            wait = bounded(duration_of("retry: delay", delay))
         else:
             task = self._source.registry.find(self.task)
             wait = (task.options.backoff if task else _BACKOFF).delay(self.attempt, random.random())
         await self._end(Retried(storable(reason) or "retry asked for by its runtime", wait), ran)
 
+    @checked(unchecked=["delay", "ran"], any_text=["reason"])
     async def snooze(self, delay: Duration, reason: str = "", *, ran: Duration | None = None) -> None:
         """Again after `delay`; the attempt does not count."""
-        await self._end(Snoozed(storable(reason) or f"snoozed for {delay}", bounded(microseconds(delay))), ran)
+        wait = bounded(duration_of("snooze: delay", delay))
+        await self._end(Snoozed(storable(reason) or f"snoozed for {delay}", wait), ran)
 
+    @checked(unchecked=["ran"], any_text=["reason"])
     async def dead(self, reason: str, *, ran: Duration | None = None) -> None:
         """Set aside for good."""
         await self._end(Died(storable(reason)), ran)
 
+    @checked(unchecked=["ran"], any_text=["reason"])
     async def cancel(self, reason: str = "", *, ran: Duration | None = None) -> None:
         """The job ends as cancelled."""
         await self._end(Cancelled(storable(reason) or "cancelled by its runtime"), ran)
@@ -212,7 +220,7 @@ class HeldClaim:
 
         With a `delay` it comes back later, at the end of its lane.
         """
-        wait = 0 if delay is None else bounded(microseconds(delay))
+        wait = 0 if delay is None else bounded(duration_of("release: delay", delay))
         await self._end(Released("given back by its runtime", wait), None)
 
     async def renew(self, lease: Duration | None = None) -> None:
@@ -230,19 +238,21 @@ class HeldClaim:
             f"job {self.id}: this app has no task {self.task!r} to store a result by; give its JSON as bytes, or none"
         )
 
-    async def _end(self, outcome: Outcome, ran: Duration | None) -> None:
-        await settle_together(self._source, [(self, outcome)], ran)
+    async def _end(self, outcome: Outcome, ran: Duration | None) -> dict[UUID, Conflict] | None:
+        return (await settle_together(self._source, [(self, outcome)], ran)).get(self.id)
 
-    async def _end_in(self, tx: Any, outcome: Outcome, ran: Duration | None) -> None:
+    async def _end_in(self, tx: Any, outcome: Outcome, ran: Duration | None) -> dict[UUID, Conflict] | None:
         """End the claim in the caller's transaction. Whether that commits, nobody tells us."""
         self._check_held()
         settlement = self._settlement(outcome, ran)
         store = await self._source.opened()
         self._is_lent = self._is_settled = True
         self._tried = (settlement.to, settlement.outcome)
-        if await store.settle([settlement], tx=tx):
+        landed: Landings = {}
+        if await store.settle([settlement], tx=tx, landed=landed):
             self._is_lost = True
             raise ClaimLost([self.id])
+        return landed.get(self.id)
 
     def _check_held(self) -> None:
         if self._is_lost:
@@ -251,14 +261,19 @@ class HeldClaim:
             raise AlreadySettled(self.id)
 
     def _settlement(self, outcome: Outcome, ran: Duration | None) -> Settlement:
-        taken = self._source.clock.monotonic() - self._began if ran is None else microseconds(ran)
+        taken = self._source.clock.monotonic() - self._began if ran is None else duration_of("ran", ran)
+        if taken > LONGEST_RUN:
+            raise ConfigurationError(f"ran={shown(ran)} is longer than a year; give the time that the job ran")
         return settle(self._claim, outcome, max(0, taken))
 
 
 async def settle_together(
     source: ClaimSource, ends: Sequence[tuple[HeldClaim, Outcome]], ran: Duration | None = None
-) -> None:
-    """End claims in one transaction. Those that are gone are named by `ClaimLost`; the others have ended then."""
+) -> Landings:
+    """End claims in one transaction. Those that are gone are named by `ClaimLost`; the others have ended then.
+
+    Returned is, by job, what its follow-ups have met, as far as it is known.
+    """
     settlements = [claim._settlement(outcome, ran) for claim, outcome in ends]
     for number, (claim, _) in enumerate(ends):
         claim._check_held()
@@ -269,7 +284,9 @@ async def settle_together(
         claim._check_held()  # another task may have been faster while the app was opened
     for claim, _ in ends:
         claim._is_settled, claim._is_lent = True, False
-    settling = asyncio.ensure_future(store.settle(settlements, is_repeated=_repeats(ends, settlements)))
+    landed: Landings = {}
+    repeats = _repeats(ends, settlements)
+    settling = asyncio.ensure_future(store.settle(settlements, is_repeated=repeats, landed=landed))
     settling.add_done_callback(lambda _: _note_answer(settling, ends, settlements))
     try:
         # Shielded: a statement that is broken off leaves open whether it was recorded.
@@ -279,6 +296,7 @@ async def settle_together(
         raise
     if lost := [claim.id for claim, _ in ends if claim._is_lost]:
         raise ClaimLost(lost)
+    return landed
 
 
 def _note_answer(
@@ -332,7 +350,7 @@ async def renew_together(source: ClaimSource, claims: Iterable[HeldClaim], lease
 
 def as_lease(lease: Duration) -> timedelta:
     """A lease as it was given, checked."""
-    length = microseconds(lease)
+    length = duration_of("lease", lease)
     if not 0 < length <= LONGEST_DELAY:
         raise ConfigurationError(f"lease={lease!r} is not a time above 0 and up to a hundred years")
     return timedelta(microseconds=length)

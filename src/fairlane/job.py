@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from struct import Struct, unpack
 from threading import Lock
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 from uuid import UUID
 
 import msgspec
@@ -16,9 +16,13 @@ from fairlane.clock import Instant
 
 __all__ = [
     "RESERVED",
+    "SUSPECT_FROM",
     "AttemptRecord",
     "Claim",
+    "FollowUp",
+    "FrozenKeys",
     "JobRecord",
+    "Landed",
     "NewIds",
     "NewJob",
     "OnDead",
@@ -28,6 +32,7 @@ __all__ = [
     "UniqueKey",
     "Until",
     "new_job_ids",
+    "stored_in",
     "told_in",
     "trace_of",
     "with_trace",
@@ -137,6 +142,35 @@ class StampedEffects(msgspec.Struct, frozen=True):
         return bool(self.jobs or self.puts or self.deletes)
 
 
+class FollowUp(msgspec.Struct, frozen=True):
+    """What became of one follow-up."""
+
+    task: str
+    queue: str
+    outcome: Outcome | None
+    """`None`: not known, because an earlier try had recorded it and nobody heard the answer."""
+    job: UUID
+    """The job that was stored; where none was, the one that holds its unique key."""
+
+    @property
+    def is_stored(self) -> bool:
+        return self.outcome is None or self.outcome.is_stored
+
+
+class Landed(msgspec.Struct, frozen=True):
+    """What landed with the end of a job. Values always do; a follow-up whose unique key is held may not."""
+
+    enqueue: tuple[FollowUp, ...] = ()
+    """In the order in which they were given."""
+    put: tuple[str, ...] = ()
+    delete: tuple[str, ...] = ()
+
+    @property
+    def not_stored(self) -> tuple[FollowUp, ...]:
+        """Follow-ups for which there is no new job: another one holds their unique key."""
+        return tuple(each for each in self.enqueue if not each.is_stored)
+
+
 NewIds = Callable[[int], Sequence[UUID]]
 """So many ids that no job has."""
 
@@ -164,6 +198,25 @@ class OnDead(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self.effects, jobs=tuple(landing))
 
 
+class FrozenKeys(dict[str, str | None]):
+    """The keys of a job that is stored: a mapping that nobody changes. Many jobs share one."""
+
+    __slots__ = ()
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("the keys of a stored job cannot be changed; copy them first: dict(keys)")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[type[FrozenKeys], tuple[dict[str, str | None]]]:
+        return FrozenKeys, (dict(self),)
+
+
+SUSPECT_FROM = 2
+"""From this suspicion on, a job runs alone."""
+
+
 class Claim(msgspec.Struct, frozen=True):
     """A job handed to one worker. `lease` is random, names the batch it was claimed in, and fences it."""
 
@@ -172,7 +225,7 @@ class Claim(msgspec.Struct, frozen=True):
     queue: str
     task: str
     priority: int
-    keys: dict[str, str | None]
+    keys: Mapping[str, str | None]
     payload: bytes
     attempt: int
     """Counts from 1; a snooze or a release gives it back."""
@@ -180,6 +233,13 @@ class Claim(msgspec.Struct, frozen=True):
     enqueued_at: Instant
     claimed_at: Instant
     cancel_requested: bool
+    suspicion: int = 0
+    """How often its worker was lost while it ran with others beside it."""
+
+    @property
+    def is_suspect(self) -> bool:
+        """It may be what killed its worker: it runs with nothing beside it, so that the next loss has a culprit."""
+        return self.suspicion >= SUSPECT_FROM
 
 
 class JobRecord(msgspec.Struct, frozen=True):
@@ -190,7 +250,7 @@ class JobRecord(msgspec.Struct, frozen=True):
     task: str
     state: State
     priority: int
-    keys: dict[str, str | None]
+    keys: Mapping[str, str | None]
     payload: bytes
     attempt: int
     max_attempts: int
@@ -238,7 +298,7 @@ def with_trace(context: str | None, trace: dict[str, str] | None) -> str | None:
 
 def trace_of(context: str) -> dict[str, str] | None:
     """The span that a job was enqueued in, from its context as it is stored."""
-    found = _read(context).get(_TRACE)
+    found = stored_in(context).get(_TRACE)
     return found if isinstance(found, dict) else None
 
 
@@ -246,10 +306,11 @@ def told_in(context: str | None) -> dict[str, Any]:
     """What a job's producer told of it, from its context as it is stored."""
     if context is None:
         return {}
-    return {name: value for name, value in _read(context).items() if not name.startswith(RESERVED)}
+    return {name: value for name, value in stored_in(context).items() if not name.startswith(RESERVED)}
 
 
-def _read(context: str) -> dict[str, Any]:
+def stored_in(context: str) -> dict[str, Any]:
+    """A job's context with the names of our own."""
     # PostgreSQL takes JSON from producers in other languages that cannot be read here: half a surrogate pair, 1e999, a
     # thousand lists in each other. One such job must not keep the others from being seen.
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -14,14 +14,15 @@ from fairlane.errors import UnknownQueue
 from fairlane.handle import Foreseen
 from fairlane.job import NewJob, Outcome, new_job_ids
 from fairlane.pacing import Pacing
-from fairlane.policy.dividing import sibling
+from fairlane.policy.dividing import differing, division, sibling
 from fairlane.policy.keys import canonical_keys
-from fairlane.policy.partitions import partition_name
+from fairlane.policy.partitions import parse_partition, partition_name
 from fairlane.policy.policy import Policy
+from fairlane.policy.repartition import LEARNED_EVERY
 from fairlane.policy.unique import Conflict
 from fairlane.scheduler.backlog import Verdicts
-from fairlane.stamping import Stamper, stamp, with_newest_numbers
-from fairlane.store.protocol import Store
+from fairlane.stamping import Stamper, stamp
+from fairlane.store.protocol import Declared, Store
 from fairlane.task import Call, Progress
 from fairlane.telemetry.telemetry import Telemetry
 
@@ -32,7 +33,8 @@ log = logging.getLogger("fairlane.app")
 STAMP_AT_ONCE = 250
 """Jobs of a bulk that are stamped before other coroutines get a turn: another bulk may be on its way to the server."""
 POLICIES_LAST = 30 * SECOND
-"""Policies in force are looked up again after this time: an operator may have applied others."""
+"""Policies in force are looked up again after this time, although they have the same versions: an operator may have
+changed limits of theirs."""
 
 
 class Producing:
@@ -52,23 +54,37 @@ class Producing:
         self._clock = clock
         self._declared = declared
         self._max_payload = max_payload
-        self._looked_at = 0
+        self._versions: dict[str, int] = {}
+        self._looked_at = self._refreshed_at = 0
         self._pacing = Pacing(store, clock)
         self.telemetry = telemetry or Telemetry()
 
-    async def declare(self, policies: Iterable[Policy]) -> None:
-        """Make queues known, and say so where another policy is in force than the one declared."""
-        for policy in policies:
-            declared = await self._store.declare(policy)
-            self._remember(declared.policy)
-            if declared.is_drift:
-                log.warning(
-                    "queue %r: the policy in force (version %d) differs from the one declared here; "
-                    "`fairlane policy apply` puts the declared one in force",
-                    policy.queue,
-                    declared.version,
-                )
-        self._looked_at = self._clock.monotonic()
+    async def declare(self, partitions: Sequence[Policy]) -> None:
+        """Make a queue known, as this program declares its partitions. What is stored counts where it differs in their
+        number, or is not replaced by a declaration; then this says so."""
+        declared = await self._store.declare(partitions[0])
+        self._remember(declared)
+        name, place = declared.policy.queue, declared.policy.partition
+        if differs := differing(declared.policy, partitions[0]):
+            log.warning(
+                "queue %r: %s; jobs are sent and served by what is stored; "
+                "`fairlane partition %s --to %d` changes that",
+                name,
+                differs,
+                name,
+                division(partitions[0])[0],
+            )
+        if declared.is_drift:
+            log.warning(
+                "queue %r: the policy in force (version %d) differs from the one declared here; "
+                "`fairlane policy apply` puts the declared one in force",
+                name,
+                declared.version,
+            )
+        for index in range(1, place.width if place is not None else 1):
+            # Partition 0 says what holds, and only a program that was stopped here has left others out.
+            self._remember(await self._store.declare(sibling(declared.policy, index)))
+        self._looked_at = self._refreshed_at = self._clock.monotonic()
 
     async def stored(
         self, calls: Sequence[Call[Any]], tx: Any = None, progress: Progress | None = None, *, pace: bool = False
@@ -111,7 +127,6 @@ class Producing:
         trace = self.telemetry.tracing.carried()
         ids = new_job_ids(self._clock.now(), len(calls))
         jobs: list[NewJob] = []
-        bring = False
         stamper: Stamper | None = None
         for number, (call, job) in enumerate(zip(calls, ids, strict=True), start=1):
             if stamper is None or call.task is not stamper.task or call.options is not stamper.options:
@@ -119,12 +134,11 @@ class Producing:
                 if call.options.on_dead is not None:
                     await self._learn_all(call.options.on_dead)
                 declared = self._source_of(policy.queue) if policy.brought else None
-                bring = bring or declared is not None
                 stamper = Stamper(call, policy, self._max_payload, self.stamp, declared, trace)
             jobs.append(stamper.stamp(call, call.options.id or job))
             if number % STAMP_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        return with_newest_numbers(jobs, self.policies) if bring else jobs
+        return jobs
 
     async def judged(self, jobs: Sequence[NewJob], tx: Any = None, *, pace: bool = False) -> Verdicts:
         """What full backlogs mean for these jobs. With `pace` they wait for room first, and none is refused."""
@@ -162,16 +176,27 @@ class Producing:
         return stamp(call, call.options.id or job, policy, self._max_payload, self.stamp, self._source_of(name), trace)
 
     async def look_again(self) -> None:
-        """Look up the policies in force, if that was long ago."""
-        if self._clock.monotonic() - self._looked_at < POLICIES_LAST:
+        """Look up the policies in force, if that was long ago: often whether there are others, which says where jobs
+        go, and now and then what operators have changed."""
+        now = self._clock.monotonic()
+        if now - self._refreshed_at >= POLICIES_LAST:
+            self._looked_at = self._refreshed_at = now
+            stale = list(self.policies)
+        elif now - self._looked_at >= LEARNED_EVERY:
+            self._looked_at = now
+            wholes = [name for name in self.policies if parse_partition(name) is None]
+            versions = await self._store.policy_versions(wholes)
+            stale = [name for name in wholes if versions.get(name) != self._versions.get(name)]
+        else:
             return
-        self._looked_at = self._clock.monotonic()
-        for name in list(self.policies):
+        for name in stale:
             if (stored := await self._store.policy(name)) is not None:
-                self._remember(stored.policy)
+                self._remember(stored)
 
-    def _remember(self, policy: Policy) -> None:
+    def _remember(self, declared: Declared) -> None:
+        policy = declared.policy
         self.policies[policy.queue] = policy
+        self._versions[policy.queue] = declared.version
         if policy.partition is not None:
             # Another program may have declared it, or it has grown meanwhile: one partition tells of all.
             for index, name in enumerate(policy.partition.names):
@@ -196,7 +221,7 @@ class Producing:
         if declared := self._declared(name):
             await self.declare(declared)
         elif (stored := await self._store.policy(name)) is not None:
-            self._remember(stored.policy)
+            self._remember(stored)
         else:
             raise _unknown(call)
         return self.policies[name]

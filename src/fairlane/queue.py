@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
-from fairlane.clock import microseconds
+from fairlane.clock import duration_of
 from fairlane.errors import ConfigurationError, UnknownQueue
 from fairlane.explaining import explain_queue
 from fairlane.held_claim import ClaimSource, HeldClaim, HeldLease, as_lease, renew_together, settle_together
-from fairlane.policy.partitions import parse_partition, partition_for, partition_name
+from fairlane.parameters import check_value, checked
+from fairlane.policy.partitions import parse_partition, partition_for, partition_name, whole_of
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.explain import Explanation
 from fairlane.scheduler.settlement import Released, settle
@@ -25,6 +26,8 @@ from fairlane.worker.turns import Turns
 
 __all__ = ["Hand", "Queue", "QueueSource", "partitions_served"]
 
+MOST_CLAIMED = 100_000
+"""They are in memory together, and in one transaction."""
 ASKED_AT_MOST = 100
 """Claims that bring nothing and promise more, until the answer is that there is nothing."""
 
@@ -43,6 +46,8 @@ class QueueSource(ClaimSource, Protocol):
 
     async def hand(self, policies: Sequence[Policy]) -> Hand: ...
 
+    def in_force(self, queue: str) -> Policy | None: ...
+
     @property
     def forwarded(self) -> Collection[str]: ...
 
@@ -60,9 +65,9 @@ class Queue:
         self.policy = policy
         """As it is declared, for the whole queue."""
         self.partitions = partitions
-        """What each partition enforces; a plain queue has one."""
+        """What each partition enforces, as it is declared; a plain queue has one."""
         self._source = source
-        self._turns = Turns(each.queue for each in partitions)
+        self._turns = Turns(())
 
     def __repr__(self) -> str:
         return f"<queue {self.name!r}>"
@@ -71,29 +76,42 @@ class Queue:
     def name(self) -> str:
         return self.policy.queue
 
+    @property
+    def _in_force(self) -> Policy:
+        """What this app has last seen in the database; as long as it is not open, what is declared."""
+        return self._source.in_force(self.name) or self.partitions[0]
+
     def partition_for(self, key: object) -> int:
-        """The partition, from 0 on, that a value of `partition_by` belongs to; a tuple where it names several keys."""
-        place = self.partitions[0].partition
+        """The partition, from 0 on, that a value of `partition_by` belongs to; a tuple where it names several keys.
+
+        In an app that is open, by the number of partitions that the database has; else by the one declared.
+        """
+        place = self._in_force.partition
         count = len(key) if isinstance(key, tuple) else 1
         if place is not None and place.by and count != len(place.by):
             raise ConfigurationError(
                 f"queue {self.name!r} is partitioned by {', '.join(place.by)}; give partition_for a value for each of "
                 f"these keys, not {key!r}"
             )
-        return partition_for(key, len(self.partitions))
+        return partition_for(key, 1 if place is None else place.width)
 
+    @checked(unchecked=["lease"])
     async def claim(self, n: int = 1, *, lease: Duration = "30s", worker: str | None = None) -> list[HeldClaim]:
         """Hold up to `n` jobs for the time of one lease, in the order in which they should start.
 
         No two callers ever get the same job, and no limit is ever exceeded. An empty list: nothing may start now.
         """
-        if n < 1:
-            raise ConfigurationError(f"claim({n}): claim at least 1 job")
+        if not 1 <= n <= MOST_CLAIMED:
+            raise ConfigurationError(f"claim: n={n}: claim at least 1 job, and at most {MOST_CLAIMED:,} at once")
         duration = as_lease(lease)
         hand = await self._source.hand(self.partitions)
         identity = hand.identity if worker is None else WorkerIdentity(hand.identity.id, worker)
         held: list[HeldClaim] = []
-        for queue in self._turns.in_order():
+        served = partition_names(self._in_force)
+        for name in served:
+            self._turns.add(name)
+        # Jobs of a partition that is no more do not start there.
+        for queue in [name for name in self._turns.in_order() if name in served]:
             if len(held) < n:
                 held += await self._claim(hand, queue, n - len(held), identity, duration)
         return held
@@ -121,11 +139,12 @@ class Queue:
 
         A job wakes one of those who wait. Nothing that came after an empty claim is missed.
         """
+        until = None if timeout is None else max(0, duration_of("wait: timeout", timeout))
         hand = await self._source.hand(self.partitions)
-        until = None if timeout is None else max(0, microseconds(timeout))
-        if len(self.partitions) == 1:
+        served = partition_names(self._in_force)
+        if len(served) == 1:
             return await hand.ear.wait(self.name, until)
-        return await _any_of([hand.ear.wait(each.queue, until) for each in self.partitions])
+        return await _any_of([hand.ear.wait(name, until) for name in served])
 
     async def explain(self, **keys: object) -> Explanation:
         """Everything that holds all jobs of the queue, or all of these keys in it, and what would start next."""
@@ -138,7 +157,7 @@ class Queue:
         For producers of many jobs. It looks again after 50 ms, then ever more rarely, at least once a second.
         """
         return await self._source.wait_for_room(
-            self.partitions, keys, None if timeout is None else max(0, microseconds(timeout))
+            self.partitions, keys, None if timeout is None else max(0, duration_of("pace: timeout", timeout))
         )
 
     async def renew(self, claims: Iterable[HeldClaim], lease: Duration | None = None) -> None:
@@ -150,6 +169,7 @@ class Queue:
     ) -> None:
         """These jobs are done, in one transaction. `ClaimLost` names those whose claim is gone; the others are done."""
         held = self._own(claims)
+        check_value("ack", "results", results, Iterable[Any] | None)
         values = [None] * len(held) if results is None else list(results)
         if len(values) != len(held):
             raise ConfigurationError(f"ack of {len(held)} claims was given {len(values)} results; give one for each")
@@ -158,10 +178,10 @@ class Queue:
         )
 
     def _own(self, claims: Iterable[HeldClaim]) -> Sequence[HeldClaim]:
+        check_value(repr(self), "claims", claims, Iterable[HeldClaim])
         held = list(claims)
-        own = {each.queue for each in self.partitions}
         for claim in held:
-            if claim.queue not in own or claim._source is not self._source:
+            if whole_of(claim.queue) != self.name or claim._source is not self._source:
                 raise ConfigurationError(f"{claim!r} is not of {self!r} of this app; give it to its own queue")
         return held
 
@@ -175,9 +195,9 @@ async def partitions_served(store: Store, shares: Sequence[str], known: Sequence
     for name in shares:
         of, index = parse_partition(name) or (name, None)
         found = await store.policy(of)
-        if found is None or (index is not None and index >= _names(found.policy)[1]):
+        names = () if found is None else partition_names(found.policy)
+        if not names or (index is not None and index >= len(names)):
             raise UnknownQueue(f"queues: {name!r} is unknown; this app has {', '.join(known)}")
-        names, _ = _names(found.policy)
         alone = {partition_name(*each) for other in shares if (each := parse_partition(other)) is not None}
         served[name] = (
             tuple(each for each in names if each not in alone) if index is None else (partition_name(of, index),)
@@ -185,9 +205,9 @@ async def partitions_served(store: Store, shares: Sequence[str], known: Sequence
     return served
 
 
-def _names(policy: Policy) -> tuple[tuple[str, ...], int]:
-    names = (policy.queue,) if policy.partition is None else policy.partition.names
-    return names, len(names)
+def partition_names(policy: Policy) -> tuple[str, ...]:
+    """The partitions that a queue has; a plain one is its only one."""
+    return (policy.queue,) if policy.partition is None else policy.partition.names
 
 
 async def _any_of(waits: Sequence[Coroutine[Any, Any, bool]]) -> bool:

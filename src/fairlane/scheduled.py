@@ -11,6 +11,7 @@ import msgspec
 
 from fairlane.clock import Instant, as_datetime, microseconds
 from fairlane.errors import ConfigurationError
+from fairlane.parameters import is_storable, shown
 from fairlane.policy.recurrence import Cron, Every, Missed, Recurrence, check_missed, check_timezone
 from fairlane.task import BoundTask, Call, Duration, Task
 
@@ -72,7 +73,7 @@ def declared_schedule(
     if every is None:
         line, *rest = given or (None,)
         if not isinstance(line, str):
-            got = f", not {line!r}" if given else ""
+            got = f", not {shown(line)}" if given else ""
             raise ConfigurationError(f"schedule: give a cron line first, such as '0 9 * * 1-5', or every='15m'{got}")
         recurrence = Cron(line.strip(), timezone)
     else:
@@ -87,15 +88,12 @@ def declared_schedule(
     what, *args = rest
     call = _call(what, args)
     schedule = Schedule(_checked_name(name, call), recurrence, check_missed(missed), call)
-    call.task.codec.check_call(call.args, call.kwargs)
     schedule.document()
     return schedule
 
 
 def _interval(every: Duration) -> Every:
     try:
-        if isinstance(every, bool):  # a number for Python
-            raise ConfigurationError(f"{every!r} is not a duration; write 90, '1m30s' or timedelta(…)")
         return Every(microseconds(every))
     except ConfigurationError as error:
         raise ConfigurationError(f"schedule: every: {error}") from None
@@ -103,17 +101,12 @@ def _interval(every: Duration) -> Every:
 
 def _checked_name(name: object, call: Call[Any]) -> str:
     chosen = call.task.name if name is None else name
-    if isinstance(chosen, str) and chosen.strip() and len(chosen) <= LONGEST_NAME and _can_be_stored(chosen):
+    if isinstance(chosen, str) and chosen.strip() and len(chosen) <= LONGEST_NAME and is_storable(chosen):
         return chosen
-    shown = repr(chosen[:LONGEST_NAME] if isinstance(chosen, str) else chosen)
     raise ConfigurationError(
-        f"schedule: name={shown} is no name; give a text of up to {LONGEST_NAME} characters, such as 'daily-report'"
+        f"schedule: name={shown(chosen)} is no name; give a text of up to {LONGEST_NAME} characters, "
+        "such as 'daily-report'"
     )
-
-
-def _can_be_stored(text: str) -> bool:
-    """Neither NUL nor half a character, which no database holds."""
-    return not any(sign == "\0" or "\ud800" <= sign <= "\udfff" for sign in text)
 
 
 def _call(what: object, args: list[Any]) -> Call[Any]:
@@ -126,13 +119,18 @@ def _call(what: object, args: list[Any]) -> Call[Any]:
             raise ConfigurationError("schedule: a call has its arguments already; give it alone")
         case _:
             raise ConfigurationError(
-                f"schedule: {what!r} is neither a task nor a call of one; write @app.task above the function, and give "
-                f"that, or its .call(…)"
+                f"schedule: {shown(what)} is neither a task nor a call of one; write @app.task above the function, and "
+                "give that, or its .call(…)"
             )
     options = call.options
     for option in ("tx", "id", "run_at"):
         if getattr(options, option) is not None:
             raise ConfigurationError(f"schedule: {call!r} is enqueued many times; leave {option}= out")
+    for name in ("schedule", "slot"):
+        if name in (options.context or {}):
+            raise ConfigurationError(
+                f"schedule: context: {name!r} is what each job finds its own {name} under; give yours another name"
+            )
     return call
 
 

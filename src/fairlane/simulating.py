@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from fairlane.clock import SECOND, Instant, microseconds
+from fairlane.clock import SECOND, Instant, duration_of
 from fairlane.errors import ConfigurationError
 from fairlane.job import JobRecord, State
+from fairlane.parameters import checked
 from fairlane.policy.by import normalize_by
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.measures import Simulation, measure
@@ -29,6 +30,7 @@ PAGE = 1_000
 OnProgress = Callable[[int], None]
 
 
+@checked()
 def simulate(
     policy: Policy,
     workload: Workload | Iterable[SimulatedJob],
@@ -73,13 +75,17 @@ def record(
 ) -> Recording:
     """The same, run by run: for those who want to measure or draw something else."""
     if slots < 1:
-        raise ConfigurationError(f"slots={slots}: a fleet has at least one slot")
-    fleet = Fleet(slots=slots, claim_time=microseconds(claim_time), settle_time=microseconds(settle_time))
+        raise ConfigurationError(f"slots={slots}: a fleet has at least one slot; give a number above 0")
+    fleet = Fleet(
+        slots=slots,
+        claim_time=duration_of("claim_time", claim_time),
+        settle_time=duration_of("settle_time", settle_time),
+    )
     if min(fleet.claim_time, fleet.settle_time) < 0:
         raise ConfigurationError(f"claim_time={claim_time!r} and settle_time={settle_time!r} are times of at least 0")
     jobs: Iterable[SimulatedJob] = workload.simulated(seed) if isinstance(workload, Workload) else workload
     listed = list(jobs)
-    end = None if until is None else (listed[0].at if listed else 0) + microseconds(until)
+    end = None if until is None else (listed[0].at if listed else 0) + duration_of("until", until)
     return play(policy, listed, fleet, until=end, on_progress=on_progress)
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
-from msgspec.structs import replace
-
 from fairlane.codec import encode_value
 from fairlane.effects import Effects
-from fairlane.errors import InvalidJob, InvalidKey, PayloadTooLarge
+from fairlane.errors import FairlaneError, InvalidJob, InvalidKey, PayloadTooLarge
 from fairlane.job import NewJob, OnDead, StampedEffects, with_trace
+from fairlane.parameters import shown
 from fairlane.policy.keys import BUILT_IN, canonical_key, canonical_keys, lane_id
 from fairlane.policy.partitions import Partition, partition_name, partition_of
 from fairlane.policy.policy import Policy
@@ -21,7 +20,7 @@ from fairlane.policy.unique import unique_key
 from fairlane.task import Call, Task
 from fairlane.values import ABSENT, checked_key
 
-__all__ = ["Stamp", "Stamper", "stamp", "stamped_effects", "with_newest_numbers"]
+__all__ = ["Stamp", "Stamper", "stamp", "stamped_effects"]
 
 Stamp = Callable[[Call[Any]], NewJob]
 """Makes a job of a call, under the policies in force."""
@@ -101,7 +100,6 @@ class Stamper:
         """The job that a call asks for."""
         task, options, policy, args, kwargs = self.task, self.options, self._policy, call.args, call.kwargs
         codec, priority = task.codec, self._priority
-        codec.check_call(args, kwargs)
         if self._keyless is None:
             keys = _keys(task, policy, call)
             queue = policy.queue if policy.partition is None else _partition(call, job, policy, policy.partition, keys)
@@ -165,7 +163,9 @@ def _partition(call: Call[Any], job: UUID, policy: Policy, partition: Partition,
         found = tuple(canonical_key("partition_key", value) for value in values)
         return partition_name(partition.of, 0 if key is None else partition_of(found, partition.width))
     if index >= partition.width:
-        raise InvalidJob(f"{what} has partitions 0 to {partition.width - 1}, not partition={index!r}")
+        raise InvalidJob(
+            f"{what} has partitions 0 to {partition.width - 1}, not partition={index!r}; give one of these"
+        )
     return partition_name(partition.of, index)
 
 
@@ -212,27 +212,19 @@ def _on_dead(task: Task[..., Any], job: UUID, effects: Effects, stamp: Stamp | N
     return encoded
 
 
-def with_newest_numbers(jobs: Sequence[NewJob], policies: Mapping[str, Policy]) -> list[NewJob]:
-    """Jobs that are stored together bring the last number of each key: their bells may be folded in another order."""
-    newest: dict[tuple[str, str, tuple[str | None, ...]], float] = {}
-
-    def place(job: NewJob, name: str) -> tuple[str, str, tuple[str | None, ...]]:
-        return job.queue, name, policies[job.queue].brought_for(name, job.priority, job.lane_keys)
-
-    for job in jobs:
-        newest.update((place(job, name), number) for name, number in (job.given or {}).items())
-    return [
-        job if job.given is None else replace(job, given={name: newest[place(job, name)] for name in job.given})
-        for job in jobs
-    ]
-
-
 def _numbers(
     call: Call[Any], job: UUID, policy: Policy, declared: Policy | None, keys: Mapping[str, str | None], priority: int
 ) -> dict[str, float]:
     """What the policy takes from this job."""
     task = call.task.name
-    told = {**(call.options.context or {}), **keys, "queue": policy.queue, "task": task, "priority": priority}
+    given = call.options.context or {}
+    for name in given.keys() & keys.keys():
+        if given[name] != keys[name]:
+            raise InvalidJob(
+                f"task {task!r}: context: {name!r} is also a key of the job, {keys[name]!r}, which the policy's "
+                "functions find under that name; give yours another name"
+            )
+    told = {**given, **keys, "queue": policy.queue, "task": task, "priority": priority}
     context = MappingProxyType(told)
     numbers = {}
     for name in policy.brought:
@@ -272,7 +264,15 @@ def _keys(task: Task[..., Any], policy: Policy, call: Call[Any]) -> dict[str, st
                     f"enqueue with using(keys={{{name!r}: …}})"
                 )
     else:
-        values.update(_own(task, source(*args, **kwargs)))
+        try:
+            values.update(_own(task, source(*args, **kwargs)))
+        except FairlaneError:
+            raise
+        except Exception as error:
+            raise InvalidKey(
+                f"task {task.name!r}: its keys= function failed: {type(error).__name__}: {error}; let it return a "
+                "mapping for every call, with None for what a job does not have"
+            ) from error
     if given:
         values.update(_own(task, given))
     for name in needed:
@@ -284,10 +284,15 @@ def _keys(task: Task[..., Any], policy: Policy, call: Call[Any]) -> dict[str, st
 def _own(task: Task[..., Any], given: object) -> Mapping[str, object]:
     """Keys as a user gives them: names, and none of ours."""
     if not isinstance(given, Mapping):
-        raise InvalidKey(f"task {task.name!r}: keys are a mapping of names to values, not a {type(given).__name__}")
+        raise InvalidKey(
+            f"task {task.name!r}: keys are a mapping of names to values, not a {type(given).__name__}; give one, "
+            "such as {'account': 'acme'}"
+        )
     for name in given:
         if not isinstance(name, str) or not name.isidentifier():
-            raise InvalidKey(f"task {task.name!r}: {name!r} is not a key's name; use letters, digits and underscores")
+            raise InvalidKey(
+                f"task {task.name!r}: keys: {shown(name)} is not a key's name; use letters, digits and underscores"
+            )
         if name in BUILT_IN:
             raise InvalidKey(f"task {task.name!r}: the key {name!r} is built in and cannot be given")
     return given

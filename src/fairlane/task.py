@@ -16,14 +16,16 @@ from uuid import UUID
 
 import msgspec
 
-from fairlane.clock import SECOND, Instant, as_instant, microseconds
+from fairlane.clock import SECOND, Instant, as_instant, duration_of, microseconds
 from fairlane.codec import Codec, PayloadCodec
 from fairlane.effects import Effects
-from fairlane.errors import ConfigurationError, InvalidJob, UnknownTask
+from fairlane.errors import ConfigurationError, InvalidJob, InvalidKey, UnknownTask
 from fairlane.handle import Enqueued, Foreseen, Job
 from fairlane.job import RESERVED
+from fairlane.parameters import check_value, known_options, shown
 from fairlane.policy.retry import Backoff
 from fairlane.policy.unique import Unique
+from fairlane.redaction import Redact
 from fairlane.values import ABSENT
 
 __all__ = [
@@ -53,20 +55,26 @@ Progress = Callable[[int, int], None]
 
 LOWEST_PRIORITY, HIGHEST_PRIORITY = -100, 100
 MOST_ATTEMPTS = 10_000
+ALWAYS_TOLD = ("queue", "task", "priority")
+"""What a policy's functions are given of every job, beside its context and its keys."""
 LONGEST_DELAY = 100 * 366 * 24 * 3_600 * SECOND
 
 
 def check_priority(what: str, priority: object) -> int:
     if isinstance(priority, bool) or not isinstance(priority, int):
-        raise InvalidJob(f"{what}: priority={priority!r} is not a whole number")
+        raise InvalidJob(f"{what}: priority={shown(priority)} is not a whole number; give one, such as 5")
     if not LOWEST_PRIORITY <= priority <= HIGHEST_PRIORITY:
-        raise InvalidJob(f"{what}: priority={priority} is outside of {LOWEST_PRIORITY} … {HIGHEST_PRIORITY}")
+        raise InvalidJob(
+            f"{what}: priority={shown(priority)} is outside of {LOWEST_PRIORITY} … {HIGHEST_PRIORITY}; give one inside"
+        )
     return priority
 
 
 def check_attempts(what: str, attempts: object) -> int:
     if isinstance(attempts, bool) or not isinstance(attempts, int) or not 1 <= attempts <= MOST_ATTEMPTS:
-        raise InvalidJob(f"{what}: max_attempts={attempts!r} is not a whole number from 1 to {MOST_ATTEMPTS:,}")
+        raise InvalidJob(
+            f"{what}: max_attempts={shown(attempts)} is not a whole number from 1 to {MOST_ATTEMPTS:,}; give one"
+        )
     return attempts
 
 
@@ -76,29 +84,42 @@ def check_id(what: str, given: object) -> UUID | None:
     try:
         return UUID(str(given))
     except ValueError:
-        raise InvalidJob(f"{what}: id={given!r} is not a UUID; give one, such as uuid.uuid4(), or none") from None
+        raise InvalidJob(f"{what}: id={shown(given)} is not a UUID; give one, such as uuid.uuid4(), or none") from None
 
 
 def check_context(what: str, context: object) -> Mapping[str, Any]:
     if not isinstance(context, Mapping) or not all(isinstance(name, str) for name in context):
-        raise InvalidJob(f"{what}: context={context!r} is not a mapping of names to values")
+        raise InvalidJob(
+            f"{what}: context={shown(context)} is not a mapping of names to values; give one, such as {{'plan': 'pro'}}"
+        )
     for name in context:
         if name.startswith(RESERVED):
-            raise InvalidJob(f"{what}: context: {name!r} is a name of Fairlane's own; begin it otherwise")
+            raise InvalidJob(f"{what}: context: {shown(name)} is a name of Fairlane's own; begin it otherwise")
+        if name in ALWAYS_TOLD:
+            raise InvalidJob(
+                f"{what}: context: {name!r} is what a policy's functions find the job's own {name} under; give yours "
+                "another name"
+            )
     return context
 
 
 def check_partition(what: str, partition: object) -> int | None:
     if partition is None or (isinstance(partition, int) and not isinstance(partition, bool) and partition >= 0):
         return partition
-    raise InvalidJob(f"{what}: partition={partition!r} is not the number of a partition, which count from 0")
+    raise InvalidJob(f"{what}: partition={shown(partition)} is not the number of a partition; give one, from 0 on")
+
+
+def check_keys_given(what: str, keys: object) -> Mapping[str, object]:
+    if not isinstance(keys, Mapping):
+        raise InvalidKey(f"{what}: keys={shown(keys)} are none; give a mapping, such as {{'account': 'acme'}}")
+    return keys
 
 
 def check_effects(what: str, given: object) -> Effects | None:
     if given is None:
         return None
     if not isinstance(given, Effects):
-        raise InvalidJob(f"{what}: on_dead={given!r} is not an Effects(…)")
+        raise InvalidJob(f"{what}: on_dead={shown(given)} is not an Effects(…); give one, such as Effects(enqueue=[…])")
     return given.copy()
 
 
@@ -130,17 +151,18 @@ class TaskOptions:
         except InvalidJob as error:
             raise ConfigurationError(str(error)) from None
         if not isinstance(self.backoff, Backoff):
-            raise ConfigurationError(f"{what}: backoff={self.backoff!r} is not a Backoff(…)")
+            raise ConfigurationError(f"{what}: backoff={shown(self.backoff)} is not a Backoff(…); give one, or none")
         for name, kinds in (("retry_on", self.retry_on), ("dead_on", self.dead_on)):
-            try:
-                isinstance(None, kinds)
-            except TypeError:
-                raise ConfigurationError(
-                    f"{what}: {name}={kinds!r} is not an exception type, or a tuple of them"
-                ) from None
+            each: Any
+            for each in kinds if isinstance(kinds, tuple) else (kinds,):
+                if not isinstance(each, type) or not issubclass(each, BaseException):
+                    raise ConfigurationError(
+                        f"{what}: {name}={shown(kinds)} is not an exception type, or a tuple of them; give such as "
+                        "ConnectionError"
+                    )
         if self.executor not in ("thread", "process"):
-            raise ConfigurationError(f"{what}: executor={self.executor!r} is unknown; use 'thread' or 'process'")
-        if self.timeout is not None and microseconds(self.timeout) <= 0:
+            raise ConfigurationError(f"{what}: executor={shown(self.executor)} is unknown; use 'thread' or 'process'")
+        if self.timeout is not None and duration_of(f"{what}: timeout", self.timeout) <= 0:
             raise ConfigurationError(f"{what}: timeout={self.timeout!r} is not a time above 0; None means no timeout")
         return self
 
@@ -209,6 +231,8 @@ class Call(msgspec.Struct, Generic[R], eq=False, gc=False):
 def one_by_one(calls: Iterable[Call[R]], taker: str) -> Iterator[Call[R]]:
     """The calls of a bulk; what a plain `for` cannot take, an async generator above all, is refused by name."""
     try:
+        if isinstance(calls, str | bytes | Mapping):
+            raise TypeError
         return iter(calls)
     except TypeError as error:
         remedy = "give a list of calls, or a generator"
@@ -225,6 +249,8 @@ def not_a_call(given: object, taker: str = "enqueue_many") -> InvalidJob:
 
 class Producer(Protocol):
     """What a task asks of the app that it belongs to."""
+
+    redact: Redact | None
 
     async def enqueue_many(
         self, calls: Iterable[Call[R]], tx: Any = None, progress: Progress | None = None
@@ -248,16 +274,17 @@ class BoundTask(Generic[P, R]):
         return f"{self._task!r}.using({self._options})"
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
-        """This call as a value, for `enqueue_many`."""
+        """This call as a value, for `enqueue_many`; checked against the function's parameters."""
+        self._task.codec.check_call(args, kwargs)
         return Call(self._task, args, kwargs, self._options)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Store one job; durable when this returns, or with the transaction given as `tx`."""
-        return await self._task.producer.enqueue_one(Call(self._task, args, kwargs, self._options))
+        return await self._task.producer.enqueue_one(self.call(*args, **kwargs))
 
     async def dry_run(self, *args: P.args, **kwargs: P.kwargs) -> Foreseen:
         """What `enqueue` would do now, checked in every way but not stored."""
-        return await self._task.producer.foresee(Call(self._task, args, kwargs, self._options))
+        return await self._task.producer.foresee(self.call(*args, **kwargs))
 
     async def enqueue_many(self, calls: Iterable[Call[R]], progress: Progress | None = None) -> Enqueued[R]:
         """Store these calls of this task, all or none. What a call does not choose is as chosen with `using`."""
@@ -279,6 +306,7 @@ class BoundTask(Generic[P, R]):
         """`enqueue_many` for code that is not async."""
         return self._task.producer.run_blocking(self.enqueue_many(calls))
 
+    @known_options
     def using(
         self,
         *,
@@ -306,6 +334,8 @@ class BoundTask(Generic[P, R]):
         `partition_key` a value to find it by instead; with `None` it goes to the first.
         """
         what = f"task {self._task.name!r}"
+        if queue is not None:
+            check_value(what, "queue", queue, str, error=InvalidJob)
         given: dict[str, Any] = {"tx": tx, "queue": queue, "id": check_id(what, id), "unique": as_unique(unique)}
         given["on_dead"] = check_effects(what, on_dead)
         if priority is not None:
@@ -313,7 +343,7 @@ class BoundTask(Generic[P, R]):
         if max_attempts is not None:
             given["max_attempts"] = check_attempts(what, max_attempts)
         if keys is not None:
-            given["keys"] = {**(self._options.keys or {}), **keys}
+            given["keys"] = {**(self._options.keys or {}), **check_keys_given(what, keys)}
         if context is not None:
             given["context"] = {**(self._options.context or {}), **check_context(what, context)}
         if delay is not None and run_at is not None:
@@ -417,7 +447,7 @@ class Registry:
     def __getitem__(self, name: str) -> Task[..., Any]:
         task = self._tasks.get(name)
         if task is None:
-            raise UnknownTask(f"no task is named {name!r}; known are: {', '.join(sorted(self._tasks)) or 'none'}")
+            raise UnknownTask(f"no task is named {shown(name)}; known are: {', '.join(sorted(self._tasks)) or 'none'}")
         return task
 
     def __iter__(self) -> Iterator[Task[..., Any]]:
@@ -444,7 +474,7 @@ def _delay(what: str, delay: Duration) -> int:
 
 def _run_at(what: str, run_at: datetime) -> Instant:
     if not isinstance(run_at, datetime):
-        raise InvalidJob(f"{what}: run_at={run_at!r} is not a datetime; for a duration use delay=")
+        raise InvalidJob(f"{what}: run_at={shown(run_at)} is not a datetime; for a duration use delay=")
     try:
         return as_instant(run_at)
     except ConfigurationError as error:

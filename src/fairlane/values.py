@@ -9,6 +9,7 @@ import msgspec
 
 from fairlane.codec import decode_value, encode_value
 from fairlane.errors import InvalidValue
+from fairlane.parameters import shown
 from fairlane.store.protocol import Store
 
 __all__ = ["ABSENT", "Absent", "Page", "ValueSource", "Values", "checked_key"]
@@ -88,7 +89,8 @@ class Values:
         """The keys that begin with `prefix`, with their values, a page at a time."""
         most = _checked_limit(limit)
         low, end = key_range(
-            prefix if prefix == "" else checked_key(prefix), after if not after else checked_key(after)
+            prefix if prefix == "" else checked_key(prefix),
+            None if after is None or after == "" else checked_key(after),
         )
         # One more than asked for: it says whether there is another page.
         found = await (await self._source.opened()).scan_values(low, end, most + 1, tx)
@@ -136,19 +138,21 @@ def key_range(prefix: str, after: str | None) -> tuple[str, str]:
 def checked_key(key: object) -> str:
     """A key, if it can be one; else `InvalidValue`."""
     if not isinstance(key, str):
-        raise InvalidValue(f"the key {key!r} is not text; write str({key!r})")
+        raise InvalidValue(f"the key {shown(key)} is not text; give text, such as 'orders/42'")
     try:
         size = len(key.encode())
     except UnicodeEncodeError as error:
-        raise InvalidValue(f"the key {key!r} cannot be written in UTF-8: {error.reason}") from None
+        raise InvalidValue(
+            f"the key {shown(key)} cannot be written in UTF-8: {error.reason}; encode what it holds"
+        ) from None
     if not 1 <= size <= LONGEST_KEY:
         raise InvalidValue(f"the key {key[:40]!r} takes {size} bytes; 1 to {LONGEST_KEY} are possible")
     if "\0" in key:
-        raise InvalidValue(f"the key {key!r} holds a NUL, which PostgreSQL cannot store; leave it out")
+        raise InvalidValue(f"the key {shown(key)} holds a NUL, which PostgreSQL cannot store; leave it out")
     return key
 
 
 def _checked_limit(limit: object) -> int:
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MOST_ITEMS:
-        raise InvalidValue(f"limit={limit!r} is not a whole number from 1 to {MOST_ITEMS:,}; take more pages")
+        raise InvalidValue(f"limit={shown(limit)} is not a whole number from 1 to {MOST_ITEMS:,}; take more pages")
     return limit

@@ -16,6 +16,7 @@ import msgspec
 
 from fairlane.clock import SECOND, Instant, as_instant, microseconds
 from fairlane.errors import ConfigurationError, FairlaneError
+from fairlane.parameters import check_fields, checked, shown
 from fairlane.policy.keys import canonical_keys
 from fairlane.policy.retry import Backoff
 from fairlane.scheduler.simulate import JobKind, SimulatedJob
@@ -40,6 +41,7 @@ class RunTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     sigma: float = 1.0
 
     def __post_init__(self) -> None:
+        check_fields(self, "RunTimes")
         given = [each for each in (self.uniform, self.exponential, self.lognormal) if each is not None]
         if len(given) != 1:
             raise ConfigurationError("a run time is one of uniform, exponential and lognormal")
@@ -89,7 +91,8 @@ class JobClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Before the second attempt; doubled before each further one."""
 
     def __post_init__(self) -> None:
-        what = f"class {self.name!r}"
+        check_fields(self, f"class {shown(self.name)}")
+        what = f"class {shown(self.name)}"
         if not self.name:
             raise ConfigurationError("a class of a workload needs a name, such as 'small'")
         if self.count < 1 or self.jobs < 0 or self.burst < 1 or self.max_attempts < 1:
@@ -165,13 +168,15 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self, "Workload")
         names = [each.name for each in self.classes]
         if not names:
-            raise ConfigurationError("a workload needs at least one class of jobs")
+            raise ConfigurationError("classes: a workload needs at least one class of jobs; give JobClass(…)")
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ConfigurationError(f"the workload has two classes named {twice!r}; give each its own name")
 
     @classmethod
+    @checked()
     def parse(cls, text: str | bytes, source: str = "the workload") -> Workload:
         """Read a TOML or JSON document. `source` names it in errors."""
         is_json = text.lstrip()[:1] in ("{", b"{")

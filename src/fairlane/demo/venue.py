@@ -53,7 +53,7 @@ def own_database(url: str) -> Iterator[str]:
             "the demo plays in a database of its own and drops it afterwards, but this user may not create one "
             f"({error}); give a user that may, or use --postgres"
         ) from error
-    except (OSError, asyncpg.PostgresError) as error:
+    except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         raise DemoFailed(f"the PostgreSQL of --url cannot be used: {error}") from error
     try:
         yield urlunsplit(urlsplit(url)._replace(path=f"/{name}"))

@@ -23,7 +23,6 @@ from fairlane.operations.findings import Finding, Level
 from fairlane.operations.jobs import (
     LIMIT,
     JobDetails,
-    Redact,
     Report,
     Selection,
     cancel_jobs,
@@ -55,6 +54,7 @@ from fairlane.operations.partitioning import (
     PartitionPlan,
     Repartitioned,
     change_partitions,
+    declared_by,
     plan_partitions,
 )
 from fairlane.operations.policies import (
@@ -118,7 +118,6 @@ __all__ = [
     "PolicyInForce",
     "QueueView",
     "Ranking",
-    "Redact",
     "Repartitioned",
     "Report",
     "ScheduleView",
@@ -133,6 +132,7 @@ __all__ = [
     "change_partitions",
     "clear_limit",
     "clear_weight",
+    "declared_by",
     "describe_attempt",
     "describe_change",
     "describe_details",

@@ -17,6 +17,7 @@ from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.store.auditing import Note
 from fairlane.store.finding import known_partitions
 from fairlane.store.protocol import Declared, Store
+from fairlane.store.queue_time import QueueTime
 
 __all__ = ["Intent", "find_limit", "in_force", "partitions_of", "scope_of"]
 
@@ -48,11 +49,17 @@ class Intent:
     def note(self, action: str) -> Note:
         return Note(actor=self.actor, action=action, reason=self.reason)
 
-    def ends_at(self, now: Instant) -> Instant | None:
-        """When what is set ends by itself; `None`: when somebody ends it."""
-        at = now + self.expires_in if self.expires_in is not None else self.expires_at
+    def ends_at(self, time: QueueTime) -> Instant | None:
+        """When what is set ends by itself, in queue time; `None`: when somebody ends it."""
+        now, at = time.now, self.expires_at
+        if self.expires_in is not None:
+            at = now + self.expires_in
+        elif at is not None:
+            at += time.ahead  # a time of day goes by the wall clock
         if at is not None and at <= now:
-            raise ConfigurationError("it would have ended already; give a time to come, or leave it out")
+            raise ConfigurationError(
+                "it would have ended already (expires_in, expires_at); give a time to come, or leave it out"
+            )
         if at is not None and at > LATEST:
             raise ConfigurationError("it would end after the year 9999; leave the time out, and it ends with somebody")
         return at

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -84,7 +85,11 @@ def describe_report(report: Report) -> dict[str, Any]:
         "dry_run": report.is_dry_run,
         "count": len(report.done),
         "jobs": [str(each.job) for each in report.done],
-        "skipped": [{"id": str(each.job), "reason": each.skipped} for each in report.skipped],
+        "skipped": [
+            {"id": str(each.job), "reason": each.skipped, "holder": None if each.holder is None else str(each.holder)}
+            for each in report.skipped
+        ],
+        "held": report.held,
         "more": report.more,
     }
 
@@ -129,6 +134,7 @@ def describe_change(change: Change) -> dict[str, Any]:
         "before": [describe_override(each, change.everyone) for each in change.before],
         "after": [describe_override(each, change.everyone) for each in change.after],
         "partitions": [describe_change(each) for each in change.partitions],
+        "affected": None if change.affected is None else asdict(change.affected),
     }
 
 
@@ -214,6 +220,7 @@ def describe_partitions(done: Repartitioned) -> dict[str, Any]:
         "by": list(plan.by),
         "dry_run": done.is_dry_run,
         "resumed": plan.is_resumed,
+        "gives_up": plan.gives_up,
         "waiting": plan.waiting,
         "running": plan.running,
         "moved": done.moved,

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from fairlane.operations.diagnosis_database import about_database, about_no_database
+from fairlane.operations.diagnosis_database import about_database, about_no_database, about_time
 from fairlane.operations.diagnosis_keys import about_named_keys, about_tasks, named_keys
 from fairlane.operations.diagnosis_policies import about_policies
 from fairlane.operations.diagnosis_queues import (
     LONG_OVERDUE,
     about_bells,
     about_figures,
+    about_gates,
     about_service,
     about_standstills,
 )
@@ -27,6 +28,7 @@ from fairlane.operations.seeing_workers import list_workers
 from fairlane.operations.views import WorkerView
 from fairlane.policy.partitions import whole_of
 from fairlane.policy.policy import Policy
+from fairlane.scheduler.explain import forwarded_to_an_engine
 from fairlane.store.protocol import Store
 
 __all__ = ["about_no_database", "diagnose"]
@@ -39,26 +41,31 @@ async def diagnose(
     store: Store,
     declared: Declarations | None = None,
     tasks: Collection[str] | None = None,
-    forwarded: Collection[str] = (),
+    forwarded: Collection[str] | None = (),
 ) -> list[Finding]:
     """Look at a database and at every queue in it, at its workers, and at what the code declares; the worst first.
     `tasks` are those that the program at hand knows, if it is one that runs them; `forwarded`, the queues that it
-    leaves to an engine."""
+    leaves to an engine, or `None` if there is no program at hand."""
     shown = await show_policies(store, declared, with_partitions=True)
     policies = {each.queue: each.policy for each in shown if each.policy is not None}
     workers = (await list_workers(store)).workers
     alive = [each for each in workers if not each.is_late]
-    known = {*forwarded, *(queue for each in workers if each.is_dispatcher for queue in each.queues)}
+    seen = {queue for each in workers if each.is_dispatcher for queue in each.queues}
     findings = [*about_database(await store.health()), *about_workers(workers), *about_policies(shown)]
     for policy in policies.values():
-        findings += await _about_one(store, policy, alive, is_forwarded=whole_of(policy.queue) in known)
+        was_seen = whole_of(policy.queue) in seen
+        is_forwarded = forwarded_to_an_engine(policy.queue, forwarded, was_seen=was_seen)
+        findings += await _about_one(store, policy, alive, is_forwarded=is_forwarded)
     findings += await _about_tasks(store, policies, alive, tasks)
     findings += await _about_all(store, policies)
-    findings += about_schedules(await store.schedules(), await store.now(), has_worker=bool(alive))
+    time = await store.time()
+    findings += [*about_time(time), *about_schedules(await store.schedules(), time, has_worker=bool(alive))]
     return by_level(findings)
 
 
-async def _about_one(store: Store, policy: Policy, alive: list[WorkerView], *, is_forwarded: bool) -> list[Finding]:
+async def _about_one(
+    store: Store, policy: Policy, alive: list[WorkerView], *, is_forwarded: bool | None
+) -> list[Finding]:
     """What jobs and workers have left behind in a queue, or have not."""
     queue, named = policy.queue, list(named_keys(policy))
     flows = [flow for each in named for flow in each.flows]
@@ -68,6 +75,7 @@ async def _about_one(store: Store, policy: Policy, alive: list[WorkerView], *, i
     return [
         *await about_named_keys(store, named, traces.found),
         *about_bells(queue, counts),
+        *await about_gates(store, queue),
         *await about_service(store, policy, counts, is_served=is_served, is_forwarded=is_forwarded),
     ]
 

@@ -9,8 +9,9 @@ from fairlane.clock import SECOND, lasting
 from fairlane.errors import FairlaneError, SchemaTooNew, StoreUnavailable
 from fairlane.operations.findings import Finding, Level
 from fairlane.store.health import Health, HorizonHolder, PostgresHealth, SqliteHealth, TableHealth
+from fairlane.store.queue_time import QueueTime
 
-__all__ = ["about_database", "about_no_database"]
+__all__ = ["about_database", "about_no_database", "about_time"]
 
 MINUTE, HOUR = 60 * SECOND, 3_600 * SECOND
 LONG_OPEN = 10 * MINUTE
@@ -37,10 +38,23 @@ def about_database(health: Health) -> Iterator[Finding]:
             assert_never(health)
 
 
+def about_time(time: QueueTime) -> Iterator[Finding]:
+    """The clock was set back. Jobs run as they should, but the recorded times are ahead of it."""
+    if time.ahead >= SECOND:
+        yield _of_database(
+            "queue time",
+            f"the database's clock is {lasting(time.ahead / SECOND)} behind queue time: it was set back, and queue "
+            "time went on; recorded times of jobs are ahead by as much",
+            "no action needed; keep the machine's clock in sync (NTP), so that it is not set back again",
+            Level.NOTE,
+        )
+
+
 def about_no_database(error: FairlaneError) -> Finding:
     """What kept us from looking at all, as a finding."""
     if isinstance(error, StoreUnavailable):
-        return _of_database("database", str(error), "start it, or look at the way there: address, network, password")
+        remedy = error.remedy or "start it, or look at the way there: address, network, password"
+        return _of_database("database", error.problem or str(error), remedy)
     remedy = "upgrade Fairlane on this machine" if isinstance(error, SchemaTooNew) else "run `fairlane migrate`"
     return _of_database("schema", str(error), remedy)
 

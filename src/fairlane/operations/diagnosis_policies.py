@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from fairlane.operations.findings import Finding, Level
-from fairlane.operations.policies import PolicyInForce, divided_by
+from fairlane.operations.policies import PolicyInForce
+from fairlane.policy.dividing import division
 from fairlane.policy.overrides import without_place
 from fairlane.policy.partitions import parse_partition, whole_of
 from fairlane.policy.policy import Policy
+from fairlane.policy.repartition import Phase, phase_of, widths
 
 __all__ = ["about_policies"]
 
@@ -20,22 +22,28 @@ def about_policies(shown: Iterable[PolicyInForce]) -> Iterator[Finding]:
     for each in by_queue.values():
         whole = by_queue.get(whole_of(each.queue))
         yield from _width(each)
-        # Of a queue with another width than its stored one that is said, and of its partitions what is not said of it.
-        if not (whole is not None and (whole.is_divided_otherwise or (whole is not each and whole.is_drift))):
+        # Of partitions, what is not said of their queue.
+        if whole is each or whole is None or not whole.is_drift:
             yield from _drift(each)
         if each.policy is not None:
             yield from _overrides_without_place(each.policy)
 
 
 def _unfinished(shown: Iterable[PolicyInForce]) -> Iterator[Finding]:
-    """Queues on their way to another number of partitions. New partitions know of it first, and the first one last."""
-    places = [each.policy.partition for each in shown if each.policy is not None]
-    for place in {place.of: place for place in places if place is not None and place.was is not None}.values():
+    """Queues on their way to another number of partitions, as the first partition says."""
+    for each in shown:
+        if each.policy is None or parse_partition(each.queue) or phase_of(each.policy) is Phase.RESTING:
+            continue
+        (before, to), place = widths(each.policy), each.policy.partition
+        go_on = f"let that end: workers go on with it, and so does `fairlane partition {each.queue} --to {to}`"
+        give_up = f"; to give it up: `fairlane partition {each.queue} --to {before} --abandon`"
+        back = place is not None and place.is_abandoned
         yield Finding(
             check="partitions",
-            queue=place.of,
-            message=f"it is on its way from {place.was} to {place.width} partitions: keys that move stand still",
-            remedy=f"let that end, or go on with it: `fairlane partition {place.of} --to {place.width}`",
+            queue=each.queue,
+            message=f"it is on its way {'back ' if back else ''}from {before} to {to} partitions: keys that move stand "
+            "still",
+            remedy=go_on if back else go_on + give_up,
         )
 
 
@@ -43,18 +51,19 @@ def _width(each: PolicyInForce) -> Iterator[Finding]:
     """A queue that is divided otherwise than the code says."""
     if each.policy is None or each.declared is None or not each.is_divided_otherwise or parse_partition(each.queue):
         return
-    (has, has_by), (wants, wants_by) = divided_by(each.policy), divided_by(each.declared)
+    (has, has_by), (wants, wants_by) = division(each.policy), division(each.declared)
     yield Finding(
         check="partitions",
+        level=Level.WARNING,
         queue=each.queue,
         message=f"it has {has} (by {', '.join(has_by) or 'no key'}), and the code declares {wants} (by "
-        f"{', '.join(wants_by) or 'no key'}): programs with this code are refused",
+        f"{', '.join(wants_by) or 'no key'}): programs with this code send and serve jobs by the stored number",
         remedy=f"declare partitions={has}, or change the queue: `fairlane partition {each.queue} --to {wants}`",
     )
 
 
 def _drift(each: PolicyInForce) -> Iterator[Finding]:
-    if not each.is_drift:
+    if each.declared is None or (each.policy is not None and not each.drift):
         return
     if each.policy is None:
         message = "the code declares it, and this database does not know it"

@@ -19,18 +19,20 @@ from fairlane.store.health import Standstill
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import FOLD_AT_MOST, QueueCounts, Store
 
-__all__ = ["LONG_OVERDUE", "about_bells", "about_figures", "about_service", "about_standstills"]
+__all__ = ["LONG_OVERDUE", "about_bells", "about_figures", "about_gates", "about_service", "about_standstills"]
 
 MANY_BELLS = 10 * FOLD_AT_MOST
 """More than ten claims fold: claims do not keep up, or nobody claims."""
 MANY_TALLIES = 1_000
 FIGURES_LATE = 5 * MINUTE
+GATES_AT_ONCE, MOST_STRETCHES = 1_000, 20
+"""Gates that are held against the running jobs: of a queue with more, the next look goes on."""
 LONG_OVERDUE = 10 * MINUTE
 """After which a gate that has not woken its lanes is told."""
 
 
 async def about_service(
-    store: Store, policy: Policy, counts: QueueCounts, *, is_served: bool, is_forwarded: bool = False
+    store: Store, policy: Policy, counts: QueueCounts, *, is_served: bool, is_forwarded: bool | None = False
 ) -> list[Finding]:
     """Jobs wait, and nobody is there to run them."""
     queue = policy.queue
@@ -42,7 +44,7 @@ async def about_service(
             check="no dispatcher" if is_forwarded else "no worker",
             queue=queue,
             message=f"jobs wait, none runs, and no {'dispatcher' if is_forwarded else 'worker'} listens",
-            remedy=f"start one: `{start_command(queue, is_forwarded=is_forwarded)}`",
+            remedy=f"start one: {start_command(queue, is_forwarded=is_forwarded)}",
         )
     ]
 
@@ -52,6 +54,26 @@ async def _has_ready_jobs(store: Store, queue: str, counts: QueueCounts) -> bool
     if counts.ready or not counts.bells:
         return counts.ready > 0
     return bool((await find_jobs(store, JobFilter(queue=queue, state=State.READY), None, 1)).jobs)
+
+
+async def about_gates(store: Store, queue: str) -> list[Finding]:
+    """Gates that count jobs which do not run, or do not count jobs that do."""
+    for _ in range(MOST_STRETCHES):
+        counted = await store.count_gates(queue, GATES_AT_ONCE)
+        if counted.found:
+            others = f" (and {len(counted.found) - 1} more)" if len(counted.found) > 1 else ""
+            return [
+                Finding(
+                    check="a gate is miscounted",
+                    queue=queue,
+                    message=f"{counted.found[0].words}{others}: its slots are not what its limit allows",
+                    remedy="a worker of the queue corrects it within two minutes and records it (`fairlane audit`); if "
+                    "it comes back, please report it with that entry",
+                )
+            ]
+        if not counted.more:
+            break
+    return []
 
 
 def about_bells(queue: str, counts: QueueCounts) -> Iterator[Finding]:

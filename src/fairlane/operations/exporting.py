@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+from fairlane.errors import ConfigurationError
 from fairlane.job import JobRecord
 from fairlane.operations.describing import describe_job
-from fairlane.operations.jobs import Redact, redacted
+from fairlane.operations.jobs import redacted, redacted_error
+from fairlane.redaction import Redactor
 from fairlane.store.finding import find_jobs
 from fairlane.store.operators import JobFilter, JobPage
 from fairlane.store.protocol import Store
@@ -30,6 +32,8 @@ async def export_jobs(
 ) -> AsyncIterator[JobPage]:
     """Every job that fits, or the first `limit`, the newest first. Each page says where to go on after it; an empty one
     is there to say how far the look has come."""
+    if limit is not None and limit < 1:
+        raise ConfigurationError(f"limit={limit} leaves nothing to export; give a number above 0, or leave it out")
     left = limit
     while True:
         page = await find_jobs(store, wanted, after, PAGE if left is None else min(PAGE, left))
@@ -41,11 +45,13 @@ async def export_jobs(
             return
 
 
-def describe_exported(record: JobRecord, *, with_payload: bool = False, redact: Redact | None = None) -> dict[str, Any]:
+def describe_exported(
+    record: JobRecord, *, with_payload: bool = False, redactor: Redactor | None = None
+) -> dict[str, Any]:
     """A job as `describe_job` tells it; its call and its result only if they are asked for."""
-    described = describe_job(record)
+    described = describe_job(redacted_error(redactor, record))
     if with_payload:
-        call, result = redacted(redact, record)
+        call, result = redacted(redactor, record)
         described |= {"call": call, "result": result}
     return described
 

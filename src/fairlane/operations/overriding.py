@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from fairlane.clock import Instant
 from fairlane.errors import InvalidOverride
+from fairlane.job import State
 from fairlane.operations.asking import Intent, find_limit, in_force, partitions_of, scope_of
 from fairlane.policy.gates import Limit
 from fairlane.policy.overrides import Amendment, Kind, Override, Overrides, Scope, amend, everyone_in, without_effect
@@ -20,6 +23,7 @@ from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
 
 __all__ = [
+    "Affected",
     "Change",
     "LimitInForce",
     "OverrideInForce",
@@ -37,8 +41,27 @@ __all__ = [
 ]
 
 KeyValues = Mapping[str, object]
+COUNTED = (State.READY, State.SCHEDULED, State.RUNNING)
+COUNT_AT_MOST = 1_000
+"""Jobs of each state that a preview counts."""
+PAGE = 100
 LOOKED_AT = 200
 """Jobs of a queue among which a task is looked for that was not named in full."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Affected:
+    """The jobs that a change is about, counted before it is made."""
+
+    waiting: int
+    """Ready or scheduled."""
+    running: int
+    more: bool
+    """There are more of either than were counted."""
+
+    def __str__(self) -> str:
+        more = " or more" if self.more else ""
+        return f"{self.waiting:,} {'job waits' if self.waiting == 1 else 'jobs wait'} and {self.running:,} run{more}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +81,8 @@ class Change:
     """What an override without keys is about, in words."""
     partitions: tuple[Change, ...] = ()
     """What it changed in partitions that had an override of their own."""
+    affected: Affected | None = None
+    """The jobs that it would be about; of a dry run only."""
 
     @property
     def is_empty(self) -> bool:
@@ -175,14 +200,14 @@ async def unsuspend(store: Store, queue: str, intent: Intent) -> Change:
 
 
 async def _put(store: Store, queue: str, action: str, override: Override, intent: Intent) -> Change:
-    now = await store.now()
+    time = await store.time()
     signed = Override(
         kind=override.kind,
         scope=override.scope,
         limit=override.limit,
         value=override.value,
-        expires_at=intent.ends_at(now),
-        set_at=now,
+        expires_at=intent.ends_at(time),
+        set_at=time.now,
         set_by=intent.actor,
         reason=intent.reason,
     )
@@ -205,7 +230,32 @@ async def _change(
     whole, *others = [
         _changed(policy, action, amendment, intent) for policy, amendment in zip(policies, amendments, strict=True)
     ]
-    return replace(whole, partitions=tuple(each for each in others if each.before != whole.before))
+    whole = replace(whole, partitions=tuple(each for each in others if each.before != whole.before))
+    touched = [each.scope for each in (*whole.after, *whole.before)]
+    if not intent.dry_run or not touched:
+        return whole
+    return replace(whole, affected=await _count_affected(store, queue, dict(touched[0])))
+
+
+async def _count_affected(store: Store, queue: str, scope: Mapping[str, str | None]) -> Affected | None:
+    if "priority" in scope:
+        return None  # by which no listing can be filtered
+    keys = {name: value for name, value in scope.items() if name != "task"}
+    wanted = JobFilter(queue=queue, task=scope.get("task"), keys=keys)
+    counts = [await _count(store, structs.replace(wanted, state=state)) for state in COUNTED]
+    (ready, scheduled, running), more = (count for count, _ in counts), any(more for _, more in counts)
+    return Affected(waiting=ready + scheduled, running=running, more=more)
+
+
+async def _count(store: Store, wanted: JobFilter) -> tuple[int, bool]:
+    """How many jobs fit, up to a bound; and whether there may be more."""
+    count, after = 0, None
+    for _ in range(COUNT_AT_MOST // PAGE):
+        page = await find_jobs(store, wanted, after, PAGE)
+        count, after = count + len(page.jobs), page.after
+        if after is None:
+            return count, False
+    return count, True
 
 
 def _changed(policy: Policy, action: str, amendment: Amendment, intent: Intent) -> Change:

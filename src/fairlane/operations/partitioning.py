@@ -1,39 +1,30 @@
-"""Changing the number of a queue's partitions while it works.
+"""Changing the number of a queue's partitions while it works: beginning it, going on with it, and giving it up.
 
-Keys whose partition changes stand still meanwhile; the others go on. The steps, each of which can be repeated:
-
-1. Every partition learns both numbers, the new ones first and partition 0, which producers ask, last. From then on no
-   partition starts a job of a key that moves: not where the key was, nor where it goes.
-2. What waits moves to where it belongs, a bounded number of jobs at a time. What runs ends where it is.
-3. Once nothing of these keys runs or waits where it was, the state of their limits moves too, and every partition
-   learns that the change is over; partition 0 last. From then on the keys go on in their new place.
-
-Whoever is stopped in between leaves keys standing still, and nothing wrong: the same command goes on from there.
+How a change goes on is in `policy/repartition.py`. Whoever is stopped in between leaves keys standing still, and
+nothing wrong: the same call goes on from there, and so does any worker of the queue.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 
-import msgspec
-
+from fairlane.clock import SECOND
 from fairlane.errors import ConfigurationError
 from fairlane.operations.asking import Intent, in_force, partitions_of
 from fairlane.policy.by import By
-from fairlane.policy.dividing import divided, logical, partitioned, sibling
+from fairlane.policy.dividing import sibling
 from fairlane.policy.partitions import Partition, checked_width, parse_partition
 from fairlane.policy.policy import Policy
+from fairlane.policy.repartition import Phase, abandoned, begun, next_phase, phase_of, widths
 from fairlane.scheduler.rebuild import refuse_to_strand
-from fairlane.scheduler.snapshot import GateRow
-from fairlane.scheduler.strays import stray_lanes
-from fairlane.store.protocol import Store
+from fairlane.scheduler.strays import WaitingLane, stray_lanes
+from fairlane.store.protocol import Declared, Store
+from fairlane.store.repartition import PARTITION, Advanced, advance
 
-__all__ = ["PARTITION", "PartitionPlan", "Repartitioned", "change_partitions", "plan_partitions"]
+__all__ = ["A_MOMENT", "PartitionPlan", "Repartitioned", "change_partitions", "declared_by", "plan_partitions"]
 
-PARTITION = "partition"
 MOVED_AT_ONCE = 5_000
 """Jobs that one transaction moves: claims of the partition that they leave wait for it."""
 
@@ -41,9 +32,19 @@ OnProgress = Callable[[int], None]
 Rest = Callable[[], Awaitable[None]]
 
 
+A_MOMENT = SECOND // 5
+"""Between two looks while jobs end."""
+
+
 async def _moment() -> None:
     # Not by the store's clock: what is waited for takes place in the world.
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(A_MOMENT / SECOND)
+
+
+def declared_by(declared: Policy | None, to: int) -> By | None:
+    """By which keys a program divides a queue, if it does so into as many partitions."""
+    place = None if declared is None else declared.partition
+    return place.by if place is not None and place.width == to else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,20 +55,18 @@ class PartitionPlan:
     before: int
     after: int
     by: By
-    is_resumed: bool
+    is_resumed: bool = False
     """The change has begun before, and goes on."""
-    during: tuple[Policy, ...]
-    """What partitions enforce while keys move, in the order in which they learn it."""
-    final: tuple[Policy, ...]
-    """And once they have, likewise."""
-    waiting: int
+    gives_up: int | None = None
+    """The number that a change is on its way to which has begun before and is abandoned."""
+    waiting: int = 0
     """Jobs that would move."""
-    running: int
+    running: int = 0
     """Jobs of keys that move: they end first."""
 
     @property
     def is_empty(self) -> bool:
-        return self.before == self.after and not self.is_resumed
+        return self.before == self.after and not self.is_resumed and self.gives_up is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,47 +79,70 @@ class Repartitioned:
 
 
 async def plan_partitions(
-    store: Store, queue: str, to: int, by: By | None = None, *, accept_missing_keys: bool = False
+    store: Store,
+    queue: str,
+    to: int,
+    by: By | None = None,
+    *,
+    accept_missing_keys: bool = False,
+    abandon: bool = False,
 ) -> PartitionPlan:
     """See what a change comes to, or refuse what would break order or limits: nothing refuses it once it has begun."""
-    return await _planned(store, queue, to, by, accept_missing_keys=accept_missing_keys, keeps=False)
+    return (await _planned(store, queue, to, by, accept_missing_keys, abandon, keeps=False))[0]
 
 
 async def _planned(
-    store: Store, queue: str, to: int, by: By | None, *, accept_missing_keys: bool, keeps: bool
-) -> PartitionPlan:
+    store: Store, queue: str, to: int, by: By | None, accept_missing_keys: bool, abandon: bool, *, keeps: bool
+) -> tuple[PartitionPlan, Declared]:
+    """The plan, and partition 0 as it was seen."""
     checked_width(to)
+    found = await in_force(store, queue)
+    first, place = found.policy, found.policy.partition
+    if place is not None and place.index:
+        raise ConfigurationError(f"{queue!r} is a partition; give the queue: {place.of!r}")
+    is_begun = phase_of(first) is not Phase.RESTING
+    is_resumed = is_begun and widths(first)[1] == to and not (abandon and widths(first)[0] != to)
+    if is_begun and not is_resumed and not abandon:
+        raise ConfigurationError(_under_way(first))
+    before = widths(first)[0] if is_begun else _width(first)
+    keys = _keys(first, to, by)
+    if not is_begun and before == to:
+        return PartitionPlan(queue=queue, before=before, after=to, by=keys), found
+    moving = first if is_resumed else _moving(first, to, keys)
     names = await partitions_of(store, queue)
-    policies = {name: (await in_force(store, name)).policy for name in names}
-    first = policies[queue]
-    if first.partition is not None and first.partition.index:
-        raise ConfigurationError(f"{queue!r} is a partition; give the queue: {first.partition.of!r}")
-    begun = _begun(policies.values(), to)
-    before = _width(first) if begun is None else begun.was or 1
-    place = _place(first, to, before, by if begun is None else _as_begun(begun, by))
-    during = replace(first, partition=place) if first.partition else partitioned(first, place)
-    indexes = {*range(max(before, to)), *map(_index, names)}
-    # New ones first, and partition 0 last: producers ask it, and whoever they send jobs to must know what holds.
-    order = sorted(indexes, key=lambda index: (index == 0, index < before, index))
-    final = sibling(replace(during, partition=msgspec.structs.replace(place, was=None)), 0)
-    whole, own = logical(final)
-    plain = divided(replace(whole, keys=first.keys), 1, place.by, own)[0] if to == 1 else final
     lanes = {name: await store.lanes(name, keeps=keeps) for name in names}
-    strays = [stray for name in names for stray in stray_lanes(sibling(during, _index(name)), lanes[name])]
-    # Jobs may come without the key once it has begun, from producers that do not know of it: then it goes on with them.
-    if begun is None and before != to and not accept_missing_keys:
-        refuse_to_strand(sibling(during, 0), [lane for name in names for lane in lanes[name]])
-    return PartitionPlan(
+    if not is_begun and before != to and not accept_missing_keys:
+        refuse_to_strand(moving, [lane for name in names for lane in lanes[name]])
+    waiting, running = _strays(moving, lanes.items())
+    plan = PartitionPlan(
         queue=queue,
         before=before,
         after=to,
-        by=place.by,
-        is_resumed=begun is not None,
-        during=tuple(sibling(during, index) for index in order),
-        final=tuple(plain if index == 0 else sibling(final, index) for index in order),
-        waiting=sum(stray.was.ready for stray in strays),
-        running=sum(stray.was.in_flight for stray in strays),
+        by=keys,
+        is_resumed=is_resumed,
+        gives_up=widths(first)[1] if is_begun and not is_resumed else None,
+        waiting=waiting,
+        running=running,
     )
+    return plan, found
+
+
+def _strays(moving: Policy, lanes: Iterable[tuple[str, list[WaitingLane]]]) -> tuple[int, int]:
+    """How many jobs wait, and how many run, where they will not belong."""
+    strays = [stray for name, found in lanes for stray in stray_lanes(sibling(moving, _index(name)), found)]
+    return sum(stray.was.ready for stray in strays), sum(stray.was.in_flight for stray in strays)
+
+
+def _moving(first: Policy, to: int, by: By) -> Policy:
+    """Partition 0 while keys move, if such a change began now."""
+    if phase_of(first) is not Phase.RESTING:
+        first = next_phase(_as_settling(first), 0)
+    return next_phase(begun(first, to, by), 0)
+
+
+def _as_settling(first: Policy) -> Policy:
+    """Partition 0 at the end of going back."""
+    return next_phase(abandoned(first, 0), 0)
 
 
 def _index(name: str) -> int:
@@ -132,43 +154,36 @@ def _width(policy: Policy) -> int:
     return 1 if policy.partition is None else policy.partition.width
 
 
-def _begun(policies: Iterable[Policy], to: int) -> Partition | None:
-    """A change that has begun and is not over, as one of the partitions knows it."""
-    for place in (policy.partition for policy in policies):
-        if place is not None and place.was is not None:
-            if place.width != to:
-                raise ConfigurationError(
-                    f"queue {place.of!r} is on its way from {place.was} to {place.width} partitions; finish that "
-                    f"first: `fairlane partition {place.of} --to {place.width}`"
-                )
-            return place
-    return None
-
-
-def _as_begun(begun: Partition, by: By | None) -> By:
-    if by is not None and by != begun.by:
-        raise ConfigurationError(
-            f"queue {begun.of!r} is on its way to {begun.width} partitions by {', '.join(begun.by) or 'no key'}; "
-            f"finish that first: `fairlane partition {begun.of} --to {begun.width}`"
+def _under_way(first: Policy) -> str:
+    place, (before, to) = first.partition, widths(first)
+    assert place is not None
+    if place.is_abandoned:
+        return (
+            f"queue {place.of!r} is on its way back from {before} to {to} partitions; workers go on with that by "
+            f"themselves. Let it end first: `fairlane partition {place.of} --to {to}`"
         )
-    return begun.by
+    return (
+        f"queue {place.of!r} is on its way from {before} to {to} partitions; workers go on with that by themselves. "
+        f"Let it end first: `fairlane partition {place.of} --to {to}`; or give it up: "
+        f"`fairlane partition {place.of} --to {before} --abandon`"
+    )
 
 
-def _place(first: Policy, to: int, before: int, by: By | None) -> Partition:
+def _keys(first: Policy, to: int, by: By | None) -> By:
     place = first.partition
-    if place is not None:
+    if place is not None and (place.width > 1 or place.is_changing):
         if by is not None and by != place.by:
             raise ConfigurationError(
                 f"queue {place.of!r} is partitioned by {', '.join(place.by) or 'no key'}; to change that, let it be "
                 f"one queue in between: `fairlane partition {place.of} --to 1`"
             )
-        return msgspec.structs.replace(place, width=to, was=before, is_guarded=True)
+        return place.by
     if by is None and to > 1:
         raise ConfigurationError(
             f"queue {first.queue!r} is not partitioned yet; say by which key: "
             f"`fairlane partition {first.queue} --to {to} --by account`, or give the --app that declares it"
         )
-    return Partition(of=first.queue, index=0, width=to, by=by or (), was=before, is_guarded=True)
+    return by or ()
 
 
 async def change_partitions(
@@ -179,61 +194,53 @@ async def change_partitions(
     *,
     by: By | None = None,
     accept_missing_keys: bool = False,
+    abandon: bool = False,
     rest: Rest = _moment,
     on_progress: OnProgress | None = None,
 ) -> Repartitioned:
-    """Change the number of a queue's partitions while it works. While running jobs end, it rests between two looks."""
+    """Change the number of a queue's partitions while it works. While running jobs end, it rests between two looks.
+
+    With `abandon`, a change to another number that is under way is given up first.
+    """
     # In earnest, what was folded to count it need not be folded again to move it.
-    plan = await _planned(store, queue, to, by, accept_missing_keys=accept_missing_keys, keeps=not intent.dry_run)
+    plan, found = await _planned(store, queue, to, by, accept_missing_keys, abandon, keeps=not intent.dry_run)
     if intent.dry_run or plan.is_empty:
         return Repartitioned(plan=plan, is_dry_run=intent.dry_run, moved=0)
-    await _begin(store, plan, intent)
-    moved = await _move(store, [policy.queue for policy in plan.during], rest, on_progress)
-    await _finish(store, plan, intent)
+    note = intent.note(PARTITION)
+    moved = 0
+    if plan.gives_up is not None:
+        if phase_of(found.policy) in (Phase.PREPARING, Phase.MOVING) and not _is_abandoned(found.policy.partition):
+            await store.divide(abandoned(found.policy, await store.now()), found.version, (), note)
+        # Whoever was faster has ended it, or brought it so far that it can only go on: then it goes on.
+        moved += await _through(store, queue, intent, rest, on_progress, moved)
+        found = await in_force(store, queue)
+    if not plan.is_resumed and _width(found.policy) != to:
+        await store.divide(begun(found.policy, to, plan.by), found.version, (), note)
+        found = await in_force(store, queue)
+        if to != (_width(found.policy) if phase_of(found.policy) is Phase.RESTING else widths(found.policy)[1]):
+            raise ConfigurationError(
+                f"queue {queue!r} was changed by somebody else meanwhile; look what has become of it, and try again"
+            )
+    moved += await _through(store, queue, intent, rest, on_progress, moved)
     return Repartitioned(plan=plan, is_dry_run=False, moved=moved)
 
 
-async def _begin(store: Store, plan: PartitionPlan, intent: Intent) -> None:
-    overrides = (await in_force(store, plan.queue)).policy.overrides.all
-    for policy in plan.during:
-        if await _is_done(store, policy, plan.final):
-            continue
-        await store.divide(policy, (), intent.note(PARTITION))
-        if policy.partition is not None and policy.partition.index >= plan.before:
-            # What operators have changed holds for keys that come here too.
-            known = (await in_force(store, policy.queue)).policy.overrides.all
-            gone = [each.id for each in known if each not in overrides]
-            put = [each for each in overrides if each not in known]
-            if gone or put:
-                await store.amend([policy.queue], put, gone, intent.note(PARTITION))
+def _is_abandoned(place: Partition | None) -> bool:
+    return place is not None and place.is_abandoned
 
 
-async def _is_done(store: Store, policy: Policy, final: Sequence[Policy]) -> bool:
-    """Whether a partition has learned that the change is over: it goes on already."""
-    found = await store.policy(policy.queue)
-    done = next(each for each in final if each.queue == policy.queue)
-    return found is not None and found.policy.digest == done.digest
-
-
-async def _move(store: Store, names: Sequence[str], rest: Rest, on_progress: OnProgress | None) -> int:
+async def _through(
+    store: Store, queue: str, intent: Intent, rest: Rest, on_progress: OnProgress | None, already: int
+) -> int:
+    """Go on with a change until it is over; how many jobs were moved."""
     moved = 0
     while True:
-        found = [await store.rehome(name, MOVED_AT_ONCE) for name in names]
-        moved += sum(each.moved for each in found)
+        advanced: Advanced = await advance(store, queue, intent.note(PARTITION), MOVED_AT_ONCE)
+        moved += advanced.moved
         if on_progress is not None:
-            on_progress(moved)
-        if not any(each.waiting or each.running for each in found):
+            on_progress(already + moved)
+        if advanced.is_over:
             return moved
-        if not any(each.moved for each in found):
+        if not advanced.moved or not advanced.waiting:
             await store.reap()  # perhaps nobody else is there to end the claims of a worker that is gone
             await rest()
-
-
-async def _finish(store: Store, plan: PartitionPlan, intent: Intent) -> None:
-    coming: defaultdict[str, list[GateRow]] = defaultdict(list)
-    for policy in plan.during:
-        for home, gate in await store.gates_of_strays(policy.queue):
-            coming[home].append(gate)
-    for policy in plan.final:
-        if not await _is_done(store, policy, plan.final):
-            await store.divide(policy, coming[policy.queue], intent.note(PARTITION))

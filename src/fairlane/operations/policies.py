@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fairlane.clock import Instant
-from fairlane.errors import ConfigurationError, UnknownQueue
+from fairlane.errors import ConfigurationError, InvalidPolicy, UnknownQueue
 from fairlane.operations.asking import Intent, in_force
 from fairlane.operations.overriding import OverrideInForce, overrides_of
 from fairlane.policy.differences import Difference, differences
-from fairlane.policy.dividing import adopted
+from fairlane.policy.dividing import as_divided, division, sibling
 from fairlane.policy.overrides import everyone_in, without_place
 from fairlane.policy.partitions import parse_partition, partition_name, whole_of
 from fairlane.policy.policy import Policy
@@ -23,7 +23,6 @@ __all__ = [
     "PolicyInForce",
     "apply_policies",
     "diff_policies",
-    "divided_by",
     "list_audit",
     "require_declared",
     "show_policies",
@@ -32,11 +31,6 @@ __all__ = [
 Declarations = Mapping[str, Policy]
 """What a program declares, by queue."""
 APPLY = "policy apply"
-
-
-def divided_by(policy: Policy) -> tuple[int, tuple[str, ...]]:
-    """Into how many partitions a queue is divided, and by which keys."""
-    return (1, ()) if policy.partition is None else (policy.partition.width, policy.partition.by)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,30 +44,33 @@ class PolicyInForce:
     declared: Policy | None
     """`None`: the program at hand does not declare this queue."""
     drift: tuple[Difference, ...]
-    """What applying the declaration would change."""
+    """What applying the declaration would change: all but the number of partitions and their keys."""
     overrides: tuple[OverrideInForce, ...]
 
     @property
     def is_drift(self) -> bool:
-        return self.declared is not None and (self.policy is None or self.policy.digest != self.declared.digest)
+        return self.declared is not None and (self.policy is None or bool(self.drift) or self.is_divided_otherwise)
 
     @property
     def is_divided_otherwise(self) -> bool:
         """The code declares another number of partitions, or other keys to divide by."""
         if self.policy is None or self.declared is None:
             return False
-        return divided_by(self.policy) != divided_by(self.declared)
+        return division(self.policy) != division(self.declared)
 
     @property
     def remedy(self) -> str:
         """What puts the declared policy in force."""
+        apply = "`fairlane policy apply` puts that in force"
         if self.declared is None or not self.is_divided_otherwise:
-            return "`fairlane policy apply` puts that in force"
-        (has, _), (wants, by) = divided_by(self.policy or self.declared), divided_by(self.declared)
+            return apply
+        (has, _), (wants, by) = division(self.policy or self.declared), division(self.declared)
         keys = "".join(f" --by {name}" for name in by) if wants > 1 and has == 1 else ""
         if has == wants:
-            return f"`fairlane partition {self.queue} --to 1`, then `--to {wants}` by the new keys, divides it so"
-        return f"`fairlane partition {self.queue} --to {wants}{keys}` divides it so"
+            divide = f"`fairlane partition {self.queue} --to 1`, then `--to {wants}` by the new keys, divides it so"
+        else:
+            divide = f"`fairlane partition {self.queue} --to {wants}{keys}` divides it so"
+        return f"{divide}, and {apply.replace('that', 'the rest')}" if self.drift else divide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,11 +118,12 @@ async def show_policies(
     known = await store.policies()
     if absent := next((name for name in queues if name not in known and name not in given), None):
         await in_force(store, absent)  # which says what it may have been
+    wholes = [name for name in given if parse_partition(name) is None]
     return [
-        _in_force(known[name], given.get(name), now)
+        _in_force(known[name], given.get(whole_of(name)), now)
         if name in known
         else PolicyInForce(queue=name, policy=None, version=0, declared=given[name], drift=(), overrides=())
-        for name in queues or sorted({*given, *known})
+        for name in queues or sorted({*wholes, *known})
         if name in queues or with_partitions or parse_partition(name) is None
     ]
 
@@ -137,15 +135,24 @@ async def diff_policies(store: Store, declared: Declarations, queues: Sequence[s
 
 
 def _in_force(stored: Declared, declared: Policy | None, now: Instant) -> PolicyInForce:
-    declared = None if declared is None else adopted(stored.policy, declared)
+    place = stored.policy.partition
+    if place is not None and place.index >= place.width:
+        declared = None  # it is no more
     return PolicyInForce(
         queue=stored.policy.queue,
         policy=stored.policy,
         version=stored.version,
         declared=declared,
-        drift=() if declared is None else differences(stored.policy, declared),
+        drift=() if declared is None else _drift(stored.policy, declared),
         overrides=tuple(overrides_of(stored.policy, stored.policy.overrides, now)),
     )
+
+
+def _drift(stored: Policy, declared: Policy) -> tuple[Difference, ...]:
+    try:
+        return differences(stored, as_divided(stored, declared))
+    except InvalidPolicy:
+        return differences(stored, declared)
 
 
 async def apply_policies(
@@ -156,15 +163,35 @@ async def apply_policies(
     *,
     accept_missing_keys: bool = False,
 ) -> list[PolicyChange]:
-    """Put what the code declares in force, a transaction for each queue. Overrides stay as they are."""
+    """Put what the code declares in force, a transaction for each queue. Overrides stay as they are, and so does the
+    number of partitions: `change_partitions` changes that."""
     require_declared(declared, queues)
-    names = [name for name in declared if not queues or whole_of(name) in queues or name in queues]
-    return [await _apply(store, declared[name], intent, accept_missing_keys) for name in names]
+    asked = {whole_of(name) for name in queues or declared}
+    wholes = [name for name in declared if parse_partition(name) is None and name in asked]
+    wanted = [policy for whole in wholes for policy in await _declared_for(store, whole, declared)]
+    return [
+        await _apply(store, policy, intent, accept_missing_keys)
+        for policy in wanted
+        if not queues or whole_of(policy.queue) in queues or policy.queue in queues
+    ]
+
+
+async def _declared_for(store: Store, whole: str, declared: Declarations) -> list[Policy]:
+    """What the code declares for each partition that a queue has; for all that it declares, if it is not known."""
+    found = await store.policy(whole)
+    if found is None:
+        return [policy for name, policy in declared.items() if whole_of(name) == whole]
+    first = as_divided(found.policy, declared[whole])
+    place = first.partition
+    if place is None:
+        return [first]
+    return [sibling(first, index) for index in range(max(place.width, place.was or 0))]
 
 
 def require_declared(declared: Declarations, queues: Sequence[str]) -> None:
     """Refuse to go on with a queue that the code does not declare."""
-    if unknown := sorted(set(queues) - set(declared)):
+    wholes = {whole_of(name) for name in declared}
+    if unknown := sorted(name for name in set(queues) - set(declared) if whole_of(name) not in wholes):
         raise UnknownQueue(f"the app declares no queue {unknown[0]!r}; it declares {', '.join(declared) or 'none'}")
     if not declared:
         raise ConfigurationError("the app declares no queue, so it has no policy; declare one with app.queue(…)")
@@ -173,7 +200,7 @@ def require_declared(declared: Declarations, queues: Sequence[str]) -> None:
 async def _apply(store: Store, policy: Policy, intent: Intent, accept_missing_keys: bool) -> PolicyChange:
     found = await store.policy(policy.queue)
     before = None if found is None else found.policy
-    policy = policy if before is None else adopted(before, policy)
+    policy = policy if before is None else as_divided(before, policy)
     version = 0 if found is None else found.version
     is_changed = before is None or before.digest != policy.digest
     if intent.dry_run and is_changed and found is not None and not accept_missing_keys:

@@ -13,9 +13,11 @@ from fairlane.clock import Instant, iso_text
 from fairlane.errors import UnknownSchedule
 from fairlane.job import JobRecord, State
 from fairlane.operations.asking import Intent
-from fairlane.operations.jobs import Redact, redacted
+from fairlane.operations.jobs import redacted
 from fairlane.policy.recurrence import recurrence_of
+from fairlane.redaction import Redactor
 from fairlane.store.protocol import Store
+from fairlane.store.queue_time import QueueTime
 from fairlane.store.schedules import ScheduleRow
 
 __all__ = [
@@ -71,49 +73,49 @@ class ScheduleView:
         return f"{waiting:,} {'trigger waits' if waiting == 1 else 'triggers wait'} for a worker" if waiting else ""
 
 
-async def list_schedules(store: Store, redact: Redact | None = None) -> list[ScheduleView]:
+async def list_schedules(store: Store, redactor: Redactor | None = None) -> list[ScheduleView]:
     """Every schedule, by name. Of their calls, what `redact` lets be seen."""
-    now = await store.now()
-    return [_view(row, now, redact) for row in await store.schedules()]
+    time = await store.time()
+    return [_view(row, time, redactor) for row in await store.schedules()]
 
 
-async def pause_schedule(store: Store, name: str, intent: Intent, redact: Redact | None = None) -> ScheduleView:
+async def pause_schedule(store: Store, name: str, intent: Intent, redactor: Redactor | None = None) -> ScheduleView:
     """Fire a schedule no more, until it is resumed. Slots that come meanwhile are not made up for."""
-    return await _amend(store, name, intent, "pause schedule", redact, is_paused=True)
+    return await _amend(store, name, intent, "pause schedule", redactor, is_paused=True)
 
 
-async def resume_schedule(store: Store, name: str, intent: Intent, redact: Redact | None = None) -> ScheduleView:
+async def resume_schedule(store: Store, name: str, intent: Intent, redactor: Redactor | None = None) -> ScheduleView:
     """Let a schedule fire again, from its next slot on."""
-    return await _amend(store, name, intent, "resume schedule", redact, is_paused=False)
+    return await _amend(store, name, intent, "resume schedule", redactor, is_paused=False)
 
 
-async def trigger_schedule(store: Store, name: str, intent: Intent, redact: Redact | None = None) -> ScheduleView:
+async def trigger_schedule(store: Store, name: str, intent: Intent, redactor: Redactor | None = None) -> ScheduleView:
     """Let a worker fire a schedule once, at once and beside its slots; also while it is paused."""
-    return await _amend(store, name, intent, "trigger schedule", redact, is_paused=None)
+    return await _amend(store, name, intent, "trigger schedule", redactor, is_paused=None)
 
 
 async def _amend(
-    store: Store, name: str, intent: Intent, action: str, redact: Redact | None, *, is_paused: bool | None
+    store: Store, name: str, intent: Intent, action: str, redactor: Redactor | None, *, is_paused: bool | None
 ) -> ScheduleView:
     rows = {row.name: row for row in await store.schedules()}
-    now = await store.now()
+    time = await store.time()
     row = rows.get(name)
     if row is None:
         similar = get_close_matches(name, rows, n=1)
         hint = f"did you mean {similar[0]!r}?" if similar else f"there are: {', '.join(rows) or 'none'}"
         raise UnknownSchedule(f"there is no schedule {name!r}; {hint} (workers declare them when they start)")
     if intent.dry_run or row.is_paused is is_paused:
-        return _view(row, now, redact)
-    next_at = recurrence_of(row.told()["recurrence"]).next_after(now)
+        return _view(row, time, redactor)
+    next_at = recurrence_of(row.told()["recurrence"]).next_after(time.wall)
     note = msgspec.structs.replace(intent.note(action), queue=row.told()["queue"])
     changed = await store.amend_schedule(name, note, is_paused=is_paused, next_at=next_at)
-    return _view(row if changed is None else changed, now, redact)
+    return _view(row if changed is None else changed, time, redactor)
 
 
-def _view(row: ScheduleRow, now: Instant, redact: Redact | None) -> ScheduleView:
+def _view(row: ScheduleRow, time: QueueTime, redactor: Redactor | None) -> ScheduleView:
     told = row.told()
     recurrence = recurrence_of(told["recurrence"])
-    state = "orphaned" if row.is_orphaned(now) else "paused" if row.is_paused else "active"
+    state = "orphaned" if row.is_orphaned(time.now) else "paused" if row.is_paused else "active"
     job = _job_to_come(row, told)
     return ScheduleView(
         name=row.name,
@@ -124,9 +126,9 @@ def _view(row: ScheduleRow, now: Instant, redact: Redact | None) -> ScheduleView
         missed=told["missed"],
         task=told["task"],
         queue=told["queue"],
-        call=None if told["call"] is None else redacted(redact, job)[0],
+        call=None if told["call"] is None else redacted(redactor, job)[0],
         next_at=row.next_at if state == "active" else None,
-        resumes_at=recurrence.next_after(now) if row.is_paused else None,
+        resumes_at=recurrence.next_after(time.wall) if row.is_paused else None,
         last_slot=row.last_slot,
         last_job=row.last_job,
         last_fired_at=row.last_fired_at,

@@ -30,6 +30,7 @@ from fairlane.operations.views import (
 from fairlane.policy.describing import policy_words
 from fairlane.policy.partitions import whole_of
 from fairlane.policy.policy import Policy
+from fairlane.scheduler.explain import forwarded_to_an_engine
 from fairlane.scheduler.figures import Held, Minute
 from fairlane.scheduler.gauge import Gauge
 from fairlane.scheduler.measures import describe
@@ -50,11 +51,11 @@ class _Look(msgspec.Struct, frozen=True):
     """Of the limits of each whole queue, by partition."""
     workers: WorkerList
     seen: list[WorkerSeen]
-    forwarded: Collection[str]
+    forwarded: Collection[str] | None
     """The queues that the app at hand leaves to an engine, if there is one."""
 
 
-async def _look(store: Store, forwarded: Collection[str], only: str | None = None) -> _Look:
+async def _look(store: Store, forwarded: Collection[str] | None, only: str | None = None) -> _Look:
     policies = await store.policies()
     names = [name for name in policies if only is None or whole_of(name) == only]
     now = await store.now()
@@ -66,8 +67,9 @@ async def _look(store: Store, forwarded: Collection[str], only: str | None = Non
     return _Look(now, policies, figures, minutes, gauges, worker_list(seen, now), seen, forwarded)
 
 
-async def overview(store: Store, forwarded: Collection[str] = ()) -> Overview:
-    """All queues, and what to do about them. `forwarded` are those that the app at hand leaves to an engine."""
+async def overview(store: Store, forwarded: Collection[str] | None = ()) -> Overview:
+    """All queues, and what to do about them. `forwarded` are those that the app at hand leaves to an engine; `None`, if
+    none is at hand."""
     look = await _look(store, forwarded)
     views = _views(look)
     keys = await held_keys(store, {name: look.policies[name].policy for name in look.figures}, look.now)
@@ -81,12 +83,12 @@ async def overview(store: Store, forwarded: Collection[str] = ()) -> Overview:
     )
 
 
-async def list_queues(store: Store, forwarded: Collection[str] = ()) -> list[QueueView]:
+async def list_queues(store: Store, forwarded: Collection[str] | None = ()) -> list[QueueView]:
     """All queues, without anything else."""
     return _views(await _look(store, forwarded))
 
 
-async def show_queue(store: Store, queue: str, forwarded: Collection[str] = ()) -> OneQueue:
+async def show_queue(store: Store, queue: str, forwarded: Collection[str] | None = ()) -> OneQueue:
     """One queue with its limits, its partitions and its last hour; or `UnknownQueue`."""
     declared = await in_force(store, whole_of(queue))
     policy = declared.policy
@@ -148,7 +150,7 @@ def _view(queue: str, names: Sequence[str], look: _Look) -> QueueView:
         partitions=len(_in_use(names, policy)),
         unseen=max(0, sum(each.unseen for each in figures)),
         figures_as_of=as_datetime(min(tallied)) if tallied else None,
-        is_forwarded=service.is_forwarded or whole_of(queue) in look.forwarded,
+        is_forwarded=forwarded_to_an_engine(queue, look.forwarded, was_seen=service.is_forwarded),
         refusal=service.refusal,
         unbegun=service.unbegun,
     )

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from copy import copy
 from datetime import datetime, timedelta
-from typing import Protocol
+from typing import Protocol, Self
 from uuid import UUID
 
-from fairlane.clock import Instant, as_instant, microseconds
+from fairlane.clock import Clock, Instant, as_instant, duration_of
+from fairlane.declaring import checked_time
+from fairlane.errors import ConfigurationError
 from fairlane.explaining import explain_job, explain_queue
 from fairlane.operations import (
     exporting,
@@ -34,7 +37,10 @@ from fairlane.operations.ranking import Ranking
 from fairlane.operations.scheduling import ScheduleView
 from fairlane.operations.trying import PolicyGiven, Tried
 from fairlane.operations.views import KeyList, KeyView, OneKey, OneQueue, Overview, QueueView, WorkerList
+from fairlane.parameters import checked_methods
 from fairlane.policy.policy import Policy
+from fairlane.policy.unique import OnReplayConflict
+from fairlane.redaction import Audience, Redact, Redactor, Surface
 from fairlane.scheduler.explain import Explanation
 from fairlane.store.operators import JobFilter, JobPage
 from fairlane.store.protocol import Store
@@ -50,6 +56,7 @@ class OperationsSource(Protocol):
     """What operations ask of their app."""
 
     forwarded: set[str]
+    clock: Clock
 
     async def opened(self) -> Store: ...
 
@@ -60,11 +67,12 @@ class OperationsSource(Protocol):
     def actor(self) -> str: ...
 
     @property
-    def redact(self) -> jobs.Redact | None: ...
+    def redact(self) -> Redact | None: ...
 
     def known_tasks(self) -> list[str]: ...
 
 
+@checked_methods
 class Operations:
     """What operators do with queues and jobs: `app.operations`.
 
@@ -74,10 +82,35 @@ class Operations:
 
     def __init__(self, source: OperationsSource) -> None:
         self._source = source
+        self._audience = Audience(Surface.PROGRAM)
+        self._rules: tuple[Redact, ...] = ()
+
+    def seen_by(self, audience: Audience, *rules: Redact | None) -> Self:
+        """The same operations for somebody else: what they may see is asked of the app's `redact`, and these rules."""
+        theirs = copy(self)
+        theirs._audience = audience
+        theirs._rules = tuple(rule for rule in rules if rule is not None)
+        return theirs
+
+    @property
+    def redactor(self) -> Redactor | None:
+        """What decides how much of a job may be seen; `None`: all of it."""
+        own = () if self._source.redact is None else (self._source.redact,)
+        return Redactor((*own, *self._rules), self._audience) if own or self._rules else None
 
     async def now(self) -> Instant:
         """The time by the database's clock, which every moment here is told by."""
         return await (await self._source.opened()).now()
+
+    # Sessions of the dashboard.
+
+    async def end_session(self, session: str, expires_at: Instant) -> None:
+        """End a session of the dashboard: in every process on this database, and for every copy of its cookie."""
+        await (await self._source.opened()).end_session(session, expires_at)
+
+    async def is_session_ended(self, session: str) -> bool:
+        """Whether somebody has ended this session."""
+        return await (await self._source.opened()).is_session_ended(session)
 
     # Looking.
 
@@ -336,18 +369,27 @@ class Operations:
         *,
         by: Sequence[str] | None = None,
         accept_missing_keys: bool = False,
+        abandon: bool = False,
         reason: str = "",
         actor: str | None = None,
         dry_run: bool = False,
     ) -> Repartitioned:
-        """Change the number of a queue's partitions while it works; by these keys, if it has had only one.
+        """Change the number of a queue's partitions while it works; by these keys, if it has had only one, else by
+        those that this app declares. With `abandon`, a change to another number that is under way is given up first.
 
-        Not one transaction but many. Broken off, it leaves keys standing still that move; called again, it goes on.
+        Not one transaction but many. Broken off, it leaves keys standing still that move; called again, it goes on,
+        and so does any worker of the queue.
         """
-        intent = self._intent(actor, reason, dry_run)
-        keys = None if by is None else tuple(by)
+        intent, clock = self._intent(actor, reason, dry_run), self._source.clock
         return await partitioning.change_partitions(
-            await self._source.opened(), queue, to, intent, by=keys, accept_missing_keys=accept_missing_keys
+            await self._source.opened(),
+            queue,
+            to,
+            intent,
+            by=partitioning.declared_by(self._source.declared_policies.get(queue), to) if by is None else tuple(by),
+            accept_missing_keys=accept_missing_keys,
+            abandon=abandon,
+            rest=lambda: clock.sleep_until(clock.now() + partitioning.A_MOMENT),
         )
 
     async def list_audit(self, queue: str | None = None, *, before: int | None = None, limit: int = 100) -> AuditPage:
@@ -372,11 +414,13 @@ class Operations:
         self, filter: JobFilter, limit: int = 100, after: str | None = None, *, looks: int | None = None
     ) -> JobPage:
         """Jobs that fit, the newest first; in so many `looks` of ten thousand jobs, or as many as it takes."""
-        return await jobs.list_jobs(await self._source.opened(), filter, limit, after, looks=looks)
+        return await jobs.list_jobs(
+            await self._source.opened(), filter, limit, after, looks=looks, redactor=self.redactor
+        )
 
     async def show_job(self, job: UUID) -> JobDetails:
         """Everything about one job, or `JobNotFound`."""
-        return await jobs.show_job(await self._source.opened(), job, self._source.redact)
+        return await jobs.show_job(await self._source.opened(), job, self.redactor)
 
     async def explain_job(self, job: UUID) -> Explanation:
         """Everything that holds a job, or `JobNotFound`."""
@@ -415,20 +459,26 @@ class Operations:
         selection: Selection,
         *,
         delay: Duration | None = None,
+        on_conflict: OnReplayConflict = "reject",
         limit: int = LIMIT,
         reason: str = "",
         actor: str | None = None,
         dry_run: bool = False,
     ) -> Report:
-        """Put dead jobs back, cancelled ones too if they are named or asked for."""
+        """Put dead jobs back, cancelled ones too if they are named or asked for.
+
+        A job whose unique key another job holds is skipped (`report.held` counts them); with `on_conflict="replace"`
+        only if that one runs, and one that waits is cancelled.
+        """
         who = self._intent(actor, reason, dry_run).actor
-        wait = None if delay is None else microseconds(delay)
+        wait = None if delay is None else checked_time("delay", delay)
         return await jobs.replay_jobs(
             await self._source.opened(),
             selection,
             actor=who,
             reason=reason,
             delay=wait,
+            on_conflict=on_conflict,
             limit=limit,
             dry_run=dry_run,
         )
@@ -458,28 +508,28 @@ class Operations:
 
     async def list_schedules(self) -> list[ScheduleView]:
         """Every schedule, by name: when it is due, what it enqueues, and what it enqueued last."""
-        return await scheduling.list_schedules(await self._source.opened(), self._source.redact)
+        return await scheduling.list_schedules(await self._source.opened(), self.redactor)
 
     async def pause_schedule(
         self, name: str, *, reason: str = "", actor: str | None = None, dry_run: bool = False
     ) -> ScheduleView:
         """Fire a schedule no more, until it is resumed. Slots that come meanwhile are not made up for."""
         intent = self._intent(actor, reason, dry_run)
-        return await scheduling.pause_schedule(await self._source.opened(), name, intent, self._source.redact)
+        return await scheduling.pause_schedule(await self._source.opened(), name, intent, self.redactor)
 
     async def resume_schedule(
         self, name: str, *, reason: str = "", actor: str | None = None, dry_run: bool = False
     ) -> ScheduleView:
         """Let a schedule fire again, from its next slot on."""
         intent = self._intent(actor, reason, dry_run)
-        return await scheduling.resume_schedule(await self._source.opened(), name, intent, self._source.redact)
+        return await scheduling.resume_schedule(await self._source.opened(), name, intent, self.redactor)
 
     async def trigger_schedule(
         self, name: str, *, reason: str = "", actor: str | None = None, dry_run: bool = False
     ) -> ScheduleView:
         """Let a worker fire a schedule once, at once and beside its slots; also while it is paused."""
         intent = self._intent(actor, reason, dry_run)
-        return await scheduling.trigger_schedule(await self._source.opened(), name, intent, self._source.redact)
+        return await scheduling.trigger_schedule(await self._source.opened(), name, intent, self.redactor)
 
     def _intent(
         self,
@@ -492,7 +542,14 @@ class Operations:
         return Intent(
             actor=self._source.actor if actor is None else actor,
             reason=reason,
-            expires_in=None if expires_in is None else microseconds(expires_in),
-            expires_at=None if expires_at is None else as_instant(expires_at),
+            expires_in=None if expires_in is None else duration_of("expires_in", expires_in),
+            expires_at=None if expires_at is None else _instant("expires_at", expires_at),
             dry_run=dry_run,
         )
+
+
+def _instant(name: str, moment: datetime) -> Instant:
+    try:
+        return as_instant(moment)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{name}: {error}") from None

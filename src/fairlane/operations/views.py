@@ -147,7 +147,7 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     """Of the ready ones, those that no claim has seen yet."""
     figures_as_of: datetime | None
     """Up to when the figures by key and by minute are complete; `None`: no worker has kept any."""
-    is_forwarded: bool = False
+    is_forwarded: bool | None = False
     """An engine runs its jobs, as far as is known here: the app says so, or a dispatcher was heard of."""
     refusal: str | None = None
     """What the engine's broker says, while it refuses all that is published."""

@@ -85,6 +85,9 @@ _METRICS = (
     _sizes("fairlane_settle_jobs", "Outcomes that were recorded together."),
     _counter("fairlane_lease_renewals_total", "{lease}", "Leases that were renewed."),
     _counter("fairlane_jobs_reaped_total", "{job}", "Jobs that this worker took from workers that were gone."),
+    _counter(
+        "fairlane_gates_recounted_total", "{gate}", "Gates that did not count what ran, and were counted anew.", "queue"
+    ),
     _counter("fairlane_claims_lost_total", "{job}", "Jobs that were taken over from this worker.", "reason"),
     _counter("fairlane_store_outages_total", "{outage}", "How often the database could not be reached."),
     _gauge("fairlane_store_connected", "1", "1 while the database answers, else 0."),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections import Counter
 
+from fairlane.redaction import error_text
+
 __all__ = ["REASONS", "Failures"]
 
 log = logging.getLogger("fairlane.telemetry")
@@ -33,5 +35,5 @@ class Failures:
         self._kinds[kind] += count
         if len(str(before)) == len(str(before + count)) and before:
             return
-        told = "" if error is None else f": {type(error).__name__}: {error}"
+        told = "" if error is None else f": {error_text(error)}"
         log.error("%s (%s, %d so far; jobs go on)%s", what, reason, before + count, told, exc_info=error)

@@ -19,6 +19,7 @@ from typing import Any, cast
 
 from fairlane.errors import ConfigurationError
 from fairlane.events import Event
+from fairlane.parameters import shown
 from fairlane.telemetry.failures import Failures
 
 __all__ = ["Handler", "Hooks"]
@@ -48,9 +49,9 @@ class Hooks:
         """Let it hear of these kinds of events, and of those that belong to them; of all, if none is named."""
         heard = tuple(kind for kind in kinds if inspect.isclass(kind) and issubclass(kind, Event))
         if len(heard) < len(kinds):
-            raise ConfigurationError(f"on_event: not all of {kinds!r} are kinds of events; see fairlane.events")
+            raise ConfigurationError(f"on_event: not all of {shown(kinds)} are kinds of events; see fairlane.events")
         if not callable(handler):
-            raise ConfigurationError(f"on_event: {handler!r} cannot be called; give a function of an event")
+            raise ConfigurationError(f"on_event: {shown(handler)} cannot be called; give a function of an event")
         is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
             getattr(handler, "__call__", None)  # noqa: B004 - an object with an async __call__ is a handler too
         )

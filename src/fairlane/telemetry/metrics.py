@@ -88,6 +88,7 @@ class Metrics:
         self.folded = self.counters["fairlane_bells_folded_total"]
         self.renewals = self.counters["fairlane_lease_renewals_total"]
         self.reaped = self.counters["fairlane_jobs_reaped_total"]
+        self.recounted = self.counters["fairlane_gates_recounted_total"]
         self.claims_lost = self.counters["fairlane_claims_lost_total"]
         self.outages = self.counters["fairlane_store_outages_total"]
         self.wait = self.histograms["fairlane_job_wait_seconds"]

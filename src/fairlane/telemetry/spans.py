@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from traceback import format_exception
 from typing import Any
 
 from opentelemetry.context import Context, attach, detach
@@ -20,6 +21,8 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from fairlane.redaction import without_secrets
 
 __all__ = ["carried_now", "enter", "leave", "mark_failed", "origin_of", "start_consumer", "start_producer"]
 
@@ -73,12 +76,24 @@ def leave(token: Any) -> None:
     detach(token)
 
 
-def mark_failed(span: Span, error: BaseException | None, outcome: str | None) -> None:
-    """It failed: of an error, or else by an outcome."""
+def mark_failed(span: Span, error: BaseException | None, outcome: str | None, said: str | None) -> None:
+    """It failed: of an error, or else by an outcome. The SDK would record the error as it is, with its secrets."""
     if error is not None:
-        span.record_exception(error)
-        span.set_attribute(ERROR_TYPE, type(error).__qualname__)
-        span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"[:LONGEST_STATUS]))
+        kind = type(error)
+        trace = without_secrets("".join(format_exception(error))) if said is None else said
+        message = without_secrets(str(error))
+        if said is not None:
+            message = (
+                said.partition("\n\n")[0].removeprefix(f"{kind.__module__}.").removeprefix(f"{kind.__qualname__}: ")
+            )
+        told = {
+            "exception.type": f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins."),
+            "exception.message": message,
+            "exception.stacktrace": trace,
+        }
+        span.add_event("exception", told)
+        span.set_attribute(ERROR_TYPE, kind.__qualname__)
+        span.set_status(Status(StatusCode.ERROR, f"{kind.__name__}: {message}"[:LONGEST_STATUS]))
     else:
         span.set_attribute(ERROR_TYPE, outcome or "_OTHER")
         span.set_status(Status(StatusCode.ERROR, outcome))

@@ -142,15 +142,21 @@ class Tracing:
         )
 
     def end(
-        self, span: Span, error: BaseException | None = None, outcome: str | None = None, *, is_failed: bool = False
+        self,
+        span: Span,
+        error: BaseException | None = None,
+        outcome: str | None = None,
+        *,
+        is_failed: bool = False,
+        said: str | None = None,
     ) -> None:
-        """End a span; where its work failed, it says of what."""
+        """End a span; where its work failed, it says of what: of a run in the words that were stored (`said`)."""
 
         def end() -> None:
             if outcome is not None:
                 span.set_attribute(OUTCOME, outcome)
             if is_failed:
-                self._api.mark_failed(span, error, outcome)
+                self._api.mark_failed(span, error, outcome, said)
             span.end()
 
         self._guarded("ending a span", end)

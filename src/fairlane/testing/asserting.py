@@ -9,6 +9,7 @@ from typing import Any
 from fairlane.app import App
 from fairlane.errors import UndecodablePayload
 from fairlane.job import JobRecord, State
+from fairlane.parameters import checked
 from fairlane.policy.keys import canonical_keys
 from fairlane.store.finding import find_jobs
 from fairlane.store.operators import JobFilter
@@ -35,6 +36,7 @@ class EnqueuedJob:
         return f"{self.record.task}({given}) in {self.record.queue!r}, {self.record.state}{keys}"
 
 
+@checked(unchecked=["app", "task", "queue"])
 async def enqueued_jobs(
     app: App, task: Task[..., Any] | str | None = None, *, queue: str | None = None
 ) -> list[EnqueuedJob]:
@@ -54,6 +56,7 @@ async def enqueued_jobs(
     return [EnqueuedJob(record, _arguments(app, record)) for record in reversed(found)]
 
 
+@checked(unchecked=["app", "expected", "queue", "state"])
 async def assert_enqueued(
     app: App,
     expected: Task[..., Any] | Call[Any] | str,

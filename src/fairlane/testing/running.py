@@ -7,7 +7,7 @@ runs. What a worker does by its own time, this does when it is told to.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -18,13 +18,14 @@ from fairlane.clock import Instant, ManualClock, microseconds
 from fairlane.declaring import checked_time
 from fairlane.errors import ConfigurationError
 from fairlane.job import Claim, State
+from fairlane.parameters import checked
 from fairlane.queue import partitions_served
 from fairlane.scheduler.settlement import Settlement
 from fairlane.stamping import Stamp
 from fairlane.store.finding import find_jobs
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Claimed, Listener, Store, WorkerIdentity
-from fairlane.testing.checking import check_app
+from fairlane.testing.checking import check_app, schedules_named
 from fairlane.worker.context import JobContext
 from fairlane.worker.execution import Execution
 from fairlane.worker.middleware import Middleware, Next
@@ -49,14 +50,16 @@ class Ran:
     task: str
     attempt: int
     outcome: str
-    """`done`, `failed`, `retry`, `snoozed`, `dead`, `cancelled` or `released`."""
+    """How the attempt ended: `done`, `failed`, `retry`, `snoozed`, `dead`, `cancelled` or `released`. The last attempt
+    of a job that keeps failing has `failed` too: that the job is dead is its `state`."""
     state: State
-    """What the job is in now."""
+    """The state of the job after this attempt."""
     error: str | None
     raised: BaseException | None
     """What the task raised."""
 
 
+@checked(unchecked=["app", "queues", "concurrency"])
 async def run_until_idle(
     app: App,
     *,
@@ -76,30 +79,46 @@ async def run_until_idle(
     return await _bounded(app, options, timeout, None, advance)
 
 
+@checked(unchecked=["app", "duration", "queues", "concurrency"])
 async def run_for(
     app: App,
     duration: timedelta | str | float,
     *,
+    schedules: bool | str | Collection[str] = True,
     queues: str | Sequence[str] = (),
     concurrency: int = 100,
     timeout: float = 30.0,
 ) -> list[Ran]:
     """Let so much time pass on the app's `ManualClock`, and run whatever becomes due meanwhile, at its own time:
-    delayed jobs, retries, schedules."""
+    delayed jobs, retries, schedules.
+
+    `schedules` says which schedules are fired: all, none (`False`), or those of these names. One that is left out
+    stands still, and has missed its slots when it is fired again.
+    """
     check_app("run_for", app)
     clock, time = _manual(app, "run_for"), checked_time("run_for: duration", duration)
+    fired = schedules_named(app, "run_for", schedules)
     options = WorkerOptions(queues=queues, concurrency=concurrency)
-    return await _bounded(app, options, timeout, clock.now() + time, True)
+    return await _bounded(app, options, timeout, clock.now() + time, True, fired)
 
 
-async def _bounded(app: App, options: WorkerOptions, timeout: float, until: Instant | None, advance: bool) -> list[Ran]:
+async def _bounded(
+    app: App,
+    options: WorkerOptions,
+    timeout: float,
+    until: Instant | None,
+    advance: bool,
+    schedules: Collection[str] = (),
+) -> list[Ran]:
+    if timeout <= 0:
+        raise ConfigurationError(f"timeout={timeout!r} leaves no time to run anything; give seconds above 0")
     if advance:
         _manual(app, "advance=True")
     store = await app.opened()
     options = options.serving(app.queue_names)
     served = await partitions_served(store, [share.name for share in options.shares], app.queue_names)
     slots = Slots(options.shares, options.concurrency, options.order, _none, served)
-    runner = Runner(app, store, await app.stamper(), slots, fires=until is not None)
+    runner = Runner(app, store, await app.stamper(), slots, schedules)
     try:
         async with asyncio.timeout(timeout):
             return await runner.run(advance, until)
@@ -128,10 +147,10 @@ def _none() -> int:
 class Runner:
     """Claims, runs and settles, one round after the other."""
 
-    def __init__(self, app: App, store: Store, stamp: Stamp, slots: Slots, *, fires: bool) -> None:
+    def __init__(self, app: App, store: Store, stamp: Stamp, slots: Slots, schedules: Collection[str]) -> None:
         name = f"test:{app!r}"
         self._app = app
-        self._fires = fires
+        self._schedules = schedules
         self._store = store
         self._slots = slots
         self._watch = _Watch()
@@ -170,7 +189,7 @@ class Runner:
         """Start what can start now. Returns whether something may have been missed."""
         self._has_ended = False
         self._next_due = (await self._store.reap()).next_due
-        if self._fires and (slot := await self._app.fire_schedules()) is not None:
+        if self._schedules and (slot := await self._app.fire_schedules(self._schedules)) is not None:
             self._next_due = min(slot, self._next_due or slot)
         look_again = False
         for queue in list(self._slots.queues.values()):

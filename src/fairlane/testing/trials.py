@@ -11,8 +11,9 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-from fairlane.clock import SECOND, Instant, duration_text, microseconds
+from fairlane.clock import SECOND, Instant, duration_of, duration_text
 from fairlane.errors import ConfigurationError
+from fairlane.parameters import checked, shown
 from fairlane.policy.keys import canonical_keys
 from fairlane.policy.policy import Policy
 from fairlane.queue import Queue
@@ -38,6 +39,7 @@ class Figure(float):
         return f"<{float(self):g}: {self.text}>"
 
 
+@checked(unchecked=["jobs"])
 def arrivals(
     jobs: int,
     *,
@@ -52,7 +54,7 @@ def arrivals(
     """Jobs of one key: `arrivals(500, account="acme")` are there from the beginning; `every="20ms"` they come one by
     one, or `poisson=50.0`, so many a second at random times."""
     if not _is_a_number_of_jobs(jobs):
-        raise ConfigurationError(f"arrivals({jobs!r}, …): give a number of jobs")
+        raise ConfigurationError(f"arrivals({shown(jobs)}, …): give a number of jobs")
     named = ", ".join(f"{name}={value}" for name, value in keys.items()) or "jobs"
     return JobClass(
         name=f"{named} {at}/{every}/{poisson}/{run_time}/{priority}/{task}/{jobs}",
@@ -71,6 +73,7 @@ def _is_a_number_of_jobs(given: object) -> bool:
     return isinstance(given, int) and not isinstance(given, bool) and given >= 0
 
 
+@checked(unchecked=["queue"])
 def try_policy(
     queue: Queue | Policy,
     *coming: JobClass | Workload,
@@ -87,7 +90,7 @@ def try_policy(
     policy = queue.policy if isinstance(queue, Queue) else queue
     if not isinstance(policy, Policy):
         raise ConfigurationError(
-            f"try_policy: {queue!r} is not a queue; give what app.queue(…) returned, or app.queues['webhooks']"
+            f"try_policy: {shown(queue)} is not a queue; give what app.queue(…) returned, or app.queues['webhooks']"
         )
     if not coming:
         raise ConfigurationError("try_policy: give what arrives, such as arrivals(100, account='acme')")
@@ -109,7 +112,9 @@ def try_policy(
 def _check_class(policy: Policy, each: object) -> None:
     """As an enqueue does: jobs without a key would all be of one, and a figure of another."""
     if not isinstance(each, JobClass):
-        raise ConfigurationError(f"try_policy: {each!r} does not arrive; give arrivals(…), a JobClass or a Workload")
+        raise ConfigurationError(
+            f"try_policy: {shown(each)} does not arrive; give arrivals(…), a JobClass or a Workload"
+        )
     for name in policy.stamped_keys:
         if name not in each.keys:
             carried = ", ".join(each.keys) or "none"
@@ -189,7 +194,7 @@ class Trial:
 
     def starts_within(self, window: Duration, **keys: str | int | None) -> float:
         """The most jobs that started in any stretch of time of this length."""
-        length = microseconds(window)
+        length = duration_of("starts_within: window", window)
         if length <= 0:
             raise ConfigurationError(f"starts_within({window!r}): give a time above 0")
         starts = sorted(self._record.started_at[nth] for nth in self._runs(keys))

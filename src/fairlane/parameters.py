@@ -1,0 +1,316 @@
+"""What public parameters take: their annotations, which are checked where a program gives a value.
+
+A wrong value would otherwise come to light far from the line that gave it, in the words of a driver or of Python, and
+on one store only. `checked` is for functions that are called once per batch, per claim or per command; what is called
+for every job checks what it is given itself. Text that no database can hold is refused, and so are numbers beyond the
+range of one.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import types
+from collections.abc import Callable, Collection, Iterable, Mapping
+from datetime import datetime, timedelta
+from difflib import get_close_matches
+from typing import Any, Literal, NoReturn, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from uuid import UUID
+
+from fairlane.errors import ConfigurationError, FairlaneError
+
+__all__ = [
+    "check_fields",
+    "check_value",
+    "checked",
+    "checked_methods",
+    "is_storable",
+    "known_options",
+    "refuse_unknown_option",
+    "shown",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C", bound=type)
+Test = Callable[[Any], bool]
+
+LONGEST_SHOWN = 100
+LONGEST_TEXT = 2_000
+"""Names, reasons, addresses: what is longer is something else, and would fill a log with its own error."""
+LARGEST = 1 << 62
+"""Beyond what any setting means, and within what databases can count with."""
+WORDS = {
+    bool: "True or False",
+    bytes: "bytes",
+    datetime: "a datetime with a timezone, such as datetime.now(UTC)",
+    float: "a number",
+    int: "a whole number",
+    str: "text",
+    timedelta: "a timedelta",
+    type: "a class",
+    type(None): "None",
+    UUID: "a UUID",
+}
+MANY = {int: "whole numbers", str: "names", UUID: "UUIDs"}
+DURATION = "a duration, such as 90, '1m30s' or timedelta(…)"
+
+
+def shown(value: object) -> str:
+    """A value for an error: as it would be written, as far as it is short enough to be read."""
+    try:
+        text = repr(value[: LONGEST_SHOWN * 2] if isinstance(value, str | bytes) else value)
+    except Exception:  # an object of the program's whose own repr fails, or a number of too many digits
+        return f"a {type(value).__name__}"
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
+
+
+def refuse_unknown_option(what: str, name: str, known: Collection[str], remedy: str = "") -> NoReturn:
+    """Refuse an option that there is not, with the one that is meant, or with the remedy."""
+    similar = get_close_matches(name, known, n=1)
+    meant = f"did you mean {similar[0]}=?" if similar else remedy
+    raise ConfigurationError(f"{what}: there is no option {name}=; {meant or 'there are ' + ', '.join(known)}")
+
+
+def is_storable(text: str) -> bool:
+    """Whether every database can hold it: neither NUL nor half a character."""
+    return (text.isascii() and "\0" not in text) or not any(
+        sign == "\0" or "\ud800" <= sign <= "\udfff" for sign in text
+    )
+
+
+def checked(
+    *, error: type[FairlaneError] = ConfigurationError, unchecked: Collection[str] = (), any_text: Collection[str] = ()
+) -> Callable[[F], F]:
+    """Refuse arguments that are not what their annotations say.
+
+    Parameters in `unchecked` are left to the function; text in `any_text` need not be storable as it is.
+    """
+
+    def decorate(function: F) -> F:
+        checks = _Checks(function, error, unchecked, any_text)
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def wrapper(*args: Any, **kwargs: Any) -> Any:
+                checks.check(args, kwargs)
+                return await function(*args, **kwargs)
+
+        else:
+
+            @functools.wraps(function)
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
+                checks.check(args, kwargs)
+                return function(*args, **kwargs)
+
+        return cast(F, wrapper)
+
+    return decorate
+
+
+def known_options(function: F) -> F:
+    """Refuse an option that a function does not have with the one that is meant. A type checker sees it as it is."""
+    name, _, place = function.__qualname__.rpartition(".")
+    known = [each for each in inspect.signature(function).parameters if each != "self"]
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        for each in kwargs:
+            if each not in known:
+                refuse_unknown_option(place or name, each, known)
+        return function(*args, **kwargs)
+
+    return cast(F, wrapper)
+
+
+def checked_methods(kind: C) -> C:
+    """The same for every public method of a class."""
+    for name, method in list(vars(kind).items()):
+        if inspect.isfunction(method) and not name.startswith("_"):
+            setattr(kind, name, checked()(method))
+    return kind
+
+
+def check_value(
+    what: str,
+    name: str,
+    value: object,
+    kind: Any,
+    *,
+    error: type[FairlaneError] = ConfigurationError,
+    any_text: bool = False,
+) -> None:
+    """The same for one value; `kind` is what an annotation would say."""
+    if not _made_test(kind, any_text)(value):
+        raise _refusal(what, name, value, kind, error)
+
+
+@functools.cache
+def _made_test(kind: Any, any_text: bool) -> Test:
+    return _test(kind, any_text=any_text)
+
+
+def check_fields(record: object, what: str, error: type[FairlaneError] = ConfigurationError) -> None:
+    """The same for the fields of a value that a program has just made; `what` names it in errors."""
+    kinds: Any = type(record)
+    for name, (test, kind) in _fields_of(kinds).items():
+        value = getattr(record, name)
+        if not test(value):
+            raise _refusal(what, name, value, kind, error)
+
+
+@functools.cache
+def _fields_of(kind: type) -> dict[str, tuple[Test, Any]]:
+    return {name: (_test(hint), hint) for name, hint in get_type_hints(kind).items()}
+
+
+class _Checks:
+    """The tests of one function's parameters. They are made when it is first called: annotations may name what is
+    defined further down."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        error: type[FairlaneError],
+        unchecked: Collection[str],
+        any_text: Collection[str],
+    ) -> None:
+        owner, _, name = function.__qualname__.rpartition(".")
+        self._what = owner if name == "__init__" else name
+        self._function = function
+        self._error = error
+        self._unchecked = unchecked
+        self._any_text = any_text
+
+    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        names, tests = self._tests
+        for name, value in zip(names, args, strict=False):
+            if name in tests and not tests[name](value):
+                self._refuse(name, value)
+        for name, value in kwargs.items():
+            if name in tests and not tests[name](value):
+                self._refuse(name, value)
+
+    @functools.cached_property
+    def _hints(self) -> dict[str, Any]:
+        return get_type_hints(self._function)
+
+    @functools.cached_property
+    def _tests(self) -> tuple[list[str], dict[str, Test]]:
+        kinds = inspect.Parameter
+        parameters = inspect.signature(self._function).parameters.values()
+        variadic = {each.name for each in parameters if each.kind in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)}
+        names = [each.name for each in parameters if each.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
+        left_out = {*self._unchecked, *variadic, "return"}
+        tests = {
+            name: _test(hint, any_text=name in self._any_text)
+            for name, hint in self._hints.items()
+            if name not in left_out
+        }
+        return names, tests
+
+    def _refuse(self, name: str, value: object) -> None:
+        raise _refusal(self._what, name, value, self._hints[name], self._error)
+
+
+def _refusal(what: str, name: str, value: object, kind: Any, error: type[FairlaneError]) -> FairlaneError:
+    remedy = f"give {_words(kind)}"
+    if isinstance(value, str) and str in _alternatives(kind):
+        remedy = (
+            f"give text of at most {LONGEST_TEXT:,} characters, without NUL and lone surrogates, which no database "
+            "stores"
+        )
+    elif isinstance(value, int | float) and not isinstance(value, bool) and {int, float} & {*_alternatives(kind)}:
+        remedy = f"give {_words(kind)}" + (" that is not as large" if isinstance(value, int) else " that is finite")
+        if isinstance(value, float) and math.isfinite(value):
+            remedy = f"give {_words(kind)}"
+    return error(f"{what}: {name}={shown(value)} cannot be used; {remedy}")
+
+
+def _alternatives(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+
+
+def _test(kind: Any, *, any_text: bool = False) -> Test:
+    """Whether a value is what an annotation says."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if kind in (Any, object) or isinstance(kind, TypeVar):
+        return lambda value: True
+    if origin in (Union, types.UnionType):
+        tests = [_test(each, any_text=any_text) for each in arguments]
+        return lambda value: any(test(value) for test in tests)
+    if origin is Literal:
+        return lambda value: isinstance(value, str) and value in arguments
+    if kind is str:
+        return lambda value: (
+            isinstance(value, str) and (any_text or (len(value) <= LONGEST_TEXT and is_storable(value)))
+        )
+    if kind is int:
+        return lambda value: isinstance(value, int) and not isinstance(value, bool) and -LARGEST < value < LARGEST
+    if kind is float:
+        return _is_number
+    if origin in (type, _CALLABLE):
+        return inspect.isclass if origin is type else callable
+    if origin is not None and issubclass(origin, Mapping):
+        names, values = (_test(each, any_text=any_text) for each in arguments)
+        return lambda value: (
+            isinstance(value, Mapping) and all(names(name) and values(each) for name, each in value.items())
+        )
+    if origin is not None and issubclass(origin, Iterable):
+        return _several(origin, _test(arguments[0], any_text=any_text))
+    own = origin or kind
+    if getattr(own, "_is_protocol", False):
+        members = [name for name in dir(own) if not name.startswith("_")]
+        return lambda value: not inspect.isclass(value) and all(hasattr(value, name) for name in members)
+    return lambda value: isinstance(value, own)
+
+
+_CALLABLE = get_origin(Callable[[], None])
+
+
+def _several(origin: type, test: Test) -> Test:
+    """Whether it is many of something. What can be looked at only once is left alone."""
+
+    def is_many(value: Any) -> bool:
+        if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
+            return False
+        if issubclass(origin, Collection) and not isinstance(value, Collection):
+            return False
+        return not isinstance(value, Collection) or all(map(test, value))
+
+    return is_many
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value) and -LARGEST < value < LARGEST
+
+
+def _words(kind: Any) -> str:
+    """What to give, from the annotation."""
+    alternatives = list(_alternatives(kind))
+    words: list[str] = []
+    if {str, float} <= {*alternatives}:  # a `timedelta` besides, where programs give it and not files
+        words.append(DURATION)
+        alternatives = [each for each in alternatives if each not in (str, float, timedelta)]
+    words += [_word(each) for each in alternatives]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def _word(kind: Any) -> str:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if kind in WORDS:
+        return WORDS[kind]
+    if origin is Literal:
+        return " or ".join(map(repr, arguments))
+    if origin is _CALLABLE:
+        return "a function"
+    if origin is type:
+        return "a class"
+    if origin is not None and issubclass(origin, Mapping):
+        return "a mapping of names to values, such as {'account': 'acme'}"
+    if origin is not None and issubclass(origin, Iterable):
+        return f"a list of {MANY.get(arguments[0]) or _words(arguments[0])}"
+    name = (origin or kind).__name__
+    return f"{'an' if name[0] in 'AEIO' else 'a'} {name}"
