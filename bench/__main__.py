@@ -1,17 +1,18 @@
-"""`python -m bench [history|horizon|pages|pruning|seeing|shared|stream] …`; without a name, what `make bench` runs."""
+"""`python -m bench [NAME] …`: see `--help` for the names; without one, what `make bench` runs."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
 
-from bench import comparison, history, horizon, pages, pruning, seeing, shared, stream
+from bench import comparison, history, horizon, pages, pruning, rates, seeing, shared, stream
 
 BENCHES: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
     "history": ("claims and enqueues beside ten million finished jobs", history.main),
     "horizon": ("claims while somebody keeps the vacuum horizon where it is", horizon.main),
     "pages": ("the dashboard, over 100,000 keys and a million jobs", pages.main),
     "pruning": ("whether upkeep keeps up with ten thousand finishes a second", pruning.main),
+    "rates": ("how much of a smooth rate workers give, and never more", rates.main),
     "seeing": ("what people look at, over 100,000 keys and a million jobs", seeing.main),
     "shared": ("a limit that two queues share", shared.main),
     "stream": ("a million jobs in one streamed call", stream.main),
