@@ -45,6 +45,12 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+@pytest.fixture
+def producers_know_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No producer has to learn the new number before a change of partitions is over."""
+    monkeypatch.setattr("fairlane.store.repartition.LEARNED_AFTER", 0)
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[ThrowawayPostgres]:
     """One cluster for each xdist worker."""

@@ -25,6 +25,7 @@ from fairlane import (
     ManualClock,
     Outcome,
     PayloadDiffers,
+    ReplayRefused,
     ResultTimeout,
     State,
     Unique,
@@ -65,6 +66,57 @@ async def test_a_waiting_job_is_cancelled_at_once(app: App) -> None:
     assert await job.cancel() is State.CANCELLED
     with pytest.raises(JobCancelled):
         await job.result()
+
+
+async def test_a_job_that_cannot_be_replayed_says_why(app: App) -> None:
+    """P6."""
+
+    @app.task
+    async def work() -> None: ...
+
+    job = await work.enqueue()
+    with pytest.raises(ReplayRefused, match="it is ready; only dead and cancelled jobs can be replayed"):
+        await job.replay()
+    async with working(app):
+        await job.result()
+    with pytest.raises(ReplayRefused, match=f"job {job.id} was not replayed: it is done;") as caught:
+        await job.replay()
+    assert (caught.value.job, caught.value.holder) == (job.id, None)
+    assert await job.status() is State.DONE
+    with pytest.raises(JobNotFound):
+        await app.job(uuid.uuid4()).replay()
+    with pytest.raises(ConfigurationError, match="on_conflict='return' is not 'reject' or 'replace'"):
+        await job.replay(on_conflict="return")  # type: ignore[arg-type]
+
+
+async def test_a_job_whose_unique_key_is_held_is_not_replayed(app: App) -> None:
+    """E10."""
+
+    @app.task
+    async def work() -> None: ...
+
+    once = work.using(unique=Unique("a"))
+    old = await once.enqueue()
+    await old.cancel()
+    holder = await once.enqueue()
+    with pytest.raises(ReplayRefused, match=f"job {holder.id} holds its unique key; .*on_conflict='replace'") as caught:
+        await old.replay()
+    assert caught.value.holder == holder.id
+    assert await old.replay(on_conflict="replace") is State.READY
+    assert await holder.status() is State.CANCELLED
+
+
+async def test_every_handle_of_a_bulk_can_be_used(app: App) -> None:
+    """F14."""
+
+    @app.task
+    async def work(number: int) -> None: ...
+
+    newest = work.using(unique=Unique("a", on_conflict="replace"))
+    jobs = await app.enqueue_many([newest.call(n) for n in range(3)])
+    assert [job.outcome for job in jobs] == [Outcome.DUPLICATE, Outcome.DUPLICATE, Outcome.REPLACED]
+    assert [await job.status() for job in jobs] == [State.READY] * 3
+    assert len({job.id for job in jobs}) == 1
 
 
 async def test_a_handle_of_a_job_that_never_was_says_so(app: App) -> None:

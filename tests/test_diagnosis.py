@@ -11,11 +11,11 @@ import pytest
 from fairlane.clock import SECOND
 from fairlane.errors import SchemaOutOfDate, SchemaTooNew, StoreUnavailable
 from fairlane.operations import about_no_database
-from fairlane.operations.diagnosis_database import about_database
+from fairlane.operations.diagnosis_database import about_database, about_time
 from fairlane.operations.diagnosis_queues import about_figures, about_standstills
 from fairlane.operations.diagnosis_schedules import about_schedules
 from fairlane.operations.diagnosis_workers import about_workers
-from fairlane.operations.findings import Finding, by_level
+from fairlane.operations.findings import Finding, Level, by_level
 from fairlane.operations.views import WorkerView
 from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.scheduler.figures import Minute
@@ -28,6 +28,7 @@ from fairlane.store.health import (
     Standstill,
     TableHealth,
 )
+from fairlane.store.queue_time import QueueTime
 from fairlane.store.schedules import ScheduleRow
 
 MINUTE, HOUR, MEGABYTE = 60 * SECOND, 3_600 * SECOND, 1 << 20
@@ -319,4 +320,12 @@ SCHEDULE = ScheduleRow(
     ],
 )
 def test_a_slot_that_nobody_fires_is_told(row: ScheduleRow, has_worker: bool, levels: list[str]) -> None:
-    assert [str(each.level) for each in about_schedules([row], NOW, has_worker=has_worker)] == levels
+    assert [str(each.level) for each in about_schedules([row], QueueTime(NOW), has_worker=has_worker)] == levels
+
+
+def test_a_clock_that_is_behind_queue_time_is_a_note_and_no_fault() -> None:
+    """C12."""
+    assert list(about_time(QueueTime(NOW, 900_000))) == []
+    (found,) = about_time(QueueTime(NOW, HOUR))
+    assert found.level is Level.NOTE
+    assert "the database's clock is 60 min behind queue time" in found.message

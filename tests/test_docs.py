@@ -33,7 +33,9 @@ import pytest
 
 from bench import comparison
 from fairlane import App
+from fairlane.cli.choosing import LookingGroup
 from fairlane.cli.program import program
+from fairlane.store.postgres.grants import grants
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -118,6 +120,7 @@ def check_command(words: list[str]) -> None:
             context: click.Context | None = None
             while isinstance(command, click.Group):
                 context = click.Context(command, context, command.name, **command.context_settings)
+                rest = command.completed(context, rest) if isinstance(command, LookingGroup) else rest
                 found = command.get_command(context, rest[0]) if rest else None
                 assert found is not None, f"there is no command {shlex.join(words)!r}"
                 command, rest = found, rest[1:]
@@ -339,7 +342,7 @@ def test_the_index_lists_every_page_once() -> None:
 # PostgreSQL.
 
 
-def test_the_documented_role_is_enough_to_produce_and_to_work(empty_postgres_url: str) -> None:
+def test_the_documented_roles_are_enough_to_produce_and_to_work(empty_postgres_url: str) -> None:
     [sql] = [
         block.text for block in blocks((DOCS / "how-to" / "use-postgresql.md").read_text()) if block.language == "sql"
     ]
@@ -348,9 +351,9 @@ def test_the_documented_role_is_enough_to_produce_and_to_work(empty_postgres_url
 
 async def _work_with_roles(sql: str, url: str) -> None:
     place = urlsplit(url)
-    by_superuser, by_deploy = sql.replace("on database shop ", f"on database {place.path[1:]} ").split(
-        "-- As shop_deploy"
-    )
+    by_superuser = sql.replace("on database shop ", f"on database {place.path[1:]} ")
+    page = (DOCS / "how-to" / "use-postgresql.md").read_text()
+    named = dict(re.findall(r"--(producer|worker|viewer|operator) (shop_\w+)", page))
 
     def as_role(role: str) -> str:
         return urlunsplit(place._replace(netloc=f"{role}@{place.hostname}:{place.port}"))
@@ -358,8 +361,8 @@ async def _work_with_roles(sql: str, url: str) -> None:
     try:
         await _execute(url, by_superuser)
         await App(as_role("shop_deploy")).migrate()
-        await _execute(as_role("shop_deploy"), by_deploy.partition("\n")[2])
-        app = App(as_role("shop"))
+        await _execute(as_role("shop_deploy"), grants(named))
+        app = App(as_role(named["worker"]))
 
         async def double(number: int) -> int:
             return 2 * number
@@ -368,7 +371,8 @@ async def _work_with_roles(sql: str, url: str) -> None:
         async with app, working(app):
             assert await (await task.enqueue(21)).result(timeout=WATCHDOG) == 42
     finally:
-        await _execute(url, "drop owned by shop, shop_deploy cascade; drop role shop, shop_deploy")
+        roles = ", ".join(["shop_deploy", *named.values()])
+        await _execute(url, f"drop owned by {roles} cascade; drop role {roles}")
 
 
 async def _execute(url: str, sql: str) -> None:

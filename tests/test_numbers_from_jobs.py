@@ -75,10 +75,17 @@ async def test_the_newest_number_holds_for_its_key(queue: Queue, deliver: Task[.
 
 
 async def test_the_function_is_given_the_context_the_keys_and_what_the_job_is(deliver: Task[..., int]) -> None:
-    job = await deliver.using(context={**plan(1), "account": "not this"}, priority=5).enqueue(0, account=42)
+    job = await deliver.using(context={**plan(1), "note": "mine"}, priority=5).enqueue(0, account=42)
     (context,) = SEEN
-    assert context == {**plan(1), "account": "42", "queue": "webhooks", "task": "deliver", "priority": 5}
-    assert (await job.record()).context == {**plan(1), "account": "not this"}
+    assert context == {
+        **plan(1),
+        "note": "mine",
+        "account": "42",
+        "queue": "webhooks",
+        "task": "deliver",
+        "priority": 5,
+    }
+    assert (await job.record()).context == {**plan(1), "note": "mine"}
 
 
 async def test_contexts_add_up_as_keys_do(deliver: Task[..., int]) -> None:

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 from pydantic import BaseModel, ConfigDict, Field, computed_field, field_validator
 
-from fairlane import App, ConfigurationError, JobRecord, ManualClock, State, payload_type
+from fairlane import App, ConfigurationError, Disclosure, ManualClock, State, payload_type
 from fairlane.cli.program import program
 from fairlane.testing import run_until_idle
 
@@ -204,7 +204,7 @@ async def test_what_a_codec_seals_is_not_shown_by_a_schedule_and_is_known_again(
 
 
 def test_only_a_class_can_be_taught() -> None:
-    with pytest.raises(ConfigurationError, match="not a class"):
+    with pytest.raises(ConfigurationError, match="payload_type: kind='Money' cannot be used; give a class"):
         payload_type("Money", encode=str, decode=str)  # type: ignore[arg-type]
 
 
@@ -230,8 +230,8 @@ async def test_a_codec_decides_what_is_stored_and_a_job_it_cannot_read_is_set_as
         assert "the key is gone" in str((await broken.record()).error)
 
 
-def hide(job: JobRecord, value: Any) -> Any:
-    if job.keys.get("account") == "secret":
+def hide(value: Any, disclosure: Disclosure) -> Any:
+    if disclosure.job.keys.get("account") == "secret":
         raise KeyError("no rule for it")
     if isinstance(value, list):
         args, kwargs = value
@@ -262,7 +262,7 @@ async def test_operators_see_what_the_app_lets_them_see() -> None:
 SHOP = """
 from fairlane import App
 
-app = App("sqlite:///shop.db", redact=lambda job, value: "hidden")
+app = App("sqlite:///shop.db", redact=lambda value, disclosure: "hidden")
 
 @app.task(name="pay")
 async def pay(card: str) -> None: ...

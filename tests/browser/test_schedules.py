@@ -34,6 +34,7 @@ def test_a_schedule_comes_is_paused_and_triggered_while_somebody_looks(page: Pag
     page.get_by_role("button", name="Back").click()
     expect(rows.first.locator(".mark")).to_contain_text("paused")
     rows.first.get_by_role("link", name="Trigger …").click()
+    page.get_by_label("Why").fill("a missed delivery")
     page.get_by_role("button", name="Trigger").click()
     page.get_by_role("button", name="Back").click()
     expect(rows.first).to_contain_text("1 trigger waits for a worker.")

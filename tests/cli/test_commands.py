@@ -227,3 +227,10 @@ def test_a_worker_runs_jobs_until_it_is_told_to_stop(
         "assert ('shop.stop_worker', 3) in states, states"
     )
     python(shop, look, fairlane)
+
+
+def test_the_list_of_commands_has_a_whole_sentence_for_each() -> None:
+    """H4. A terminal has 80 columns; what is cut off there ends in an ellipsis."""
+    shown = CliRunner().invoke(program, ["--help"], terminal_width=80).output
+    listed = shown.partition("Commands:\n")[2].splitlines()
+    assert [line for line in listed if not line.endswith(".") or line.endswith("...")] == []

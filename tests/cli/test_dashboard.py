@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
+from fairlane.dashboard.connections import MOST_OF_ONE_PEER
 from tests.cli.conftest import Fairlane
 
 WATCHDOG = 60.0
@@ -54,7 +58,7 @@ def running(folder: Path, *arguments: str, **environment: str) -> Iterator[tuple
     assert process.stdout is not None
     try:
         line = process.stdout.readline()
-        found = re.search(r"at (http://127\.0\.0\.1:\d+)/", line)
+        found = re.search(r"at (http://[\d.]+:\d+)/", line)
         assert found is not None, line + process.stdout.read()
         yield process, found[1]
     finally:
@@ -95,6 +99,52 @@ def test_it_ends_well_although_somebody_is_looking(shop: Path, number: signal.Si
             process.send_signal(number)
             list(lines)
         assert process.wait(WATCHDOG) == 0
+
+
+@pytest.mark.parametrize(
+    ("token", "why"), [("12345678", "at least 16"), ("a" * 40, "repeats"), ("passwordpassword", "repeats")]
+)
+@pytest.mark.parametrize("option", ["--token", "--viewer-token"])
+def test_a_weak_token_is_refused_where_strangers_may_reach_it(
+    shop: Path, fairlane: Fairlane, option: str, token: str, why: str
+) -> None:
+    """S5: an 8-character token was accepted on 0.0.0.0."""
+    for host in ("0.0.0.0", "::", "10.1.2.3", "dashboard.internal"):
+        told = fairlane("dashboard", "shop:app", "--host", host, "--port", "0", option, token, cwd=shop)
+        assert told.returncode == 1
+        assert f"{option} is too weak for {host}" in told.stderr
+        assert why in told.stderr
+        assert "secrets.token_urlsafe" in told.stderr
+        assert token not in told.stderr
+
+
+def test_a_weak_token_is_accepted_on_this_machine_and_a_strong_one_anywhere(shop: Path) -> None:
+    for host, token in (("127.0.0.1", "12345678"), ("0.0.0.0", secrets.token_hex(16))):
+        with running(shop, "shop:app", "--host", host, "--token", token) as (_, url):
+            answer = httpx.get(
+                f"http://127.0.0.1:{urlsplit(url).port}/api/queues",
+                headers={"Authorization": f"Bearer {token}"},
+                timeout=WATCHDOG,
+            )
+            assert answer.status_code == 200
+
+
+def test_half_a_request_keeps_nobody_out_and_is_not_kept(shop: Path) -> None:
+    """S5: 400 half-open requests were kept, for as long as their sender liked."""
+    with running(shop, "shop:app", "--token", "a-token-for-tests-1") as (_, url), ExitStack() as half_open:
+        address = ("127.0.0.1", urlsplit(url).port)
+        sockets = []
+        for _ in range(MOST_OF_ONE_PEER + 20):
+            each = half_open.enter_context(socket.create_connection(address, timeout=WATCHDOG))
+            each.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n")
+            sockets.append(each)
+        refused = [each.recv(1_000) for each in sockets[MOST_OF_ONE_PEER:]]
+        assert all(each.startswith(b"HTTP/1.1 429 ") and b"Retry-After: 5" in each for each in refused)
+        began = time.monotonic()
+        for each in sockets[:MOST_OF_ONE_PEER]:
+            assert each.recv(1_000).startswith(b"HTTP/1.1 408 ")
+        assert time.monotonic() - began < WATCHDOG
+        assert httpx.get(f"{url}/healthz", timeout=WATCHDOG).status_code == 200
 
 
 def test_a_port_that_is_taken_is_told_in_one_line(shop: Path, fairlane: Fairlane) -> None:

@@ -30,6 +30,9 @@ async def deliver(account: str, number: int = 0) -> int:
 
 @app.task(queue="webhooks", name="other.refund")
 async def refund(account: str) -> None: ...
+
+@app.task(queue="webhooks", name="other.charge", max_attempts=1, unique=lambda account: account)
+async def charge(account: str) -> None: ...
 """
 
 Run = Callable[..., Result]
@@ -206,7 +209,7 @@ def test_dead_jobs_are_listed_replayed_and_purged(
     assert len(listed(run, "dead", "list")) == 3
     assert run("dead", "replay", "--key", "account=acme", "--yes").stdout == "2 jobs replayed\n"
     assert [each["id"] for each in listed(run, "dead", "list")] == [jobs[1]]
-    told = json.loads(run("dead", "purge", "--all", "--yes", "--json").stdout)
+    told = json.loads(run("dead", "purge", "--all", "--yes", "--reason", "old", "--json").stdout)
     assert (told["action"], told["jobs"], told["more"]) == ("purged", [jobs[1]], False)
     assert run("dead", "list").stdout == "no job is dead\n"
     assert len(listed(run, "jobs", "list", "--state", "ready")) == 2
@@ -223,13 +226,35 @@ def test_named_jobs_that_are_skipped_are_told_and_give_a_status(
     assert result.stderr == f"skipped {ready}: it is ready; only dead and cancelled jobs can be replayed\n"
 
 
+def test_jobs_whose_unique_key_is_held_are_not_replayed_unless_they_replace_the_holder(
+    run: Run, die: Callable[[], None]
+) -> None:
+    """E10."""
+
+    def charge() -> str:
+        return run("enqueue", "operators_shop:app", "other.charge", "--args", '["acme"]').stdout.strip()
+
+    dead = charge()
+    die()
+    holder = charge()
+    held = "1 was not replayed: another job holds the unique key\n"
+    for options in (("--dry-run",), ("--yes",)):
+        result = run("dead", "replay", "--all", *options)
+        assert result.stdout == ("0 jobs would be replayed\n" if options == ("--dry-run",) else "0 jobs replayed\n")
+        assert result.stderr == f"skipped {dead}: job {holder} holds its unique key\n{held}"
+    told = json.loads(run("dead", "replay", "--all", "--yes", "--json").stdout)
+    assert (told["count"], told["held"], told["skipped"][0]["holder"]) == (0, 1, holder)
+    assert run("dead", "replay", dead, "--on-conflict", "replace").stdout == "1 job replayed\n"
+    assert f"replaced by job {dead}" in run("jobs", "show", holder).stdout
+
+
 def test_a_limit_that_is_reached_is_told(run: Run, enqueue: Callable[..., str]) -> None:
     for _ in range(3):
         enqueue("acme", "--delay", "1h")
     result = run("jobs", "retry", "--all", "--limit", "2", "--yes")
     assert result.stdout == "2 jobs made due\n"
     assert "there are more" in result.stderr
-    assert run("jobs", "cancel", "--state", "scheduled", "--yes").stdout == "3 jobs cancelled\n"
+    assert run("jobs", "cancel", "--state", "scheduled", "--yes", "--reason", "old").stdout == "3 jobs cancelled\n"
 
 
 def test_a_bulk_change_asks_on_a_terminal(
@@ -242,7 +267,7 @@ def test_a_bulk_change_asks_on_a_terminal(
     refused = run("jobs", "cancel", "--all", input="n\n")
     assert (refused.exit_code, "1 jobs will be cancelled. Go on?" in refused.stderr) == (1, True)
     assert listed(run, "jobs", "list")[0]["state"] == "ready"
-    assert run("jobs", "cancel", "--all", input="y\n").stdout.endswith("1 job cancelled\n")
+    assert run("jobs", "cancel", "--all", input="y\nthey left\n").stdout.endswith("1 job cancelled\n")
     assert listed(run, "jobs", "list")[0]["id"] == job
 
 

@@ -24,6 +24,8 @@ app.queue("email", fair=Fair(by="account"), limits=[Concurrency(5, by="account")
 async def send(account: str) -> None: ...
 """
 
+pytestmark = pytest.mark.usefixtures("producers_know_at_once")
+
 Run = Callable[..., Result]
 
 
@@ -79,19 +81,20 @@ def test_a_queue_is_divided_and_made_whole_again(run: Run, shop: Path) -> None:
     assert {each["action"] for each in told(run, "audit")["entries"]} == {"partition"}
 
 
-def test_code_with_another_width_is_refused_and_the_doctor_tells(run: Run, shop: Path) -> None:
+def test_code_with_another_width_goes_by_the_stored_one_and_the_doctor_tells(run: Run, shop: Path) -> None:
+    """P5."""
     assert run("partition", "email", "--to", "2", "--by", "account", "--yes").exit_code == 0
-    refused = run("enqueue", "partition_shop:app", "partition_shop.send", "--args", '["acme"]')
-    assert refused.exit_code == 1
-    assert "queue 'email' has 2 partitions, and this program declares one partition" in refused.output
-    found = run("doctor", "partition_shop:app")
-    assert found.exit_code == 1
-    assert "it has 2 (by account), and the code declares 1" in found.output
+    assert run("enqueue", "partition_shop:app", "partition_shop.send", "--args", '["acme"]').exit_code == 0
+    assert set(queues(run)) == {"email", "email__p1"}
+    found = run("doctor", "partition_shop:app").output
+    assert "it has 2 (by account), and the code declares 1" in found
+    assert "programs with this code send and serve jobs by the stored number" in found
     shown = run("policy", "show", "partition_shop:app").output
     assert "`fairlane partition email --to 1` divides it so" in shown
     assert "policy apply" not in shown
     declare(shop, 2)
     assert run("enqueue", "partition_shop:app", "partition_shop.send", "--args", '["acme"]').exit_code == 0
+    assert "the code declares" not in run("doctor", "partition_shop:app").output
 
 
 def test_the_app_that_declares_it_says_by_which_key(run: Run, shop: Path) -> None:
@@ -118,10 +121,34 @@ def test_an_interrupted_change_says_how_to_go_on_and_goes_on(run: Run, monkeypat
         patched.setattr("fairlane.store.sqlite.store.SqliteStore.rehome", interrupt)
         stopped = run("partition", "email", "--to", "4", "--by", "account", "--yes")
     assert stopped.exit_code == 1
-    assert "keys that move stand still until the same command is run again" in stopped.output
+    assert "keys that move stand still until it is over: workers go on with it" in stopped.output
     assert "it is on its way from 1 to 4 partitions" in run("doctor").output
+    refused = run("partition", "email", "--to", "3", "--yes")
+    assert refused.exit_code == 1
+    assert "on its way from 1 to 4 partitions" in refused.output
+    assert "`fairlane partition email --to 1 --abandon`" in refused.output
     assert run("partition", "email", "--to", "4", "--by", "account", "--yes").exit_code == 0
     assert "on its way" not in run("doctor").output
+    assert set(queues(run)) == {"email", "email__p1", "email__p2", "email__p3"}
+
+
+def test_a_change_that_is_under_way_is_given_up(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F13."""
+
+    async def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fairlane.store.sqlite.store.SqliteStore.rehome", interrupt)
+        run("partition", "email", "--to", "4", "--by", "account", "--yes")
+    planned = run("partition", "email", "--to", "1", "--abandon", "--dry-run").output
+    assert "email: the change to 4 is given up; 1 → 1 partition" in planned
+    assert "on its way" in run("doctor").output
+    given_up = told(run, "partition", "email", "--to", "1", "--abandon", "--yes")
+    assert (given_up["after"], given_up["gives_up"]) == (1, 4)
+    assert "on its way" not in run("doctor").output
+    assert queues(run) == {"email": 20}
+    assert told(run, "partition", "email", "--to", "2", "--by", "account", "--abandon", "--yes")["gives_up"] is None
 
 
 def test_one_is_not_told_as_many(shop: Path) -> None:
@@ -148,7 +175,7 @@ def test_a_pause_covers_all_partitions(run: Run) -> None:
     assert [each["queue"] for each in told(run, "overrides")] == ["email"]
     reasons = [each["reason"] for each in told(run, "explain", "--queue", "email")["reasons"]]
     assert (reasons.count("paused"), reasons.count("no_worker")) == (1, 1)
-    assert "--queues email\n" in run("explain", "--queue", "email").output
+    assert "--queues email" in run("explain", "--queue", "email").output
     assert [each["queue"] for each in told(run, "policy", "show")] == ["email"]
 
 

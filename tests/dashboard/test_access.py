@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
@@ -18,8 +19,9 @@ from fairlane.dashboard.access import COOKIE
 from fairlane.dashboard.acting import safe_path
 from fairlane.dashboard.contents import PAGES
 from fairlane.dashboard.doorkeeper import LARGEST_BODY
-from fairlane.errors import ConfigurationError
-from tests.dashboard.harness import ROOT, TOKEN, VIEWER_TOKEN, Site, csrf_of
+from fairlane.errors import ConfigurationError, StoreUnavailable
+from fairlane.operations import Operations
+from tests.dashboard.harness import ROOT, TOKEN, VIEWER_TOKEN, Site, a_shop, csrf_of
 
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 PLAIN = [page.path for page in PAGES if "{" not in page.path]
@@ -381,3 +383,135 @@ async def test_a_program_whom_the_host_does_not_know_is_told_so(shop: App, clock
 async def test_a_login_elsewhere_needs_somebody_who_says_who_has_logged_in(shop: App) -> None:
     with pytest.raises(ConfigurationError, match="give authorize="):
         create_dashboard(shop, token="a-long-secret", login_url="/login")
+
+
+CREDENTIALS = {
+    "nothing": (),
+    "junk bearer": ("junk",),
+    "valid bearer": ("bearer",),
+    "session": ("session",),
+    "session and junk bearer": ("session", "junk"),
+    "session and valid bearer": ("session", "bearer"),
+}
+ORIGINS: dict[str, dict[str, str]] = {
+    "good": {"Origin": "https://shop.test"},
+    "evil": {"Origin": "https://evil.test"},
+    "missing": {},
+}
+ADMITTED_BY_BEARER = {"own login": ("valid bearer", "session and valid bearer"), "authorize": ("valid bearer",)}
+
+
+@pytest.mark.parametrize("csrf", ["csrf", "no csrf"])
+@pytest.mark.parametrize("origin", ORIGINS)
+@pytest.mark.parametrize("credentials", CREDENTIALS)
+@pytest.mark.parametrize("mode", ["own login", "authorize"])
+async def test_only_a_credential_that_admitted_somebody_changes_what_is_checked(
+    shop: App, clock: ManualClock, mode: str, credentials: str, origin: str, csrf: str
+) -> None:
+    """S1, O20: a bearer token that admitted nobody switches neither the form token nor the Origin check off."""
+    options: dict[str, Any] = {"token": TOKEN, "viewer_token": VIEWER_TOKEN}
+    if mode == "authorize":
+        options["authorize"] = _by_cookie_or_bearer
+    async with Site.of(shop, clock, **options) as site:
+        session = await site.visitor() if mode == "own login" else site.stranger(cookies={"host": "root"})
+        form = csrf_of((await session.get(f"{ROOT}/do/pause?queue=webhooks")).text)
+        given = CREDENTIALS[credentials]
+        client = session if "session" in given else site.stranger()
+        headers = dict(ORIGINS[origin])
+        if len(given) > ("session" in given):
+            headers["Authorization"] = f"Bearer {TOKEN if 'bearer' in given else 'junk-token-0000'}"
+        if csrf == "csrf":
+            headers["X-CSRF-Token"] = form
+        answer = await client.post(f"{ROOT}/api/queues/webhooks/pause", json={"reason": "a test"}, headers=headers)
+        is_by_bearer = credentials in ADMITTED_BY_BEARER[mode]
+        # Whoever shows a token to our own login is judged by it alone; a host may judge by whatever it likes.
+        is_admitted = "session" in given and (mode == "authorize" or "junk" not in given)
+        is_own = csrf == "csrf" and origin != "evil"
+        if is_by_bearer or (is_admitted and is_own):
+            assert answer.status_code == 200, answer.text
+        else:
+            assert answer.status_code == (403 if is_admitted else 401), answer.text
+        entries = (await shop.operations.list_audit()).entries
+        assert len(entries) == (answer.status_code == 200)
+
+
+def _by_cookie_or_bearer(request: Request) -> Visitor | None:
+    is_known = request.cookies.get("host") == "root" or request.headers.get("authorization") == f"Bearer {TOKEN}"
+    return Visitor("root", Role.OPERATOR) if is_known else None
+
+
+@pytest.mark.parametrize(
+    "scheme", ["Bearer junk-token-0000", f"Bearer {VIEWER_TOKEN}", f"Bearer {TOKEN}", "Basic eA=="]
+)
+async def test_a_bearer_token_does_not_let_another_site_log_somebody_in(site: Site, scheme: str) -> None:
+    """S1: the login is open to strangers, so no token admits anybody there."""
+    headers = {"Origin": "https://evil.test", "Authorization": scheme}
+    answer = await site.stranger().post(f"{ROOT}/login", data={"name": "eve", "token": TOKEN}, headers=headers)
+    assert answer.status_code == 403
+    assert "set-cookie" not in answer.headers
+
+
+async def test_a_host_can_say_that_a_token_admitted_a_program(shop: App, clock: ManualClock) -> None:
+    """A middleware of the host may have read the token before; without it, `authorize` would admit all the same."""
+
+    async def authorize(request: Request) -> Visitor:
+        return Visitor("robot", Role.OPERATOR, by_token="x-robot" in request.headers)
+
+    async with Site.of(shop, clock, authorize=authorize) as site:
+        sent: dict[str, Any] = {"json": {"reason": "a test"}, "headers": {"Authorization": "Bearer any"}}
+        assert (await site.stranger().post(f"{ROOT}/api/queues/webhooks/pause", **sent)).status_code == 403
+        robot = site.stranger(headers={"x-robot": "1"})
+        assert (await robot.post(f"{ROOT}/api/queues/webhooks/pause", **sent)).status_code == 200
+
+
+async def test_a_password_for_a_proxy_does_not_end_a_session(site: Site) -> None:
+    """Browsers send the Basic credentials of a proxy along with the cookie; they are not ours to judge."""
+    visitor = await site.visitor()
+    assert (await visitor.get(f"{ROOT}/", headers={"Authorization": "Basic eDp5"})).status_code == 200
+
+
+@pytest.mark.parametrize("token", [TOKEN, VIEWER_TOKEN])
+async def test_a_session_that_logged_out_acts_no_more_in_any_process(
+    database_url: str, clock: ManualClock, stack: AsyncExitStack, token: str
+) -> None:
+    """S2, O20: also a copy of its cookie, and in another process with the same tokens."""
+    shop = await stack.enter_async_context(a_shop(database_url, clock))
+    here = await stack.enter_async_context(Site.of(shop, clock, token=TOKEN, viewer_token=VIEWER_TOKEN))
+    there = await stack.enter_async_context(Site.of(shop, clock, token=TOKEN, viewer_token=VIEWER_TOKEN))
+    visitor, other = await here.visitor("ann", token), await here.visitor("bob", token)
+    csrf = csrf_of((await visitor.get(f"{ROOT}/")).text)
+    copies = [each.stranger(headers={"Cookie": f"{COOKIE}={visitor.cookies[COOKIE]}"}) for each in (here, there)]
+    assert [(await each.get(f"{ROOT}/")).status_code for each in copies] == [200, 200]
+    assert (await visitor.post(f"{ROOT}/logout", data={"csrf": csrf})).status_code == 303
+    for copy in copies:
+        assert (await copy.get(f"{ROOT}/")).status_code == 303
+        sent: dict[str, Any] = {"json": {"reason": "a test"}, "headers": {"X-CSRF-Token": csrf}}
+        assert (await copy.post(f"{ROOT}/api/queues/webhooks/pause", **sent)).status_code == 401
+        assert (await copy.post(f"{ROOT}/logout", data={"csrf": csrf})).status_code == 303
+    assert (await shop.operations.list_audit()).entries == ()
+    assert (await other.get(f"{ROOT}/")).status_code == 200, "the sessions of others go on"
+
+
+async def test_a_token_that_is_taken_away_ends_the_sessions_that_it_opened(shop: App, clock: ManualClock) -> None:
+    """O20: a revoked token admits nobody, and neither does what it once opened."""
+    async with Site.of(shop, clock, token=TOKEN, viewer_token=VIEWER_TOKEN) as before:
+        cookies = [(await before.visitor("vic", token)).cookies[COOKIE] for token in (TOKEN, VIEWER_TOKEN)]
+    async with Site.of(shop, clock, token=TOKEN) as after:
+        for cookie in cookies:
+            stranger = after.stranger(headers={"Cookie": f"{COOKIE}={cookie}"})
+            assert (await stranger.get(f"{ROOT}/")).status_code == 303
+        assert (await after.program(VIEWER_TOKEN).get(f"{ROOT}/api/queues")).status_code == 401
+
+
+async def test_nobody_is_let_in_while_it_cannot_be_known_whether_their_session_has_ended(
+    shop: App, clock: ManualClock
+) -> None:
+    class Away(Operations):
+        async def is_session_ended(self, session: str) -> bool:
+            raise StoreUnavailable("the database does not answer")
+
+    async with Site.of(shop, clock, token=TOKEN, operations=Away(shop)) as site:
+        visitor = await site.visitor()
+        answer = await visitor.get(f"{ROOT}/")
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+        assert (await visitor.get(f"{ROOT}/healthz")).status_code == 200

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fairlane import Unique
 from fairlane.dashboard.access import Role
 from fairlane.dashboard.api_operations import OPERATIONS, Operation
 from tests.dashboard.harness import ROOT, VIEWER_TOKEN, csrf_of
@@ -179,6 +180,22 @@ async def test_the_dead_are_listed_and_put_back_by_a_filter(world: World) -> Non
     assert (await world.viewer.get(f"{API}/dead")).json()["jobs"] == []
 
 
+async def test_a_replay_counts_the_jobs_whose_unique_key_is_held(world: World) -> None:
+    """E10."""
+    once = world.app.registry["shop.deliver"].using(unique=Unique("a"))
+    old = await once.enqueue(1, account="acme", endpoint="api")
+    await old.cancel()
+    holder = await once.enqueue(1, account="acme", endpoint="api")
+    asked: dict[str, object] = {"ids": [str(old.id)]}
+    for dry_run in (True, False):
+        report = (await world.operator.post(f"{API}/jobs/replay", json={**asked, "dry_run": dry_run})).json()
+        assert (report["count"], report["held"], report["skipped"][0]["holder"]) == (0, 1, str(holder.id))
+    report = (await world.operator.post(f"{API}/jobs/replay", json={**asked, "on_conflict": "replace"})).json()
+    assert (report["count"], report["held"]) == (1, 0)
+    wrong = await world.operator.post(f"{API}/jobs/replay", json={**asked, "on_conflict": "return"})
+    assert wrong.status_code == 422
+
+
 async def test_an_action_tells_what_it_left_alone_and_why(world: World) -> None:
     ids = [str(world.jobs["done"]), str(NOBODY), str(world.jobs["ready"])]
     report = (await world.operator.post(f"{API}/jobs/cancel", json={"ids": ids})).json()
@@ -193,7 +210,7 @@ async def test_an_action_touches_no_more_than_its_limit(world: World) -> None:
 
 
 async def test_what_a_job_carries_is_redacted_where_the_host_says_so(world: World) -> None:
-    object.__setattr__(world.site.dashboard, "redact", lambda job, value: None if value is None else "hidden")
+    object.__setattr__(world.site.dashboard, "redact", lambda value, disclosure: "hidden")
     shown = (await world.viewer.get(f"{API}/jobs/{world.jobs['done']}")).json()
     assert (shown["call"], shown["result"]) == ("hidden", "hidden")
 

@@ -79,8 +79,12 @@ def test_what_is_sent_and_what_is_answered_share_no_name() -> None:
 
 def test_members_are_described_with_the_words_of_their_declaration() -> None:
     schemas = describe_api()["components"]["schemas"]
-    assert schemas["Change"]["properties"]["reason"]["description"] == "It is recorded, with who and when."
-    assert schemas["SetLimit"]["properties"]["reason"]["description"] == "It is recorded, with who and when."
+    assert schemas["Change"]["properties"]["reason"]["description"] == (
+        "Why. It is recorded, with who and when; only a dry run needs none."
+    )
+    assert schemas["SetLimit"]["properties"]["reason"]["description"] == (
+        "Why. It is recorded, with who and when; only a dry run needs none."
+    )
     assert "Of the ready ones" in schemas["QueueView"]["properties"]["held_jobs"]["description"]
 
 

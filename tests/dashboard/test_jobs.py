@@ -6,9 +6,9 @@ from uuid import UUID
 
 import pytest
 
-from fairlane import App
+from fairlane import App, Disclosure, Unique
 from fairlane.clock import ManualClock
-from fairlane.job import JobRecord, State
+from fairlane.job import State
 from tests.dashboard.harness import ROOT, TOKEN, VIEWER_TOKEN, Site, csrf_of
 
 EVIL = "<script>alert(1)</script>"
@@ -120,10 +120,10 @@ async def test_nothing_that_a_producer_wrote_is_taken_for_markup(site: Site, sho
 
 
 async def test_a_payload_is_shown_as_the_host_lets_it_be_seen(shop: App, clock: ManualClock) -> None:
-    def redact(job: JobRecord, payload: object) -> object:
-        if job.keys["account"] == "broken":
+    def redact(payload: object, disclosure: Disclosure) -> object:
+        if disclosure.job.keys["account"] == "broken":
             raise ValueError("secret")
-        return {"call of": job.task}
+        return {"call of": disclosure.job.task}
 
     hidden, broken = await enqueue(shop, "acme", "secret"), await enqueue(shop, "broken", "secret")
     (claim,) = await shop.queues["webhooks"].claim(1)
@@ -162,6 +162,22 @@ async def test_dead_jobs_are_replayed_and_purged_by_filter(site: Site, shop: App
     assert "1 job purged" in await confirm(site, "purge-jobs")
     assert (await (await site.visitor()).get(f"{ROOT}/jobs/{globex}")).status_code == 404
     assert await state_of(shop, acme) is State.READY
+
+
+async def test_a_job_whose_unique_key_is_held_is_replayed_only_in_place_of_the_holder(site: Site, shop: App) -> None:
+    """E10."""
+    once = shop.registry["shop.deliver"].using(unique=Unique("a"))
+    old = await once.enqueue(1, account="acme")
+    await old.cancel()
+    holder = await once.enqueue(1, account="acme")
+    told = await confirm(site, "replay-jobs", job=str(old.id))
+    assert f"job {holder.id} holds its unique key" in told
+    assert "Another job holds the unique key of 1 that stay as they are." in told
+    assert "1 job replayed" in await confirm(site, "replay-jobs", job=str(old.id), on_conflict="replace")
+    assert (await old.status(), await holder.status()) == (State.READY, State.CANCELLED)
+    visitor = await site.visitor()
+    answer = await visitor.get(f"{ROOT}/do/replay-jobs", params={"job": str(old.id), "on_conflict": "return"})
+    assert answer.status_code == 400
 
 
 async def test_a_bulk_is_bounded_and_says_that_there_are_more(site: Site, shop: App) -> None:

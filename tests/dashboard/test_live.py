@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 from urllib.parse import urlencode
 
@@ -13,8 +13,8 @@ import pytest
 from fairlane import App
 from fairlane.clock import ManualClock
 from fairlane.dashboard.access import COOKIE, Role
-from fairlane.dashboard.live import MOST_STREAMS
-from tests.dashboard.harness import ROOT, Site
+from fairlane.dashboard.live import MOST_OF_ONE, MOST_OF_VIEWERS, MOST_STREAMS
+from tests.dashboard.harness import ROOT, VIEWER_TOKEN, Site, csrf_of
 from tests.waiting import PATIENCE, until
 
 
@@ -45,9 +45,9 @@ class Stream:
 
 @asynccontextmanager
 async def opened(
-    site: Site, page: str = "/audit", *, role: Role = Role.OPERATOR, **query: str
+    site: Site, page: str = "/audit", *, role: Role = Role.OPERATOR, cookie: str | None = None, **query: str
 ) -> AsyncIterator[Stream]:
-    cookie = site.dashboard.access.open_session("ann", role)
+    cookie = cookie or site.dashboard.access.open_session("ann", role)
     asked = urlencode({"page": page, "every": "2", **query})
     stream = Stream()
     scope = {
@@ -147,6 +147,19 @@ async def test_a_stream_ends_with_its_session(site: Site, clock: ManualClock, mo
         await asyncio.wait_for(stream.over.wait(), PATIENCE)
 
 
+async def test_a_stream_ends_when_its_session_is_logged_out(site: Site, shop: App, clock: ManualClock) -> None:
+    """S2, O20: what has happened since the logout is not sent."""
+    visitor = await site.visitor()
+    csrf = csrf_of((await visitor.get(f"{ROOT}/")).text)
+    async with opened(site) as kept, opened(site, cookie=visitor.cookies[COOKIE]) as stream:
+        assert (await visitor.post(f"{ROOT}/logout", data={"csrf": csrf})).status_code == 303
+        await shop.operations.pause("webhooks", actor="bob")
+        await tick(clock, 2)
+        assert "webhooks" in await kept.part()
+        await asyncio.wait_for(stream.over.wait(), PATIENCE)
+        assert stream.parts.empty()
+
+
 async def test_a_stream_ends_after_a_quarter_of_an_hour_so_that_who_comes_again_is_asked_again(
     site: Site, clock: ManualClock
 ) -> None:
@@ -193,3 +206,34 @@ async def test_the_number_of_streams_is_bounded(site: Site) -> None:
     site.dashboard.live.streams = MOST_STREAMS
     answer = await (await site.visitor()).get(f"{ROOT}/live", params={"page": "/", "every": "2"})
     assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "5"
+
+
+async def test_one_session_takes_a_few_streams_and_leaves_the_others_to_others(site: Site) -> None:
+    """S5: one viewer could take all of them."""
+    async with AsyncExitStack() as open_pages:
+        vic = await site.visitor("vic", VIEWER_TOKEN)
+        for _ in range(MOST_OF_ONE):
+            await open_pages.enter_async_context(opened(site, cookie=vic.cookies[COOKIE]))
+        refused = await vic.get(f"{ROOT}/live", params={"page": "/", "every": "2"})
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
+        async with opened(site, role=Role.VIEWER), opened(site):
+            assert site.dashboard.live.streams == MOST_OF_ONE + 2
+    async with opened(site, cookie=vic.cookies[COOKIE]):
+        pass
+    assert site.dashboard.live.streams == 0
+    assert not site.dashboard.live._of_one
+
+
+async def test_viewers_leave_streams_for_those_who_act(site: Site) -> None:
+    """S5: whoever has the viewer token may log in as often as they like."""
+    site.dashboard.live._of_viewers = site.dashboard.live.streams = MOST_OF_VIEWERS
+    vic, ann = await site.visitor("vic", VIEWER_TOKEN), await site.visitor("ann")
+    asked = {"page": "/", "every": "2"}
+    assert (await vic.get(f"{ROOT}/live", params=asked)).status_code == 503
+    async with opened(site, cookie=ann.cookies[COOKIE]):
+        pass
+    program = site.program(VIEWER_TOKEN)
+    site.dashboard.live._of_one["token of a viewer"] = MOST_OF_ONE
+    named = await program.get(f"{ROOT}/live", params=asked, headers={"X-Fairlane-Actor": "another name"})
+    assert named.status_code == 429

@@ -7,7 +7,7 @@ from html import unescape
 
 import pytest
 
-from fairlane import App, JobRecord
+from fairlane import App, Disclosure, JobRecord
 from fairlane.clock import ManualClock
 from fairlane.dashboard.pages import schedules as page
 from tests.dashboard.harness import ROOT, TOKEN, VIEWER_TOKEN, Site, csrf_of
@@ -142,12 +142,18 @@ async def test_a_schedule_that_is_not_there_is_not_found_and_none_is_asked_for(s
 
 
 async def test_what_a_schedule_carries_is_redacted_as_a_job_of_it_would_be(scheduled: App, clock: ManualClock) -> None:
-    def by_host(job: JobRecord, call: object) -> object:
+    def by_host(call: object, disclosure: Disclosure) -> object:
+        job = disclosure.job
+        assert isinstance(job, JobRecord)
         if job.context["schedule"] == "daily report":
             raise LookupError("4111")
         return f"the host hides {job.task}"
 
-    scheduled.redact = lambda job, call: f"{job.queue} of {job.context['schedule']}"
+    def by_app(call: object, disclosure: Disclosure) -> object:
+        assert isinstance(disclosure.job, JobRecord)
+        return f"{disclosure.job.queue} of {disclosure.job.context['schedule']}"
+
+    scheduled.redact = by_app
     assert [each.call for each in await scheduled.operations.list_schedules()] == [
         "webhooks of daily report",
         "webhooks of hourly/sync",

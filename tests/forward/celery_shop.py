@@ -19,7 +19,7 @@ celery.conf.task_default_queue = "unrelated"
 celery.conf.broker_connection_retry_on_startup = True
 celery.conf.worker_hijack_root_logger = False
 
-forwarder = CeleryForwarder(app, celery, lease="5s", republish_after="5s")
+forwarder = CeleryForwarder(app, celery, republish_after="5s")
 
 
 @celery.task(name="double")  # type: ignore[untyped-decorator]  # Celery has no types
@@ -81,5 +81,5 @@ SOON = Backoff("1ms", cap="1ms")
 doubling = forwarder.task(double, queue="emails")
 asking = forwarder.task(who, queue="emails")
 stumbling = forwarder.task(stumble, queue="emails", max_attempts=3, backoff=SOON)
-trying_again = forwarder.task(again, queue="emails")
-by_engine = forwarder.task(engines, queue="emails", retries="engine")
+trying_again = forwarder.task(again, queue="emails", max_attempts=5)
+by_engine = forwarder.task(engines, queue="emails")

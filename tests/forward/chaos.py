@@ -206,5 +206,10 @@ class Chaos:
         return all(state.is_final for state in states)
 
     async def _kept(self) -> dict[str, Kept]:
-        rows = await self._fetch("select id, state, attempt from fairlane.jobs")
-        return {str(row["id"]): Kept(State(row["state"]), row["attempt"]) for row in rows}
+        rows = await self._fetch(
+            "select jobs.id, state, 1 + count(attempts.job) as runs"
+            " from fairlane.jobs left join fairlane.attempts"
+            " on attempts.job = jobs.id and attempts.outcome <> 'released'"
+            " group by jobs.id, state"
+        )
+        return {str(row["id"]): Kept(State(row["state"]), row["runs"]) for row in rows}

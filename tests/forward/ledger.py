@@ -118,7 +118,8 @@ class Kept:
     """What the store says of a job in the end."""
 
     state: State
-    attempt: int
+    runs: int
+    """How many runs it knows of: the last, and each that was lost. Not all of them count as attempts."""
 
 
 def judge(
@@ -143,8 +144,8 @@ def _lost(ledger: Ledger, jobs: Mapping[int, str], kept: Mapping[str, Kept]) -> 
             yield f"job {number} is not in the store"
         elif found.state is not State.DONE:
             yield f"job {number} is {found.state} in the store"
-        elif found.attempt < len(ledger.runs[number]):
-            yield f"job {number} began {len(ledger.runs[number])} times in {found.attempt} attempts"
+        elif found.runs < len(ledger.runs[number]):
+            yield f"job {number} began {len(ledger.runs[number])} times, and the store knows of {found.runs}"
 
 
 def _unexplained(ledger: Ledger, jobs: Mapping[int, str]) -> Iterator[str]:

@@ -41,7 +41,7 @@ def make(url: str, broker_url: str, folder: Path) -> Shop:
     shop = Shop(app, broker, forwarder, {}, {})
 
     def forwarded(function: Any, retries: Any = "policy", actor: dict[str, Any] | None = None, **options: Any) -> None:
-        made = dramatiq.actor(broker=broker, **(actor or {}))(function)
+        made = dramatiq.actor(broker=broker, queue_name=QUEUE, **(actor or {}))(function)
         name = function.__name__
         shop.actors[name] = made
         shop.tasks[name] = forwarder.task(made, queue=QUEUE, backoff=AT_ONCE, retries=retries, **options)
@@ -84,7 +84,7 @@ def make(url: str, broker_url: str, folder: Path) -> Shop:
         ran("sends_itself_again")
         message = CurrentMessage.get_current_message()
         assert message is not None
-        broker.enqueue(message.copy(queue_name=QUEUE))
+        type(broker).enqueue(broker, message.copy())  # as a broker that delivers it twice
 
     def retried_by_dramatiq() -> list[int]:
         message = CurrentMessage.get_current_message()
@@ -112,12 +112,18 @@ def make(url: str, broker_url: str, folder: Path) -> Shop:
     forwarded(given_up_by_dramatiq, retries="engine", actor=own_retries)
 
     @forwarder.route(queue=QUEUE)
-    @dramatiq.actor(broker=broker)
+    @dramatiq.actor(broker=broker, queue_name=QUEUE)
     def routed(first: int, second: int) -> int:
         return first * second
 
     @forwarder.route(queue=QUEUE)
-    @dramatiq.actor(broker=broker)
+    @dramatiq.actor(broker=broker, queue_name=QUEUE, max_retries=3, min_backoff=1, max_backoff=1)
+    def fails_at_its_own_count() -> None:
+        ran("fails_at_its_own_count")
+        raise ConnectionError("the mail server is away")
+
+    @forwarder.route(queue=QUEUE)
+    @dramatiq.actor(broker=broker, queue_name=QUEUE)
     def reads_options(names: list[str]) -> list[Any]:
         message = CurrentMessage.get_current_message()
         assert message is not None
@@ -127,7 +133,8 @@ def make(url: str, broker_url: str, folder: Path) -> Shop:
     def sent_past_fairlane() -> None:
         ran("sent_past_fairlane")
 
-    shop.actors |= {"routed": routed, "reads_options": reads_options, "sent_past_fairlane": sent_past_fairlane}
+    for made in (routed, fails_at_its_own_count, reads_options, sent_past_fairlane):
+        shop.actors[made.actor_name] = made
     return shop
 
 

@@ -77,7 +77,7 @@ def make(url: str, broker_url: str, folder: Path) -> Shop:
 
     async def sends_itself_again(delivered: Context = TaskiqDepends()) -> None:  # noqa: B008
         ran("sends_itself_again")
-        await broker.kick(broker.formatter.dumps(delivered.message))
+        await type(broker).kick(broker, broker.formatter.dumps(delivered.message))  # as one that delivers it twice
 
     async def retried_by_taskiq(delivered: Context = TaskiqDepends()) -> list[int]:  # noqa: B008
         tries = int(delivered.message.labels.get("_retries", 0))
@@ -115,6 +115,18 @@ def make(url: str, broker_url: str, folder: Path) -> Shop:
         return first * second
 
     @forwarder.route(queue=QUEUE)
+    @broker.task("fails_at_its_own_count", retry_on_error=True, max_retries=4)
+    async def fails_at_its_own_count() -> None:
+        ran("fails_at_its_own_count")
+        raise ConnectionError("the mail server is away")
+
+    @forwarder.route(queue=QUEUE)
+    @broker.task("fails_once_and_for_all", retry_on_error=False)
+    async def fails_once_and_for_all() -> None:
+        ran("fails_once_and_for_all")
+        raise ConnectionError("the mail server is away")
+
+    @forwarder.route(queue=QUEUE)
     @broker.task("reads_labels")
     async def reads_labels(names: list[str], delivered: Context = TaskiqDepends()) -> list[Any]:  # noqa: B008
         return [delivered.message.labels.get(name) for name in names]
@@ -123,7 +135,8 @@ def make(url: str, broker_url: str, folder: Path) -> Shop:
     async def sent_past_fairlane() -> None:
         ran("sent_past_fairlane")
 
-    shop.targets |= {"routed": routed, "reads_labels": reads_labels, "sent_past_fairlane": sent_past_fairlane}
+    for each in (routed, fails_at_its_own_count, fails_once_and_for_all, reads_labels, sent_past_fairlane):
+        shop.targets[each.task_name] = each
     return shop
 
 

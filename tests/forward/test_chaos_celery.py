@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.forward.brokers import ThrowawayRabbit, ThrowawayRedis
-from tests.forward.chaos import IS_FULL_SIZE, QUEUE, SLOTS, Chaos, Engine
+from tests.forward.chaos import IS_FULL_SIZE, SLOTS, Chaos, Engine
 from tests.forward.members import BIN
 
 MODULE = "tests.forward.chaos_celery"
 POOL = ["--pool", "threads", "--concurrency", str(SLOTS)]
 """Eight processes on two cores would never come to run eight jobs at once; those of `test_celery.py` are processes."""
-CELERY = Engine(MODULE, [str(BIN / "celery"), "-A", f"{MODULE}:celery", "worker", *POOL, "-Q", QUEUE, "-l", "warning"])
+CELERY = Engine(MODULE, [str(BIN / "celery"), "-A", f"{MODULE}:celery", "worker", *POOL, "-l", "warning"])
 # Redis has Taskiq's chaos in every run; here it is for the full size.
 ON_REDIS = pytest.param(ThrowawayRedis, marks=pytest.mark.skipif(not IS_FULL_SIZE, reason="FAIRLANE_FORWARD_JOBS=5000"))
 

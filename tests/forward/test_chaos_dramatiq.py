@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.forward.brokers import ThrowawayRabbit, ThrowawayRedis
-from tests.forward.chaos import IS_FULL_SIZE, QUEUE, SLOTS, Chaos, Engine
+from tests.forward.chaos import IS_FULL_SIZE, SLOTS, Chaos, Engine
 from tests.forward.members import BIN
 
 MODULE = "tests.forward.chaos_dramatiq"
-DRAMATIQ = Engine(
-    MODULE, [str(BIN / "dramatiq"), MODULE, "--processes", "1", "--threads", str(SLOTS), "--queues", QUEUE]
-)
+DRAMATIQ = Engine(MODULE, [str(BIN / "dramatiq"), MODULE, "--processes", "1", "--threads", str(SLOTS)])
 
 
 # Redis has Taskiq's chaos in every run; here it is for the full size.

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from fairlane import App, Cancel, Dead, InvalidJob, ManualClock, Snooze, State, StoreUnavailable, context
-from fairlane.clock import SECOND
-from fairlane.events import JobEnded, JobStarted
+from fairlane import App, Cancel, Dead, InvalidJob, ManualClock, Snooze, State, StoreUnavailable, Unique, context
+from fairlane.events import FollowUpsNotStored, JobEnded, JobStarted
 from fairlane.forward.delivering import Delivery
 from fairlane.forward.tokens import Token
 from fairlane.handle import Job
@@ -56,6 +55,28 @@ async def test_of_two_deliveries_of_one_message_one_runs(forwarder: PaperForward
     await forwarder.deliveries.done(first, None)
     assert await forwarder.deliveries.begin(forwarder.messages[0].token, [forwarder.messages[0].task]) is None
     assert await job.status() is State.DONE
+
+
+async def test_a_follow_up_that_is_not_stored_is_reported_by_the_engines_worker_too(
+    app: App, forwarder: PaperForwarder, caplog: pytest.LogCaptureFixture
+) -> None:
+    """E11."""
+    heard: list[FollowUpsNotStored] = []
+    app.on_event(FollowUpsNotStored)(heard.append)
+
+    @app.task
+    async def receipt(number: int) -> None: ...
+
+    def charge(number: int) -> None:
+        context().enqueue(receipt.using(unique=Unique("a", on_conflict="reject")).call(number))
+
+    holder = await receipt.using(unique=Unique("a")).enqueue(1)
+    job = await published(forwarder, forwarder.task(charge, queue="emails"), 1)
+    await forwarder.deliver(forwarder.messages[0])
+    assert await job.status() is State.DONE
+    assert f"job {holder.id} holds its unique key" in caplog.text
+    await until(lambda: bool(heard))
+    assert heard[0].job == job.id
 
 
 async def test_the_context_tells_of_the_job_and_its_effects_land(app: App, forwarder: PaperForwarder) -> None:
@@ -131,6 +152,28 @@ async def test_a_job_is_kept_while_it_runs_and_lost_when_nobody_keeps_it(
     assert await job.status() is State.READY
 
 
+async def test_a_job_that_kills_its_engines_worker_dies_in_the_end(
+    app: App, forwarder: PaperForwarder, clock: ManualClock, store: WatchedStore
+) -> None:
+    """L23: the first two losses are nobody's, and those that follow are attempts."""
+    job = await published(forwarder, forwarder.task(len, queue="emails", name="length", max_attempts=2), "abc")
+    store.lose("renew")  # a dead process renews nothing
+    for lost in range(1, 5):
+        delivery = await begun(forwarder)
+        assert delivery.claim.attempt == max(1, lost - 2)
+        await turns()
+        clock.advance("31s")
+        await app.upkeep()
+        if lost < 4:
+            assert await job.status() is State.READY
+            before = len(forwarder.messages)
+            async with dispatching(forwarder):
+                await until(lambda before=before: len(forwarder.messages) > before)  # type: ignore[misc]
+    assert await job.status() is State.DEAD
+    assert [each.outcome for each in await job.attempts()] == ["lost"] * 4
+    store.restore()
+
+
 async def test_the_heartbeat_outlives_an_error_that_nobody_expected(
     app: App,
     forwarder: PaperForwarder,
@@ -174,53 +217,36 @@ async def test_a_job_that_is_cancelled_while_it_runs_is_asked_to_stop(
     assert await job.status() is State.CANCELLED
 
 
-async def test_a_retry_of_the_engines_own_keeps_the_slot_and_runs_under_a_new_token(
+async def test_a_retry_of_the_engines_own_gives_up_its_slot_and_is_counted_by_the_engine(
     forwarder: PaperForwarder, clock: ManualClock
 ) -> None:
-    job = await published(forwarder, forwarder.task(len, queue="emails", name="length", retries="engine"), "abc")
-    first = await begun(forwarder)
-    await forwarder.deliveries.handed_on(first, timedelta(minutes=5))
-    for _ in range(6):
-        await turns()
-        clock.advance("11s")
-        await turns()
-    assert await job.status() is State.RUNNING
-    assert (
-        await forwarder.deliveries.begin(forwarder.messages[0].token, [forwarder.messages[0].task]) is None
-    )  # used up
-    again = await forwarder.deliveries.begin(first.token, ["length"])
-    assert again is not None
-    assert again.claim.attempt == 1
-    await forwarder.deliveries.done(again, 3)
+    """E2: more retries than `max_attempts`, which bounds only what is lost."""
+    task = forwarder.task(len, queue="emails", name="length")
+    job = await published(forwarder, task, "abc")
+    for retries in range(7):
+        assert forwarder.messages[-1].retries == retries
+        await forwarder.deliveries.retried(await begun(forwarder), "busy", timedelta(minutes=5))
+        record = await job.record()
+        assert (record.state, record.attempt) == (State.SCHEDULED, 0)
+        clock.advance("6m")
+        before = len(forwarder.messages)
+        async with dispatching(forwarder):
+            await until(lambda before=before: len(forwarder.messages) > before)  # type: ignore[misc]
+    await forwarder.deliveries.done(await begun(forwarder), 3)
     assert await job.result() == 3
 
 
-async def test_a_job_that_waits_for_a_retry_of_the_engines_own_can_be_cancelled(
-    forwarder: PaperForwarder, clock: ManualClock
-) -> None:
-    job = await published(forwarder, forwarder.task(len, queue="emails", name="length", retries="engine"), "abc")
-    first = await begun(forwarder)
-    await forwarder.deliveries.handed_on(first, timedelta(hours=1))
+async def test_a_job_that_waits_for_a_retry_of_the_engines_own_can_be_cancelled(forwarder: PaperForwarder) -> None:
+    job = await published(forwarder, forwarder.task(len, queue="emails", name="length"), "abc")
+    await forwarder.deliveries.retried(await begun(forwarder), "busy", timedelta(hours=1))
     await job.cancel()
-    await turns()
-    clock.advance("11s")
-    await reaches(job, State.CANCELLED)
-    assert await forwarder.deliveries.begin(first.token, ["length"]) is None
+    assert await job.status() is State.CANCELLED
 
 
-async def test_a_retry_message_that_never_comes_leaves_the_job_to_the_policy(
-    app: App, forwarder: PaperForwarder, clock: ManualClock
-) -> None:
-    job = await published(forwarder, forwarder.task(len, queue="emails", name="length", retries="engine"), "abc")
-    await forwarder.deliveries.handed_on(await begun(forwarder), timedelta(minutes=1))
-    began = clock.now()
-    while await job.status() is State.RUNNING:
-        await turns()
-        clock.advance("11s")
-        await app.upkeep()
-        assert clock.now() - began < 600 * SECOND
-    assert await job.status() is State.READY
-    assert clock.now() - began > 60 * SECOND
+async def test_what_an_engine_does_not_retry_is_the_end_of_its_job(forwarder: PaperForwarder) -> None:
+    job = await published(forwarder, forwarder.task(len, queue="emails", name="length"), "abc")
+    assert await forwarder.deliveries.failed(await begun(forwarder), ValueError("no"), is_final=True) is State.DEAD
+    assert await job.status() is State.DEAD
 
 
 async def test_a_task_that_is_not_deployed_where_it_is_delivered_comes_again(
@@ -255,6 +281,20 @@ async def test_a_job_is_adopted_however_often_the_answer_is_lost(
 
     store.after["adopt"] = cut
     assert await forwarder.deliver(forwarder.messages[0]) == 3
+    assert await job.status() is State.DONE
+
+
+# L22
+async def test_the_outcome_of_a_message_is_recorded_however_long_the_database_refuses_it(
+    forwarder: PaperForwarder, store: WatchedStore
+) -> None:
+    job = await published(forwarder, forwarder.task(len, queue="emails", name="length", max_attempts=1), "abc")
+    store.lose("settle")
+    delivering = asyncio.ensure_future(forwarder.deliver(forwarder.messages[0]))
+    await store.called("settle", 3)
+    assert not delivering.done()
+    store.restore()
+    assert await delivering == 3
     assert await job.status() is State.DONE
 
 

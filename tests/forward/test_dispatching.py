@@ -53,7 +53,7 @@ async def test_a_message_carries_the_job_and_its_arguments_in_plain_form(
     async with dispatching(forwarder):
         await until(lambda: forwarder.messages)
     (message,) = forwarder.messages
-    assert (message.id, message.queue, message.target) == (job.id, "emails", double)
+    assert (message.id, message.queue, message.target) == (job.id, None, double)
     assert (list(message.args), dict(message.kwargs), message.priority) == ([], {"number": 4}, 3)
     assert message.carried["fairlane"] == str(message.token)
 
@@ -68,7 +68,7 @@ async def test_headers_travel_with_the_message_each_time_that_it_is_published(
         dispatcher.publishing.publish_again_soon()
         await dispatcher.publishing.look_after(dispatcher._outage)
         assert len(forwarder.messages) == 4
-        assert dispatcher.publishing._contexts == {}
+        assert dispatcher.publishing._carried == {}
     for message in forwarder.messages:
         locale = {"locale": "de"} if message.args == [4] else {}
         assert message.carried == {**locale, "fairlane": str(message.token)}

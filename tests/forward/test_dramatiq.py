@@ -16,7 +16,7 @@ import pytest
 import redis as redis_client
 from dramatiq.brokers.stub import StubBroker
 
-from fairlane import App, Concurrency, InvalidJob, Job, JobCancelled, JobFailed, State
+from fairlane import App, Concurrency, InvalidJob, Job, JobCancelled, JobFailed, JobNotFound, State
 from fairlane.forward.dramatiq import DramatiqForwarder
 from fairlane.testing.postgres import ThrowawayPostgres
 from tests.forward.brokers import ThrowawayBroker
@@ -41,6 +41,13 @@ class Running:
 
     def run(self, task: str, *args: Any) -> Any:
         return self.enqueue(task, *args).result_sync(WATCHDOG)
+
+    def has_job(self, message_id: str) -> bool:
+        try:
+            self.shop.app.job(message_id).status_sync()
+        except JobNotFound:
+            return False
+        return True
 
     def record(self, job: Job[Any]) -> Any:
         return self.shop.app.run_blocking(job.record())
@@ -158,8 +165,34 @@ def test_a_message_that_is_delivered_twice_runs_once(engine: Running) -> None:
     assert engine.runs_of("sends_itself_again") == before + 1
 
 
-def test_retries_of_dramatiq_keep_the_claim_and_count_as_one_attempt(engine: Running) -> None:
-    assert engine.run("retried_by_dramatiq") == [2, 1]
+def test_retries_of_dramatiq_are_counted_by_dramatiq(engine: Running) -> None:
+    job = engine.enqueue("retried_by_dramatiq")
+    assert job.result_sync(WATCHDOG) == [2, 1]
+    attempts = engine.shop.app.run_blocking(job.attempts())
+    assert [each.outcome for each in attempts] == ["retry", "retry", "done"], "the slot was given up meanwhile"
+
+
+def test_an_actor_is_retried_as_often_as_it_says(engine: Running) -> None:
+    """E2: `max_retries=3` is three retries, so four runs."""
+    before = engine.runs_of("fails_at_its_own_count")
+    message = engine.shop.actors["fails_at_its_own_count"].send()
+    with pytest.raises(JobFailed, match="the mail server is away"):
+        engine.shop.app.job(message.message_id).result_sync(WATCHDOG)
+    assert engine.runs_of("fails_at_its_own_count") == before + 4
+
+
+def test_pipelines_and_groups_go_through_fairlane(engine: Running) -> None:
+    """E2: each message of theirs is admitted by itself."""
+    routed, broker = engine.shop.actors["routed"], engine.shop.broker
+    piped = dramatiq.pipeline([routed.message(6, 7), routed.message(2)], broker=broker)
+    piped.run()  # type: ignore[no-untyped-call]
+    *_, last = piped.messages
+    grouped = dramatiq.group([routed.message(1, n) for n in range(3)], broker=broker)  # type: ignore[no-untyped-call]
+    grouped.run()  # type: ignore[no-untyped-call]
+    until_blocking(lambda: engine.has_job(last.message_id))
+    assert engine.shop.app.job(last.message_id).result_sync(WATCHDOG) == 84
+    results = [engine.shop.app.job(each.message_id).result_sync(WATCHDOG) for each in grouped.children]
+    assert results == [0, 1, 2]
 
 
 def test_a_job_that_dramatiq_gives_up_is_dead(engine: Running) -> None:
@@ -207,7 +240,7 @@ def routed(app: App) -> dramatiq.Actor[..., Any]:
     broker = StubBroker()
     forwarder = DramatiqForwarder(app, broker)
 
-    @forwarder.route(queue=QUEUE)
+    @forwarder.route(queue=QUEUE, max_attempts=5)
     @dramatiq.actor(broker=broker)
     def deliver(number: int) -> int:
         return number
@@ -220,7 +253,7 @@ def test_options_that_fairlane_has_are_mapped(app: App, routed: dramatiq.Actor[.
     message = routed.send_with_options(args=(1,), delay=timedelta(hours=1), broker_priority=7)
     record = app.run_blocking(app.job(UUID(message.message_id)).record())
     assert (record.state, record.priority) == (State.SCHEDULED, 7)
-    assert routed.broker.queues[QUEUE].empty(), "it went past Fairlane"
+    assert routed.broker.queues["default"].empty(), "it went past Fairlane"
 
 
 def test_an_option_of_retries_is_refused_where_the_policy_decides(routed: dramatiq.Actor[..., Any]) -> None:

@@ -76,9 +76,9 @@ def test_a_kill_explains_that_its_jobs_run_again_whether_or_not_they_had_ended()
     assert len(ledger.duplicates()) == 2
 
 
-def test_a_job_that_began_more_often_than_it_was_attempted_is_a_fault() -> None:
+def test_a_run_that_the_store_does_not_know_of_is_a_fault() -> None:
     ledger = ledger_of(*BOTH, "kill 7", "begin 2 bolt 81", "end 2 bolt 81")
-    assert judge(ledger, JOBS, DONE, LIMITS) == ["job 2 began 2 times in 1 attempts"]
+    assert judge(ledger, JOBS, DONE, LIMITS) == ["job 2 began 2 times, and the store knows of 1"]
 
 
 def test_a_job_that_runs_twice_at_once_is_a_fault() -> None:

@@ -9,9 +9,10 @@ import pytest
 from fairlane import App, Job, Reason, State
 from fairlane.clock import ManualClock
 from fairlane.errors import ConfigurationError
-from fairlane.explaining import explain_queue
+from fairlane.explaining import explain_job, explain_queue
 from fairlane.forward.dispatcher import Dispatcher
 from fairlane.forward.publishing import QUIET, UNBEGUN
+from fairlane.operations import diagnose, overview
 from fairlane.operations.findings import Level
 from fairlane.operations.views import QueueStatus
 from fairlane.store.figures import PUBLISHING, unbegun_in
@@ -101,6 +102,52 @@ async def test_a_published_job_that_nobody_begins_says_so(app: App, forwarder: P
         assert unbegun_in("emails") not in dispatcher.troubles.now
 
 
+async def test_a_published_job_that_later_ones_overtake_says_so(app: App, forwarder: PaperForwarder) -> None:
+    """The engine has queues of its own: one that nobody consumes is not hidden by the others."""
+    task, other = forwarder.task(send, queue="emails"), forwarder.task(send, queue="emails", name="other")
+    async with dispatching(forwarder) as dispatcher:
+        publishing = dispatcher.publishing
+        left = await other.enqueue(1)
+        await until(lambda: len(forwarder.messages) == 1)
+        publishing._published[left.id].first_at -= UNBEGUN
+        await task.enqueue(2)
+        await until(lambda: len(forwarder.messages) == 2)
+        assert await forwarder.deliver(forwarder.messages[1]) == "sent 2"
+        await publishing.look_after(dispatcher._outage)
+        words = dispatcher.troubles.now[unbegun_in("emails")]
+        assert words.startswith("1 job is at the broker, the oldest for 60")
+        assert "later ones have begun" in words
+        assert "(other)" in words
+        await reported(app, dispatcher)
+        assert [each.level for each in await app.operations.diagnose() if each.check == "unbegun jobs"] == [
+            Level.WARNING
+        ]
+        assert await forwarder.deliver(forwarder.messages[0]) == "sent 1"
+        await publishing.look_after(dispatcher._outage)
+        assert unbegun_in("emails") not in dispatcher.troubles.now
+
+
+@pytest.mark.parametrize("idle_for", [0, UNBEGUN], ids=["others begin", "nothing begins any more"])
+async def test_a_published_job_that_later_ones_overtake_is_published_once_more(
+    forwarder: PaperForwarder, idle_for: int
+) -> None:
+    """Redis forgets what it was handing out when it died, and its clients reconnect without a word."""
+    task = forwarder.task(send, queue="emails")
+    async with dispatching(forwarder) as dispatcher:
+        publishing = dispatcher.publishing
+        lost = await task.enqueue(1)
+        await until(lambda: len(forwarder.messages) == 1)
+        await task.enqueue(2)
+        await until(lambda: len(forwarder.messages) == 2)
+        assert await forwarder.deliver(forwarder.messages[1]) == "sent 2"
+        await publishing.look_after(dispatcher._outage)
+        publishing._published[lost.id].first_at -= UNBEGUN
+        publishing._begun_at["emails"] -= idle_for
+        for _ in range(3):
+            await publishing.look_after(dispatcher._outage)
+        assert [message.token for message in forwarder.messages[2:]] == [forwarder.messages[0].token]
+
+
 async def test_where_nobody_serves_a_forwarded_queue_a_dispatcher_is_to_be_started(
     app: App, forwarder: PaperForwarder
 ) -> None:
@@ -111,6 +158,22 @@ async def test_where_nobody_serves_a_forwarded_queue_a_dispatcher_is_to_be_start
     assert [hint.knob for hint in (await app.operations.overview()).hints] == [command]
     (finding,) = [each for each in await app.operations.diagnose() if each.check == "no dispatcher"]
     assert command in finding.remedy
+
+
+async def test_whoever_knows_no_app_is_not_told_to_start_a_worker_alone(app: App, forwarder: PaperForwarder) -> None:
+    """E1: `status` and `doctor` with a URL advised the worker that the guide of Celery forbids."""
+    job = await forwarder.task(send, queue="emails").enqueue(1)
+    store = await app.opened()
+    told = [
+        (await explain_job(store, job.id, None, None)).holds[0].words,
+        (await explain_queue(store, "emails", None, None)).holds[0].words,
+        *(hint.knob for hint in (await overview(store, None)).hints),
+        *(each.remedy for each in await diagnose(store, forwarded=None) if each.check == "no worker"),
+    ]
+    assert len(told) == 4
+    for each in told:
+        assert "fairlane worker module:app --queues emails" in each
+        assert "if Celery, Dramatiq or Taskiq runs its tasks: fairlane forward module:forwarder" in each
 
 
 async def test_the_task_of_an_engines_task_can_be_asked_for(forwarder: PaperForwarder) -> None:

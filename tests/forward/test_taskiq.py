@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -13,7 +15,10 @@ import pytest
 from taskiq import AsyncTaskiqDecoratedTask, InMemoryBroker
 
 from fairlane import App, Concurrency, InvalidJob, Job, JobCancelled, JobFailed, State
+from fairlane.forward.messages import as_carried
 from fairlane.forward.taskiq import TaskiqForwarder
+from fairlane.job import Claim
+from fairlane.store.protocol import WorkerIdentity
 from fairlane.testing.postgres import ThrowawayPostgres
 from tests.forward.brokers import ThrowawayBroker
 from tests.forward.members import BIN, Member, dispatcher_of, environment_with, running
@@ -147,8 +152,18 @@ async def test_a_message_that_is_delivered_twice_runs_once(shop: Running) -> Non
     assert shop.runs_of("sends_itself_again") == before + 1
 
 
-async def test_retries_of_taskiq_keep_the_claim_and_count_as_one_attempt(shop: Running) -> None:
+async def test_retries_of_taskiq_are_counted_by_taskiq(shop: Running) -> None:
     assert await shop.run("retried_by_taskiq") == [2, 1]
+
+
+@pytest.mark.parametrize(("task", "runs"), [("fails_at_its_own_count", 4), ("fails_once_and_for_all", 1)])
+async def test_a_task_is_retried_as_often_as_its_labels_say(shop: Running, task: str, runs: int) -> None:
+    """E2: as Taskiq counts, `max_retries=4` is four runs."""
+    before = shop.runs_of(task)
+    sent = await shop.shop.targets[task].kiq()
+    with pytest.raises(JobFailed, match="the mail server is away"):
+        await shop.shop.app.job(sent.task_id).result(WATCHDOG)
+    assert shop.runs_of(task) == before + runs
 
 
 async def test_a_job_that_taskiq_gives_up_is_dead(shop: Running) -> None:
@@ -191,7 +206,7 @@ def routed(app: App) -> AsyncTaskiqDecoratedTask[..., Any]:
     broker = InMemoryBroker()
     forwarder = TaskiqForwarder(app, broker)
 
-    @forwarder.route(queue=QUEUE)
+    @forwarder.route(queue=QUEUE, max_attempts=5)
     @broker.task("deliver", topic="mail")
     async def deliver(number: int) -> int:
         return number
@@ -215,9 +230,19 @@ async def test_a_label_of_retries_is_refused_where_the_policy_decides(
         await routed.kicker().with_labels(max_retries=3).kiq(1)
 
 
-async def test_an_id_that_is_no_uuid_is_refused(routed: AsyncTaskiqDecoratedTask[..., Any]) -> None:
-    with pytest.raises(InvalidJob, match="whose ids are UUIDs; 'order-7' is none"):
-        await routed.kicker().with_task_id("order-7").kiq(1)
+async def claims(app: App) -> list[Claim]:
+    store, dispatcher = await app.opened(), WorkerIdentity.of_dispatcher("dispatcher:1")
+    return list((await store.claim(QUEUE, lambda: 1, worker=dispatcher, lease=timedelta(seconds=30))).claims)
+
+
+async def test_an_id_that_is_no_uuid_stays_that_of_the_message(
+    app: App, routed: AsyncTaskiqDecoratedTask[..., Any]
+) -> None:
+    sent = await routed.kicker().with_task_id("order-7").kiq(1)
+    assert sent.task_id == "order-7"
+    (claim,) = await claims(app)
+    carried = as_carried((await (await app.opened()).contexts([claim.id]))[claim.id], 0)
+    assert json.loads(carried.own or "")["task_id"] == "order-7"
 
 
 async def test_a_task_is_called_as_ever(routed: AsyncTaskiqDecoratedTask[..., Any]) -> None:

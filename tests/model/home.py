@@ -41,16 +41,28 @@ class Home:
     async def counted(self) -> dict[bytes, int]:
         """How many each gate of a concurrency says are in flight."""
         return dict(
-            await self._look("""select id, in_flight from gates where "limit" like 'concurrency%' and in_flight <> 0""")
+            await self.look("""select id, in_flight from gates where "limit" like 'concurrency%' and in_flight <> 0""")
         )
 
     async def keys_of_nobody(self) -> list[Any]:
         """Unique keys that were taken by jobs that are gone, and that no time will free."""
-        return await self._look(
+        return await self.look(
             "select id from uniques where expires_at is null and not exists (select 1 from jobs where id = uniques.job)"
         )
 
-    async def _look(self, query: str) -> list[Any]:
+    async def run(self, statement: str) -> None:
+        """Whatever the database is told."""
+        match self.store:
+            case SqliteStore() as store:
+                await store._database.write(lambda tx: tx.connection.execute(statement), durable=False)
+            case PostgresStore() as store:
+                async with store._connections.session() as connection:
+                    await connection.execute(statement)
+            case _:
+                raise AssertionError(f"{self.store!r} is not a store that is known here")
+
+    async def look(self, query: str) -> list[Any]:
+        """Whatever the database says."""
         match self.store:
             case SqliteStore() as store:
                 return await store._database.read(lambda tx: tx.connection.execute(query).fetchall())

@@ -23,7 +23,7 @@ import msgspec
 from fairlane.clock import ManualClock
 from fairlane.errors import DuplicateJob
 from fairlane.job import Claim, NewJob, StampedEffects, State
-from fairlane.policy.unique import Conflict, Unique, unique_key
+from fairlane.policy.unique import Conflict, OnReplayConflict, Unique, unique_key
 from fairlane.scheduler.settlement import (
     Done,
     settle,
@@ -309,11 +309,20 @@ class Life:
         await self._check_history(job.new.id)
 
     @_step
-    async def replay(self, which: Sequence[int], delay: int | None = None) -> None:
+    async def replay(
+        self, which: Sequence[int], delay: int | None = None, on_conflict: OnReplayConflict = "reject"
+    ) -> None:
         jobs = self._picked(which)
-        back = [job for job in jobs if REPLAY.applies_to(job.state)]
-        await self._check_handled(jobs, back, lambda ids: self.store.replay(ids, delay))
-        self.model.replay(back, delay, self.now)
+        before = [(job.new.id, job.state) for job in jobs]
+        missing = UUID(int=7)
+        ids = [*(job.new.id for job in jobs), missing]
+        foreseen = await self.store.replay(ids, delay, on_conflict=on_conflict, dry_run=True)
+        handled = await self.store.replay(ids, delay, on_conflict=on_conflict)
+        ended = [job for job in jobs if REPLAY.applies_to(job.state)]
+        back = {job.new.id for job in self.model.replay(ended, delay, on_conflict, self.now)}
+        expected = [(job, state, job in back) for job, state in before] + [(missing, None, False)]
+        assert [(each.job, each.was, each.skipped is None) for each in handled] == expected
+        assert foreseen == handled, "a dry run has said something else"
 
     @_step
     async def purge(self, which: Sequence[int]) -> None:

@@ -15,7 +15,7 @@ from fairlane.clock import Instant
 from fairlane.job import Claim, JobRecord, NewJob, Outcome, StampedEffects, State, UniqueKey, Until
 from fairlane.policy import Concurrency, Limit, Policy, Rate
 from fairlane.policy.policy import BoundLimit
-from fairlane.policy.unique import Conflict
+from fairlane.policy.unique import Conflict, OnReplayConflict
 from fairlane.scheduler.settlement import Settlement
 from fairlane.store.protocol import Retention
 
@@ -144,6 +144,9 @@ class Model:
                         # Both came together: the first was never there, and whatever it stood for goes for the last.
                         fresh = [each for each in fresh if each.id != last.job]
                         conflicts[last.job] = Conflict(Outcome.DUPLICATE, new.id)
+                        for other, met in conflicts.items():
+                            if met.holder == last.job and not met.outcome.is_stored:
+                                conflicts[other] = Conflict(met.outcome, new.id, met.differs)
                         replaced = {old: new.id if by == last.job else by for old, by in replaced.items()}
                     else:
                         replaced[last.job] = new.id
@@ -174,8 +177,8 @@ class Model:
 
     def _holds(self, last: Taken, fresh: Sequence[NewJob], now: Instant) -> bool:
         """Whether whoever took a key last still has it."""
-        if last.expires_at is not None:
-            return last.expires_at > now
+        if last.key.until is Until.WINDOW:
+            return last.expires_at is not None and last.expires_at > now
         if _has(fresh, last.job):
             return True
         job = self.jobs.get(last.job)
@@ -306,14 +309,41 @@ class Model:
         job.cancel_requested = True
         return job.state
 
-    def replay(self, jobs: Sequence[ModelJob], delay: int | None, now: Instant) -> None:
-        """As if they had just been enqueued, in the order of their ids."""
+    def replay(
+        self, jobs: Sequence[ModelJob], delay: int | None, on_conflict: OnReplayConflict, now: Instant
+    ) -> list[ModelJob]:
+        """As if they had just been enqueued, in the order of their ids, but for those whose key is held. Returned are
+        those that came back."""
+        back: list[ModelJob] = []
         for job in sorted(jobs, key=lambda each: each.new.id):
+            if job.new.unique is not None and not self._asks_again(job, on_conflict, back, now):
+                continue
+            back.append(job)
             fresh = self._joining(job.new, now)
             fresh.state = State.SCHEDULED if delay else State.READY
             fresh.due = now + delay if delay else None
             fresh.replays, fresh.history, fresh.enqueued_at = job.replays + 1, job.history, job.enqueued_at
             self.jobs[job.new.id] = fresh
+        return back
+
+    def _asks_again(self, job: ModelJob, on_conflict: OnReplayConflict, back: Sequence[ModelJob], now: Instant) -> bool:
+        """Whether the key of a job that is to come back is its own again."""
+        key = job.new.unique
+        assert key is not None
+        last = self.uniques.get(key.id)
+        if last is not None and last.job == job.new.id and last.expires_at is not None and last.expires_at > now:
+            return True
+        if last is not None and last.job != job.new.id:
+            holder = self.jobs.get(last.job)
+            is_alive = holder is not None and not holder.state.is_final
+            if self._holds(last, (), now) or (key.until is Until.WINDOW and is_alive):
+                if holder is None or on_conflict == "reject" or not holder.waits:
+                    return False
+                if any(each.new.id == last.job for each in back):
+                    return False
+                holder.cancel_waiting(f"replaced by job {job.new.id}", now)
+        self.uniques[key.id] = Taken(job.new.id, key, None)
+        return True
 
     def remove(self, jobs: Iterable[ModelJob]) -> None:
         for job in jobs:

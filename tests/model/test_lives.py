@@ -98,7 +98,7 @@ steps = st.one_of(
     *acts(3, "reap"),
     *acts(2, "renew", some),
     *acts(2, "cancel", some),
-    *acts(2, "replay", few, delays),
+    *acts(3, "replay", few, delays, st.sampled_from(["reject", "replace"])),
     *acts(2, "retry_now", few),
     *acts(1, "foresee", st.lists(calls, min_size=1, max_size=2)),
     *acts(1, "purge", few),

@@ -86,16 +86,6 @@ def test_a_number_is_refused_as_it_would_be_where_it_is_declared(name: str, numb
         POLICY.check_brought(name, number)
 
 
-def test_numbers_hold_for_the_keys_of_their_limit() -> None:
-    keys = {"account": "acme", "region": "eu", "task": "t"}
-    policy = Policy(
-        "q", Fair(by="region", weight=slots), (Concurrency(slots, by=("account", "priority")), Rate(slots, per=1))
-    )
-    assert policy.brought_for("concurrency:account,priority", 5, keys) == ("acme", "5")
-    assert policy.brought_for("rate/1s:", 5, keys) == ()
-    assert policy.brought_for("weight", 5, keys) == ("eu",)
-
-
 def test_they_print_as_what_they_are() -> None:
     assert repr(POLICY.limits[0]) == "Concurrency(<from the job>, by='account')"
     assert repr(POLICY.limits[1]) == "Rate(<from the job>, per='60s', by='account')"

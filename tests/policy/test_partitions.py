@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fairlane.errors import ConfigurationError, InvalidPolicy
 from fairlane.policy import AdaptiveConcurrency, Backlog, Concurrency, Fair, Policy, Rate, Sequence, lane_id
-from fairlane.policy.dividing import as_divided, divided, logical
+from fairlane.policy.dividing import as_divided, differing, divided, logical
 from fairlane.policy.keys import routing_number
 from fairlane.policy.partitions import parse_partition, partition_for, partition_name
 
@@ -159,13 +159,41 @@ def test_jobs_must_carry_the_keys_that_say_where_they_belong() -> None:
         divided(Policy("email", keys=("region",)), 1, ("account",))
 
 
-def test_another_width_is_refused_with_the_remedy() -> None:
-    policy = Policy("email")
-    four, eight = divided(policy, 4, ("account",)), divided(policy, 8, ("account",))
-    as_divided(four[2], four[2])
-    with pytest.raises(ConfigurationError, match=r"has 4 partitions.*declares 8.*fairlane partition email --to 8"):
-        as_divided(four[0], eight[0])
-    with pytest.raises(ConfigurationError, match=r"has one partition.*declares 4"):
-        as_divided(policy, four[0])
-    with pytest.raises(ConfigurationError, match=r"partitioned by account.*declares region"):
-        as_divided(four[0], divided(policy, 4, ("region",))[0])
+@pytest.mark.parametrize("by", [(), ("endpoint",)])
+def test_a_weight_from_jobs_cannot_look_across_partitions(by: tuple[str, ...]) -> None:
+    """U01: a partition would not know of a newer weight that a job has brought to another."""
+    policy = Policy("email", Fair(by="account", weight=lambda context: 1), keys=("account", "endpoint"))
+    with pytest.raises(InvalidPolicy, match=r"looks across partitions.*partition_by='account'"):
+        divided(policy, 4, by)
+    assert len(divided(policy, 4, ("account",))) == 4
+
+
+def test_a_declaration_with_another_width_reads_as_if_it_had_the_stored_one() -> None:
+    limits = (Concurrency(5, by="account"), Concurrency(50), Rate(9, per="1s"))
+    policy = Policy("email", limits=limits)
+    widths = {width: divided(policy, width, ("account",)) for width in (1, 4, 8)}
+    for stored in widths.values():
+        for declared in widths.values():
+            for index, each in enumerate(stored):
+                assert as_divided(each, declared[-1]).digest == stored[index].digest
+    plain = Policy("email", keys=("account",))
+    (one,) = divided(plain, 1, ("account",))
+    assert as_divided(divided(Policy("email"), 4, ("account",))[2], one) == divided(Policy("email"), 4, ("account",))[2]
+
+
+def test_a_declaration_says_how_it_divides_a_queue_otherwise_than_it_is_divided() -> None:
+    four, eight = (divided(Policy("email"), width, ("account",))[0] for width in (4, 8))
+    assert differing(four, four) is None
+    assert differing(four, eight) == "it has 4 partitions, and this program declares 8 partitions"
+    assert differing(Policy("email"), four) == "it has one partition, and this program declares 4 partitions"
+    by_region = divided(Policy("email"), 4, ("region",))[0]
+    assert differing(four, by_region) == (
+        "it has 4 partitions, and this program declares 4 partitions by region, not by account"
+    )
+
+
+def test_a_declaration_that_cannot_hold_in_the_stored_partitions_says_what_to_do() -> None:
+    four = divided(Policy("email"), 4, ("account",))
+    for limit in (Sequence(by="region"), Backlog(5)):
+        with pytest.raises(InvalidPolicy, match=r"has 4 partitions by account.*fairlane partition email --to 1"):
+            as_divided(four[1], Policy("email", limits=(limit,)))

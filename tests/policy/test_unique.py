@@ -116,6 +116,9 @@ def test_a_batch_is_decided_as_if_its_jobs_came_one_by_one(
                 taker.id, taker.unique.digest, taker.unique.until, taker.unique.expires_at(NOW), State.READY, False
             )
     assert [job.id for job in together.stored] == list(alive)
+    there = {*alive, *(holder.job for holder in held.values())}
+    for conflict in together.conflicts.values():
+        assert conflict.outcome.is_stored or conflict.holder in there, "a handle would find no job"
     assert {*together.replaced} == gone - {job.id for job in jobs}
     for job in jobs:
         conflict = together.conflicts.get(job.id)

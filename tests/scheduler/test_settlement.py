@@ -11,16 +11,20 @@ from hypothesis import strategies as st
 
 from fairlane.job import Claim, NewJob, OnDead, StampedEffects, State
 from fairlane.scheduler.settlement import (
+    SEEN,
+    UNSEEN,
     Cancelled,
     Died,
     Done,
     Failed,
+    Interrupted,
     Lost,
     Outcome,
     Released,
     Retried,
     Settlement,
     Snoozed,
+    Verdict,
     settle,
 )
 
@@ -44,6 +48,12 @@ TABLE: list[tuple[str, int, Outcome, Settlement]] = [
     ("failed for good", 3, Failed("boom", 7), settled(State.DEAD, "failed", error="boom")),
     ("failed beyond", 4, Failed("boom", 7), settled(State.DEAD, "failed", error="boom")),
     ("retried", 2, Retried("later", 9), settled(State.SCHEDULED, "retry", delay=9, error="later")),
+    (
+        "retried by an engine at last",
+        3,
+        Retried("later", 9, is_counted=False),
+        settled(State.SCHEDULED, "retry", delay=9, error="later", counts_attempt=False),
+    ),
     ("retried at last", 3, Retried("later", 9), settled(State.DEAD, "retry", error="later")),
     (
         "snoozed",
@@ -73,8 +83,21 @@ TABLE: list[tuple[str, int, Outcome, Settlement]] = [
             State.SCHEDULED, "released", ran=0, delay=6, error="unknown task", counts_attempt=False, unstarted=True
         ),
     ),
-    ("lost", 2, Lost("worker gone"), settled(State.READY, "lost", error="worker gone")),
-    ("lost at last", 3, Lost("worker gone"), settled(State.DEAD, "lost", error="worker gone")),
+    ("interrupted", 2, Interrupted("shut down"), settled(State.READY, "lost", error="shut down")),
+    ("interrupted at last", 3, Interrupted("shut down"), settled(State.DEAD, "lost", error="shut down")),
+    (
+        "lost, and nobody saw how",
+        3,
+        Lost("gone", UNSEEN),
+        settled(State.READY, "lost", error="gone", counts_attempt=False, suspicion=1),
+    ),
+    (
+        "lost in company",
+        3,
+        Lost("gone", SEEN),
+        settled(State.READY, "lost", error="gone", counts_attempt=False, suspicion=2),
+    ),
+    ("lost before it ran", 3, Lost("gone", 0), settled(State.READY, "released", error="gone", counts_attempt=False)),
 ]
 
 
@@ -117,11 +140,61 @@ def test_a_job_that_was_asked_to_cancel_never_goes_on_and_an_end_stays_an_end(
         )
 
 
-@given(st.sampled_from([Failed("x", 1), Retried("x", 1), Lost("x")]), st.integers(1, 50), st.integers(1, 50))
+@given(st.sampled_from([Failed("x", 1), Retried("x", 1), Interrupted("x")]), st.integers(1, 50), st.integers(1, 50))
 def test_a_job_whose_attempts_are_used_up_never_runs_again(outcome: Outcome, attempt: int, most: int) -> None:
     settlement = settle(claim(attempt, most), outcome, RAN)
     assert settlement.counts_attempt
     assert (settlement.to is State.DEAD) == (attempt >= most)
+
+
+def as_suspect(attempt: int, most: int, suspicion: int) -> Claim:
+    return msgspec.structs.replace(claim(attempt, most), suspicion=suspicion)
+
+
+@given(st.integers(1, 50), st.integers(1, 50), st.integers(2, 10), st.sampled_from([UNSEEN, SEEN]))
+def test_a_suspect_that_is_seen_to_die_alone_pays_for_the_losses_before_it_too(
+    attempt: int, most: int, suspicion: int, seen: int
+) -> None:
+    # L23
+    settlement = settle(as_suspect(attempt, most, suspicion), Lost("x", seen), RAN)
+    assert settlement.counts_attempt
+    # Nobody saw it: it may have waited for its turn to run alone.
+    assert (settlement.to is State.DEAD) == (attempt + (suspicion if seen == SEEN else 0) >= most)
+    assert settlement.suspicion == suspicion
+    assert settlement.verdict is Verdict.FAILED
+
+
+@given(st.integers(1, 50), st.integers(1, 50), st.integers(0, 1), st.sampled_from([0, UNSEEN, SEEN]))
+def test_a_job_that_was_not_alone_never_dies_of_a_loss(attempt: int, most: int, suspicion: int, added: int) -> None:
+    # L23
+    settlement = settle(as_suspect(attempt, most, suspicion), Lost("x", added), RAN)
+    assert (settlement.to, settlement.counts_attempt) == (State.READY, False)
+    assert settlement.suspicion == suspicion + added
+    assert settlement.verdict is (Verdict.FAILED if added else Verdict.NEUTRAL)
+
+
+@given(st.integers(1, 50), st.lists(st.sampled_from([UNSEEN, SEEN]), min_size=60, max_size=60))
+def test_a_job_that_kills_every_process_dies_within_its_attempts(most: int, losses: list[int]) -> None:
+    # L23: at most as many runs as it has attempts, however its losses were seen, beyond two in company.
+    held = claim(1, most)
+    for run, added in enumerate(losses, 1):
+        settlement = settle(held, Lost("x", added), RAN)
+        if settlement.to is State.DEAD:
+            assert run <= most + 2
+            return
+        held = as_suspect(held.attempt + settlement.counts_attempt, most, settlement.suspicion)
+    raise AssertionError("it never died")
+
+
+@given(outcomes, st.integers(0, 9))
+def test_a_run_that_ended_by_itself_clears_its_job_and_one_that_never_began_does_not(
+    outcome: Outcome, suspicion: int
+) -> None:
+    settlement = settle(as_suspect(1, 3, suspicion), outcome, RAN)
+    if isinstance(outcome, Released):
+        assert settlement.suspicion == suspicion
+    elif not isinstance(outcome, Lost):
+        assert settlement.suspicion == 0
 
 
 def follow_up(number: int) -> NewJob:

@@ -9,8 +9,17 @@ from hypothesis import strategies as st
 
 from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.scheduler.memory import MemoryQueue, SharedMemory
+from fairlane.scheduler.plan import plan_claims
 from fairlane.scheduler.shared import KEEP, SharedGate, deal
-from fairlane.scheduler.snapshot import Contender, SharedGateRow, SharedRelease, Start
+from fairlane.scheduler.snapshot import (
+    Contender,
+    QueueRow,
+    SharedGateRow,
+    SharedRelease,
+    Snapshot,
+    Start,
+    Supply,
+)
 
 COUNTS = st.lists(st.integers(0, 60), min_size=1, max_size=6)
 
@@ -121,3 +130,26 @@ def test_two_queues_that_wait_hold_the_same_within_a_slot_and_leave_no_slot_empt
         assert len(running) == slots, "a slot is empty although both queues have work"
         held = Counter(name for name, _ in running)
         assert now < slots or abs(held["train"] - held["serve"]) <= 1, held
+
+
+def test_a_queue_that_folds_a_release_and_has_nothing_there_holds_nothing_and_rings_the_others() -> None:
+    """A14, A24: its own release may come in another claim than that of its lane."""
+    policy = Policy("train", limits=(Concurrency(1, by="account", name="gpu"),))
+    ((id_, bound, key),) = policy.shared_gates_of(0, {"account": "acme", "task": "t"})
+    waiting = Contender("serve", 0, waits=True)
+    row = SharedGateRow(id_, bound.name, list(key), 1, 0, [waiting, Contender("train", 1)])
+    release = SharedRelease(id_, "train", "t", 1, 0, 0, 0, 0, 0, 0)
+    snapshot = Snapshot(
+        policy, 0, QueueRow(0.0, 0.0, 0, 0, 0.0), [], [], [], [], [], True, [], shared=[row], shared_releases=[release]
+    )
+    steps = plan_claims(snapshot, 1)
+    plan = None
+    try:
+        next(steps)
+        while True:
+            steps.send(Supply())
+    except StopIteration as stop:
+        plan = stop.value
+    assert plan is not None
+    assert [(each.in_flight, each.contenders) for each in plan.shared] == [(0, [])]
+    assert [ring.queue for ring in plan.rings] == ["serve"]

@@ -30,10 +30,14 @@ from fairlane.operations import (
     partitions_of,
     plan_partitions,
 )
+from fairlane.policy.repartition import begun
 from fairlane.store.protocol import Store
 from tests.store.by_hand import url_of
 from tests.store.harness import Database, diagnosed, soon
+from tests.store.harness import claim as claim_all
 from tests.test_seeing import everything
+
+pytestmark = pytest.mark.usefixtures("producers_know_at_once")
 
 ACCOUNTS = [f"account-{n}" for n in range(24)]
 OPERATOR = Intent(actor="ops")
@@ -64,6 +68,19 @@ async def change(
         await held.pop().ack()
 
     return await change_partitions(store, "email", to, OPERATOR, by=by, rest=rest)
+
+
+class Interrupted(Exception): ...
+
+
+async def begin(store: Store, to: int, by: tuple[str, ...] | None = None) -> None:
+    """Change the width, and be stopped while jobs run that it waits for, or as soon as it has moved some."""
+
+    async def rest() -> None:
+        raise Interrupted
+
+    with pytest.raises(Interrupted):
+        await change_partitions(store, "email", to, OPERATOR, by=by, rest=rest)
 
 
 async def queues(store: Store) -> Counter[str]:
@@ -261,9 +278,8 @@ async def test_a_job_that_waits_for_its_key_to_move_says_so(
     store = await program.app.opened()
     await program.fill()
     (moving, *_) = [account for account in ACCOUNTS if partition_for(account, 2) != partition_for(account, 4)]
-    plan = await plan_partitions(store, "email", 4)
-    for policy in plan.during:
-        await store.divide(policy)
+    await program.queue.claim(100)
+    await begin(store, 4)
     job = await program.send.enqueue(moving)
     await program.queue.claim(100)
     told = await job.explain()
@@ -278,15 +294,8 @@ async def test_a_change_that_was_broken_off_goes_on(
     store = await program.app.opened()
     await program.fill(2)
     running = await program.queue.claim(100)
-
-    class Interrupted(Exception): ...
-
-    async def rest() -> None:
-        raise Interrupted
-
-    with pytest.raises(Interrupted):
-        await change_partitions(store, "email", 8, OPERATOR, rest=rest)
-    with pytest.raises(ConfigurationError, match=r"on its way from 4 to 8 partitions; finish that first"):
+    await begin(store, 8)
+    with pytest.raises(ConfigurationError, match=r"on its way from 4 to 8 partitions.*--to 4 --abandon"):
         await change(store, 6)
     await change(store, 8, running)
     assert (await queues(store)) == homes(8)
@@ -370,9 +379,10 @@ async def test_a_change_that_has_begun_goes_on_with_jobs_that_come_without_the_k
         await program.send.enqueue("account-1")
         await held.pop().ack()
 
-    plan = await plan_partitions(store, "email", 2, ("account",))
-    await store.divide(plan.during[0])
-    assert [each.check for each in await diagnosed(store)] == ["partitions"], "also before the first one knows of it"
+    found = await store.policy("email")
+    assert found is not None
+    await store.divide(begun(found.policy, 2, ("account",)), found.version)
+    assert [each.check for each in await diagnosed(store)] == ["partitions"], "also before any other one knows of it"
     await program.send.enqueue("account-1")
     await change_partitions(store, "email", 2, OPERATOR, rest=rest)
     assert (await plan_partitions(store, "email", 2)).is_empty
@@ -458,3 +468,34 @@ async def _settle(store: Store, claims: Any) -> None:
     from tests.store.harness import finish
 
     await soon(finish(store, claims))
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 8), (8, 3), (4, 1)])
+async def test_the_newest_number_of_a_key_moves_with_it(
+    database: Database, clock: ManualClock, stack: AsyncExitStack, before: int, after: int
+) -> None:
+    """U01: older jobs that wait and move bring nothing back."""
+    numbers: Any = {"fair": Fair(by="account", weight=lambda c: c["n"], charge="count")}
+    numbers["limits"] = [Concurrency(lambda c: 3 * c["n"], by="account")]
+    program = Program(database, clock, before, **numbers)
+    await stack.enter_async_context(program.app)
+    store = await program.app.opened()
+    for delay in (None, "1h"):
+        old = program.send.using(context={"n": 1}, delay=delay)
+        await program.app.enqueue_many([old.call(account, 0) for account in ACCOUNTS for _ in range(9)])
+    newest = [program.send.using(context={"n": 1 + n % 2}, priority=9).call(a, 1) for n, a in enumerate(ACCOUNTS)]
+    # The jobs that have brought the newest numbers have ended when the key moves.
+    for job in await program.app.enqueue_many(newest):
+        await job.cancel()
+    await change(store, after, by=("account",))
+    clock.advance("2h")
+    for name in await partitions_of(store, "email"):
+        home = [n for n, account in enumerate(ACCOUNTS) if _home(account, after) == name]
+        want = 3 * sum(1 + n % 2 for n in home)
+        half, rest = [
+            Counter(each.keys["account"] for each in await claim_all(store, name, count))
+            for count in (want // 3, 1_000)
+        ]
+        # By weight, as far as it goes; and in all as many as each may have.
+        assert half == {ACCOUNTS[n]: 1 + n % 2 for n in home}
+        assert half + rest == {ACCOUNTS[n]: 3 * (1 + n % 2) for n in home}

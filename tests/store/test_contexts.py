@@ -9,7 +9,7 @@ import pytest
 
 from fairlane.job import NewJob, OnDead, StampedEffects, with_trace
 from fairlane.policy import Policy
-from fairlane.scheduler.settlement import Died, Done, Failed
+from fairlane.scheduler.settlement import Died, Done, Failed, Interrupted, Retried
 from fairlane.store.protocol import Store
 from tests.store.harness import claim, claim_once, finish, given_jobs, new_jobs
 
@@ -55,6 +55,20 @@ async def test_effects_and_what_lands_with_a_death_keep_their_contexts(store: St
     await finish(store, [second], Died("for good"))
     found = await store.contexts([follow_up.id, mourner.id])
     assert found == {follow_up.id: follow_up.context, mourner.id: mourner.context}
+
+
+async def test_retries_are_counted_since_the_job_was_enqueued_or_replayed(store: Store) -> None:
+    """E2: an engine is told how often it has retried a job; what was lost or failed is no retry of its own."""
+    busy, quiet = new_jobs(PLAIN, count=2)
+    await store.enqueue([busy, quiet])
+    for outcome in (Retried("busy", 0, is_counted=False), Interrupted("gone"), Retried("busy", 0, is_counted=False)):
+        for each in await claim(store, "webhooks", 2):
+            await finish(store, [each], outcome if each.id == busy.id else Interrupted("gone"))
+    assert await store.retries([busy.id, quiet.id, uuid4()]) == {busy.id: 2}
+    await finish(store, await claim(store, "webhooks", 2), Died("for good"))
+    await store.replay([busy.id])
+    assert await store.retries([busy.id]) == {}
+    assert await store.retries([]) == {}
 
 
 async def test_a_claim_says_how_many_bells_it_has_folded(store: Store) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import json
+import pickle
 import random
 from collections import defaultdict
+from typing import Any
 from uuid import UUID, uuid4
 
 import msgspec
@@ -15,6 +19,7 @@ from fairlane.errors import DuplicateJob, FairlaneError, JobNotFound, UnknownQue
 from fairlane.job import JobRecord, NewJob, State
 from fairlane.policy import Concurrency, Fair, Policy
 from fairlane.scheduler.settlement import Cancelled, Died, Done, Outcome
+from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import QueueCounts, Store
 from tests.store.harness import (
     MINUTE,
@@ -30,6 +35,10 @@ from tests.store.harness import (
 )
 
 PLAIN = Policy("webhooks")
+UNFAIR = [
+    Policy("webhooks", limits=limits, keys=("account", "endpoint"))
+    for limits in ((), (Concurrency(90, by="endpoint"),), (Concurrency(3, by="account"),))
+]
 
 
 @pytest.fixture
@@ -67,11 +76,14 @@ async def test_a_bulk_enqueue_equals_so_many_single_ones(store: Store, clock: Ma
         for some in [jobs] if name == "bulk" else [[job] for job in jobs]:
             await store.enqueue(some)
         found = [await store.job(job.id) for job in jobs]
-        records[name] = [msgspec.structs.replace(each, id=UUID(int=0), queue="") for each in found]
+        alike = {"id": UUID(int=0), "queue": "", "enqueued_at": 0}
+        records[name] = [
+            msgspec.structs.replace(each, due_at=None if each.due_at is None else each.due_at - clock.now(), **alike)
+            for each in found
+        ]
         claims = await claim(store, name, 25)
         clock.advance("30s")
         claims += await claim(store, name, 100)
-        clock.advance(-30)
         lanes[name] = defaultdict(list)
         for each in claims:
             lanes[name][each.keys["account"], each.priority, each.task].append(each.payload)
@@ -133,6 +145,30 @@ async def test_order_within_a_lane_is_the_order_of_enqueue_when_the_clock_steps_
         await finish(store, claims)
         clock.advance(-10)
     assert served == jobs
+
+
+@pytest.mark.parametrize("want", [1, 100])
+@pytest.mark.parametrize("policy", UNFAIR, ids=["keys", "limits", "behind a gate"])
+@pytest.mark.parametrize(("how", "keys"), [("bulk", 3), ("bulk", 40), ("singly", 7), ("copied", 11)])
+async def test_without_fair_shares_lanes_are_served_by_the_place_of_their_heads(
+    store: Store, clock: ManualClock, how: str, keys: int, policy: Policy, want: int
+) -> None:
+    """Promise 5: jobs of one instant start in the order in which they were enqueued, whatever their keys."""
+    await store.declare(policy)
+    jobs = [
+        new_jobs(policy, {"account": "acme", "endpoint": n % keys})[0] for n in range(300 if how == "copied" else 60)
+    ]
+    for some in [[job] for job in jobs] if how == "singly" else [jobs]:
+        await store.enqueue(some)
+    started: list[UUID] = []
+    while len(started) < len(jobs) and (claims := await claim(store, "webhooks", want)):
+        started += ids(claims)
+        clock.advance("1s")
+        await finish(store, claims)
+        if how == "copied" and len(started) > 40:
+            break
+    assert started == [job.id for job in jobs][: len(started)]
+    assert len(started) >= min(len(jobs), 40)
 
 
 async def test_a_higher_priority_goes_first(store: Store, queue: str) -> None:
@@ -402,3 +438,28 @@ async def test_something_that_is_no_connection_is_refused_as_a_transaction(store
     with pytest.raises(FairlaneError, match=r"str|object"):
         await store.enqueue(new_jobs(PLAIN), tx="a transaction, honestly")
     assert await claim(store, queue) == []
+
+
+async def test_nobody_can_change_the_keys_of_a_job_that_is_shown(store: Store) -> None:
+    """P6: many jobs, and the limits that look at them, share one mapping."""
+    policy = Policy("webhooks", limits=(Concurrency(1, by="account"),))
+    await store.declare(policy)
+    (job,) = await given_jobs(store, policy, {"account": "acme"})
+    (claimed,) = await claim(store, "webhooks", 1)
+    (listed,) = (await store.find_jobs(JobFilter())).jobs
+    for keys in (claimed.keys, listed.keys, (await store.job(job)).keys):
+        changing: Any = keys
+        for change in (
+            lambda keys=changing: keys.update(account="globex"),
+            lambda keys=changing: keys.pop("account"),
+            lambda keys=changing: keys.setdefault("other", "1"),
+            changing.clear,
+            changing.popitem,
+            lambda keys=changing: keys.__setitem__("account", "globex"),
+            lambda keys=changing: keys.__delitem__("account"),
+        ):
+            with pytest.raises(TypeError, match="copy them first"):
+                change()
+        assert keys == {"account": "acme"}
+        assert pickle.loads(pickle.dumps(keys)) == copy.deepcopy(keys) == dict(keys)
+        assert json.dumps(keys) == '{"account": "acme"}'

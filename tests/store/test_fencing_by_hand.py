@@ -63,7 +63,7 @@ async def test_a_claim_whose_lease_ran_out_is_lost_and_nothing_is_applied(
             await settled_twice(claim, how)
         assert told.value.jobs == (job.id,)
     assert await job.record() == before
-    assert again.attempt == 2
+    assert again.attempt == 1, "the first loss is nobody's fault"
     await again.ack(5)
     assert await job.result() == 5
 
@@ -134,7 +134,7 @@ async def test_an_ack_that_races_with_the_reaper_is_either_recorded_or_lost(
             assert await other.queue.claim(1) == []
         else:
             (again,) = await other.queue.claim(1)
-            assert (again.id, again.attempt) == (job.id, 2)
+            assert (again.id, again.attempt) == (job.id, 1)
             await again.ack(-n)
             assert await job.result() == -n
             ended["lost"] += 1
@@ -148,11 +148,11 @@ async def test_a_settlement_nobody_heard_of_may_be_asked_for_again(shop: Shop, m
     store = await shop.app.opened()
     real, repeated = store.settle, []
 
-    async def cut(settlements: Any, *, is_repeated: bool = False) -> Any:
+    async def cut(settlements: Any, *, is_repeated: bool = False, **rest: Any) -> Any:
         repeated.append(is_repeated)
         if len(repeated) in (1, 2):
             raise ConnectionError("cut")
-        return await real(settlements, is_repeated=is_repeated)
+        return await real(settlements, is_repeated=is_repeated, **rest)
 
     monkeypatch.setattr(store, "settle", cut)
     with pytest.raises(ConnectionError):
@@ -199,8 +199,8 @@ async def test_an_own_settlement_is_recognised_after_the_connection_was_lost(
     store = await shop.app.opened()
     real = store.settle
 
-    async def committed_and_cut(settlements: Any, *, is_repeated: bool = False) -> Any:
-        await real(settlements, is_repeated=is_repeated)
+    async def committed_and_cut(settlements: Any, *, is_repeated: bool = False, **rest: Any) -> Any:
+        await real(settlements, is_repeated=is_repeated, **rest)
         raise ConnectionError("cut after the commit")
 
     with monkeypatch.context() as patched:

@@ -16,10 +16,12 @@ from fairlane.job import Claim, NewJob, OnDead, StampedEffects, State
 from fairlane.policy import Policy
 from fairlane.policy.unique import Unique, unique_key
 from fairlane.scheduler.settlement import (
+    SEEN,
     Cancelled,
     Died,
     Done,
     Failed,
+    Interrupted,
     Lost,
     Outcome,
     Released,
@@ -71,13 +73,23 @@ def mortal(declared: bytes | None, *, max_attempts: int = 1) -> NewJob:
     return msgspec.structs.replace(job, on_dead=declared)
 
 
-async def given_mortal(store: Store, declared: bytes | None, *, max_attempts: int = 1) -> Claim:
-    """A claim of a job that has declared this for its death."""
+async def given_mortal(
+    store: Store, declared: bytes | None, *, max_attempts: int = 1, is_suspect: bool = False
+) -> Claim:
+    """A claim of a job that has declared this for its death. A suspect dies of its next loss."""
     job = mortal(declared, max_attempts=max_attempts)
     await store.enqueue([job])
     (held,) = await claim(store, "webhooks")
+    if is_suspect:
+        (held,) = await suspected(store, [held])
     assert held.id == job.id
     return held
+
+
+async def suspected(store: Store, held: Sequence[Claim]) -> list[Claim]:
+    """The same claims, once their jobs have been lost in company."""
+    await finish(store, held, Lost("its process died", SEEN))
+    return await claim(store, "webhooks", len(held))
 
 
 async def followed(store: Store) -> list[Claim]:
@@ -93,7 +105,7 @@ DEATHS: list[Outcome] = [
     Failed("boom", 7),
     Retried("again", 7),
     Died("no further attempt makes sense"),
-    Lost("worker shut down"),
+    Interrupted("worker shut down"),
 ]
 
 
@@ -112,7 +124,7 @@ async def test_effects_for_death_land_with_every_settlement_that_kills(store: St
 
 # L17
 async def test_effects_for_death_land_when_the_reaper_kills(store: Store, clock: ManualClock) -> None:
-    held = await given_mortal(store, on_dead(*new_jobs(OTHER), put={"new": b"1"}))
+    held = await given_mortal(store, on_dead(*new_jobs(OTHER), put={"new": b"1"}), is_suspect=True)
     clock.advance(2 * LEASE.total_seconds())
     reaped = await store.reap()
     assert [(each.job, each.to) for each in reaped.settled] == [(held.id, State.DEAD)]
@@ -127,10 +139,10 @@ async def test_effects_for_death_land_when_the_reaper_kills(store: Store, clock:
 # L17
 async def test_a_batch_of_many_deaths_by_the_reaper_applies_each_once(store: Store, clock: ManualClock) -> None:
     jobs = [mortal(on_dead(*new_jobs(OTHER), put={f"{n}": b"1"}) if n % 2 else None) for n in range(10)]
-    living = mortal(on_dead(*new_jobs(OTHER), put={"living": b"1"}), max_attempts=2)
+    living = mortal(on_dead(*new_jobs(OTHER), put={"living": b"1"}), max_attempts=4)
     await store.enqueue([*jobs, living])
-    assert len(await claim(store, "webhooks", 5)) == 5
-    assert len(await claim(store, "webhooks", 6)) == 6
+    await suspected(store, await claim(store, "webhooks", 5))
+    await suspected(store, await claim(store, "webhooks", 6))
     clock.advance(2 * LEASE.total_seconds())
     reaped = await store.reap()
     assert {each.job for each in reaped.settled} == {job.id for job in [*jobs, living]}
@@ -148,7 +160,7 @@ ENDS_ALIVE: list[Outcome] = [
     Retried("again", 7),
     Snoozed("nap", 7),
     Released("drain"),
-    Lost("worker shut down"),
+    Interrupted("worker shut down"),
 ]
 
 
@@ -203,7 +215,7 @@ async def test_a_death_and_a_reaper_at_the_same_instant_apply_the_effects_once(s
     await dying.declare(PLAIN)
     await dying.declare(OTHER)
     for turn in range(20):
-        held = await given_mortal(dying, on_dead(*new_jobs(OTHER), put={f"{turn}": b"1"}))
+        held = await given_mortal(dying, on_dead(*new_jobs(OTHER), put={f"{turn}": b"1"}), is_suspect=True)
         clock.advance(2 * LEASE.total_seconds())
         await soon(asyncio.gather(dying.settle([settle(held, Died("x"), 0)]), reaping.reap(), dying.reap()))
         assert await state_of(dying, held.id) is State.DEAD
@@ -302,7 +314,7 @@ async def test_a_follow_up_of_the_reaper_wakes_whoever_waits_for_it(shared_datab
     worker = worker_named("waiting")
     listener = await waiting.listen(worker)
     await hear(waiting, "email", listener, worker=worker)
-    await given_mortal(store, on_dead(*new_jobs(OTHER)))
+    await given_mortal(store, on_dead(*new_jobs(OTHER)), is_suspect=True)
     clock.advance(2 * LEASE.total_seconds())
     await store.reap()
     assert await soon(listener.wait(None)) is True
@@ -338,7 +350,8 @@ async def test_follow_ups_that_are_there_already_are_skipped_and_the_rest_lands(
     (holder,) = _unique("a", delay=60 * MINUTE)
     await store.enqueue([taken, holder])
     duplicate, unique, refused = *_unique("a", "b"), *_unique("a", on_conflict="reject")
-    held = await given_mortal(store, on_dead(duplicate, refused, unique, named=[taken, free], put={"new": b"1"}))
+    declared = on_dead(duplicate, refused, unique, named=[taken, free], put={"new": b"1"})
+    held = await given_mortal(store, declared, is_suspect=True)
     with caplog.at_level(logging.WARNING, "fairlane.store"):
         await kill(store, clock, held)
     assert await state_of(store, held.id) is State.DEAD
@@ -366,7 +379,7 @@ async def test_effects_that_cannot_land_keep_nobody_alive_and_stop_nobody_else(
 ) -> None:
     bad, good = mortal(stored), mortal(on_dead(*new_jobs(OTHER), put={"good": b"1"}))
     await store.enqueue([bad, good, *new_jobs(PLAIN)])
-    held = await claim(store, "webhooks", 3)
+    held = await suspected(store, await claim(store, "webhooks", 3))
     if kill is by_reaper:
         await kill(store, clock, held[0])
     else:

@@ -14,12 +14,14 @@ import fairlane.store.sqlite.amending
 from fairlane import App, Concurrency, Fair, ManualClock, State, partition_for
 from fairlane.clock import Instant
 from fairlane.errors import StoreUnavailable
-from fairlane.operations import JobFilter, list_jobs
+from fairlane.operations import JobFilter, list_jobs, plan_partitions
 from fairlane.policy import Policy
 from fairlane.policy.overrides import Kind, Override
+from fairlane.policy.repartition import begun
 from fairlane.scheduler.rebuild import carried_gates
 from fairlane.scheduler.snapshot import GateRow
 from fairlane.store.auditing import Note
+from fairlane.store.repartition import advance
 from tests.store.by_hand import url_of
 from tests.store.harness import Database, diagnosed
 
@@ -257,12 +259,12 @@ async def test_the_doctor_reports_a_wrong_width_and_an_unfinished_change(
     moving = [account for account in accounts if partition_for(account, 4) != partition_for(account, 8)]
     assert moving
 
-    from fairlane.operations import Intent, plan_partitions
-
     plan = await plan_partitions(store, "email", 8)
     assert plan.running == len(moving)
-    for policy in plan.during:
-        await store.divide(policy, (), Intent(actor="ops").note("partition"))
+    found = await store.policy("email")
+    assert found is not None
+    await store.divide(begun(found.policy, 8), found.version)
+    assert not (await advance(store, "email", Note(actor="ops", action="partition"))).is_over
     (finding,) = await diagnosed(store, other.app.declared_policies)
     assert finding.check == "partitions"
     assert "on its way from 4 to 8 partitions" in finding.message

@@ -132,7 +132,7 @@ async def test_a_partition_that_there_is_not_is_refused(
     await stack.enter_async_context(mail.app)
     with pytest.raises(InvalidJob, match="has partitions 0 to 3, not partition=4"):
         await mail.send.using(partition=4).enqueue("acme")
-    with pytest.raises(InvalidJob, match="count from 0"):
+    with pytest.raises(InvalidJob, match="give one, from 0 on"):
         mail.send.using(partition=-1)
     with pytest.raises(InvalidJob, match=r"is a partition; .*using\(queue='email', partition=1\)"):
         await mail.send.using(queue="email__p1").enqueue("acme")
@@ -270,18 +270,75 @@ async def test_a_backlog_of_one_key_is_counted_in_its_partition(
     assert await mail.queue.pace("0s", account="another")
 
 
-async def test_a_program_with_another_width_is_told_and_refused(
+@pytest.mark.parametrize("declared", [1, 2, 8])
+async def test_a_program_with_another_width_starts_and_goes_by_the_stored_one(
+    shared_database: Database,
+    clock: ManualClock,
+    stack: AsyncExitStack,
+    caplog: pytest.LogCaptureFixture,
+    declared: int,
+) -> None:
+    """P5: it sends jobs where the keys live, claims from every partition, and says that it declares another number."""
+    mail = Mail(shared_database, clock)
+    await stack.enter_async_context(mail.app)
+    await mail.app.enqueue_many([mail.send.call(account) for account in ACCOUNTS])
+    other = Mail(shared_database, clock, declared)
+    await stack.enter_async_context(other.app)
+    (warned,) = [each.getMessage() for each in caplog.records if each.name == "fairlane.app"]
+    assert "it has 4 partitions, and this program declares" in warned
+    assert f"fairlane partition email --to {declared}" in warned
+    jobs = await other.app.enqueue_many([other.send.call(account) for account in ACCOUNTS])
+    homes = {f"email__p{index}" if index else "email" for index in map(mail.queue.partition_for, ACCOUNTS)}
+    assert {(await job.record()).queue for job in jobs} == homes
+    assert [other.queue.partition_for(each) for each in ACCOUNTS] == [partition_for(each, 4) for each in ACCOUNTS]
+    held = await other.queue.claim(1_000)
+    assert len(held) == 2 * len(ACCOUNTS)
+    await other.queue.ack(held)
+    store = await other.app.opened()
+    assert sorted(await store.queues()) == ["email", "email__p1", "email__p2", "email__p3"]
+    assert await mail.queue.claim(1_000) == []
+
+
+async def test_a_program_that_divides_by_another_key_goes_by_the_stored_one(
     shared_database: Database, clock: ManualClock, stack: AsyncExitStack
 ) -> None:
     await stack.enter_async_context(Mail(shared_database, clock).app)
-    for partitions in (1, 2, 8):
-        with pytest.raises(ConfigurationError, match=f"has 4 partitions.*--to {partitions}"):
-            await Mail(shared_database, clock, partitions).app.opened()
-    with pytest.raises(ConfigurationError, match="partitioned by account"):
-        await Mail(shared_database, clock, partition_by="endpoint").app.opened()
-    again = Mail(shared_database, clock)
-    await stack.enter_async_context(again.app)
-    assert [each.partition and each.partition.width for each in again.queue.partitions] == [4] * 4
+    other = Mail(shared_database, clock, partition_by="endpoint")
+    await stack.enter_async_context(other.app)
+    job = await other.send.enqueue(ACCOUNTS[0])
+    index = partition_for(ACCOUNTS[0], 4)
+    assert (await job.record()).queue == (f"email__p{index}" if index else "email")
+
+
+async def test_a_declaration_that_cannot_hold_in_the_stored_partitions_leaves_what_is_stored(
+    shared_database: Database, clock: ManualClock, stack: AsyncExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On SQLite too, where declarations apply otherwise: a program can start before the queue is changed."""
+    limits = [Concurrency(1, by="account")]
+    await stack.enter_async_context(Mail(shared_database, clock, limits=limits).app)
+    other = Mail(shared_database, clock, 1, limits=[Backlog(3)])
+    await stack.enter_async_context(other.app)
+    store = await other.app.opened()
+    found = await store.policy("email")
+    assert found is not None
+    assert found.policy.limits == tuple(limits)
+    assert any("differs from the one declared here" in each.getMessage() for each in caplog.records)
+    with pytest.raises(InvalidPolicy, match=r"has 4 partitions by account.*fairlane partition email --to 1"):
+        await other.app.operations.apply_policies()
+
+
+async def test_applying_a_policy_leaves_the_number_of_partitions_as_it_is(
+    shared_database: Database, clock: ManualClock, stack: AsyncExitStack
+) -> None:
+    await stack.enter_async_context(Mail(shared_database, clock, limits=[Concurrency(1, by="account")]).app)
+    other = Mail(shared_database, clock, 8, limits=[Concurrency(2, by="account"), Concurrency(9)])
+    await stack.enter_async_context(other.app)
+    changes = await other.app.operations.apply_policies()
+    assert [change.queue for change in changes] == ["email", "email__p1", "email__p2", "email__p3"]
+    (shown,) = await other.app.operations.show_policies()
+    assert shown.is_drift
+    assert shown.drift == ()
+    assert shown.remedy == "`fairlane partition email --to 8` divides it so"
 
 
 def test_a_name_that_a_partition_has_cannot_be_declared() -> None:

@@ -54,7 +54,8 @@ def a_bit_of_everything(now: int) -> list[NewJob]:
         replace(plain[6], run_at=now - SECOND),
         replace(plain[7], on_dead=OnDead(StampedEffects((follow_up,), {"key": b"1"})).encode()),
         replace(plain[8], context='{"plan": "größer"}'),
-        replace(new_jobs(PLAIN, priority=-5)[0], given={"weight": 2.5}),
+        *(replace(job, given={"weight": n + 2.5}) for n, job in enumerate(new_jobs(PLAIN, count=2, priority=-5))),
+        replace(new_jobs(PLAIN, priority=-6)[0], given={"weight": 1.5}, delay=SECOND),
         *new_jobs(FAIR, {"account": 'a, "b"'}, 3),
         *new_jobs(FAIR, {"account": None, "region": "ü"}, 2),
         *new_jobs(ORDERED, {"order": 1}, 2, task="first"),
@@ -75,18 +76,20 @@ async def test_a_job_that_is_copied_in_is_the_one_that_would_be_inserted(
         monkeypatch.setattr(jobs, "COPIED_FROM", least)
         await store.enqueue(given)
         rows = await connection.fetch(
-            "select id, to_jsonb(j) - 'position' as row from fairlane.jobs j order by position"
+            "select id, to_jsonb(j) - '{position,given_by}'::text[] || jsonb_build_object('by', given_by = position) "
+            "as row from fairlane.jobs j order by position"
         )
         bells = await connection.fetch(
-            "select to_jsonb(a) - '{xid,floor}'::text[] as bell, j.id as first "
-            "from fairlane.arrivals a join fairlane.jobs j on j.position = a.floor order by a.floor"
+            "select to_jsonb(a) - '{xid,floor,given_by}'::text[] as bell, j.id as first, g.id as giver "
+            "from fairlane.arrivals a join fairlane.jobs j on j.position = a.floor "
+            "left join fairlane.jobs g on g.position = a.given_by order by a.floor"
         )
         assert [row["id"] for row in rows] == [job.id for job in given]
         found.append(([row["row"] for row in rows], [tuple(each) for each in bells]))
         await connection.execute("truncate fairlane.jobs, fairlane.arrivals")
     inserted, copied = found
     assert copied == inserted
-    assert len(copied[1]) == 5
+    assert len(copied[1]) == 6
 
 
 @pytest.mark.parametrize(("count", "lanes", "is_copied"), [(12, 4, True), (12, 5, False), (11, 1, False)])

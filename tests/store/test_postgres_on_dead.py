@@ -29,7 +29,7 @@ from tests.store.harness import (
     soon,
     state_of,
 )
-from tests.store.test_on_dead import OTHER, PLAIN, followed, mortal, on_dead
+from tests.store.test_on_dead import OTHER, PLAIN, followed, mortal, on_dead, suspected
 
 
 @pytest.fixture
@@ -56,9 +56,9 @@ def before_each_death(
 
 
 async def given_two_who_are_lost(reaper: PostgresStore, clock: ManualClock) -> list[Claim]:
-    """Two jobs with effects and one without, under one lease that has run out."""
+    """Two jobs with effects and one without, suspects all, under one lease that has run out: they die of it."""
     await reaper.enqueue([mortal(on_dead(*new_jobs(OTHER))), mortal(None), mortal(on_dead(*new_jobs(OTHER)))])
-    held = await claim(reaper, "webhooks", 3)
+    held = await suspected(reaper, await claim(reaper, "webhooks", 3))
     clock.advance(2 * LEASE.total_seconds())
     return held
 

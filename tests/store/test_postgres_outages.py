@@ -15,10 +15,11 @@ import pytest
 from fairlane.errors import DuplicateJob, StoreUnavailable
 from fairlane.job import Claim, OnDead, StampedEffects, State
 from fairlane.policy import Policy
-from fairlane.scheduler.settlement import Died, Done, Failed, Released, settle
+from fairlane.scheduler.settlement import SEEN, Died, Done, Failed, Lost, Released, settle
 from fairlane.store.auditing import Note
+from fairlane.store.faults import Fault
 from fairlane.store.postgres import PostgresStore, connections
-from fairlane.store.postgres.connections import POOL_SIZE, is_lost
+from fairlane.store.postgres.connections import POOL_SIZE, fault_of
 from fairlane.store.postgres.jobs import COPIED_FROM
 from fairlane.store.protocol import Listener
 from tests.store.harness import LEASE, WORKER, claim, claim_once, finish, given_jobs, new_jobs, soon, worker_named
@@ -156,6 +157,7 @@ async def test_a_settlement_that_was_reaped_while_its_connection_was_lost_is_rep
     store: PostgresStore, other: PostgresStore, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "TRIES", 12)  # 40 seconds: it must not give up before the reaper has come
+    monkeypatch.setattr(connections, "PATIENCE", 60.0)
     await given_jobs(store, PLAIN)
     (held,) = (await store.claim("webhooks", lambda: 1, worker=WORKER, lease=LEASE * 0)).claims
     proxy.is_down = True
@@ -309,7 +311,8 @@ async def test_sessions_that_the_server_ends_are_ridden_out_by_everyone(postgres
 
 
 def test_a_driver_that_is_confused_by_the_end_of_a_session_has_lost_it() -> None:
-    assert is_lost(asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress"))
+    confused = asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress")
+    assert fault_of(confused) is Fault.AWAY
 
 
 ROUNDS = int(os.environ.get("FAIRLANE_FAULT_ROUNDS", "120"))
@@ -348,6 +351,8 @@ async def test_effects_for_death_land_once_wherever_the_connection_is_cut(
         (follow_up,), (job,) = new_jobs(PLAIN, task="follow-up"), new_jobs(PLAIN, max_attempts=1)
         declared = OnDead(StampedEffects((follow_up,), {f"turn {turn}": b"1"})).encode()
         await store.enqueue([msgspec.structs.replace(job, on_dead=declared)])
+        if killer == "the reaper":  # only a suspect dies of being lost
+            await finish(store, await claim(store, "webhooks"), Lost("its process died", SEEN))
         (held,) = await claim(store, "webhooks", lease=LEASE if killer == "a settlement" else LEASE * 0)
         proxy.cut_at(1 + turn % DEATH_STEPS[killer])
         if killer == "a settlement":

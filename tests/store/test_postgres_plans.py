@@ -35,7 +35,6 @@ SETTLING = {
     "queue_states_newest",
     "queues_of_shared_limit",
     "result_listeners_pkey",
-    "shared_gates_newest",
     "waiters_pkey",
 }
 INDEXES = {
@@ -82,13 +81,22 @@ INDEXES = {
     "renew": {"cancellations_pkey", "leases_pkey"},
     "select_held": {"jobs_pkey"},
     "select_contexts": {"jobs_pkey"},
+    "select_retries": {"attempts_pkey"},
     "lock_expired_leases": {"leases_by_end"},
     "select_abandoned": {"jobs_pkey", "leases_pkey"},
     "cancel": {"jobs_pkey", "leases_pkey", "waiters_pkey"},
-    "count_kept_places": {"arrivals_in_order", "jobs_in_lane", "jobs_keeping_place", "releases_in_order"},
+    "count_kept_places": {"arrivals_in_order", "jobs_keeping_place", "releases_in_order"},
     "select_kept_places": {"jobs_keeping_place"},
     "count_ready": {"arrivals_in_order", "gates_newest", "queue_states_newest"},
-    "prune": {"attempts_pkey", "finished_by_end", "finished_pkey", "jobs_pkey", "uniques_of_job", "uniques_pkey"},
+    "prune": {
+        "attempts_pkey",
+        "finished_by_end",
+        "finished_pkey",
+        "jobs_pkey",
+        "unique_jobs_pkey",
+        "uniques_of_job",
+        "uniques_pkey",
+    },
     "walk_jobs": {"jobs_pkey"},
     "walk_jobs_of_queue": {"jobs_in_queue"},
     "walk_running_jobs": {"leases_by_end"},
@@ -96,7 +104,7 @@ INDEXES = {
     "select_fitting": {"jobs_pkey", "queues_pkey"},
     "lock_entries": {"finished_by_end", "jobs_pkey"},
     "replay": {"finished_pkey", "jobs_pkey", "waiters_pkey"},
-    "purge": {"attempts_pkey", "finished_pkey", "jobs_pkey", "uniques_of_job", "uniques_pkey"},
+    "purge": {"attempts_pkey", "finished_pkey", "jobs_pkey", "unique_jobs_pkey", "uniques_of_job", "uniques_pkey"},
     "retry_now": {"jobs_pkey", "waiters_pkey"},
     "count_beyond": {"finished_pkey"},
     "collect_lanes": {"lanes_newest", "queue_states_newest"},
@@ -413,3 +421,11 @@ async def test_a_claim_reads_as_many_rows_at_a_hundred_thousand_lanes_as_at_a_hu
     many = await rows_per_claim(store, meter, 100_000, batch)
     assert max(few) <= 12 * batch
     assert max(many) <= max(few)
+
+
+@pytest.mark.parametrize("statement", ["select_holds", "select_shared_holds", "walk_gates", "walk_shared_gates"])
+async def test_a_census_walks_over_leases_and_never_over_jobs(used: asyncpg.Connection[Any], statement: str) -> None:
+    plan = await plan_of(used, statement)
+    assert {each.partition(" on ")[2] for each in walks(plan)} <= {"leases"}
+    of_jobs = [node["Index Cond"] for node in nodes(plan) if node.get("Relation Name") == "jobs"]
+    assert all("(id = " in each for each in of_jobs), of_jobs

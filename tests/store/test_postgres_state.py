@@ -53,7 +53,7 @@ async def test_of_two_who_prune_by_count_the_second_does_not_remove_what_is_to_b
         claimed = await stores[0].claim("webhooks", lambda: 1, worker=worker, lease=timedelta(minutes=1))
         await stores[0].settle([settle(claim, Done(None), 0) for claim in claimed.claims])
     async with connection.transaction():
-        assert (await upkeep.prune(connection, retention, await stores[0].now(), 100)).jobs == 6
+        assert (await upkeep.prune(connection, retention, await stores[0].time(), 100)).jobs == 6
         # To another, who cannot see that yet, six are too many as well: the next six.
         assert await stores[1].prune(retention) == Pruned(0)
     assert await stores[1].prune(retention) == Pruned(0)

@@ -179,7 +179,7 @@ async def test_a_leader_that_falls_silent_before_it_begins_does_not_keep_the_loc
     queue = await claimer.queue("webhooks")
     silent = await claimer._connected()
     await claimer._seat.enter(silent, queue.id, queue.name, 1, worker_named("silent"), SECOND)
-    assert await silent.fetchval("show idle_session_timeout") == "15s"
+    assert await silent.fetchval("show idle_session_timeout") == "5s"
     assert await connection.fetchval("select pg_try_advisory_lock(1717660018, $1)", queue.id) is False
     await silent.execute(queue.take_over)
     assert await silent.fetchval("show idle_session_timeout") == "0"

@@ -77,9 +77,11 @@ async def cancelled_while_it_runs(store: Store, _: ManualClock, job: UUID) -> No
 
 
 async def reaped_to_death(store: Store, clock: ManualClock, job: UUID) -> None:
-    assert len(await claim(store, "webhooks")) == 1
-    clock.advance("31s")
-    assert [each.job for each in (await store.reap()).settled] == [job]
+    """Twice it might have been anybody's fault; the third time it ran alone."""
+    for _ in range(3):
+        assert len(await claim(store, "webhooks")) == 1
+        clock.advance("31s")
+        assert [each.job for each in (await store.reap()).settled] == [job]
 
 
 async def done_at_the_second_attempt(store: Store, clock: ManualClock, job: UUID) -> None:

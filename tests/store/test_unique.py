@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import Any
-from uuid import UUID
+from typing import Any, NamedTuple
+from uuid import UUID, uuid4
 
+import asyncpg
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from fairlane.clock import ManualClock
 from fairlane.errors import DuplicateJob
@@ -16,11 +19,14 @@ from fairlane.policy import Policy
 from fairlane.policy.unique import Unique, unique_key
 from fairlane.scheduler.settlement import Died, Failed, Released, Snoozed
 from fairlane.scheduler.settlement import Outcome as Ending
+from fairlane.store.auditing import Note
+from fairlane.store.postgres import PostgresStore
 from fairlane.store.protocol import Retention, Store
 from tests.store.harness import SECOND, Database, claim, finish, ids, new_jobs, soon, state_of
 
 PLAIN = Policy("webhooks")
 OTHER = Policy("email")
+NOTE = Note(actor="ada", action="test")
 
 
 def job(unique: Unique, *, queue: Policy = PLAIN, task: str = "deliver", payload: bytes = b"{}", **rest: Any) -> NewJob:
@@ -256,3 +262,222 @@ async def test_of_two_enqueues_of_one_key_at_once_exactly_one_is_stored(shared_d
         claims = await claim(stores[turn % 4], "webhooks", 10)
         assert sorted(ids(claims)) == sorted(each for _, each in stored)
         await finish(stores[turn % 4], claims)
+
+
+# E10
+
+
+async def die(store: Store, unique: Unique, **rest: Any) -> UUID:
+    """Enqueue a job that dies."""
+    new, outcome, _ = await enqueue(store, unique, **rest)
+    assert outcome is Outcome.ENQUEUED
+    (claimed,) = await claim(store, "webhooks", 1)
+    await finish(store, [claimed], Died("for good"))
+    return new.id
+
+
+async def test_a_dead_job_is_not_replayed_while_another_holds_its_key(store: Store) -> None:
+    dead = await die(store, Unique("a"))
+    holder, _, _ = await enqueue(store, Unique("a"))
+    for state in (State.READY, State.RUNNING):
+        assert await state_of(store, holder.id) is state
+        for dry_run in (True, False):
+            (handled,) = await store.replay([dead], dry_run=dry_run)
+            assert (handled.was, handled.holder) == (State.DEAD, holder.id)
+            assert handled.skipped == f"job {holder.id} holds its unique key"
+        assert await state_of(store, dead) is State.DEAD
+        await claim(store, "webhooks", 5)
+
+
+async def test_a_replayed_job_holds_its_key_again(store: Store) -> None:
+    dead = await die(store, Unique("a"))
+    between, _, _ = await enqueue(store, Unique("a"))
+    await finish(store, await claim(store, "webhooks", 1))
+    (handled,) = await store.replay([dead])
+    assert (handled.skipped, handled.holder) == (None, None)
+    assert (await enqueue(store, Unique("a")))[1:] == (Outcome.DUPLICATE, dead)
+    assert ids(await claim(store, "webhooks", 5)) == [dead]
+    assert await state_of(store, between.id) is State.DONE
+
+
+async def test_of_dead_jobs_of_one_key_a_replay_brings_one_back(store: Store) -> None:
+    dead = [await die(store, Unique("a")) for _ in range(3)]
+    handled = await store.replay(dead[::-1])
+    assert {each.job: each.holder for each in handled} == {dead[0]: None, dead[1]: dead[0], dead[2]: dead[0]}
+    assert ids(await claim(store, "webhooks", 5)) == [dead[0]]
+
+
+async def test_a_replay_may_replace_a_holder_that_waits_and_never_one_that_runs(store: Store) -> None:
+    dead = await die(store, Unique("a"))
+    holder, _, _ = await enqueue(store, Unique("a"))
+    assert [each.skipped for each in await store.replay([dead], on_conflict="replace")] == [None]
+    record = await store.job(holder.id)
+    assert (record.state, record.error) == (State.CANCELLED, f"replaced by job {dead}")
+    (running,) = await claim(store, "webhooks", 5)
+    assert running.id == dead
+    (handled,) = await store.replay([holder.id], on_conflict="replace")
+    assert (handled.holder, await state_of(store, holder.id)) == (dead, State.CANCELLED)
+
+
+async def test_a_replayed_job_holds_a_key_until_it_has_started_once_more(store: Store) -> None:
+    until_started = Unique("a", until="started")
+    dead = await die(store, until_started)
+    waiting, _, _ = await enqueue(store, until_started)
+    assert [each.holder for each in await store.replay([dead])] == [waiting.id]
+    await claim(store, "webhooks", 1)
+    assert [each.holder for each in await store.replay([dead])] == [None]
+    assert (await enqueue(store, until_started))[1:] == (Outcome.DUPLICATE, dead)
+    await claim(store, "webhooks", 1)
+    assert (await enqueue(store, until_started))[1] is Outcome.ENQUEUED
+
+
+async def test_a_window_is_counted_from_the_enqueue_and_no_replay_begins_it_again(
+    store: Store, clock: ManualClock
+) -> None:
+    window = Unique("a", window=10)
+    dead = await die(store, window)
+    clock.advance("6s")
+    assert [each.skipped for each in await store.replay([dead])] == [None]
+    assert (await enqueue(store, window))[1:] == (Outcome.DUPLICATE, dead)
+    clock.advance("3.999999s")
+    assert (await enqueue(store, window))[1:] == (Outcome.DUPLICATE, dead)
+    clock.advance("0.000001s")
+    assert (await enqueue(store, window))[1] is Outcome.ENQUEUED
+
+
+async def test_a_job_is_not_replayed_beside_a_live_one_of_its_window(store: Store, clock: ManualClock) -> None:
+    window = Unique("a", window=10)
+    dead = await die(store, window)
+    clock.advance("10s")
+    live, outcome, _ = await enqueue(store, window)
+    assert outcome is Outcome.ENQUEUED
+    for _ in range(2):
+        assert [each.holder for each in await store.replay([dead])] == [live.id]
+        clock.advance("10s")
+    await finish(store, await claim(store, "webhooks", 5))
+    assert [each.holder for each in await store.replay([dead])] == [None]
+
+
+async def test_what_is_known_of_a_jobs_key_goes_with_the_job(store: Store, clock: ManualClock) -> None:
+    purged, pruned = [await die(store, Unique(key)) for key in "ab"]
+    await store.purge([purged])
+    clock.advance("1s")
+    await store.prune(Retention(done=0, dead=0))
+    for gone, key in ((purged, "a"), (pruned, "b")):
+        again = job(Unique(key))
+        assert await store.enqueue([NewJob(**{**_fields(again), "id": gone})]) == {}
+
+
+def _fields(job: NewJob) -> dict[str, Any]:
+    return {name: getattr(job, name) for name in job.__struct_fields__}
+
+
+async def test_two_operators_replay_one_job_of_a_key(shared_database: Database) -> None:
+    stores = [await shared_database.open() for _ in range(2)]
+    await stores[0].declare(PLAIN)
+    dead = [await die(stores[0], Unique("a")) for _ in range(8)]
+    await soon(asyncio.gather(*(stores[n % 2].replay([each]) for n, each in enumerate(dead))))
+    states = Counter([await state_of(stores[0], each) for each in dead])
+    assert states == {State.DEAD: 7, State.READY: 1}
+
+
+class Deed(NamedTuple):
+    """Something that happens to jobs with unique keys."""
+
+    what: str
+    key: int
+    which: int
+    on_conflict: Any
+
+
+deeds = st.builds(
+    Deed,
+    what=st.sampled_from(
+        [*("enqueue", "claim", "die", "replay") * 2, "later", "done", "fail", "hurry", "force", "cancel", "wait"]
+    ),
+    key=st.integers(0, 1),
+    which=st.integers(0, 9),
+    on_conflict=st.sampled_from(["reject", "replace"]),
+)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(life=st.lists(deeds, min_size=6, max_size=30))
+def test_whatever_happens_a_unique_key_has_at_most_one_live_job(place: Database, life: list[Deed]) -> None:
+    """E10: through enqueues, retries, deaths, replays, hurries, forced starts and cancels."""
+    with asyncio.Runner() as loop:
+        loop.run(_live(place, life))
+
+
+async def _live(place: Database, life: list[Deed]) -> None:
+    clock = ManualClock()
+    store = await place.open(clock)
+    try:
+        policy = Policy(f"q{uuid4().hex}")
+        await store.declare(policy)
+        known: dict[UUID, int] = {}
+        running: list[Any] = []
+        for deed in life:
+            chosen = [each for n, each in enumerate(known) if n % 10 == deed.which]
+            match deed.what:
+                case "enqueue" | "later":
+                    unique = Unique(f"{policy.queue}/{deed.key}", on_conflict="reject")
+                    new = job(unique, queue=policy, delay=SECOND if deed.what == "later" else None)
+                    if not await store.enqueue([new]):
+                        known[new.id] = deed.key
+                case "claim":
+                    running += await claim(store, policy.queue, 1)
+                case "done" | "fail" | "die" if running:
+                    end = {"fail": Failed("no", SECOND), "die": Died("no")}.get(deed.what)
+                    await finish(store, [running.pop(0)], end)  # type: ignore[arg-type]
+                case "replay":
+                    await store.replay(list(known) if deed.which < 5 else chosen, on_conflict=deed.on_conflict)
+                case "hurry":
+                    await store.retry_now(chosen)
+                case "force":
+                    await store.force(chosen, NOTE)
+                case "cancel" if chosen:
+                    await store.cancel(chosen[0])
+                case "wait":
+                    clock.advance("1s")
+            live = Counter([key for each, key in known.items() if not (await state_of(store, each)).is_final])
+            assert max(live.values(), default=0) <= 1, f"{live} after {deed}"
+    finally:
+        await place.close()
+
+
+# F14
+@pytest.mark.parametrize(
+    "words", [("replace",) * 3, ("replace", "return", "replace"), ("replace", "reject", "replace")]
+)
+async def test_every_job_of_a_bulk_is_told_of_one_that_is_stored(store: Store, words: tuple[Any, ...]) -> None:
+    bulk = [job(Unique("a", on_conflict=word), payload=b"%d" % n) for n, word in enumerate(words)]
+    conflicts = await store.enqueue(bulk)
+    last = bulk[-1].id
+    assert conflicts[bulk[0].id].outcome is Outcome.DUPLICATE
+    assert {conflicts[each.id].holder for each in bulk[:2]} == {last}
+    assert ids(await claim(store, "webhooks", 5)) == [last]
+
+
+# F10
+@pytest.mark.parametrize("how", ["one", "bulk", "sql"])
+async def test_a_window_on_postgres_is_counted_from_the_jobs_own_enqueue(
+    postgres_url: str, connection: asyncpg.Connection[Any], how: str
+) -> None:
+    store = PostgresStore(postgres_url)
+    await store.open()
+    try:
+        await store.declare(PLAIN)
+        if how == "sql":
+            await connection.execute(
+                "select fairlane.enqueue('deliver', '[]', queue => 'webhooks', unique_key => '\"a\"', "
+                "unique_window => '10 seconds')"
+            )
+        else:
+            await store.enqueue([job(Unique(n, window=10)) for n in range(1 if how == "one" else 300)])
+        windows = await connection.fetch(
+            "select distinct u.expires_at - j.enqueued_at from fairlane.uniques u join fairlane.jobs j on j.id = u.job"
+        )
+        assert [row[0] for row in windows] == [10 * SECOND]
+    finally:
+        await store.close()

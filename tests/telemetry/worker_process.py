@@ -32,7 +32,7 @@ class WorkerProcess:
         async for line in self.process.stderr:
             async with self.said:
                 self.lines.append(line.decode())
-                if found := re.search(r"tells of itself at (http\S+)/metrics", self.lines[-1]):
+                if found := re.search(r"answers at (http\S+)/metrics", self.lines[-1]):
                     self.urls.append(found[1])
                 self.said.notify_all()
 

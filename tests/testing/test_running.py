@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fairlane import App, Concurrency, ConfigurationError, Job, ManualClock, Rate, Retry, Snooze, State, context
+from fairlane import App, Concurrency, ConfigurationError, Dead, Job, ManualClock, Rate, Retry, Snooze, State, context
 from fairlane.testing import run_for, run_until_idle
 
 
@@ -135,3 +135,85 @@ async def test_only_a_clock_that_can_be_moved_is_moved() -> None:
         with pytest.raises(ConfigurationError, match="SystemClock"):
             await moving
     await app.close()
+
+
+async def test_the_last_failing_attempt_has_failed_and_its_job_is_dead(app: App) -> None:
+    """H5. `outcome` is about the attempt, as in `job.attempts()`; `state` is about the job."""
+
+    @app.task(max_attempts=3)
+    async def fail() -> None:
+        raise ConnectionError("no route")
+
+    @app.task(max_attempts=2)
+    async def ask() -> None:
+        raise Retry("1m")
+
+    @app.task(max_attempts=3)
+    async def end() -> None:
+        raise Dead("no such address")
+
+    jobs: list[Job[Any]] = [await fail.enqueue(), await ask.enqueue(), await end.enqueue()]
+    ran = await run_until_idle(app, advance=True)
+    ended = [[(each.outcome, each.state) for each in ran if each.job == job.id] for job in jobs]
+    assert ended == [
+        [("failed", State.SCHEDULED), ("failed", State.SCHEDULED), ("failed", State.DEAD)],
+        [("retry", State.SCHEDULED), ("retry", State.DEAD)],
+        [("dead", State.DEAD)],
+    ]
+    for job in jobs:
+        assert [each.outcome for each in await job.attempts()] == [each.outcome for each in ran if each.job == job.id]
+        assert await job.status() is State.DEAD
+
+
+@pytest.fixture
+def scheduled(app: App) -> App:
+    """Two schedules, and a job that is due tomorrow."""
+
+    @app.task(name="work")
+    async def work(what: str) -> None: ...
+
+    app.schedule("0 9 * * *", work, "daily", name="daily")
+    app.schedule("0 * * * *", work, "hourly", name="hourly")
+    return app
+
+
+@pytest.mark.parametrize(
+    ("schedules", "expected"),
+    [
+        (True, 1 + 1 + 24),
+        (False, 1),
+        ("daily", 1 + 1),
+        (["daily"], 1 + 1),
+        (["hourly", "daily"], 1 + 1 + 24),
+        ([], 1),
+    ],
+)
+async def test_time_passes_with_all_some_or_none_of_the_schedules(
+    scheduled: App, schedules: bool | str | list[str], expected: int
+) -> None:
+    """H5."""
+    await scheduled.registry["work"].using(delay="1h").enqueue("delayed")
+    assert len(await run_for(scheduled, "1d", schedules=schedules)) == expected
+
+
+async def test_a_schedule_that_was_left_out_is_fired_again_later(scheduled: App) -> None:
+    """H5. It stood still meanwhile, so that what it missed is made up for once."""
+    assert len(await run_for(scheduled, "1d", schedules=["daily"])) == 1
+    assert len(await run_for(scheduled, "3d", schedules=False)) == 0
+    assert len(await run_for(scheduled, "1d", schedules=["daily"])) == 2
+
+
+@pytest.mark.parametrize(
+    ("schedules", "told"),
+    [
+        ("dayly", r"run_for: schedules: there is no schedule 'dayly'; did you mean 'daily'\?"),
+        (["daily", "x"], "run_for: schedules: there is no schedule 'x'; this app has daily, hourly"),
+        (5, "run_for: schedules=5 cannot be used; give True or False, text or a list of names"),
+        ([5], "run_for: schedules=\\[5\\] cannot be used; give True or False, text or a list of names"),
+        (None, "run_for: schedules=None cannot be used; give True or False, text or a list of names"),
+    ],
+)
+async def test_schedules_that_are_not_there_are_refused(scheduled: App, schedules: Any, told: str) -> None:
+    """H5."""
+    with pytest.raises(ConfigurationError, match=told):
+        await run_for(scheduled, "1d", schedules=schedules)

@@ -318,3 +318,23 @@ def test_arrays_and_rows_have_the_form_that_the_server_reads() -> None:
     assert literal([('a"b\\c', None, True, 3, b"\x00\xff")]) == r'{"(\"a\\\"b\\\\c\",,\"t\",\"3\",\"\\\\x00ff\")"}'
     assert literal([]) == "{}"
     assert literal([None, "x"]) == '{NULL,"x"}'
+
+
+# F9
+async def test_psycopg_in_a_two_phase_transaction(on_postgres: Work, postgres_url: str) -> None:
+    with psycopg.connect(postgres_url) as connection:
+        connection.tpc_begin(connection.xid(1, "shop", "order 1"))
+        connection.execute("select 1")
+        await refused(
+            on_postgres, connection, "two-phase transaction, .*write a row of your own in it, and enqueue from"
+        )
+        connection.tpc_rollback()
+    async with await psycopg.AsyncConnection.connect(postgres_url) as lent:
+        await lent.tpc_begin(lent.xid(1, "shop", "order 1"))
+        await refused(on_postgres, lent, "two-phase transaction")
+        await lent.tpc_rollback()
+    engine = sqlalchemy.create_engine(postgres_url.replace("postgresql", "postgresql+psycopg", 1))
+    with engine.connect() as begun, begun.begin_twophase() as transaction:
+        await refused(on_postgres, begun, "two-phase transaction")
+        transaction.rollback()
+    engine.dispose()

@@ -339,7 +339,7 @@ async def test_every_line_about_a_job_names_it(app: App, caplog: pytest.LogCaptu
         with pytest.raises(JobFailed):
             await job.result()
     assert [record.message for record in caplog.records if "no luck" in record.message] == [
-        f"job {job.id} ({fail.name}) attempt 1 of 1: failed: ValueError: no luck; it is dead now"
+        f"job {job.id} ({fail.name}) attempt 1 of 1 failed, the job is dead: ValueError: no luck"
     ]
 
 

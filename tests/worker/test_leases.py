@@ -166,7 +166,7 @@ async def test_a_worker_that_lost_its_connection_stops_what_it_no_longer_holds(
         release.set()
         assert await other.result() == "kept"
         assert await mine.result() == "by another run"
-        assert worker.health().is_connected
+        await until(lambda: worker.health().is_connected)  # each loop notices when it asks again
     assert f"job {mine.id} (lost): ClaimLost" in caplog.text
 
 
@@ -186,7 +186,7 @@ async def test_a_job_of_a_dead_worker_is_run_by_another_when_its_lease_ends(
             await turns(50)
             assert await job.status() is State.RUNNING
             clock.advance("30s")
-            assert await job.result() == 2
+            assert await job.result() == 1  # nobody knows whether it had begun
     assert f"job {job.id}: its worker is gone" in caplog.text
 
 
@@ -298,4 +298,4 @@ async def test_nothing_begins_under_a_lease_that_ended_while_its_worker_stood_st
     # The first claim was given back, or was reaped before that: another worker could have had it meanwhile.
     (claims,) = begun
     assert claims >= before + 2
-    assert "released: its worker stood still for longer than its lease" in caplog.text
+    assert "released, the job is ready again: its worker stood still for longer than its lease" in caplog.text

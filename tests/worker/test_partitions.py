@@ -13,6 +13,8 @@ from fairlane.worker.turns import Turns
 from tests.waiting import until
 from tests.worker.harness import turns, working
 
+pytestmark = pytest.mark.usefixtures("producers_know_at_once")
+
 
 def serve(turns: Turns, tenants: dict[str, int], rounds: int, clock: dict[str, float]) -> Counter[str]:
     """Partitions with so many equal tenants each, all busy: how many jobs each was given."""

@@ -15,6 +15,7 @@ import pytest
 
 from fairlane import App, ConfigurationError, Dead, ManualClock, State
 from fairlane.testing import in_memory, run_until_idle
+from fairlane.worker.process_pool import Child
 from tests.waiting import until
 from tests.worker.harness import reaches, working
 
@@ -160,3 +161,17 @@ def test_what_no_process_can_import_is_refused() -> None:
 
     with pytest.raises(ConfigurationError, match="'thread' or 'process'"):
         other.task(executor="fiber")(process_number)  # type: ignore[call-overload]
+
+
+def test_a_signal_does_not_end_a_process_that_is_still_starting() -> None:
+    """A Ctrl-C at the terminal reaches it while Python starts there; it cost the attempt, and printed a traceback."""
+    child = Child()
+    try:
+        assert child._process.pid is not None
+        for each in (signal.SIGINT, signal.SIGTERM):
+            os.kill(child._process.pid, each)
+        answer, error = child.call(process_number, (), {})
+        assert (answer, error) == (child._process.pid, None)
+    finally:
+        child.kill()
+        child.close()

@@ -185,7 +185,7 @@ async def test_a_pool_restarts_a_child_that_was_killed(
     pids = {(await reports.next())[1] for _ in range(2)}
     victim = min(pids)
     os.kill(victim, signal.SIGKILL)
-    await until(lambda: "died with exit code -9; restarting it" in caplog.text)
+    await until(lambda: "died (by SIGKILL); restarting it" in caplog.text)
     clock.advance("10s")
     what, heir = await reports.next()
     assert what == "started"
@@ -251,7 +251,7 @@ async def test_processes_that_are_stopped_while_they_load_the_app_end_well_and_q
 ) -> None:
     loading = "import signal, sys\nif '--processes' not in sys.argv:\n    report('loading')\n    signal.pause()\n"
     (tmp_path / "shop.py").write_text(REPORT + loading + SHOP)
-    pool = await start_worker(tmp_path, "--processes", "2")
+    pool = await start_worker(tmp_path, "--processes", "2", "--no-banner")
     for _ in range(2):
         assert (await reports.next())[0] == "loading"
     pool.send_signal(number)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
 
-from fairlane import App, DuplicateJob, ManualClock, State, StoreUnavailable
+from fairlane import App, DuplicateJob, Landed, ManualClock, Outcome, State, StoreUnavailable, Unique, context
+from fairlane.events import FollowUpsNotStored
 from fairlane.scheduler.settlement import Settlement
+from fairlane.store.postgres import PostgresStore
+from fairlane.store.protocol import Store
 from tests.waiting import until
 from tests.worker.harness import WatchedStore, working
 
@@ -143,11 +149,11 @@ async def test_what_is_settled_alone_after_its_batch_was_refused_may_have_landed
         started += 1
         await both.wait()
 
-    async def refuse_batches(batch: Sequence[Settlement], *, is_repeated: bool = False) -> list[UUID]:
+    async def refuse_batches(batch: Sequence[Settlement], *, is_repeated: bool = False, **rest: Any) -> list[UUID]:
         asked.append((len(batch), is_repeated))
         if len(batch) > 1:
             raise DuplicateJob(batch[0].job)
-        return await real(batch, is_repeated=is_repeated)
+        return await real(batch, is_repeated=is_repeated, **rest)
 
     async with working(app):
         monkeypatch.setattr(store.real, "settle", refuse_batches)
@@ -180,3 +186,84 @@ async def test_running_jobs_go_on_while_the_database_is_away(app: App, store: Wa
         assert (health.is_well, health.is_connected, health.unsettled) == (True, False, 1)
         store.restore()
         assert await job.result() == "done meanwhile"
+
+
+async def test_a_follow_up_that_is_not_stored_is_logged_and_told(app: App, caplog: pytest.LogCaptureFixture) -> None:
+    """E11."""
+    heard: list[FollowUpsNotStored] = []
+    app.on_event(FollowUpsNotStored)(heard.append)
+
+    @app.task
+    async def receipt(order: int) -> None: ...
+
+    @app.task
+    async def charge(order: int) -> None:
+        for word in ("return", "reject"):
+            context().enqueue(receipt.using(unique=Unique("a", on_conflict=word)).call(order))
+
+    holder = await receipt.using(unique=Unique("a"), delay="1h").enqueue(1)
+    job = await charge.enqueue(1)
+    with caplog.at_level("INFO", "fairlane.worker"):
+        async with working(app):
+            await job.result()
+            await until(lambda: bool(heard))
+    (event,) = heard
+    assert (event.job, [each.outcome for each in event.follow_ups]) == (job.id, [Outcome.DUPLICATE, Outcome.REFUSED])
+    told = [record for record in caplog.records if "was not stored" in record.getMessage()]
+    assert [record.levelname for record in told] == ["INFO", "WARNING"]
+    assert f"job {holder.id} holds its unique key" in told[1].getMessage()
+
+
+async def test_a_follow_up_that_is_not_stored_is_reported_though_the_answer_was_lost(postgres_url: str) -> None:
+    """E11: the try that landed is the one that knows. (On SQLite, no answer gets lost.)"""
+    app, store = App(postgres_url), WatchedStore(PostgresStore(postgres_url))
+    app._make_store = lambda: cast("Store", store)
+    heard: list[FollowUpsNotStored] = []
+    app.on_event(FollowUpsNotStored)(heard.append)
+
+    @app.task
+    async def charge(order: int) -> None:
+        context().enqueue(charge.using(unique=Unique("a", on_conflict="reject")).call(order))
+
+    async def lose_the_answer() -> None:
+        store.after.clear()
+        raise StoreUnavailable("the test has cut the line")
+
+    holder = await charge.using(unique=Unique("a"), delay="1h").enqueue(1)
+    store.after["settle"] = lose_the_answer
+    job = await charge.enqueue(1)
+    async with working(app):
+        await job.result()
+        await until(lambda: bool(heard))
+    await app.close()
+    assert store.calls["settle"] == 2
+    ((told,),) = (each.follow_ups for each in heard)
+    assert (told.outcome, told.job) == (Outcome.REFUSED, holder.id)
+
+
+async def test_a_handler_that_settles_in_its_transaction_hears_of_its_effects(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    """E11."""
+    file = str(tmp_path / "jobs.db")
+    landed: list[Landed] = []
+    async with App(f"sqlite:///{file}", clock=clock) as app:
+
+        @app.task
+        async def receipt(order: int) -> None: ...
+
+        @app.task
+        def charge(order: int) -> None:
+            context().enqueue(receipt.using(unique=Unique("a", on_conflict="reject")).call(order))
+            connection = sqlite3.connect(file, isolation_level=None)
+            connection.execute("begin immediate")
+            landed.append(context().ack_sync(tx=connection))
+            connection.execute("commit")
+            connection.close()
+
+        holder = await receipt.using(unique=Unique("a"), delay="1h").enqueue(1)
+        job = await charge.enqueue(1)
+        async with working(app):
+            await job.result()
+    ((follow_up,),) = (each.enqueue for each in landed)
+    assert (follow_up.task, follow_up.outcome, follow_up.job) == (receipt.name, Outcome.REFUSED, holder.id)

@@ -24,6 +24,7 @@ async def fault() -> None:
         ("reap", "reaping"),
         ("prune", "pruning"),
         ("collect", "collecting"),
+        ("count_gates", "auditing"),
         ("listen", "listening"),
     ],
 )

@@ -8,12 +8,15 @@ from typing import cast
 
 import pytest
 
-from fairlane import ManualClock
+from fairlane import App, Concurrency, ManualClock, State
 from fairlane.clock import SECOND, Instant
+from fairlane.events import GatesRecounted
 from fairlane.store.protocol import Pruned, Retention, Store
+from fairlane.store.sqlite import SqliteStore
 from fairlane.worker.timing import Outage
 from fairlane.worker.upkeep import RESTS, remove_old_jobs
-from tests.worker.harness import turns
+from tests.waiting import until, until_found
+from tests.worker.harness import WatchedStore, turns
 
 PASSES = 6
 
@@ -59,3 +62,42 @@ async def test_the_longer_a_pass_takes_the_longer_it_rests(takes: int) -> None:
 async def test_a_pass_that_rode_out_an_outage_is_not_followed_by_as_long_a_rest() -> None:
     *between, _ = await rests(takes=3_600 * SECOND, step="100ms")
     assert max(between) < 10 * SECOND
+
+
+async def test_a_worker_gives_back_a_slot_that_nobody_holds_and_says_so(
+    app: App, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """F2, A14: it looks every minute or so, and the jobs that waited for the slot start."""
+    app.queue("gpu", limits=[Concurrency(1)])
+    heard: list[GatesRecounted] = []
+    app.on_event(GatesRecounted)(heard.append)
+
+    @app.task(queue="gpu")
+    async def train(number: int) -> int:
+        return number
+
+    async with app:
+        opened = await app.opened()
+        store = opened.real if isinstance(opened, WatchedStore) else opened
+        assert isinstance(store, SqliteStore)
+        running = asyncio.create_task((worker := await app.worker()).run())
+        assert await (await train.enqueue(1)).result() == 1
+        await until_found(lambda: _is_folded(store))
+        for statement in ("update gates set in_flight = 1", "update queues set revision = revision + 1"):
+            await store._database.write(lambda tx, text=statement: tx.connection.execute(text), durable=False)  # type: ignore[misc]
+        job = await train.enqueue(2)
+        await turns()
+        assert await job.status() is State.READY
+        for _ in range(20):
+            clock.advance("5s")
+            await turns()
+        assert await job.result() == 2
+        worker.stop()
+        await running
+        await until(lambda: heard)
+    assert [(event.queue, event.gates) for event in heard] == [("gpu", 1)]
+    assert "queue gpu: concurrency: of the whole queue counts 1, and 0 run; it was counted anew" in caplog.text
+
+
+async def _is_folded(store: Store) -> bool:
+    return (await store.counts("gpu")).running == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
 import httpx
@@ -49,6 +50,22 @@ class Dashboard(TransactionTestCase):
         self.assertEqual((await self.ask(staff, "POST", "/fairlane/api/queues/notes/pause", json={})).status_code, 403)
         root = await User.objects.acreate_superuser("root")
         self.assertIn("root", (await self.ask(root)).text)
+
+    async def test_a_bearer_token_of_nobody_switches_no_check_off(self) -> None:
+        """S1: with the cookie of a superuser, a junk token changes nothing about what is asked of a form."""
+        root = await User.objects.acreate_superuser("root")
+        path, sent = "/fairlane/api/queues/notes/pause", {"json": {"reason": "a test"}}
+        form = await self.ask(root, path="/fairlane/do/pause?queue=notes")
+        csrf = re.search(r'name="csrf" value="([0-9a-f]+)"', form.text)
+        assert csrf is not None
+        own = {"X-CSRF-Token": csrf[1]}
+        for bearer in ({}, {"Authorization": "Bearer junk-token-0000"}):
+            for origin in ({}, {"Origin": "http://shop"}, {"Origin": "https://evil.test"}):
+                refused = await self.ask(root, "POST", path, headers=bearer | origin, **sent)
+                self.assertEqual(refused.status_code, 403, (bearer, origin))
+            evil = {"Origin": "https://evil.test"}
+            self.assertEqual((await self.ask(root, "POST", path, headers=bearer | evil | own, **sent)).status_code, 403)
+            self.assertEqual((await self.ask(root, "POST", path, headers=bearer | own, **sent)).status_code, 200)
 
     async def test_others_are_kept_out(self) -> None:
         customer = await User.objects.acreate_user("customer")

@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from tests.worker.conftest import url
+
+__all__ = ["url"]

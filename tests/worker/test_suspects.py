@@ -1,0 +1,202 @@
+"""A job that may have killed its process runs alone next: here, and in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from fairlane import App, Job, ManualClock, State, context
+from fairlane.clock import SECOND
+from fairlane.scheduler.settlement import SEEN, DeadWorker, Lost, Outcome, Released, settle
+from fairlane.store.protocol import Store, WorkerIdentity
+from fairlane.worker.black_box import BlackBox, new_black_box
+from tests.waiting import until
+from tests.worker.harness import WatchedStore, reaches, turns, working
+
+GONE = WorkerIdentity(uuid4(), "gone")
+
+
+async def settle_next(store: Store, count: int, outcome: Outcome) -> None:
+    """Let so many jobs be claimed by a worker that is gone, and end so."""
+    claimed = await store.claim("default", lambda: count, worker=GONE, lease=timedelta(seconds=30))
+    assert len(claimed.claims) == count
+    await store.settle([settle(each, outcome, 0) for each in claimed.claims])
+
+
+async def test_a_suspect_waits_until_nothing_else_runs_and_nothing_starts_beside_it(
+    app: App, store: WatchedStore, clock: ManualClock
+) -> None:
+    # L23, in a program that runs its worker itself.
+    running: set[int] = set()
+    beside: dict[int, set[int]] = {}
+    release = asyncio.Event()
+
+    @app.task
+    async def work(number: int) -> None:
+        running.add(number)
+        for each in running:
+            beside.setdefault(each, set()).update(running - {each})
+        if number == 0:
+            await release.wait()
+        await turns(5)
+        running.discard(number)
+
+    async with app:
+        suspects = await work.enqueue_many([work.call(number) for number in (1, 2)])
+        await settle_next(store.real, 2, Lost("its process died", SEEN))
+        await settle_next(store.real, 2, Released("not yet", 3_600 * SECOND))
+        async with working(app, concurrency=10, lease="1d") as worker:
+            before = await work.enqueue(0)
+            await until(lambda: 0 in running)
+            clock.advance("1h")
+            await until(lambda: len(worker._execution.suspects) == 2)
+            after = await work.enqueue_many([work.call(number) for number in (3, 4)])
+            await until(lambda: len(worker._execution.waiting) == 2)
+            release.set()
+            for job in [before, *suspects, *after]:
+                await job.result()
+    assert beside[0] == beside[1] == beside[2] == set()
+    assert beside[3] == {4}
+
+
+async def test_what_a_dead_process_had_noted_decides_who_is_a_suspect(app: App, store: WatchedStore) -> None:
+    # L23: the one that takes its place ends its claims at once, without waiting for their lease.
+    attempts: dict[int, tuple[int, bool]] = {}
+
+    @app.task
+    async def work(number: int) -> None:
+        claim = context()._run.claim
+        attempts[number] = (claim.attempt, claim.is_suspect)
+
+    box = new_black_box()
+    async with app:
+        jobs = await work.enqueue_many([work.call(number) for number in range(4)])
+        dead = WorkerIdentity(uuid4(), "gone")
+        claimed = await store.real.claim("default", lambda: 4, worker=dead, lease=timedelta(hours=1))
+        notes = BlackBox(box)
+        notes.sign(dead.id, 10)
+        for claim in claimed.claims[:3]:
+            notes.note(claim.id)
+        notes.erase(claimed.claims[0].id)
+        async with working(app, black_box=box):
+            for job in jobs:
+                await job.result()
+            assert BlackBox(box).read() is not None
+    assert attempts == {0: (1, False), 1: (1, True), 2: (1, True), 3: (1, False)}
+    assert BlackBox(box).read() is None
+    os.close(box)
+
+
+def test_a_black_box_tells_what_ran_when_its_process_died() -> None:
+    box = new_black_box()
+    assert BlackBox(box).read() is None
+    notes = BlackBox(box)
+    worker, first, second = uuid4(), uuid4(), uuid4()
+    notes.sign(worker, 2)
+    assert BlackBox(box).read() == DeadWorker(worker, frozenset())
+    for _ in range(100):
+        notes.note(first)
+        notes.note(second)
+        notes.erase(first)
+        notes.note(first)
+        assert BlackBox(box).read() == DeadWorker(worker, frozenset({first, second}))
+        notes.erase(second)
+        notes.erase(first)
+    notes.note(second)
+    notes.close()
+    assert BlackBox(box).read() is None
+    heir = BlackBox(box)
+    heir.sign(UUID(int=7), 1)
+    assert BlackBox(box).read() == DeadWorker(UUID(int=7), frozenset())
+    os.close(box)
+
+
+SHOP = """
+import asyncio, os, signal
+from fairlane import App, Retry, context
+
+app = App(os.environ["FAIRLANE_URL"])
+
+@app.task(max_attempts=4)
+async def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+@app.task(max_attempts=4)
+async def where() -> int:
+    context().put("seen", os.getpid())
+    return os.getpid()
+
+@app.task(max_attempts=4)
+async def fail() -> None:
+    raise ValueError("as it should")
+
+@app.task(timeout="100ms", max_attempts=1)
+async def sleep() -> None:
+    await asyncio.Event().wait()
+
+@app.task
+async def wait() -> None:
+    await asyncio.Event().wait()
+"""
+
+
+@pytest.fixture
+def lone_shop(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[App, tuple[str, ...]]:
+    """An app, and the command that starts a process for one of its jobs alone."""
+    name = f"lone_{uuid4().hex}"
+    (tmp_path / f"{name}.py").write_text(SHOP)
+    monkeypatch.setenv("FAIRLANE_URL", url)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = __import__(name)
+    return module.app, (sys.executable, "-m", "fairlane.cli", "worker", f"{name}:app", "--log-level", "warning")
+
+
+async def suspects(app: App, *names: str) -> list[Job[Any]]:
+    """Jobs of these tasks, one after the other lost while they ran."""
+    store = await app.opened()
+    jobs = []
+    for name in names:
+        found = next(task for task in app.registry if task.name.endswith(f".{name}"))
+        jobs.append(await found.enqueue())
+    await settle_next(store, len(jobs), Lost("its process died", SEEN))
+    return jobs
+
+
+async def test_a_suspect_runs_in_a_process_of_its_own_and_harms_nobody_by_its_death(
+    lone_shop: tuple[App, tuple[str, ...]],
+) -> None:
+    # L23: the killer has two attempts left after its loss in company, and the worker outlives them both.
+    app, command = lone_shop
+    async with app:
+        killer, innocent, failing, slow = await suspects(app, "kill", "where", "fail", "sleep")
+        async with working(app, alone_command=command) as worker:
+            assert await innocent.result() not in (None, os.getpid())
+            await reaches(killer, State.DEAD)
+            await reaches(slow, State.DEAD)
+            assert worker.health().is_well
+        store = await app.opened()
+        history = [each.outcome for each in await store.attempts(killer.id) if each.outcome != "released"]
+        assert history == ["lost", "lost", "lost"]
+        record = await store.job(killer.id)
+        assert record.error == "it ran alone, and its process died (by SIGKILL)"
+        assert "TimeoutError" in ((await store.job(slow.id)).error or "")
+        assert (await failing.status(), (await store.attempts(failing.id))[-1].outcome) == (State.SCHEDULED, "failed")
+        assert await app.values.get("seen") == await innocent.result()
+
+
+async def test_a_suspect_is_cancelled_where_it_runs(lone_shop: tuple[App, tuple[str, ...]]) -> None:
+    app, command = lone_shop
+    async with app:
+        (job,) = await suspects(app, "wait")
+        async with working(app, alone_command=command) as worker:
+            await until(lambda: any(run.started_at for run in worker._execution.running))
+            await job.cancel()
+            await reaches(job, State.CANCELLED)
