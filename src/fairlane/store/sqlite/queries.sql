@@ -15,12 +15,14 @@ from queues
 order by name
 
 -- name: select_time
-select ahead, latest
+-- Zeros where nothing was stored yet, or where somebody has emptied every table.
+select coalesce(max(ahead), 0), coalesce(max(latest), 0)
 from queue_time
 
--- name: update_time
-update queue_time
-set ahead = ?, latest = ?
+-- name: keep_time
+insert into queue_time (only, ahead, latest)
+values (1, ?, ?)
+on conflict (only) do update set ahead = excluded.ahead, latest = excluded.latest
 
 -- name: select_policy_version
 select version

@@ -97,7 +97,7 @@ class SqliteStore(Figures, ScheduleKeeper, Adopter):
         if writes:
             found = self._clock.time()
             if found.ahead != stored[0] or found.now - stored[1] >= KEPT_EVERY:
-                tx.run("update_time", found.ahead, found.now)
+                tx.run("keep_time", found.ahead, found.now)
 
     async def close(self) -> None:
         await self._results.close()

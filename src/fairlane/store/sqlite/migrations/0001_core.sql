@@ -15,8 +15,7 @@ create table queues (
 ) strict;
 
 -- By how much queue time is ahead of the clock, and the latest instant of it that is stored: see store/queue_time.py.
-create table queue_time (ahead integer not null, latest integer not null) strict;
-insert into queue_time (ahead, latest) values (0, 0);
+create table queue_time (only integer primary key check (only = 1), ahead integer not null, latest integer not null) strict;
 
 -- One counter for every queue: a position is never given twice, so that a lane's floor can only be passed from below.
 create table positions (last integer not null) strict;
