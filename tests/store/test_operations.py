@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID, uuid4
 
+import msgspec
 import pytest
 
 from fairlane import operations
@@ -21,6 +22,7 @@ from fairlane.operations import (
     show_job,
 )
 from fairlane.policy import Policy
+from fairlane.policy.unique import OnReplayConflict, Unique, unique_key
 from fairlane.scheduler.settlement import Died, Done, Failed
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
@@ -45,6 +47,14 @@ async def dead_jobs(store: Store, count: int) -> list[UUID]:
     jobs = await given_jobs(store, PLAIN, count=count)
     await finish(store, await claim(store, PLAIN.queue, count), Died("over"))
     return jobs
+
+
+async def dead_job(store: Store, unique: Unique) -> UUID:
+    (job,) = new_jobs(PLAIN)
+    job = msgspec.structs.replace(job, unique=unique_key(unique, job.task, (), {}, job.payload))
+    await store.enqueue([job])
+    await finish(store, await claim(store, PLAIN.queue), Died("over"))
+    return job.id
 
 
 async def test_a_list_is_as_long_as_asked_for_and_says_where_to_go_on(store: Store) -> None:
@@ -91,6 +101,33 @@ async def test_a_bulk_action_works_in_batches_and_is_bounded(store: Store) -> No
     rest = await replay_jobs(store, DEAD, actor="ada")
     assert (len(rest.done), rest.more) == (2, False)
     assert sorted(ids(await claim(store, PLAIN.queue, 20))) == jobs
+
+
+@pytest.mark.parametrize("unique", [Unique("a"), Unique("a", until="started"), Unique("a", window="1h")], ids=repr)
+@pytest.mark.parametrize("on_conflict", ["reject", "replace"])
+@pytest.mark.parametrize("is_named", [False, True], ids=["filtered", "named"])
+async def test_of_many_dead_jobs_of_one_key_one_comes_back_however_many_batches_that_takes(
+    store: Store, clock: ManualClock, unique: Unique, on_conflict: OnReplayConflict, is_named: bool
+) -> None:
+    dead = []
+    for _ in range(9):
+        clock.advance("2h")
+        dead.append(await dead_job(store, unique))
+    wanted = dead if is_named else DEAD
+    foreseen = await replay_jobs(store, wanted, on_conflict=on_conflict, dry_run=True, actor="ada")
+    report = await replay_jobs(store, wanted, on_conflict=on_conflict, actor="ada")
+    for each in (foreseen, report):
+        assert (len(each.done), each.held) == (1, 8)
+    assert ids(await claim(store, PLAIN.queue, 20)) == [report.done[0].job]
+    assert sorted([await state_of(store, job) for job in dead]) == [State.RUNNING] + [State.DEAD] * 8
+
+
+async def test_a_key_that_an_action_has_taken_stays_taken_although_its_job_ends_meanwhile(store: Store) -> None:
+    dead = [await dead_job(store, Unique("a")) for _ in range(5)]
+    first = await store.replay(dead[:2])
+    await finish(store, await claim(store, PLAIN.queue))
+    taken = dict(each.took for each in first if each.took is not None)
+    assert {each.holder for each in await store.replay(dead[2:], earlier=taken)} == {dead[0]}
 
 
 async def test_jobs_named_one_by_one_are_reported_one_by_one(store: Store) -> None:

@@ -18,7 +18,7 @@ import msgspec
 from fairlane.clock import iso_text
 from fairlane.errors import ConfigurationError, JobNotFound
 from fairlane.job import AttemptRecord, JobRecord, State
-from fairlane.policy.unique import OnReplayConflict, checked_on_replay_conflict
+from fairlane.policy.unique import Holder, OnReplayConflict, checked_on_replay_conflict
 from fairlane.redaction import Part, Redactor
 from fairlane.store.auditing import Note
 from fairlane.store.finding import find_jobs
@@ -155,14 +155,17 @@ async def replay_jobs(
     """Put dead jobs back, cancelled ones too if they are named or asked for; at once, or in `delay` microseconds.
 
     A job whose unique key another job holds is skipped; with `on_conflict="replace"` only if that one runs, and one
-    that waits is cancelled.
+    that waits is cancelled. Of several with the same key one comes back, however many transactions that takes.
     """
     act = _Act(actor, "replay", reason, selection)
     chosen = checked_on_replay_conflict(on_conflict)
+    taken: dict[bytes, Holder] = {}
 
     async def do(jobs: list[JobRecord]) -> list[Handled]:
         ids = [each.id for each in jobs]
-        return await store.replay(ids, delay, act.note(jobs), on_conflict=chosen, dry_run=dry_run)
+        handled = await store.replay(ids, delay, act.note(jobs), on_conflict=chosen, earlier=taken, dry_run=dry_run)
+        taken.update(each.took for each in handled if each.took is not None)
+        return handled
 
     errand = _Errand(store, REPLAY, do, on_progress, can_foresee=True)
     return await errand.run(_narrowed(REPLAY, selection, State.DEAD), limit, dry_run)

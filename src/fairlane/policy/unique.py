@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from hashlib import sha256
+from types import MappingProxyType
 from typing import Any, Literal, cast
 from uuid import UUID
 
@@ -22,6 +23,7 @@ from fairlane.parameters import checked, shown
 from fairlane.policy.keys import canonical_key, unique_id
 
 __all__ = [
+    "NO_KEYS",
     "Admission",
     "Conflict",
     "Ended",
@@ -245,6 +247,9 @@ def _newly_held(job: NewJob, key: UniqueKey, now: Instant) -> Holder:
     return Holder(job.id, key.digest, key.until, key.expires_at(now), State.READY, has_started=False)
 
 
+NO_KEYS: Mapping[bytes, Holder] = MappingProxyType({})
+
+
 class Ended(msgspec.Struct, frozen=True):
     """A job that has ended and is to be put back, with the unique key that it had when it was enqueued."""
 
@@ -263,6 +268,8 @@ class Readmission(msgspec.Struct, frozen=True):
     """Waiting jobs that go, and the job for which each does."""
     taken: dict[bytes, Ended]
     """The keys that those which go back hold from now on. None is a window's: that is counted from an enqueue."""
+    back: dict[UUID, tuple[bytes, Holder]]
+    """Those that go back, each with its key and with who holds that from now on."""
 
 
 def checked_on_replay_conflict(on_conflict: str) -> OnReplayConflict:
@@ -275,26 +282,33 @@ def checked_on_replay_conflict(on_conflict: str) -> OnReplayConflict:
 
 
 def readmit(
-    jobs: Sequence[Ended], holders: Mapping[bytes, Holder], now: Instant, on_conflict: OnReplayConflict
+    jobs: Sequence[Ended],
+    holders: Mapping[bytes, Holder],
+    now: Instant,
+    on_conflict: OnReplayConflict,
+    earlier: Mapping[bytes, Holder] = NO_KEYS,
 ) -> Readmission:
     """Decide on ended jobs one after the other: none comes back beside another live job of its key.
 
     A job asks for its key again as if it were enqueued. A window is not begun again, but counts as held for as long as
-    another job of its key is alive. Only a holder that waits can be replaced: one that runs is not stopped.
+    another job of its key is alive. Only a holder that waits can be replaced: one that runs is not stopped, and neither
+    is one that the same action has put back, in this transaction or in an `earlier` one.
     """
-    known = dict(holders)
-    readmission = Readmission({}, {}, {})
+    known = {**holders, **earlier}
+    readmission = Readmission({}, {}, {}, {})
     for each in jobs:
         holder = known.get(each.key)
         if holder is not None and holder.job != each.job and _keeps_out(holder, each, now):
-            if on_conflict == "reject" or not holder.waits or each.key in readmission.taken:
+            if on_conflict == "reject" or not holder.waits or each.key in readmission.taken or each.key in earlier:
                 readmission.held[each.job] = holder.job
                 continue
             readmission.replaced[holder.job] = each.job
         elif holder is not None and holder.job == each.job and holder.until is Until.WINDOW and holder.holds(now):
+            readmission.back[each.job] = each.key, holder
             continue  # its own window goes on
         readmission.taken[each.key] = each
         known[each.key] = Holder(each.job, each.digest, each.until, None, State.READY, has_started=False)
+        readmission.back[each.job] = each.key, known[each.key]
     return readmission
 
 

@@ -11,6 +11,7 @@ from fairlane.clock import Instant
 from fairlane.errors import ConfigurationError
 from fairlane.job import JobRecord, State
 from fairlane.parameters import check_fields
+from fairlane.policy.unique import Holder, Readmission
 
 __all__ = [
     "AT_ONCE",
@@ -77,6 +78,8 @@ class Handled(msgspec.Struct, frozen=True):
     """Why nothing was done; `None`: it was done."""
     holder: UUID | None = None
     """The job that holds its unique key, if that is why."""
+    took: tuple[bytes, Holder] | None = None
+    """The unique key that it was put back with, and who holds that now."""
 
 
 class Action(msgspec.Struct, frozen=True):
@@ -94,11 +97,18 @@ class Action(msgspec.Struct, frozen=True):
         jobs: Sequence[UUID],
         found: Mapping[UUID, State],
         busy: Collection[UUID] = (),
-        held: Mapping[UUID, UUID] | None = None,
+        readmission: Readmission | None = None,
     ) -> list[Handled]:
         """The report: `found` has the state of each job that there is; whoever is `busy` was left alone, and so was
-        each job whose unique key is `held` by another."""
-        return [self._handled(job, found.get(job), job in busy, (held or {}).get(job)) for job in dict.fromkeys(jobs)]
+        each job whose unique key another holds, as the `readmission` says."""
+        keys = readmission or Readmission({}, {}, {}, {})
+        handled = [self._handled(job, found.get(job), job in busy, keys.held.get(job)) for job in dict.fromkeys(jobs)]
+        if not keys.back:
+            return handled
+        return [
+            each if each.skipped is not None else msgspec.structs.replace(each, took=keys.back.get(each.job))
+            for each in handled
+        ]
 
     def _handled(self, job: UUID, was: State | None, is_busy: bool, holder: UUID | None) -> Handled:
         if was is None:

@@ -16,7 +16,7 @@ from fairlane.clock import SECOND, Instant
 from fairlane.job import AttemptRecord, Claim, JobRecord, NewJob, State
 from fairlane.policy.overrides import Amendment, Override
 from fairlane.policy.policy import Policy
-from fairlane.policy.unique import Conflict, OnReplayConflict
+from fairlane.policy.unique import NO_KEYS, Conflict, Holder, OnReplayConflict
 from fairlane.scheduler.census import Miscount
 from fairlane.scheduler.explain import Facts
 from fairlane.scheduler.pace import Pace
@@ -495,12 +495,14 @@ class Store(FigureKeeping, ScheduleKeeping, Protocol):
         note: Note | None = None,
         *,
         on_conflict: OnReplayConflict = "reject",
+        earlier: Mapping[bytes, Holder] = NO_KEYS,
         dry_run: bool = False,
     ) -> list[Handled]:
         """Put dead and cancelled jobs back at the end of their lanes, now or after so many microseconds.
 
         Attempts are counted afresh and the history stays. A job whose unique key another job holds is skipped, or takes
-        the place of that one if it waits (`on_conflict`). With `dry_run`, only the report is made.
+        the place of that one if it waits (`on_conflict`). Keys that `earlier` transactions of the same action took are
+        held, by jobs that are not replaced. With `dry_run`, only the report is made.
         """
         ...
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -10,7 +10,7 @@ import msgspec
 
 from fairlane.clock import Instant
 from fairlane.job import JobRecord, State
-from fairlane.policy.unique import OnReplayConflict
+from fairlane.policy.unique import Holder, OnReplayConflict
 from fairlane.store.operators import CANCEL, LOOK_AT_MOST, PURGE, REPLAY, RETRY, Cursor, Handled, JobFilter, JobPage
 from fairlane.store.postgres import jobs, rows, uniques
 from fairlane.store.postgres.connections import STATEMENTS
@@ -108,12 +108,16 @@ async def _fitting(
 
 
 async def foresee_replay(
-    connection: Connection, given: Sequence[UUID], now: Instant | None, on_conflict: OnReplayConflict
+    connection: Connection,
+    given: Sequence[UUID],
+    now: Instant | None,
+    on_conflict: OnReplayConflict,
+    earlier: Mapping[bytes, Holder],
 ) -> list[Handled]:
     """What `replay` would report now."""
     listed = REPLAY.bounded(given)
-    readmission = await uniques.readmitted(connection, listed, now, on_conflict, takes=False)
-    return REPLAY.handled(listed, await _states(connection, listed), held=readmission.held)
+    readmission = await uniques.readmitted(connection, listed, now, on_conflict, earlier, takes=False)
+    return REPLAY.handled(listed, await _states(connection, listed), readmission=readmission)
 
 
 async def replay(
@@ -122,11 +126,12 @@ async def replay(
     delay: int | None,
     now: Instant | None,
     on_conflict: OnReplayConflict,
+    earlier: Mapping[bytes, Holder],
 ) -> list[Handled]:
     listed = REPLAY.bounded(given)
     async with connection.transaction():
         # Keys before jobs, as an enqueue has it: no two wait crosswise.
-        readmission = await uniques.readmitted(connection, listed, now, on_conflict)
+        readmission = await uniques.readmitted(connection, listed, now, on_conflict, earlier)
         held = readmission.held
         for old, new in readmission.replaced.items():
             _, state = await jobs.cancel(connection, old, now, only_waiting=True, reason=f"replaced by job {new}")
@@ -139,7 +144,7 @@ async def replay(
         entries = await _lock_entries(connection, back)
         found = await connection.fetch(STATEMENTS["replay"], now, back, delay, *entries)
         states = {row["id"]: State(row["state"]) for row in found} | await _states(connection, list(held))
-    return REPLAY.handled(listed, states, held=held)
+    return REPLAY.handled(listed, states, readmission=readmission)
 
 
 async def _states(connection: Connection, listed: Sequence[UUID]) -> dict[UUID, State]:

@@ -17,7 +17,7 @@ from fairlane.errors import ConfigurationError
 from fairlane.job import AttemptRecord, Claim, JobRecord, NewJob, State
 from fairlane.policy.overrides import Amendment, Override
 from fairlane.policy.policy import Policy
-from fairlane.policy.unique import Conflict, OnReplayConflict
+from fairlane.policy.unique import NO_KEYS, Conflict, Holder, OnReplayConflict
 from fairlane.scheduler.census import Miscount
 from fairlane.scheduler.explain import Facts
 from fairlane.scheduler.rebuild import refuse_to_strand
@@ -501,13 +501,16 @@ class PostgresStore(Figures, ScheduleKeeper, Adopter):
         note: Note | None = None,
         *,
         on_conflict: OnReplayConflict = "reject",
+        earlier: Mapping[bytes, Holder] = NO_KEYS,
         dry_run: bool = False,
     ) -> list[Handled]:
         if dry_run:
             now = self._clock.parameter()
-            return await self._ask(lambda connection: operators.foresee_replay(connection, jobs, now, on_conflict))
+            return await self._ask(
+                lambda connection: operators.foresee_replay(connection, jobs, now, on_conflict, earlier)
+            )
         return await self._handle(
-            lambda connection, now: operators.replay(connection, jobs, delay, now, on_conflict), note
+            lambda connection, now: operators.replay(connection, jobs, delay, now, on_conflict, earlier), note
         )
 
     async def cancel_jobs(self, jobs: Sequence[UUID], note: Note, *, waits: bool = False) -> list[Handled]:

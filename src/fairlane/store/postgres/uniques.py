@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -53,6 +53,7 @@ async def readmitted(
     jobs: Sequence[UUID],
     now: Instant | None,
     on_conflict: OnReplayConflict,
+    earlier: Mapping[bytes, Holder],
     *,
     takes: bool = True,
 ) -> Readmission:
@@ -62,7 +63,7 @@ async def readmitted(
     """
     rows = await connection.fetch(STATEMENTS["select_unique_jobs"], jobs)
     if not rows:
-        return Readmission({}, {}, {})
+        return Readmission({}, {}, {}, {})
     keys = sorted({row["key"] for row in rows})
     if takes:
         await connection.execute(STATEMENTS["lock_uniques"], keys)
@@ -71,7 +72,7 @@ async def readmitted(
     found = await connection.fetch(STATEMENTS["select_holders"], keys, now)
     holders = {row["id"]: _holder(row) for row in found if row["job"] is not None}
     ended = [Ended(row["job"], row["key"], Until(row["until"]), row["digest"]) for row in rows]
-    return readmit(ended, holders, found[0]["now"], on_conflict)
+    return readmit(ended, holders, found[0]["now"], on_conflict, earlier)
 
 
 async def take_back(connection: Connection, readmission: Readmission) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -11,7 +11,7 @@ import msgspec
 
 from fairlane.clock import Instant
 from fairlane.job import JobRecord, State
-from fairlane.policy.unique import OnReplayConflict
+from fairlane.policy.unique import Holder, OnReplayConflict
 from fairlane.store.operators import LOOK_AT_MOST, PURGE, REPLAY, RETRY, Cursor, Handled, JobFilter, JobPage
 from fairlane.store.sqlite import jobs, rows, uniques
 from fairlane.store.sqlite.database import Row, Transaction
@@ -85,20 +85,29 @@ def _fitting(
 
 
 def foresee_replay(
-    tx: Transaction, given: Sequence[UUID], now: Instant, on_conflict: OnReplayConflict
+    tx: Transaction,
+    given: Sequence[UUID],
+    now: Instant,
+    on_conflict: OnReplayConflict,
+    earlier: Mapping[bytes, Holder],
 ) -> list[Handled]:
     """What `replay` would report now."""
     found = _found(tx, REPLAY.bounded(given))
-    readmission = uniques.readmitted(tx, sorted(found), now, on_conflict)
-    return REPLAY.handled(given, _states(found), held=readmission.held)
+    readmission = uniques.readmitted(tx, sorted(found), now, on_conflict, earlier)
+    return REPLAY.handled(given, _states(found), readmission=readmission)
 
 
 def replay(
-    tx: Transaction, given: Sequence[UUID], delay: int | None, now: Instant, on_conflict: OnReplayConflict
+    tx: Transaction,
+    given: Sequence[UUID],
+    delay: int | None,
+    now: Instant,
+    on_conflict: OnReplayConflict,
+    earlier: Mapping[bytes, Holder],
 ) -> tuple[list[Handled], dict[int, int]]:
     """Put ended jobs back. Returns the report, and how many to wake by queue."""
     found = _found(tx, REPLAY.bounded(given))
-    readmission = uniques.readmitted(tx, sorted(found), now, on_conflict)
+    readmission = uniques.readmitted(tx, sorted(found), now, on_conflict, earlier)
     freed = [
         jobs.cancel(tx, old, now, only_waiting=True, reason=f"replaced by job {new}").frees
         for old, new in readmission.replaced.items()
@@ -132,7 +141,7 @@ def replay(
     # One to hold the timer is enough for those that are due later.
     ready = Counter({queue: count if state is State.READY else 1 for queue, count in woken.items()})
     ready.update(queue for queue in freed if queue is not None)
-    return REPLAY.handled(given, _states(found), held=readmission.held), dict(ready)
+    return REPLAY.handled(given, _states(found), readmission=readmission), dict(ready)
 
 
 def purge(tx: Transaction, given: Sequence[UUID]) -> list[Handled]:

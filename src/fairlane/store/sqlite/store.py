@@ -15,7 +15,7 @@ from fairlane.job import AttemptRecord, Claim, JobRecord, NewJob, Outcome, State
 from fairlane.policy.dividing import as_divided
 from fairlane.policy.overrides import Amendment, Override
 from fairlane.policy.policy import Policy
-from fairlane.policy.unique import Conflict, OnReplayConflict
+from fairlane.policy.unique import NO_KEYS, Conflict, Holder, OnReplayConflict
 from fairlane.scheduler.census import Miscount
 from fairlane.scheduler.explain import Facts
 from fairlane.scheduler.settlement import DeadWorker, Settlement
@@ -510,12 +510,13 @@ class SqliteStore(Figures, ScheduleKeeper, Adopter):
         note: Note | None = None,
         *,
         on_conflict: OnReplayConflict = "reject",
+        earlier: Mapping[bytes, Holder] = NO_KEYS,
         dry_run: bool = False,
     ) -> list[Handled]:
         if dry_run:
             now = self._clock.now()
-            return await self._database.read(lambda tx: operators.foresee_replay(tx, jobs, now, on_conflict))
-        return await self._handle(lambda tx, now: operators.replay(tx, jobs, delay, now, on_conflict), note)
+            return await self._database.read(lambda tx: operators.foresee_replay(tx, jobs, now, on_conflict, earlier))
+        return await self._handle(lambda tx, now: operators.replay(tx, jobs, delay, now, on_conflict, earlier), note)
 
     async def purge(self, jobs: Sequence[UUID], note: Note | None = None) -> list[Handled]:
         return await self._handle(lambda tx, now: (operators.purge(tx, jobs), {}), note)

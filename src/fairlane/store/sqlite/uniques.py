@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from uuid import UUID
 
 from fairlane.clock import Instant
@@ -30,13 +30,19 @@ def take(tx: Transaction, admission: Admission) -> None:
     tx.run_many("insert_unique_job", [(job, key, int(unique.until)) for key, job, unique in taken])
 
 
-def readmitted(tx: Transaction, jobs: Sequence[UUID], now: Instant, on_conflict: OnReplayConflict) -> Readmission:
+def readmitted(
+    tx: Transaction,
+    jobs: Sequence[UUID],
+    now: Instant,
+    on_conflict: OnReplayConflict,
+    earlier: Mapping[bytes, Holder],
+) -> Readmission:
     """Which of these jobs may come back, as far as their unique keys are concerned."""
     asked = ((job, tx.one("select_unique_job", job.bytes)) for job in jobs)
     ended = [Ended(job, row[0], Until(row[1]), digest_of(row[2])) for job, row in asked if row is not None]
     found = {each.key: _holder(tx, each.key) for each in ended}
     holders = {key: holder for key, holder in found.items() if holder is not None}
-    return readmit(ended, holders, now, on_conflict)
+    return readmit(ended, holders, now, on_conflict, earlier)
 
 
 def take_back(tx: Transaction, readmission: Readmission) -> None:
