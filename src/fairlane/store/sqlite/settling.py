@@ -36,6 +36,8 @@ class _Tally:
         """By job that is done, what its follow-ups have met."""
         self.ended: dict[bytes, int] = {}
         self.woken: dict[int, int] = {}
+        self.timed: set[int] = set()
+        """Queues in which a job is due later, or was due just now: one waiter has to learn until when to sleep."""
         self.replaced: list[UUID] = []
 
     def release(
@@ -103,7 +105,7 @@ def settle(
     behind = {queue for gate, *_ in tally.shared for (queue,) in tx.all("select_queues_behind", gate)}
     for queue in behind | {queue for queue, _, _ in tally.releases}:
         # A freed slot makes a waiting job claimable, and whoever settles may not be there to claim it.
-        if queue not in tally.woken and tx.value("has_waiting_work", queue):
+        if queue not in tally.woken and (queue in tally.timed or tx.value("has_waiting_work", queue)):
             tally.woken[queue] = 1
     return lost, tally.woken, tally.replaced
 
@@ -277,6 +279,8 @@ def _settle_one(tx: Transaction, settlement: Settlement, now: Instant, tally: _T
     if to is State.READY:
         tally.arrivals.append((queue, lane, priority, lane_keys, 1, position, ready_at, None, 1, None))
         tally.woken[queue] = tally.woken.get(queue, 0) + 1
+    elif to is State.SCHEDULED:
+        tally.timed.add(queue)
     return True
 
 
