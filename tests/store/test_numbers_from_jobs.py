@@ -287,7 +287,7 @@ async def _live(place: Database, kind: str, life: list[Step]) -> None:
         while claims := await claim(store, queue, 50):
             await finish(store, claims)
         for account in latest:
-            await store.enqueue(new_jobs(policy, {"account": account}, 60))
+            await store.enqueue(new_jobs(policy, {"account": account}, 100))
         if kind == "limit":
             assert by_key(await claim(store, queue, 100)) == latest
         elif len(latest) == 2:

@@ -314,7 +314,7 @@ async def test_the_json_log_has_the_outcome_and_the_next_attempt_as_fields(app: 
     assert second["exception"].splitlines()[-1] == "ValueError: no luck"
 
 
-@pytest.mark.parametrize(("lost_before", "level"), [(0, "WARNING"), (2, "ERROR")])
+@pytest.mark.parametrize(("lost_before", "level"), [(0, "WARNING"), (4, "ERROR")])
 async def test_a_job_that_dies_with_its_worker_is_an_error_in_the_log_of_another(
     app: App, store: WatchedStore, clock: ManualClock, caplog: pytest.LogCaptureFixture, lost_before: int, level: str
 ) -> None:
