@@ -569,6 +569,7 @@ OPERATING: dict[str, Row] = methods(
         "purge_jobs": given(selection=JobFilter(task="nobody")),
         "rank_keys": {},
         "replay_jobs": given(selection=JobFilter(task="nobody")),
+        "restore_overrides": given(queue="ops", overrides=[]),
         "resume": QUEUE,
         "resume_schedule": given(name="daily"),
         "retry_jobs": given(selection=JobFilter(task="nobody")),

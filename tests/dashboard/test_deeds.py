@@ -73,47 +73,23 @@ async def test_previews_of_pauses_and_limits_count_the_jobs_they_are_about(world
     assert "3 jobs wait" in await previewed(client, "pause", {"queue": "email"}), "over all partitions"
 
 
-@pytest.mark.parametrize(
-    ("first", "then", "back"),
-    [
-        (None, ("pause", ACME), "resume"),
-        (("pause", ACME), ("resume", ACME), "pause"),
-        (None, ("suspend", {"queue": "webhooks"}), "unsuspend"),
-        (None, ("set-limit", {**ACME, "limit": "concurrency:account", "value": "1"}), "clear-limit"),
-        (
-            ("set-limit", {**ACME, "limit": "concurrency:account", "value": "3"}),
-            ("set-limit", {**ACME, "limit": "concurrency:account", "value": "1"}),
-            "set-limit",
-        ),
-        (
-            ("set-limit", {**ACME, "limit": "concurrency:account", "value": "3"}),
-            ("clear-limit", {**ACME, "limit": "concurrency:account"}),
-            "set-limit",
-        ),
-        (("set-weight", {**ACME, "value": "4"}), ("set-weight", {**ACME, "value": "2"}), "set-weight"),
-        (None, ("set-weight", {**ACME, "value": "2"}), "clear-weight"),
-        (None, ("pause-schedule", {"schedule": "nightly"}), "resume-schedule"),
-    ],
-)
-async def test_the_page_that_says_done_takes_it_back(
-    world: World,
-    first: tuple[str, dict[str, str]] | None,
-    then: tuple[str, dict[str, str]],
-    back: str,
-) -> None:
-    client = await world.site.visitor()
+LIMIT = {**ACME, "limit": "concurrency:account"}
+WHOLE = {"queue": "webhooks"}
+Deeds = list[tuple[str, dict[str, str]]]
+
+
+async def boosted(world: World) -> None:
+    await world.app.operations.boost("webhooks", 3, keys={"account": "acme"}, expires_in="2h")
+
+
+async def state_of(world: World) -> list[tuple[object, ...]]:
     operations = world.app.operations
-    if first is not None:
-        await done(client, *first)
+    schedules = [(each.name, each.is_paused) for each in await operations.list_schedules()]
+    overrides = [each.override for each in await operations.list_overrides()]
+    return [*schedules, *sorted((each.id, each.value, each.expires_at) for each in overrides)]
 
-    async def state() -> list[tuple[object, ...]]:
-        schedules = [(each.name, each.is_paused) for each in await operations.list_schedules()]
-        overrides = [(each.override.id, each.override.value) for each in await operations.list_overrides()]
-        return [*schedules, *overrides]
 
-    before = await state()
-    page = await done(client, *then)
-    assert await state() != before
+async def undone(client: httpx.AsyncClient, page: str, back: str) -> None:
     address = undo_of(page)
     assert f"/do/{back}?" in address
     form = (await client.get(address)).text
@@ -121,8 +97,98 @@ async def test_the_page_that_says_done_takes_it_back(
     answer = await client.post(
         f"{ROOT}/do/{back}", data={**{n: html.unescape(v) for n, v in fields.items()}, "reason": "back"}
     )
-    assert answer.status_code == 200
-    assert await state() == before
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "back"),
+    [
+        ([], ("pause", ACME), "resume"),
+        ([("pause", ACME)], ("resume", ACME), "restore"),
+        ([("pause", {**ACME, "lasting": "1h"})], ("resume", ACME), "restore"),
+        ([("pause", ACME)], ("pause", {**ACME, "lasting": "1h"}), "restore"),
+        ([("pause", {**ACME, "lasting": "5m"})], ("pause", ACME), "restore"),
+        ([], ("suspend", WHOLE), "unsuspend"),
+        ([("suspend", {**WHOLE, "lasting": "1h"})], ("unsuspend", WHOLE), "restore"),
+        ([("suspend", WHOLE)], ("suspend", {**WHOLE, "lasting": "1h"}), "restore"),
+        ([("suspend", {**WHOLE, "lasting": "5m"})], ("suspend", WHOLE), "restore"),
+        ([], ("set-limit", {**LIMIT, "value": "1"}), "clear-limit"),
+        ([("set-limit", {**LIMIT, "value": "3"})], ("set-limit", {**LIMIT, "value": "1"}), "restore"),
+        ([("set-limit", {**LIMIT, "value": "3", "lasting": "1h"})], ("set-limit", {**LIMIT, "value": "1"}), "restore"),
+        ([("set-limit", {**LIMIT, "value": "1234567"})], ("clear-limit", LIMIT), "restore"),
+        ([("set-weight", {**ACME, "value": "4"})], ("set-weight", {**ACME, "value": "2"}), "restore"),
+        ([("set-weight", {**ACME, "value": "0.123456789"})], ("clear-weight", ACME), "restore"),
+        ([], ("set-weight", {**ACME, "value": "2"}), "clear-weight"),
+        ([], ("pause-schedule", {"schedule": "nightly"}), "resume-schedule"),
+    ],
+)
+async def test_the_page_that_says_done_takes_it_back(
+    world: World, first: Deeds, then: tuple[str, dict[str, str]], back: str
+) -> None:
+    """All of it: the same number, with the same end."""
+    client = await world.site.visitor()
+    for deed in first:
+        await done(client, *deed)
+    before = await state_of(world)
+    world.clock.advance("1m")
+    page = await done(client, *then)
+    assert await state_of(world) != before
+    await undone(client, page, back)
+    assert await state_of(world) == before
+
+
+@pytest.mark.parametrize(
+    ("weight", "then"),
+    [("4", ("clear-weight", ACME)), (None, ("clear-weight", ACME)), (None, ("set-weight", {**ACME, "value": "2"}))],
+)
+async def test_a_weight_and_a_boost_come_back_together(
+    world: World, weight: str | None, then: tuple[str, dict[str, str]]
+) -> None:
+    client = await world.site.visitor()
+    await boosted(world)
+    if weight is not None:
+        await done(client, "set-weight", {**ACME, "value": weight, "lasting": "1h"})
+    before = await state_of(world)
+    page = await done(client, *then)
+    await undone(client, page, "restore")
+    assert await state_of(world) == before
+
+
+async def test_an_undo_is_undone_as_exactly(world: World) -> None:
+    client = await world.site.visitor()
+    await boosted(world)
+    await done(client, "set-weight", {**ACME, "value": "4"})
+    address = undo_of(await done(client, "clear-weight", ACME))
+    cleared = await state_of(world)
+    fields = dict(httpx.URL(address).params)
+    page = await done(client, "restore", {name: fields[name] for name in ("queue", "overrides", "ending")})
+    assert await state_of(world) != cleared
+    await undone(client, page, "restore")
+    assert await state_of(world) == cleared
+
+
+async def test_what_has_ended_meanwhile_is_not_restored(world: World) -> None:
+    client = await world.site.visitor()
+    await done(client, "pause", {**ACME, "lasting": "5m"})
+    address = undo_of(await done(client, "pause", ACME))
+    world.clock.advance("6m")
+    answer = await client.get(address)
+    assert (answer.status_code, "ended meanwhile" in answer.text) == (400, True)
+
+
+async def test_there_is_no_undo_where_partitions_had_settings_of_their_own(world: World) -> None:
+    client = await world.site.visitor()
+    await world.app.operations.pause("email__p1", keys={"account": "acme"}, expires_in="1h")
+    page = await done(client, "pause", {"queue": "email", "key.account": "acme"})
+    assert "cannot be undone in one step" in page
+    assert "Undo:" not in page
+
+
+@pytest.mark.parametrize("overrides", ["", "{}", "[1]", '[{"kind": "nonsense"}]'])
+async def test_a_form_that_does_not_say_what_to_restore_is_refused(world: World, overrides: str) -> None:
+    client = await world.site.visitor()
+    answer = await client.get(f"{ROOT}/do/restore", params={**WHOLE, "overrides": overrides, "ending": "[]"})
+    assert answer.status_code == 400
 
 
 async def test_what_cannot_be_undone_says_so(world: World) -> None:

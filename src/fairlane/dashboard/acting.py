@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -32,6 +33,15 @@ SHOWN = 20
 OWN_FIELDS = {"csrf", "reason", "back"}
 """Fields of the form that are not the deed's."""
 LONGEST_REASON = 500
+NO_UNDO = "This cannot be undone in one step: partitions of the queue had settings of their own before."
+ENDS = {
+    Kind.PAUSE: ("Resume", "resume"),
+    Kind.SUSPEND: ("Let limits hold again", "unsuspend"),
+    Kind.LIMIT: ("Use the declared limit", "clear-limit"),
+    Kind.WEIGHT: ("Use the declared weight", "clear-weight"),
+    Kind.BOOST: ("Use the declared weight", "clear-weight"),
+}
+"""What ends an override that replaced none, in the words of a button."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,28 +127,44 @@ def told_of_change(change: Change) -> Told:
     lines = [line for each in (change, *change.partitions) for line in _lines(each)]
     if change.affected is not None:
         lines.append(f"{change.affected} there now")
-    return Told(headline=lines[0], lines=lines[1:], undo=None if change.is_dry_run else _undo(change))
+    if change.is_dry_run:
+        return Told(headline=lines[0], lines=lines[1:])
+    undo = _undo(change)
+    return Told(headline=lines[0], lines=lines[1:], undo=undo, note="" if undo else NO_UNDO)
 
 
 def _undo(change: Change) -> Undo | None:
-    """What restores the override that was there before, or ends the one that was set."""
-    before = next(iter(change.before), None)
-    override = before or change.after[0]
-    fields = {"queue": change.queue, **key_query(dict(override.scope))}
-    if override.limit is not None:
-        fields["limit"] = override.limit
-    restores, ends = {
-        Kind.PAUSE: (("Pause again", "pause"), ("Resume", "resume")),
-        Kind.SUSPEND: (("Suspend again", "suspend"), ("Let limits hold again", "unsuspend")),
-        Kind.LIMIT: (("Restore the limit before", "set-limit"), ("Use the declared limit", "clear-limit")),
-        Kind.WEIGHT: (("Restore the weight before", "set-weight"), ("Use the declared weight", "clear-weight")),
-        Kind.BOOST: (None, ("Use the declared weight", "clear-weight")),
-    }[override.kind]
-    is_ended = not change.after
-    if before is not None and (is_ended or override.value is not None) and restores is not None:
-        value = {} if before.value is None else {"value": f"{before.value:g}"}
-        return Undo(*restores, {**fields, **value})
-    return None if is_ended else Undo(*ends, fields)
+    """What leaves everything as it was: the same numbers with the same ends, and no override besides."""
+    if change.partitions:
+        return None
+    if not change.before and len(change.after) == 1 and _is_alone(change.after[0], change):
+        override = change.after[0]
+        fields = {"queue": change.queue, **key_query(dict(override.scope))}
+        limit = {} if override.limit is None else {"limit": override.limit}
+        return Undo(*ENDS[override.kind], {**fields, **limit})
+    known = {each.id for each in change.before}
+    return Undo(
+        "Restore what was there before",
+        "restore",
+        {
+            "queue": change.queue,
+            "overrides": msgspec.json.encode([_unsigned(each) for each in change.before]).decode(),
+            "ending": msgspec.json.encode([each.id for each in change.after if each.id not in known]).decode(),
+        },
+    )
+
+
+def _is_alone(override: Override, change: Change) -> bool:
+    """Whether ending it ends nothing else: a weight and a boost of the same key end together."""
+    pair = {Kind.WEIGHT, Kind.BOOST}
+    return override.kind not in pair or not any(
+        each.kind in pair and each.scope == override.scope and each.id != override.id for each in change.remaining
+    )
+
+
+def _unsigned(override: Override) -> Override:
+    """Without who set it and why: whoever restores it does."""
+    return msgspec.structs.replace(override, set_at=0, set_by="", reason="")
 
 
 def _lines(change: Change) -> list[str]:

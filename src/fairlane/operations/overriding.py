@@ -33,6 +33,7 @@ __all__ = [
     "list_limits",
     "list_overrides",
     "pause",
+    "restore_overrides",
     "resume",
     "set_limit",
     "set_weight",
@@ -197,6 +198,20 @@ async def suspend(store: Store, queue: str, intent: Intent) -> Change:
 async def unsuspend(store: Store, queue: str, intent: Intent) -> Change:
     """Let the limits of a queue hold again. What runs beyond them drains first."""
     return await _remove(store, queue, "unsuspend", [Override(kind=Kind.SUSPEND).id], intent)
+
+
+async def restore_overrides(
+    store: Store, queue: str, overrides: Sequence[Override], intent: Intent, *, ending: Sequence[str] = ()
+) -> Change:
+    """Set overrides again as they were, each with the end that it had, and end those (by id) that came instead."""
+    now = await store.now()
+    for each in overrides:
+        if each.expires_at is not None and each.expires_at <= now:
+            raise InvalidOverride(
+                f"queue {queue!r}: {each.describe()}: that would have ended meanwhile; set another end"
+            )
+    signed = [structs.replace(each, set_at=now, set_by=intent.actor, reason=intent.reason) for each in overrides]
+    return await _change(store, queue, "restore", signed, ending, intent)
 
 
 async def _put(store: Store, queue: str, action: str, override: Override, intent: Intent) -> Change:

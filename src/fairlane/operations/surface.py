@@ -38,6 +38,7 @@ from fairlane.operations.scheduling import ScheduleView
 from fairlane.operations.trying import PolicyGiven, Tried
 from fairlane.operations.views import KeyList, KeyView, OneKey, OneQueue, Overview, QueueView, WorkerList
 from fairlane.parameters import checked_methods
+from fairlane.policy.overrides import Override
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import OnReplayConflict
 from fairlane.redaction import Audience, Redact, Redactor, Surface
@@ -328,6 +329,20 @@ class Operations:
     ) -> Change:
         """Let the limits of a queue hold again. What runs beyond them drains first."""
         return await overriding.unsuspend(await self._source.opened(), queue, self._intent(actor, reason, dry_run))
+
+    async def restore_overrides(
+        self,
+        queue: str,
+        overrides: Sequence[Override],
+        *,
+        ending: Sequence[str] = (),
+        reason: str = "",
+        actor: str | None = None,
+        dry_run: bool = False,
+    ) -> Change:
+        """Set overrides again as they were (`Change.before`), and end those that came instead, by their ids."""
+        intent = self._intent(actor, reason, dry_run)
+        return await overriding.restore_overrides(await self._source.opened(), queue, overrides, intent, ending=ending)
 
     async def list_overrides(self, queue: str | None = None) -> list[OverrideInForce]:
         """The overrides of a queue, or of all queues, and which of them have no effect."""

@@ -98,11 +98,11 @@ class Override(msgspec.Struct, frozen=True, kw_only=True):
             case Kind.PAUSE:
                 return f"{where} is paused"
             case Kind.LIMIT:
-                return f"{self.limit} is {self.value:g} for {where}"
+                return f"{self.limit} is {self.value:.15g} for {where}"
             case Kind.WEIGHT:
-                return f"the weight of {where} is {self.value:g}"
+                return f"the weight of {where} is {self.value:.15g}"
             case Kind.BOOST:
-                return f"{where} is boosted {self.value:g} times"
+                return f"{where} is boosted {self.value:.15g} times"
             case Kind.SUSPEND:
                 return "every limit is suspended"
 

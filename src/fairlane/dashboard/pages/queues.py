@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from fairlane.dashboard.acting import Deed, Told, told_of_change
 from fairlane.dashboard.charts import denial_chart, throughput_chart, wait_chart
 from fairlane.dashboard.keys import keys_of
@@ -12,6 +14,7 @@ from fairlane.dashboard.page import Ask, Page
 from fairlane.dashboard.pages.overview import LOOKS
 from fairlane.errors import ConfigurationError
 from fairlane.operations import Operations
+from fairlane.policy.overrides import Override
 
 __all__ = ["DEEDS", "QUEUE", "QUEUES"]
 
@@ -110,6 +113,19 @@ async def clear_weight(
     return told_of_change(change)
 
 
+async def restore(operations: Operations, fields: Mapping[str, str], *, actor: str, reason: str, dry_run: bool) -> Told:
+    """What undoes a change: see `acting`, which fills in the form."""
+    try:
+        overrides = msgspec.json.decode(fields.get("overrides", ""), type=list[Override])
+        ending = msgspec.json.decode(fields.get("ending", ""), type=list[str])
+    except msgspec.DecodeError:
+        raise ConfigurationError("what is to be restored? The form did not say") from None
+    change = await operations.restore_overrides(
+        _queue(fields), overrides, ending=ending, actor=actor, reason=reason, dry_run=dry_run
+    )
+    return told_of_change(change)
+
+
 def _queue(fields: Mapping[str, str]) -> str:
     queue = fields.get("queue", "")
     if not queue:
@@ -145,6 +161,7 @@ DEEDS = (
     Deed(name="clear-limit", title="Back to the declared limit", button="Clear", carry_out=clear_limit),
     Deed(name="set-weight", title="Change a weight", button="Change it", carry_out=set_weight),
     Deed(name="clear-weight", title="Back to the declared weight", button="Clear", carry_out=clear_weight),
+    Deed(name="restore", title="Restore what was there before", button="Restore", carry_out=restore),
 )
 
 QUEUES = Page(path="/queues", title="Queues", template="queues.html", look=look_at_queues, nav="Queues", shortcut="q")
