@@ -224,7 +224,7 @@ def test_the_outcomes_of_an_attempt_are_those_of_a_settlement() -> None:
         "delay": 1,
         "effects": None,
         "suspicion": 1,
-        "is_counted": True,
+        "is_bounded": True,
         "is_spent": False,
     }
     outcomes = [

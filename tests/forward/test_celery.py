@@ -103,13 +103,13 @@ def test_a_retry_that_the_task_asks_celery_for_is_the_policys(shop: ModuleType) 
 
 def test_retries_are_celerys_unless_a_policy_is_given(shop: ModuleType) -> None:
     job = shop.by_engine.enqueue_sync(2)
-    assert job.result_sync(PATIENCE) == [1, 2]
+    assert job.result_sync(PATIENCE) == [3, 2]
     assert [each.outcome for each in shop.app.run_blocking(job.attempts())] == ["retry", "retry", "done"]
 
 
 def test_when_celery_gives_up_the_job_is_dead(shop: ModuleType) -> None:
     job = shop.by_engine.enqueue_sync(9)
-    with pytest.raises(JobFailed, match="not yet"):
+    with pytest.raises(JobFailed, match=r"after 4 of 4 attempts: .*not yet"):
         job.result_sync(PATIENCE)
     assert job.status_sync() is State.DEAD
 

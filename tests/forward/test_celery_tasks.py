@@ -422,7 +422,7 @@ def test_a_task_whose_worker_is_told_to_stop_has_not_failed(
     job = forwarder.task(target, queue="emails").enqueue_sync()
     with pytest.raises(SystemExit):
         delivered(app, target)
-    assert state_of(job) is State.SCHEDULED
+    assert state_of(job) is State.READY
 
 
 def test_a_retry_with_other_arguments_is_another_job(app: App, celery: Celery, forwarder: CeleryForwarder) -> None:

@@ -217,17 +217,17 @@ async def test_a_job_that_is_cancelled_while_it_runs_is_asked_to_stop(
     assert await job.status() is State.CANCELLED
 
 
-async def test_a_retry_of_the_engines_own_gives_up_its_slot_and_is_counted_by_the_engine(
+async def test_a_retry_of_the_engines_own_gives_up_its_slot_and_is_bounded_by_the_engine(
     forwarder: PaperForwarder, clock: ManualClock
 ) -> None:
-    """E2: more retries than `max_attempts`, which bounds only what is lost."""
+    """E2: more retries than `max_attempts`, each of them counted."""
     task = forwarder.task(len, queue="emails", name="length")
     job = await published(forwarder, task, "abc")
     for retries in range(7):
         assert forwarder.messages[-1].retries == retries
         await forwarder.deliveries.retried(await begun(forwarder), "busy", timedelta(minutes=5))
         record = await job.record()
-        assert (record.state, record.attempt) == (State.SCHEDULED, 0)
+        assert (record.state, record.attempt) == (State.SCHEDULED, retries + 1)
         clock.advance("6m")
         before = len(forwarder.messages)
         async with dispatching(forwarder):
@@ -386,8 +386,16 @@ async def test_a_job_whose_thread_is_interrupted_while_it_is_adopted_is_not_kept
     assert "OutOfTime" in str((await job.record()).error)
 
 
-async def test_a_job_whose_thread_is_interrupted_before_it_is_adopted_has_failed_too(
-    app: App, forwarder: PaperForwarder, store: WatchedStore, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "state"), [(OutOfTime, State.SCHEDULED), (SystemExit, State.READY)], ids=["has failed too", "is lost"]
+)
+async def test_a_job_whose_thread_is_interrupted_or_stopped_before_it_is_adopted(
+    app: App,
+    forwarder: PaperForwarder,
+    store: WatchedStore,
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[BaseException],
+    state: State,
 ) -> None:
     job = await published(forwarder, forwarder.task(len, queue="emails", name="length"), "abc")
     loop, is_asked, may_go_on = asyncio.get_running_loop(), threading.Event(), asyncio.Event()
@@ -401,15 +409,15 @@ async def test_a_job_whose_thread_is_interrupted_before_it_is_adopted_has_failed
         running = asyncio.run_coroutine_threadsafe(work, loop)
         is_asked.wait()
         running.cancel()
-        raise OutOfTime
+        raise error
 
     store.before["adopt"] = hold_up
     monkeypatch.setattr(app, "run_blocking", run_blocking)
-    with pytest.raises(OutOfTime):
+    with pytest.raises(error):
         await asyncio.to_thread(forwarder.deliveries.begin_sync, forwarder.messages[0].token, ["length"])
     may_go_on.set()
-    await reaches(job, State.SCHEDULED)
-    assert "OutOfTime" in str((await job.record()).error)
+    await reaches(job, state)
+    assert error.__name__ in str((await job.record()).error)
 
 
 async def test_a_job_whose_task_is_cancelled_before_it_is_adopted_has_failed_too(

@@ -51,8 +51,8 @@ TABLE: list[tuple[str, int, Outcome, Settlement]] = [
     (
         "retried by an engine at last",
         3,
-        Retried("later", 9, is_counted=False),
-        settled(State.SCHEDULED, "retry", delay=9, error="later", counts_attempt=False),
+        Retried("later", 9, is_bounded=False),
+        settled(State.SCHEDULED, "retry", delay=9, error="later"),
     ),
     ("retried at last", 3, Retried("later", 9), settled(State.DEAD, "retry", error="later")),
     (

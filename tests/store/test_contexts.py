@@ -61,7 +61,7 @@ async def test_retries_are_counted_since_the_job_was_enqueued_or_replayed(store:
     """E2: an engine is told how often it has retried a job; what was lost or failed is no retry of its own."""
     busy, quiet = new_jobs(PLAIN, count=2)
     await store.enqueue([busy, quiet])
-    for outcome in (Retried("busy", 0, is_counted=False), Interrupted("gone"), Retried("busy", 0, is_counted=False)):
+    for outcome in (Retried("busy", 0, is_bounded=False), Interrupted("gone"), Retried("busy", 0, is_bounded=False)):
         for each in await claim(store, "webhooks", 2):
             await finish(store, [each], outcome if each.id == busy.id else Interrupted("gone"))
     assert await store.retries([busy.id, quiet.id, uuid4()]) == {busy.id: 2}

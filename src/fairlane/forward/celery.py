@@ -29,7 +29,15 @@ from fairlane.errors import (
     UndecodablePayload,
 )
 from fairlane.forward.delivering import Delivery
-from fairlane.forward.forwarder import Forwarded, Forwarder, RoutedCall, RoutedCodec, not_a_task, unwritable
+from fairlane.forward.forwarder import (
+    Forwarded,
+    Forwarder,
+    RoutedCall,
+    RoutedCodec,
+    not_a_task,
+    runs_with,
+    unwritable,
+)
 from fairlane.forward.messages import Message, Unpublishable
 from fairlane.forward.tokens import HEADER, Token
 from fairlane.job import State
@@ -114,6 +122,12 @@ class CeleryForwarder(Forwarder):
             self._functions[target.name] = getattr(target, "_orig_run", target.run)
         return self._functions[target.name]
 
+    def runs_of(self, target: Any, options: Mapping[str, Any]) -> int:
+        retries = target.max_retries
+        if getattr(target, "autoretry_for", ()):
+            retries = getattr(target, "retry_kwargs", {}).get("max_retries", retries)
+        return runs_with(retries)
+
     def install(self, forwarded: Forwarded) -> None:
         target = forwarded.target
         if getattr(target.run, "adopts_for", None) is self:
@@ -177,8 +191,8 @@ class CeleryForwarder(Forwarder):
             raise celery.exceptions.Ignore(reason) from rejected
         except BaseException as error:
             # A worker that is told to stop raises what is no Exception: that is no failure of the task's.
-            is_final = is_engines and isinstance(error, Exception)
-            became = self.deliveries.failed_sync(delivery, error, is_final=is_final)
+            is_lost = is_engines and not isinstance(error, Exception)
+            became = self.deliveries.failed_sync(delivery, error, is_final=is_engines, is_lost=is_lost)
             if not isinstance(error, Exception):
                 raise
             raise self._for_celery(target, became, error) from error

@@ -26,7 +26,19 @@ from fairlane.clock import SECOND, Instant, microseconds
 from fairlane.errors import InvalidJob, JobNotFound, UndecodablePayload
 from fairlane.forward.tokens import Token
 from fairlane.job import Claim, State
-from fairlane.scheduler.settlement import Cancelled, Died, Done, Failed, Outcome, Released, Retried, Settlement, settle
+from fairlane.scheduler.settlement import (
+    UNSEEN,
+    Cancelled,
+    Died,
+    Done,
+    Failed,
+    Lost,
+    Outcome,
+    Released,
+    Retried,
+    Settlement,
+    settle,
+)
 from fairlane.stamping import Stamp
 from fairlane.store.protocol import Adopted, Store, WorkerIdentity
 from fairlane.task import Task
@@ -185,23 +197,26 @@ class Deliveries:
             is_lost = delivery.stop is Stop.GONE
             await delivery.process.end(delivery, None if is_lost else Done(result, delivery.effects))
 
-    async def failed(self, delivery: Delivery, error: BaseException, *, is_final: bool = False) -> State | None:
+    async def failed(
+        self, delivery: Delivery, error: BaseException, *, is_final: bool = False, is_lost: bool = False
+    ) -> State | None:
         """Its function has raised: what that means is decided as on Fairlane's own workers. `is_final`: the engine does
-        not retry this, so a failure is the job's end. Fairlane's own signals stay what they are. Returns the state that
-        the job has moved to; `None` if its claim was lost."""
+        not retry this, so a failure is the job's end. `is_lost`: the engine's worker was told to stop, which is no
+        failure of the job's; it comes again as one whose process was killed. Fairlane's own signals stay what they are.
+        Returns the state that the job has moved to; `None` if its claim was lost."""
         delivery.handle = None
         outcome = outcome_of(delivery, error, delivery.process.store_wall())
-        if is_final and isinstance(outcome, Failed):
-            outcome = Died(outcome.error)
+        if isinstance(outcome, Failed) and (is_lost or is_final):
+            outcome = Lost(outcome.error, UNSEEN) if is_lost else Died(outcome.error)
         settlement = await delivery.process.end(delivery, outcome, error)
         return None if settlement is None else settlement.to
 
     async def retried(self, delivery: Delivery, reason: str, delay: timedelta) -> None:
         """The engine has decided to retry it after this long: the job goes back to its queue and gives up its slot.
-        `max_attempts` does not bound this; the engine's own limit has."""
+        It is counted as an attempt, and bounded by the engine's own limit alone."""
         delivery.handle = None
         is_lost = delivery.stop is Stop.GONE
-        again = Retried(storable(reason), bounded(microseconds(delay)), is_counted=False)
+        again = Retried(storable(reason), bounded(microseconds(delay)), is_bounded=False)
         await delivery.process.end(delivery, None if is_lost else again)
 
     # The same for engines that block.
@@ -231,18 +246,22 @@ class Deliveries:
     def done_sync(self, delivery: Delivery, value: Any) -> None:
         self._app.run_blocking(self._to_its_end(self.done(delivery, value)))
 
-    def failed_sync(self, delivery: Delivery, error: BaseException, *, is_final: bool = False) -> State | None:
-        return self._app.run_blocking(self._to_its_end(self.failed(delivery, error, is_final=is_final)))
+    def failed_sync(
+        self, delivery: Delivery, error: BaseException, *, is_final: bool = False, is_lost: bool = False
+    ) -> State | None:
+        failing = self.failed(delivery, error, is_final=is_final, is_lost=is_lost)
+        return self._app.run_blocking(self._to_its_end(failing))
 
     def retried_sync(self, delivery: Delivery, reason: str, delay: timedelta) -> None:
         self._app.run_blocking(self._to_its_end(self.retried(delivery, reason, delay)))
 
     def _abandon(self, begun: deque[Delivery], error: BaseException) -> None:
-        """Whoever wanted to run it was interrupted, by a time limit of the engine perhaps: it has failed. Else the
-        heartbeat would keep it for ever."""
+        """Whoever wanted to run it was interrupted: by a time limit of the engine, perhaps, then it has failed; or told
+        to stop, then it is lost. Else the heartbeat would keep it for ever."""
+        is_lost = isinstance(error, SystemExit | KeyboardInterrupt)
         with contextlib.suppress(IndexError):
             delivery = begun.pop()  # by whoever comes first
-            asyncio.run_coroutine_threadsafe(self.failed(delivery, error), delivery.process.loop)
+            asyncio.run_coroutine_threadsafe(self.failed(delivery, error, is_lost=is_lost), delivery.process.loop)
 
     async def _to_its_end(self, work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
         """Do this, also if whoever waits for it is interrupted: a job that has run must not run again for that, and one

@@ -14,19 +14,28 @@ import functools
 import json
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fairlane.errors import ConfigurationError, Dead, Retry, Signal
 from fairlane.forward.delivering import Delivery
-from fairlane.forward.forwarder import Forwarded, Forwarder, RoutedCall, RoutedCodec, not_a_task, unwritable
+from fairlane.forward.forwarder import (
+    Forwarded,
+    Forwarder,
+    RoutedCall,
+    RoutedCodec,
+    not_a_task,
+    runs_with,
+    unwritable,
+)
 from fairlane.forward.messages import Message
 from fairlane.forward.tokens import HEADER
+from fairlane.task import MOST_ATTEMPTS
 
 try:
     import dramatiq
-    from dramatiq.middleware import Middleware, SkipMessage
+    from dramatiq.middleware import Middleware, Retries, SkipMessage
     from dramatiq.results import Results
 except ImportError:
     raise ConfigurationError("Dramatiq is not installed; run `pip install 'fairlane[dramatiq]'`") from None
@@ -80,6 +89,14 @@ class DramatiqForwarder(Forwarder):
         # An async function lies below the form of it that blocks.
         function: Callable[..., Any] = getattr(target.fn, "__wrapped__", target.fn)
         return function
+
+    def runs_of(self, target: Any, options: Mapping[str, Any]) -> int:
+        retries = next((each for each in self.broker.middleware if isinstance(each, Retries)), None)
+        if retries is None:
+            return 1
+        if target.options.get("retry_when", retries.retry_when) is not None:
+            return MOST_ATTEMPTS  # it is asked each time, and the number is not
+        return runs_with(options.get("max_retries", target.options.get("max_retries", retries.max_retries)))
 
     def install(self, forwarded: Forwarded) -> None:
         # Its workers consume the queues that are declared when they start.
@@ -233,7 +250,7 @@ class DramatiqForwarder(Forwarder):
             text = json.dumps(own)
         except (TypeError, ValueError) as error:
             raise unwritable(task.name, options, json.dumps, error) from error
-        routed = RoutedCall(message.args, message.kwargs, using, message.message_id, text)
+        routed = RoutedCall(message.args, message.kwargs, using, message.message_id, text, options)
         job = self.enqueue_routed_blocking(task, routed)
         if (queue := self._queues.get(task.queue)) is not None:
             message = message.copy(queue_name=queue)  # under which its result is looked for

@@ -34,6 +34,7 @@ from fairlane.policy.partitions import whole_of
 from fairlane.policy.retry import Backoff
 from fairlane.policy.unique import Unique
 from fairlane.task import (
+    MOST_ATTEMPTS,
     AsyncTask,
     Call,
     Duration,
@@ -54,6 +55,7 @@ __all__ = [
     "answering",
     "as_uuid",
     "not_a_task",
+    "runs_with",
     "unwritable",
 ]
 
@@ -75,6 +77,8 @@ class Forwarded:
     target: Any
     """The engine's own task."""
     retries: Retries
+    is_bounded: bool = False
+    """`max_attempts` was given with it, and the engine's own number is not asked for."""
 
     def refuse(self, given: AbstractSet[str], engine: str, its: str = "task") -> None:
         """Options of a call that say how the engine tries again do nothing where the policy says it."""
@@ -148,6 +152,11 @@ class Forwarder(ABC):
     def install(self, forwarded: Forwarded) -> None:
         """Make a task of the engine adopt its jobs. Called once for each, when it is declared."""
 
+    def runs_of(self, target: Any, options: Mapping[str, Any]) -> int:
+        """How often the engine runs a job at most, by its own retry settings: those of the task, and the options that a
+        routed call was given. An engine that does not say has the number that tasks have."""
+        return TaskOptions().max_attempts
+
     def publish_blocking(self, message: Message) -> None:
         """Hand a message to the broker, as `Engine.publish` says; called in a thread."""
         raise NotImplementedError(f"{type(self).__name__} has neither `publish` nor `publish_blocking`")
@@ -189,8 +198,9 @@ class Forwarder(ABC):
         """A Fairlane task whose jobs this engine's task runs. Its function needs no change.
 
         The engine's own retry settings hold. `max_attempts`, `backoff`, `retry_on` or `dead_on` replace them by the
-        policy of Fairlane's own workers, unless `retries="engine"` is given as well: then `max_attempts` bounds only
-        how often a run may be lost. There is no `timeout=`: the engine's own time limits hold.
+        policy of Fairlane's own workers, unless `retries="engine"` is given as well. Then `max_attempts` is what
+        operators see instead of the engine's own number of runs, and bounds lost ones. There is no `timeout=`: the
+        engine's own time limits hold.
         """
         self.check(target)
         task_name = name or self.name_of(target)
@@ -202,13 +212,15 @@ class Forwarder(ABC):
             "dead_on": dead_on,
         }
         said = {option: value for option, value in said.items() if value is not None}
-        options = TaskOptions(**said, priority=priority, keys=key_source(keys), unique=as_unique(unique))
         who = _checked_retries(retries) if retries is not None else "policy" if said else self.retries
+        if who == "engine" and max_attempts is None:
+            said["max_attempts"] = self.runs_of(target, {})
+        options = TaskOptions(**said, priority=priority, keys=key_source(keys), unique=as_unique(unique))
         kind: type[Task[..., Any]] = AsyncTask if is_async(function) else SyncTask
         task = kind(self.app, task_name, queue, function, options, None, self.app.codec)
         self.app.registry.add(task)
         self.app.forwarded.add(queue)
-        forwarded = Forwarded(task, target, who)
+        forwarded = Forwarded(task, target, who, max_attempts is not None)
         self.forwarded[task_name] = forwarded
         self.names.setdefault(self.name_of(target), []).append(task_name)
         self.install(forwarded)
@@ -245,7 +257,10 @@ class Forwarder(ABC):
     async def enqueue_routed(self, task: Task[..., Any], routed: RoutedCall) -> Job[Any]:
         """Store a routed call. Its job has the id of the engine's message, where that is a UUID that no job has yet:
         engines send one id more than once."""
-        call = task.using(**routed.using).call(*routed.args, **routed.kwargs)
+        using, forwarded = dict(routed.using), self.forwarded[task.name]
+        if forwarded.retries == "engine" and not forwarded.is_bounded:
+            using["max_attempts"] = self.runs_of(forwarded.target, routed.options)
+        call = task.using(**using).call(*routed.args, **routed.kwargs)
         context = {**(call.options.context or {}), **engines_own(routed.own)}
         call = Call(call.task, call.args, call.kwargs, replace(call.options, context=context, id=as_uuid(routed.id)))
         try:
@@ -305,6 +320,8 @@ class RoutedCall(msgspec.Struct, frozen=True):
     """That of the engine's message."""
     own: str
     """The message, as the engine wrote it, without its arguments."""
+    options: Mapping[str, Any] = {}
+    """Those of the call, or the labels, by the engine's names."""
 
 
 class RoutedCodec(Codec):
@@ -320,6 +337,11 @@ class RoutedCodec(Codec):
         except InvalidJob as error:
             log.debug("%s; it is left to the engine's result backend", error)
             return None
+
+
+def runs_with(retries: int | None) -> int:
+    """How many runs so many retries are, at most; `None`: as many as it takes."""
+    return MOST_ATTEMPTS if retries is None else max(1, min(retries + 1, MOST_ATTEMPTS))
 
 
 def as_uuid(text: str) -> UUID | None:

@@ -11,14 +11,23 @@ import contextvars
 import functools
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fairlane.declaring import is_async
 from fairlane.errors import ConfigurationError, FairlaneError, Signal
 from fairlane.forward.delivering import Delivery
-from fairlane.forward.forwarder import Forwarded, Forwarder, RoutedCall, RoutedCodec, answering, not_a_task, unwritable
+from fairlane.forward.forwarder import (
+    Forwarded,
+    Forwarder,
+    RoutedCall,
+    RoutedCodec,
+    answering,
+    not_a_task,
+    runs_with,
+    unwritable,
+)
 from fairlane.forward.messages import Message
 from fairlane.forward.tokens import HEADER
 from fairlane.worker.outcomes import Stop
@@ -29,6 +38,8 @@ try:
         AsyncBroker,
         AsyncTaskiqDecoratedTask,
         BrokerMessage,
+        SimpleRetryMiddleware,
+        SmartRetryMiddleware,
         TaskiqMessage,
         TaskiqMiddleware,
         TaskiqResult,
@@ -89,6 +100,18 @@ class TaskiqForwarder(Forwarder):
     def function_of(self, target: Any) -> Callable[..., Any]:
         function: Callable[..., Any] = target.original_func
         return function
+
+    def runs_of(self, target: Any, options: Mapping[str, Any]) -> int:
+        labels = {**target.labels, **options}
+        retrying = (SimpleRetryMiddleware, SmartRetryMiddleware)
+        found = next((each for each in self.broker.middlewares if isinstance(each, retrying)), None)
+        if found is None:
+            return 1
+        retries = labels.get("retry_on_error")
+        if str(found.default_retry_label if retries is None else retries).lower() != "true":
+            return 1
+        # Taskiq counts the first run among its retries.
+        return runs_with(int(labels.get("max_retries", found.default_retry_count)) - 1)
 
     def install(self, forwarded: Forwarded) -> None:
         function = forwarded.target.original_func
@@ -276,7 +299,7 @@ class TaskiqForwarder(Forwarder):
             own = json.dumps(stored.model_dump())
         except (TypeError, ValueError) as error:
             raise unwritable(task.name, labels, json.dumps, error) from error
-        await self.enqueue_routed(task, RoutedCall(message.args, message.kwargs, using, message.task_id, own))
+        await self.enqueue_routed(task, RoutedCall(message.args, message.kwargs, using, message.task_id, own, labels))
         return None
 
 

@@ -59,8 +59,8 @@ class Retried(msgspec.Struct, frozen=True):
 
     reason: str
     delay: int
-    is_counted: bool = True
-    """False: an engine keeps its own count of retries, so `max_attempts` bounds only lost runs."""
+    is_bounded: bool = True
+    """False: an engine has decided it by its own limit, and `max_attempts` does not end the job."""
 
 
 class Snoozed(msgspec.Struct, frozen=True):
@@ -208,9 +208,7 @@ def _settle(claim: Claim, outcome: Outcome, ran: int) -> Settlement:
             return Settlement(job, lease, State.DEAD, "failed", ran, error=error)
         case Failed(error=error, backoff=delay):
             return Settlement(job, lease, State.SCHEDULED, "failed", ran, delay, error=error)
-        case Retried(reason=reason, delay=delay, is_counted=False):
-            return Settlement(job, lease, State.SCHEDULED, "retry", ran, delay, error=reason, counts_attempt=False)
-        case Retried(reason=reason) if last:
+        case Retried(reason=reason, is_bounded=True) if last:
             return Settlement(job, lease, State.DEAD, "retry", ran, error=reason)
         case Retried(reason=reason, delay=delay):
             return Settlement(job, lease, State.SCHEDULED, "retry", ran, delay, error=reason)
