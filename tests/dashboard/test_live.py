@@ -9,10 +9,12 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 
 from fairlane import App
 from fairlane.clock import ManualClock
-from fairlane.dashboard.access import COOKIE, Role
+from fairlane.dashboard.access import COOKIE, Role, Visitor
 from fairlane.dashboard.live import MOST_OF_ONE, MOST_OF_VIEWERS, MOST_STREAMS
 from tests.dashboard.harness import ROOT, VIEWER_TOKEN, Site, csrf_of
 from tests.waiting import PATIENCE, until
@@ -158,6 +160,53 @@ async def test_a_stream_ends_when_its_session_is_logged_out(site: Site, shop: Ap
         assert "webhooks" in await kept.part()
         await asyncio.wait_for(stream.over.wait(), PATIENCE)
         assert stream.parts.empty()
+
+
+@pytest.mark.parametrize(
+    "then",
+    [None, Visitor("bob", Role.OPERATOR), Visitor("ann", Role.VIEWER), HTTPException(401)],
+    ids=["logged out", "somebody else", "another role", "refused"],
+)
+async def test_a_stream_ends_when_the_host_no_longer_admits_who_opened_it(
+    shop: App, clock: ManualClock, then: Visitor | HTTPException | None
+) -> None:
+    """S2: what has happened since the host's own logout is not sent."""
+    hosts: dict[str, Visitor | HTTPException | None] = {"one": Visitor("ann", Role.OPERATOR)}
+
+    def authorize(request: Request) -> Visitor | None:
+        found = hosts[request.cookies[COOKIE]]
+        if isinstance(found, HTTPException):
+            raise found
+        return found
+
+    async with Site.of(shop, clock, authorize=authorize) as site, opened(site, cookie="one") as stream:
+        await tick(clock, 1)
+        assert "Audit" in await stream.part()
+        hosts["one"] = then
+        await shop.operations.pause("webhooks", actor="bob")
+        await tick(clock, 1)
+        await asyncio.wait_for(stream.over.wait(), PATIENCE)
+        assert stream.parts.empty()
+
+
+async def test_a_stream_goes_on_without_a_page_while_the_host_cannot_say_who_is_admitted(
+    shop: App, clock: ManualClock
+) -> None:
+    faults: list[Exception] = []
+
+    def authorize(request: Request) -> Visitor:
+        if faults:
+            raise faults[0]
+        return Visitor("ann", Role.OPERATOR)
+
+    async with Site.of(shop, clock, authorize=authorize) as site, opened(site) as stream:
+        for fault in (ConnectionError("away"), HTTPException(503)):
+            faults[:] = [fault]
+            await tick(clock, 1)
+            assert (await stream.part()).startswith("event: trouble\n")
+        faults.clear()
+        await tick(clock, 1)
+        assert "Audit" in await stream.part()
 
 
 async def test_a_stream_ends_after_a_quarter_of_an_hour_so_that_who_comes_again_is_asked_again(

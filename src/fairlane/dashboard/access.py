@@ -143,6 +143,23 @@ class Access:
         visitor = self._by_session(request.cookies.get(COOKIE))
         return None if visitor is None or await self.has_ended(visitor) else visitor
 
+    async def has_left(self, request: Request, visitor: Visitor) -> bool:
+        """Whether whoever sent this would now be refused, or admitted as somebody else or in another role."""
+        if self.authorize is None:
+            return await self.has_ended(visitor)
+        # A request of its own: the one that was asked about keeps the cookies that it has read.
+        found = await self._admitted_again(Request(request.scope))
+        return found is None or (found.name, found.role) != (visitor.name, visitor.role)
+
+    async def _admitted_again(self, request: Request) -> Visitor | None:
+        """The same without an answer to give: a host may refuse strangers by raising one."""
+        try:
+            return await self.admit(request)
+        except HTTPException as error:
+            if error.status_code >= 500:
+                raise
+            return None
+
     async def is_by_token(self, request: Request, visitor: Visitor) -> bool:
         """Whether it was a bearer token that admitted this visitor, and nothing that a browser sends by itself."""
         if visitor.by_token or self.authorize is None or not is_bearer(request):

@@ -252,7 +252,7 @@ async def _live(request: Request) -> Any:
         every=int(every),
         seen=request.headers.get("last-event-id") or request.query_params.get("seen", ""),
         visitor=visitor,
-        is_over=lambda: dashboard.access.has_ended(visitor),
+        is_over=lambda: dashboard.access.has_left(request, visitor),
     )
 
 
