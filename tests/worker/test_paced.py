@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -35,12 +36,18 @@ class Scene:
             self.called.append((number, (self.clock.now() - began) // 1_000))
 
         self.app.queue("others")
+        self.going = asyncio.Event()
 
         @self.app.task(queue="others", name="other")
         async def other() -> None: ...
 
+        @self.app.task(queue="others", name="long")
+        async def long() -> None:
+            await self.going.wait()
+
         self.call: Task[[int], Any] = call
         self.other: Task[[], Any] = other
+        self.long: Task[[], Any] = long
 
     async def enqueue(self, count: int) -> list[Job[Any]]:
         return [await self.call.enqueue(number) for number in range(count)]
@@ -116,6 +123,64 @@ async def test_a_pause_takes_back_what_has_not_started(scene: Scene) -> None:
         assert len(scene.called) == 1
         await scene.app.operations.resume("calls", actor="ann")
         await scene.go_on_until(2)
+
+
+async def test_a_pause_reaches_what_waits_for_a_slot_too(scene: Scene) -> None:
+    """Jobs whose instant has come while every slot is taken have not started either."""
+    jobs = await scene.enqueue(2)
+    async with working(scene.app, queues=["calls", "others"], concurrency=1):
+        await scene.are_claimed(jobs[1:])
+        await until(lambda: len(scene.called) == 1)
+        busy = await scene.long.enqueue()
+        await reaches(busy, State.RUNNING)
+        scene.clock.advance("100ms")  # for the second, and no slot for it
+        await scene.app.operations.pause("calls", actor="ann")
+        await reaches(jobs[1], State.READY)
+        scene.going.set()
+        await reaches(busy, State.DONE)
+        await reaches(await scene.other.enqueue(), State.DONE)
+    assert len(scene.called) == 1
+
+
+@pytest.mark.parametrize("is_finer_last", [True, False])
+async def test_starts_keep_their_distance_at_every_gate_that_they_pass(
+    url: str, clock: ManualClock, is_finer_last: bool
+) -> None:
+    app = App(url, clock=clock)
+    limits = [Rate(50, per="1s", burst=1, by="account"), Rate(1, per="1s", burst=1, by=("account", "endpoint"))]
+    app.queue("calls", limits=limits if is_finer_last else limits[::-1])
+    called: list[int] = []
+
+    @app.task(queue="calls", name="call")
+    async def call(account: str, endpoint: str) -> None:
+        called.append(clock.now() // 1_000)
+
+    app.queue("others")
+
+    @app.task(queue="others", name="other")
+    async def other() -> None: ...
+
+    async with app:
+        jobs = [await call.enqueue("acme", f"api{number}") for number in range(6)]
+        async with working(app, queues=["calls", "others"], concurrency=6):
+
+            async def are_claimed() -> bool:
+                return [await job.status() for job in jobs[1:]].count(State.RUNNING) == 5
+
+            await until_found(are_claimed)
+            await until(lambda: len(called) == 1)
+            clock.advance("150ms")  # it stood still: every instant has gone by
+            await until(lambda: len(called) == 2)
+            await reaches(await other.enqueue(), State.DONE)
+            assert len(called) == 2, "bunched"
+
+            def are_made() -> bool:
+                if len(called) < 6:
+                    clock.advance("5ms")
+                return len(called) == 6
+
+            await until(are_made)
+    assert min(after - before for before, after in pairwise(called)) >= 15
 
 
 async def test_a_lowered_limit_reaches_what_has_not_started(scene: Scene) -> None:

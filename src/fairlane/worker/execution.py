@@ -233,7 +233,8 @@ class Execution:
 
     def revoke_paced(self, queue: QueueSlots) -> None:
         """The terms have changed by which these were claimed: give back what has not started."""
-        for run in self._pacer.runs():
+        launched = [run for run in (*self.waiting, *self.running) if run.pace is not None and run.started_at == 0]
+        for run in (*self._pacer.runs(), *launched):
             if run.queue is queue:
                 self._withdraw(run, self._released(run, "its queue's policy has changed"))
 

@@ -42,8 +42,11 @@ class Pacer:
         self._loop = asyncio.get_running_loop()
         self._passed = Passed()
         self._waiting: dict[bytes, list[Run]] = {}
-        """By the coarsest gate that they pass, the first to start in front."""
+        """By the last gate that they pass, the first to start in front."""
         self._launched: dict[bytes, Run] = {}
+        """By every gate that it passes, the one job that was let go there and has not begun."""
+        self._behind: dict[bytes, set[bytes]] = {}
+        """By the gate of such a job, the groups that wait for it to begin."""
         self._due: list[tuple[Instant, int, bytes]] = []
         self._entries = 0
         self._timer = (
@@ -70,18 +73,27 @@ class Pacer:
 
     def _note(self, pace: Pace, at: Instant) -> None:
         self._passed.note(pace, at)
-        name = pace.gates[-1][0]
-        self._launched.pop(name, None)
-        self._look_at(name)
+        self._let_pass(pace)
 
     def drop(self, run: Run) -> None:
         """It does not wait any more, or was let go and has ended without a start."""
+        assert run.pace is not None
         name = _group(run)
         if self._launched.get(name) is run:
-            del self._launched[name]
-        elif run in (group := self._waiting.get(name, [])):
+            self._let_pass(run.pace)
+            return
+        if run in (group := self._waiting.get(name, [])):
             group.remove(run)
         self._look_at(name)
+
+    def _let_pass(self, pace: Pace) -> None:
+        """Whoever was let go at these gates is through, or will not come: the next may."""
+        names = {pace.gates[-1][0]}
+        for gate, _ in pace.gates:
+            self._launched.pop(gate, None)
+            names |= self._behind.pop(gate, set())
+        for name in names:
+            self._look_at(name)
 
     def is_spent(self, run: Run) -> bool:
         """Whether its instant is gone: what started before it came so late that there is no place for it any more."""
@@ -93,9 +105,11 @@ class Pacer:
     def _look_at(self, name: bytes) -> None:
         """Find out when the next of a rate may start. What may not any more is given back."""
         group = self._waiting.get(name)
-        while group and name not in self._launched:
+        while group:
             run = group[0]
             assert run.pace is not None
+            if self._stands_behind(name, run.pace):
+                return
             due = self._passed.opens_at(run.pace)
             if max(due, self._now()) <= run.pace.latest:
                 self._entries += 1
@@ -107,18 +121,28 @@ class Pacer:
         if group is not None and not group:
             del self._waiting[name]
 
+    def _stands_behind(self, name: bytes, pace: Pace) -> bool:
+        """Whether somebody was let go at one of these gates and has not begun; if so, this group is next."""
+        for gate, _ in pace.gates:
+            if gate in self._launched:
+                self._behind.setdefault(gate, set()).add(name)
+                return True
+        return False
+
     def _ring(self) -> None:
         now = self._now()
         while self._due and self._due[0][0] <= now:
             _, _, name = heappop(self._due)
             group = self._waiting.get(name)
-            if not group or name in self._launched:
+            if not group:
                 continue
             run = group[0]
             assert run.pace is not None
+            if self._stands_behind(name, run.pace):
+                continue
             if self._passed.opens_at(run.pace) <= now <= run.pace.latest:
                 group.pop(0)
-                self._launched[name] = run
+                self._launched.update(dict.fromkeys((gate for gate, _ in run.pace.gates), run))
                 self._launch(run)
             else:
                 self._look_at(name)

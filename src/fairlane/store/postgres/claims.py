@@ -129,7 +129,7 @@ class Claimer:
         async with self._mutex, self._session() as connection:
             asked = want()
             if asked <= 0:
-                return Claimed([], uuid4(), None, more=False, look_again=False)
+                return await self._claim_nothing(Scheduling(connection, queue, self._clock.parameter()))
             with self.carriage.boarded() as passenger:
                 entry = await self._seat.enter(connection, queue.id, queue.name, asked, worker, duration, passenger)
             crowding = self._crowding[queue.id]
@@ -150,7 +150,7 @@ class Claimer:
         """Claim for everybody; what the first holder gets is returned."""
         me, scheduling = holders[0], Scheduling(connection, queue, self._clock.parameter())
         if me.asked <= 0:
-            return Claimed([], me.lease, None, more=False, look_again=False)
+            return await self._claim_nothing(scheduling)
         want = max(me.asked, min(SLOTS_AT_MOST, sum(holder.asked for holder in holders)))
         await watch.look(connection)
         # What waits for its instant is for whoever holds the lock: others keep no pace.
@@ -180,6 +180,11 @@ class Claimer:
         return Claimed(
             claims, me.lease, due, more, look_again, plan.queue.vtime, is_limited, folded, now, paces, loaded.policy
         )
+
+    async def _claim_nothing(self, scheduling: Scheduling) -> Claimed:
+        """Nobody has a slot. What waits for its instant is held all the same, by terms that may have changed."""
+        terms, _ = await scheduling.in_force()
+        return Claimed([], uuid4(), None, more=False, look_again=False, terms=terms)
 
     @contextlib.asynccontextmanager
     async def locked(self, queue: QueueHandle, *, durable: bool, keeps: bool = True) -> AsyncIterator[Scheduling]:
