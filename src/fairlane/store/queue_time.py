@@ -11,6 +11,7 @@ PostgreSQL reads its own clock, in SQL: `fairlane.instant` and `fairlane.keep_in
 
 from __future__ import annotations
 
+import threading
 from typing import NamedTuple
 
 import msgspec
@@ -74,29 +75,32 @@ class QueueClock:
         self._clock = clock
         self._witness = Witness(clock)
         self._latest: Instant = 0
-        self.ahead = 0
+        self._ahead = 0
+        # The event loop and the store's thread both ask. Half of what one of them has seen, beside half of what the
+        # other has, looks like a step back.
+        self._mutex = threading.Lock()
 
     def now(self) -> Instant:
-        # The clock is read last. Read first, it might be overtaken by a later reading of another thread, and the
-        # difference taken for a step back.
-        latest, expected = self._latest, self._witness.expected()
-        now = self._clock.now() + self.ahead
-        if now < max(latest, expected.least):
-            correct = max(latest, expected.now)
-            self.ahead += correct - now
-            now = correct
-        self._latest = now
-        self._witness.saw(now)
-        return now
+        return self.time().now
 
     def learn(self, ahead: int, latest: Instant) -> None:
         """Go by what is stored, if that is later."""
-        self.ahead = max(self.ahead, ahead)
-        self._latest = max(self._latest, latest)
+        with self._mutex:
+            self._ahead = max(self._ahead, ahead)
+            self._latest = max(self._latest, latest)
 
     def time(self) -> QueueTime:
-        now = self.now()
-        return QueueTime(now, self.ahead)
+        with self._mutex:
+            # The clock is read last: what passes before it is read is no step back.
+            least = max(self._latest, (expected := self._witness.expected()).least)
+            now = self._clock.now() + self._ahead
+            if now < least:
+                correct = max(self._latest, expected.now)
+                self._ahead += correct - now
+                now = correct
+            self._latest = now
+            self._witness.saw(now)
+            return QueueTime(now, self._ahead)
 
     def monotonic(self) -> Instant:
         return self._clock.monotonic()
