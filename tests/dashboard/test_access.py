@@ -10,12 +10,13 @@ from urllib.parse import unquote
 
 import pytest
 from httpx import ASGITransport, AsyncClient
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from fairlane import App
 from fairlane.clock import ManualClock
 from fairlane.dashboard import Role, Visitor, create_dashboard
-from fairlane.dashboard.access import COOKIE
+from fairlane.dashboard.access import COOKIE, weakness_of
 from fairlane.dashboard.acting import safe_path
 from fairlane.dashboard.contents import PAGES
 from fairlane.dashboard.doorkeeper import LARGEST_BODY
@@ -515,3 +516,64 @@ async def test_nobody_is_let_in_while_it_cannot_be_known_whether_their_session_h
         answer = await visitor.get(f"{ROOT}/")
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
         assert (await visitor.get(f"{ROOT}/healthz")).status_code == 200
+
+
+@pytest.mark.parametrize("refusal", [None, HTTPException(401), HTTPException(303, headers={"Location": "/login"})])
+async def test_a_host_may_refuse_strangers_by_raising(
+    shop: App, clock: ManualClock, refusal: HTTPException | None
+) -> None:
+    """A program's valid token was answered with 500: `authorize` is asked again without it, and raised."""
+
+    def authorize(request: Request) -> Visitor | None:
+        found = _by_cookie_or_bearer(request)
+        if found is None and refusal is not None:
+            raise refusal
+        return found
+
+    async with Site.of(shop, clock, authorize=authorize) as site:
+        stranger = await site.stranger().get(f"{ROOT}/api/queues")
+        assert stranger.status_code == (401 if refusal is None else refusal.status_code)
+        assert stranger.headers.get("location") == ((refusal and refusal.headers) or {}).get("Location")
+        sent: dict[str, Any] = {"json": {"reason": "a test"}, "headers": {"Origin": "https://evil.test"}}
+        assert (await site.program().post(f"{ROOT}/api/queues/webhooks/pause", **sent)).status_code == 200
+        session = site.stranger(cookies={"host": "root"}, headers={"Authorization": "Bearer junk-token-0000"})
+        assert (await session.post(f"{ROOT}/api/queues/webhooks/pause", **sent)).status_code == 403
+
+
+async def test_a_token_exempts_nobody_while_the_host_cannot_say_who_is_admitted_without_it(
+    shop: App, clock: ManualClock
+) -> None:
+    def authorize(request: Request) -> Visitor | None:
+        if "authorization" not in request.headers:
+            raise HTTPException(503)
+        return Visitor("root", Role.OPERATOR)
+
+    async with Site.of(shop, clock, authorize=authorize) as site:
+        answer = await site.program().post(f"{ROOT}/api/queues/webhooks/pause", json={"reason": "a test"})
+        assert answer.status_code == 503
+        assert (await shop.operations.list_audit()).entries == ()
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        *("1234567890123456", "0987654321098765", "abcdefghijklmnop", "qwertyuiopasdfgh", "changeme-changeme"),
+        *("ChangeMe-ChangeMe-123", "passwordpassword1", "secret-token-2024", "aaaabbbbccccdddd", "x9" * 20),
+        *("fairlane-operator-token", "k7Qz" * 8),
+    ],
+)
+def test_a_token_that_is_guessed_first_is_weak(token: str) -> None:
+    assert weakness_of(token) is not None
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "9fQw7ZkP2vLxT4aB",
+        "b1f6c0d2-5a57-4e0c-9c7e-0f4f7f1a2f3b",
+        "correct horse battery staple",
+        "4f9a1c07be62d85390ab6ce1f7d2483e",
+    ],
+)
+def test_a_token_that_is_not_foreseen_is_strong(token: str) -> None:
+    assert weakness_of(token) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import inspect
+import re
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as NotBase64
@@ -33,6 +34,19 @@ SHORTEST_TOKEN = 8
 SHORTEST_PUBLIC_TOKEN = 16
 LEAST_BITS = 48
 """What a token must be worth where strangers can reach the login, by how often each of its characters occurs."""
+FEWEST_CHARACTERS = 8
+"""Different ones."""
+_COMMON_WORDS = re.compile(
+    r"(?:access|admin|change|changeme|dashboard|default|demo|dummy|example|fairlane|foobar|hello|hunter|iloveyou|letmein"
+    r"|local|login|master|operators?|pass|passwd|passw[o0]rd|please|private|prod|production|replace|root|sample|secret"
+    r"|secure|staging|super|temp|test|testing|token|user|viewers?|welcome|world)"
+)
+_REPEATED = re.compile(r"(.{4,100}?)\1+|(.{1,3}?)\2{2,}")
+_FORWARDS = " ".join(
+    ("abcdefghijklmnopqrstuvwxyzabc", "1234567890123", "0123456789", "qwertyuiop", "asdfghjkl", "zxcvbnm", "qwertzuiop")
+)
+_ROWS = f"{_FORWARDS} {_FORWARDS[::-1]}"
+"""Characters that follow each other in the alphabet or on a keyboard."""
 ACTOR_HEADER = "x-fairlane-actor"
 """Who a program acts for, where it comes with a token."""
 
@@ -165,7 +179,7 @@ class Access:
         if visitor.by_token or self.authorize is None or not is_bearer(request):
             return visitor.by_token
         kept = [(name, value) for name, value in request.scope["headers"] if name.lower() != b"authorization"]
-        return await self.admit(Request({**request.scope, "headers": kept})) is None
+        return await self._admitted_again(Request({**request.scope, "headers": kept})) is None
 
     def role_of(self, token: str) -> Role | None:
         """Compares with every token in full, however much of it is right."""
@@ -227,8 +241,20 @@ def weakness_of(token: str) -> str | None:
     """Why a token is too weak for an address that strangers can reach; `None`: it is not."""
     if len(token) < SHORTEST_PUBLIC_TOKEN:
         return f"it has {len(token)} characters, and must have at least {SHORTEST_PUBLIC_TOKEN}"
-    bits = sum(count * log2(len(token) / count) for count in Counter(token).values())
-    return None if bits >= LEAST_BITS else "it repeats a few characters"
+    if len(set(token.lower())) < FEWEST_CHARACTERS:
+        return "it repeats a few characters"
+    rest = _unforeseen(token)
+    bits = sum(count * log2(len(rest) / count) for count in Counter(rest).values())
+    return None if bits >= LEAST_BITS else "it repeats itself, or is made of common words or of characters in a row"
+
+
+def _unforeseen(token: str) -> str:
+    """A token without what is tried first: common words, repetitions, and four or more characters in a row."""
+    rest = _REPEATED.sub(r"\1\2", _COMMON_WORDS.sub("", token.lower()))
+    in_a_row = {
+        place + offset for place in range(len(rest) - 3) if rest[place : place + 4] in _ROWS for offset in range(4)
+    }
+    return "".join(sign for place, sign in enumerate(rest) if place not in in_a_row)
 
 
 def is_bearer(request: Request) -> bool:

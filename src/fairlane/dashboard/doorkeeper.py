@@ -7,6 +7,7 @@ from collections.abc import Callable
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -74,7 +75,10 @@ class Doorkeeper:
                     headers["Cache-Control"] = "no-store"
             await send(message)
 
-        refusal, body = await self._look_at(request, path)
+        try:
+            refusal, body = await self._look_at(request, path)
+        except HTTPException as error:  # `authorize` refuses somebody in its own way
+            refusal, body = _as_the_host_says(request, error), None
         if refusal is not None:
             await refusal(scope, receive, guarded)
             return
@@ -94,6 +98,10 @@ class Doorkeeper:
                 return answer, None
             try:
                 visitor = await self._access.admit(request)
+            except HTTPException as error:
+                if is_bearer(request) and error.status_code == 401:
+                    self._access.program_throttle.failed(address)
+                raise
             except FairlaneError:  # its database cannot be used, for whatever reason
                 return self._unavailable(request), None
             if visitor is None:
@@ -183,6 +191,13 @@ def refused(request: Request, status: int, code: str, message: str) -> Response:
     if wants_json(request):
         return JSONResponse({"error": {"code": code, "message": message}}, status)
     return Response(f"{message}\n", status, media_type="text/plain")
+
+
+def _as_the_host_says(request: Request, error: HTTPException) -> Response:
+    code = {401: "unauthorized", 403: "forbidden"}.get(error.status_code, "refused")
+    answer = refused(request, error.status_code, code, error.detail)
+    answer.headers.update(error.headers or {})
+    return answer
 
 
 def form_of(request: Request, body: bytes) -> dict[str, str]:
