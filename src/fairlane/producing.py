@@ -14,7 +14,7 @@ from fairlane.errors import UnknownQueue
 from fairlane.handle import Foreseen
 from fairlane.job import NewJob, Outcome, new_job_ids
 from fairlane.pacing import Pacing
-from fairlane.policy.dividing import differing, division, sibling
+from fairlane.policy.dividing import differing, sibling, way_to
 from fairlane.policy.keys import canonical_keys
 from fairlane.policy.partitions import parse_partition, partition_name
 from fairlane.policy.policy import Policy
@@ -67,12 +67,10 @@ class Producing:
         name, place = declared.policy.queue, declared.policy.partition
         if differs := differing(declared.policy, partitions[0]):
             log.warning(
-                "queue %r: %s; jobs are sent and served by what is stored; "
-                "`fairlane partition %s --to %d` changes that",
+                "queue %r: %s; jobs are sent and served by what is stored; to change that: %s",
                 name,
                 differs,
-                name,
-                division(partitions[0])[0],
+                way_to(declared.policy, partitions[0]),
             )
         if declared.is_drift:
             log.warning(

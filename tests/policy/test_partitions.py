@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fairlane.errors import ConfigurationError, InvalidPolicy
 from fairlane.policy import AdaptiveConcurrency, Backlog, Concurrency, Fair, Policy, Rate, Sequence, lane_id
-from fairlane.policy.dividing import as_divided, differing, divided, logical
+from fairlane.policy.dividing import as_divided, differing, divided, logical, way_to
 from fairlane.policy.keys import routing_number
 from fairlane.policy.partitions import parse_partition, partition_for, partition_name
 
@@ -190,6 +190,33 @@ def test_a_declaration_says_how_it_divides_a_queue_otherwise_than_it_is_divided(
     assert differing(four, by_region) == (
         "it has 4 partitions, and this program declares 4 partitions by region, not by account"
     )
+
+
+@pytest.mark.parametrize(
+    ("stored", "declared", "commands"),
+    [
+        ((4, "account"), (8, "account"), "`fairlane partition email --to 8`"),
+        ((4, "account"), (1, "account"), "`fairlane partition email --to 1`"),
+        ((1, "account"), (4, "account"), "`fairlane partition email --to 4 --by account`"),
+        ((1, ""), (4, ""), "`fairlane partition email --to 4 --app module:app`"),
+        (
+            (4, "account"),
+            (4, "region"),
+            "`fairlane partition email --to 1`, then `fairlane partition email --to 4 --by region`",
+        ),
+        (
+            (4, "account"),
+            (8, "region"),
+            "`fairlane partition email --to 1`, then `fairlane partition email --to 8 --by region`",
+        ),
+    ],
+)
+def test_the_way_to_another_division_is_one_that_is_not_refused(
+    stored: tuple[int, str], declared: tuple[int, str], commands: str
+) -> None:
+    before, after = (divided(Policy("email"), width, (by,) if by else ()) for width, by in (stored, declared))
+    assert way_to(before[0], after[0]) == commands
+    assert way_to(before[-1], after[-1]) == commands
 
 
 def test_a_declaration_that_cannot_hold_in_the_stored_partitions_says_what_to_do() -> None:

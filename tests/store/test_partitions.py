@@ -310,6 +310,26 @@ async def test_a_program_that_divides_by_another_key_goes_by_the_stored_one(
     assert (await job.record()).queue == (f"email__p{index}" if index else "email")
 
 
+@pytest.mark.usefixtures("producers_know_at_once")
+async def test_a_program_that_divides_by_another_key_is_told_a_way_that_is_not_refused(
+    shared_database: Database, clock: ManualClock, stack: AsyncExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    await stack.enter_async_context(Mail(shared_database, clock).app)
+    other = Mail(shared_database, clock, partition_by="endpoint").app
+    await stack.enter_async_context(other)
+    way = "`fairlane partition email --to 1`, then `fairlane partition email --to 4 --by endpoint`"
+    assert any(f"to change that: {way}" in each.getMessage() for each in caplog.records)
+    diagnosis = await other.operations.diagnose()
+    assert [each.remedy for each in diagnosis if each.check == "partitions"] == [
+        f"declare it as it is, or change the queue: {way}"
+    ]
+    with pytest.raises(ConfigurationError, match="let it be one queue in between"):
+        await other.operations.change_partitions("email", 4, reason="as declared")
+    await other.operations.change_partitions("email", 1, reason="in between")
+    changed = await other.operations.change_partitions("email", 4, by=["endpoint"], reason="as declared")
+    assert changed.plan.by == ("endpoint",)
+
+
 async def test_a_declaration_that_cannot_hold_in_the_stored_partitions_leaves_what_is_stored(
     shared_database: Database, clock: ManualClock, stack: AsyncExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from fairlane.operations.findings import Finding, Level
 from fairlane.operations.policies import PolicyInForce
-from fairlane.policy.dividing import division
+from fairlane.policy.dividing import division, way_to
 from fairlane.policy.overrides import without_place
 from fairlane.policy.partitions import parse_partition, whole_of
 from fairlane.policy.policy import Policy
@@ -58,7 +58,7 @@ def _width(each: PolicyInForce) -> Iterator[Finding]:
         queue=each.queue,
         message=f"it has {has} (by {', '.join(has_by) or 'no key'}), and the code declares {wants} (by "
         f"{', '.join(wants_by) or 'no key'}): programs with this code send and serve jobs by the stored number",
-        remedy=f"declare partitions={has}, or change the queue: `fairlane partition {each.queue} --to {wants}`",
+        remedy=f"declare it as it is, or change the queue: {way_to(each.policy, each.declared)}",
     )
 
 

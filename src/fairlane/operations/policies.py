@@ -10,7 +10,7 @@ from fairlane.errors import ConfigurationError, InvalidPolicy, UnknownQueue
 from fairlane.operations.asking import Intent, in_force
 from fairlane.operations.overriding import OverrideInForce, overrides_of
 from fairlane.policy.differences import Difference, differences
-from fairlane.policy.dividing import as_divided, division, sibling
+from fairlane.policy.dividing import as_divided, division, sibling, way_to
 from fairlane.policy.overrides import everyone_in, without_place
 from fairlane.policy.partitions import parse_partition, partition_name, whole_of
 from fairlane.policy.policy import Policy
@@ -64,12 +64,7 @@ class PolicyInForce:
         apply = "`fairlane policy apply` puts that in force"
         if self.declared is None or not self.is_divided_otherwise:
             return apply
-        (has, _), (wants, by) = division(self.policy or self.declared), division(self.declared)
-        keys = "".join(f" --by {name}" for name in by) if wants > 1 and has == 1 else ""
-        if has == wants:
-            divide = f"`fairlane partition {self.queue} --to 1`, then `--to {wants}` by the new keys, divides it so"
-        else:
-            divide = f"`fairlane partition {self.queue} --to {wants}{keys}` divides it so"
+        divide = f"{way_to(self.policy or self.declared, self.declared)} divides it so"
         return f"{divide}, and {apply.replace('that', 'the rest')}" if self.drift else divide
 
 

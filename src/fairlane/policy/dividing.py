@@ -20,7 +20,7 @@ from fairlane.policy.partitions import Partition, partition_name
 from fairlane.policy.policy import Policy
 from fairlane.policy.sequence import Sequence
 
-__all__ = ["as_divided", "differing", "divided", "division", "logical", "partitioned", "sibling"]
+__all__ = ["as_divided", "differing", "divided", "division", "logical", "partitioned", "sibling", "way_to"]
 
 
 def divided(policy: Policy, width: int, by: By = (), per_partition: Iterable[Limit] = ()) -> tuple[Policy, ...]:
@@ -102,10 +102,10 @@ def as_divided(stored: Policy, declared: Policy) -> Policy:
     try:
         return sibling(partitioned(whole, before, own), before.index)
     except InvalidPolicy as error:
-        has, wants = _partitions(before.width), division(declared)[0]
+        has = f"{_partitions(before.width)} by {_keys(before.by)}"
         raise InvalidPolicy(
-            f"queue {before.of!r} has {has} by {_keys(before.by)}, and what this program declares cannot hold there: "
-            f"{error}; or change the queue first: `fairlane partition {before.of} --to {wants}`"
+            f"queue {before.of!r} has {has}, and what this program declares cannot hold there: {error}; or "
+            f"change the queue first: {way_to(stored, declared)}"
         ) from error
 
 
@@ -116,6 +116,16 @@ def differing(stored: Policy, declared: Policy) -> str | None:
         return None
     keys = "" if by == wants_by or 1 in (has, wants) else f" by {_keys(wants_by)}, not by {_keys(by)}"
     return f"it has {_partitions(has)}, and this program declares {_partitions(wants)}{keys}"
+
+
+def way_to(stored: Policy, declared: Policy) -> str:
+    """The commands that divide a queue as it is declared. Other keys need one queue in between."""
+    (has, by), (wants, wants_by) = division(stored), division(declared)
+    command = f"`fairlane partition {logical(stored)[0].queue} --to"
+    if wants == 1 or (has > 1 and by == wants_by):
+        return f"{command} {wants}`"
+    keys = "".join(f" --by {name}" for name in wants_by) or " --app module:app"
+    return f"{command} {wants}{keys}`" if has == 1 else f"{command} 1`, then {command} {wants}{keys}`"
 
 
 def _crossing(partition: Partition, limits: Iterable[Limit]) -> Iterator[Limit]:

@@ -25,6 +25,7 @@ import msgspec
 from fairlane.clock import SECOND, Instant
 from fairlane.policy.by import By
 from fairlane.policy.dividing import divided, logical, partitioned, sibling
+from fairlane.policy.keys import BUILT_IN
 from fairlane.policy.partitions import Partition
 from fairlane.policy.policy import Policy
 
@@ -78,7 +79,9 @@ def widths(first: Policy) -> tuple[int, int]:
 def begun(first: Policy, to: int, by: By = ()) -> Policy:
     """Partition 0 of a queue that is to have another number of partitions; by these keys, if it is a plain queue."""
     if first.partition is None:
-        return partitioned(first, Partition(of=first.queue, index=0, width=1, by=by, to=to))
+        # What it was divided by before is in its keys, and the new ones are not.
+        keys = tuple(sorted({*first.keys, *by} - {*BUILT_IN})) if first.keys else ()
+        return partitioned(replace(first, keys=keys), Partition(of=first.queue, index=0, width=1, by=by, to=to))
     return _placed(first, to=to)
 
 
