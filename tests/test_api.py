@@ -106,6 +106,32 @@ async def test_a_job_whose_unique_key_is_held_is_not_replayed(app: App) -> None:
     assert await holder.status() is State.CANCELLED
 
 
+async def test_a_replay_that_was_refused_says_what_helps(app: App) -> None:
+    app.queue("default")
+
+    @app.task
+    async def work() -> None: ...
+
+    once = work.using(unique=Unique("a"))
+    old = await once.enqueue()
+    await old.cancel()
+    holder = await once.enqueue()
+    (claim,) = await app.queues["default"].claim(1)
+    for on_conflict in ("reject", "replace"):
+        with pytest.raises(ReplayRefused, match=f"that job runs.*`fairlane jobs cancel {holder.id}`") as caught:
+            await old.replay(on_conflict=on_conflict)
+        assert "replace" not in str(caught.value)
+    await claim.ack()
+    assert await old.replay() is State.READY
+
+    windowed = work.using(unique=Unique("b", window="1h"))
+    old = await work.using(unique=Unique("b")).enqueue()
+    await old.cancel()
+    await (await windowed.enqueue()).cancel()
+    with pytest.raises(ReplayRefused, match="that job has ended, and the window of its key lasts"):
+        await old.replay(on_conflict="replace")
+
+
 async def test_every_handle_of_a_bulk_can_be_used(app: App) -> None:
     """F14."""
 

@@ -201,20 +201,17 @@ class JobNotFound(FairlaneError, LookupError):
 class ReplayRefused(FairlaneError):
     """The job was not put back, and nothing has changed."""
 
-    def __init__(self, job: UUID, reason: str, holder: UUID | None = None) -> None:
-        super().__init__(job, reason, holder)
+    def __init__(self, job: UUID, reason: str, holder: UUID | None = None, remedy: str = "") -> None:
+        super().__init__(job, reason, holder, remedy)
         self.job = job
         self.reason = reason
         self.holder = holder
         """The job that holds its unique key, if that is why."""
+        self.remedy = remedy
+        """What helps, as that job stood a moment later."""
 
     def __str__(self) -> str:
-        remedy = (
-            ""
-            if self.holder is None
-            else "; wait for that job to end, or replay with on_conflict='replace', which cancels it if it waits"
-        )
-        return f"job {self.job} was not replayed: {self.reason}{remedy}"
+        return f"job {self.job} was not replayed: {self.reason}" + (f"; {self.remedy}" if self.remedy else "")
 
 
 class JobFailed(FairlaneError):

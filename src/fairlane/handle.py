@@ -11,7 +11,7 @@ import msgspec
 
 from fairlane.clock import duration_of
 from fairlane.codec import Codec
-from fairlane.errors import JobCancelled, JobFailed, ReplayRefused, ResultTimeout
+from fairlane.errors import JobCancelled, JobFailed, JobNotFound, ReplayRefused, ResultTimeout
 from fairlane.job import AttemptRecord, JobRecord, NewJob, Outcome, State
 from fairlane.policy.backlog import FullBacklog
 from fairlane.policy.unique import Conflict, OnReplayConflict, checked_on_replay_conflict
@@ -98,7 +98,8 @@ class Job(msgspec.Struct, Generic[R], eq=False, gc=False):
         if handled.was is None:
             raise no_such_job(self.id)
         if handled.skipped is not None:
-            raise ReplayRefused(self.id, handled.skipped, handled.holder)
+            remedy = "" if handled.holder is None else await _remedy(store, handled.holder, on_conflict)
+            raise ReplayRefused(self.id, handled.skipped, handled.holder, remedy)
         return await self.status()
 
     async def result(self, timeout: timedelta | str | float | None = None) -> R:
@@ -144,6 +145,24 @@ class Job(msgspec.Struct, Generic[R], eq=False, gc=False):
         codec = self._source.codec_of(record.task)
         value: Any = codec.decode_result(record.result) if codec else record.result
         return cast(R, value)
+
+
+async def _remedy(store: Store, holder: UUID, on_conflict: OnReplayConflict) -> str:
+    """What helps where this job holds the unique key of one that was to be replayed."""
+    try:
+        state = (await store.job(holder)).state
+    except JobNotFound:
+        state = None
+    if state is None or state.is_final:
+        return "that job has ended, and the window of its key lasts: replay once that has passed"
+    if state is State.RUNNING:
+        return (
+            "that job runs, and no replay stops it: wait for it to end, or ask it to stop "
+            f"(`fairlane jobs cancel {holder}`), and replay then"
+        )
+    if on_conflict == "replace":
+        return "that job waits again by now: replay once more"
+    return "wait for that job to end, or replay with on_conflict='replace', which cancels it while it waits"
 
 
 class Enqueued(list[Job[R]]):
