@@ -94,6 +94,21 @@ def test_a_pause_can_have_an_end(run: Run) -> None:
     assert "instead of: the whole queue is paused until 2099-01-31 08:00:00 UTC" in instead
 
 
+def test_a_dry_run_says_how_many_jobs_it_is_about_and_the_change_does_not(run: Run) -> None:
+    """S6: only `--json` did."""
+    for account in ("acme", "acme", "blue"):
+        assert run("enqueue", "overrides_shop:app", "deliver", "--args", f'["{account}"]').exit_code == 0
+    acme = ("--key", "account=acme")
+    for arguments, said in (
+        (("pause", "webhooks"), "  3 jobs wait and 0 run there now"),
+        (("pause", "webhooks", *acme), "  2 jobs wait and 0 run there now"),
+        (("limit", "set", "webhooks", "account", "7", *acme), "  2 jobs wait and 0 run there now"),
+        (("suspend", "webhooks"), "  3 jobs wait and 0 run there now"),
+    ):
+        assert lines(run, *arguments, "--dry-run")[1:] == [said]
+        assert len(lines(run, *arguments)) == 1
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -110,6 +125,8 @@ def test_o13_a_dry_run_of_a_command_changes_nothing(run: Run, arguments: tuple[s
     assert ": would be set: " in lines(run, *arguments, "--dry-run")[0]
     would = told(run, *arguments, "--dry-run")
     assert (would["dry_run"], len(would["after"])) == (True, 1)
+    assert would["affected"] == {"waiting": 0, "running": 0, "more": False}
+    assert lines(run, *arguments, "--dry-run")[-1] == "  0 jobs wait and 0 run there now"
     assert (told(run, "audit"), told(run, "overrides"), told(run, "policy", "show")) == before
     assert told(run, *arguments)["dry_run"] is False
     assert len(told(run, "overrides")) == 1

@@ -82,6 +82,8 @@ def _tell(done: Change, now: Instant) -> None:
         click.echo(f"{done.queue}: nothing to change: nothing like that is set; `fairlane overrides` lists what is")
     for each in (done, *done.partitions):
         _tell_one(each, now)
+    if done.affected is not None:
+        click.echo(f"  {done.affected} there now")
 
 
 def _tell_one(done: Change, now: Instant) -> None:
