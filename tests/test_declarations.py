@@ -4,12 +4,14 @@ names that would be overwritten."""
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from fairlane import (
+    AdaptiveConcurrency,
     App,
     Backlog,
     Concurrency,
@@ -123,19 +125,38 @@ async def test_a_misspelt_option_is_named_with_the_one_that_is_meant(app: App) -
 
 
 @pytest.mark.parametrize(
-    "limits",
+    ("binding", "idle"),
     [
         (Concurrency(2), Concurrency(6)),
-        (Concurrency(6, by="a"), Concurrency(2, by="a")),
-        (Concurrency(2), Concurrency(2)),
+        (Concurrency(2, by="a"), Concurrency(6, by="a")),
+        (Concurrency(2, by=("a", "b")), Concurrency(6, by=("b", "a"))),
+        (AdaptiveConcurrency(max=4, by="a"), Concurrency(9, by="a")),
+        (AdaptiveConcurrency(max=4), Concurrency(4)),
+        (Concurrency(2), AdaptiveConcurrency(min=3)),
         (Rate(5, per="1m"), Rate(9, per="60s")),
         (Rate(5, per="1m", burst=1), Rate(5, per="1m", burst=3)),
         (Rate(5, per="1m", rolling=True), Rate(9, per="1m", rolling=True)),
         (Backlog(10), Backlog(20)),
     ],
 )
-def test_a_limit_that_could_never_bind_is_refused_with_the_one_that_does(limits: tuple[Limit, ...]) -> None:
-    with pytest.raises(InvalidPolicy, match="the larger one would never hold anything back; leave it out") as refused:
+def test_a_limit_that_could_never_bind_is_refused_with_the_one_that_does(binding: Limit, idle: Limit) -> None:
+    told = f"{idle!r} would never hold anything back beside {binding!r}, which has the same scope; leave it out"
+    for limits in ((binding, idle), (idle, binding)):
+        with pytest.raises(InvalidPolicy, match=re.escape(told)):
+            App("sqlite://").queue("q", limits=limits)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        (Concurrency(2), Concurrency(2)),
+        (Concurrency(2, by=("a", "b")), Concurrency(2, by=("b", "a"))),
+        (Rate(5, per="1m", burst=2), Rate(5, per="60s", burst=2)),
+        (AdaptiveConcurrency(min=4, max=4), Concurrency(4)),
+    ],
+)
+def test_a_limit_that_is_declared_twice_is_refused_as_such(limits: tuple[Limit, ...]) -> None:
+    with pytest.raises(InvalidPolicy, match="are the same limit; leave one of them out") as refused:
         App("sqlite://").queue("q", limits=limits)
     assert all(repr(limit) in str(refused.value) for limit in limits)
 
@@ -147,6 +168,8 @@ def test_a_limit_that_could_never_bind_is_refused_with_the_one_that_does(limits:
         (Rate(10, per="1m", burst=1), Rate(5, per="1m", burst=20)),
         (Rate(10, per="1m"), Rate(5, per="1m", rolling=True)),
         (Concurrency(2, by="a"), Concurrency(6)),
+        (AdaptiveConcurrency(max=10, by="a"), Concurrency(9, by="a")),
+        (AdaptiveConcurrency(max=4, by="a"), AdaptiveConcurrency(max=9, by="a", target="1s")),
         (Concurrency(6), Concurrency(2, name="gpu")),
         (Concurrency(6, by="a"), Concurrency({"acme": 2}, by="a")),
         (Concurrency(6, by="a"), Concurrency(lambda job: 2, by="a")),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
 from hashlib import sha256
+from itertools import combinations
 from math import isfinite
 from typing import Any
 
@@ -487,33 +488,54 @@ def refuse_pointless(what: str, limits: Iterable[Limit]) -> None:
     Both must be fixed numbers for all keys, and the queue's own: a rate of another window is another rule, and so is
     one with a higher limit and a smaller burst. Stored policies are not asked; there it does no harm.
     """
-    seen: dict[str, list[Limit]] = {}
-    for limit in limits:
-        if limit.name is not None or not _is_plain(limit):
+    plain = [limit for limit in limits if limit.name is None and _is_plain(limit)]
+    for one, other in combinations(plain, 2):
+        if _scope(one) != _scope(other):
             continue
-        alike = seen.setdefault(f"{limit.identity}/{limit.when_full if isinstance(limit, Backlog) else ''}", [])
-        for other in alike:
-            if not _both_may_bind(other, limit):
+        if _never_binds(one, beside=other) and _never_binds(other, beside=one):
+            raise InvalidPolicy(
+                f"{what}: {one!r} and {other!r} are the same limit; leave one of them out, or give it another by="
+            )
+        for idle, tighter in ((one, other), (other, one)):
+            if _never_binds(idle, beside=tighter):
                 raise InvalidPolicy(
-                    f"{what}: {other!r} and {limit!r} have the same scope, and the larger one would never hold "
-                    "anything back; leave it out, or give it another by="
+                    f"{what}: {idle!r} would never hold anything back beside {tighter!r}, which has the same scope; "
+                    "leave it out, or give it another by="
                 )
-        alike.append(limit)
 
 
 def _is_plain(limit: Limit) -> bool:
     """Whether its number is fixed, and the same for all keys."""
     if isinstance(limit, Concurrency | Rate):
         return not limit.named and limit.from_job is None
-    return isinstance(limit, Backlog)
+    return isinstance(limit, AdaptiveConcurrency | Backlog)
 
 
-def _both_may_bind(one: Limit, other: Limit) -> bool:
-    """Of two limits with the same identity. A rate with a higher limit and a smaller burst binds at first only."""
-    if isinstance(one, Rate) and isinstance(other, Rate) and not one.rolling:
-        return (one.limit < other.limit and one.burst > other.burst) or (
-            one.limit > other.limit and one.burst < other.burst
-        )
+def _scope(limit: Limit) -> tuple[str, frozenset[str]]:
+    """What it counts, and for which keys: their order makes no difference."""
+    match limit:
+        case Concurrency() | AdaptiveConcurrency():
+            counted = "in flight"
+        case Backlog():
+            counted = f"ready, {limit.when_full}"
+        case _:
+            counted = limit.identity.partition(":")[0]
+    return counted, frozenset(limit.by)
+
+
+def _never_binds(one: Limit, *, beside: Limit) -> bool:
+    """Of two limits of the same scope. A rate with a higher limit and a smaller burst binds at first only."""
+    match one, beside:
+        case (Concurrency(), Concurrency()):
+            return one.limit >= beside.limit
+        case (Concurrency(), AdaptiveConcurrency()):
+            return one.limit >= beside.max
+        case (AdaptiveConcurrency(), Concurrency()):
+            return one.min >= beside.limit
+        case (Backlog(), Backlog()):
+            return one.max >= beside.max
+        case (Rate(), Rate()):
+            return one.limit >= beside.limit and (one.rolling or one.burst >= beside.burst)
     return False
 
 
