@@ -16,8 +16,9 @@ grant select on fairlane.migrations to {role};
 grant select on sequence fairlane.time_ahead, fairlane.time_latest to {role};
 
 -- name: producer
--- Enqueues, waits for results, explains and cancels jobs, keeps values, declares new queues. To know how much of a backlog
--- waits it may have to fold what is pending, and so writes the state of the queue.
+-- Enqueues, waits for results, explains and cancels jobs, keeps values, declares new queues and shared limits, and changes
+-- none that are there. To know how much of a backlog waits it may have to fold what is pending, and so writes the state of
+-- the queue.
 grant select on fairlane.arrivals, fairlane.attempts, fairlane.claimers, fairlane.flows, fairlane.forced, fairlane.gates,
     fairlane.jobs, fairlane.key_figures, fairlane.lanes, fairlane.leases, fairlane.overrides, fairlane.queue_states,
     fairlane.queues, fairlane.releases, fairlane.result_listeners, fairlane.result_waiters, fairlane.rings,
@@ -28,8 +29,8 @@ grant insert on fairlane.arrivals, fairlane.cancellations, fairlane.finished, fa
     fairlane.lanes, fairlane.leases, fairlane.queue_states, fairlane.queues, fairlane.result_listeners,
     fairlane.result_waiters, fairlane.rings, fairlane.shared_gates, fairlane.shared_limit_queues, fairlane.shared_limits,
     fairlane.shared_states, fairlane.stored_values, fairlane.tallies, fairlane.unique_jobs, fairlane.uniques to {role};
-grant update on fairlane.flows, fairlane.gates, fairlane.jobs, fairlane.lanes, fairlane.queue_states, fairlane.queues,
-    fairlane.shared_gates, fairlane.shared_limits, fairlane.shared_states, fairlane.stored_values, fairlane.uniques to {role};
+grant update on fairlane.flows, fairlane.gates, fairlane.jobs, fairlane.lanes, fairlane.queue_states,
+    fairlane.shared_gates, fairlane.shared_states, fairlane.stored_values, fairlane.uniques to {role};
 grant delete on fairlane.arrivals, fairlane.flows, fairlane.gates, fairlane.lanes, fairlane.releases,
     fairlane.result_listeners, fairlane.result_waiters, fairlane.rings, fairlane.shared_gates, fairlane.shared_limit_queues,
     fairlane.shared_releases, fairlane.stored_values to {role};
