@@ -527,11 +527,11 @@ def _never_binds(one: Limit, *, beside: Limit) -> bool:
     """Of two limits of the same scope. A rate with a higher limit and a smaller burst binds at first only."""
     match one, beside:
         case (Concurrency(), Concurrency()):
-            return one.limit >= beside.limit
+            return one.max >= beside.max
         case (Concurrency(), AdaptiveConcurrency()):
-            return one.limit >= beside.max
+            return one.max >= beside.max
         case (AdaptiveConcurrency(), Concurrency()):
-            return one.min >= beside.limit
+            return one.min >= beside.max
         case (Backlog(), Backlog()):
             return one.max >= beside.max
         case (Rate(), Rate()):
