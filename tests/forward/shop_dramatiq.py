@@ -37,7 +37,7 @@ def make(url: str, broker_url: str, folder: Path) -> Shop:
     broker.add_middleware(AsyncIO())
     broker.add_middleware(CurrentMessage())
     broker.add_middleware(Results(backend=StubBackend()))  # type: ignore[no-untyped-call]
-    forwarder = DramatiqForwarder(app, broker, lease="5s")
+    forwarder = DramatiqForwarder(app, broker, lease="5s", routes={"by_a_pattern": QUEUE})
     shop = Shop(app, broker, forwarder, {}, {})
 
     def forwarded(function: Any, retries: Any = "policy", actor: dict[str, Any] | None = None, **options: Any) -> None:
@@ -133,7 +133,11 @@ def make(url: str, broker_url: str, folder: Path) -> Shop:
     def sent_past_fairlane() -> None:
         ran("sent_past_fairlane")
 
-    for made in (routed, fails_at_its_own_count, reads_options, sent_past_fairlane):
+    @dramatiq.actor(broker=broker, queue_name=QUEUE)
+    def by_a_pattern(first: int, second: int) -> list[Any]:
+        return [first * second, str(context().id)]
+
+    for made in (by_a_pattern, routed, fails_at_its_own_count, reads_options, sent_past_fairlane):
         shop.actors[made.actor_name] = made
     return shop
 

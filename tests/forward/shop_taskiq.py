@@ -35,7 +35,7 @@ def make(url: str, broker_url: str, folder: Path) -> Shop:
     broker = connected(broker_url)
     retrying: TaskiqMiddleware = SimpleRetryMiddleware(default_retry_count=3, default_retry_label=True)
     broker.add_middlewares(retrying)
-    forwarder = TaskiqForwarder(app, broker, lease="5s")
+    forwarder = TaskiqForwarder(app, broker, lease="5s", routes={"by_a_pattern": QUEUE})
     shop = Shop(app, broker, forwarder, {}, {})
 
     def forwarded(function: Any, retries: Any = "policy", labels: dict[str, Any] | None = None, **options: Any) -> None:
@@ -135,8 +135,13 @@ def make(url: str, broker_url: str, folder: Path) -> Shop:
     async def sent_past_fairlane() -> None:
         ran("sent_past_fairlane")
 
+    @broker.task("by_a_pattern")
+    async def by_a_pattern(first: int, second: int) -> list[Any]:
+        return [first * second, str(context().id)]
+
     for each in (routed, fails_at_its_own_count, fails_once_and_for_all, reads_labels, sent_past_fairlane):
         shop.targets[each.task_name] = each
+    shop.targets["by_a_pattern"] = by_a_pattern
     return shop
 
 

@@ -210,6 +210,11 @@ def test_a_routed_actor_sends_through_fairlane(engine: Running) -> None:
     assert message.queue_name == QUEUE
 
 
+def test_an_actor_that_fits_a_pattern_sends_through_fairlane_and_adopts_its_job(engine: Running) -> None:
+    message = engine.shop.actors["by_a_pattern"].send(6, 7)
+    assert engine.shop.app.job(message.message_id).result_sync(WATCHDOG) == [42, message.message_id]
+
+
 def test_options_of_a_call_and_headers_of_a_job_travel_to_dramatiq(engine: Running) -> None:
     message = engine.shop.actors["reads_options"].send_with_options(
         kwargs={"names": ["shelf", "time_limit"]}, shelf=4, time_limit=60_000

@@ -178,6 +178,11 @@ async def test_a_routed_task_is_sent_through_fairlane(shop: Running) -> None:
     assert await shop.shop.app.job(sent.task_id).result(WATCHDOG) == 42
 
 
+async def test_a_task_that_fits_a_pattern_is_sent_through_fairlane_and_adopts_its_job(shop: Running) -> None:
+    sent = await shop.shop.targets["by_a_pattern"].kiq(6, 7)
+    assert await shop.shop.app.job(sent.task_id).result(WATCHDOG) == [42, str(UUID(sent.task_id))]
+
+
 async def test_labels_of_a_call_travel_to_taskiq(shop: Running) -> None:
     sent = await shop.shop.targets["reads_labels"].kicker().with_labels(shelf=4, floor="upper").kiq(["shelf", "floor"])
     assert await shop.shop.app.job(sent.task_id).result(WATCHDOG) == [4, "upper"]

@@ -16,8 +16,7 @@ import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from fairlane.clock import as_datetime
 from fairlane.errors import (
@@ -29,16 +28,9 @@ from fairlane.errors import (
     UndecodablePayload,
 )
 from fairlane.forward.delivering import Delivery
-from fairlane.forward.forwarder import (
-    Forwarded,
-    Forwarder,
-    RoutedCall,
-    RoutedCodec,
-    not_a_task,
-    runs_with,
-    unwritable,
-)
+from fairlane.forward.forwarder import Forwarded, not_a_task, runs_with
 from fairlane.forward.messages import Message, Unpublishable
+from fairlane.forward.routes import RoutedCall, RoutedCodec, RoutingForwarder, unwritable
 from fairlane.forward.tokens import HEADER, Token
 from fairlane.job import State
 from fairlane.task import Task
@@ -61,8 +53,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CeleryForwarder"]
 
-T = TypeVar("T")
-
 ONCE_MORE = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interval_max": 0}
 """A connection from Celery's pool may have died since it was used last: one fresh one is tried."""
 REACH_WITHIN = 5.0
@@ -79,33 +69,56 @@ NOT_KEPT = {"declare", "expiration", "priority", "retry", "retry_policy"}
 without a word (`expiration`); Celery's worker revokes it by its header `expires`, and says so."""
 
 
-class CeleryForwarder(Forwarder):
+class _CeleryCodec(RoutedCodec):
+    """Dates, UUIDs, decimals and bytes are such again, by the marks of Celery's JSON."""
+
+    def encode_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], max_bytes: int) -> bytes:
+        return super().encode_call(_marked(tuple(args)), _marked(dict(kwargs)), max_bytes)
+
+    def decode_call(self, payload: bytes) -> tuple[Sequence[Any], dict[str, Any]]:
+        try:
+            args, kwargs = _from_json(_to_json(self.plain_call(payload)))
+        except ValueError as error:
+            raise UndecodablePayload(f"the arguments do not fit task {self.name!r}: {error}") from error
+        return args, kwargs
+
+
+def _marked(value: Any) -> Any:
+    """A value in which what Celery's JSON has a mark for has it."""
+    match value:
+        case None | str() | bool() | int() | float():
+            return value
+        case dict():
+            return {name: _marked(each) for name, each in value.items()}
+        case list():
+            return [_marked(each) for each in value]
+        case tuple():
+            return tuple(map(_marked, value))
+    try:
+        return json.loads(_to_json(value))
+    except TypeError:
+        return value  # it may have another form: a dataclass, a model
+
+
+class CeleryForwarder(RoutingForwarder):
     """Has Celery's workers run the jobs of an app. Create it in the module that they import.
 
-    `routes={"shop.*": "shop", "*": "default"}` routes every task whose name fits a pattern to a queue of Fairlane's,
-    whenever it is registered; the first that fits counts. Pools that run tasks in processes, in threads or alone are
-    served; those of green threads are not.
+    Pools that run tasks in processes, in threads or alone are served; those of green threads are not.
     """
 
     engine = "Celery"
+    routed_codec = _CeleryCodec
 
-    def __init__(
-        self, app: App, celery: celery.Celery, *, routes: Mapping[str, str] | None = None, **options: Any
-    ) -> None:
+    def __init__(self, app: App, celery: celery.Celery, **options: Any) -> None:
         super().__init__(app, **options)
         if not isinstance(celery, Celery):
             raise ConfigurationError(f"CeleryForwarder is given {celery!r} where a Celery app belongs")
         self.celery = celery
         self._functions: dict[str, Callable[..., Any]] = {}
         """As their authors wrote them, by the name of Celery's task."""
-        self._routed: dict[str, Task[..., Any]] = {}
-        """By the name of Celery's task: what its own calls become."""
-        self._patterns: list[_Route] = []
         celery.steps["worker"].add(_step_of(self))
         signals.task_revoked.connect(self._revoked)
         celery.send_task = self._sending(celery.send_task)
-        for pattern, queue in (routes or {}).items():
-            self.route_all(queue, pattern)
 
     # What Celery says.
 
@@ -127,6 +140,21 @@ class CeleryForwarder(Forwarder):
         if getattr(target, "autoretry_for", ()):
             retries = getattr(target, "retry_kwargs", {}).get("max_retries", retries)
         return runs_with(retries)
+
+    def targets(self) -> Mapping[str, Any]:
+        tasks: Mapping[str, Any] = self.celery.tasks
+        return tasks
+
+    def is_built_in(self, name: str) -> bool:
+        return name.startswith("celery.")
+
+    def stand_in(self, name: str) -> Any:
+        def elsewhere(*args: Any, **kwargs: Any) -> None:
+            """Nothing of this task is known here but its name."""
+
+        stands_for = CeleryTask()
+        stands_for.name, stands_for.run = name, elsewhere
+        return stands_for
 
     def install(self, forwarded: Forwarded) -> None:
         target = forwarded.target
@@ -244,11 +272,7 @@ class CeleryForwarder(Forwarder):
         """Import the tasks as Celery's own worker does, which sets up Django where the project uses it."""
         self.celery.loader.import_default_modules()
         self.celery.finalize(auto=True)
-        self.route_registered()
-        for route in self._patterns:
-            if not route.has_fitted:
-                known = ", ".join(sorted(name for name in self.celery.tasks if not _is_built_in(name))) or "none"
-                raise ConfigurationError(f"no task of {self.celery!r} fits {route.pattern!r}; its tasks are: {known}")
+        super().prepare()
 
     def publish_blocking(self, message: Message) -> None:
         try:
@@ -325,60 +349,6 @@ class CeleryForwarder(Forwarder):
 
     # What programs that call Celery's API get.
 
-    def route(self, *, queue: str, **options: Any) -> Callable[[T], T]:
-        """Send a Celery task's own `delay` and `apply_async` through Fairlane: put this above it. The options are those
-        of `task`."""
-
-        def routed(target: T) -> T:
-            self._route(target, queue, options)
-            return target
-
-        return routed
-
-    def route_all(self, queue: str, pattern: str = "*", **options: Any) -> None:
-        """Route every task whose name fits a pattern, such as `shop.tasks.*`, whether it is registered by now or comes
-        later. The options are those of `task`; a pattern that was given earlier goes first."""
-        self._patterns.append(_Route(queue, pattern, options))
-        self.app.forwarded.add(queue)
-
-    def route_registered(self) -> None:
-        """Route what fits a pattern and is registered by now."""
-        if self._patterns:
-            for name in list(self.celery.tasks):
-                self._route_by_pattern(name)
-
-    def task_of(self, target: Any) -> Task[..., Any]:
-        self.check(target)
-        self._route_by_pattern(target.name)
-        return super().task_of(target)
-
-    def _route(self, target: Any, queue: str, options: Mapping[str, Any]) -> Task[..., Any]:
-        task = self.task(target, queue=queue, **options)
-        task.codec = _CeleryCodec(task.name, self.function_of(target), None, self.app.codec)
-        self._routed[target.name] = task
-        return task
-
-    def _route_by_pattern(self, name: str) -> Task[..., Any] | None:
-        """The Fairlane task that a task of Celery's is routed to, if it is."""
-        if name in self._routed or name in self.names or _is_built_in(name):
-            return self._routed.get(name)
-        found = next((each for each in self._patterns if fnmatchcase(name, each.pattern)), None)
-        if found is None:
-            return None
-        found.has_fitted = True
-        if name in self.celery.tasks:
-            return self._route(self.celery.tasks[name], found.queue, found.options)
-        # Sent by its name where it is not known; its function, and so its parameters, are elsewhere.
-        return self._known_by_name(name, found)
-
-    def _known_by_name(self, name: str, route: _Route) -> Task[..., Any]:
-        def elsewhere(*args: Any, **kwargs: Any) -> None:
-            """Nothing of this task is known here but its name."""
-
-        stands_for = CeleryTask()
-        stands_for.name, stands_for.run = name, elsewhere
-        return self._route(stands_for, route.queue, route.options)
-
     def _sending(self, send_task: Callable[..., Any]) -> Callable[..., Any]:
         """`send_task`, which every call of Celery's comes to, with what is routed kept for Fairlane."""
 
@@ -395,7 +365,7 @@ class CeleryForwarder(Forwarder):
             options = {**dict(zip(POSITIONAL, more, strict=False)), **given}
             is_ours = HEADER in (options.get("headers") or {})
             delivery = None if is_ours else self._retries_itself(name, options)
-            task = None if is_ours else self._route_by_pattern(name)
+            task = None if is_ours else self.routed(name)
             if delivery is not None:
                 request = self.celery.current_worker_task.request
                 if list(args or ()) == list(request.args or ()) and dict(kwargs or {}) == dict(request.kwargs or {}):
@@ -494,16 +464,6 @@ class _Request:
         return None
 
 
-class _Route:
-    """What `route_all` was told."""
-
-    def __init__(self, queue: str, pattern: str, options: Mapping[str, Any]) -> None:
-        self.queue = queue
-        self.pattern = pattern
-        self.options = options
-        self.has_fitted = False
-
-
 class _Written:
     """Takes the place of a producer, and keeps what Celery would have published."""
 
@@ -585,41 +545,6 @@ def _class_of(named: Any) -> type:
     """A class, or the one that is named `module:class`."""
     found: type = symbol_by_name(named)  # type: ignore[no-untyped-call]
     return found
-
-
-def _is_built_in(name: str) -> bool:
-    return name.startswith("celery.")
-
-
-class _CeleryCodec(RoutedCodec):
-    """Dates, UUIDs, decimals and bytes are such again, by the marks of Celery's JSON."""
-
-    def encode_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], max_bytes: int) -> bytes:
-        return super().encode_call(_marked(tuple(args)), _marked(dict(kwargs)), max_bytes)
-
-    def decode_call(self, payload: bytes) -> tuple[Sequence[Any], dict[str, Any]]:
-        try:
-            args, kwargs = _from_json(_to_json(self.plain_call(payload)))
-        except ValueError as error:
-            raise UndecodablePayload(f"the arguments do not fit task {self.name!r}: {error}") from error
-        return args, kwargs
-
-
-def _marked(value: Any) -> Any:
-    """A value in which what Celery's JSON has a mark for has it."""
-    match value:
-        case None | str() | bool() | int() | float():
-            return value
-        case dict():
-            return {name: _marked(each) for name, each in value.items()}
-        case list():
-            return [_marked(each) for each in value]
-        case tuple():
-            return tuple(map(_marked, value))
-    try:
-        return json.loads(_to_json(value))
-    except TypeError:
-        return value  # it may have another form: a dataclass, a model
 
 
 def _step_of(forwarder: CeleryForwarder) -> type[bootsteps.Step]:

@@ -16,20 +16,13 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from fairlane.errors import ConfigurationError, Dead, Retry, Signal
 from fairlane.forward.delivering import Delivery
-from fairlane.forward.forwarder import (
-    Forwarded,
-    Forwarder,
-    RoutedCall,
-    RoutedCodec,
-    not_a_task,
-    runs_with,
-    unwritable,
-)
+from fairlane.forward.forwarder import Forwarded, not_a_task, runs_with
 from fairlane.forward.messages import Message
+from fairlane.forward.routes import RoutedCall, RoutingForwarder, unwritable
 from fairlane.forward.tokens import HEADER
 from fairlane.task import MOST_ATTEMPTS
 
@@ -42,7 +35,6 @@ except ImportError:
 
 if TYPE_CHECKING:
     from fairlane.app import App
-    from fairlane.task import Task
 
 __all__ = ["DramatiqForwarder"]
 
@@ -51,10 +43,9 @@ log = logging.getLogger("fairlane.forward")
 HIGHEST_PRIORITY = 100
 OF_RETRIES = {"max_backoff", "max_retries", "min_backoff", "on_failure", "on_retry_exhausted", "retry_when", "throws"}
 """Options of a message that mean nothing where the policy decides."""
-A = TypeVar("A", bound="dramatiq.Actor[..., Any]")
 
 
-class DramatiqForwarder(Forwarder):
+class DramatiqForwarder(RoutingForwarder):
     """Has Dramatiq's workers run the jobs of an app. Create it in the module that they import."""
 
     engine = "Dramatiq"
@@ -68,8 +59,6 @@ class DramatiqForwarder(Forwarder):
         # First in the list is last to hear of an end: by then Dramatiq has decided whether it retries.
         broker.middleware.insert(0, self._watch)
         self._has_warned = False
-        self._routed: dict[str, Task[..., Any]] = {}
-        """By the name of Dramatiq's actor: what its own messages become."""
         self._publish = broker.enqueue
         broker.enqueue = self._enqueue  # type: ignore[method-assign]
 
@@ -97,6 +86,9 @@ class DramatiqForwarder(Forwarder):
         if target.options.get("retry_when", retries.retry_when) is not None:
             return MOST_ATTEMPTS  # it is asked each time, and the number is not
         return runs_with(options.get("max_retries", target.options.get("max_retries", retries.max_retries)))
+
+    def targets(self) -> Mapping[str, Any]:
+        return self.broker.actors
 
     def install(self, forwarded: Forwarded) -> None:
         # Its workers consume the queues that are declared when they start.
@@ -217,24 +209,12 @@ class DramatiqForwarder(Forwarder):
 
     # Existing calls.
 
-    def route(self, **options: Any) -> Callable[[A], A]:
-        """Above `@dramatiq.actor`: its messages go through Fairlane from now on, whether they are sent alone, in a
-        pipeline or in a group. Takes what `task()` takes."""
-
-        def routed(actor: A) -> A:
-            task = self.task(actor, **options)
-            task.codec = RoutedCodec(task.name, task.function, None, self.app.codec)
-            self._routed[actor.actor_name] = task
-            return actor
-
-        return routed
-
     def _enqueue(self, message: Any, *, delay: int | None = None) -> Any:
         """`broker.enqueue`, which every message of Dramatiq's comes to, with what is routed kept for Fairlane."""
         if (delivery := self._watch.retried(message)) is not None:
             self.deliveries.retried_sync(delivery, _reason(message), timedelta(milliseconds=delay or 0))
             return message
-        task = self._routed.get(message.actor_name)
+        task = self.routed(message.actor_name)
         if task is None and HEADER in message.options:  # a copy of one that was delivered
             task = self.forwarded[self.names[message.actor_name][0]].task
         if task is None:
@@ -293,9 +273,15 @@ class _Watch(Middleware):
         self._here.ending = None
         return ending[1]
 
+    def before_worker_boot(self, broker: Any, worker: Any) -> None:
+        """Its modules are imported, and it consumes nothing yet."""
+        self._forwarder.route_registered()
+
     def before_process_message(self, broker: Any, message: Any) -> None:
         self._here.ending = None
         self._here.message = message if HEADER in message.options else None
+        if self._here.message is not None:
+            self._forwarder.routed(message.actor_name)  # it may have been declared after the worker had started
 
     def after_process_message(
         self, broker: Any, message: Any, *, result: Any = None, exception: BaseException | None = None

@@ -9,26 +9,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
-from uuid import UUID
-
-import msgspec
 
 from fairlane.app import App
 from fairlane.clock import microseconds
-from fairlane.codec import Codec
 from fairlane.declaring import is_async, key_source
-from fairlane.errors import ConfigurationError, DuplicateJob, InvalidJob, UndecodablePayload
+from fairlane.errors import ConfigurationError, InvalidJob, UndecodablePayload
 from fairlane.forward.delivering import Deliveries
-from fairlane.forward.messages import Carried, Message, Unpublishable, engines_own
+from fairlane.forward.messages import Carried, Message, Unpublishable
 from fairlane.forward.tokens import Token
-from fairlane.handle import Job
 from fairlane.job import Claim
 from fairlane.policy.partitions import whole_of
 from fairlane.policy.retry import Backoff
@@ -36,7 +31,6 @@ from fairlane.policy.unique import Unique
 from fairlane.task import (
     MOST_ATTEMPTS,
     AsyncTask,
-    Call,
     Duration,
     KeySource,
     Raised,
@@ -50,13 +44,9 @@ __all__ = [
     "Forwarded",
     "Forwarder",
     "Retries",
-    "RoutedCall",
-    "RoutedCodec",
     "answering",
-    "as_uuid",
     "not_a_task",
     "runs_with",
-    "unwritable",
 ]
 
 log = logging.getLogger("fairlane.forward")
@@ -238,37 +228,6 @@ class Forwarder(ABC):
         first, *_ = self.names[name]
         return self.forwarded[first].task
 
-    # What the engine's own API was given: stored with the message that the engine wrote for it.
-
-    def enqueue_routed_blocking(self, task: Task[..., Any], routed: RoutedCall) -> Job[Any]:
-        """As `enqueue_routed`. It blocks in an event loop too, as the engine's own call blocks there to publish."""
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            return self.app.run_blocking(self.enqueue_routed(task, routed))
-        if self.app.is_open_in(loop):
-            raise ConfigurationError(
-                f"task {task.name!r} is routed through Fairlane, and the App was opened in this event loop, which the "
-                f"call would block; await forwarder.task_of(…).enqueue(…) instead"
-            )
-        with ThreadPoolExecutor(1) as elsewhere:
-            return elsewhere.submit(lambda: self.app.run_blocking(self.enqueue_routed(task, routed))).result()
-
-    async def enqueue_routed(self, task: Task[..., Any], routed: RoutedCall) -> Job[Any]:
-        """Store a routed call. Its job has the id of the engine's message, where that is a UUID that no job has yet:
-        engines send one id more than once."""
-        using, forwarded = dict(routed.using), self.forwarded[task.name]
-        if forwarded.retries == "engine" and not forwarded.is_bounded:
-            using["max_attempts"] = self.runs_of(forwarded.target, routed.options)
-        call = task.using(**using).call(*routed.args, **routed.kwargs)
-        context = {**(call.options.context or {}), **engines_own(routed.own)}
-        call = Call(call.task, call.args, call.kwargs, replace(call.options, context=context, id=as_uuid(routed.id)))
-        try:
-            return await self.app.enqueue_one(call)
-        except DuplicateJob:
-            call = Call(call.task, call.args, call.kwargs, replace(call.options, id=None))
-            return await self.app.enqueue_one(call)
-
     # What the dispatcher asks.
 
     def prepare(self) -> None:  # noqa: B027  # most engines need nothing but the module that the forwarder is in
@@ -309,60 +268,9 @@ class Forwarder(ABC):
             await asyncio.wrap_future(asked)
 
 
-class RoutedCall(msgspec.Struct, frozen=True):
-    """A call of the engine's own API that goes through Fairlane."""
-
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
-    using: Mapping[str, Any]
-    """When it may run, and how urgent it is, as `task.using` takes it."""
-    id: str
-    """That of the engine's message."""
-    own: str
-    """The message, as the engine wrote it, without its arguments."""
-    options: Mapping[str, Any] = {}
-    """Those of the call, or the labels, by the engine's names."""
-
-
-class RoutedCodec(Codec):
-    """A routed call's arguments are what the engine would give: annotations say something to people, not to it. A
-    result that has no JSON form is left to the engine's own backend."""
-
-    def decode_call(self, payload: bytes) -> tuple[Sequence[Any], dict[str, Any]]:
-        return self.plain_call(payload)
-
-    def encode_result(self, value: Any, max_bytes: int) -> bytes | None:
-        try:
-            return super().encode_result(value, max_bytes)
-        except InvalidJob as error:
-            log.debug("%s; it is left to the engine's result backend", error)
-            return None
-
-
 def runs_with(retries: int | None) -> int:
     """How many runs so many retries are, at most; `None`: as many as it takes."""
     return MOST_ATTEMPTS if retries is None else max(1, min(retries + 1, MOST_ATTEMPTS))
-
-
-def as_uuid(text: str) -> UUID | None:
-    """The UUID that is written so; an id of another form is the engine's own, and its job has another."""
-    try:
-        return UUID(text)
-    except ValueError:
-        return None
-
-
-def unwritable(task: str, given: Mapping[str, Any], write: Callable[[Any], object], error: Exception) -> InvalidJob:
-    """The message of a routed call cannot be stored; which of its options is to blame."""
-    for name, value in given.items():
-        try:
-            write(value)
-        except (TypeError, ValueError):
-            return InvalidJob(
-                f"task {task!r}: {name}={value!r} has no JSON form, and cannot be stored with the job; give plain "
-                f"values, or leave it out"
-            )
-    return InvalidJob(f"task {task!r}: the engine's message for it cannot be stored as JSON: {error}")
 
 
 @asynccontextmanager

@@ -13,22 +13,14 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from fairlane.declaring import is_async
 from fairlane.errors import ConfigurationError, FairlaneError, Signal
 from fairlane.forward.delivering import Delivery
-from fairlane.forward.forwarder import (
-    Forwarded,
-    Forwarder,
-    RoutedCall,
-    RoutedCodec,
-    answering,
-    not_a_task,
-    runs_with,
-    unwritable,
-)
+from fairlane.forward.forwarder import Forwarded, answering, not_a_task, runs_with
 from fairlane.forward.messages import Message
+from fairlane.forward.routes import RoutedCall, RoutingForwarder, unwritable
 from fairlane.forward.tokens import HEADER
 from fairlane.worker.outcomes import Stop
 
@@ -59,10 +51,9 @@ log = logging.getLogger("fairlane.forward")
 
 OF_RETRIES = {"max_retries", "retry_on_error"}
 """Labels of a message that mean nothing where the policy decides."""
-T = TypeVar("T", bound="AsyncTaskiqDecoratedTask[..., Any]")
 
 
-class TaskiqForwarder(Forwarder):
+class TaskiqForwarder(RoutingForwarder):
     """Has Taskiq's workers run the jobs of an app. Create it in the module that they import.
 
     A broker of Taskiq is a queue: without `queues=` all messages go where the broker sends what has no label.
@@ -79,8 +70,6 @@ class TaskiqForwarder(Forwarder):
         self._watch.set_broker(broker)
         # First in the list is last to hear of an error: by then Taskiq has decided whether it retries.
         broker.middlewares.insert(0, self._watch)
-        self._routed: dict[str, Task[..., Any]] = {}
-        """By the name of Taskiq's task: what its own messages become."""
         self._kick = broker.kick
         broker.kick = self._kicked  # type: ignore[assignment,method-assign]
         self._is_publishing: contextvars.ContextVar[bool] = contextvars.ContextVar("is_publishing", default=False)
@@ -112,6 +101,15 @@ class TaskiqForwarder(Forwarder):
             return 1
         # Taskiq counts the first run among its retries.
         return runs_with(int(labels.get("max_retries", found.default_retry_count)) - 1)
+
+    def targets(self) -> Mapping[str, Any]:
+        return self.broker.get_all_tasks()
+
+    def stand_in(self, name: str) -> Any:
+        def elsewhere(*args: Any, **kwargs: Any) -> None:
+            """Nothing of this task is known here but its name."""
+
+        return AsyncTaskiqDecoratedTask(self.broker, name, elsewhere, {})
 
     def install(self, forwarded: Forwarded) -> None:
         function = forwarded.target.original_func
@@ -256,27 +254,19 @@ class TaskiqForwarder(Forwarder):
 
     # Existing calls.
 
-    def route(self, **options: Any) -> Callable[[T], T]:
-        """Above `@broker.task`: its `kiq()`, its `kicker()` and its schedules go through Fairlane from now on. Takes
-        what `task` takes."""
+    def _route(self, target: Any, queue: str, options: Mapping[str, Any]) -> Task[..., Any]:
+        task, plain = super()._route(target, queue, options), target.kicker
 
-        def routed(target: T) -> T:
-            function = self.function_of(target)
-            task = self.task(target, **options)
-            task.codec = RoutedCodec(task.name, function, None, self.app.codec)
-            self._routed[target.task_name] = task
+        def kicker() -> AsyncKicker[..., Any]:
+            made = plain()  # a shared task knows its broker only then
+            return _Kicker(made.task_name, made.broker, dict(made.labels), made.return_type)
 
-            def kicker() -> AsyncKicker[..., Any]:
-                return _Kicker(target.task_name, target.broker, dict(target.labels), target.return_type)
-
-            target.kicker = kicker  # type: ignore[method-assign]
-            return target
-
-        return routed
+        target.kicker = kicker
+        return task
 
     async def _kicked(self, sent: BrokerMessage) -> None:
         """`broker.kick`, which every message of Taskiq's comes to, with what is routed kept for Fairlane."""
-        task = self._routed.get(sent.task_name)
+        task = None if self._is_publishing.get() else self.routed(sent.task_name)
         if self._is_publishing.get() or (task is None and HEADER not in sent.labels):
             return await self._kick(sent)
         message = self.broker.formatter.loads(sent.message)
@@ -330,6 +320,10 @@ class _Watch(TaskiqMiddleware):
         self._message: contextvars.ContextVar[TaskiqMessage | None] = contextvars.ContextVar("message", default=None)
         self._ending: dict[str, Delivery] = {}
         """What runs here and may be tried again by Taskiq, by its token."""
+
+    def startup(self) -> None:
+        """Its modules are imported, and it listens to nothing yet."""
+        self._forwarder.route_registered()
 
     def take(self, task: str) -> TaskiqMessage | None:
         """The message that is run here, if it is a forwarded one for that task; once."""
