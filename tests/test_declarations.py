@@ -121,6 +121,17 @@ async def test_a_misspelt_option_is_named_with_the_one_that_is_meant(app: App) -
         deliver.using(color="red")  # type: ignore[call-arg]
 
 
+async def test_an_empty_name_is_a_name_that_was_given(app: App) -> None:
+    @app.task(name="deliver")
+    async def deliver() -> None: ...
+
+    for using in (deliver.using, deliver.call().using):
+        with pytest.raises(InvalidJob, match="task 'deliver': queue='' is not the name of a queue; give that of one"):
+            using(queue="")
+    with pytest.raises(ConfigurationError, match="App: url='' names no database"):
+        App("")
+
+
 # Limits that could never bind (P7).
 
 

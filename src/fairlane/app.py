@@ -78,6 +78,8 @@ class App(Declarations):
     ) -> None:
         super().__init__()
         check_value("App", "url", url, str | None)
+        if url == "":  # a variable that is not set, as a rule: jobs in a file that nobody looks at would be a surprise
+            raise ConfigurationError("App: url='' names no database; give its URL, or leave it out for FAIRLANE_URL")
         check_value("App", "clock", clock, Clock | None)
         check_value("App", "durable_claims", durable_claims, bool)
         check_value("App", "codec", codec, PayloadCodec | None)

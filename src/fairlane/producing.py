@@ -226,7 +226,7 @@ class Producing:
 
 
 def _queue_of(call: Call[Any]) -> str:
-    return call.options.queue or call.task.queue
+    return call.options.queue_of(call.task)
 
 
 def _unknown(call: Call[Any]) -> UnknownQueue:

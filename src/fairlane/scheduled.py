@@ -42,7 +42,7 @@ class Schedule:
             "recurrence": self.recurrence.document(),
             "missed": self.missed,
             "task": call.task.name,
-            "queue": options.queue or call.task.queue,
+            "queue": options.queue_of(call.task),
             "call": None if codec.is_sealed else msgspec.Raw(payload),
             "priority": options.priority,
             "max_attempts": options.max_attempts,

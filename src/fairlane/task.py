@@ -186,6 +186,10 @@ class EnqueueOptions:
     partition_key: object = ABSENT
     """What its partition is found by, instead of its keys; `None`: it has none."""
 
+    def queue_of(self, task: Task[..., Any]) -> str:
+        """Where a job of this task goes."""
+        return task.queue if self.queue is None else self.queue
+
     def over(self, base: EnqueueOptions) -> EnqueueOptions:
         """These options, and those of `base` where these leave a choice."""
         timed = self if self.delay is not None or self.run_at is not None else base
@@ -336,6 +340,8 @@ class BoundTask(Generic[P, R]):
         what = f"task {self._task.name!r}"
         if queue is not None:
             check_value(what, "queue", queue, str, error=InvalidJob)
+            if not queue:
+                raise InvalidJob(f"{what}: queue='' is not the name of a queue; give that of one, or leave it out")
         given: dict[str, Any] = {"tx": tx, "queue": queue, "id": check_id(what, id), "unique": as_unique(unique)}
         given["on_dead"] = check_effects(what, on_dead)
         if priority is not None:

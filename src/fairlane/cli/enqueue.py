@@ -107,7 +107,7 @@ def _checked(app: App, task: Task[..., Any], call: Call[Any]) -> NewJob:
     from fairlane.policy.policy import Policy
     from fairlane.stamping import stamp
 
-    name = call.options.queue or task.queue
+    name = call.options.queue_of(task)
     policy = app.queues[name].policy if name in app.queues else Policy(name)
     stamped = stamp(call, UUID(int=0), policy, app.max_payload, declared=policy)
     try:
