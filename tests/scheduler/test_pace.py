@@ -222,6 +222,39 @@ def test_whatever_workers_do_handlers_never_start_above_the_rate(rate: Rate, wor
     assert exceeds(rate, starts) is None
 
 
+def test_a_late_start_and_the_end_of_a_claim_together_exceed_the_rate_by_a_quarter_of_a_job() -> None:
+    """A27: the last start of a claim may be late, and may follow a late one too soon. Not more than that adds up."""
+    rate = Rate(10, per="1s", burst=1)
+    queue = a_queue(rate)
+    queue.enqueue(NOW, {}, 100)
+    first, second = Worker(queue), Worker(queue)
+    first.claim(NOW, 2, 0)
+    starts = []
+    for late in (0, 2 * rate.slack, 0):
+        due = first.due()
+        assert due is not None
+        if first.go_on(due + late):
+            starts.append(due + late)
+    second.claim(starts[-1], 1, 0)
+    due = second.due()
+    assert due is not None
+    assert second.go_on(due)
+    assert len(starts) == 3
+    assert exceeds(rate, [*starts, due]) is None
+
+
+def test_a_start_that_a_window_no_longer_counts_from_its_instant_is_given_back() -> None:
+    """A27: a window counts each start from its instant, whatever its claim has planned after it."""
+    rate = Rate(2, per="200ms", rolling=True)
+    queue = a_queue(rate)
+    queue.enqueue(NOW, {}, 100)
+    worker = Worker(queue)
+    worker.claim(NOW, 10, 0)
+    due = worker.due()
+    assert due is not None
+    assert not worker.go_on(due + rate.slack + 1)
+
+
 @settings(deadline=None)
 @given(rate=st.sampled_from([10, 50, 200, 1_000]), lag=st.integers(0, 40_000))
 def test_a_worker_that_is_on_time_gives_the_whole_rate(rate: int, lag: int) -> None:

@@ -276,10 +276,12 @@ class Rate:
 
     @property
     def slack(self) -> int:
-        """How many microseconds after its planned instant a start may be made, and be counted as made at it. A sixth of
-        the distance between two: whoever counts starts sees a sixth of a job too many, at most. A rolling window has no
-        such tolerance, and counts every planned start from the last instant at which it may be made."""
-        return min(LATEST_IN_WINDOW, self.per // 50) if self.rolling else self.interval // 6
+        """How many microseconds after its planned instant a start may be made, and be counted as made at it.
+
+        An eighth of the distance between two. The last start of a claim may be late by it, and may have come that much
+        too soon after the one before: whoever counts starts sees a quarter of a job too many, at most. A rolling window
+        has no such tolerance, and counts every planned start from the last instant at which it may be made."""
+        return min(LATEST_IN_WINDOW, self.per // 50) if self.rolling else self.interval // 8
 
     def starts_at(self, gate: GateState, now: Instant) -> Instant:
         """The first instant from now on at which a job may start."""

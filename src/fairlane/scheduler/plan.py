@@ -69,6 +69,12 @@ class _Instant(NamedTuple):
     """What it is charged for: if it can start before it arrives, the time of its arrival."""
     passed: list[tuple[Gate, Rate]]
 
+    @property
+    def latest(self) -> Instant:
+        """Until when it may start. Where instants follow each other evenly, until the last one of this claim: whoever
+        is late moves the others. A window counts each start from its own instant."""
+        return min((self.at if rate.rolling else gate.planned or self.at) + rate.slack for gate, rate in self.passed)
+
 
 class Working:
     def __init__(self, snapshot: Snapshot, want: int) -> None:
@@ -242,8 +248,7 @@ class Working:
         starts = self.starts.copy()
         for place, instant in self.instants.items():
             start = starts[place]
-            latest = min((gate.planned or instant.at) + rate.slack for gate, rate in instant.passed)
-            pace = Pace(start.at, latest, tuple((gate.id, rate) for gate, rate in instant.passed))
+            pace = Pace(start.at, instant.latest, tuple((gate.id, rate) for gate, rate in instant.passed))
             starts[place] = Start(start.head, start.lane, start.charge, start.shared, start.at, pace)
         return starts
 
