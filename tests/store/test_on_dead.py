@@ -352,7 +352,7 @@ async def test_follow_ups_that_are_there_already_are_skipped_and_the_rest_lands(
     duplicate, unique, refused = *_unique("a", "b"), *_unique("a", on_conflict="reject")
     declared = on_dead(duplicate, refused, unique, named=[taken, free], put={"new": b"1"})
     held = await given_mortal(store, declared, is_suspect=True)
-    with caplog.at_level(logging.WARNING, "fairlane.store"):
+    with caplog.at_level(logging.INFO, "fairlane.store"):
         await kill(store, clock, held)
     assert await state_of(store, held.id) is State.DEAD
     found = ids(await claim(store, "email", 50))
@@ -360,7 +360,12 @@ async def test_follow_ups_that_are_there_already_are_skipped_and_the_rest_lands(
     assert free.id in found
     assert await store.get_value("new") == b"1"
     assert f"there is a job {taken.id} already" in caplog.text
-    assert f"job {holder.id} holds the unique key" in caplog.text
+    told = [(each.levelname, each.getMessage()) for each in caplog.records if "unique key" in each.getMessage()]
+    dead = f"job {held.id} is dead; its follow-up ({refused.task}) was not stored"
+    assert told == [
+        ("INFO", f"{dead} (duplicate): job {holder.id} holds its unique key"),
+        ("WARNING", f"{dead} (refused): job {holder.id} holds its unique key"),
+    ]
 
 
 NONSENSE = {

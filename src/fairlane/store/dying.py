@@ -7,11 +7,11 @@ looks it up, and nothing that is wrong with it keeps a job from dying or another
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from uuid import UUID
 
 from fairlane.clock import Instant
-from fairlane.job import NewJob, new_job_ids
+from fairlane.job import NewJob, Outcome, new_job_ids
 from fairlane.policy.unique import Conflict
 from fairlane.scheduler.settlement import Settlement
 
@@ -42,12 +42,16 @@ def not_taken(settlement: Settlement, jobs: tuple[NewJob, ...], taken: UUID) -> 
     return tuple(job for job in jobs if job.id != taken)
 
 
-def tell_of_conflicts(settlement: Settlement, conflicts: Mapping[UUID, Conflict]) -> None:
-    """Say which follow-ups were not stored because their unique keys are held."""
-    for conflict in conflicts.values():
-        if not conflict.outcome.is_stored:
-            log.warning(
-                "job %s is dead; job %s holds the unique key of a follow-up, which is skipped",
+def tell_of_conflicts(settlement: Settlement, follow_ups: Sequence[NewJob], conflicts: Mapping[UUID, Conflict]) -> None:
+    """Say which follow-ups were not stored because their unique keys are held: as after a job that is done."""
+    for follow_up in follow_ups:
+        conflict = conflicts.get(follow_up.id)
+        if conflict is not None and not conflict.outcome.is_stored:
+            log.log(
+                logging.WARNING if conflict.outcome is Outcome.REFUSED else logging.INFO,
+                "job %s is dead; its follow-up (%s) was not stored (%s): job %s holds its unique key",
                 settlement.job,
+                follow_up.task,
+                conflict.outcome,
                 conflict.holder,
             )

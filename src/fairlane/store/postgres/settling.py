@@ -358,7 +358,7 @@ async def _enqueue_what_can_be(
         except DuplicateJob as error:
             follow_ups = not_taken(settlement, follow_ups, error.job)
         else:
-            tell_of_conflicts(settlement, conflicts)
+            tell_of_conflicts(settlement, follow_ups, conflicts)
             return
 
 

@@ -219,7 +219,7 @@ def _enqueue_what_can_be(
     """Store follow-ups, except for those that are there already."""
     while follow_ups:
         try:
-            tell_of_conflicts(settlement, _enqueue(tx, follow_ups, now, tally))
+            tell_of_conflicts(settlement, follow_ups, _enqueue(tx, follow_ups, now, tally))
             return
         except DuplicateJob as error:
             follow_ups = not_taken(settlement, follow_ups, error.job)
