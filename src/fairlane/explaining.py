@@ -10,20 +10,20 @@ import msgspec
 
 from fairlane.clock import Instant, iso_text
 from fairlane.errors import ConfigurationError
-from fairlane.job import State
+from fairlane.job import ENGINES_MESSAGE, State, stored_in
 from fairlane.policy.by import By
 from fairlane.policy.keys import canonical_keys, key_words
 from fairlane.policy.overrides import PauseGate
-from fairlane.policy.partitions import parse_partition, partition_name
+from fairlane.policy.partitions import parse_partition, partition_name, whole_of
 from fairlane.policy.policy import BoundLimit, Policy
-from fairlane.scheduler.explain import Explanation, Hold, explain, together
+from fairlane.scheduler.explain import Explanation, Facts, Hold, explain, together
 from fairlane.scheduler.gauge import gauges
 from fairlane.store.finding import find_jobs
 from fairlane.store.job_rows import not_among
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
 
-__all__ = ["describe_explanation", "explain_job", "explain_queue", "has_jobs", "not_told_apart"]
+__all__ = ["describe_explanation", "explain_job", "explain_queue", "has_jobs", "is_routed", "not_told_apart"]
 
 LANES = 200
 """Lanes of a key that are looked at."""
@@ -36,7 +36,8 @@ async def explain_job(
 ) -> Explanation:
     """Everything that holds a job, or `JobNotFound`. `tasks` are those that the app knows, if there is one;
     `forwarded`, the queues that it leaves to an engine (`None`: no app is at hand)."""
-    return explain(await store.examine(job=job), tasks, forwarded)
+    facts = await store.examine(job=job)
+    return explain(facts, tasks, await _forwarded(store, facts, forwarded))
 
 
 async def explain_queue(
@@ -58,6 +59,13 @@ async def explain_queue(
         home = place.names[place.home_of(canonical) or 0]
         return together(queue, [await _explain(store, home, canonical, forwarded)])
     return together(queue, [await _explain(store, name, canonical, forwarded) for name in place.names])
+
+
+async def is_routed(store: Store, queue: str) -> bool:
+    """Whether the newest job that is ready came through an engine's own API: an engine runs the jobs of its queue."""
+    newest = (await find_jobs(store, JobFilter(queue=queue, state=State.READY), None, 1)).jobs
+    contexts = await store.contexts([each.id for each in newest])
+    return any(ENGINES_MESSAGE in stored_in(each) for each in contexts.values())
 
 
 async def has_jobs(store: Store, queue: str, keys: Mapping[str, object]) -> bool | None:
@@ -88,12 +96,19 @@ def _check_names(policy: Policy, keys: Mapping[str, str | None]) -> None:
         raise not_told_apart(policy, unknown)
 
 
+async def _forwarded(store: Store, facts: Facts, forwarded: Collection[str] | None) -> Collection[str] | None:
+    """The queues that an engine runs; where no app says so, and nobody serves this one, its jobs may."""
+    if forwarded is not None or facts.is_served or not await is_routed(store, facts.subject.queue):
+        return forwarded
+    return [whole_of(facts.subject.queue)]
+
+
 async def _explain(
     store: Store, queue: str, keys: Mapping[str, str | None], forwarded: Collection[str] | None
 ) -> Explanation:
     """What holds all jobs of these keys, and what holds some of them: limits of other scopes than these."""
     facts = await store.examine(queue, keys=keys)
-    told = explain(facts, forwarded=forwarded)
+    told = explain(facts, forwarded=await _forwarded(store, facts, forwarded))
     some = await _behind_limits(store, facts.policy, keys, facts.now)
     known = {(hold.limit, *hold.key.items()) for hold in told.holds}
     return msgspec.structs.replace(

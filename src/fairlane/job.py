@@ -15,6 +15,7 @@ import msgspec
 from fairlane.clock import Instant
 
 __all__ = [
+    "ENGINES_MESSAGE",
     "RESERVED",
     "SUSPECT_FROM",
     "AttemptRecord",
@@ -286,6 +287,8 @@ class AttemptRecord(msgspec.Struct, frozen=True):
 RESERVED = "fairlane."
 """Names of a job's context that begin so are ours: no producer may give them, and no policy or person is shown them."""
 _TRACE = f"{RESERVED}trace"
+ENGINES_MESSAGE = f"{RESERVED}engine"
+"""Under which a routed call has the message that its engine wrote: an engine runs that job."""
 
 
 def with_trace(context: str | None, trace: dict[str, str] | None) -> str | None:

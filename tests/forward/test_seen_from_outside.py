@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import uuid4
 
+import dramatiq
 import pytest
+from dramatiq.brokers.stub import StubBroker
 
 from fairlane import App, Job, Reason, State
 from fairlane.clock import ManualClock
 from fairlane.errors import ConfigurationError
 from fairlane.explaining import explain_job, explain_queue
 from fairlane.forward.dispatcher import Dispatcher
+from fairlane.forward.dramatiq import DramatiqForwarder
 from fairlane.forward.publishing import QUIET, UNBEGUN
+from fairlane.forward.routes import RoutedCall
 from fairlane.operations import diagnose, overview
 from fairlane.operations.findings import Level
 from fairlane.operations.views import QueueStatus
@@ -172,8 +177,24 @@ async def test_whoever_knows_no_app_is_not_told_to_start_a_worker_alone(app: App
     ]
     assert len(told) == 4
     for each in told:
-        assert "fairlane worker module:app --queues emails" in each
-        assert "if Celery, Dramatiq or Taskiq runs its tasks: fairlane forward module:forwarder" in each
+        assert "fairlane worker module:app --queues emails if Fairlane's own workers run its tasks" in each
+        assert "fairlane forward module:forwarder --queues emails if Celery, Dramatiq or Taskiq does" in each
+
+
+async def test_jobs_of_an_engines_own_calls_tell_whoever_knows_no_app_what_to_start(app: App) -> None:
+    """E1: what a routed call brings along is in the database, and says who runs it."""
+    broker = StubBroker()
+    actor = dramatiq.actor(broker=broker, actor_name="send")(send)
+    forwarder = DramatiqForwarder(app, broker, routes={"*": "emails"})
+    job = await forwarder.enqueue_routed(forwarder.task_of(actor), RoutedCall([1], {}, {}, str(uuid4()), "{}"))
+    store, command = await app.opened(), "fairlane forward module:forwarder --queues emails"
+    (view,) = (found := await overview(store, None)).queues
+    assert view.words.startswith("no dispatcher serves it")
+    assert [hint.knob for hint in found.hints] == [command]
+    (finding,) = [each for each in await diagnose(store, forwarded=None) if each.check == "no dispatcher"]
+    of_job, of_queue = await explain_job(store, job.id, None, None), await explain_queue(store, "emails", None, None)
+    for each in (finding.remedy, of_job.holds[0].words, of_queue.holds[0].words):
+        assert each.endswith(f"start one: {command}")
 
 
 async def test_the_task_of_an_engines_task_can_be_asked_for(forwarder: PaperForwarder) -> None:

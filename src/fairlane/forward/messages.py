@@ -10,11 +10,9 @@ import msgspec
 
 from fairlane.errors import FairlaneError
 from fairlane.forward.tokens import HEADER, Token
-from fairlane.job import RESERVED, Claim, stored_in, told_in, trace_of
+from fairlane.job import ENGINES_MESSAGE, Claim, stored_in, told_in, trace_of
 
 __all__ = ["Carried", "Engine", "Message", "Unpublishable", "as_carried", "engines_own"]
-
-_OWN = f"{RESERVED}engine"
 
 
 class Unpublishable(FairlaneError):
@@ -71,7 +69,7 @@ def as_carried(context: str | None, retries: int) -> Carried:
     if context is None:
         return Carried(retries=retries)
     headers = told_in(context).get("headers")
-    own = stored_in(context).get(_OWN)
+    own = stored_in(context).get(ENGINES_MESSAGE)
     return Carried(
         {**(headers if isinstance(headers, dict) else {}), **(trace_of(context) or {})},
         own if isinstance(own, str) else None,
@@ -81,7 +79,7 @@ def as_carried(context: str | None, retries: int) -> Carried:
 
 def engines_own(text: str) -> dict[str, str]:
     """What to add to a job's context, so that `text` comes back as the `own` of its message."""
-    return {_OWN: text}
+    return {ENGINES_MESSAGE: text}
 
 
 class Engine(Protocol):

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from shlex import quote
 
 from fairlane.clock import SECOND, Instant, as_datetime
+from fairlane.explaining import is_routed
 from fairlane.job import State
 from fairlane.operations.charting import MINUTE
 from fairlane.operations.findings import Finding, Level
@@ -39,6 +40,8 @@ async def about_service(
     # A worker whose slots are all in use does not listen; what runs shows that there is one.
     if counts.running or is_served or () in policy.overrides.pauses or not await _has_ready_jobs(store, queue, counts):
         return []
+    if is_forwarded is None:
+        is_forwarded = await is_routed(store, queue) or None
     return [
         Finding(
             check="no dispatcher" if is_forwarded else "no worker",

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import msgspec
 
 from fairlane.clock import SECOND, Instant, as_datetime
+from fairlane.explaining import is_routed
 from fairlane.operations.asking import in_force
 from fairlane.operations.charting import MINUTE, SHOWN, chart_of, per_minute
 from fairlane.operations.gauging import gauge_view, gauges_of, limit_words
@@ -71,7 +72,7 @@ async def overview(store: Store, forwarded: Collection[str] | None = ()) -> Over
     """All queues, and what to do about them. `forwarded` are those that the app at hand leaves to an engine; `None`, if
     none is at hand."""
     look = await _look(store, forwarded)
-    views = _views(look)
+    views = await _views_of(store, look)
     keys = await held_keys(store, {name: look.policies[name].policy for name in look.figures}, look.now)
     workers = look.workers
     return Overview(
@@ -85,7 +86,7 @@ async def overview(store: Store, forwarded: Collection[str] | None = ()) -> Over
 
 async def list_queues(store: Store, forwarded: Collection[str] | None = ()) -> list[QueueView]:
     """All queues, without anything else."""
-    return _views(await _look(store, forwarded))
+    return await _views_of(store, await _look(store, forwarded))
 
 
 async def show_queue(store: Store, queue: str, forwarded: Collection[str] | None = ()) -> OneQueue:
@@ -93,7 +94,7 @@ async def show_queue(store: Store, queue: str, forwarded: Collection[str] | None
     declared = await in_force(store, whole_of(queue))
     policy = declared.policy
     look = await _look(store, forwarded, policy.queue)
-    (view,) = _views(look)
+    (view,) = await _views_of(store, look)
     keys = await held_keys(store, {name: look.policies[name].policy for name in look.figures}, look.now)
     chart = chart_of((each for minutes in look.minutes.values() for each in minutes), look.now)
     parts = [_view(name, [name], look) for name in look.figures] if len(look.figures) > 1 else []
@@ -109,6 +110,16 @@ async def show_queue(store: Store, queue: str, forwarded: Collection[str] | None
         hints=hints_of([view], keys, ()),
         chart=chart,
     )
+
+
+async def _views_of(store: Store, look: _Look) -> list[QueueView]:
+    """A view of each queue. Of one that nobody serves, its jobs may tell that an engine runs them, if no app does."""
+    views = _views(look)
+    for number, view in enumerate(views):
+        is_open = view.is_forwarded is None and view.status is QueueStatus.STOPPED
+        if is_open and await is_routed(store, view.queue):
+            views[number] = _with_status(msgspec.structs.replace(view, is_forwarded=True))
+    return views
 
 
 def _views(look: _Look) -> list[QueueView]:
@@ -154,6 +165,10 @@ def _view(queue: str, names: Sequence[str], look: _Look) -> QueueView:
         refusal=service.refusal,
         unbegun=service.unbegun,
     )
+    return _with_status(view)
+
+
+def _with_status(view: QueueView) -> QueueView:
     status, words = status_of(view)
     return msgspec.structs.replace(view, status=status, words=words)
 

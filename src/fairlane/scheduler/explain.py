@@ -309,7 +309,7 @@ def start_command(queue: str, *, is_forwarded: bool | None) -> str:
         for what in ("worker module:app", "forward module:forwarder")
     )
     if is_forwarded is None:
-        return f"{worker} (or, if Celery, Dramatiq or Taskiq runs its tasks: {dispatcher})"
+        return f"{worker} if Fairlane's own workers run its tasks; {dispatcher} if Celery, Dramatiq or Taskiq does"
     return dispatcher if is_forwarded else worker
 
 
