@@ -115,6 +115,8 @@ def test_our_loggers_are_safe_whatever_handler_a_program_sets_up(name: str) -> N
     try:
         logger.error("job %s: %r and %d", f"a\n{FORGED}", "b\x1b", 3)
         logger.error("by name: %(what)s", {"what": f"c\u2028{FORGED}"})
+        logger.error(f"100 % of postgresql://u:hunter2@h/x\n{FORGED}")
+        logger.error(ConnectionError(f"password=hunter2\n{FORGED}"))
         try:
             raise ConnectionError(f"postgresql://u:hunter2@h/x\n{FORGED}")
         except ConnectionError as error:
@@ -124,10 +126,12 @@ def test_our_loggers_are_safe_whatever_handler_a_program_sets_up(name: str) -> N
     told = stream.getvalue()
     assert "hunter2" not in told
     assert UNSAFE.search(told) is None
-    first, second, third, *traceback = told.rstrip("\n").split("\n")
+    first, second, whole, raised, third, *traceback = told.rstrip("\n").split("\n")
     assert first.startswith("ERROR job a\\n2026")
     assert first.endswith("'b\\x1b' and 3")
     assert second.startswith("ERROR by name: c\\u2028")
+    assert whole.startswith("ERROR 100 % of postgresql://u:***@h/x\\n2026")
+    assert raised.startswith("ERROR password=***\\n2026")
     assert third.startswith("ERROR it broke: postgresql://u:***@h/x\\n2026")
     assert traceback
     assert all(line.startswith("    ") for line in traceback)
@@ -144,6 +148,15 @@ def test_only_a_traceback_has_several_lines_and_each_is_indented() -> None:
     record = logging.makeLogRecord({"msg": "x\ny", "name": "shop", "levelname": "INFO", "stack_info": "Stack\n  f"})
     assert TextLines("%(levelname)s %(message)s").format(record) == "INFO x\\ny\n    Stack\n      f"
     assert json.loads(JsonLines("w").format(record))["message"] == "x\ny"
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_neither_a_logger_nor_a_level_forges_a_line(text: str) -> None:
+    """Programs name loggers after tenants."""
+    record = logging.makeLogRecord({"msg": "x", "name": f"shop.{text}", "levelname": text})
+    line = TextLines().format(record)
+    assert len(line.splitlines()) == 1
+    assert UNSAFE.search(line) is None
 
 
 @pytest.mark.parametrize("text", NASTY)

@@ -77,7 +77,8 @@ class TextLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         record.message = one_line(without_secrets(record.getMessage()))
         record.asctime = self.formatTime(record, self.datefmt)
-        lines = [self.formatMessage(record)]
+        # All of it: loggers and levels are named by programs, too.
+        lines = [one_line(self.formatMessage(record))]
         if told := exception_text(record):
             lines.append(indented(told))
         if record.stack_info:
@@ -94,15 +95,15 @@ def guard_loggers() -> None:
 
 
 class _Guard(logging.Filter):
-    """Makes the arguments of a record safe. What the message itself says is ours."""
+    """Makes the arguments of a record safe. A message that has some is ours; one without is whatever it was made of."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if isinstance(record.args, tuple):
+        if not record.args:
+            record.msg = one_line(without_secrets(str(record.msg)))
+        elif isinstance(record.args, tuple):
             record.args = tuple(map(_safe, record.args))
         elif isinstance(record.args, dict):
             record.args = {name: _safe(value) for name, value in record.args.items()}
-        elif not isinstance(record.msg, str) or "%" not in record.msg:
-            record.msg = one_line(without_secrets(str(record.msg)))
         if record.exc_info:
             # Formatters take this text as it is, and leave the exception alone.
             record.exc_text = indented(exception_text(record))

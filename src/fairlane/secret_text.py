@@ -343,10 +343,11 @@ def without_secrets_in(value: Any, name: str = "", depth: int = 0) -> Any:
         return value
     if depth < _DEEPEST and isinstance(value, Mapping):
         return {_text(key): without_secrets_in(each, str(key), depth + 1) for key, each in value.items()}
-    if depth < _DEEPEST and isinstance(value, (list, tuple, set, frozenset)):
+    if depth < _DEEPEST and isinstance(value, (list, tuple)):
         return [without_secrets_in(each, "", depth + 1) for each in value]
     return _text(value)
 
 
 def _text(value: object) -> str:
-    return without_secrets(str(value))
+    # A member of an enumeration of texts is the text that JSON has for it, and not its name.
+    return without_secrets(str.__str__(value) if isinstance(value, str) else str(value))

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from enum import Enum
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -459,3 +460,50 @@ async def test_what_the_app_redacts_is_not_in_the_log_either(app: App) -> None:
                 await job.result()
     assert "the job is dead" in text.getvalue()
     assert "ACME-4711" not in text.getvalue()
+
+
+class Plan(str, Enum):  # noqa: UP042 - programs have these, and `str` of one is its name
+    LARGE = "large"
+
+
+def test_what_a_program_adds_to_the_json_log_is_there_without_its_secrets() -> None:
+    """S4: values that have a secret's name, whatever they are, and secrets within texts, however deep."""
+    extra = {
+        "password": "hunter2",
+        "pin_token": 4711,
+        "auth": ("ann", "hunter2"),
+        "headers": {"Authorization": "Bearer hunter2", "accept": "*/*", "nested": [{"api_key": "hunter2"}]},
+        "url": "postgresql://u:hunter2@h/x",
+        "error": ConnectionError("token=hunter2"),
+        "postgresql://u:hunter2@h": {"redis://:hunter2@h": 1},
+        "tokens": 1200,
+        "key": "acme",
+        "plan": Plan.LARGE,
+        "amounts": [1, 2.5, None, True],
+        "secret": None,
+    }
+    text = JsonLines("one").format(logging.makeLogRecord({"msg": "paid", "name": "shop", **extra}))
+    assert "hunter2" not in text
+    told = json.loads(text)
+    assert {name: told[name] for name in extra if name in told} == {
+        "password": "***",
+        "pin_token": "***",
+        "auth": "***",
+        "headers": {"Authorization": "***", "accept": "*/*", "nested": [{"api_key": "***"}]},
+        "url": "postgresql://u:***@h/x",
+        "error": "token=***",
+        "tokens": 1200,
+        "key": "acme",
+        "plan": "large",
+        "amounts": [1, 2.5, None, True],
+        "secret": None,
+    }
+    assert told["postgresql://u:***@h"] == {"redis://:***@h": 1}
+
+
+def test_a_structure_that_holds_itself_is_logged_all_the_same() -> None:
+    around: list[object] = ["password=hunter2"]
+    around.append(around)
+    text = JsonLines("one").format(logging.makeLogRecord({"msg": "x", "name": "shop", "around": around}))
+    assert json.loads(text)["around"][0] == "password=***"
+    assert "hunter2" not in text

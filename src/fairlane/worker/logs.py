@@ -17,6 +17,7 @@ from fairlane.job import Claim, State
 from fairlane.log_text import exception_text, json_text
 from fairlane.redaction import without_secrets
 from fairlane.scheduler.settlement import Settlement
+from fairlane.secret_text import without_secrets_in
 from fairlane.worker.context import current_run
 from fairlane.worker.outcomes import Stop, summary, users_frames
 
@@ -166,7 +167,7 @@ class JsonLines(logging.Formatter):
     """Each record as a JSON object: `time`, `level`, `logger`, `message`, `worker`, and the job it is about, or that
     was running where it was written.
 
-    What a program gives as `extra=` is in it too.
+    What a program gives as `extra=` is in it too, without what is called a secret or is a text that holds one.
     """
 
     def __init__(self, worker: str) -> None:
@@ -188,7 +189,7 @@ class JsonLines(logging.Formatter):
             told["stack"] = without_secrets(record.stack_info)
         for name, value in vars(record).items():
             if name not in _PLAIN:
-                told.setdefault(name, value)
+                told.setdefault(without_secrets(name), without_secrets_in(value, name))
         return json_text(told)
 
 
