@@ -32,7 +32,7 @@ from fairlane.handle import Enqueued, Foreseen, Job, handles_of
 from fairlane.job import Outcome
 from fairlane.log_text import guard_loggers
 from fairlane.operations import Operations
-from fairlane.parameters import check_value, checked, shown
+from fairlane.parameters import check_value, checked, known_options, shown
 from fairlane.policy.policy import Policy
 from fairlane.producing import Producing
 from fairlane.queue import Hand, partitions_served
@@ -63,6 +63,7 @@ STREAMED_AT_ONCE = 5_000
 class App(Declarations):
     """A program's queues and tasks, and the database they live in. It opens itself at first use."""
 
+    @known_options
     def __init__(
         self,
         url: str | None = None,
@@ -222,6 +223,7 @@ class App(Declarations):
 
     # Producing.
 
+    @known_options
     async def enqueue_many(
         self, calls: Iterable[Call[R]], tx: Any = None, progress: Progress | None = None
     ) -> Enqueued[R]:
@@ -301,6 +303,7 @@ class App(Declarations):
         """What enqueueing this call would do now."""
         return await (await self._connected()).producing.foreseen(call)
 
+    @known_options
     def enqueue_many_sync(self, calls: Iterable[Call[R]], tx: Any = None) -> Enqueued[R]:
         """`enqueue_many` for code that is not async."""
         return self.run_blocking(self.enqueue_many(calls, tx))

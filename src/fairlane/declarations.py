@@ -21,7 +21,7 @@ from fairlane.declaring import (
     width_of,
 )
 from fairlane.errors import ConfigurationError, InvalidPolicy, UnknownQueue
-from fairlane.parameters import shown
+from fairlane.parameters import known_options, shown
 from fairlane.policy.by import normalize_by
 from fairlane.policy.dividing import divided
 from fairlane.policy.fair import Fair
@@ -84,6 +84,7 @@ class Declarations:
         self.middlewares: list[Middleware] = []
         """What goes around runs and enqueues, the outermost first."""
 
+    @known_options
     def queue(
         self,
         name: str,

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from fairlane import parameters
 from fairlane.clock import duration_of
 from fairlane.errors import ConfigurationError, InvalidPolicy
 from fairlane.parameters import is_storable, refuse_unknown_option, shown
@@ -228,5 +229,7 @@ def checked_count(count: object) -> int | None:
 def folder_of(frame: FrameType | None) -> Path:
     """Where the file lies whose code called this frame."""
     caller = frame.f_back if frame else None
+    while caller and caller.f_globals.get("__name__") == parameters.__name__:  # it checks what the call was given
+        caller = caller.f_back
     file = caller.f_globals.get("__file__") if caller else None
     return Path(file).resolve().parent if file else Path.cwd()

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from fairlane.errors import InvalidJob, InvalidValue
 from fairlane.job import FollowUp, Landed, Outcome, StampedEffects
-from fairlane.parameters import shown
+from fairlane.parameters import known_options, shown
 
 if TYPE_CHECKING:
     from fairlane.policy.unique import Conflict
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Effects", "landed_of"]
 
 
+@known_options
 class Effects:
     """What lands with the end of a job, in the same transaction: follow-up jobs, values to put, keys to delete."""
 

@@ -13,6 +13,7 @@ from fairlane.clock import duration_of
 from fairlane.codec import Codec
 from fairlane.errors import JobCancelled, JobFailed, JobNotFound, ReplayRefused, ResultTimeout
 from fairlane.job import AttemptRecord, JobRecord, NewJob, Outcome, State
+from fairlane.parameters import known_options
 from fairlane.policy.backlog import FullBacklog
 from fairlane.policy.unique import Conflict, OnReplayConflict, checked_on_replay_conflict
 from fairlane.scheduler.backlog import Verdicts
@@ -87,6 +88,7 @@ class Job(msgspec.Struct, Generic[R], eq=False, gc=False):
         """Cancel the job if it waits, ask it to stop if it runs. Returns the state it is in now."""
         return await (await self._source.opened()).cancel(self.id)
 
+    @known_options
     async def replay(self, *, on_conflict: OnReplayConflict = "reject") -> State:
         """Put the job back into its queue. `ReplayRefused` unless it is dead or cancelled. Returns the state it is in.
 
@@ -102,6 +104,7 @@ class Job(msgspec.Struct, Generic[R], eq=False, gc=False):
             raise ReplayRefused(self.id, handled.skipped, handled.holder, remedy)
         return await self.status()
 
+    @known_options
     async def result(self, timeout: timedelta | str | float | None = None) -> R:
         """What the task returned, once it has. `JobFailed`, `JobCancelled` or `ResultTimeout` say otherwise."""
         time = None if timeout is None else duration_of("result: timeout", timeout)
@@ -130,6 +133,7 @@ class Job(msgspec.Struct, Generic[R], eq=False, gc=False):
         """`cancel` for code that is not async."""
         return self._source.run_blocking(self.cancel())
 
+    @known_options
     def result_sync(self, timeout: timedelta | str | float | None = None) -> R:
         """`result` for code that is not async: it blocks its thread, and no other, until the job has ended."""
         return self._source.run_blocking(self.result(timeout))

@@ -13,7 +13,7 @@ from fairlane.clock import SECOND, Clock, Instant, duration_of
 from fairlane.effects import Effects, landed_of
 from fairlane.errors import AlreadySettled, ClaimLost, ConfigurationError, UndecodablePayload, UnknownTask
 from fairlane.job import Claim, Landed, State
-from fairlane.parameters import checked, shown
+from fairlane.parameters import checked, known_options, shown
 from fairlane.policy.retry import Backoff
 from fairlane.policy.unique import Conflict
 from fairlane.scheduler.settlement import (
@@ -215,6 +215,7 @@ class HeldClaim:
         """The job ends as cancelled."""
         await self._end(Cancelled(storable(reason) or "cancelled by its runtime"), ran)
 
+    @known_options
     async def release(self, delay: Duration | None = None) -> None:
         """Give the job back as if it had not been claimed: in its place, with its attempt and its rate tokens.
 
@@ -223,6 +224,7 @@ class HeldClaim:
         wait = 0 if delay is None else bounded(duration_of("release: delay", delay))
         await self._end(Released("given back by its runtime", wait), None)
 
+    @known_options
     async def renew(self, lease: Duration | None = None) -> None:
         """Hold it for another lease from now on, with its whole batch; `cancel_requested` is up to date then."""
         self._check_held()

@@ -88,39 +88,68 @@ def checked(
     """
 
     def decorate(function: F) -> F:
-        checks = _Checks(function, error, unchecked, any_text)
-        if inspect.iscoroutinefunction(function):
-
-            @functools.wraps(function)
-            async def wrapper(*args: Any, **kwargs: Any) -> Any:
-                checks.check(args, kwargs)
-                return await function(*args, **kwargs)
-
-        else:
-
-            @functools.wraps(function)
-            def wrapper(*args: Any, **kwargs: Any) -> Any:
-                checks.check(args, kwargs)
-                return function(*args, **kwargs)
-
-        return cast(F, wrapper)
+        return _preceded(function, _Checks(function, error, unchecked, any_text).check)
 
     return decorate
 
 
 def known_options(function: F) -> F:
-    """Refuse an option that a function does not have with the one that is meant. A type checker sees it as it is."""
-    name, _, place = function.__qualname__.rpartition(".")
-    known = [each for each in inspect.signature(function).parameters if each != "self"]
+    """Refuse an option that a function does not have with the one that is meant. A type checker sees it as it is.
 
-    @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        for each in kwargs:
-            if each not in known:
-                refuse_unknown_option(place or name, each, known)
-        return function(*args, **kwargs)
+    Of a class, those of its constructor.
+    """
+    if inspect.isclass(function):
+        kind: Any = function
+        kind.__init__ = known_options(kind.__init__)
+        return function
+    what, known = _called(function), _options(function)
+    assert known is not None, f"{what} takes any option"
+    names = frozenset(known)
+
+    def check(_: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not names.issuperset(kwargs):
+            _refuse_unknown(what, kwargs, known)
+
+    return _preceded(function, check)
+
+
+def _preceded(function: F, check: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> F:
+    """The same function, which begins with this check."""
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def wrapper(*args: Any, **kwargs: Any) -> Any:
+            check(args, kwargs)
+            return await function(*args, **kwargs)
+
+    else:
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            check(args, kwargs)
+            return function(*args, **kwargs)
 
     return cast(F, wrapper)
+
+
+def _called(function: Callable[..., Any]) -> str:
+    """What errors call a function: by its own name, a constructor by its class's."""
+    owner, _, name = function.__qualname__.rpartition(".")
+    return owner if name == "__init__" else name
+
+
+def _options(function: Callable[..., Any]) -> list[str] | None:
+    """What may be given by name; `None`: anything."""
+    kinds = inspect.Parameter
+    parameters = inspect.signature(function).parameters.values()
+    if any(each.kind is kinds.VAR_KEYWORD for each in parameters):
+        return None
+    named = (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
+    return [each.name for each in parameters if each.kind in named and each.name != "self"]
+
+
+def _refuse_unknown(what: str, given: Iterable[str], known: Collection[str]) -> NoReturn:
+    refuse_unknown_option(what, next(name for name in given if name not in known), known)
 
 
 def checked_methods(kind: C) -> C:
@@ -175,14 +204,17 @@ class _Checks:
         unchecked: Collection[str],
         any_text: Collection[str],
     ) -> None:
-        owner, _, name = function.__qualname__.rpartition(".")
-        self._what = owner if name == "__init__" else name
+        self._what = _called(function)
         self._function = function
+        self._options = _options(function)
+        self._names = None if self._options is None else frozenset(self._options)
         self._error = error
         self._unchecked = unchecked
         self._any_text = any_text
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._names is not None and self._options is not None and not self._names.issuperset(kwargs):
+            _refuse_unknown(self._what, kwargs, self._options)
         names, tests = self._tests
         for name, value in zip(names, args, strict=False):
             if name in tests and not tests[name](value):

@@ -13,7 +13,7 @@ from fairlane.clock import duration_of
 from fairlane.errors import ConfigurationError, UnknownQueue
 from fairlane.explaining import explain_queue
 from fairlane.held_claim import ClaimSource, HeldClaim, HeldLease, as_lease, renew_together, settle_together
-from fairlane.parameters import check_value, checked
+from fairlane.parameters import check_value, checked, known_options
 from fairlane.policy.partitions import parse_partition, partition_for, partition_name, whole_of
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.explain import Explanation
@@ -134,6 +134,7 @@ class Queue:
         held = HeldLease(claimed.lease, duration)
         return [HeldClaim(each, held, self._source) for each in claimed.claims]
 
+    @known_options
     async def wait(self, timeout: Duration | None = None) -> bool:
         """Return True once a job may start, False after `timeout` or when the app is closed.
 
@@ -160,10 +161,12 @@ class Queue:
             self.partitions, keys, None if timeout is None else max(0, duration_of("pace: timeout", timeout))
         )
 
+    @known_options
     async def renew(self, claims: Iterable[HeldClaim], lease: Duration | None = None) -> None:
         """Hold these claims for another lease. What was settled meanwhile is left out; `ClaimLost` names the lost."""
         await renew_together(self._source, self._own(claims), lease)
 
+    @known_options
     async def ack(
         self, claims: Iterable[HeldClaim], results: Iterable[Any] | None = None, *, ran: Duration | None = None
     ) -> None:

@@ -290,6 +290,7 @@ class BoundTask(Generic[P, R]):
         """What `enqueue` would do now, checked in every way but not stored."""
         return await self._task.producer.foresee(self.call(*args, **kwargs))
 
+    @known_options
     async def enqueue_many(self, calls: Iterable[Call[R]], progress: Progress | None = None) -> Enqueued[R]:
         """Store these calls of this task, all or none. What a call does not choose is as chosen with `using`."""
         listed = list(one_by_one(calls, "enqueue_many"))

@@ -9,7 +9,7 @@ import msgspec
 
 from fairlane.codec import decode_value, encode_value
 from fairlane.errors import InvalidValue
-from fairlane.parameters import shown
+from fairlane.parameters import known_options, shown
 from fairlane.store.protocol import Store
 
 __all__ = ["ABSENT", "Absent", "Page", "ValueSource", "Values", "checked_key"]
@@ -61,20 +61,24 @@ class Values:
     def __init__(self, source: ValueSource) -> None:
         self._source = source
 
+    @known_options
     async def get(self, key: str, default: Any = None, *, tx: Any = None) -> Any:
         """The value of a key, or `default`."""
         stored = await (await self._source.opened()).get_value(checked_key(key), tx)
         return default if stored is None else decode_value(stored)
 
+    @known_options
     async def put(self, key: str, value: Any, *, tx: Any = None) -> None:
         """Set a key's value, whatever it was."""
         encoded = encode_value(checked_key(key), value, self._source.max_payload)
         await (await self._source.opened()).put_value(key, encoded, tx)
 
+    @known_options
     async def delete(self, key: str, *, tx: Any = None) -> bool:
         """Remove a key. Returns whether it was there."""
         return await (await self._source.opened()).delete_value(checked_key(key), tx)
 
+    @known_options
     async def compare_and_set(self, key: str, expected: Any, value: Any, *, tx: Any = None) -> bool:
         """Set a key's value if it is the expected one now, in one step. Returns whether it was.
 
@@ -85,6 +89,7 @@ class Values:
         after = None if value is ABSENT else encode_value(checked_key(key), value, most)
         return await (await self._source.opened()).compare_and_set_value(checked_key(key), before, after, tx)
 
+    @known_options
     async def scan(self, prefix: str = "", after: str | None = None, limit: int = 100, *, tx: Any = None) -> Page:
         """The keys that begin with `prefix`, with their values, a page at a time."""
         most = _checked_limit(limit)
@@ -99,22 +104,27 @@ class Values:
 
     # Blocking.
 
+    @known_options
     def get_sync(self, key: str, default: Any = None, *, tx: Any = None) -> Any:
         """`get` for code that is not async."""
         return self._source.run_blocking(self.get(key, default, tx=tx))
 
+    @known_options
     def put_sync(self, key: str, value: Any, *, tx: Any = None) -> None:
         """`put` for code that is not async."""
         self._source.run_blocking(self.put(key, value, tx=tx))
 
+    @known_options
     def delete_sync(self, key: str, *, tx: Any = None) -> bool:
         """`delete` for code that is not async."""
         return self._source.run_blocking(self.delete(key, tx=tx))
 
+    @known_options
     def compare_and_set_sync(self, key: str, expected: Any, value: Any, *, tx: Any = None) -> bool:
         """`compare_and_set` for code that is not async."""
         return self._source.run_blocking(self.compare_and_set(key, expected, value, tx=tx))
 
+    @known_options
     def scan_sync(self, prefix: str = "", after: str | None = None, limit: int = 100, *, tx: Any = None) -> Page:
         """`scan` for code that is not async."""
         return self._source.run_blocking(self.scan(prefix, after, limit, tx=tx))

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from fairlane.clock import SECOND, Instant, duration_text
 from fairlane.errors import InvalidPolicy
-from fairlane.parameters import shown
+from fairlane.parameters import known_options, shown
 from fairlane.policy.by import By, normalize_by, repr_by
 from fairlane.policy.checking import as_whole, duration_above_zero, is_number, is_whole
 from fairlane.policy.gates import Ending, GateState
@@ -55,6 +55,7 @@ class Learned(msgspec.Struct, frozen=True):
     """For each task, a moving average of run time in microseconds."""
 
 
+@known_options
 @dataclass(frozen=True, slots=True, init=False)
 class AdaptiveConcurrency:
     """A cap on jobs in flight that moves between `min` and `max` with how runs end and how long they take.

@@ -9,7 +9,7 @@ import msgspec
 
 from fairlane.clock import Instant
 from fairlane.errors import InvalidPolicy
-from fairlane.parameters import shown
+from fairlane.parameters import known_options, shown
 from fairlane.policy.by import By, normalize_by, repr_by
 from fairlane.policy.checking import as_whole, is_whole
 from fairlane.policy.gates import Ending, GateState
@@ -22,6 +22,7 @@ __all__ = ["Backlog", "FullBacklog", "WhenFull"]
 WhenFull = Literal["signal", "reject"]
 
 
+@known_options
 @dataclass(frozen=True, slots=True, init=False)
 class Backlog:
     """At most `max` jobs of a key should wait, ready to start. Without `by`: of the whole queue.

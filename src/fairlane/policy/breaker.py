@@ -19,7 +19,7 @@ import msgspec
 
 from fairlane.clock import SECOND, Instant, duration_text
 from fairlane.errors import InvalidPolicy
-from fairlane.parameters import shown
+from fairlane.parameters import known_options, shown
 from fairlane.policy.by import By, normalize_by, repr_by
 from fairlane.policy.checking import as_whole, duration_above_zero, is_whole
 from fairlane.policy.gates import Ending, GateState
@@ -63,6 +63,7 @@ class Probing(msgspec.Struct, frozen=True, tag="probing"):
 State = Closed | Opened | Probing
 
 
+@known_options
 @dataclass(frozen=True, slots=True, init=False)
 class Breaker:
     """Stops a key after so many failures in a row, and lets `probes` jobs try after each `cooldown`.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Never
 
 from fairlane.errors import InvalidPolicy
-from fairlane.parameters import shown
+from fairlane.parameters import known_options, shown
 from fairlane.policy.by import By, normalize_by
 from fairlane.policy.numbers import FROM_JOB, FromJob, Source, from_job, named_numbers
 
@@ -17,6 +17,7 @@ __all__ = ["Charge", "Fair", "checked_weight", "is_weight"]
 Charge = Literal["time", "count"]
 
 
+@known_options
 @dataclass(frozen=True, slots=True, init=False)
 class Fair:
     """Turns go round between the values of a key, charged by run time (or by count), in proportion to weights.

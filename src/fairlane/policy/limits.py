@@ -17,7 +17,7 @@ from typing import Any
 
 from fairlane.clock import SECOND, Instant, microseconds
 from fairlane.errors import ConfigurationError, InvalidPolicy
-from fairlane.parameters import shown
+from fairlane.parameters import known_options, shown
 from fairlane.policy import rolling as window
 from fairlane.policy.by import By, checked_name, normalize_by, repr_by, repr_name
 from fairlane.policy.checking import as_whole, is_whole
@@ -37,6 +37,7 @@ LONGEST_DEBT = 4 * 10**18
 """Microseconds: an instant must stay what a database can hold."""
 
 
+@known_options
 @dataclass(frozen=True, slots=True, init=False)
 class Concurrency:
     """Never more than `max` jobs in flight per key, over the whole fleet. Without `by`: in the whole queue.
@@ -155,6 +156,7 @@ def _checked_max(what: str, number: object) -> int:
     return number
 
 
+@known_options
 @dataclass(frozen=True, slots=True, init=False)
 class Rate:
     """At most `burst + limit·t/per` starts in any time t, per key (GCRA). `burst` defaults to `limit`.

@@ -7,7 +7,7 @@ from typing import Any
 
 from fairlane.clock import Instant
 from fairlane.errors import InvalidOverride, InvalidPolicy
-from fairlane.parameters import shown
+from fairlane.parameters import known_options, shown
 from fairlane.policy.by import By, normalize_by
 from fairlane.policy.gates import Ending, GateState
 from fairlane.policy.reasons import Reason, Why
@@ -15,6 +15,7 @@ from fairlane.policy.reasons import Reason, Why
 __all__ = ["Sequence"]
 
 
+@known_options
 @dataclass(frozen=True, slots=True, init=False)
 class Sequence:
     """Jobs of one key run strictly one after the other, in the order of their enqueue.

@@ -10,7 +10,7 @@ from typing import Literal
 
 from fairlane.clock import duration_of, microseconds
 from fairlane.errors import ConfigurationError
-from fairlane.parameters import check_value, shown
+from fairlane.parameters import check_value, known_options, shown
 
 __all__ = ["QueueShare", "WorkerOptions"]
 
@@ -22,6 +22,7 @@ MOST_SLOTS = 10_000
 _SHARE = re.compile(r"(?P<name>[^=:\s]+)(=(?P<weight>[0-9.]+))?(:(?P<min>\d+)?-(?P<max>\d+)?)?\Z")
 
 
+@known_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueShare:
     """What a worker gives to one queue: its weight beside the others, and how few or many slots it may have."""
@@ -59,6 +60,7 @@ class QueueShare:
         )
 
 
+@known_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
     """How a worker works. Every time is kept as a `timedelta`, and every queue as a `QueueShare`."""
