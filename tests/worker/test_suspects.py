@@ -17,15 +17,17 @@ from fairlane.clock import SECOND
 from fairlane.scheduler.settlement import SEEN, DeadWorker, Lost, Outcome, Released, settle
 from fairlane.store.protocol import Store, WorkerIdentity
 from fairlane.worker.black_box import BlackBox, new_black_box
-from tests.waiting import until
+from fairlane.worker.execution import Run
+from fairlane.worker.pacer import Pacer
+from tests.waiting import until, until_found
 from tests.worker.harness import WatchedStore, reaches, turns, working
 
 GONE = WorkerIdentity(uuid4(), "gone")
 
 
-async def settle_next(store: Store, count: int, outcome: Outcome) -> None:
+async def settle_next(store: Store, count: int, outcome: Outcome, queue: str = "default") -> None:
     """Let so many jobs be claimed by a worker that is gone, and end so."""
-    claimed = await store.claim("default", lambda: count, worker=GONE, lease=timedelta(seconds=30))
+    claimed = await store.claim(queue, lambda: count, worker=GONE, lease=timedelta(seconds=30))
     assert len(claimed.claims) == count
     await store.settle([settle(each, outcome, 0) for each in claimed.claims])
 
@@ -94,6 +96,79 @@ async def test_what_a_dead_process_had_noted_decides_who_is_a_suspect(app: App, 
     os.close(box)
 
 
+async def test_a_job_that_has_ended_is_noted_until_its_end_is_recorded(app: App, store: WatchedStore) -> None:
+    # L23: a job that kills its process just after its handler has returned would otherwise never be found out.
+    box = new_black_box()
+
+    @app.task
+    async def work() -> None: ...
+
+    going = asyncio.Event()
+
+    async def wait() -> None:
+        await going.wait()
+
+    store.before["settle"] = wait
+    async with app:
+        job = await work.enqueue()
+        async with working(app, black_box=box):
+            await store.called("settle")
+            dead = BlackBox(box).read()
+            assert dead is not None
+            assert (dead.running, dead.ended) == (frozenset(), {job.id})
+            going.set()
+            await reaches(job, State.DONE)
+
+            def is_erased() -> bool:
+                left = BlackBox(box).read()
+                return left is not None and not left.ended
+
+            await until(is_erased)
+    os.close(box)
+
+
+async def test_others_wait_for_a_bounded_time_until_a_suspect_can_be_alone(
+    app: App, store: WatchedStore, clock: ManualClock
+) -> None:
+    # L23, in a program that runs its worker itself: what runs beside the suspect does not end.
+    release = asyncio.Event()
+    ran: list[int] = []
+
+    @app.task
+    async def work(number: int) -> None:
+        ran.append(number)
+        if number == 0:
+            await release.wait()
+
+    async with app:
+        suspect = await work.enqueue(1)
+        await settle_next(store.real, 1, Lost("its process died", SEEN))
+        await settle_next(store.real, 1, Released("not yet", 3_600 * SECOND))
+        async with working(app, concurrency=10, lease="1d") as worker:
+            await work.enqueue(0)
+            await until(lambda: ran == [0])
+            clock.advance("1h")
+            await until(lambda: len(worker._execution.suspects) == 1)
+            others = await work.enqueue_many([work.call(number) for number in (3, 4)])
+
+            def are_done() -> bool:
+                clock.advance("100ms")
+                return {3, 4} <= set(ran)
+
+            await until(are_done)
+            assert 1 not in ran
+            for job in others:
+                await job.result()
+            release.set()
+
+            def has_run() -> bool:
+                clock.advance("100ms")
+                return 1 in ran
+
+            await until(has_run)
+            await suspect.result()
+
+
 def test_a_black_box_tells_what_ran_when_its_process_died() -> None:
     box = new_black_box()
     assert BlackBox(box).read() is None
@@ -108,6 +183,8 @@ def test_a_black_box_tells_what_ran_when_its_process_died() -> None:
         notes.note(first)
         assert BlackBox(box).read() == DeadWorker(worker, frozenset({first, second}))
         notes.erase(second)
+        notes.note_end(first)
+        assert BlackBox(box).read() == DeadWorker(worker, frozenset(), frozenset({first}))
         notes.erase(first)
     notes.note(second)
     notes.close()
@@ -119,8 +196,8 @@ def test_a_black_box_tells_what_ran_when_its_process_died() -> None:
 
 
 SHOP = """
-import asyncio, os, signal
-from fairlane import App, Retry, context
+import asyncio, os, signal, time
+from fairlane import App, Rate, Retry, context
 
 app = App(os.environ["FAIRLANE_URL"])
 
@@ -144,6 +221,13 @@ async def sleep() -> None:
 @app.task
 async def wait() -> None:
     await asyncio.Event().wait()
+
+IMPORTED = time.monotonic_ns() // 1_000
+app.queue("paced", limits=[Rate(1, per="1s", burst=1)])
+
+@app.task(queue="paced")
+async def paced() -> list[int]:
+    return [IMPORTED, time.monotonic_ns() // 1_000]
 """
 
 
@@ -159,14 +243,14 @@ def lone_shop(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tupl
     return module.app, (sys.executable, "-m", "fairlane.cli", "worker", f"{name}:app", "--log-level", "warning")
 
 
-async def suspects(app: App, *names: str) -> list[Job[Any]]:
+async def suspects(app: App, *names: str, queue: str = "default") -> list[Job[Any]]:
     """Jobs of these tasks, one after the other lost while they ran."""
     store = await app.opened()
     jobs = []
     for name in names:
         found = next(task for task in app.registry if task.name.endswith(f".{name}"))
         jobs.append(await found.enqueue())
-    await settle_next(store, len(jobs), Lost("its process died", SEEN))
+    await settle_next(store, len(jobs), Lost("its process died", SEEN), queue)
     return jobs
 
 
@@ -190,6 +274,46 @@ async def test_a_suspect_runs_in_a_process_of_its_own_and_harms_nobody_by_its_de
         assert "TimeoutError" in ((await store.job(slow.id)).error or "")
         assert (await failing.status(), (await store.attempts(failing.id))[-1].outcome) == (State.SCHEDULED, "failed")
         assert await app.values.get("seen") == await innocent.result()
+
+
+async def test_a_process_that_dies_before_the_handler_is_called_costs_the_job_nothing(
+    lone_shop: tuple[App, tuple[str, ...]],
+) -> None:
+    app, _ = lone_shop
+    async with app:
+        (job,) = await suspects(app, "where")
+        store = await app.opened()
+
+        async def was_given_back() -> bool:
+            return [each.outcome for each in await store.attempts(job.id)].count("released") >= 2
+
+        async with working(app, alone_command=(sys.executable, "-c", "raise SystemExit(9)")):
+            await until_found(was_given_back)
+        history = await store.attempts(job.id)
+        assert {each.outcome for each in history} == {"lost", "released"}
+        assert "it died while it started (exit code 9)" in (history[-1].error or "")
+        assert await job.status() in (State.SCHEDULED, State.READY)
+
+
+async def test_a_suspect_behind_a_smooth_rate_starts_when_its_process_calls_it(
+    lone_shop: tuple[App, tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A27: a process takes a second to start, and what follows keeps its distance from the handler's start.
+    app, command = lone_shop
+    noted: list[int] = []
+    began = Pacer.began
+
+    def note(pacer: Pacer, run: Run, at: int) -> None:
+        noted.append(at)
+        began(pacer, run, at)
+
+    monkeypatch.setattr(Pacer, "began", note)
+    async with app:
+        (job,) = await suspects(app, "paced", queue="paced")
+        async with working(app, queues=["paced"], alone_command=command):
+            imported, called = await job.result()
+    assert len(noted) == 1
+    assert imported <= noted[0] <= called
 
 
 async def test_a_suspect_is_cancelled_where_it_runs(lone_shop: tuple[App, tuple[str, ...]]) -> None:

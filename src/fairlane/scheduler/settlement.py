@@ -244,7 +244,7 @@ def _settle(claim: Claim, outcome: Outcome, ran: int) -> Settlement:
             return Settlement(job, lease, to, "lost", ran, error=reason, suspicion=claim.suspicion)
         case Lost(reason=reason, suspicion=added):
             # Any of those that ran may have done it, and most have not. Tokens stay taken, also where nothing ran that
-            # anybody knows of: it may have ended without its end being recorded.
+            # anybody knows of.
             name, suspicion = "lost" if added else "released", claim.suspicion + added
             return Settlement(
                 job, lease, State.READY, name, ran, error=reason, counts_attempt=False, suspicion=suspicion
@@ -258,6 +258,8 @@ class DeadWorker(msgspec.Struct, frozen=True):
 
     worker: UUID
     running: frozenset[UUID]
+    ended: frozenset[UUID] = frozenset()
+    """What had ended in it without being recorded: it may have left something behind that killed the process."""
 
 
 def abandoned_by(worker: UUID, job: UUID, dead: DeadWorker | None = None) -> Outcome:
@@ -269,4 +271,6 @@ def abandoned_by(worker: UUID, job: UUID, dead: DeadWorker | None = None) -> Out
         return Lost("its worker stopped renewing the lease", UNSEEN)
     if job in dead.running:
         return Lost("its worker's process died while it ran", SEEN)
-    return Lost("its worker's process died before it ran, or before its end was recorded", 0)
+    if job in dead.ended:
+        return Lost("its worker's process died before its end was recorded", UNSEEN)
+    return Lost("its worker's process died before it ran", 0)

@@ -27,7 +27,7 @@ from fairlane.task import Registry, Task
 from fairlane.worker.black_box import BlackBox
 from fairlane.worker.context import JobContext, current_run
 from fairlane.worker.logs import log_end, log_lost, log_start, log_unreadable
-from fairlane.worker.lone import LoneProcess
+from fairlane.worker.lone import Gone, LoneProcess
 from fairlane.worker.middleware import Middleware, around_run, wrapping_runs
 from fairlane.worker.outcomes import Stop, outcome_of
 from fairlane.worker.pacer import Pacer
@@ -56,6 +56,9 @@ FIRST_START_LAG, LONGEST_START_LAG = SECOND // 20, SECOND // 4
 NOT_YET_ALONE = "another job runs alone; its turn comes later"
 ALONE_LATER = SECOND
 """A suspect whose turn to run alone has not come is given back for this long: it holds no limit meanwhile."""
+LONGEST_WAIT_TO_BE_ALONE = 60 * SECOND
+"""Where there is no process for it, others wait for so long at most until what runs has ended. It begins with a second,
+and doubles as often as it was not enough; they then have as long to themselves."""
 FIRST_UNKNOWN_DELAY, LONGEST_UNKNOWN_DELAY = SECOND, 300 * SECOND
 UNKNOWN_REMEMBERED = 10_000
 
@@ -124,6 +127,9 @@ class Execution:
         self.suspects: deque[Run] = deque()
         """Those that may have killed their process. They take no slot while they wait to run alone."""
         self._alone: Run | None = None
+        self._lets_run_out_since: int | None = None
+        """Since when nothing is started, for a suspect to be alone here."""
+        self._lets_run_out_for = ALONE_LATER
         self._box = box
         self._lone = lone
         self.mean_run = float(HELD_AHEAD_AT_MOST)
@@ -237,6 +243,7 @@ class Execution:
         for run in (*self._pacer.runs(), *launched):
             if run.queue is queue:
                 self._withdraw(run, self._released(run, "its queue's policy has changed"))
+        self._refill()
 
     def _released(self, run: Run, reason: str) -> Released:
         return Released(reason, is_spent=self._pacer.is_spent(run))
@@ -302,9 +309,27 @@ class Execution:
             else:
                 running = self._run_async(run) if run.task.is_async else self._run_in_thread(run)
             run.handle = self.loop.create_task(running, context=self._around.copy())
+            if here:
+                self._lets_run_out_since, self._lets_run_out_for = None, ALONE_LATER
             if here and run.task.timeout is not None:
                 self._timeouts.set(self._clock.monotonic() + run.task.timeout)
+        elif self._alone is None and self._lets_run_out_since is None:
+            self._lets_run_out_since = self._now()
+            self._stale.set(self._now() + self._lets_run_out_for)
         return here
+
+    def _give_up_being_alone(self) -> None:
+        """What runs goes on for too long: let others go first for a while."""
+        since, lasting = self._lets_run_out_since, self._lets_run_out_for
+        if since is None:
+            return
+        if since + lasting > self._now():
+            self._stale.set(since + lasting)
+            return
+        self._lets_run_out_since, self._lets_run_out_for = None, min(2 * lasting, LONGEST_WAIT_TO_BE_ALONE)
+        for run in list(self.suspects):
+            self._withdraw(run, Released("what ran beside it did not end; its turn comes later", lasting))
+        self._refill()
 
     def _go_on_filling(self) -> None:
         if self.waiting and len(self.running) < self._slots.concurrency:
@@ -317,16 +342,23 @@ class Execution:
 
     def _begins(self, run: Run) -> bool:
         """Whether it may begin: from here on it runs, as far as anybody who finds us dead can tell."""
-        run.started_at = self._now()
-        if run.started_at > run.begin_by:
-            self._end(run, Released(STOOD_STILL) if run.pace is None else self._released(run, LATE))
+        if not self._may_begin(run):
             return False
-        is_elsewhere = run.child is not None or (run is self._alone and self._lone is not None)
-        if self._box is not None and not is_elsewhere:
+        if self._box is not None and run.child is None:
             self._box.note(run.claim.id)
         if run.pace is not None:
             self._pacer.began(run, run.started_at)
         return True
+
+    def _may_begin(self, run: Run) -> bool:
+        run.started_at = self._now()
+        if run.started_at > run.begin_by:
+            self._end(run, self._missed(run))
+            return False
+        return True
+
+    def _missed(self, run: Run) -> Released:
+        return Released(STOOD_STILL) if run.pace is None else self._released(run, LATE)
 
     async def _run_alone(self, run: Run) -> None:
         """In a process of its own, where it can harm nobody else."""
@@ -337,13 +369,22 @@ class Execution:
         except OSError as error:
             self._end(run, Released(f"no process could be started to run it alone: {error}", ALONE_LATER))
             return
-        if not self._begins(run):
+        if not self._may_begin(run):
             return
-        ended = await self._lone.run(run.claim, run.begin_by)
+
+        def begins(at: int) -> None:
+            if run.pace is not None:
+                self._pacer.began(run, at)
+
+        ended = await self._lone.run(run.claim, run.begin_by, begins)
         if run.stop is Stop.GONE:
             self._end(run, None)
-        elif isinstance(ended, str):
-            self._end(run, Lost(f"it ran alone, and its process died ({ended})", SEEN))
+        elif isinstance(ended, Gone) and ended.had_begun:
+            self._end(run, Lost(f"it ran alone, and its process died ({ended.how})", SEEN))
+        elif isinstance(ended, Gone):
+            self._end(run, Released(f"the process that was to run it alone died ({ended.how})", ALONE_LATER))
+        elif ended.settlement.unstarted:
+            self._end(run, self._missed(run))
         else:
             run.may_be_settled = ended.may_be_settled
             self._end(run, None, settlement=ended.settlement)
@@ -440,12 +481,13 @@ class Execution:
         self.mean_run += (ran - self.mean_run) * 0.1
         self.running.discard(run)
         run.queue.used -= 1
-        if self._box is not None:
-            self._box.erase(run.claim.id)
         if run is self._alone:
             self._alone = None
         if run.pace is not None:
             self._pacer.drop(run)
+        if self._box is not None:
+            is_recorded_later = outcome is not None or settlement is not None
+            (self._box.note_end if is_recorded_later else self._box.erase)(run.claim.id)
         if outcome is not None:
             settlement = settlement_of(run, outcome, ran)
             if settlement.unstarted and run.pace is not None:
@@ -461,10 +503,14 @@ class Execution:
             self._count(settlement)
         if settlement is not None:
             self._settle_later(settlement, run.queue, may_be_settled=run.may_be_settled)
+        self._refill()
+        return settlement
+
+    def _refill(self) -> None:
+        """A slot may be free."""
         if (self.waiting or self.suspects) and not self.is_filling:
             self._fill_slots()
         self.on_slot_freed()
-        return settlement
 
     def _count(self, settlement: Settlement) -> None:
         if settlement.unstarted:
@@ -496,6 +542,7 @@ class Execution:
             log_lost(run.claim, log)
         if run.started_at == 0:
             self._withdraw(run, None if reason is Stop.GONE else Cancelled(reason.value))
+            self._refill()
             return
         first, run.stop = run.stop is None, reason
         if run is self._alone and self._lone is not None:
@@ -544,6 +591,7 @@ class Execution:
             self._timeouts.set(self._clock.monotonic() + soonest)
 
     def _give_back_stale(self) -> None:
+        self._give_up_being_alone()
         if self.suspects and self._lone is not None:
             left = self.suspects[0].claim.claimed_at + HELD_AHEAD_AT_MOST - self.store_now()
             if left > 0:

@@ -21,7 +21,7 @@ from fairlane.scheduler.settlement import Settlement
 from fairlane.worker.outcomes import Stop
 from fairlane.worker.processes import how
 
-__all__ = ["Begin", "Ended", "Interrupt", "LoneProcess", "next_order", "send"]
+__all__ = ["Began", "Begin", "Ended", "Gone", "Interrupt", "LoneProcess", "Ready", "framed", "next_order", "send"]
 
 LENGTH = 4
 
@@ -39,6 +39,17 @@ class Interrupt(msgspec.Struct, frozen=True, tag=True):
     reason: Stop
 
 
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The process has started, and waits for a job."""
+
+
+class Began(msgspec.Struct, frozen=True, tag=True):
+    """Its handler is called."""
+
+    at: int
+    """By the monotonic clock."""
+
+
 class Ended(msgspec.Struct, frozen=True, tag=True):
     """What became of it."""
 
@@ -48,12 +59,25 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_order: Callable[[bytes], Begin | Interrupt] = msgspec.msgpack.Decoder(Begin | Interrupt).decode
-_decode_ended = msgspec.msgpack.Decoder(Ended).decode
+_decode_news: Callable[[bytes], Ready | Began | Ended] = msgspec.msgpack.Decoder(Ready | Began | Ended).decode
 
 
-def send(writer: asyncio.StreamWriter, message: Begin | Interrupt | Ended) -> None:
+class Gone(msgspec.Struct, frozen=True):
+    """The process died of it, or beside it."""
+
+    how: str
+    had_begun: bool
+    """Whether its handler had been called."""
+
+
+def framed(message: msgspec.Struct) -> bytes:
+    """A message as it is sent."""
     body = _encode(message)
-    writer.write(len(body).to_bytes(LENGTH, "big") + body)
+    return len(body).to_bytes(LENGTH, "big") + body
+
+
+def send(writer: asyncio.StreamWriter, message: Begin | Interrupt | Ready | Ended) -> None:
+    writer.write(framed(message))
 
 
 async def _receive(reader: asyncio.StreamReader) -> bytes:
@@ -75,7 +99,7 @@ class LoneProcess:
         self._writer: asyncio.StreamWriter | None = None
 
     async def start(self) -> None:
-        """Have a process that waits for a job."""
+        """Have a process that waits for a job. `OSError` if there is none to be had."""
         if self._process is not None and self._process.returncode is None:
             return
         ours, theirs = socket.socketpair()
@@ -84,16 +108,30 @@ class LoneProcess:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command, "--alone", str(theirs.fileno()), pass_fds=[theirs.fileno()], start_new_session=True
             )
+        try:
+            await _receive(self._reader)
+        except (asyncio.IncompleteReadError, OSError):
+            raise ChildProcessError(f"it died while it started ({await self._bury()})") from None
+        except asyncio.CancelledError:
+            self.kill()
+            raise
 
-    async def run(self, claim: Claim, begin_by: int) -> Ended | str:
-        """Run this job there: what became of it, or how the process died of it."""
+    async def run(self, claim: Claim, begin_by: int, on_begin: Callable[[int], None]) -> Ended | Gone:
+        """Run this job there: what became of it, or how the process died. `on_begin` hears when it is called."""
         assert self._reader is not None
         assert self._writer is not None
+        reader, has_begun = self._reader, False
         send(self._writer, Begin(claim, begin_by))
         try:
-            return _decode_ended(await _receive(self._reader))
+            while True:
+                match _decode_news(await _receive(reader)):
+                    case Began(at=at):
+                        has_begun = True
+                        on_begin(at)
+                    case Ended() as ended:
+                        return ended
         except (asyncio.IncompleteReadError, OSError):
-            return await self._bury()
+            return Gone(await self._bury(), has_begun)
 
     def interrupt(self, reason: Stop) -> None:
         """Ask what runs to stop. A claim that is gone is nobody's any more: the process goes with it."""
@@ -114,8 +152,8 @@ class LoneProcess:
     async def _bury(self) -> str:
         process, writer = self._process, self._writer
         self._process = self._reader = self._writer = None
-        assert process is not None
-        assert writer is not None
+        if process is None or writer is None:
+            return "stopped"  # by whoever closed us meanwhile
         writer.close()
         _kill(process)  # it may only have closed its end
         code = await process.wait()

@@ -141,11 +141,9 @@ class WorkerPool:
                 self._code = self._code or self._after_stop(code)
                 return
             dead = BlackBox(box).read()
-            if dead is not None and dead.running:
+            if dead is not None and (suspects := len(dead.running) + len(dead.ended)):
                 wait = jittered(AFTER_KILLER)
-                log.error(
-                    "worker process %d died (%s) while %d jobs ran; restarting it", place, how(code), len(dead.running)
-                )
+                log.error("worker process %d died (%s) while %d jobs ran; restarting it", place, how(code), suspects)
             else:
                 deaths = 1 if self._clock.monotonic() - began >= SETTLED_AFTER else deaths + 1
                 if deaths >= DEATHS_IN_A_ROW:

@@ -19,8 +19,8 @@ from fairlane.scheduler.settlement import Settlement
 from fairlane.stamping import Stamp
 from fairlane.store.protocol import Store
 from fairlane.task import Registry
-from fairlane.worker.execution import Execution
-from fairlane.worker.lone import Begin, Ended, Interrupt, next_order, send
+from fairlane.worker.execution import Execution, Run
+from fairlane.worker.lone import Began, Begin, Ended, Interrupt, Ready, framed, next_order, send
 from fairlane.worker.middleware import Middleware
 from fairlane.worker.options import QueueShare, WorkerOptions
 from fairlane.worker.processes import die_with
@@ -146,6 +146,19 @@ def _is_busy(worker: Worker) -> bool:
     return bool(health.running or health.waiting or health.unsettled)
 
 
+class LoneExecution(Execution):
+    """Tells the worker when the handler is called."""
+
+    socket: socket.socket
+
+    def _begins(self, run: Run) -> bool:
+        begins = super()._begins(run)
+        if begins:
+            # Past the event loop, which would send it in its next turn: the handler may end the process before that.
+            os.write(self.socket.fileno(), framed(Began(run.started_at)))
+        return begins
+
+
 class LoneRunner:
     """In a process that runs one job at a time for a worker: its handler, and nothing else."""
 
@@ -164,12 +177,14 @@ class LoneRunner:
         share = QueueShare(name="alone")
         self._queue = QueueSlots(share.name, ShareSlots(share, ()))
         slots = Slots([share], 1, options.order, lambda: 0)
-        self._execution = Execution(store, registry, slots, clock, self._ended, max_result, stamp, middlewares)
+        self._execution = LoneExecution(store, registry, slots, clock, self._ended, max_result, stamp, middlewares)
         self._writer: asyncio.StreamWriter | None = None
 
     async def run(self, connection: socket.socket) -> None:
         """Run what the worker sends, for as long as it lives."""
+        self._execution.socket = connection
         reader, self._writer = await asyncio.open_connection(sock=connection)
+        send(self._writer, Ready())
         while True:
             match await next_order(reader):
                 case Begin(claim=claim, begin_by=begin_by):

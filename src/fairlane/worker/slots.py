@@ -9,7 +9,7 @@ from fairlane.policy.partitions import parse_partition
 from fairlane.worker.options import Order, QueueShare
 from fairlane.worker.turns import Turns
 
-__all__ = ["QueueSlots", "ShareSlots", "Slots"]
+__all__ = ["MOST_UNSETTLED", "QueueSlots", "ShareSlots", "Slots"]
 
 MOST_UNSETTLED = 2_000
 """Outcomes that may wait for the store: beyond it, running more would only pile up more to lose in a crash."""

@@ -14,12 +14,13 @@ import logging
 import os
 import socket
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.metadata import version
+from typing import TypeVar
 from uuid import uuid4
 
 from fairlane.clock import SECOND, Clock, Instant, lasting, microseconds
-from fairlane.errors import ConfigurationError
+from fairlane.errors import ConfigurationError, StoreUnavailable
 from fairlane.scheduler.census import Miscount
 from fairlane.stamping import Stamp
 from fairlane.store.figures import WorkerReport
@@ -42,7 +43,7 @@ from fairlane.worker.reporting import EVERY as REPORTS_EVERY
 from fairlane.worker.reporting import keep_reporting, take_back
 from fairlane.worker.settling import Settling
 from fairlane.worker.showing import showing
-from fairlane.worker.slots import Slots
+from fairlane.worker.slots import MOST_UNSETTLED, Slots
 from fairlane.worker.supervision import Supervisor
 from fairlane.worker.tallying import keep_figures
 from fairlane.worker.timing import Outage, first_of, pause
@@ -53,6 +54,8 @@ from fairlane.worker.watching import WatchedExecution, Watching
 __all__ = ["Worker", "name_of_process"]
 
 log = logging.getLogger("fairlane.worker")
+
+T = TypeVar("T")
 
 UPKEEP = ("reaping", "pruning", "collecting", "auditing", "firing", "following", "tallying", "messages")
 
@@ -95,13 +98,13 @@ class Worker:
         self._outage = Outage(self._on_return)
         # No loop is cancelled in the middle of a statement.
         self._supervisor = Supervisor(cancel=self._outage.cancel)
-        self._settling = Settling(store, self._outage)
+        self._box = None if options.black_box is None else BlackBox(options.black_box)
+        self._settling = Settling(store, self._outage, self._box)
         self._slots = Slots(
             options.shares, options.concurrency, options.order, lambda: self._settling.unsettled, served
         )
         self._telemetry = telemetry or Telemetry()
         self._telemetry.measured(wanted=options.metrics_port is not None)
-        self._box = None if options.black_box is None else BlackBox(options.black_box)
         self._lone = LoneProcess(options.alone_command) if options.alone_command else None
         self._execution = self._executes()(
             store,
@@ -262,9 +265,11 @@ class Worker:
             return
         dead = self._box.read()
         while dead is not None:
-            reaped = await self._outage.ride_out(
-                lambda: self._store.reap(AT_ONCE, dead), "ending the claims of a dead process", unless=self._stop
+            reaped = await self._unless_stopped(
+                lambda: self._store.reap(AT_ONCE, dead), "ending the claims of a dead process"
             )
+            if reaped is None:
+                return  # whoever comes next sees to it
             if not reaped.settled:
                 break
             self._on_reaped(reaped)
@@ -278,7 +283,7 @@ class Worker:
                 len(dead.running),
                 ", ".join(sorted(map(str, dead.running))[:10]),
             )
-        self._box.sign(self.identity.id, self.options.concurrency)
+        self._box.sign(self.identity.id, self.options.concurrency + MOST_UNSETTLED)
 
     # The database.
 
@@ -309,7 +314,16 @@ class Worker:
             self._execution.store_ahead = there.ahead
             self._clock_offset = self._execution.store_wall() - self._clock.now()
 
-        await self._outage.ride_out(measure, "asking for the time")
+        await self._unless_stopped(measure, "asking for the time")
+
+    async def _unless_stopped(self, call: Callable[[], Awaitable[T]], what: str) -> T | None:
+        """Ask the database until it answers; nothing, if the worker is told to stop before that."""
+        try:
+            return await self._outage.ride_out(call, what, unless=self._stop)
+        except StoreUnavailable:
+            if not self._stop.is_set():
+                raise
+            return None
 
     def _on_return(self) -> None:
         self._leases.check_soon()
