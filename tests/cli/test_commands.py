@@ -131,6 +131,7 @@ def test_the_version_is_that_of_the_package(fairlane: Fairlane) -> None:
         (["migrate", "shop:app", "--url", "sqlite:///x.db"], "not both"),
         (["migrate", "--url", "mysql://here"], "not a database URL"),
         (["policy", "show", "shop:app"], "does not exist yet"),
+        (["status", "--url", "sqlite:////tmp"], "sqlite:////tmp is a directory; give the file in it"),
         (["policy", "apply", "shop:app", "--queue", "nothing"], "declares no queue 'nothing'"),
         (["demo", "--url", "sqlite:///x.db"], "takes a PostgreSQL"),
         (["demo", "--url", "postgresql://nobody@127.0.0.1:1/none"], "cannot be used"),

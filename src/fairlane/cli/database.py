@@ -84,5 +84,7 @@ def redactor_of(app: App, *, exports: bool = False) -> Redactor | None:
 
 def _require_file(url: str) -> None:
     path = Path(url.removeprefix("sqlite:///"))
+    if url.startswith("sqlite:") and path.is_dir():
+        raise ConfigurationError(f"{url} is a directory; give the file in it, such as {url.rstrip('/')}/fairlane.db")
     if url.startswith("sqlite:") and not path.is_file():
         raise ConfigurationError(f"{url} does not exist yet; it is made when the app or a worker first uses it")
