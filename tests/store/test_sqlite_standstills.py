@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -101,6 +102,29 @@ async def test_a_wait_for_the_write_lock_ends_in_time_and_names_who_holds_it(
             assert f"process {holder.pid}" in str(told.value)
             assert f"stopped; let it go on (kill -CONT {holder.pid})" in str(told.value)
         await asyncio.wait_for(store.close(), 30)
+
+
+async def test_a_transaction_that_went_past_the_lock_keeps_nobody_waiting_longer(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F7: whoever waits is answered when the first has waited long enough, and not one after the other."""
+    monkeypatch.setattr(database, "BUSY_TIMEOUT", SOON)
+    store = SqliteStore(str(path))
+    await store.open()
+    await store.declare(PLAIN)
+    theirs = sqlite3.connect(path, isolation_level=None)
+    theirs.execute("begin immediate")
+    asked = [store.enqueue(new_jobs(PLAIN)) for _ in range(6)]
+    answers = await asyncio.wait_for(asyncio.gather(*asked, store.counts("webhooks"), return_exceptions=True), 60)
+    assert {type(each) for each in answers} == {StoreUnavailable}
+    assert all("pass it as tx=, or end it first" in str(each) for each in answers)
+    in_turn = [each for each in answers if "has been locked for" not in str(each)]
+    assert len(in_turn) <= 1, "each waited for itself"
+    theirs.execute("rollback")
+    theirs.close()
+    await store.enqueue(new_jobs(PLAIN))
+    assert (await store.counts("webhooks")).bells == 1
+    await store.close()
 
 
 async def test_what_was_answered_with_an_error_is_not_done_later(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,7 @@ BUSY_TIMEOUT = 10.0
 """Seconds for which other processes that write are waited for."""
 LOOKS = 10
 """How often a wait is looked at within that time."""
+OWN_TRANSACTION = "a transaction of your own may hold it: pass it as tx=, or end it first"
 CROWDED_CLAIM, MOST_JOBS = 100, 1 << 20
 
 Row = tuple[Any, ...]
@@ -138,6 +139,8 @@ class Database:
         """Where it is, and which file it is."""
         self._connection: sqlite3.Connection | None = None
         self._lock: WriteLock | None = None
+        self._blocked_since: float | None = None
+        """By the monotonic clock: since when no write could begin, over as many tries as there were."""
         self._is_durable: bool | None = None
         self._known: dict[int, Known] = {}
         self.on_begin: Callable[[Transaction, bool], None] = lambda tx, writes: None
@@ -154,7 +157,7 @@ class Database:
     @property
     def is_waiting(self) -> bool:
         """Whether the thread waits for another process to end its write."""
-        return self._lock is not None and self._lock.waits_since is not None
+        return self._blocked_since is not None
 
     async def close(self) -> None:
         if self._connection is not None:
@@ -192,6 +195,8 @@ class Database:
         while (hop := self._hops.get()) is not None:
             self._current = hop
             try:
+                if hop.is_abandoned:
+                    raise _Abandoned
                 hop.tell(hop.work(), None)
             except _Abandoned:
                 pass
@@ -214,7 +219,7 @@ class Database:
     def _look_at_wait(self, loop: asyncio.AbstractEventLoop) -> None:
         """Answer everybody who waits for the thread, if it has waited for too long for another process."""
         self._watchdog = None
-        since = None if self._lock is None else self._lock.waits_since
+        since = self._blocked_since
         if since is not None and time.monotonic() - since >= BUSY_TIMEOUT:
             for hop in list(self._waiting):
                 self._abandon(hop)
@@ -226,7 +231,9 @@ class Database:
             if hop.is_running:
                 return
             hop.is_abandoned = True
-        who, remedy = ("another process", "end it") if self._lock is None else self._lock.holder()
+        # Who has our own lock and not that of SQLite waits for somebody who did not take ours.
+        is_ours = self._lock is not None and not self._lock.is_waited_for
+        who, remedy = ("a transaction", OWN_TRANSACTION) if is_ours or self._lock is None else self._lock.holder()
         message = f"the SQLite database {self.path} has been locked for {BUSY_TIMEOUT:g} s by {who}"
         hop.tell(None, StoreUnavailable(message, remedy))
 
@@ -263,6 +270,7 @@ class Database:
             self._lock = WriteLock(self.path)
             # Of several processes that open a new file, one switches it to WAL; SQLite's own waiting does not cover it.
             with self._alone():
+                self._go_ahead()
                 connection.execute("pragma journal_mode = wal")
             where = os.path.abspath(self.path)
             found = os.stat(where)
@@ -309,7 +317,9 @@ class Database:
             self._require_file()
             self._set_durable(connection, durable)
             connection.execute("begin immediate")
+            self._blocked_since = None
             try:
+                self._go_ahead()
                 tx = Transaction(connection, self._known)
                 self.on_begin(tx, True)
                 result = work(tx)
@@ -325,14 +335,14 @@ class Database:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """No other process of this machine writes during the block."""
+        """No other process of this machine writes during the block, unless it does so past this lock."""
+        if self._blocked_since is None:
+            self._blocked_since = time.monotonic()
         if self._lock is None:
-            self._go_ahead()
             yield
             return
         self._lock.take()
         try:
-            self._go_ahead()
             yield
         finally:
             self._lock.give()
@@ -343,12 +353,14 @@ class Database:
         try:
             yield
         except Exception as error:
+            is_busy = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF == sqlite3.SQLITE_BUSY
+            if not is_busy:
+                self._blocked_since = None
             if of_sqlite(error) in (None, Fault.OURS):
                 raise
-            remedy = ""
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
-                remedy = "a transaction of your own may hold it: pass it as tx=, or end it first"
-            raise StoreUnavailable(f"the SQLite database {self.path or ':memory:'} refused: {error}", remedy) from error
+            raise StoreUnavailable(
+                f"the SQLite database {self.path or ':memory:'} refused: {error}", OWN_TRANSACTION if is_busy else ""
+            ) from error
 
     def _set_durable(self, connection: sqlite3.Connection, durable: bool) -> None:
         # 1.5 µs: durable enqueue and settle, claims that do not wait for the disk.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import time
 from pathlib import Path
 
 __all__ = ["WriteLock", "make_private"]
@@ -22,8 +21,8 @@ class WriteLock:
         mode = os.stat(path).st_mode & 0o777 if os.path.exists(path) else PRIVATE
         self._file = _opened(f"{path}.lock", mode)
         self._crowd = 0
-        self.waits_since: float | None = None
-        """By the monotonic clock, since when another process is waited for."""
+        self.is_waited_for = False
+        """Another process has it."""
 
     @property
     def is_crowded(self) -> bool:
@@ -37,11 +36,11 @@ class WriteLock:
             self._crowd = max(0, self._crowd - 1)
         except BlockingIOError:
             self._crowd = REMEMBERED
-            self.waits_since = time.monotonic()
+            self.is_waited_for = True
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX)
             finally:
-                self.waits_since = None
+                self.is_waited_for = False
 
     def holder(self) -> tuple[str, str]:
         """Which process holds the lock, as far as the system says, and what to do about it."""
