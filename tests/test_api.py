@@ -145,6 +145,31 @@ async def test_every_handle_of_a_bulk_can_be_used(app: App) -> None:
     assert len({job.id for job in jobs}) == 1
 
 
+@pytest.fixture(params=["sqlite", "postgres"])
+def either_url(request: pytest.FixtureRequest) -> str:
+    return "sqlite://" if request.param == "sqlite" else str(request.getfixturevalue("postgres_url"))
+
+
+async def test_a_progress_function_that_fails_keeps_no_job_from_being_stored(
+    either_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[int] = []
+
+    def failing(done: int, total: int) -> None:
+        told.append(done)
+        raise ZeroDivisionError
+
+    async with App(either_url) as app:
+
+        @app.task
+        async def work(number: int) -> None: ...
+
+        jobs = await app.enqueue_many([work.call(n) for n in range(5_000)], progress=failing)
+        assert {await jobs[0].status(), await jobs[-1].status()} == {State.READY}
+    assert len(told) == 1
+    assert [each.exc_info is not None for each in caplog.records if "progress failed" in each.getMessage()] == [True]
+
+
 async def test_a_handle_of_a_job_that_never_was_says_so(app: App) -> None:
     with pytest.raises(JobNotFound):
         await app.job(uuid.uuid4()).status()

@@ -20,10 +20,13 @@ from fairlane import (
     Policy,
     Queue,
     Task,
+    Unique,
+    UniqueConflict,
 )
 from fairlane.clock import Instant
 from fairlane.policy.backlog import WhenFull
 from fairlane.policy.overrides import Kind, Override
+from fairlane.policy.unique import OnConflict
 from fairlane.store.auditing import Note
 
 NOTE = Note(actor="ada", action="test")
@@ -98,6 +101,29 @@ async def test_a_bulk_stores_what_there_is_room_for_and_reports_the_rest(app: Ap
     assert report.full == report.over_backlog == [report[2]]
     assert len(report.stored) == 3
     assert repr(report) == "<3 enqueued, 0 duplicates, 1 refused>"
+
+
+@pytest.mark.parametrize("on_conflict", ["return", "reject"])
+async def test_a_held_unique_key_is_decided_before_a_full_backlog(app: App, on_conflict: OnConflict) -> None:
+    _, send = mail(app, "reject", most=1)
+    once = send.using(unique=Unique("a", on_conflict=on_conflict))
+    holder = await once.enqueue("acme")
+    if on_conflict == "return":
+        assert await once.enqueue("acme") == holder
+        assert (await once.dry_run("acme")).outcome is Outcome.DUPLICATE
+    else:
+        with pytest.raises(UniqueConflict):
+            await once.enqueue("acme")
+        assert (await once.dry_run("acme")).outcome is Outcome.REFUSED
+    with pytest.raises(BacklogFull):
+        await send.using(unique=Unique("b", on_conflict=on_conflict)).enqueue("acme")
+
+
+async def test_a_bulk_decides_unique_keys_before_full_backlogs(app: App) -> None:
+    _, send = mail(app, "reject", most=1)
+    keys = ["a", "a", "b", "b", None]
+    jobs = await app.enqueue_many([send.using(unique=Unique(key)).call("acme") for key in keys])
+    assert [job.outcome for job in jobs] == [Outcome.ENQUEUED, Outcome.DUPLICATE, *[Outcome.FULL] * 3]
 
 
 async def test_jobs_for_later_are_not_counted_before_they_are_due(app: App, clock: BusyClock) -> None:

@@ -230,7 +230,8 @@ class App(Declarations):
         """Store these calls as jobs, all or none; durable when this returns, or with the caller's transaction.
 
         Each has the outcome that it would have alone: a call whose unique key is held is a duplicate, or refused, and
-        the others are stored all the same. `progress` is told how many have been stored, and how many there are.
+        the others are stored all the same. `progress` is told how many have been stored, and how many there are;
+        if it fails, that is logged and the jobs are stored all the same.
         """
         return await self._store_calls(list(one_by_one(calls, "enqueue_many")), tx, progress)
 

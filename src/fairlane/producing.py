@@ -106,7 +106,7 @@ class Producing:
         jobs = await self.stamped(calls)
         verdicts = await self.judged(jobs, tx, pace=pace)
         stored = [job for job in jobs if job.id not in verdicts.refused] if verdicts.refused else jobs
-        told = None if progress is None else lambda done: progress(done, len(stored))
+        told = None if progress is None else _Telling(progress, len(stored))
         return jobs, stored, await self._store.enqueue(stored, tx, told), verdicts
 
     async def foreseen(self, call: Call[Any]) -> Foreseen:
@@ -143,7 +143,19 @@ class Producing:
         if pace:
             await self._pacing.wait_for_jobs(self.policies, jobs)
         verdicts = await self._pacing.judge(self.policies, jobs, tx)
-        return Verdicts({**verdicts.told, **verdicts.refused}, {}) if pace else verdicts
+        if pace:
+            return Verdicts({**verdicts.told, **verdicts.refused}, {})
+        return await self._without_held(verdicts, jobs) if verdicts.refused else verdicts
+
+    async def _without_held(self, verdicts: Verdicts, jobs: Sequence[NewJob]) -> Verdicts:
+        """The same, but a job that will not be stored because its unique key is held is not refused: it adds nothing to
+        a backlog, and its enqueue says who holds the key."""
+        refused, unique = verdicts.refused, [job for job in jobs if job.unique is not None]
+        if not any(job.id in refused for job in unique):
+            return verdicts
+        met = await self._store.foresee(unique)
+        held = {job for job, each in met.items() if not each.outcome.is_stored and each.holder not in refused}
+        return Verdicts(verdicts.told, {job: full for job, full in refused.items() if job not in held})
 
     async def admitted(self, calls: Sequence[Call[Any]]) -> list[NewJob]:
         """The jobs of these calls, without those that a full backlog refuses."""
@@ -223,6 +235,23 @@ class Producing:
         else:
             raise _unknown(call)
         return self.policies[name]
+
+
+class _Telling:
+    """Tells a program how far a bulk has come. Its error is logged, and it is told no more: the bulk goes on."""
+
+    def __init__(self, progress: Progress, count: int) -> None:
+        self._progress: Progress | None = progress
+        self._count = count
+
+    def __call__(self, done: int) -> None:
+        if self._progress is None:
+            return
+        try:
+            self._progress(done, self._count)
+        except Exception:
+            self._progress = None
+            log.exception("enqueue_many: progress failed at %d of %d; the bulk goes on without it", done, self._count)
 
 
 def _queue_of(call: Call[Any]) -> str:
