@@ -65,7 +65,10 @@ def test_who_retries_is_said_by_the_options_that_are_given(engine: str, app: App
 
     def send(number: int) -> None: ...
 
-    declare = {"Celery": lambda: broker.task(send, name="send"), "Taskiq": lambda: broker.task("send")(send)}
+    declare = {
+        "Celery": lambda: broker.task(send, name="send", shared=False),
+        "Taskiq": lambda: broker.task("send")(send),
+    }
     target = declare.get(engine, lambda: dramatiq.actor(broker=broker)(send))()
     assert forwarder.forwarded[forwarder.task(target, queue="emails").name].retries == "engine"
     said: dict[str, Any] = {"max_attempts": 3, "backoff": Backoff(0), "retry_on": KeyError, "dead_on": KeyError}
@@ -79,7 +82,7 @@ def test_who_retries_is_said_by_the_options_that_are_given(engine: str, app: App
 async def test_a_routed_call_blocks_an_event_loop_as_celerys_own_does(app: App) -> None:
     """E1: views of FastAPI call `delay` as they are."""
     celery = Celery("shop", broker="memory://", set_as_current=False)
-    routed = CeleryForwarder(app, celery).route(queue="emails")(celery.task(name="send")(send))
+    routed = CeleryForwarder(app, celery).route(queue="emails")(celery.task(name="send", shared=False)(send))
     id = routed.delay(1).id
     await asyncio.to_thread(lambda: app.job(id).status_sync())
     await asyncio.to_thread(app.close_sync)
@@ -88,7 +91,7 @@ async def test_a_routed_call_blocks_an_event_loop_as_celerys_own_does(app: App) 
 async def test_a_routed_call_in_the_loop_that_the_app_was_opened_in_says_what_to_await(app: App) -> None:
     celery = Celery("shop", broker="memory://", set_as_current=False)
     forwarder = CeleryForwarder(app, celery)
-    routed = forwarder.route(queue="emails")(celery.task(name="send")(send))
+    routed = forwarder.route(queue="emails")(celery.task(name="send", shared=False)(send))
     await app.opened()
     with pytest.raises(ConfigurationError, match=r"await forwarder\.task_of\(…\)\.enqueue\(…\) instead"):
         routed.delay(1)
@@ -110,7 +113,7 @@ async def test_a_routed_actor_in_the_loop_that_the_app_was_opened_in_says_what_t
 
 def test_an_argument_of_another_type_is_taken_by_enqueue_and_one_too_few_is_not(app: App) -> None:
     celery = Celery("shop", broker="memory://", set_as_current=False)
-    task = CeleryForwarder(app, celery).task(celery.task(name="send")(send), queue="emails")
+    task = CeleryForwarder(app, celery).task(celery.task(name="send", shared=False)(send), queue="emails")
     assert task.enqueue_sync("no number").status_sync() is State.READY
     with pytest.raises(InvalidJob, match="missing"):
         task.enqueue_sync()
