@@ -52,6 +52,11 @@ class BlackHole:
         port = self._server.sockets[0].getsockname()[1]
         return urlunsplit(self._parts._replace(netloc=f"{self._parts.username}@127.0.0.1:{port}"))
 
+    @property
+    def tries(self) -> int:
+        """How often it was connected to."""
+        return len(self._links)
+
     def swallow(self) -> None:
         """What is open now is dead, and nobody is told."""
         for link in self._links:
@@ -296,3 +301,15 @@ async def test_a_worker_process_that_is_cut_off_obeys_signals(
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
+
+
+async def test_a_crowd_is_told_together_that_nobody_can_be_reached(
+    impatient: None, store: PostgresStore, hole: BlackHole
+) -> None:
+    """F11: who waits for a session while others try in vain does not wait for a try of its own."""
+    hole.swallow()
+    hole.swallows_new = True
+    calls = [store.enqueue(new_jobs(PLAIN)) for _ in range(64)]
+    answers = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 60)
+    assert {type(each) for each in answers} == {StoreUnavailable}
+    assert hole.tries < 64

@@ -215,6 +215,8 @@ class Connections:
         self._application_name = application_name
         self._is_open = False
         self._has_connected = False
+        self._refusal: tuple[float, StoreUnavailable] | None = None
+        """When nobody could be reached the last time, and what was said; nothing, once somebody was."""
         self._free: list[Session] = []
         self._busy: set[Session] = set()
         self._silence = Silence(self)
@@ -242,6 +244,15 @@ class Connections:
 
     async def connect(self) -> Session:
         """A session of its own, with settings that our statements rely on, whatever the defaults of server and role."""
+        try:
+            session = await self._connect()
+        except StoreUnavailable as error:
+            self._refusal = asyncio.get_running_loop().time(), error
+            raise
+        self._refusal = None
+        return session
+
+    async def _connect(self) -> Session:
         with _translating_connect(self._where, is_known=self._has_connected):
             async with asyncio.timeout(CONNECT_WITHIN):
                 connection = await asyncpg.connect(
@@ -279,9 +290,9 @@ class Connections:
         """A connection from the pool, for one transaction."""
         if not self._is_open:
             raise StoreUnavailable("the store is closed; open it first")
-        room = self._room
+        room, asked_at = self._room, asyncio.get_running_loop().time()
         async with room:
-            connection = await self._idle()
+            connection = await self._idle(asked_at)
             self._busy.add(connection)
             try:
                 with self.in_use(connection):
@@ -297,13 +308,17 @@ class Connections:
                 self._busy.discard(connection)
                 self._give_back(connection)
 
-    async def _idle(self) -> Session:
+    async def _idle(self, asked_at: float) -> Session:
         while self._free:
             connection = self._free.pop()
             if not connection.is_closed():
                 return connection
         if self._busy and (lent := await self._handed_over()) is not None:
             return lent
+        if self._refusal is not None and self._refusal[0] > asked_at:
+            # Others have tried while we waited for our turn. If each tried for itself, a crowd would wait for minutes.
+            told = self._refusal[1]
+            raise StoreUnavailable(told.problem, told.remedy)
         return await self.connect()
 
     async def _handed_over(self) -> Session | None:
