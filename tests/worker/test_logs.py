@@ -301,7 +301,7 @@ async def test_the_json_log_has_the_outcome_and_the_next_attempt_as_fields(app: 
         raise ValueError("no luck")
 
     with logged(JsonLines("one")) as text:
-        async with working(app):
+        async with working(app, lease="1d"):
             job = await fail.enqueue()
             await reaches(job, State.SCHEDULED)
             clock.advance("10m")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -15,8 +17,9 @@ import pytest
 
 from fairlane import App, ConfigurationError, Dead, ManualClock, State
 from fairlane.testing import in_memory, run_until_idle
-from fairlane.worker.process_pool import Child
-from tests.waiting import until
+from fairlane.worker.process_pool import Child, _serve
+from fairlane.worker.processes import EXIT_ORPHANED
+from tests.waiting import until, until_blocking
 from tests.worker.harness import reaches, working
 
 app = App("sqlite://")
@@ -145,6 +148,19 @@ async def test_a_worker_that_stops_leaves_no_process_behind(clock: ManualClock, 
     assert await job.status() is State.DEAD  # a lost attempt, and it had one
     with pytest.raises(ProcessLookupError):
         os.kill(int(place.read_text()), 0)
+
+
+def test_a_process_that_is_busy_does_not_outlive_its_worker() -> None:
+    """L24: nobody else would stop it, and what it runs is soon run elsewhere."""
+    theirs, ours = multiprocessing.get_context("spawn").Pipe()
+    busy = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs,), daemon=True)
+    busy.start()
+    theirs.close()
+    ours.send_bytes(pickle.dumps(("time", "sleep", (3_600.0,), {})))
+    until_blocking(lambda: Path(f"/proc/{busy.pid}/wchan").exists() and busy.is_alive())
+    ours.close()
+    until_blocking(lambda: not busy.is_alive())
+    assert busy.exitcode == EXIT_ORPHANED
 
 
 def test_what_no_process_can_import_is_refused() -> None:

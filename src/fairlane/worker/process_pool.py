@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from fairlane.task import Task
-from fairlane.worker.processes import how
+from fairlane.worker.processes import die_with, how
 
 __all__ = ["Child", "ProcessDied", "ProcessPool"]
 
@@ -130,12 +130,16 @@ def _serve(pipe: Connection) -> None:
     for each in HEEDED_BY_THE_WORKER:
         signal.signal(each, _go_on)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HEEDED_BY_THE_WORKER)
+    is_busy = False
+    die_with(pipe.fileno(), lambda: is_busy)
     while True:
         try:
             request = pipe.recv_bytes()
         except (EOFError, OSError):
             return  # the worker has closed its end, or is gone
+        is_busy = True
         answer = _answer(request)
+        is_busy = False
         try:
             pipe.send_bytes(answer)
         except OSError:

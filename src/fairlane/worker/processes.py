@@ -14,7 +14,7 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fairlane.clock import SECOND, Clock, SystemClock
 from fairlane.errors import ConfigurationError
@@ -39,15 +39,16 @@ SIGNALS_OBEYED = 2
 LAST_PORT = 65_535
 
 
-def die_with(descriptor: int) -> None:
+def die_with(descriptor: int, is_busy: Callable[[], bool] = lambda: True) -> None:
     """End this process at once when whoever holds the other end of this pipe or socket is gone: nobody else would stop
-    it, and what it runs is soon run elsewhere."""
+    it, and what it runs is soon run elsewhere. One that is not busy ends by itself."""
     hung_up = select.poll()
     hung_up.register(descriptor, 0)
 
     def watch() -> None:
         hung_up.poll()
-        os._exit(EXIT_ORPHANED)
+        if is_busy():
+            os._exit(EXIT_ORPHANED)
 
     # A thread: the event loop may be blocked by a handler.
     threading.Thread(target=watch, name="fairlane-lifeline", daemon=True).start()
