@@ -277,7 +277,7 @@ async def test_a_suspect_runs_in_a_process_of_its_own_and_harms_nobody_by_its_de
 
 
 async def test_a_process_that_dies_before_the_handler_is_called_costs_the_job_nothing(
-    lone_shop: tuple[App, tuple[str, ...]],
+    lone_shop: tuple[App, tuple[str, ...]], caplog: pytest.LogCaptureFixture
 ) -> None:
     app, _ = lone_shop
     async with app:
@@ -291,8 +291,17 @@ async def test_a_process_that_dies_before_the_handler_is_called_costs_the_job_no
             await until_found(was_given_back)
         history = await store.attempts(job.id)
         assert {each.outcome for each in history} == {"lost", "released"}
-        assert "it died while it started (exit code 9)" in (history[-1].error or "")
         assert await job.status() in (State.SCHEDULED, State.READY)
+    assert "it died while it started (exit code 9)" in caplog.text
+
+
+async def test_a_suspect_is_not_held_while_its_process_starts(lone_shop: tuple[App, tuple[str, ...]]) -> None:
+    # F5: a worker that crashes again and again just after its start would charge the same job each time.
+    app, _ = lone_shop
+    async with app:
+        (job,) = await suspects(app, "where")
+        async with working(app, alone_command=(sys.executable, "-c", "import time; time.sleep(3600)")):
+            await reaches(job, State.SCHEDULED)
 
 
 async def test_a_suspect_behind_a_smooth_rate_starts_when_its_process_calls_it(

@@ -132,6 +132,7 @@ class Execution:
         self._lets_run_out_for = ALONE_LATER
         self._box = box
         self._lone = lone
+        self._preparing: asyncio.Task[None] | None = None
         self.mean_run = float(HELD_AHEAD_AT_MOST)
         """Microseconds that a job takes, over the last twenty or so. It begins high: nothing is claimed on a guess."""
         self.on_slot_freed: Callable[[], None] = lambda: None
@@ -204,15 +205,30 @@ class Execution:
         self._pacer.add(run)
 
     def _set_apart(self, run: Run) -> None:
-        """Let it wait to run alone, without a slot. One at a time is held: should this process die, nobody knows which
-        of those that it held have run, and each would be charged with it."""
-        if self._lone is not None and (self.suspects or self._alone is not None):
+        """Let it wait to run alone, without a slot. One at a time is held, and only if it can begin at once: should
+        this process die, nobody knows which of those that it held have run, and each would be charged with it."""
+        if self._lone is not None and (reason := self._why_not_alone(self._lone)):
             if run.pace is not None:
                 self._pacer.drop(run)
-            self._refuse(run.queue, run.claim, Released(NOT_YET_ALONE, ALONE_LATER))
+            self._refuse(run.queue, run.claim, Released(reason, ALONE_LATER))
             return
         run.queue.used -= 1
         self.suspects.append(run)
+
+    def _why_not_alone(self, lone: LoneProcess) -> str | None:
+        if not lone.is_ready:
+            if self._preparing is None:
+                self._preparing = self.loop.create_task(self._prepare(lone), name="fairlane-lone")
+            return "the process that is to run it alone is starting"
+        return NOT_YET_ALONE if self.suspects or self._alone is not None else None
+
+    async def _prepare(self, lone: LoneProcess) -> None:
+        try:
+            await lone.start()
+        except OSError as error:
+            log.error("no process could be started for jobs that are to run alone: %s", error)
+        finally:
+            self._preparing = None
 
     def _launch(self, run: Run) -> None:
         """Its instant has come."""
@@ -655,6 +671,8 @@ class Execution:
         self._timeouts.close()
         self._stale.close()
         self._pacer.close()
+        if self._preparing is not None:
+            self._preparing.cancel()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
         if self._children is not None:

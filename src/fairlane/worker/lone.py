@@ -97,11 +97,18 @@ class LoneProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
+        self._has_started = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a job could begin there at once."""
+        return self._has_started and self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
         """Have a process that waits for a job. `OSError` if there is none to be had."""
-        if self._process is not None and self._process.returncode is None:
+        if self.is_ready:
             return
+        self._has_started = False
         ours, theirs = socket.socketpair()
         self._reader, self._writer = await asyncio.open_connection(sock=ours)
         with theirs:
@@ -115,6 +122,7 @@ class LoneProcess:
         except asyncio.CancelledError:
             self.kill()
             raise
+        self._has_started = True
 
     async def run(self, claim: Claim, begin_by: int, on_begin: Callable[[int], None]) -> Ended | Gone:
         """Run this job there: what became of it, or how the process died. `on_begin` hears when it is called."""
