@@ -159,9 +159,21 @@ def test_a_suspect_that_is_seen_to_die_alone_pays_for_the_losses_before_it_too(
     settlement = settle(as_suspect(attempt, most, suspicion), Lost("x", seen), RAN)
     assert settlement.counts_attempt
     # Nobody saw it: it may have waited for its turn to run alone.
-    assert (settlement.to is State.DEAD) == (attempt + (suspicion if seen == SEEN else 0) >= most)
+    assert (settlement.to is State.DEAD) == (attempt + (-(-suspicion // 2) if seen == SEEN else 0) >= most)
     assert settlement.suspicion == suspicion
     assert settlement.verdict is Verdict.FAILED
+
+
+@pytest.mark.parametrize(("most", "alone"), [(1, 1), (2, 1), (3, 2), (5, 4)])
+def test_a_killer_is_dead_after_as_many_losses_as_it_has_attempts_the_first_in_company(most: int, alone: int) -> None:
+    # L23
+    held, losses = claim(1, most), 0
+    settlement = settle(held, Lost("x", SEEN), RAN)
+    while settlement.to is State.READY:
+        held = as_suspect(held.attempt + (losses > 0), most, settlement.suspicion)
+        settlement = settle(held, Lost("x", SEEN), RAN)
+        losses += 1
+    assert losses == alone
 
 
 @given(st.integers(1, 50), st.integers(1, 50), st.integers(0, 1), st.sampled_from([0, UNSEEN, SEEN]))

@@ -257,7 +257,7 @@ async def suspects(app: App, *names: str, queue: str = "default") -> list[Job[An
 async def test_a_suspect_runs_in_a_process_of_its_own_and_harms_nobody_by_its_death(
     lone_shop: tuple[App, tuple[str, ...]],
 ) -> None:
-    # L23: the killer has two attempts left after its loss in company, and the worker outlives them both.
+    # L23: the killer has three attempts left after its loss in company, and the worker outlives them all.
     app, command = lone_shop
     async with app:
         killer, innocent, failing, slow = await suspects(app, "kill", "where", "fail", "sleep")
@@ -268,7 +268,7 @@ async def test_a_suspect_runs_in_a_process_of_its_own_and_harms_nobody_by_its_de
             assert worker.health().is_well
         store = await app.opened()
         history = [each.outcome for each in await store.attempts(killer.id) if each.outcome != "released"]
-        assert history == ["lost", "lost", "lost"]
+        assert history == ["lost", "lost", "lost", "lost"]
         record = await store.job(killer.id)
         assert record.error == "it ran alone, and its process died (by SIGKILL)"
         assert "TimeoutError" in ((await store.job(slow.id)).error or "")

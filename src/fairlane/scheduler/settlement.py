@@ -238,7 +238,7 @@ def _settle(claim: Claim, outcome: Outcome, ran: int) -> Settlement:
         case Lost(reason=reason, suspicion=added) if added and claim.is_suspect:
             # Nothing ran beside it: this loss is its own, and so, if somebody saw it, were those before. Nobody saw it:
             # it may have been lost with its worker while it waited for its turn to run alone.
-            before = claim.suspicion if added >= SEEN else 0
+            before = losses_in_company(claim.suspicion) if added >= SEEN else 0
             is_over = claim.attempt + before >= claim.max_attempts
             to = State.DEAD if is_over else State.READY
             return Settlement(job, lease, to, "lost", ran, error=reason, suspicion=claim.suspicion)
@@ -251,6 +251,11 @@ def _settle(claim: Claim, outcome: Outcome, ran: int) -> Settlement:
             )
         case _:
             assert_never(outcome)
+
+
+def losses_in_company(suspicion: int) -> int:
+    """How many losses a suspicion stands for: those that somebody saw, and half of the others."""
+    return -(-suspicion // SEEN)
 
 
 class DeadWorker(msgspec.Struct, frozen=True):
