@@ -79,6 +79,8 @@ class Claiming:
             if queue.is_registered:
                 queue.is_registered = False
                 queue.owes_wakeup = True
+            elif self._execution.holds_paced(queue):
+                queue.owes_wakeup = True  # asked without a free slot too: its terms may have changed
             self._slots.feed(queue)
         self._is_nudged = True
         self._wake.set()

@@ -255,11 +255,17 @@ class Execution:
 
     def revoke_paced(self, queue: QueueSlots) -> None:
         """The terms have changed by which these were claimed: give back what has not started."""
-        launched = [run for run in (*self.waiting, *self.running) if run.pace is not None and run.started_at == 0]
-        for run in (*self._pacer.runs(), *launched):
-            if run.queue is queue:
-                self._withdraw(run, self._released(run, "its queue's policy has changed"))
+        for run in self._paced_of(queue):
+            self._withdraw(run, self._released(run, "its queue's policy has changed"))
         self._refill()
+
+    def holds_paced(self, queue: QueueSlots) -> bool:
+        """Whether something of this queue waits for its instant, or for a slot since then."""
+        return bool(self._paced_of(queue))
+
+    def _paced_of(self, queue: QueueSlots) -> list[Run]:
+        launched = [run for run in (*self.waiting, *self.running) if run.pace is not None and run.started_at == 0]
+        return [run for run in (*self._pacer.runs(), *launched) if run.queue is queue]
 
     def _released(self, run: Run, reason: str) -> Released:
         return Released(reason, is_spent=self._pacer.is_spent(run))

@@ -14,6 +14,7 @@ import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from fairlane.clock import SECOND, Clock, SystemClock
@@ -34,6 +35,8 @@ DEATHS_IN_A_ROW = 5
 MOST_PROCESSES = 1_000
 EXIT_KEEPS_DYING = 1
 EXIT_ORPHANED = 4
+ORPHANED_LOOK = 0.1
+"""Seconds between two looks whether a process that is to end by itself has begun something instead."""
 SIGNALS_OBEYED = 2
 """By the children themselves. One that is still there at the third is killed."""
 LAST_PORT = 65_535
@@ -47,8 +50,9 @@ def die_with(descriptor: int, is_busy: Callable[[], bool] = lambda: True) -> Non
 
     def watch() -> None:
         hung_up.poll()
-        if is_busy():
-            os._exit(EXIT_ORPHANED)
+        while not is_busy():
+            time.sleep(ORPHANED_LOOK)  # something may still be on its way to it
+        os._exit(EXIT_ORPHANED)
 
     # A thread: the event loop may be blocked by a handler.
     threading.Thread(target=watch, name="fairlane-lifeline", daemon=True).start()

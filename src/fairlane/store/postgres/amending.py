@@ -94,6 +94,7 @@ async def _store(scheduling: Scheduling, policy: Policy, amendment: Amendment, n
     # A name that no other state of any queue has: whoever knows it knows these overrides.
     await connection.execute(STATEMENTS["update_amended"], queue.id, uuid4().hex, amendment.overrides.expires_at)
     await connection.execute(STATEMENTS["nudge"], queue.id, EVERYONE, None)
+    await connection.execute(STATEMENTS["tell_holders"], queue.id)
 
 
 async def _record(

@@ -135,4 +135,5 @@ async def _put_in_force(
         await amending.record(connection, note, loaded.snapshot.now, policy.queue, target, before, policy.encoded)
     await connection.execute(STATEMENTS["nudge"], queue, EVERYONE, None)
     await connection.execute(STATEMENTS["nudge_sharers"], queue, EVERYONE)
+    await connection.execute(STATEMENTS["tell_holders"], queue)
     return Declared(policy, version, is_drift=False)

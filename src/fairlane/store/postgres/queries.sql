@@ -473,6 +473,11 @@ select count(pg_notify('fairlane', q.id::text))
 from fairlane.queues q
 where current_setting('transaction_isolation') <> 'read committed'
 
+-- name: tell_holders
+-- Whoever holds claims of a queue: those that have not started stand by terms that have just changed. $1 queue
+select count(pg_notify(fairlane.channel(l.worker_id), 'terms'))
+from (select distinct worker_id from fairlane.leases where queue_id = $1) l
+
 -- name: announce
 select fairlane.announce($1::uuid[])
 

@@ -570,6 +570,10 @@ delete from waiters
 where (queue, worker) in (select queue, worker from waiters where queue = ? order by since limit ?)
 returning worker
 
+-- name: select_holders
+select distinct worker
+from leases
+
 -- name: take_all_waiters
 delete from waiters
 returning worker

@@ -177,6 +177,7 @@ class SqliteStore(Figures, ScheduleKeeper, Adopter):
 
         is_done = await self._write(work)
         await self._wake(lambda tx: dict.fromkeys(sharing.sharers(tx, claims.queue_number(tx, policy.queue)), EVERYONE))
+        await self._tell_holders()
         return is_done
 
     async def rehome(self, queue: str, limit: int = 1_000) -> Rehomed:
@@ -537,6 +538,7 @@ class SqliteStore(Figures, ScheduleKeeper, Adopter):
 
         amendments, waiters = await self._write(work)
         await self._nudge(waiters)
+        await self._tell_holders()
         return amendments
 
     async def traces(self, queue: str, flows: Sequence[bytes], gates: Sequence[bytes]) -> Traces:
@@ -576,6 +578,11 @@ class SqliteStore(Figures, ScheduleKeeper, Adopter):
 
     async def _wake(self, queues: Callable[[Transaction], Mapping[int, int]]) -> None:
         await self._nudge(await self._database.write(lambda tx: _take_waiters(tx, queues(tx)), durable=False))
+
+    async def _tell_holders(self) -> None:
+        """Let those look who hold claims: what has not started stands by terms that have just changed."""
+        for (worker,) in await self._database.read(lambda tx: tx.all("select_holders")):
+            nudge(UUID(bytes=worker))
 
     async def _nudge(self, workers: Sequence[UUID]) -> None:
         """Wake these workers. One that is gone is forgotten, and all who wait are woken in its place: it is rare."""
