@@ -197,6 +197,7 @@ def test_a_black_box_tells_what_ran_when_its_process_died() -> None:
 
 SHOP = """
 import asyncio, os, signal, time
+from datetime import datetime, timedelta, timezone
 from fairlane import App, Rate, Retry, context
 
 app = App(os.environ["FAIRLANE_URL"])
@@ -213,6 +214,10 @@ async def where() -> int:
 @app.task(max_attempts=4)
 async def fail() -> None:
     raise ValueError("as it should")
+
+@app.task(max_attempts=4)
+async def later() -> None:
+    raise Retry(at=datetime.now(timezone.utc) + timedelta(hours=2))
 
 @app.task(timeout="100ms", max_attempts=1)
 async def sleep() -> None:
@@ -293,6 +298,22 @@ async def test_a_process_that_dies_before_the_handler_is_called_costs_the_job_no
         assert {each.outcome for each in history} == {"lost", "released"}
         assert await job.status() in (State.SCHEDULED, State.READY)
     assert "it died while it started (exit code 9)" in caplog.text
+
+
+async def test_a_suspect_knows_the_time_where_it_runs(lone_shop: tuple[App, tuple[str, ...]]) -> None:
+    app, command = lone_shop
+    async with app:
+        (job,) = await suspects(app, "later")
+        store = await app.opened()
+
+        async def was_put_off() -> bool:
+            return (await store.attempts(job.id))[-1].outcome == "retry"
+
+        async with working(app, alone_command=command):
+            await until_found(was_put_off)
+        due_at = (await store.job(job.id)).due_at
+        assert due_at is not None
+        assert 3_600 * SECOND < due_at - await store.now() <= 7_200 * SECOND
 
 
 async def test_a_suspect_is_not_held_while_its_process_starts(lone_shop: tuple[App, tuple[str, ...]]) -> None:

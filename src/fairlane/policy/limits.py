@@ -25,13 +25,15 @@ from fairlane.policy.gates import Ending, GateState
 from fairlane.policy.numbers import FROM_JOB, SAME, FromJob, Source, from_job, named_numbers, number_at
 from fairlane.policy.reasons import Reason, Why
 
-__all__ = ["Concurrency", "Rate"]
+__all__ = ["PLANNED_AHEAD", "Concurrency", "Rate"]
 
 UNBOUNDED = 1 << 31
 MAX_COUNT = 1_000_000_000
 LONGEST_INTERVAL = 100 * 365 * 86_400 * SECOND
 SMOOTH = SECOND
 """A bucket that holds less than this much of its rate is a smooth one: what it does not give at its time is lost."""
+PLANNED_AHEAD = SECOND
+"""How far ahead of their instants starts are claimed."""
 LATEST_IN_WINDOW = SECOND // 20
 LONGEST_DEBT = 4 * 10**18
 """Microseconds: an instant must stay what a database can hold."""
@@ -327,6 +329,8 @@ class Rate:
             return False
         if self.rolling:
             return window.give_back(gate, self.per, now, ending.unstarted, now - held)
+        if gate.memo is not None and ending.since <= gate.memo["changed"] + PLANNED_AHEAD:
+            return False  # planned by another number, and given back when that changed
         refunded = self.refunded(gate.tat, ending.unstarted, held)
         if self.is_smooth and (ending.since > now or gate.tat > now + self.burst * self.interval):
             # Starts are planned for later.
@@ -346,9 +350,11 @@ class Rate:
         return window.opens_again_at(gate, self.burst, self.per) if self.rolling else self.opens_at(gate.tat)
 
     def carry_over(self, gate: GateState, now: Instant) -> None:
-        """What a rolling window remembers are facts, whatever the bound is."""
+        """What a rolling window remembers are facts, whatever the bound is. Starts that were planned by another number
+        are void: a bucket no longer counts them, so that it must not take them back either."""
         if not self.rolling:
             gate.tat = self.carried_over(gate.tat, now)
+            gate.memo = {"changed": now} if self.is_smooth else None
 
     def why(self, gate: GateState, now: Instant) -> Why:
         return Why(

@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 
 from fairlane.clock import SECOND, Instant
-from fairlane.policy.limits import Rate
+from fairlane.policy.limits import PLANNED_AHEAD, Rate
 
 __all__ = ["AHEAD", "LEAD", "Pace", "Passed", "distance"]
 
-AHEAD = SECOND
+AHEAD = PLANNED_AHEAD
 """How far ahead starts are handed out."""
 LEAD = AHEAD // 2
 """A gate is looked at again when its next start is so near: one claim for every so much of a rate, not one a job."""

@@ -27,7 +27,7 @@ from fairlane.task import Registry, Task
 from fairlane.worker.black_box import BlackBox
 from fairlane.worker.context import JobContext, current_run
 from fairlane.worker.logs import log_end, log_lost, log_start, log_unreadable
-from fairlane.worker.lone import Gone, LoneProcess
+from fairlane.worker.lone import Begin, Gone, LoneProcess
 from fairlane.worker.middleware import Middleware, around_run, wrapping_runs
 from fairlane.worker.outcomes import Stop, outcome_of
 from fairlane.worker.pacer import Pacer
@@ -398,7 +398,8 @@ class Execution:
             if run.pace is not None:
                 self._pacer.began(run, at)
 
-        ended = await self._lone.run(run.claim, run.begin_by, begins)
+        begin = Begin(run.claim, run.begin_by, self.store_time.offset, self.store_ahead)
+        ended = await self._lone.run(begin, begins)
         if run.stop is Stop.GONE:
             self._end(run, None)
         elif isinstance(ended, Gone) and ended.had_begun:

@@ -31,6 +31,10 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
 
     claim: Claim
     begin_by: int
+    offset: int
+    """What queue time is ahead of the monotonic clock."""
+    ahead: int
+    """And of the store's clock."""
 
 
 class Interrupt(msgspec.Struct, frozen=True, tag=True):
@@ -124,12 +128,12 @@ class LoneProcess:
             raise
         self._has_started = True
 
-    async def run(self, claim: Claim, begin_by: int, on_begin: Callable[[int], None]) -> Ended | Gone:
+    async def run(self, begin: Begin, on_begin: Callable[[int], None]) -> Ended | Gone:
         """Run this job there: what became of it, or how the process died. `on_begin` hears when it is called."""
         assert self._reader is not None
         assert self._writer is not None
         reader, has_begun = self._reader, False
-        send(self._writer, Begin(claim, begin_by))
+        send(self._writer, begin)
         try:
             while True:
                 match _decode_news(await _receive(reader)):

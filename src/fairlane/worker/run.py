@@ -187,7 +187,9 @@ class LoneRunner:
         send(self._writer, Ready())
         while True:
             match await next_order(reader):
-                case Begin(claim=claim, begin_by=begin_by):
+                case Begin(claim=claim, begin_by=begin_by, offset=offset, ahead=ahead):
+                    self._execution.store_time.offset = offset
+                    self._execution.store_ahead = ahead
                     self._queue.used += 1
                     self._execution.start(self._queue, [claim], begin_by)
                 case Interrupt(reason=reason):

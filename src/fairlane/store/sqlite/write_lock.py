@@ -70,7 +70,7 @@ def _described(pid: int) -> tuple[str, str]:
     who = f"process {pid}" + (f" ({name})" if name else "")
     if state in ("T", "t"):
         return f"{who}, which is stopped", f"let it go on (kill -CONT {pid}), or end it"
-    return who, "wait until it has written, or end it"
+    return who, "wait until it has written; it may wait for a transaction that is not Fairlane's itself: see its log"
 
 
 def make_private(path: str) -> None:
