@@ -237,14 +237,17 @@ def test_jobs_whose_unique_key_is_held_are_not_replayed_unless_they_replace_the_
     dead = charge()
     die()
     holder = charge()
-    held = "1 was not replayed: another job holds the unique key\n"
+    held = "1 was not replayed: another job holds the unique key; --on-conflict replace cancels a holder that waits\n"
     for options in (("--dry-run",), ("--yes",)):
         result = run("dead", "replay", "--all", *options)
         assert result.stdout == ("0 jobs would be replayed\n" if options == ("--dry-run",) else "0 jobs replayed\n")
         assert result.stderr == f"skipped {dead}: job {holder} holds its unique key\n{held}"
     told = json.loads(run("dead", "replay", "--all", "--yes", "--json").stdout)
     assert (told["count"], told["held"], told["skipped"][0]["holder"]) == (0, 1, holder)
-    assert run("dead", "replay", dead, "--on-conflict", "replace").stdout == "1 job replayed\n"
+    replace = ("dead", "replay", dead, "--on-conflict", "replace")
+    assert f"1 waiting job with the same unique key would be cancelled: {holder}" in run(*replace, "--dry-run").stdout
+    told = f"1 job replayed\n1 waiting job with the same unique key was cancelled: {holder}\n"
+    assert run(*replace).stdout == told
     assert f"replaced by job {dead}" in run("jobs", "show", holder).stdout
 
 

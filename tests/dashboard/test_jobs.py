@@ -173,7 +173,9 @@ async def test_a_job_whose_unique_key_is_held_is_replayed_only_in_place_of_the_h
     told = await confirm(site, "replay-jobs", job=str(old.id))
     assert f"job {holder.id} holds its unique key" in told
     assert "Another job holds the unique key of 1 that stay as they are." in told
-    assert "1 job replayed" in await confirm(site, "replay-jobs", job=str(old.id), on_conflict="replace")
+    told = await confirm(site, "replay-jobs", job=str(old.id), on_conflict="replace")
+    assert "1 job replayed" in told
+    assert "1 waiting job with the same unique key was cancelled." in told
     assert (await old.status(), await holder.status()) == (State.READY, State.CANCELLED)
     visitor = await site.visitor()
     answer = await visitor.get(f"{ROOT}/do/replay-jobs", params={"job": str(old.id), "on_conflict": "return"})

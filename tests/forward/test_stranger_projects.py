@@ -46,7 +46,7 @@ def lines_of_the_guide(celery_app: str) -> str:
     lines = block[1].replace("(fairlane, app,", f"(fairlane, {celery_app},")
     assert len([line for line in lines.splitlines() if line]) == 5
     # A killed worker is noticed sooner.
-    return lines.replace("routes=", 'lease="3s", republish_after="5s", routes=')
+    return lines.replace("routes=", 'lease="8s", republish_after="5s", routes=')
 
 
 class Raised(Exception):

@@ -310,7 +310,12 @@ async def test_of_dead_jobs_of_one_key_a_replay_brings_one_back(store: Store) ->
 async def test_a_replay_may_replace_a_holder_that_waits_and_never_one_that_runs(store: Store) -> None:
     dead = await die(store, Unique("a"))
     holder, _, _ = await enqueue(store, Unique("a"))
-    assert [each.skipped for each in await store.replay([dead], on_conflict="replace")] == [None]
+    (foreseen,) = await store.replay([dead], on_conflict="replace", dry_run=True)
+    note = Note(actor="ann", action="replay")
+    (done,) = await store.replay([dead], note=note, on_conflict="replace")
+    (entry,) = await store.audit()
+    assert f'"{holder.id}":"cancelled for {dead}"' in f"{entry.before}{entry.after}"
+    assert [(each.skipped, each.replaced) for each in (foreseen, done)] == [(None, holder.id)] * 2
     record = await store.job(holder.id)
     assert (record.state, record.error) == (State.CANCELLED, f"replaced by job {dead}")
     (running,) = await claim(store, "webhooks", 5)

@@ -21,7 +21,7 @@ from uuid import uuid4
 
 import pytest
 
-from fairlane import App, Backoff, Cancel, Dead, JobFailed, ManualClock, Middleware, Retry, Snooze, State
+from fairlane import App, Backoff, Cancel, Dead, JobFailed, ManualClock, Middleware, Retry, Snooze, State, context
 from fairlane.clock import as_datetime
 from fairlane.composition import without_password
 from fairlane.log_text import TextLines
@@ -233,15 +233,19 @@ async def test_a_worker_that_stops_says_what_it_ran(
             raise ValueError("one")
         if number == 2:
             raise Dead("two")
+        if number == 3:
+            context().enqueue(work.using(id=jobs[0].id).call(0))  # which is taken
 
-    async with working(app) as worker:
+    async with working(app, lease="1d") as worker:
         jobs = [await work.enqueue(number) for number in (0, 0, 0, 1, 2)]
         for job, state in zip(jobs, [State.DONE] * 3 + [State.SCHEDULED, State.DEAD], strict=True):
             await reaches(job, state)
+        await reaches(await work.using(max_attempts=1).enqueue(3), State.DEAD)
         clock.advance("10m")
         await reaches(jobs[3], State.DEAD)
+    assert any("effects were refused, so this attempt has failed; the job is dead" in each for each in caplog.messages)
     assert caplog.messages[-1] == (
-        f"worker {worker.identity.name} has stopped after 10 min; it made 6 attempts: 3 done, 1 to be retried, 2 dead"
+        f"worker {worker.identity.name} has stopped after 10 min; it made 7 attempts: 3 done, 1 to be retried, 3 dead"
     )
 
 

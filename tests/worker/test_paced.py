@@ -234,6 +234,13 @@ def test_a_clock_is_known_better_than_an_answer_takes() -> None:
     assert abs(time.offset - 5_000_000) <= 1_000
 
 
+def test_an_answer_that_took_long_moves_no_clock_that_it_does_not_contradict() -> None:
+    time = StoreTime()
+    time.hear(1_000_000, 6_000_000, 1_000_000)
+    time.hear(2_000_000, 7_000_000, 600_000_000)
+    assert time.offset == 5_000_000
+
+
 def test_a_clock_that_was_set_is_believed() -> None:
     time = StoreTime()
     time.hear(1_000_000, 6_000_000, 1_002_000)

@@ -94,13 +94,19 @@ def tell_report(report: Report, as_json: bool, *, hint: str = "") -> None:
             click.echo(f"  … and {count - len(report.sample):,} more")
     else:
         click.echo(f"{jobs} {report.action}{hint}")
+    if report.replaced:
+        those = f"{len(report.replaced):,} waiting {'job' if len(report.replaced) == 1 else 'jobs'}"
+        happens = "would be" if report.is_dry_run else "was" if len(report.replaced) == 1 else "were"
+        shown = ", ".join(map(str, report.replaced[:SHOWN])) + (", …" if len(report.replaced) > SHOWN else "")
+        click.echo(f"{those} with the same unique key {happens} cancelled: {shown}")
     for handled in report.skipped[:SHOWN]:
         click.echo(f"skipped {handled.job}: {handled.skipped}", err=True)
     if len(report.skipped) > SHOWN:
         click.echo(f"skipped {len(report.skipped) - SHOWN:,} more", err=True)
     if report.held:
         held = "1 was" if report.held == 1 else f"{report.held:,} were"
-        click.echo(f"{held} not {report.action}: another job holds the unique key", err=True)
+        instead = "; --on-conflict replace cancels a holder that waits" if report.action == "replayed" else ""
+        click.echo(f"{held} not {report.action}: another job holds the unique key{instead}", err=True)
     if report.more:
         click.echo("the limit was reached and there are more: run it again, or raise --limit", err=True)
 

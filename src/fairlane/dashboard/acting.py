@@ -114,6 +114,10 @@ def told_of_report(report: Report) -> Told:
 
 
 def _notes(report: Report) -> Iterator[str]:
+    if replaced := len(report.replaced):
+        jobs = "1 waiting job" if replaced == 1 else f"{replaced:,} waiting jobs"
+        happens = "would be" if report.is_dry_run else "was" if replaced == 1 else "were"
+        yield f"{jobs} with the same unique key {happens} cancelled."
     if report.held:
         yield f"Another job holds the unique key of {report.held:,} that stay as they are."
     if report.more:

@@ -245,6 +245,8 @@ class ReportShown(msgspec.Struct, frozen=True, kw_only=True):
     skipped: list[SkippedShown]
     held: int
     """How many of those were skipped because another job holds their unique key."""
+    replaced: list[str]
+    """Waiting jobs that were cancelled, or would be, because they held the unique keys of those that were replayed."""
     more: bool
     """The limit was reached, and there are others that fit."""
 

@@ -90,6 +90,7 @@ def describe_report(report: Report) -> dict[str, Any]:
             for each in report.skipped
         ],
         "held": report.held,
+        "replaced": [str(each) for each in report.replaced],
         "more": report.more,
     }
 

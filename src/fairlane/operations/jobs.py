@@ -80,6 +80,11 @@ class Report:
     """The limit was reached, and there are others that fit."""
 
     @property
+    def replaced(self) -> tuple[UUID, ...]:
+        """Waiting jobs that were cancelled, or would be, because they held the unique keys of those."""
+        return tuple(each.replaced for each in self.done if each.replaced is not None)
+
+    @property
     def held(self) -> int:
         """How many were skipped because another job holds their unique key."""
         return sum(each.holder is not None for each in self.skipped)

@@ -303,6 +303,12 @@ class Policy:
         )
 
     @cached_property
+    def opens_by_ends(self) -> bool:
+        """Whether the end of a job may let another start: not where rates alone hold jobs back."""
+        counting = [bound for bound in self.bound if not isinstance(bound.limit, Backlog)]
+        return not counting or any(bound.is_shared or not isinstance(bound.limit, Rate) for bound in counting)
+
+    @cached_property
     def has_rates(self) -> bool:
         return any(isinstance(bound.limit, Rate) for bound in self.bound)
 

@@ -90,7 +90,8 @@ def describe_miscounts(found: Sequence[Miscount]) -> tuple[str, str, str]:
 def describe_handled(handled: Sequence[Handled]) -> tuple[int, str] | None:
     """How many jobs one action touched, and in which state each of them was; `None`: it touched none."""
     touched = {str(each.job): str(each.was) for each in handled if each.skipped is None}
-    return (len(touched), msgspec.json.encode(touched).decode()) if touched else None
+    replaced = {str(each.replaced): f"cancelled for {each.job}" for each in handled if each.replaced is not None}
+    return (len(touched), msgspec.json.encode(touched | replaced).decode()) if touched else None
 
 
 def entry_of(row: Sequence[Any]) -> AuditEntry:

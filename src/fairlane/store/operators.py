@@ -80,6 +80,8 @@ class Handled(msgspec.Struct, frozen=True):
     """The job that holds its unique key, if that is why."""
     took: tuple[bytes, Holder] | None = None
     """The unique key that it was put back with, and who holds that now."""
+    replaced: UUID | None = None
+    """The waiting job that was cancelled in its favor, because it held that key."""
 
 
 class Action(msgspec.Struct, frozen=True):
@@ -105,8 +107,11 @@ class Action(msgspec.Struct, frozen=True):
         handled = [self._handled(job, found.get(job), job in busy, keys.held.get(job)) for job in dict.fromkeys(jobs)]
         if not keys.back:
             return handled
+        replaced = {new: old for old, new in keys.replaced.items()}
         return [
-            each if each.skipped is not None else msgspec.structs.replace(each, took=keys.back.get(each.job))
+            each
+            if each.skipped is not None
+            else msgspec.structs.replace(each, took=keys.back.get(each.job), replaced=replaced.get(each.job))
             for each in handled
         ]
 

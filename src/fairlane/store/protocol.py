@@ -116,6 +116,8 @@ class Claimed(msgspec.Struct, frozen=True):
     """Of jobs that pass a smooth rate, when each may start."""
     terms: object = None
     """What it was claimed by, the same object for as long as nobody changes the policy. `None`: not known."""
+    opens_by_ends: bool | None = None
+    """Whether the end of a job may let another of this queue start. `None`: as far as is known."""
 
 
 def paces_of(claims: Sequence[Claim], starts: Sequence[Start]) -> dict[UUID, Pace]:

@@ -90,10 +90,14 @@ class Claiming:
         self.look_at(self._slots.queues.values())
 
     def look_at(self, queues: Iterable[QueueSlots]) -> None:
-        """Ask these queues: what we settled there may have opened a limit."""
+        """Ask these queues."""
         for queue in queues:
             self._slots.feed(queue)
         self._wake.set()
+
+    def look_after_settling(self, queues: Iterable[QueueSlots]) -> None:
+        """What we settled may have opened a limit, unless only time opens those of its queue."""
+        self.look_at([queue for queue in queues if queue.opens_by_ends])
 
     def stop(self) -> None:
         self._slots.is_closed = True
@@ -182,6 +186,8 @@ class Claiming:
         self._slots.note_claimed(queue, len(claimed.claims), claimed.vtime)
         if claimed.is_limited is not None:
             queue.is_limited = claimed.is_limited
+        if claimed.opens_by_ends is not None:
+            queue.opens_by_ends = claimed.opens_by_ends
         took = self._loop.time() - began
         self._note_time(took)
         if watching is not None:

@@ -36,7 +36,7 @@ from fairlane.worker.runs import RunningJob, settlement_of
 from fairlane.worker.slots import QueueSlots, Slots
 from fairlane.worker.timing import Alarm, StoreTime
 
-__all__ = ["Execution", "Run"]
+__all__ = ["SETTLED_EVERY", "Execution", "Run"]
 
 log = logging.getLogger("fairlane.worker")
 
@@ -49,6 +49,8 @@ HELD_AHEAD_AT_MOST = SECOND
 LATE = "it could not start at the instant that its rate had for it"
 MOST_PACED = 1_000
 """Jobs that wait for their instants."""
+SETTLED_EVERY = SECOND // 200
+"""Jobs that start one by one in quick succession are settled together, once in so long."""
 NO_PACES: Mapping[UUID, Pace] = {}
 STOOD_STILL = "its worker stood still for longer than its lease, and another may run it by now"
 FIRST_START_LAG, LONGEST_START_LAG = SECOND // 20, SECOND // 4
@@ -359,6 +361,11 @@ class Execution:
             self.loop.call_soon(self._go_on_filling)  # behind those that were just created
         else:
             self.is_filling = False
+
+    @property
+    def ends_soon(self) -> bool:
+        """More will have ended in a moment: starts of a smooth rate follow each other one by one."""
+        return self._pacer.starts_within(SETTLED_EVERY)
 
     # The run itself.
 

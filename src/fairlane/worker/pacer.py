@@ -56,6 +56,10 @@ class Pacer:
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
 
+    def starts_within(self, time: int) -> bool:
+        """Whether the next of them is to start by then, or about to."""
+        return bool(self._launched) or bool(self._due and self._due[0][0] <= self._now() + time)
+
     def runs(self) -> list[Run]:
         return [run for group in self._waiting.values() for run in group]
 

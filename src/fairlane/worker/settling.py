@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from uuid import UUID
 
 import msgspec
 
+from fairlane.clock import SECOND, lasting
 from fairlane.effects import landed_of
 from fairlane.errors import InvalidJob, StoreUnavailable
-from fairlane.job import Outcome
+from fairlane.job import Outcome, State
 from fairlane.policy.unique import Conflict
 from fairlane.redaction import error_text
 from fairlane.scheduler.settlement import Settlement
@@ -50,8 +52,12 @@ class Settling:
         self.on_settled: Callable[[Iterable[QueueSlots]], None] = lambda queues: None
         self.is_held_back: Callable[[], bool] = lambda: False
         """More will have ended in the next turns of the event loop: one settlement of many is cheaper than many."""
+        self.rest: Callable[[], float] = lambda: 0.0
+        """Or in so many seconds."""
         self.watching: Watching | None = None
         self.given_up = 0
+        self.refused: Counter[str] = Counter()
+        """Attempts that had ended well until their effects were refused, by what became of their jobs."""
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -104,6 +110,8 @@ class Settling:
             await self._arrived.wait()
             while self.is_held_back() and len(self._pending) < AT_ONCE:  # noqa: ASYNC110 - every turn brings more
                 await asyncio.sleep(0)
+            if (rest := self.rest()) > 0:
+                await asyncio.sleep(rest)
             self._in_flight, self._pending = self._pending[: self._most], self._pending[self._most :]
             try:
                 await self._record_in_flight()
@@ -183,9 +191,12 @@ class Settling:
             if len(batch) == 1:
                 self._landed.pop(batch[0].job, None)
             if len(batch) == 1 and isinstance(error, InvalidJob) and (instead := batch[0].fallback) is not None:
+                is_dead = instead.to is State.DEAD
+                self.refused[str(instead.to) if is_dead else "to be retried"] += 1
                 log.error(
-                    "job %s: its effects were refused, so it has failed: %s",
+                    "job %s: its effects were refused, so this attempt has failed; %s: %s",
                     batch[0].job,
+                    "the job is dead" if is_dead else f"next attempt in {lasting((instead.delay or 0) / SECOND)}",
                     error,
                     extra=_about(batch[0].job),
                 )

@@ -29,6 +29,7 @@ class QueueSlots:
         "is_registered",
         "looks",
         "name",
+        "opens_by_ends",
         "owes_wakeup",
         "terms",
         "used",
@@ -45,6 +46,8 @@ class QueueSlots:
         """It had nothing for us when we last asked."""
         self.is_limited = True
         """A job of its that waits here holds slots and tokens which others could use."""
+        self.opens_by_ends = True
+        """The end of a job may let another start."""
         self.is_registered = False
         """The store will nudge us."""
         self.owes_wakeup = False

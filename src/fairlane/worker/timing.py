@@ -104,6 +104,7 @@ class StoreTime:
 
     def hear(self, asked: Instant, there: Instant, heard: Instant) -> None:
         """Between these two instants by our clock, the store's said `there`."""
+        is_first = self._seen is None
         drift = 0 if self._seen is None else max(0, heard - self._seen) // DRIFT
         self._seen = heard
         least, most = max(self._least - drift, there - heard), min(self._most + drift, there - asked)
@@ -111,7 +112,9 @@ class StoreTime:
             # The store's clock was set.
             least, most = there - heard, there - asked
         self._least, self._most = least, most
-        self.offset = int(least + most) // 2
+        # A long answer says little, and moves nothing that it does not contradict.
+        if is_first or not least <= self.offset <= most:
+            self.offset = int(least + most) // 2
 
 
 class Outage:

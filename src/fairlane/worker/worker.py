@@ -29,7 +29,7 @@ from fairlane.task import Registry
 from fairlane.telemetry.telemetry import Telemetry
 from fairlane.worker.black_box import BlackBox
 from fairlane.worker.claiming import Claiming
-from fairlane.worker.execution import Execution
+from fairlane.worker.execution import SETTLED_EVERY, Execution
 from fairlane.worker.firing import Firing, fire_schedules
 from fairlane.worker.following import LookAgain, follow_partitions
 from fairlane.worker.health import Health
@@ -119,6 +119,7 @@ class Worker:
             lone=self._lone,
         )
         self._settling.is_held_back = lambda: self._execution.is_filling
+        self._settling.rest = lambda: SETTLED_EVERY / SECOND if self._execution.ends_soon else 0.0
         self._leases = Leases(store, self._execution, self._settling, self._outage, clock, options.time("lease"))
         self._claiming = Claiming(
             store,
@@ -135,8 +136,7 @@ class Worker:
         if firing is not None:
             self._listening.on_schedules = firing.look_now
         self._claiming.on_unexplained_nudge = self._leases.look_now
-        # What we settled may have opened a limit for what we may claim.
-        self._settling.on_settled = self._claiming.look_at
+        self._settling.on_settled = self._claiming.look_after_settling
         self._watching: Watching | None = None
         if self._telemetry.is_watched:
             self._watch(self._execution)
@@ -416,7 +416,7 @@ class Worker:
         return f" after {lasting(lasted / SECOND)}" if self._started_at else ""
 
     def _what_it_ran(self) -> str:
-        attempts, otherwise = self._execution.attempts, self._execution.ended_otherwise
+        attempts, otherwise = self._execution.attempts, self._execution.ended_otherwise + self._settling.refused
         if not attempts:
             return "; it ran no jobs"
         done = attempts - otherwise.total() - self.left_running

@@ -178,7 +178,18 @@ class Claimer:
         is_limited = bool(loaded.snapshot.policy.limits)
         folded = len(loaded.snapshot.arrivals) + len(loaded.snapshot.releases)
         return Claimed(
-            claims, me.lease, due, more, look_again, plan.queue.vtime, is_limited, folded, now, paces, loaded.policy
+            claims,
+            me.lease,
+            due,
+            more,
+            look_again,
+            plan.queue.vtime,
+            is_limited,
+            folded,
+            now,
+            paces,
+            loaded.policy,
+            loaded.policy.opens_by_ends,
         )
 
     async def _claim_nothing(self, scheduling: Scheduling) -> Claimed:

@@ -156,7 +156,8 @@ def claim(
     more = plan.more or not bells.are_all
     folded = len(bells.arrivals) + len(bells.releases)
     claimed = Claimed(claims, lease, due, more, False, plan.queue.vtime, bool(queue.policy.limits), folded)
-    claimed = msgspec.structs.replace(claimed, at=now, paces=paces, terms=queue.policy)
+    opens_by_ends = queue.policy.opens_by_ends
+    claimed = msgspec.structs.replace(claimed, at=now, paces=paces, terms=queue.policy, opens_by_ends=opens_by_ends)
     return claimed, sharing.rung(tx, plan)
 
 
