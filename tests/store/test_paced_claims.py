@@ -64,5 +64,5 @@ async def test_a_rate_that_is_cleared_is_given_in_full_at_once(store: Store, clo
     await store.amend(["webhooks"], [], [slow.id], NOTE)
     await give_back(store, before, clock.now())
     planned = instants(await claim_ahead(store, 5))
-    assert planned[0] <= clock.now() + SECOND // 10
+    assert SECOND // 20 <= planned[0] - clock.now() <= SECOND // 10, "others may still start by the lower rate"
     assert len(planned) >= 5

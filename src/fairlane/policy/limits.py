@@ -34,6 +34,8 @@ SMOOTH = SECOND
 """A bucket that holds less than this much of its rate is a smooth one: what it does not give at its time is lost."""
 PLANNED_AHEAD = SECOND
 """How far ahead of their instants starts are claimed."""
+HEARD_WITHIN = SECOND // 10
+"""How long it takes, at most, until workers know of a change."""
 LATEST_IN_WINDOW = SECOND // 20
 LONGEST_DEBT = 4 * 10**18
 """Microseconds: an instant must stay what a database can hold."""
@@ -352,9 +354,14 @@ class Rate:
     def carry_over(self, gate: GateState, now: Instant) -> None:
         """What a rolling window remembers are facts, whatever the bound is. Starts that were planned by another number
         are void: a bucket no longer counts them, so that it must not take them back either."""
-        if not self.rolling:
-            gate.tat = self.carried_over(gate.tat, now)
-            gate.memo = {"changed": now} if self.is_smooth else None
+        if self.rolling:
+            return
+        carried = self.carried_over(gate.tat, now)
+        if self.is_smooth:
+            # Until every worker has heard of it, some of them may still start.
+            carried = max(carried, min(gate.tat, now + HEARD_WITHIN))
+        gate.tat = carried
+        gate.memo = {"changed": now} if self.is_smooth else None
 
     def why(self, gate: GateState, now: Instant) -> Why:
         return Why(
