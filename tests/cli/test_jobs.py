@@ -268,7 +268,7 @@ def test_a_bulk_change_asks_on_a_terminal(
     job = enqueue("acme")
     monkeypatch.setattr(acting, "_is_asked", lambda: True)
     refused = run("jobs", "cancel", "--all", input="n\n")
-    assert (refused.exit_code, "1 jobs will be cancelled. Go on?" in refused.stderr) == (1, True)
+    assert (refused.exit_code, "1 job will be cancelled. Go on?" in refused.stderr) == (1, True)
     assert listed(run, "jobs", "list")[0]["state"] == "ready"
     assert run("jobs", "cancel", "--all", input="y\nthey left\n").stdout.endswith("1 job cancelled\n")
     assert listed(run, "jobs", "list")[0]["id"] == job

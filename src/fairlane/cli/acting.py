@@ -95,12 +95,17 @@ def _reason(name: str, given: str) -> str:
 def _confirmed(seen: Report, name: str) -> bool:
     if not _is_asked():
         raise ConfigurationError(
-            f"{len(seen.done):,} jobs would be {name} and there is nobody to ask; give --yes, or --dry-run to see them"
+            f"{_jobs(seen)} would be {name} and there is nobody to ask; give --yes, or --dry-run to see them"
         )
     for record in seen.sample:
         click.echo(f"  {record.id}  {record.state}  {record.queue}  {record.task}", err=True)
     beyond = ", and others stay: the limit is reached" if seen.more else ""
-    return click.confirm(f"{len(seen.done):,} jobs will be {name}{beyond}. Go on?", err=True)
+    return click.confirm(f"{_jobs(seen)} will be {name}{beyond}. Go on?", err=True)
+
+
+def _jobs(report: Report) -> str:
+    count = len(report.done)
+    return f"{count:,} {'job' if count == 1 else 'jobs'}"
 
 
 def _is_asked() -> bool:

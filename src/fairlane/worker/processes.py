@@ -148,7 +148,8 @@ class WorkerPool:
             dead = BlackBox(box).read()
             if dead is not None and (suspects := len(dead.running) + len(dead.ended)):
                 wait = jittered(AFTER_KILLER)
-                log.error("worker process %d died (%s) while %d jobs ran; restarting it", place, how(code), suspects)
+                jobs = "1 job" if suspects == 1 else f"{suspects:,} jobs"
+                log.error("worker process %d died (%s) while %s ran; restarting it", place, how(code), jobs)
             else:
                 deaths = 1 if self._clock.monotonic() - began >= SETTLED_AFTER else deaths + 1
                 if deaths >= DEATHS_IN_A_ROW:
