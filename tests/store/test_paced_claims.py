@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from msgspec.structs import replace
+
 from fairlane import ManualClock, Rate
 from fairlane.clock import SECOND, Instant
 from fairlane.policy import Policy
@@ -51,6 +53,26 @@ async def test_starts_that_are_given_back_after_a_change_of_their_rate_make_no_r
     planned = instants(by_the_new_rate, await claim_ahead(store, 3))
     assert len(planned) >= 3
     assert min(after - before for before, after in pairwise(planned)) >= SECOND // 4
+
+
+async def test_a_number_that_a_job_brings_leaves_planned_starts_their_distance(
+    store: Store, clock: ManualClock
+) -> None:
+    """U01, A27: nobody takes back what was planned by the number before."""
+    policy = Policy("webhooks", limits=(Rate(lambda job: job["rate"], per="1s", burst=1, by="account"),))
+    await store.declare(policy)
+    (first, *others) = new_jobs(policy, {"account": "acme"}, 60)
+    name = "rate/1s:account"
+    await store.enqueue([replace(first, given={name: 20}), *others])
+    planned = await claim_ahead(store, 10)
+    (newer,) = new_jobs(policy, {"account": "acme"})
+    await store.enqueue([replace(newer, given={name: 25})])
+    clock.advance("60ms")
+    at = instants(planned, await claim_ahead(store, 10))
+    clock.advance("900ms")
+    at = sorted([*at, *instants(await claim_ahead(store, 10))])
+    assert len(at) >= 20
+    assert min(after - before for before, after in pairwise(at)) >= SECOND // 25
 
 
 async def test_a_rate_that_is_cleared_is_given_in_full_at_once(store: Store, clock: ManualClock) -> None:

@@ -18,7 +18,7 @@ from fairlane.clock import Instant
 from fairlane.policy.backlog import Backlog
 from fairlane.policy.gates import Limit
 from fairlane.policy.keys import Keys, gate_id, select, shared_gate_id
-from fairlane.policy.limits import Rate
+from fairlane.policy.limits import PLANNED_AHEAD, Rate
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.policy.sequence import Sequence
 from fairlane.scheduler.shared import SharedGate
@@ -121,8 +121,11 @@ class Gate(msgspec.Struct, eq=False):
             return
         self.given_by, self.dirty = given_by, True
         if limit is not None and value != self.value:
-            self.value, self.limit = value, limit
+            before, self.value, self.limit = self.tat, value, limit
             limit.carry_over(self, now)
+            if (rate := self.smooth) is not None and not rate.rolling:
+                # Nobody gives back what was planned by the number before: those starts are made.
+                self.tat = max(self.tat, min(before, now + PLANNED_AHEAD + rate.interval))
         # What says no more than a gate without jobs would, and says when the number came: it is kept from then on.
         self.tat = max(self.tat, now)
 
