@@ -422,7 +422,8 @@ def test_a_task_whose_worker_is_told_to_stop_has_not_failed(
     job = forwarder.task(target, queue="emails").enqueue_sync()
     with pytest.raises(SystemExit):
         delivered(app, target)
-    assert state_of(job) is State.READY
+    # Celery may be about to say that it ended the task itself: until its lease has ended, it does not come again.
+    assert state_of(job) is State.RUNNING
 
 
 def test_a_retry_with_other_arguments_is_another_job(app: App, celery: Celery, forwarder: CeleryForwarder) -> None:

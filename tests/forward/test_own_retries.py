@@ -15,7 +15,7 @@ from dramatiq.brokers.stub import StubBroker
 from dramatiq.middleware import Retries
 from taskiq import InMemoryBroker, SimpleRetryMiddleware, SmartRetryMiddleware
 
-from fairlane import App, Concurrency, State
+from fairlane import App, Concurrency, ManualClock, State
 from fairlane.cli.program import program
 from fairlane.forward.celery import CeleryForwarder
 from fairlane.forward.dramatiq import DramatiqForwarder
@@ -143,9 +143,11 @@ def test_a_number_that_was_given_is_not_replaced_by_the_engines(app: App) -> Non
     assert app.run_blocking(app.job(actor.send().message_id).record()).max_attempts == 3
 
 
-def test_a_run_that_ends_with_its_worker_costs_a_task_without_retries_nothing(app: App) -> None:
+def test_a_run_that_ends_with_its_worker_costs_a_task_without_retries_nothing(url: str) -> None:
     """Which is no failure of the task's. A task that ends its worker each time is dead in the end all the same."""
-    celery = made()
+    celery, clock = made(), ManualClock()
+    app = App(url, clock=clock)
+    app.queue("emails")
 
     @celery.task(name="stopped", max_retries=0, shared=False)  # type: ignore[untyped-decorator]  # Celery has no types
     def stopped() -> None:
@@ -156,6 +158,10 @@ def test_a_run_that_ends_with_its_worker_costs_a_task_without_retries_nothing(ap
     for _ in range(3):
         with pytest.raises(SystemExit):
             delivered(app, stopped)
+        assert job.status_sync() is State.RUNNING
+        clock.advance("1h")
+        app.run_blocking(app.upkeep())
         record = app.run_blocking(job.record())
         seen.append((record.state, record.attempt))
+    app.close_sync()
     assert seen == [(State.READY, 0), (State.READY, 0), (State.DEAD, 1)]

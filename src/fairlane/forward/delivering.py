@@ -27,12 +27,10 @@ from fairlane.errors import InvalidJob, JobNotFound, UndecodablePayload
 from fairlane.forward.tokens import Token
 from fairlane.job import Claim, State
 from fairlane.scheduler.settlement import (
-    UNSEEN,
     Cancelled,
     Died,
     Done,
     Failed,
-    Lost,
     Outcome,
     Released,
     Retried,
@@ -201,13 +199,14 @@ class Deliveries:
         self, delivery: Delivery, error: BaseException, *, is_final: bool = False, is_lost: bool = False
     ) -> State | None:
         """Its function has raised: what that means is decided as on Fairlane's own workers. `is_final`: the engine does
-        not retry this, so a failure is the job's end. `is_lost`: the engine's worker was told to stop, which is no
-        failure of the job's; it comes again as one whose process was killed. Fairlane's own signals stay what they are.
-        Returns the state that the job has moved to; `None` if its claim was lost."""
+        not retry this, so a failure is the job's end. `is_lost`: its process was told to stop, which is no failure of
+        the job's; it comes again when its lease has ended, as if the process had been killed. Not at once: the engine
+        may be about to say that it ended the job itself, by its time limit or because it was revoked. Fairlane's own
+        signals stay what they are. Returns the state that the job has moved to; `None` if it is not recorded."""
         delivery.handle = None
-        outcome = outcome_of(delivery, error, delivery.process.store_wall())
+        outcome: Outcome | None = outcome_of(delivery, error, delivery.process.store_wall())
         if isinstance(outcome, Failed) and (is_lost or is_final):
-            outcome = Lost(outcome.error, UNSEEN) if is_lost else Died(outcome.error)
+            outcome = None if is_lost else Died(outcome.error)
         settlement = await delivery.process.end(delivery, outcome, error)
         return None if settlement is None else settlement.to
 
