@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -34,6 +35,10 @@ def _has_plenty(folder: Path) -> bool:
 if "TMPDIR" not in os.environ and _has_plenty(MEMORY):
     os.environ["TMPDIR"] = str(MEMORY)
     tempfile.tempdir = None
+
+# A shell that runs the tests in its background has them ignore Ctrl-C, and so would every process that they interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says how busy the machine is, and nothing about the code.
 settings.register_profile("house", deadline=None)

@@ -79,8 +79,6 @@ def test_a_demo_that_is_interrupted_stops_its_workers_and_leaves_nothing(signum:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        # Who runs the tests in the background of a shell has them, and all they start, ignore SIGINT.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert demo.stdout is not None
     for line in demo.stdout:
