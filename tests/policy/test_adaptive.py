@@ -23,7 +23,7 @@ NOW = 1_900_000_000 * SECOND
 
 def gate_of(limit: AdaptiveConcurrency, memo: str | None = None, in_flight: int = 0) -> Gate:
     (bound,) = Policy("q", limits=(limit,)).bound
-    return Gate.of(GateRow(b"g", bound.name, [], in_flight, 0, 0, 0, None, memo), bound, limit)
+    return Gate(GateRow(b"g", bound.name, [], in_flight, 0, 0, 0, None, memo), bound, limit)
 
 
 def ended(count: int = 1, *, ran: int = 1_000, failed: int = 0, neutral: int = 0, latest: int = NOW) -> Release:
@@ -114,7 +114,7 @@ def test_a_gate_that_is_stored_and_read_back_after_every_step_goes_the_same_way(
     for step in happened:
         kept.step(*step)
         restarted.step(*step)
-        restarted.gate = Gate.of(restarted.gate.row(), restarted.gate.bound, limit)
+        restarted.gate = Gate(restarted.gate.row(), restarted.gate.bound, limit)
         assert restarted.gate.row() == kept.gate.row()
 
 

@@ -29,7 +29,7 @@ class Life:
     def __init__(self, limit: Breaker) -> None:
         (bound,) = Policy("q", limits=(limit,)).bound
         self.limit = limit
-        self.gate = Gate.of(GateRow(b"g", bound.name, [], 0, 0, 0, 0, None), bound, limit)
+        self.gate = Gate(GateRow(b"g", bound.name, [], 0, 0, 0, 0, None), bound, limit)
         self.now = NOW
         self.claims: list[int] = []
 
@@ -68,7 +68,7 @@ class Life:
         self.end(count, "fail")
 
     def restart(self) -> None:
-        self.gate = Gate.of(self.gate.row(), self.gate.bound, self.limit)
+        self.gate = Gate(self.gate.row(), self.gate.bound, self.limit)
 
 
 def opened(limit: Breaker, stragglers: int = 0) -> Life:

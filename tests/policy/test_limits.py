@@ -45,7 +45,7 @@ def test_no_window_holds_more_starts_than_burst_plus_rate_times_its_length(
 def test_no_window_is_overfilled_for_whoever_counts_starts_that_come_some_time_after_their_claim(
     rate: Rate, lag: int, calls: list[tuple[int, int, float]]
 ) -> None:
-    gate, now = Gate.of(GateRow(b"", "", [], 0, 0, 0, 0, None), BoundLimit("", rate, Level.LANE), rate), NOW
+    gate, now = Gate(GateRow(b"", "", [], 0, 0, 0, 0, None), BoundLimit("", rate, Level.LANE), rate), NOW
     starts: list[int] = []
     for gap, asked, late in calls:
         now += gap

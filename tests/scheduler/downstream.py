@@ -115,7 +115,7 @@ def simulate(
 def _cap(queue: MemoryQueue) -> int:
     (bound,), (row,) = queue.policy.bound, queue.gates.values()
     if isinstance(bound.limit, AdaptiveConcurrency):
-        return bound.limit.cap_of(Gate.of(row, bound, bound.limit))
+        return bound.limit.cap_of(Gate(row, bound, bound.limit))
     assert isinstance(bound.limit, Concurrency)
     return bound.limit.max
 

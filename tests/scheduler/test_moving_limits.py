@@ -50,7 +50,7 @@ class Line:
     @property
     def gate(self) -> Gate:
         (row,), (bound,) = self.queue.gates.values(), self.queue.policy.bound
-        return Gate.of(row, bound, bound.limit)
+        return Gate(row, bound, bound.limit)
 
     def apply(self, limit: Limit) -> None:
         queue = self.queue

@@ -14,8 +14,6 @@ from dataclasses import replace
 from hypothesis import given, settings
 
 from fairlane.policy import Policy
-from fairlane.scheduler.plan import plan_claims
-from fairlane.scheduler.snapshot import Plan
 from tests.scheduler.lives import checked_claim, drain, finish, take
 from tests.scheduler.simulation import Bench
 from tests.scheduler.strategies import Step, busy_lives, lives, policies, wide_policies
@@ -72,34 +70,6 @@ def test_without_limits_the_lanes_of_a_flow_are_served_in_the_order_of_their_ran
             take(bench, step)
     while checked_claim(bench, 3, in_order=True):
         pass
-
-
-@settings(deadline=None, max_examples=60)
-@given(policies(), lives())
-def test_the_same_snapshot_always_gives_the_same_plan(policy: Policy, steps: list[Step]) -> None:
-    bench = Bench(policy)
-    for step in steps:
-        if step[0] != "claim":
-            take(bench, step)
-            continue
-        kept = list(bench.queue.arrivals), list(bench.queue.releases)
-        first = _only_plan(bench, step[1])
-        bench.queue.arrivals, bench.queue.releases = list(kept[0]), list(kept[1])
-        again = _only_plan(bench, step[1])
-        bench.queue.arrivals, bench.queue.releases = kept
-        assert bench.claim(step[1]) == first == again
-
-
-def _only_plan(bench: Bench, want: int) -> Plan:
-    """Plan a claim and write nothing."""
-    planning = plan_claims(bench.queue._snapshot(bench.now, want), want)
-    try:
-        need = next(planning)
-        while True:
-            need = planning.send(bench.queue._supply(need))
-    except StopIteration as stop:
-        plan: Plan = stop.value
-        return plan
 
 
 @settings(deadline=None, max_examples=40)

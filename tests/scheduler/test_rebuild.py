@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from fairlane.clock import SECOND
 from fairlane.policy import Concurrency, Fair, Policy, Rate, gate_id
 from fairlane.scheduler.fold import MAX_LAG
+from fairlane.scheduler.journal import Delta, Mark, Removed
 from fairlane.scheduler.snapshot import Standing
 from tests.scheduler.invariants import books_are_right
 from tests.scheduler.lives import finish, take
@@ -128,8 +130,9 @@ def test_spent_tokens_stay_spent_also_of_a_key_that_has_no_lane_any_more() -> No
     for start in bench.claim(9).starts:
         bench.settle(start.head.position, 1_000)
     bench.claim(0)
-    bench.queue.lanes.clear()  # upkeep has collected them; the bucket is not full, so the gate is still there
-    bench.queue.flows.clear()
+    # Upkeep has collected them; the bucket is not full, so the gate is still there.
+    removed = Removed(list(bench.queue.flows), list(bench.queue.lanes))
+    bench.queue.board.apply(Delta(removed=removed), Mark(0, UUID(int=0)))
     bench.apply(replace(policy, limits=(*policy.limits, Concurrency(9))))
     bench.enqueue(keys, count=2)
     assert bench.claim(9).starts == []

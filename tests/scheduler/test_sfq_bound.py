@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from random import Random
+from uuid import UUID
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fairlane.clock import SECOND
 from fairlane.policy import Fair, Policy, flow_id
+from fairlane.scheduler.journal import Delta, Mark
 from fairlane.scheduler.snapshot import FlowRow
 from tests.scheduler.ledger import LaneKey
 from tests.scheduler.simulation import Fleet
@@ -60,7 +62,7 @@ def test_the_sfq_bound_holds_at_known_costs(weights: dict[str, float], slots: in
     for account, cost in (("a", a), ("b", b)):
         flow = flow_id("q", ("account",), (account,))
         row = FlowRow(flow, [account], weights[account], 0.0, 0, float(cost), 0.0, 0, 0, 0, None)
-        fleet.queue.flows[flow] = row
+        fleet.queue.board.apply(Delta([row]), Mark(0, UUID(int=0)))
     fleet.run(until=fleet.now + round(10 * max(a, b) * SECOND))
     assert widest_gap(fleet, weights) <= (slots + 1) * (a / weights["a"] + b / weights["b"]) + 1e-6
 

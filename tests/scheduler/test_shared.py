@@ -14,6 +14,7 @@ from fairlane.scheduler.shared import KEEP, SharedGate, deal
 from fairlane.scheduler.snapshot import (
     Contender,
     QueueRow,
+    Scan,
     SharedGateRow,
     SharedRelease,
     Snapshot,
@@ -140,7 +141,7 @@ def test_a_queue_that_folds_a_release_and_has_nothing_there_holds_nothing_and_ri
     row = SharedGateRow(id_, bound.name, list(key), 1, 0, [waiting, Contender("train", 1)])
     release = SharedRelease(id_, "train", "t", 1, 0, 0, 0, 0, 0, 0)
     snapshot = Snapshot(
-        policy, 0, QueueRow(0.0, 0.0, 0, 0, 0.0), [], [], [], [], [], True, [], shared=[row], shared_releases=[release]
+        policy, 0, QueueRow(0.0, 0.0, 0, 0, 0.0), [], [], [], Scan(), [], shared=[row], shared_releases=[release]
     )
     steps = plan_claims(snapshot, 1)
     plan = None

@@ -7,9 +7,11 @@ from collections import defaultdict
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from fairlane.clock import SECOND
 from fairlane.policy import Concurrency, Fair, Policy, Rate
+from fairlane.policy.numbers import FromJob
 from fairlane.scheduler.measures import Simulation, Waits, jain_index, measure, timeline
 from fairlane.scheduler.simulate import Fleet, JobKind, Recording, SimulatedJob, play
 from tests.scheduler.ledger import scope_of, too_fast
@@ -244,3 +246,47 @@ def test_the_index_of_equals_is_one_and_of_one_among_many_is_their_share() -> No
     assert jain_index([2.0, 2.0, 2.0]) == pytest.approx(1.0)
     assert jain_index([9.0, 0.0, 0.0]) == pytest.approx(1 / 3)
     assert jain_index([]) == 1.0
+
+
+def test_o16_numbers_that_jobs_bring_are_simulated_as_those_numbers() -> None:
+    policy = Policy("q", Fair(by="account", weight=FromJob()), (Concurrency(FromJob(), by="account"),))
+    plans = {"a": {"weight": 3.0, "concurrency:account": 8}, "b": {"weight": 1.0, "concurrency:account": 8}}
+    jobs = [
+        structs.replace(job, numbers=plans[account])
+        for account in plans
+        for job in jobs_of(account, 300, 50_000, account=account)
+    ]
+    found = simulated(policy, jobs, slots=12)
+    assert found.classes[0].share_when_busy == pytest.approx(8 / 12, abs=0.05), "its 8 slots"
+    assert found.without_numbers == 0
+    few = simulated(policy, jobs, slots=4)
+    assert few.classes[0].share_when_busy == pytest.approx(0.75, abs=0.03), "its weight"
+    assert few.jain == pytest.approx(1.0, abs=0.02)
+
+
+def test_the_newest_number_holds_and_a_retry_takes_nothing_back() -> None:
+    policy = Policy("q", limits=(Concurrency(FromJob(), by="account"),))
+    first, *others = jobs_of("a", 5, SECOND, account="a")
+    jobs = [structs.replace(first, retries=(3 * SECOND,), numbers={"concurrency:account": 1})]
+    jobs += [structs.replace(each, at=1, numbers={"concurrency:account": 2}) for each in others]
+    record = play(policy, jobs, Fleet(slots=9, claim_time=0, settle_time=0))
+    assert [at // SECOND for at in record.started_at] == [0, 0, 1, 1, 2, 4]
+
+
+def test_jobs_without_the_numbers_that_a_policy_asks_for_are_counted() -> None:
+    policy = Policy("q", limits=(Concurrency(FromJob(), by="account"),))
+    jobs = jobs_of("a", 3, SECOND, account="a") + jobs_of("b", 1, SECOND, account="b")
+    jobs[3] = structs.replace(jobs[3], numbers={"concurrency:account": 4, "of another policy": 7})
+    found = simulated(policy, jobs, slots=9)
+    assert (found.without_numbers, found.seconds) == (3, 3.0)
+
+
+@pytest.mark.parametrize("by", [None, "account"])
+def test_n5_a_shared_limit_is_as_full_as_one_of_the_queue_itself(by: str | None) -> None:
+    jobs = jobs_of("a", 4, SECOND, account="a")
+    own, shared = (
+        simulated(Policy("q", limits=(Concurrency(1, by=by, name=name),)), jobs, slots=4).limits[0]
+        for name in (None, "vendor")
+    )
+    assert (own.full, own.held_up, own.waited) == (1.0, 0.75, 3.0)
+    assert (shared.full, shared.held_up, shared.waited, shared.keys) == (own.full, own.held_up, own.waited, own.keys)

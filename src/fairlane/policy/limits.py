@@ -30,7 +30,7 @@ __all__ = ["PLANNED_AHEAD", "Concurrency", "Rate"]
 UNBOUNDED = 1 << 31
 MAX_COUNT = 1_000_000_000
 LONGEST_INTERVAL = 100 * 365 * 86_400 * SECOND
-SMOOTH = SECOND
+SMOOTH = SECOND // 2
 """A bucket that holds less than this much of its rate is a smooth one: what it does not give at its time is lost."""
 PLANNED_AHEAD = SECOND
 """How far ahead of their instants starts are claimed."""

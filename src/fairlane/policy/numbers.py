@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Any, TypeVar
 
 from fairlane.clock import SECOND
@@ -23,6 +23,7 @@ __all__ = [
     "UNTIL_BROUGHT",
     "VALUES_LAST",
     "FromJob",
+    "Origin",
     "Same",
     "Source",
     "from_job",
@@ -43,6 +44,33 @@ SAME = Same.SAME
 
 Source = Callable[[Mapping[str, Any]], float]
 """Gives the number of a job's key, from the job's context."""
+
+
+class Origin(StrEnum):
+    """Where a number that is in force came from."""
+
+    POLICY = "policy"
+    """It is declared."""
+    JOB = "job"
+    """The newest job of its key brought it along."""
+    OVERRIDE = "override"
+    """An operator has set it."""
+    DEFAULT = "default"
+    """Jobs are to bring it along, and none has yet: 1 holds until one does."""
+
+    @property
+    def words(self) -> str:
+        """As people read it, behind the number; nothing for what the policy declares."""
+        return _ORIGINS[self]
+
+
+_ORIGINS = {
+    Origin.POLICY: "",
+    Origin.JOB: "from its newest job",
+    Origin.OVERRIDE: "set by an operator",
+    Origin.DEFAULT: "until a job brings a number",
+}
+
 
 FROM_JOB = {"from": "job"}
 """What is stored in place of a number that jobs bring along."""

@@ -1,7 +1,7 @@
-"""The working set of one claim: flows, lanes and gates as they are while the plan is made.
+"""The pieces of a queue's board, and the working set of one claim.
 
-Rows come in frozen and go out frozen; in between they are these small mutable pieces. A row that was not touched is not
-written. A row that comes in twice keeps its first, already worked-on form.
+Flows, lanes and gates stay in memory between claims (see `resident.py`). A claim takes those that it looks at, changes
+them in place, and marks what it has changed: only that is written. A claim that fails drops the board.
 """
 
 from __future__ import annotations
@@ -12,19 +12,18 @@ from heapq import heapify, heappop, heappush
 from typing import Any
 
 import msgspec
-from msgspec.structs import astuple
 
 from fairlane.clock import Instant
 from fairlane.policy.backlog import Backlog
 from fairlane.policy.gates import Limit
-from fairlane.policy.keys import Keys, gate_id, select, shared_gate_id
+from fairlane.policy.keys import Keys, select, shared_gate_id
 from fairlane.policy.limits import PLANNED_AHEAD, Rate
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.policy.sequence import Sequence
 from fairlane.scheduler.shared import SharedGate
 from fairlane.scheduler.snapshot import FlowRow, GateRow, Head, LaneRow, QueueRow, Release, SharedGateRow, Standing
 
-__all__ = ["Board", "Flow", "Gate", "Lane", "order_of"]
+__all__ = ["Board", "Flow", "Gate", "Lane", "gate_of", "order_of"]
 
 FIRST_GUESS = 0.1
 """The run time in seconds that is assumed before any job of a queue has ended."""
@@ -38,42 +37,65 @@ RECHECK = 100_000
 IDLE, READY, PARKED = int(Standing.IDLE), int(Standing.READY), int(Standing.PARKED)
 
 
-class Gate(msgspec.Struct, eq=False):
-    """One limit for one key, being worked on."""
+class Gate:
+    """One limit for one key. It stays in memory; what concerns one claim alone is begun anew with each."""
 
-    id: bytes
-    name: str
-    key: list[str | None]
-    in_flight: int
-    tat: Instant
-    waiting: int
-    awake: int
-    wake_at: Instant | None
-    memo: Any
-    value: float | None
-    given_by: int
-    bound: BoundLimit
-    limit: Limit
-    shared: SharedGate | None = None
-    known: int = 0
-    before: Instant | None = None
-    """What `tat` was before the first start of this claim."""
-    was_held: bool = False
-    """Somebody waited on it when this claim began."""
-    denied: int = 0
-    """How often it has turned somebody away in this claim."""
-    planned: Instant | None = None
-    """The last start that this claim plans for its own instant."""
-    dirty: bool = False
+    __slots__ = (
+        "alarm",
+        "awake",
+        "before",
+        "bound",
+        "denied",
+        "dirty",
+        "given_by",
+        "id",
+        "in_flight",
+        "key",
+        "known",
+        "limit",
+        "memo",
+        "name",
+        "planned",
+        "shared",
+        "tat",
+        "value",
+        "waited",
+        "waiting",
+        "wake_at",
+    )
 
-    @classmethod
-    def of(cls, row: GateRow, bound: BoundLimit, limit: Limit, shared: SharedGate | None = None) -> Gate:
-        gate = cls(*astuple(row), bound, limit, shared)  # type: ignore[call-arg]  # what the row has, and three more
-        if row.memo is not None:
-            gate.memo = msgspec.json.decode(row.memo)
-        if row.waiting:
-            gate.was_held = True
-        return gate
+    def __init__(self, row: GateRow, bound: BoundLimit, limit: Limit) -> None:
+        self.id = row.id
+        self.name = row.limit
+        self.key = row.key
+        self.bound = bound
+        self.limit = limit
+        self.alarm: Instant | None = None
+        """Where the index of alarms has it."""
+        self.in_flight = row.in_flight
+        self.tat = row.tat
+        self.waiting = row.waiting
+        self.awake = row.awake
+        self.wake_at = row.wake_at
+        self.memo: Any = None if row.memo is None else msgspec.json.decode(row.memo)
+        self.value = row.value
+        self.given_by = row.given_by
+        self.begin()
+
+    def begin(self) -> None:
+        """Take part in another claim."""
+        self.shared: SharedGate | None = None
+        self.known = 0
+        """How many of those who wait on it the plan has been told of."""
+        self.before: Instant | None = None
+        """What `tat` was before the first start of this claim."""
+        self.waited = self.waiting
+        """How many waited on it when this claim began."""
+        self.denied = 0
+        """How often it has turned somebody away in this claim."""
+        self.planned: Instant | None = None
+        """The last start that this claim plans for its own instant."""
+        self.dirty = False
 
     def room(self, now: Instant) -> int:
         return self.limit.room_at(self, now) if self.shared is None else self.shared.room(now)
@@ -91,7 +113,8 @@ class Gate(msgspec.Struct, eq=False):
     def smooth(self) -> Rate | None:
         """Its limit, if that is a rate whose starts are worth planning one by one, and its queue's own."""
         limit = self.limit
-        return limit if isinstance(limit, Rate) and self.shared is None and limit.is_smooth else None
+        # (Its very class: asking an abstract one costs ten times as much, and every start asks.)
+        return limit if type(limit) is Rate and self.shared is None and limit.is_smooth else None
 
     def plan(self, rate: Rate, at: Instant, now: Instant) -> None:
         """Charge a job for the instant at which it is to start."""
@@ -170,33 +193,76 @@ class Gate(msgspec.Struct, eq=False):
         )
 
 
-class Lane(msgspec.Struct, eq=False):
-    """One lane, being worked on. `heads` are the jobs loaded so far that have not been started."""
+class Lane:
+    """One lane. `heads` are its first ready jobs that are known and not started: every one from its floor to the last
+    of them."""
 
-    id: bytes
-    flow: Flow
-    priority: int
-    keys: dict[str, str | None]
-    ready: int
-    in_flight: int
-    floor: int
-    rank: int
-    standing: int
-    gate: bytes | None
-    tag: float
-    head: int = 0
-    gates: list[Gate] | None = None
-    passes: list[tuple[bytes, BoundLimit]] | None = None
-    heads: list[Head] = []
-    next_head: int = 0
-    exhausted: bool = False
-    dirty: bool = False
+    __slots__ = (
+        "dirty",
+        "entry",
+        "exhausted",
+        "floor",
+        "flow",
+        "gate",
+        "gates",
+        "head",
+        "heads",
+        "id",
+        "in_flight",
+        "keys",
+        "next_head",
+        "passes",
+        "priority",
+        "rank",
+        "ready",
+        "standing",
+        "tag",
+        "was",
+    )
 
-    @classmethod
-    def of(cls, row: LaneRow, flow: Flow) -> Lane:
-        flow.known += 1
-        id_, _, *rest = astuple(row)
-        return cls(id_, flow, *rest)
+    def __init__(self, row: LaneRow, flow: Flow) -> None:
+        self.id = row.id
+        self.flow = flow
+        self.priority = row.priority
+        self.keys = row.keys
+        self.passes: list[tuple[bytes, BoundLimit]] | None = None
+        self.entry: tuple[int, bytes | None, tuple[Any, ...]] | None = None
+        """Where an index has it: its standing, whose list it is in, and its place there."""
+        self.next_head = 0
+        self.take_over(row)
+        self.begin()
+
+    def take_over(self, row: LaneRow) -> None:
+        """Be as stored."""
+        self.ready = row.ready
+        self.in_flight = row.in_flight
+        self.floor = row.floor
+        self.rank = row.rank
+        self.standing = row.standing
+        self.gate = row.gate
+        self.tag = row.tag
+        self.head = row.head
+        self.forget_heads()
+
+    def begin(self) -> None:
+        """Take part in another claim."""
+        self.gates: list[Gate] | None = None
+        self.was = (self.ready, self.in_flight, self.standing == PARKED)
+        self.dirty = False
+        if self.next_head:
+            del self.heads[: self.next_head]
+            self.next_head = 0
+
+    def forget_heads(self) -> None:
+        """Its next jobs are to be looked up again."""
+        self.heads: list[Head] = []
+        self.next_head = 0
+        self.exhausted = False
+
+    def skip(self, position: int) -> None:
+        """A job was started out of turn."""
+        self.heads = [head for head in self.heads[self.next_head :] if head.position != position]
+        self.next_head = 0
 
     def row(self) -> LaneRow:
         return LaneRow(
@@ -221,8 +287,11 @@ class Lane(msgspec.Struct, eq=False):
 
     @property
     def lacks_heads(self) -> bool:
-        """Whether the store must be asked for its next job."""
-        return self.next_head >= len(self.heads) and not self.exhausted
+        """Whether the store must be asked for its next job, or, where other lanes may go first, for the one after."""
+        known = len(self.heads) - self.next_head
+        if self.exhausted or known > 1:
+            return False
+        return known <= 0 or (self.ready > 1 and self.flow.open + self.flow.shut > 1)
 
 
 def order_of(rank: int, position: int) -> int:
@@ -230,35 +299,73 @@ def order_of(rank: int, position: int) -> int:
     return rank << 63 | position
 
 
-class Flow(msgspec.Struct, eq=False):
-    """One flow, being worked on. `lanes` are its ready lanes on the board, by order; `known` counts all its lanes.
+class Flow:
+    """One flow. `lanes` are its ready lanes that a claim looks at, by order; `known` counts all its lanes there.
 
-    Up to the order `reach` every ready lane is on the board; beyond it the store may hold one that goes before these.
+    Up to the order `reach` every ready lane is among them; beyond it there may be one that goes before these.
     """
 
-    id: bytes
-    key: list[str | None]
-    own_weight: float
-    vtime: float
-    tie: int
-    cost: float
-    debt: float
-    open: int
-    shut: int
-    standing: int
-    gate: bytes | None
-    given_by: int
-    weight: float
-    lanes: list[tuple[int, bytes, Lane]] = []
-    loaded: int = 0
-    known: int = 0
-    reach: float = -math.inf
-    queued: bool = False
-    dirty: bool = False
+    __slots__ = (
+        "cost",
+        "debt",
+        "dirty",
+        "entry",
+        "gate",
+        "given_by",
+        "id",
+        "key",
+        "known",
+        "lanes",
+        "loaded",
+        "open",
+        "opened",
+        "own_weight",
+        "queued",
+        "reach",
+        "ready",
+        "shut",
+        "standing",
+        "tie",
+        "used",
+        "vtime",
+        "weight",
+    )
 
-    @classmethod
-    def of(cls, row: FlowRow, weight: float) -> Flow:
-        return cls(*astuple(row), weight)  # type: ignore[call-arg]  # as many as the row has, and one more
+    def __init__(self, row: FlowRow, weight: float) -> None:
+        self.id = row.id
+        self.key = row.key
+        self.entry: tuple[int, bytes | None, tuple[Any, ...]] | None = None
+        """Where an index has it: its standing, the gate in whose list it is, and its place there."""
+        self.ready: list[tuple[int, bytes, Lane]] = []
+        """Its ready lanes in memory, by order, as they were when the claim began."""
+        self.used = 0
+        """The last change of the board that it had a part in."""
+        self.take_over(row, weight)
+        self.begin()
+
+    def take_over(self, row: FlowRow, weight: float) -> None:
+        """Be as stored."""
+        self.own_weight = row.weight
+        self.weight = weight
+        self.vtime = row.vtime
+        self.tie = row.tie
+        self.cost = row.cost
+        self.debt = row.debt
+        self.open = row.open
+        self.shut = row.shut
+        self.standing = row.standing
+        self.gate = row.gate
+        self.given_by = row.given_by
+
+    def begin(self) -> None:
+        """Take part in another claim."""
+        self.lanes: list[tuple[int, bytes, Lane]] = []
+        self.loaded = 0
+        self.known = 0
+        self.reach = -math.inf
+        self.opened = self.open
+        self.queued = False
+        self.dirty = False
 
     def row(self) -> FlowRow:
         return FlowRow(
@@ -340,11 +447,6 @@ class Board:
         self.freed: set[bytes] = set()
         """Those of them that have changed."""
 
-    def clear(self) -> None:
-        """Let flows go of their lanes, which hold their flows: cycles would be left to Python's collector."""
-        for flow in self.flows.values():
-            flow.lanes.clear()
-
     def next_tie(self) -> int:
         self.tie += 1
         return self.tie
@@ -367,44 +469,48 @@ class Board:
             return flow.vtime
         return max(0.0, flow.vtime + debt)
 
-    def add_flows(self, rows: Iterable[FlowRow]) -> None:
-        for row in rows:
-            if row.id not in self.flows:
-                self.flows[row.id] = Flow.of(row, self.policy.weight_at(row.key, row.weight))
+    def add_flows(self, flows: Iterable[Flow]) -> None:
+        for flow in flows:
+            if flow.id not in self.flows:
+                flow.begin()
+                self.flows[flow.id] = flow
 
-    def add_lanes(self, rows: Iterable[LaneRow]) -> None:
-        """Put lanes on the table (their flows are there already); those that are ready take part in the plan."""
-        for row in rows:
-            if row.id not in self.lanes:
-                lane = self.lanes[row.id] = Lane.of(row, self.flows[row.flow])
+    def add_lanes(self, lanes: Iterable[Lane]) -> None:
+        """Put lanes on the table, with their flows; those that are ready take part in the plan."""
+        for lane in lanes:
+            if lane.id not in self.lanes:
+                flow = lane.flow
+                if flow.id not in self.flows:
+                    flow.begin()
+                    self.flows[flow.id] = flow
+                lane.begin()
+                self.lanes[lane.id] = lane
+                flow.known += 1
                 if lane.standing == READY:
-                    lane.flow.push(lane)
+                    flow.push(lane)
 
     def new_lane(self, lane_id: bytes, priority: int, keys: dict[str, str | None], floor: int) -> Lane:
-        """A lane seen for the first time; its flow too, if the store knew none."""
+        """A lane seen for the first time; its flow too, if nobody knew it."""
         flow_id = self.policy.flow_of(priority, keys)
-        if flow_id not in self.flows:
+        flow = self.flows.get(flow_id)
+        if flow is None:
             key = list(self.policy.flow_key(priority, keys))
             weight = self.policy.weight_of(priority, keys)
-            self.add_flows([FlowRow(flow_id, key, weight, 0.0, 0, 0.0, 0.0, 0, 0, IDLE, None)])
-            self.flows[flow_id].dirty = True
-        row = LaneRow(lane_id, flow_id, priority, keys, 0, 0, floor, 0, IDLE, None, 0.0, floor)
-        lane = self.lanes[lane_id] = Lane.of(row, self.flows[flow_id])
+            row = FlowRow(flow_id, key, weight, 0.0, 0, 0.0, 0.0, 0, 0, IDLE, None)
+            flow = self.flows[flow_id] = Flow(row, self.policy.weight_at(key, weight))
+            flow.dirty = True
+        lane = Lane(LaneRow(lane_id, flow_id, priority, keys, 0, 0, floor, 0, IDLE, None, 0.0, floor), flow)
+        self.lanes[lane_id] = lane
+        flow.known += 1
         lane.dirty = True
         return lane
 
-    def add_gates(self, rows: Iterable[GateRow]) -> None:
-        plain = self.policy.plain_limits
-        for row in rows:
-            if row.id in self.gates:
-                continue
-            if (bound := plain.get(row.limit)) is not None:
-                self.gates[row.id] = Gate.of(row, bound, bound.limit)
-            # A gate of a limit that the policy no longer has, or not for this key, is left alone; upkeep removes it.
-            elif (bound := self.policy.bound_named(row.limit)) is not None:
-                limit = self.policy.limit_at(bound, tuple(row.key), row.value)
-                if limit is not None:
-                    self.gates[row.id] = Gate.of(row, bound, limit, self._shared(bound, tuple(row.key)))
+    def add_gates(self, gates: Iterable[Gate]) -> None:
+        for gate in gates:
+            if gate.id not in self.gates:
+                gate.begin()
+                gate.shared = self._shared(gate.bound, tuple(gate.key))
+                self.gates[gate.id] = gate
 
     def add_shared(self, rows: Iterable[SharedGateRow]) -> None:
         for row in rows:
@@ -455,10 +561,12 @@ class Board:
         """The keyed gates that its jobs pass, by id, with their limits."""
         # Asked for several times in a claim, and always the same.
         if lane.passes is None:
-            for bound in self.policy.keyed_shared_limits:
-                key = select(bound.limit.by, lane.keys, lane.priority)
-                self._shared_behind[gate_id(self.policy.queue, bound.name, key)] = shared_gate_id(bound.name, key)
             lane.passes = self.policy.passes(lane.id, lane.priority, lane.keys)
+        if self.policy.keyed_shared_limits:
+            for gate, bound in lane.passes:
+                if bound.is_shared and gate not in self._shared_behind:
+                    key = select(bound.limit.by, lane.keys, lane.priority)
+                    self._shared_behind[gate] = shared_gate_id(bound.name, key)
         return lane.passes
 
     def gates_of(self, lane: Lane) -> list[Gate]:
@@ -493,6 +601,16 @@ class Board:
         found = self.gates.get(gate_id)
         if found is None:
             limit = self.policy.limit_at(bound, key) or bound.limit
-            row = GateRow(gate_id, bound.name, list(key), 0, 0, 0, 0, None)
-            found = self.gates[gate_id] = Gate.of(row, bound, limit, self._shared(bound, key))
+            found = self.gates[gate_id] = Gate(GateRow(gate_id, bound.name, list(key), 0, 0, 0, 0, None), bound, limit)
+            found.shared = self._shared(bound, key)
         return found
+
+
+def gate_of(policy: Policy, row: GateRow) -> Gate | None:
+    """A gate as it is stored. `None`: its limit is no more, or not for this key; such a gate is left alone."""
+    bound = policy.plain_limits.get(row.limit)
+    if bound is not None:
+        return Gate(row, bound, bound.limit)
+    bound = policy.bound_named(row.limit)
+    limit = None if bound is None else policy.limit_at(bound, tuple(row.key), row.value)
+    return None if bound is None or limit is None else Gate(row, bound, limit)

@@ -6,8 +6,11 @@ words. What a gate says here is what it says to a claim: it is asked the same wa
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Generator, Mapping, Sequence
+from copy import copy, deepcopy
 from itertools import zip_longest
+from math import inf
 from shlex import quote
 from typing import Any
 from uuid import UUID
@@ -18,16 +21,19 @@ from msgspec.structs import replace
 from fairlane.clock import SECOND, Instant, lasting
 from fairlane.job import State
 from fairlane.policy.keys import key_words, lane_id, select
+from fairlane.policy.numbers import Origin
 from fairlane.policy.overrides import Override, PauseGate
 from fairlane.policy.partitions import whole_of
 from fairlane.policy.policy import Policy
 from fairlane.policy.reasons import Reason, Why
-from fairlane.scheduler.board import FIRST_GUESS, Gate
+from fairlane.scheduler.board import FIRST_GUESS, IDLE, Gate, Lane
 from fairlane.scheduler.census import Miscount
+from fairlane.scheduler.estimate import TURNAROUND, Line, Others, OwnLane, Passed, Rival, Seen, starts_by
+from fairlane.scheduler.gauge import origin_at
 from fairlane.scheduler.plan import Working
 from fairlane.scheduler.settlement import DISPATCHER
-from fairlane.scheduler.shared import ask_for_shared
-from fairlane.scheduler.snapshot import FlowRow, LaneRow, Need, QueueRow, Snapshot, Supply
+from fairlane.scheduler.shared import SharedGate, ask_for_shared
+from fairlane.scheduler.snapshot import FlowRow, LaneRow, Need, Plan, QueueRow, Snapshot, Supply
 
 __all__ = [
     "Examined",
@@ -41,14 +47,21 @@ __all__ = [
     "explain",
     "forwarded_to_an_engine",
     "sequence_lane",
+    "siblings_of",
     "start_command",
     "together",
 ]
 
 HOLDERS = 20
 """Jobs that are named as holders of one gate; of the others there is a number."""
-COUNTED = 1_000
-"""Jobs and flows ahead are counted up to this."""
+COUNTED = 10_000
+"""Jobs and flows ahead are counted one by one up to this."""
+OWN_LANES = 50
+"""Lanes of its flow in which the jobs ahead are counted, those with most jobs; how many more there are is known."""
+COUNTED_BESIDE = 1_000
+"""Jobs ahead are counted one by one up to this in each of those but its own."""
+RIVALS = 200
+"""Flows that take turns beside its own, and lanes that wait at its gates, which are looked at one by one."""
 
 
 class Subject(msgspec.Struct, frozen=True):
@@ -89,6 +102,8 @@ class Service(msgspec.Struct, frozen=True):
     """What a broker says, where nobody serves the queue but dispatchers whose broker refuses their messages."""
     unbegun: str | None = None
     """What a dispatcher says of messages that nobody begins."""
+    slots: int = 0
+    """What the workers that serve it run at the same time at most, for all their queues."""
 
 
 class Running(msgspec.Struct, frozen=True):
@@ -112,17 +127,33 @@ class Kept(msgspec.Struct, frozen=True):
     due_at: Instant
 
 
+class Shut(msgspec.Struct, frozen=True):
+    """A gate without room."""
+
+    key: tuple[str | None, ...]
+    limit: str
+    why: Why
+    opens_at: Instant | None
+    """When it opens by itself; `None`: not by time."""
+    origin: Origin
+    """Where its number came from."""
+
+
 class Examined(msgspec.Struct, frozen=True):
     """The pieces that a claim would look at, once all bells that were read are folded."""
 
     lane: LaneRow | None
     flow: FlowRow | None
-    shut: list[tuple[Sequence[str | None], str, Why, Instant | None]]
-    """Gates without room: key, name, what they say, and when they open by themselves."""
+    shut: list[Shut]
     turn: float = 0.0
+    """When it is the flow's turn, in virtual time."""
     full: tuple[bytes, ...] = ()
     """Those of them that count what runs; of shared ones the shared half."""
-    """When it is the flow's turn, in virtual time."""
+    gates: list[Passed] = []
+    """Every gate that the subject passes."""
+    others: Others = Others()
+    arrived: int = 0
+    """Jobs of the queue that bells tell of, and no claim has seen."""
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -151,6 +182,8 @@ class Facts(msgspec.Struct, frozen=True):
     service: Service = Service()
     miscounts: list[Miscount] = []
     """Of the gates without room, those that do not count what runs."""
+    ahead_in: dict[bytes, int] = {}
+    """Ready jobs before its position in other lanes of its flow, up to `COUNTED_BESIDE` each."""
 
     @property
     def is_served(self) -> bool:
@@ -184,6 +217,8 @@ class Hold(msgspec.Struct, frozen=True):
     override: Override | None = None
     """What an operator has changed, if that is what holds it or sets the bound."""
     count: int | None = None
+    origin: Origin | None = None
+    """Where the bound came from."""
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -203,15 +238,21 @@ class Explanation(msgspec.Struct, frozen=True):
         return [hold.reason for hold in self.holds]
 
 
-def examine(snapshot: Snapshot, subject: Subject) -> Generator[Need, Supply, Examined]:
-    """Fold the bells as a claim would, and ask every gate that the subject has to pass."""
-    working = Working(snapshot, 0)
+def examine(snapshot: Snapshot, subject: Subject, next_up: int) -> Generator[Need, Supply, tuple[Examined, Plan]]:
+    """Fold the bells as a claim would, and ask every gate that the subject has to pass. Also returns what a claim of
+    `next_up` jobs would do."""
+    working = Working(snapshot, next_up)
     steps = _examine(working, snapshot, subject)
     return (yield from ask_for_shared(working.board, steps) if snapshot.policy.shared_limits else steps)
 
 
-def _examine(working: Working, snapshot: Snapshot, subject: Subject) -> Generator[Need, Supply, Examined]:
+def _examine(working: Working, snapshot: Snapshot, subject: Subject) -> Generator[Need, Supply, tuple[Examined, Plan]]:
     yield from working.fold()
+    examined = yield from _ask_gates(working, snapshot, subject)
+    return examined, (yield from working.go_on())
+
+
+def _ask_gates(working: Working, snapshot: Snapshot, subject: Subject) -> Generator[Need, Supply, Examined]:
     board, policy, now = working.board, snapshot.policy, snapshot.now
     lane = board.lanes.get(subject.lane) if subject.lane is not None else None
     named = _gates(policy, subject)
@@ -221,17 +262,79 @@ def _examine(working: Working, snapshot: Snapshot, subject: Subject) -> Generato
     gates: list[tuple[Gate, tuple[str | None, ...]]] = [(board.gate(*each), each[2]) for each in named]
     if board.has_unknown_shared():
         yield Need()
-    shut: list[tuple[Sequence[str | None], str, Why, Instant | None]] = []
+    shut: list[Shut] = []
     full = []
     for gate, values in gates:
         if gate.room(now) <= 0:
             if gate.bound.limit.counts_in_flight:
                 full.append((gate.shared or gate).id)
             why = gate.limit.why(gate.shared or gate, now)
-            shut.append((values, gate.bound.name, why, gate.opens_at(now)))
+            origin = origin_at(policy, gate.bound, values, gate.value)
+            shut.append(Shut(values, gate.bound.name, why, gate.opens_at(now), origin))
+    passed = [
+        Passed(
+            gate.id,
+            gate.limit,
+            _as_it_is(gate.shared or gate),
+            not gate.bound.limit.by,
+            1 if gate.shared is None else max(1, gate.shared.waiting),
+            max(1.0, gate.waiting / RIVALS),
+        )
+        for gate, _ in gates
+    ]
+    arrived = sum(bell.count for bell in snapshot.arrivals)
     if lane is None:
-        return Examined(None, None, shut, full=tuple(full))
-    return Examined(lane.row(), lane.flow.row(), shut, board.tag(lane.flow), tuple(full))
+        return Examined(None, None, shut, 0.0, tuple(full), passed, arrived=arrived)
+    others = Others()
+    if subject.job is not None:
+        others = yield from _line_up(working, lane, [gate for gate, _ in gates])
+    turn = board.tag(lane.flow)
+    return Examined(lane.row(), lane.flow.row(), shut, turn, tuple(full), passed, others, arrived)
+
+
+def _as_it_is(gate: Gate | SharedGate) -> Gate | SharedGate:
+    """A gate that stays as it is while the plan goes on."""
+    kept = copy(gate)
+    kept.memo = deepcopy(gate.memo)
+    return kept
+
+
+def _line_up(working: Working, lane: Lane, gates: Sequence[Gate]) -> Generator[Need, Supply, Others]:
+    """Who may go before a job of a lane: a bounded number of lanes and flows, and how many more there are. Lanes of
+    its own flow are on the board already."""
+    board, policy, flow = working.board, working.policy, lane.flow
+    queue = working.snapshot.queue
+    supply = yield Need(
+        parked=tuple((gate.id, RIVALS) for gate in gates if gate.waiting),
+        # Tie-breakers are whole numbers: strictly after the one before is at it or after.
+        scan=(queue.cursor, queue.cursor_tie - 1, RIVALS) if policy.fair else None,
+    )
+    board.add_flows((*supply.flows, *supply.scan.flows))
+    board.add_lanes((*supply.lanes, *supply.scan.lanes))
+    own: list[OwnLane] = []
+    waiting: dict[bytes, Counter[bytes]] = {}
+    for each in board.lanes.values():
+        if each is lane or each.ready <= 0:
+            continue
+        passes = [gate_id for gate_id, _ in board.passes(each)]
+        if each.flow is flow:
+            own.append(OwnLane(each.id, each.priority, each.ready, each.floor, frozenset(passes)))
+        else:
+            waiting.setdefault(each.flow.id, Counter()).update(dict.fromkeys(passes, each.ready))
+    rivals = [
+        Rival(board.tag(each), board.charge(each) / each.weight, waiting.get(each.id, {}))
+        for each in board.flows.values()
+        if each is not flow and (each.standing != IDLE or each.id in waiting)
+    ]
+    last = supply.scan.flows[-1] if not supply.scan.ended and supply.scan.flows else None
+    return Others(
+        board.tag(flow),
+        board.charge(flow) / flow.weight,
+        own,
+        max(1.0, (flow.open + flow.shut - 1) / len(own)) if own else 1.0,
+        rivals,
+        inf if last is None else board.tag(last),
+    )
 
 
 def _gates(policy: Policy, subject: Subject) -> list[tuple[bytes, Any, tuple[str | None, ...]]]:
@@ -245,6 +348,12 @@ def _gates(policy: Policy, subject: Subject) -> list[tuple[bytes, Any, tuple[str
     ]
 
 
+def siblings_of(policy: Policy, subject: Subject) -> bytes | None:
+    """The flow whose lanes may go before a waiting job by rank; a store puts `OWN_LANES` of them into its snapshot."""
+    is_waiting = subject.state in (State.READY, State.SCHEDULED) and subject.lane is not None
+    return policy.flow_of(subject.priority, subject.keys) if is_waiting else None
+
+
 def sequence_lane(policy: Policy, subject: Subject) -> bytes | None:
     """The lane whose jobs run one after the other with the subject: who keeps a place there is to be found."""
     if policy.sequence is None:
@@ -255,9 +364,14 @@ def sequence_lane(policy: Policy, subject: Subject) -> bytes | None:
     return lane_id(policy.queue, 0, keys) if len(keys) == len(policy.lane_keys) else None
 
 
-def explain(facts: Facts, tasks: Collection[str] | None = None, forwarded: Collection[str] | None = ()) -> Explanation:
+def explain(
+    facts: Facts,
+    tasks: Collection[str] | None = None,
+    forwarded: Collection[str] | None = (),
+    seen: Seen | None = None,
+) -> Explanation:
     """Every reason that holds the subject, those that take longest first. `tasks` are those that the app knows,
-    `forwarded` the queues that it leaves to an engine."""
+    `forwarded` the queues that it leaves to an engine, `seen` is how the last minutes of its queue went."""
     subject = facts.subject
     if subject.is_published:
         return _told(facts, [_published(facts)], facts.now, None)
@@ -280,7 +394,7 @@ def explain(facts: Facts, tasks: Collection[str] | None = None, forwarded: Colle
     holds += [*_unbegun(facts), *_given_back(subject), *_queued(facts)]
     if not holds and subject.job is not None:
         holds.append(Hold(Reason.SLOT, "could start now: it waits for a free slot of a worker"))
-    return _told(facts, holds, earliest, None if stops else _estimate(facts, holds, earliest))
+    return _told(facts, holds, earliest, None if stops else _estimate(facts, earliest, seen))
 
 
 def together(queue: str, parts: Sequence[Explanation]) -> Explanation:
@@ -362,7 +476,8 @@ def _scheduled(facts: Facts) -> list[Hold]:
 
 def _shut(facts: Facts) -> list[Hold]:
     holds = []
-    for values, name, why, opens_at in facts.examined.shut:
+    for each in facts.examined.shut:
+        values, name, why, opens_at = each.key, each.limit, each.why, each.opens_at
         bound = facts.policy.bound_named(name)
         assert bound is not None
         key = dict(zip(bound.limit.by, values, strict=True))
@@ -381,7 +496,7 @@ def _shut(facts: Facts) -> list[Hold]:
         holds.append(
             Hold(
                 why.reason,
-                _limit_words(facts, name, key, why, opens_at, holders, override),
+                _limit_words(facts, each, key, holders, override),
                 name,
                 key,
                 why.used,
@@ -390,6 +505,7 @@ def _shut(facts: Facts) -> list[Hold]:
                 holders[:HOLDERS],
                 override,
                 len(holders) or None,
+                each.origin,
             )
         )
     return holds
@@ -424,19 +540,20 @@ def _paused(facts: Facts, by: tuple[str, ...], values: tuple[str | None, ...]) -
 
 def _limit_words(
     facts: Facts,
-    name: str,
+    shut: Shut,
     key: Mapping[str, str | None],
-    why: Why,
-    opens_at: Instant | None,
     holders: list[Holder],
     override: Override | None,
 ) -> str:
+    name, why, opens_at = shut.limit, shut.why, shut.opens_at
     where = key_words(key) or "the whole queue"
     text = f"{where} is at its limit {name}: {why.used:g} of {why.bound:g}"
     if why.words:
         text += f" ({why.words})"
     if override is not None:
         text += f", set by {override.set_by or 'an operator'}"
+    elif shut.origin.words:
+        text += f", {shut.origin.words}"
     if holders:
         oldest = facts.now - min(holder.since for holder in holders)
         text += f"; held by {len(holders)} running job{'s' * (len(holders) > 1)}, the longest for {_seconds(oldest)}"
@@ -478,8 +595,9 @@ def _queued(facts: Facts) -> list[Hold]:
         holds.append(Hold(Reason.NEW, "no claim has seen it yet"))
     if facts.ahead:
         noun = "jobs of its lane are" if facts.ahead != 1 else "job of its lane is"
-        words = f"{_many(facts.ahead)} {noun} ahead of it"
-        holds.append(Hold(Reason.LANE, words, count=facts.ahead))
+        ahead = _ahead(facts)
+        many = f"{ahead:,}" if facts.ahead < COUNTED else f"{COUNTED:,} or more (up to {ahead:,})"
+        holds.append(Hold(Reason.LANE, f"{many} {noun} ahead of it", count=ahead))
     if facts.flows_ahead:
         noun = "flows have their" if facts.flows_ahead != 1 else "flow has its"
         words = f"{_many(facts.flows_ahead)} {noun} turn before its own"
@@ -492,18 +610,44 @@ def _is_released(hold: Hold) -> bool:
     return bool(hold.holders)
 
 
-def _estimate(facts: Facts, holds: list[Hold], earliest: Instant | None) -> Instant | None:
-    """As jobs have run so far, and with as many slots as are in use now."""
+def _ahead(facts: Facts) -> int:
+    """Jobs of its lane before it: as counted, or, where there are more, as many as the lane can have."""
+    lane, subject = facts.examined.lane, facts.subject
+    if subject.state is not State.READY:
+        return 0 if lane is None else max(0, lane.ready)  # it joins at the end when it is due
+    return facts.ahead if facts.ahead < COUNTED or lane is None else max(COUNTED, lane.ready - 1)
+
+
+def _ahead_in(facts: Facts) -> dict[bytes, int]:
+    """The same for other lanes of its flow; all of a lane whose jobs have a head start."""
+    counted = facts.ahead_in
+    return {
+        each.id: counted[each.id]
+        for each in facts.examined.others.lanes
+        if each.priority <= facts.subject.priority and counted.get(each.id, COUNTED_BESIDE) < COUNTED_BESIDE
+    }
+
+
+def _estimate(facts: Facts, earliest: Instant | None, seen: Seen | None) -> Instant | None:
+    """When it starts if things go on as they do: as the limits allow with all that are before it, with the slots
+    that there are, and as fast as jobs were really started while it waited. The slowest of these decides."""
     if earliest is None or facts.subject.job is None:
         return None
-    flow, queue = facts.examined.flow, facts.queue
-    cost = ((flow.cost if flow else 0.0) or queue.cost or FIRST_GUESS) * SECOND
-    before = facts.ahead
-    # A full gate lets as many through as it has places, in the time of a run.
-    waits = [cost * (before + 1) / hold.bound for hold in holds if hold.holders and hold.bound]
-    slots = max(1, len(facts.running))
-    waits.append(cost * (before + facts.flows_ahead) / slots)
-    return earliest + int(max(waits))
+    examined = facts.examined
+    cost = (examined.flow.cost if examined.flow else 0.0) or facts.queue.cost or FIRST_GUESS
+    run_time = round(cost * SECOND)
+    line = Line(_ahead(facts), _ahead_in(facts), facts.ready + examined.arrived, examined.others)
+    opens_at = max([facts.now, *(each.opens_at for each in examined.shut if each.opens_at is not None)])
+    before = line.before()
+    slots = max(1, len(facts.running), facts.service.slots)
+    times = [earliest, starts_by(examined.gates, line, opens_at, run_time)]
+    times.append(facts.now + before // slots * (run_time + TURNAROUND))
+    lane = examined.lane
+    if seen is not None and lane is not None and facts.subject.state is State.READY:
+        since = lane.rank + lane.priority * facts.policy.priority_step
+        if pace := seen.pace(since):
+            times.append(facts.now + round(before / pace * SECOND))
+    return max(times)
 
 
 def _many(count: int) -> str:

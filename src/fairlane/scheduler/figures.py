@@ -1,4 +1,4 @@
-"""Figures: tallies added up, for people who look. Who waits and runs by key, how the last minutes and hours went.
+"""Stats: what the journal says, added up. Who waits and runs by key, how the last minutes and hours went.
 
 Nothing here takes part in a claim. Counts are sums of what claims did, so they agree with the lanes at every moment for
 which all tallies are in; a scope that a policy looks at for the first time is counted from the lanes once, and so are
@@ -26,7 +26,9 @@ __all__ = [
     "Hour",
     "KeyFigures",
     "Minute",
+    "Pending",
     "Place",
+    "Recent",
     "Sums",
     "changes_of_held",
     "count_lanes",
@@ -53,6 +55,9 @@ class Hour(msgspec.Struct, array_like=True, frozen=True, gc=False):
     failed: int = 0
     ran: int = 0
     """Microseconds, added up."""
+    started: int = 0
+    waited: int = 0
+    """Microseconds for which those that started had been ready, added up."""
 
 
 class KeyFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,9 +196,11 @@ class _Sum:
             self.ended += told.ended
             self.failed += told.failed
             self.ran += told.ran
+        if told.ended or told.started:
             hour = at // HOUR
             known = self.hours.get(hour, Hour(hour))
-            self.hours[hour] = _added(known, Hour(hour, told.ended, told.failed, told.ran))
+            more = Hour(hour, told.ended, told.failed, told.ran, told.started, told.waited)
+            self.hours[hour] = _added(known, more)
 
 
 class Sums:
@@ -206,15 +213,18 @@ class Sums:
         self.last_at: Instant = 0
 
     def add(self, told: Tally) -> None:
-        lanes, at = told.lanes, told.at
-        for by in self._policy.scopes:
-            for lane in lanes:
-                self._at((by, select(by, lane.keys, lane.priority))).add(lane, at)
+        self.add_lanes(told.lanes, told.at)
         for gate in told.gates:
             place = place_of_gate(self._policy, gate.limit, gate.key)
             if place is not None:
                 self._at(place).held[gate.limit] = gate.is_held
         self.add_minute(told)
+
+    def add_lanes(self, lanes: Iterable[LaneTally], at: Instant) -> None:
+        """Take in what happened to whom, and not when."""
+        for lane in lanes:
+            for by in self._policy.scopes:
+                self._at((by, select(by, lane.keys, lane.priority))).add(lane, at)
 
     def add_minute(self, told: Tally) -> None:
         """Take in what happened when, and not to whom: keys have to be counted anew then."""
@@ -249,6 +259,57 @@ class Sums:
         ]
 
 
+class Pending(msgspec.Struct, frozen=True):
+    """What has happened that no claim has seen: jobs that came and claims that ended, by lane."""
+
+    arrivals: list[LaneTally] = []
+    releases: list[tuple[Instant, LaneTally]] = []
+    """Each with about when it ended."""
+    oldest: Instant | None = None
+    """Since when the first of those that came is ready."""
+
+    @property
+    def ready(self) -> int:
+        return sum(each.arrived for each in self.arrivals)
+
+    @property
+    def ended(self) -> int:
+        return sum(each.ended + each.unstarted for _, each in self.releases)
+
+
+class Recent:
+    """What is not in the stored stats of a queue: claims that nobody has added up, and what no claim has seen."""
+
+    def __init__(self, policy: Policy, tallies: Iterable[Tally], pending: Pending, now: Instant) -> None:
+        self.pending = pending
+        self.now = now
+        self.claims = 0
+        self._sums = Sums(policy)
+        for told in tallies:
+            self._sums.add(told)
+            self.claims += 1
+        if pending.arrivals:
+            self._sums.add_lanes(pending.arrivals, now)
+        for at, lane in pending.releases:
+            self._sums.add(Tally(min(at, now), 0, 0, [lane], []))
+
+    @property
+    def places(self) -> list[Place]:
+        """The keys that it concerns."""
+        return self._sums.places
+
+    def over(self, known: Iterable[KeyFigures]) -> list[KeyFigures]:
+        """Every key that it concerns, given what is stored of them."""
+        return self._sums.applied_to({(each.by, each.key): each for each in known}, self.now)
+
+    def over_minutes(self, known: Iterable[Minute]) -> list[Minute]:
+        """Minutes as they are now, in their order."""
+        sums = {each.minute: each for each in known}
+        for each in self._sums.minutes:
+            sums[each.minute] = sums.get(each.minute, Minute(minute=each.minute)).and_also(each)
+        return [sums[minute] for minute in sorted(sums)]
+
+
 def _after(known: KeyFigures, told: _Sum, now: Instant) -> KeyFigures:
     held = {*known.held_by, *(limit for limit, is_held in told.held.items() if is_held)}
     held -= {limit for limit, is_held in told.held.items() if not is_held}
@@ -273,7 +334,14 @@ def _after(known: KeyFigures, told: _Sum, now: Instant) -> KeyFigures:
 
 
 def _added(one: Hour, other: Hour) -> Hour:
-    return Hour(one.hour, one.done + other.done, one.failed + other.failed, one.ran + other.ran)
+    return Hour(
+        one.hour,
+        one.done + other.done,
+        one.failed + other.failed,
+        one.ran + other.ran,
+        one.started + other.started,
+        one.waited + other.waited,
+    )
 
 
 def _minute(told: Tally) -> Minute:

@@ -121,6 +121,10 @@ def fold_arrivals(board: Board, arrivals: Iterable[Arrival], join_at: float) -> 
             _bring(board, lane, bell.given, bell.given_by)
         lane.ready += bell.count
         lane.dirty = True
+        if bell.count < 0 or (lane.heads and bell.floor <= lane.heads[-1].position):
+            lane.forget_heads()  # one of them is gone, or somebody has joined among them
+        elif bell.count > 0:
+            lane.exhausted = False
         if bell.count > 0:
             lane.floor = min(lane.floor, bell.floor)
             _enter(board, lane, board.policy.rank(bell.since, bell.priority), bell.floor, join_at)

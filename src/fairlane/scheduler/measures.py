@@ -105,6 +105,8 @@ class Simulation:
     classes: tuple[Group, ...]
     keys: tuple[Group, ...]
     limits: tuple[LimitUse, ...]
+    without_numbers: int = 0
+    """Jobs that lack a number which the policy takes from its jobs: 1 held until one of their key brought it."""
 
     def to_document(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -146,6 +148,7 @@ def measure(record: Recording, by: By = ()) -> Simulation:
         classes=tuple(classes.group(name, served, busy.get(name)) for name in classes.names),
         keys=tuple(keys.group(name, served, None) for name in keys.names),
         limits=tuple(_limit_use(record, bound.name, repr(bound.limit), span) for bound in record.policy.bound),
+        without_numbers=record.without_numbers,
     )
 
 
@@ -292,7 +295,7 @@ def _jain(record: Recording, keys: _Grouping, by: By) -> float | None:
     """Whoever has jobs waiting is owed, by weight, an equal part of what all those who have some are getting."""
     fair = record.policy.fair if record.policy.fair and record.policy.fair.by == by else None
     backlogs = [keys.backlog(name) for name in keys.names]
-    weights = [fair.weight_of(name) if fair else 1.0 for name in keys.names]
+    weights = [record.weights.get(name, fair.weight_of(name)) if fair else 1.0 for name in keys.names]
     begins: list[Instant] = []
     ends: list[Instant] = []
     got = []

@@ -1,4 +1,4 @@
-"""Ids in an order: what an index is to a table, for the queue in memory."""
+"""Ids in an order: what an index is to a table, for a board in memory."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Ordered:
         """The ids of the first `count`."""
         return [entry[-1] for entry in self._entries[:count]]
 
-    def since(self, bound: Entry, count: int) -> list[Any]:
-        """The ids of the first `count` at or after a bound."""
+    def entries_since(self, bound: Entry, count: int) -> list[Entry]:
+        """The first `count` at or after a bound."""
         start = bisect_left(self._entries, bound)
-        return [entry[-1] for entry in self._entries[start : start + count]]
+        return self._entries[start : start + count]
 
     def before(self, bound: Entry, count: int) -> list[Any]:
         """The ids of the first `count`, as far as they lie before a bound."""
@@ -72,3 +72,7 @@ class OrderedByPlace(Generic[Place]):
     def first(self, place: Place, count: int) -> list[Any]:
         ordered = self._places.get(place)
         return [] if ordered is None else ordered.first(count)
+
+    def count(self, place: Place) -> int:
+        ordered = self._places.get(place)
+        return 0 if ordered is None else len(ordered)

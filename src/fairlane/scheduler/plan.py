@@ -31,7 +31,7 @@ from fairlane.scheduler.fold import (
 )
 from fairlane.scheduler.pace import AHEAD, LEAD, Pace, distance
 from fairlane.scheduler.shared import ask_for_shared, fold_shared
-from fairlane.scheduler.snapshot import Head, LaneRow, Need, Plan, QueueRow, Ring, Snapshot, Start, Supply
+from fairlane.scheduler.snapshot import Head, Need, Plan, QueueRow, Ring, Snapshot, Start, Supply
 from fairlane.scheduler.tally import tally
 from fairlane.scheduler.turns import turns
 
@@ -48,6 +48,9 @@ MORE_IDLE_VISITS = 1_000
 WIDEST_SCAN = 512
 """A scan that meets nobody who can start is followed by one of twice its width, up to this."""
 
+SPARE_HEADS = 8
+"""Jobs of a lane that are looked up beyond those that its turns will take: they are kept."""
+
 SIBLINGS = 4
 """Parked lanes looked at beyond those that are woken, for one of the same flow whose head ranks before theirs."""
 
@@ -56,9 +59,7 @@ def plan_claims(snapshot: Snapshot, want: int) -> Planning:
     """Fold the bells, then start up to `want` jobs: never beyond a limit, always the lowest virtual time first."""
     plan = Working(snapshot, want)
     steps = plan.steps()
-    result = yield from ask_for_shared(plan.board, steps) if snapshot.policy.shared_limits else steps
-    plan.board.clear()
-    return result
+    return (yield from ask_for_shared(plan.board, steps) if snapshot.policy.shared_limits else steps)
 
 
 class _Instant(NamedTuple):
@@ -85,8 +86,8 @@ class Working:
         self.board = Board(snapshot.policy, snapshot.now, snapshot.queue)
         self.starts: list[Start] = []
         self.heap: list[tuple[float, int, bytes, Flow]] = []
-        self.scan_ended = snapshot.scan_ended
-        self.frontier: tuple[float, int] = (snapshot.queue.cursor, snapshot.queue.cursor_tie)
+        self.scan_ended = snapshot.scan.ended
+        self.frontier: tuple[float, int] = snapshot.scan.reached or (snapshot.queue.cursor, snapshot.queue.cursor_tie)
         self.vtime = snapshot.queue.vtime
         self.join_at = self.vtime
         self.asked: set[bytes] = set()
@@ -123,6 +124,10 @@ class Working:
 
     def steps(self) -> Planning:
         yield from self.fold()
+        return (yield from self.go_on())
+
+    def go_on(self) -> Planning:
+        """Once everything is folded: start what can start."""
         yield from self.wake_due()
         yield from self.force()
         yield from self.serve()
@@ -130,12 +135,11 @@ class Working:
 
     def fold(self) -> Generator[Need, Supply, None]:
         board, snapshot = self.board, self.snapshot
-        board.add_flows(snapshot.flows)
         board.add_lanes(snapshot.lanes)
-        named = {bell.lane for bell in snapshot.arrivals} | {bell.lane for bell in snapshot.releases}
-        self._reach(row for row in snapshot.lanes if row.id not in named)
+        board.add_flows(snapshot.scan.flows)
+        board.add_lanes(snapshot.scan.lanes)
+        self._reach(snapshot.scan.lanes)
         board.add_gates(snapshot.due_gates)
-        self._advance_frontier(snapshot.scanned)
         new_flows = {
             flow_id
             for bell in snapshot.arrivals
@@ -200,6 +204,7 @@ class Working:
             yield from self._learn_gates(lane, self.want)
             self.board.gates_of(lane)
             self.forced.add(each.head.position)
+            lane.skip(each.head.position)
             self._charge(lane, each.head)
 
     def serve(self) -> Generator[Need, Supply, None]:
@@ -433,21 +438,16 @@ class Working:
     def _scan(self, budget: int) -> Generator[Need, Supply, None]:
         count = max(budget, self.scan_width)
         self.scan_width = min(2 * self.scan_width, WIDEST_SCAN)
-        supply = yield Need(scan=(*self.frontier, count))
-        self.scan_ended = len(supply.scanned) < count
-        fresh = [flow_id for flow_id in supply.scanned if flow_id not in self.board.flows]
-        self.board.add_flows(supply.flows)
-        self.board.add_lanes(supply.lanes)
-        self._reach(supply.lanes)
-        self._advance_frontier(supply.scanned, {row.id: (row.vtime, row.tie) for row in supply.flows})
-        for flow_id in fresh:
-            self._push(self.board.flows[flow_id])
+        scan = (yield Need(scan=(*self.frontier, count))).scan
+        self.scan_ended = scan.ended
+        fresh = [flow for flow in scan.flows if flow.id not in self.board.flows]
+        self.board.add_flows(scan.flows)
+        self.board.add_lanes(scan.lanes)
+        self._reach(scan.lanes)
+        self.frontier = scan.reached or self.frontier
+        for flow in fresh:
+            self._push(flow)
         yield from self._prepare(budget)
-
-    def _advance_frontier(self, scanned: list[bytes], found: dict[bytes, tuple[float, int]] | None = None) -> None:
-        if scanned:
-            last = self.board.flows[scanned[-1]]
-            self.frontier = (found or {}).get(last.id, (last.vtime, last.tie))
 
     def _prepare(self, budget: int) -> Generator[Need, Supply, None]:
         """Load what the next `budget` turns will look at, in as few questions as possible."""
@@ -463,7 +463,7 @@ class Working:
             supply = yield Need(lanes=tuple(asks.items()))
             self.board.add_lanes(supply.lanes)
             self._reach(supply.lanes)
-            found = Counter(row.flow for row in supply.lanes)
+            found = Counter(lane.flow.id for lane in supply.lanes)
             for flow in partial:
                 if found[flow.id] < asks[flow.id]:
                     flow.reach = inf
@@ -476,12 +476,13 @@ class Working:
             counts += [each] * len(front)
         yield from self._load_heads(lanes, budget, counts)
 
-    def _reach(self, rows: Iterable[LaneRow]) -> None:
-        """These are the first ready lanes of their flows: whoever goes before the last of them is on the board."""
-        for row in rows:
-            flow = self.board.flows[row.flow]
-            if row.standing == READY and (order := order_of(row.rank, row.head)) > flow.reach:
-                flow.reach = order
+    def _reach(self, lanes: Iterable[Lane]) -> None:
+        """These were the first ready lanes of their flows: whoever went before the last of them is on the board."""
+        for lane in lanes:
+            assert lane.entry is not None
+            rank, head, _ = lane.entry[2]
+            if (order := order_of(rank, head)) > lane.flow.reach:
+                lane.flow.reach = order
 
     def _load_heads(
         self, lanes: list[Lane], budget: int, counts: list[int] | None = None
@@ -491,12 +492,12 @@ class Working:
         each = ceil(budget / max(1, len(lanes))) + 1
         asks = []
         for lane, count in zip(lanes, counts or [each] * len(lanes), strict=True):
-            if lane.exhausted or lane.next_head < len(lane.heads):
+            if not lane.lacks_heads:
                 continue
             if self.paces and lane.gates:
                 count = min(count, min(map(self.room, lane.gates)))
-            # What was started out of turn is named once more, and left out.
-            asks.append((lane, max(1, min(count, lane.ready)) + len(self.forced)))
+            # What was started out of turn is named once more, and left out. What is left over is kept for later claims.
+            asks.append((lane, max(1, min(count + SPARE_HEADS, lane.ready)) + len(self.forced)))
         if not asks and not gates:
             return
         supply = yield Need(gates=tuple(gates), heads=tuple((lane.id, lane.floor, n) for lane, n in asks))
@@ -544,9 +545,9 @@ class Working:
         return Plan(
             self._paced(),
             queue,
-            [flow.row() for flow in board.flows.values() if flow.dirty],
-            [lane.row() for lane in board.lanes.values() if lane.dirty],
-            [gate.row() for gate in board.gates.values() if gate.dirty],
+            [flow for flow in board.flows.values() if flow.dirty],
+            [lane for lane in board.lanes.values() if lane.dirty],
+            [gate for gate in board.gates.values() if gate.dirty],
             self.left_behind,
             [
                 *(shared.row() for shared in board.shared.values() if shared.dirty),

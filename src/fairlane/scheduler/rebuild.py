@@ -17,7 +17,7 @@ from fairlane.errors import InvalidPolicy
 from fairlane.policy.gates import Limit
 from fairlane.policy.keys import select
 from fairlane.policy.policy import WEIGHT, Policy
-from fairlane.scheduler.board import IDLE, READY, Board, Gate
+from fairlane.scheduler.board import IDLE, READY, Board, Flow, Gate, gate_of
 from fairlane.scheduler.fold import lag
 from fairlane.scheduler.shared import SharedGate
 from fairlane.scheduler.snapshot import (
@@ -27,7 +27,6 @@ from fairlane.scheduler.snapshot import (
     GateTally,
     KeptPlaces,
     LaneRow,
-    Plan,
     QueueRow,
     SharedGateRow,
     Tally,
@@ -57,22 +56,25 @@ class Rebuilt(msgspec.Struct, frozen=True):
     """Every lane is woken, so nobody is held back any more."""
 
     @property
-    def plan(self) -> Plan:
-        """What is to be written."""
-        return Plan([], self.queue, self.flows, self.lanes, self.gates, more=False, tally=self.tally)
+    def totals(self) -> tuple[int, int, int]:
+        """What the queue counts: ready jobs, running jobs, parked lanes."""
+        return sum(lane.ready for lane in self.lanes), sum(lane.in_flight for lane in self.lanes), 0
 
 
 def carried_gates(policy: Policy, now: Instant, gates: Iterable[GateRow]) -> list[GateRow]:
-    """Gates whose limit an operator has changed: what they hold, as the limit has it that is in force now."""
+    """Gates whose limit an operator has changed: what they hold under the limit that is in force now. Whoever waits on
+    one is looked at."""
     carried = []
     for row in gates:
         bound = policy.bound_named(row.limit)
         limit = None if bound is None or bound.is_shared else policy.limit_at(bound, tuple(row.key), row.value)
         if bound is not None and limit is not None:
-            gate = Gate.of(row, bound, limit)
+            gate = Gate(row, bound, limit)
             if not limit.counts_in_flight:
                 # What was spent is measured by the old bound. What was learned stays for when the override ends.
                 limit.carry_over(gate, now)
+            if gate.waiting:
+                gate.wake_at = now
             carried.append(gate.row())
     return carried
 
@@ -146,16 +148,17 @@ def rebuild(
         if (bound := policy.bound_named(gate_row.limit)) is not None:
             value, given_by = (gate_row.value, gate_row.given_by) if bound.from_job else (None, 0)
             emptied = replace(gate_row, in_flight=0, waiting=0, awake=0, wake_at=None, value=value, given_by=given_by)
-            board.add_gates([emptied])
-            if (known := board.gates.get(gate_row.id)) is not None and known.shared is None:
-                known.limit.carry_over(known, now)
+            if (known := gate_of(policy, emptied)) is not None:
+                board.add_gates([known])
+                if known.shared is None:
+                    known.limit.carry_over(known, now)
     if WEIGHT in policy.brought:
         _keep_weights(board, queue, known_flows.values(), gates)
     for row in sorted(lanes, key=lambda row: row.id):
         flow_id = policy.flow_of(row.priority, row.keys)
         if flow_id not in board.flows and (old := known_flows.get(flow_id)) is not None:
             weight = old.weight if WEIGHT in policy.brought else policy.weight_of(row.priority, row.keys)
-            board.add_flows([replace(old, weight=weight, open=0, shut=0, standing=IDLE, gate=None, given_by=0)])
+            _add_flow(board, replace(old, weight=weight, open=0, shut=0, standing=IDLE, gate=None, given_by=0))
         is_new_flow = flow_id not in board.flows
         lane = board.new_lane(row.id, row.priority, dict(row.keys), row.floor)
         if is_new_flow:
@@ -188,6 +191,10 @@ def rebuild(
     )
 
 
+def _add_flow(board: Board, row: FlowRow) -> None:
+    board.add_flows([Flow(row, board.policy.weight_at(row.key, row.weight))])
+
+
 def _keep_weights(board: Board, queue: QueueRow, flows: Iterable[FlowRow], gates: Iterable[GateRow]) -> None:
     """Flows whose weight a job has brought keep it, also while they have no lane.
 
@@ -196,12 +203,12 @@ def _keep_weights(board: Board, queue: QueueRow, flows: Iterable[FlowRow], gates
     policy = board.policy
     for old in flows:
         if old.given_by and old.id == policy.flow_of_key(old.key):
-            board.add_flows([replace(old, open=0, shut=0, standing=IDLE, gate=None)])
+            _add_flow(board, replace(old, open=0, shut=0, standing=IDLE, gate=None))
     for row in gates:
         if row.limit == WEIGHT and row.value is not None:
             flow_id = policy.flow_of_key(row.key)
             if flow_id not in board.flows:
-                board.add_flows([FlowRow(flow_id, row.key, 1.0, queue.vtime, 0, 0.0, 0.0, 0, 0, IDLE, None)])
+                _add_flow(board, FlowRow(flow_id, row.key, 1.0, queue.vtime, 0, 0.0, 0.0, 0, 0, IDLE, None))
             board.flows[flow_id].weigh(row.value, row.given_by, policy)
 
 

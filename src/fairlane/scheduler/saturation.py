@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from fairlane.clock import Instant
 from fairlane.policy.policy import Policy
-from fairlane.scheduler.board import Board
-from fairlane.scheduler.snapshot import Plan
+from fairlane.scheduler.board import Board, Gate
+from fairlane.scheduler.snapshot import Plan, SharedGateRow
 
 __all__ = ["GateUse", "Saturation"]
 
@@ -49,6 +49,9 @@ class Saturation:
         self._policy = policy
         self._gates = {gate_id: GateUse(bound.name, ()) for gate_id, bound in policy.queue_gates}
         self._of_queue = list(self._gates.values())
+        self._own: dict[bytes, Gate] = {}
+        self._shared: dict[bytes, SharedGateRow] = {}
+        """The two halves of shared gates, as they were last written."""
         self.full = 0
         """How many gates have no room."""
 
@@ -56,6 +59,7 @@ class Saturation:
         """A claim was made. `is_held_up`: jobs that are ready were left."""
         board = Board(self._policy, now, plan.queue)
         board.add_gates(plan.gates)
+        self._add_shared(board, plan)
         for gate in board.gates.values():
             use = self._gates.get(gate.id)
             if use is None:
@@ -71,6 +75,18 @@ class Saturation:
             # Nobody is parked on a gate of the whole queue: whoever is ready while it is full waits for it.
             use.advance(now)
             use.waiting = int(is_held_up)
+
+    def _add_shared(self, board: Board, plan: Plan) -> None:
+        """Both halves of every shared gate of which one has changed."""
+        self._shared.update((row.id, row) for row in plan.shared)
+        self._own.update((gate.id, gate) for gate in board.gates.values() if gate.shared is not None)
+        for row in plan.shared:
+            bound, key = self._policy.bound_named(row.limit), tuple(row.key)
+            if bound is not None:
+                own = self._policy.gate_of(bound, key)
+                board.add_gates([self._own[own]] if own in self._own else [])
+                board.gate(own, bound, key)
+        board.add_shared([self._shared[each] for each in board.shared if each in self._shared])
 
     def result(self, ended_at: Instant) -> list[GateUse]:
         """Every gate that was ever touched."""

@@ -51,6 +51,8 @@ class SimulatedJob(msgspec.Struct, frozen=True, gc=False):
     """The delay after each run that fails and is tried again, in microseconds."""
     dies: bool = False
     """Its last run fails too."""
+    numbers: dict[str, float] | None = None
+    """What it brings along, by the name of the limit; `weight` is the fair share's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,10 @@ class Recording:
     left: list[tuple[int, Instant]] = field(default_factory=list)
     """Jobs that wait at the end: their kind, and since when."""
     jobs: int = 0
+    without_numbers: int = 0
+    """Jobs that lack a number which the policy takes from its jobs."""
+    weights: dict[tuple[str | None, ...], float] = field(default_factory=dict)
+    """The weights that flows had at the end, by their key."""
     retried: int = 0
     dead: int = 0
     claims: int = 0
@@ -164,6 +170,7 @@ class _Play:
         last = max(max(record.finished_at, default=record.began_at), max((at for _, at in record.left), default=0))
         record.ended_at = last if self.until is None else self.until
         record.gates = self.saturation.result(record.ended_at)
+        record.weights = {tuple(flow.key): flow.weight for flow in self.queue.flows.values()}
         return record
 
     def _next_moment(self) -> Instant | None:
@@ -198,7 +205,7 @@ class _Play:
             while (job := next(self.coming, None)) is not None and job.kind is kind and job.at == at:
                 together.append(_Waiting(job, 1))
             self.record.jobs += len(together)
-            self._enqueue(kind, at, together)
+            self._enqueue(kind, at, together, self._brought(together) if self.policy.brought else None)
             if job is not None and job.at < at:
                 raise ValueError(f"the jobs of a simulation come in the order of their times: {job} follows {at}")
         self.next_job = job
@@ -206,9 +213,21 @@ class _Play:
             at, _, failed, attempt = heappop(self.again)
             self._enqueue(failed.kind, at, [_Waiting(failed, attempt)])
 
-    def _enqueue(self, kind: JobKind, at: Instant, together: list[_Waiting]) -> None:
+    def _brought(self, together: list[_Waiting]) -> dict[str, float] | None:
+        """The numbers that the newest of these jobs bring along, of those that the policy asks for."""
+        wanted = self.policy.brought
+        given: dict[str, float] = {}
+        for waiting in together:
+            numbers = waiting.job.numbers or {}
+            given |= {name: numbers[name] for name in wanted if name in numbers}
+            self.record.without_numbers += not wanted.keys() <= numbers.keys()
+        return given or None
+
+    def _enqueue(
+        self, kind: JobKind, at: Instant, together: list[_Waiting], given: dict[str, float] | None = None
+    ) -> None:
         keys = self.lane_keys[self._place(kind)]
-        self.queue.enqueue(at, keys, len(together), kind.priority, refs=together)
+        self.queue.enqueue(at, keys, len(together), kind.priority, given, together)
         self.ready += len(together)
         self.has_reason = True
 

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from fairlane.clock import Instant
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.pace import Pace
+
+if TYPE_CHECKING:
+    from fairlane.scheduler.board import Flow, Gate, Lane
 
 __all__ = [
     "Arrival",
@@ -31,6 +34,7 @@ __all__ = [
     "QueueRow",
     "Release",
     "Ring",
+    "Scan",
     "SharedGateRow",
     "SharedRelease",
     "Snapshot",
@@ -52,7 +56,7 @@ class Standing(IntEnum):
 _PARKED = int(Standing.PARKED)
 
 
-class QueueRow(msgspec.Struct, frozen=True, gc=False):
+class QueueRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The state of a queue that only the holder of its claim lock writes."""
 
     vtime: float
@@ -66,7 +70,7 @@ class QueueRow(msgspec.Struct, frozen=True, gc=False):
     """Moving average of run time in seconds: the guess for a flow without history. 0 until the first job has ended."""
 
 
-class FlowRow(msgspec.Struct, frozen=True, gc=False):
+class FlowRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A flow: the lanes of one fair key."""
 
     id: bytes
@@ -89,7 +93,7 @@ class FlowRow(msgspec.Struct, frozen=True, gc=False):
     """The position that the job which gave it its weight had at its enqueue; 0: the policy gives it."""
 
 
-class LaneRow(msgspec.Struct, frozen=True, gc=False):
+class LaneRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A lane: the ready jobs that no policy can tell apart."""
 
     id: bytes
@@ -111,7 +115,7 @@ class LaneRow(msgspec.Struct, frozen=True, gc=False):
     """The position of its head, or less: it orders lanes of equal rank."""
 
 
-class GateRow(msgspec.Struct, frozen=True, gc=False):
+class GateRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A gate: the state of one limit for one key."""
 
     id: bytes
@@ -258,6 +262,18 @@ class Forced(msgspec.Struct, frozen=True, gc=False):
     head: Head
 
 
+class Scan(msgspec.Struct, frozen=True):
+    """Ready flows in the order of their turns, each with its first lanes."""
+
+    flows: list[Flow] = []
+    lanes: list[Lane] = []
+    """The first ready lanes of those flows."""
+    reached: tuple[float, int] | None = None
+    """Where the last of them stood, in virtual time and by its tie-breaker; `None`: there was none."""
+    ended: bool = True
+    """These are all that there are."""
+
+
 class Snapshot(msgspec.Struct, frozen=True):
     """What a claim starts from, read under the queue's claim lock."""
 
@@ -266,15 +282,11 @@ class Snapshot(msgspec.Struct, frozen=True):
     queue: QueueRow
     arrivals: list[Arrival]
     releases: list[Release]
-    lanes: list[LaneRow]
-    """The lanes that the bells name, and the first ready lanes of the flows below."""
-    flows: list[FlowRow]
-    """The flows of those lanes, and the first ready flows from the cursor on."""
-    scanned: list[bytes]
-    """The ready flows that the scan found, in its order."""
-    scan_ended: bool
-    """The scan found every ready flow there is."""
-    due_gates: list[GateRow]
+    lanes: list[Lane]
+    """The lanes that the bells name."""
+    scan: Scan
+    """The first ready flows from the cursor on."""
+    due_gates: list[Gate]
     """Gates whose `wake_at` has come."""
     policy_since: Instant = 0
     """When this policy came into force: what was claimed before was charged by another one."""
@@ -314,13 +326,11 @@ class Need(msgspec.Struct, frozen=True):
 class Supply(msgspec.Struct, frozen=True):
     """What the store found for a `Need`."""
 
-    flows: list[FlowRow] = []
-    gates: list[GateRow] = []
-    lanes: list[LaneRow] = []
-    """Lanes of those flows may be among them that were not asked for."""
+    flows: list[Flow] = []
+    gates: list[Gate] = []
+    lanes: list[Lane] = []
     heads: dict[bytes, list[Head]] = {}
-    scanned: list[bytes] = []
-    """The flows of a `scan`, in its order; their rows are in `flows`."""
+    scan: Scan = Scan()
     shared: list[SharedGateRow] = []
 
 
@@ -350,6 +360,8 @@ class LaneTally(msgspec.Struct, array_like=True, gc=False):
     unstarted: int = 0
     ran: int = 0
     """Microseconds, of all that ended."""
+    waited: int = 0
+    """Microseconds for which those that started had been ready, added up."""
 
 
 class GateTally(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -373,13 +385,13 @@ class Tally(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What a claim writes: the jobs it starts, in order, and every row that changed."""
+    """What a claim writes: the jobs it starts, in order, and every piece that changed."""
 
     starts: list[Start]
     queue: QueueRow
-    flows: list[FlowRow]
-    lanes: list[LaneRow]
-    gates: list[GateRow]
+    flows: list[Flow]
+    lanes: list[Lane]
+    gates: list[Gate]
     more: bool
     """Work that could start now was left behind: the next claimer should come at once."""
     shared: list[SharedGateRow] = []
@@ -387,12 +399,13 @@ class Plan(msgspec.Struct, frozen=True):
     tally: Tally | None = None
     """What the claim tells of itself; `None`: nothing happened."""
 
-    def moves(self, before: Sequence[LaneRow]) -> tuple[int, int, int]:
-        """How far it moves what a queue counts, given its stored lanes as they were: ready jobs, running jobs, parked
-        lanes."""
-        after = self.lanes
-        return (
-            sum([lane.ready for lane in after]) - sum([lane.ready for lane in before]),
-            sum([lane.in_flight for lane in after]) - sum([lane.in_flight for lane in before]),
-            [lane.standing for lane in after].count(_PARKED) - [lane.standing for lane in before].count(_PARKED),
-        )
+    @property
+    def moves(self) -> tuple[int, int, int]:
+        """How far it moves what a queue counts: ready jobs, running jobs, parked lanes."""
+        ready = running = parked = 0
+        for lane in self.lanes:
+            had, held, was_parked = lane.was
+            ready += lane.ready - had
+            running += lane.in_flight - held
+            parked += (lane.standing == _PARKED) - was_parked
+        return ready, running, parked

@@ -1,7 +1,7 @@
-"""What one claim did, told in passing: who arrived, who started, who ended, and whom a limit held back.
+"""What one claim did: who arrived, who started, who ended, and whom a limit held back.
 
-A claim has all of this in hand when its plan is made, and nobody else ever has. It is written down with the claim, as
-one small value; upkeep adds the tallies up into figures (`figures.py`) when there is time.
+A claim has all of this in hand when its plan is made. It is a part of its entry in the journal; stats are the sum of
+these (`figures.py`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ def tally(snapshot: Snapshot, board: Board, starts: Iterable[Start]) -> Tally | 
     now, waited, longest = snapshot.now, 0, 0
     lanes: dict[bytes, LaneTally] = {}
     for start in starts:
-        _of(board.lanes[start.lane], lanes).started += 1
+        told = _of(board.lanes[start.lane], lanes)
+        told.started += 1
         wait = now - start.head.ready_at
         if wait > 0:
+            told.waited += wait
             waited += wait
             longest = max(longest, wait)
     for bell in snapshot.arrivals:
@@ -40,7 +42,7 @@ def tally(snapshot: Snapshot, board: Board, starts: Iterable[Start]) -> Tally | 
             told.failed += release.failed
             told.unstarted += release.unstarted
             told.ran += release.ran
-    gates = [_gate(gate) for gate in board.gates.values() if gate.waiting or gate.was_held or gate.denied]
+    gates = [_gate(gate) for gate in board.gates.values() if gate.waiting or gate.waited or gate.denied]
     return Tally(now, waited, longest, list(lanes.values()), gates) if lanes or gates else None
 
 

@@ -5,25 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import replace
+from uuid import UUID
 
 import msgspec
 
 from fairlane.clock import Instant
 from fairlane.policy.overrides import NO_OVERRIDES
 from fairlane.policy.policy import Policy
-from fairlane.scheduler.plan import plan_claims
-from fairlane.scheduler.snapshot import (
-    Arrival,
-    FlowRow,
-    Forced,
-    Head,
-    LaneRow,
-    Need,
-    QueueRow,
-    Snapshot,
-    Standing,
-    Supply,
-)
+from fairlane.scheduler.journal import Delta, Mark
+from fairlane.scheduler.resident import Ask, Events, Found, ResidentBoard
+from fairlane.scheduler.snapshot import Arrival, FlowRow, Forced, Head, LaneRow, Plan, QueueRow, Standing
 
 __all__ = ["upcoming"]
 
@@ -38,39 +29,31 @@ def upcoming(
     arrivals: Sequence[Arrival],
     forced: Sequence[Forced],
     count: int,
-) -> Generator[Need, Supply, list[Head]]:
-    """Up to `count` heads. `lanes` are those that the arrivals name, and perhaps more.
+) -> Generator[Ask, Found, list[Head]]:
+    """Up to `count` heads. `lanes` are those of the flow that the arrivals name, and perhaps more.
 
     Asked for are heads of lanes, and lanes of the flow: READY or PARKED, the lowest rank first.
     """
-    known = {lane.id: _opened(lane) for lane in lanes}
+    board = ResidentBoard(replace(policy, limits=(), overrides=NO_OVERRIDES, partition=None))
     flows = []
     if flow is not None:
+        # What is parked now would start too.
         in_use = flow.open + flow.shut
         standing = READY if in_use > 0 else IDLE
         flows.append(msgspec.structs.replace(flow, open=in_use, shut=0, standing=standing, gate=None, debt=0.0))
-    # What is parked now would start too.
-    snapshot = Snapshot(
-        replace(policy, limits=(), overrides=NO_OVERRIDES, partition=None),
-        now,
-        QueueRow(0.0, 0.0, 0, 0, 0.0),
-        list(arrivals),
-        [],
-        list(known.values()),
-        flows,
-        [each.id for each in flows if each.standing == READY],
-        scan_ended=True,
-        due_gates=[],
-        forced=forced,
-    )
-    planning = plan_claims(snapshot, count)
+    board.apply(Delta(flows, [_opened(lane) for lane in lanes]), Mark(1, UUID(int=0)))
+    events = Events(now, QueueRow(0.0, 0.0, 0, 0, 0.0), list(arrivals), forced=list(forced))
+    claiming = board.claim(events, count)
     try:
-        need = next(planning)
+        ask = next(claiming)
         while True:
-            supply = yield Need(lanes=need.lanes, heads=need.heads)
-            need = planning.send(Supply(lanes=[_opened(lane) for lane in supply.lanes], heads=supply.heads))
+            found = Found()
+            if ask.ready or ask.heads:
+                found = yield Ask(ready=ask.ready, heads=ask.heads, but_not=ask.but_not)
+            ask = claiming.send(Found(lanes=[_opened(lane) for lane in found.lanes], heads=found.heads))
     except StopIteration as stop:
-        return [start.head for start in stop.value.starts]
+        plan: Plan = stop.value
+        return [start.head for start in plan.starts]
 
 
 def _opened(lane: LaneRow) -> LaneRow:

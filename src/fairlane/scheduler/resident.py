@@ -1,0 +1,559 @@
+"""The board of a queue as it stays in the memory of whoever claims.
+
+It answers the plan from memory and asks the tables only for what it does not hold. It may hold a part of the tables: it
+knows up to which virtual time it has every ready flow, up to which time every alarm, and, by the counts that flows and
+gates keep, whether it has all of their lanes. Pieces that have changed since the tables were last written are always
+held; what the tables say of those is ignored.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Generator, Iterable
+from math import inf
+from typing import TypeVar
+
+import msgspec
+
+from fairlane.clock import Instant
+from fairlane.policy.policy import Policy
+from fairlane.scheduler.board import PARKED, READY, Flow, Gate, Lane, gate_of, order_of
+from fairlane.scheduler.journal import Delta, Mark
+from fairlane.scheduler.ordered import Ordered, OrderedByPlace
+from fairlane.scheduler.plan import plan_claims
+from fairlane.scheduler.snapshot import (
+    Arrival,
+    FlowRow,
+    Forced,
+    GateRow,
+    Head,
+    LaneRow,
+    Need,
+    Plan,
+    QueueRow,
+    Release,
+    Scan,
+    SharedGateRow,
+    SharedRelease,
+    Snapshot,
+    Supply,
+)
+
+__all__ = ["MOST_RESIDENT", "Ask", "Events", "Found", "ResidentBoard"]
+
+T = TypeVar("T")
+
+MOST_RESIDENT = 20_000
+"""Flows, and gates, that are held from one claim to the next: some two kilobytes each."""
+LANES_PER_FLOW = 2
+"""Lanes of a flow that a scan brings along."""
+ALARMS_AT_ONCE = 1_000
+BEGINNING = (-inf, 0)
+END = (inf, 0)
+EVER = 1 << 62
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """Rows that are asked of the tables. Whatever has a list of ids in `but_not` is left out of what is listed in an
+    order; a lane comes with its flow."""
+
+    flows: list[bytes] = []
+    lanes: list[bytes] = []
+    gates: list[bytes] = []
+    ready: list[tuple[bytes, int]] = []
+    """From each flow, up to so many of its ready lanes: the lowest rank first, of equals the first head."""
+    parked: list[tuple[bytes, int]] = []
+    """From each gate, up to so many lanes and as many flows parked on it: the lowest tag first."""
+    scan: tuple[float, int, int] | None = None
+    """Ready flows from this (virtual time, tie-breaker) on, up to so many; each with its first ready lanes."""
+    alarms: tuple[Instant, int] | None = None
+    """Gates to be woken after this time, the first of them."""
+    heads: tuple[tuple[bytes, int, int], ...] = ()
+    """From each lane, the first ready jobs at or above a position: (lane, position, how many)."""
+    shared: tuple[bytes, ...] = ()
+    """Shared gates by id, where they exist."""
+    but_not: tuple[list[bytes], list[bytes], list[bytes]] = ([], [], [])
+    """Flows, lanes and gates that memory knows better."""
+
+    @property
+    def is_of_board(self) -> bool:
+        """It asks for more than jobs and shared gates."""
+        return bool(
+            self.flows or self.lanes or self.gates or self.ready or self.parked or self.scan or self.alarms is not None
+        )
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What the tables hold of it."""
+
+    flows: list[FlowRow] = []
+    lanes: list[LaneRow] = []
+    gates: list[GateRow] = []
+    heads: dict[bytes, list[Head]] = {}
+    shared: list[SharedGateRow] = []
+    scanned: int = 0
+    """How many of the flows were found by the scan: the first of them, in its order."""
+
+
+class Events(msgspec.Struct, frozen=True):
+    """What a claim starts from, beside the board."""
+
+    now: Instant
+    queue: QueueRow
+    arrivals: list[Arrival] = []
+    releases: list[Release] = []
+    forced: list[Forced] = []
+    policy_since: Instant = 0
+    shared: list[SharedGateRow] = []
+    shared_releases: list[SharedRelease] = []
+    rung: list[bytes] = []
+    """Gates that another queue has left room at."""
+
+
+class ResidentBoard:
+    """Flows, lanes and gates of one queue, by id and in the orders in which the plan takes them."""
+
+    def __init__(self, policy: Policy, mark: Mark | None = None, *, is_whole: bool = False) -> None:
+        self.policy = policy
+        self.mark = mark
+        self.stored = 0
+        """The last change that the tables hold."""
+        self.flows: dict[bytes, Flow] = {}
+        self.lanes: dict[bytes, Lane] = {}
+        self.gates: dict[bytes, Gate] = {}
+        self.changed: tuple[dict[bytes, int], dict[bytes, int], dict[bytes, int]] = ({}, {}, {})
+        """Flows, lanes and gates that differ from the tables, each with the last change that touched it."""
+        self.looked_at = 0
+        """Pieces that plans were given."""
+        self._ready = Ordered()
+        self._alarms = Ordered()
+        self._parked_lanes: OrderedByPlace[bytes | None] = OrderedByPlace()
+        self._parked_flows: OrderedByPlace[bytes | None] = OrderedByPlace()
+        self.is_whole = is_whole
+        """Everything that is stored of the queue is here."""
+        self._complete: tuple[float, int] = END if is_whole else BEGINNING
+        """Every ready flow before this (virtual time, tie-breaker) is here."""
+        self._alarmed: Instant = EVER if is_whole else -1
+        """Every gate whose alarm is set for this time or before is here."""
+
+    # What a claim does.
+
+    def claim(
+        self,
+        events: Events,
+        want: int,
+        *,
+        lag: int = 0,
+        listens: bool = False,
+        ahead: int | None = None,
+    ) -> Generator[Ask, Found, Plan]:
+        """Fold what has happened, then start up to `want` jobs."""
+        snapshot = yield from self.snapshot(events, want, lag=lag, listens=listens, ahead=ahead)
+        plan = yield from self.answer(plan_claims(snapshot, want))
+        for gate in plan.gates:
+            self._place_gate(gate)  # now: the next alarm is asked for before the plan is written
+        return plan
+
+    def snapshot(
+        self,
+        events: Events,
+        want: int,
+        lanes: Iterable[bytes] = (),
+        *,
+        lag: int = 0,
+        listens: bool = False,
+        ahead: int | None = None,
+    ) -> Generator[Ask, Found, Snapshot]:
+        """What the plan starts from, with these lanes too."""
+        count, queue = max(want, 1), events.queue
+        named = dict.fromkeys(bell.lane for bell in events.releases)
+        named.update(dict.fromkeys(bell.lane for bell in events.arrivals))
+        named.update(dict.fromkeys(each.lane for each in events.forced))
+        named.update(dict.fromkeys(lanes))
+        cursor = (queue.cursor, queue.cursor_tie)
+        if not self.is_whole:
+            ask = Ask(
+                lanes=[lane for lane in named if lane not in self.lanes],
+                gates=[gate for gate in events.rung if gate not in self.gates],
+                scan=self._scan_of_tables(cursor, count),
+                alarms=(self._alarmed, ALARMS_AT_ONCE) if self._alarmed <= events.now else None,
+                but_not=self._known_better(),
+            )
+            if ask.is_of_board:
+                self.adopt((yield ask), ask)
+        due = [self.gates[gate] for gate in self._alarms.before((events.now + 1,), count)]
+        due += [self.gates[gate] for gate in events.rung if gate in self.gates]
+        found_lanes = [self.lanes[lane] for lane in named if lane in self.lanes]
+        scan = yield from self._scan(cursor, count)
+        self.looked_at += len(events.arrivals) + len(events.releases) + len(found_lanes) + len(due)
+        return Snapshot(
+            self.policy,
+            events.now,
+            queue,
+            events.arrivals,
+            events.releases,
+            found_lanes,
+            scan,
+            due,
+            events.policy_since,
+            events.forced,
+            lag,
+            events.shared,
+            events.shared_releases,
+            listens,
+            ahead,
+        )
+
+    def answer(self, asking: Generator[Need, Supply, T]) -> Generator[Ask, Found, T]:
+        """Give whoever asks for pieces what it needs, until it has come to a result."""
+        try:
+            need = next(asking)
+            while True:
+                need = asking.send((yield from self._supply(need)))
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    def note(self, plan: Plan, mark: Mark) -> None:
+        """A plan is being written, as the change that leads to this state."""
+        seq, (flows, lanes, gates) = mark.seq, self.changed
+        for flow in plan.flows:
+            flow.used = flows[flow.id] = seq
+            self._place_flow(flow)
+        for lane in plan.lanes:
+            lanes[lane.id] = seq
+            self._place_lane(lane)
+        for gate in plan.gates:
+            gates[gate.id] = seq
+        self.mark = mark
+
+    def next_alarm(self) -> Instant | None:
+        """When a gate has to be looked at, or more alarms have to be looked up."""
+        least = self._alarms.least()
+        if self._alarmed < EVER and (least is None or least[0] > self._alarmed):
+            return None if self._alarmed < 0 else self._alarmed
+        return None if least is None else least[0]
+
+    # What others have done.
+
+    def apply(self, delta: Delta, mark: Mark) -> None:
+        """A change that somebody else has made, or that the tables do not hold yet."""
+        seq, (flows, lanes, gates) = mark.seq, self.changed
+        for row in delta.flows:
+            flow = self.flows.get(row.id)
+            weight = self.policy.weight_at(row.key, row.weight)
+            if flow is None:
+                flow = Flow(row, weight)
+            else:
+                flow.take_over(row, weight)
+            flow.used = flows[row.id] = seq
+            self._place_flow(flow)
+        for lane_row in delta.lanes:
+            lane = self.lanes.get(lane_row.id)
+            if lane is None:
+                lane = Lane(lane_row, self.flows[lane_row.flow])
+            else:
+                lane.take_over(lane_row)  # and without its heads: one of them may be somebody else's
+            lanes[lane_row.id] = seq
+            self._place_lane(lane)
+        for gate_row in delta.gates:
+            gates[gate_row.id] = seq
+            self._replace_gate(gate_row)
+        for flow_id in delta.removed.flows:
+            flows.pop(flow_id, None)
+            if (gone := self.flows.get(flow_id)) is not None:
+                self._drop_flow(gone)
+        for lane_id in delta.removed.lanes:
+            lanes.pop(lane_id, None)
+            if (idle := self.lanes.pop(lane_id, None)) is not None:
+                self._unplace_lane(idle)
+        for gate_id in delta.removed.gates:
+            gates.pop(gate_id, None)
+            self._drop_gate(gate_id)
+        self.mark = mark
+
+    def wrote(self, stored: int) -> None:
+        """The tables hold every change up to this one."""
+        if stored > self.stored:
+            self.stored = stored
+            for changed in self.changed:
+                for each in [each for each, seq in changed.items() if seq <= stored]:
+                    del changed[each]
+
+    @property
+    def unwritten(self) -> int:
+        """How many pieces the tables do not hold as they are."""
+        return sum(map(len, self.changed))
+
+    def changed_rows(self) -> Delta:
+        """All of those."""
+        flows, lanes, gates = self.changed
+        return Delta(
+            [self.flows[each].row() for each in flows],
+            [self.lanes[each].row() for each in lanes],
+            [self.gates[each].row() for each in gates if each in self.gates],
+        )
+
+    def rebind(self, policy: Policy) -> None:
+        """The same policy with another number of a limit that queues share."""
+        self.policy = policy
+        for flow in self.flows.values():
+            flow.weight = policy.weight_at(flow.key, flow.own_weight)
+        for lane in self.lanes.values():
+            lane.passes = None
+        for row in [gate.row() for gate in self.gates.values()]:
+            self._replace_gate(row)
+
+    # For those who look.
+
+    def find(
+        self, flows: Iterable[bytes] = (), lanes: Iterable[bytes] = (), gates: Iterable[bytes] = ()
+    ) -> Generator[Ask, Found, Delta]:
+        """Pieces by their ids, where they exist."""
+        named = list(flows), list(lanes), list(gates)
+        ask = Ask(
+            flows=[each for each in named[0] if each not in self.flows],
+            lanes=[each for each in named[1] if each not in self.lanes],
+            gates=[each for each in named[2] if each not in self.gates],
+        )
+        if ask.is_of_board and not self.is_whole:
+            self.adopt((yield ask), ask)
+        return Delta(
+            [self.flows[each].row() for each in named[0] if each in self.flows],
+            [self.lanes[each].row() for each in named[1] if each in self.lanes],
+            [self.gates[each].row() for each in named[2] if each in self.gates],
+        )
+
+    def over(self, tables: Delta) -> Delta:
+        """What these rows of the tables are now; and whatever else has changed."""
+        changed, (flows, lanes, gates) = self.changed_rows(), self.changed
+        return Delta(
+            [*(row for row in tables.flows if row.id not in flows), *changed.flows],
+            [*(row for row in tables.lanes if row.id not in lanes), *changed.lanes],
+            [*(row for row in tables.gates if row.id not in gates), *changed.gates],
+        )
+
+    def changed_flows_before(self, since: tuple[float, int], until: tuple[float, int]) -> int:
+        """How many ready flows that have changed have their turn between these."""
+        entries = self._ready.entries_since(since, len(self.flows))
+        return sum(entry[:2] < until and entry[2] in self.changed[0] for entry in entries)
+
+    # What the plan asks for.
+
+    def _supply(self, need: Need) -> Generator[Ask, Found, Supply]:
+        found = Found()
+        ask = self._missing(need)
+        if ask is not None:
+            found = yield ask
+            self.adopt(found, ask)
+        lanes = [lane for flow, count in need.lanes for _, _, lane in self.flows[flow].ready[:count]]
+        flows = [self.flows[flow] for flow in need.flows if flow in self.flows]
+        for gate, count in need.parked:
+            lanes += [self.lanes[lane] for lane in self._parked_lanes.first(gate, count)]
+            flows += [self.flows[flow] for flow in self._parked_flows.first(gate, count)]
+        scan = Scan()
+        if need.scan is not None:
+            vtime, tie, count = need.scan
+            # Strictly after: tie-breakers are whole numbers.
+            scan = yield from self._scan((vtime, tie + 1), count)
+        gates = [self.gates[gate] for gate in need.gates if gate in self.gates]
+        self.looked_at += len(flows) + len(gates) + len(lanes)
+        return Supply(flows, gates, lanes, found.heads, scan, found.shared)
+
+    def _missing(self, need: Need) -> Ask | None:
+        """What only the tables can say."""
+        if self.is_whole:
+            return Ask(heads=need.heads, shared=need.shared) if need.heads or need.shared else None
+        ask = Ask(
+            flows=[flow for flow in need.flows if flow not in self.flows],
+            gates=[gate for gate in need.gates if gate not in self.gates],
+            ready=[(flow, count) for flow, count in need.lanes if self._lacks_lanes(self.flows[flow])],
+            parked=[(gate, count) for gate, count in need.parked if self._lacks_parked(self.gates[gate])],
+            heads=need.heads,
+            shared=need.shared,
+            but_not=self._known_better(),
+        )
+        return ask if ask.is_of_board or need.heads or need.shared else None
+
+    def _known_better(self) -> tuple[list[bytes], list[bytes], list[bytes]]:
+        flows, lanes, gates = self.changed
+        return list(flows), list(lanes), list(gates)
+
+    @staticmethod
+    def _lacks_lanes(flow: Flow) -> bool:
+        return len(flow.ready) < flow.opened
+
+    def _lacks_parked(self, gate: Gate) -> bool:
+        return self._parked_lanes.count(gate.id) + self._parked_flows.count(gate.id) < gate.waited
+
+    def _scan_of_tables(self, since: tuple[float, int], count: int) -> tuple[float, int, int] | None:
+        """From where on the tables are to be scanned too; `None`: memory has enough."""
+        entries = self._ready.entries_since(since, count)
+        if self._complete == END or (len(entries) == count and entries[-1][:2] < self._complete):
+            return None
+        return (*max(since, self._complete), count)
+
+    def _scan(self, since: tuple[float, int], count: int) -> Generator[Ask, Found, Scan]:
+        """Ready flows from there on, as they stood when the claim began."""
+        if (scan := self._scan_of_tables(since, count)) is not None:
+            ask = Ask(scan=scan, but_not=self._known_better())
+            self.adopt((yield ask), ask)
+        entries = self._ready.entries_since(since, count)
+        flows = [self.flows[entry[-1]] for entry in entries]
+        lacking = [(flow.id, LANES_PER_FLOW) for flow in flows if self._lacks_lanes(flow) and not self.is_whole]
+        if lacking:
+            ask = Ask(ready=lacking, but_not=self._known_better())
+            self.adopt((yield ask), ask)
+        lanes = [lane for flow in flows for _, _, lane in flow.ready[:LANES_PER_FLOW]]
+        self.looked_at += len(flows) + len(lanes)
+        return Scan(flows, lanes, entries[-1][:2] if entries else None, len(entries) < count)
+
+    def adopt(self, found: Found, ask: Ask) -> None:
+        """Take rows of the tables in, unless their pieces are here or were changed since."""
+        for row in found.flows:
+            if row.id not in self.flows:
+                self._place_flow(Flow(row, self.policy.weight_at(row.key, row.weight)))
+        for lane_row in found.lanes:
+            if lane_row.id not in self.lanes:
+                self._place_lane(Lane(lane_row, self.flows[lane_row.flow]))
+        for gate_row in found.gates:
+            if gate_row.id not in self.gates and gate_row.id not in self.changed[2]:
+                self._replace_gate(gate_row)
+        if ask.scan is not None:
+            if found.scanned < ask.scan[2]:
+                self._complete = END
+            else:
+                last = found.flows[found.scanned - 1]
+                self._complete = (last.vtime, last.tie + 1)
+        if ask.alarms is not None:
+            after, count = ask.alarms
+            alarms = sorted(row.wake_at for row in found.gates if row.wake_at is not None and row.wake_at > after)
+            # Gates that were named may be among them, and be set for later; and of those that are set for the same time
+            # as the last one, some may have been left out.
+            self._alarmed = EVER if len(alarms) < count else alarms[count - 1] - 1
+
+    # Where pieces are.
+
+    def _place_flow(self, flow: Flow) -> None:
+        self.flows[flow.id] = flow
+        standing = flow.standing
+        entry = flow.entry
+        if standing == READY:
+            if entry is not None:
+                if entry[0] == READY and entry[2][1] == flow.tie and entry[2][0] == flow.vtime:
+                    return
+                self._unplace_flow(flow)
+            place = (flow.vtime, flow.tie, flow.id)
+            self._ready.put(place)
+            flow.entry = (READY, None, place)
+            return
+        if entry is not None:
+            self._unplace_flow(flow)
+        if standing == PARKED:
+            place = (flow.vtime, flow.tie, flow.id)
+            self._parked_flows.put(flow.gate, place)
+            flow.entry = (PARKED, flow.gate, place)
+
+    def _unplace_flow(self, flow: Flow) -> None:
+        if flow.entry is not None:
+            standing, gate, place = flow.entry
+            if standing == READY:
+                self._ready.drop(place)
+            else:
+                self._parked_flows.drop(gate, place)
+            flow.entry = None
+
+    def _place_lane(self, lane: Lane) -> None:
+        self.lanes[lane.id] = lane
+        standing, entry = lane.standing, lane.entry
+        if standing == READY:
+            place = (lane.rank, lane.head, lane.id)
+            if entry is not None:
+                if entry[0] == READY and entry[2] == place:
+                    return
+                self._unplace_lane(lane)
+            insort(lane.flow.ready, (order_of(lane.rank, lane.head), lane.id, lane))
+            lane.entry = (READY, None, place)
+            return
+        if entry is not None:
+            self._unplace_lane(lane)
+        if standing == PARKED:
+            parked = (lane.tag, lane.head, lane.id)
+            self._parked_lanes.put(lane.gate, parked)
+            lane.entry = (PARKED, lane.gate, parked)
+
+    def _unplace_lane(self, lane: Lane) -> None:
+        if lane.entry is not None:
+            standing, gate, place = lane.entry
+            if standing == READY:
+                ready = lane.flow.ready
+                del ready[bisect_left(ready, (order_of(place[0], place[1]), lane.id))]
+            else:
+                self._parked_lanes.drop(gate, place)
+            lane.entry = None
+
+    def _place_gate(self, gate: Gate) -> None:
+        self.gates[gate.id] = gate
+        if gate.alarm != gate.wake_at:
+            if gate.alarm is not None:
+                self._alarms.drop((gate.alarm, gate.id))
+            if gate.wake_at is not None:
+                self._alarms.put((gate.wake_at, gate.id))
+            gate.alarm = gate.wake_at
+
+    def _replace_gate(self, row: GateRow) -> None:
+        self._drop_gate(row.id)
+        gate = gate_of(self.policy, row)
+        if gate is not None:
+            self._place_gate(gate)
+
+    def _drop_gate(self, gate_id: bytes) -> None:
+        gate = self.gates.pop(gate_id, None)
+        if gate is not None and gate.alarm is not None:
+            self._alarms.drop((gate.alarm, gate_id))
+
+    def _drop_flow(self, flow: Flow) -> None:
+        self._unplace_flow(flow)
+        del self.flows[flow.id]
+
+    # Bounds.
+
+    def shrink(self, most: int = MOST_RESIDENT) -> None:
+        """Let go of what is least likely to be needed soon, where more is held than `most`. What has changed stays."""
+        if len(self.flows) > most:
+            self._forget_flows(most * 3 // 4)
+        if len(self.gates) > 2 * most:
+            self._forget_gates(most)
+
+    def _forget_flows(self, most: int) -> None:
+        changed_flows, changed_lanes, _ = self.changed
+        kept = {entry[-1] for entry in self._ready.entries_since(BEGINNING, most // 2)}
+        kept.update(changed_flows)
+        kept.update(self.lanes[each].flow.id for each in changed_lanes)
+        others = sorted((flow for flow in self.flows.values() if flow.id not in kept), key=_last_used)
+        gone = others[: max(0, len(self.flows) - most)]
+        if not gone:
+            return
+        self.is_whole = False
+        left = {flow.id for flow in gone}
+        for lane in [lane for lane in self.lanes.values() if lane.flow.id in left]:
+            self._unplace_lane(lane)
+            del self.lanes[lane.id]
+        for flow in gone:
+            if flow.entry is not None and flow.entry[0] == READY:
+                self._complete = min(self._complete, flow.entry[2][:2])
+            self._drop_flow(flow)
+
+    def _forget_gates(self, most: int) -> None:
+        passed = {gate for lane in self.lanes.values() for gate, _ in lane.passes or ()}
+        passed.update(self.changed[2])
+        gone = [gate for gate in self.gates.values() if gate.id not in passed]
+        for gate in gone[: max(0, len(self.gates) - most)]:
+            self.is_whole = False
+            if gate.alarm is not None:
+                self._alarmed = min(self._alarmed, gate.alarm - 1)
+            self._drop_gate(gate.id)
+
+
+def _last_used(flow: Flow) -> int:
+    return flow.used

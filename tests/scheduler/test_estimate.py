@@ -1,0 +1,180 @@
+"""O17: an estimate is never earlier than the limits allow, however many are ahead, and whoever they are."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TypeVar
+from uuid import UUID
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from fairlane.clock import SECOND, Instant
+from fairlane.job import State
+from fairlane.policy import Fair, Policy, Rate
+from fairlane.policy.kinds import read_limit
+from fairlane.scheduler.explain import (
+    COUNTED,
+    OWN_LANES,
+    Explanation,
+    Facts,
+    Running,
+    Service,
+    Subject,
+    examine,
+    explain,
+)
+from fairlane.scheduler.journal import Delta, Mark
+from fairlane.scheduler.resident import Ask, Events, Found, ResidentBoard
+from fairlane.scheduler.snapshot import Head
+from tests.scheduler.ledger import LaneKey
+from tests.scheduler.simulation import EPOCH, Fleet
+from tests.scheduler.strategies import keys, limits, policies, shares
+
+T = TypeVar("T")
+RUN_TIME = SECOND // 10
+"""What is taken for a run before any has ended, so that it is known from the beginning."""
+SLOTS = 10_000
+
+
+def fleet_of(policy: Policy) -> Fleet:
+    return Fleet(policy, slots=SLOTS, run_time=lambda _: RUN_TIME)
+
+
+def answered(fleet: Fleet, asking: Generator[Ask, Found, T]) -> T:
+    try:
+        ask = next(asking)
+        while True:
+            jobs = fleet.queue.jobs
+            heads = {lane: jobs[lane].since(at, count) for lane, at, count in ask.heads if lane in jobs}
+            ask = asking.send(Found(heads=heads))
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+
+
+def told_of(fleet: Fleet, lane: LaneKey, head: Head) -> Explanation:
+    """What `explain` says of a waiting job, from the facts that a store would find."""
+    fleet.claim(0)  # whatever has arrived or ended is folded
+    queue, lane_id = fleet.queue, fleet.ledger.lane_id(lane)
+    row = queue.lanes[lane_id]
+    siblings = sorted((each for each in queue.lanes.values() if each.flow == row.flow), key=lambda each: -each.ready)
+    board = ResidentBoard(fleet.policy, is_whole=True)
+    rows = Delta(list(queue.flows.values()), list(queue.lanes.values()), list(queue.gates.values()))
+    board.apply(rows, Mark(1, UUID(int=0)))
+    named = [lane_id, *(each.id for each in siblings[:OWN_LANES])]
+    snapshot = answered(fleet, board.snapshot(Events(fleet.now, queue.queue), 10, named))
+    job = UUID(int=head.position)
+    subject = Subject("q", {**dict(lane[1]), "task": "t"}, lane[0], job, "t", State.READY, lane_id, head.position)
+    examined, _ = answered(fleet, board.answer(examine(snapshot, subject, 10)))
+
+    def ahead(lane_id: bytes) -> int:
+        return min(COUNTED, sum(each.position < head.position for each in queue.jobs[lane_id].since(0, 1 << 30)))
+
+    facts = Facts(
+        subject,
+        fleet.policy,
+        fleet.now,
+        snapshot.queue,
+        examined,
+        queue.waiting(),
+        [
+            Running(
+                UUID(int=position), "t", fleet.names[start.lane][0], dict(fleet.names[start.lane][1]), None, fleet.now
+            )
+            for position, start in fleet.claimed.items()
+        ],
+        ahead(lane_id),
+        0,
+        True,
+        [],
+        service=Service(is_served=True, slots=SLOTS),
+        ahead_in={each.id: ahead(each.id) for each in examined.others.lanes},
+    )
+    return explain(facts)
+
+
+def started_at(fleet: Fleet, head: Head) -> Instant | None:
+    """When a job really starts under the limits, with slots enough for all."""
+    fleet.run()
+    return next((run.at for run in fleet.ledger.runs if run.position == head.position), None)
+
+
+ONE_LANE = {"account": "x", "endpoint": "e1", "region": "eu"}
+backlog_parts = (st.integers(1, 20), st.sampled_from([None, 1_000, 300_000, 1_500_000]))
+backlogs = st.lists(st.tuples(keys, *backlog_parts), min_size=1)
+one_limit = st.builds(Policy, queue=st.just("q"), limits=st.tuples(limits), keys=st.just(tuple(sorted(ONE_LANE))))
+of_the_queue = st.builds(
+    Policy,
+    queue=st.just("q"),
+    fair=shares,
+    limits=st.lists(limits.map(lambda limit: read_limit({**limit.to_document(), "by": []})), max_size=3),
+    keys=st.just(tuple(sorted(ONE_LANE))),
+)
+
+
+def check_estimate(policy: Policy, backlog: list[tuple[dict[str, str | None], int, int | None]], nth: int) -> None:
+    """Let jobs arrive and some of them run; ask when one that waits will start; see when it does."""
+    fleet = fleet_of(policy)
+    waiting: list[tuple[LaneKey, Head]] = []
+    for of_lane, count, pause in backlog:
+        mine = {name: of_lane[name] for name in policy.stamped_keys}
+        waiting += [((0, tuple(sorted(mine.items()))), head) for head in fleet.enqueue(mine, count)]
+        if pause is not None:
+            fleet.run(fleet.now + pause)
+    started = {run.position for run in fleet.ledger.runs}
+    waiting = [each for each in waiting if each[1].position not in started]
+    assume(waiting)
+    lane, head = waiting[nth % len(waiting)]
+    told = told_of(fleet, lane, head)
+    really = started_at(fleet, head)
+    if really is None:
+        assert told.estimate is None, "a limit of 0 lets nobody start"
+    else:
+        assert told.estimate is not None
+        assert told.estimate >= really
+
+
+@settings(deadline=None, max_examples=200)
+@given(policies(), st.lists(st.tuples(st.just(ONE_LANE), *backlog_parts), min_size=1), st.integers(0, 1 << 16))
+def test_o17_in_one_lane_no_estimate_is_early_whatever_the_limits(
+    policy: Policy, backlog: list[tuple[dict[str, str | None], int, int | None]], nth: int
+) -> None:
+    check_estimate(policy, backlog, nth)
+
+
+@settings(deadline=None, max_examples=200)
+@given(one_limit, backlogs, st.integers(0, 1 << 16))
+def test_o17_among_lanes_behind_one_limit_no_estimate_is_early(
+    policy: Policy, backlog: list[tuple[dict[str, str | None], int, int | None]], nth: int
+) -> None:
+    check_estimate(policy, backlog, nth)
+
+
+@settings(deadline=None, max_examples=200)
+@given(of_the_queue, backlogs, st.integers(0, 1 << 16))
+def test_o17_among_flows_behind_limits_of_the_queue_no_estimate_is_early(
+    policy: Policy, backlog: list[tuple[dict[str, str | None], int, int | None]], nth: int
+) -> None:
+    check_estimate(policy, backlog, nth)
+
+
+@pytest.mark.parametrize("ahead", [56, 594, 16_000, 250_000])
+def test_an_estimate_is_as_late_as_the_rate_makes_it_however_many_are_ahead(ahead: int) -> None:
+    policy = Policy("q", limits=(Rate(60, per="1m", burst=1, by="endpoint"),))
+    fleet = fleet_of(policy)
+    *_, last = fleet.enqueue({"endpoint": "e1"}, ahead + 1)
+    told = told_of(fleet, (0, (("endpoint", "e1"),)), last)
+    assert told.estimate == EPOCH + ahead * SECOND
+
+
+def test_a_quiet_tenant_is_told_its_turn_and_not_the_end_of_the_queue() -> None:
+    policy = Policy("q", Fair(by="account", charge="count"), (Rate(1, per="1s", burst=1),))
+    fleet = fleet_of(policy)
+    for account in ("a", "b", "c"):
+        fleet.enqueue({"account": account}, 1_000)
+    (head,) = fleet.enqueue({"account": "quiet"})
+    told = told_of(fleet, (0, (("account", "quiet"),)), head)
+    assert told.estimate is not None
+    assert 3 * SECOND <= told.estimate - EPOCH <= 6 * SECOND
