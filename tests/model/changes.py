@@ -2,7 +2,8 @@
 
 A step is a method with plain arguments, as in `Life`: a sequence of steps that showed a fault can be written down and
 lived again. After each one, once every bell is folded, the board must be what the jobs themselves say: lanes and gates
-count what runs, shared gates count what holds them, and a board made anew would say the same.
+count what runs, shared gates count what holds them, a board made anew would say the same, and so does every process
+that remembers it.
 
 On PostgreSQL a step may also be a meeting: somebody else holds a table while up to three actions begin one after the
 other, each in a process of its own, so that they wait for one another at that table or at a row that another has
@@ -39,6 +40,7 @@ from fairlane.scheduler.settlement import settle
 from fairlane.scheduler.snapshot import Contender, GateRow, KeptPlaces, LaneRow, QueueRow
 from fairlane.store.auditing import Note
 from fairlane.store.protocol import Store
+from tests.model import boards
 from tests.model.home import Home
 from tests.model.steps import End, Ending
 from tests.store.harness import LEASE, SECOND, OpenTransaction, claim_once, new_jobs, worker_named
@@ -78,7 +80,7 @@ NAMES = 4
 """So many names has every shared limit: a gate that has never been is another case than one that is there."""
 TABLES = (
     *("shared_gates", "shared_gates", "shared_gates", "shared_gates"),
-    *("shared_releases", "releases", "lanes", "gates", "leases", "shared_limit_queues", "queues"),
+    *("shared_releases", "releases", "journal", "gates", "leases", "shared_limit_queues", "queues"),
 )
 """Where actions meet: most often where they met in the wrong order once."""
 # (Not `pg_stat_activity`, of which a transaction sees the same state until it ends.)
@@ -97,8 +99,8 @@ class Ledger:
     jobs: list[tuple[Any, ...]]
     """Those that run or keep a place: queue, state, lane, priority, keys, shared gates, keeps place."""
     ready: Counter[bytes]
-    lanes: list[tuple[Any, ...]]
-    gates: list[tuple[Any, ...]]
+    lanes: dict[int, list[LaneRow]]
+    gates: dict[int, list[GateRow]]
     shared: list[tuple[Any, ...]]
     left: list[tuple[Any, ...]]
     """Releases of shared gates that nobody has folded, because no queue names their limit any more."""
@@ -134,6 +136,7 @@ class Changes:
     steps: int = 0
     rests: int = 0
     gates_seen: int = 0
+    boards_seen: int = 0
     told: list[str] = field(default_factory=list)
     orders: dict[str, list[UUID]] = field(default_factory=dict)
     """Jobs of the ordered queue that have not been delayed, by key, as they were enqueued."""
@@ -438,9 +441,10 @@ class Changes:
         """At rest, every gate counts the jobs that run, and nothing else."""
         if self.open:
             return  # no rest: what a caller has settled is in nobody's sight
-        store = self.stores[0]
+        store = self.stores[self.steps % len(self.stores)]
         for name in await store.queues():
-            await store.lanes(name, keeps=True)  # folds all there is
+            await boards.fold(store, name)
+            await self._check_boards(name, is_checkpoint=self.steps % 4 == 0)
         ledger = await self._read()
         assert ledger.bells == 0
         self._check_shared(ledger)
@@ -449,22 +453,33 @@ class Changes:
             assert found is not None
             self._check_queue(ledger, found.policy, number)
         self.rests += 1
-        self.gates_seen += len(ledger.gates) + len(ledger.shared)
+        self.gates_seen += sum(map(len, ledger.gates.values())) + len(ledger.shared)
+
+    async def _check_boards(self, name: str, *, is_checkpoint: bool) -> None:
+        """J01: whoever remembers the board as it is now remembers what the database says."""
+        found = await boards.said(self.stores[0], name)
+        for each in self.stores:
+            board = await boards.remembered(each, name)
+            if board is not None and board.mark == found.mark:
+                assert boards.differences(board, found) == [], name
+                self.boards_seen += 1
+        if is_checkpoint:
+            await boards.checkpoint(self.stores[self.steps % len(self.stores)], name)
 
     def _check_queue(self, ledger: Ledger, policy: Policy, number: int) -> None:
         running = [job for job in ledger.jobs if job[0] == number and job[1] == State.RUNNING]
-        lanes = [lane for lane in ledger.lanes if lane[0] == number]
+        lanes = ledger.lanes[number]
         in_flight = Counter(job[2] for job in running)
-        assert {lane[1]: lane[5] for lane in lanes if lane[5]} == in_flight, f"{policy.queue}: lanes"
-        assert {lane[1]: lane[4] for lane in lanes if lane[4]} == {
-            lane[1]: ledger.ready[lane[1]] for lane in lanes if ledger.ready[lane[1]]
+        assert {lane.id: lane.in_flight for lane in lanes if lane.in_flight} == in_flight, f"{policy.queue}: lanes"
+        assert {lane.id: lane.ready for lane in lanes if lane.ready} == {
+            lane.id: ledger.ready[lane.id] for lane in lanes if ledger.ready[lane.id]
         }, f"{policy.queue}: ready jobs of lanes"
         kept = [
             KeptPlaces(priority, keys, 1)
             for queue, state, _, priority, keys, _, keeps in ledger.jobs
             if queue == number and keeps and state == State.SCHEDULED
         ]
-        gates = [GateRow(*row[1:]) for row in ledger.gates if row[0] == number]
+        gates = ledger.gates[number]
         expected: Counter[bytes] = Counter()
         for job in running:
             for gate, bound in (*policy.gates_of(job[3], job[4]), *policy.queue_gates):
@@ -477,7 +492,10 @@ class Changes:
             expected[found[0] if found else b""] += 1
         stored = {gate.id: gate.in_flight for gate in gates if gate.in_flight}
         assert stored == +expected, f"{policy.queue}: gates"
-        rows = [LaneRow(lane[1], b"", lane[2], lane[3], lane[4], lane[5], 0, 0, 0, None, 0.0) for lane in lanes]
+        rows = [
+            LaneRow(lane.id, b"", lane.priority, lane.keys, lane.ready, lane.in_flight, 0, 0, 0, None, 0.0)
+            for lane in lanes
+        ]
         anew = rebuild(policy, self.clock.now(), QueueRow(0.0, 0.0, 0, 0, 0.0), [], rows, gates, kept)
         assert {gate.id: gate.in_flight for gate in anew.gates if gate.in_flight} == stored, f"{policy.queue}: rebuilt"
 
@@ -521,10 +539,8 @@ class Changes:
     async def _read(self) -> Ledger:
         """Behind the protocol, in the words of either store."""
         look = self.home.look
-        queue, keys, lanes = (
-            ("queue_id", "keys_of_lane(lane_keys, keys, task)::text", _FLEET_LANES)
-            if self.is_fleet
-            else ("queue", "lane_keys", _FILE_LANES)
+        queue, keys = (
+            ("queue_id", "keys_of_lane(lane_keys, keys, task)::text") if self.is_fleet else ("queue", "lane_keys")
         )
         bells = "select (select count(*) from releases) + (select count(*) from arrivals)"
         jobs = await look(
@@ -532,27 +548,19 @@ class Changes:
             "where state = 2 or keeps_place"
         )
         left_behind = f"select gate, {queue}, ended + unstarted from shared_releases"
-        gates = await look(
-            f'select {queue}, id, "limit", key, in_flight, tat, waiting, awake, wake_at, memo, value from gates'
-        )
+        numbers: dict[str, int] = dict(await look("select name, id from queues"))
+        found = {number: (await boards.said(self.stores[0], name)).now for name, number in numbers.items()}
         shared = await look('select id, "limit", in_flight, contenders from shared_gates')
         return Ledger(
-            dict(await look("select name, id from queues")),
+            numbers,
             [(*row[:4], msgspec.json.decode(row[4]), _split(row[5]), bool(row[6])) for row in jobs],
             Counter(dict(await look("select lane, count(*) from jobs where state = 1 group by lane"))),
-            [(*row[:3], msgspec.json.decode(row[3]), *row[4:]) for row in await look(lanes)],
-            [(*row[:3], msgspec.json.decode(row[3]), *row[4:]) for row in gates],
+            {number: now.lanes for number, now in found.items()},
+            {number: now.gates for number, now in found.items()},
             [(*row[:3], msgspec.json.decode(row[3], type=list[Contender])) for row in shared],
             await look(left_behind),
             (await look(bells))[0][0],
         )
-
-
-_FILE_LANES = "select queue, id, priority, keys, ready, in_flight from lanes"
-_FLEET_LANES = (
-    "select queue_id, id, priority, keys, ready, in_flight from lanes union all "
-    "select queue_id, lane, lane_priority, lane_keys, lane_ready, lane_in_flight from flows where lane is not null"
-)
 
 
 def _renamed(limit: Limit, name: int) -> Limit:

@@ -9,6 +9,7 @@ from fairlane.clock import ManualClock
 from fairlane.store.postgres import PostgresStore
 from fairlane.store.protocol import Store
 from fairlane.store.sqlite import SqliteStore
+from tests.model import boards
 from tests.store.harness import Database
 
 __all__ = ["Home"]
@@ -38,8 +39,14 @@ class Home:
 
     # The only looks behind the protocol.
 
+    async def checkpoint(self) -> None:
+        """Let the tables hold all boards, and everybody forget them."""
+        for name in await self.store.queues():
+            await boards.seal(self.store, name)
+
     async def counted(self) -> dict[bytes, int]:
         """How many each gate of a concurrency says are in flight."""
+        await self.checkpoint()
         return dict(
             await self.look("""select id, in_flight from gates where "limit" like 'concurrency%' and in_flight <> 0""")
         )

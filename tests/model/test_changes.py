@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from fairlane.clock import ManualClock
+from fairlane.store import checkpoints
 from fairlane.testing.postgres import ThrowawayPostgres
 from tests.model import changes_kept
 from tests.model.changes import QUEUES, TABLES, Action, Changes
@@ -116,6 +117,7 @@ class Town:
     steps: int = 0
     rests: int = 0
     gates: int = 0
+    boards: int = 0
     met: Counter[str] = field(default_factory=Counter)
 
     def begin(self) -> Changes:
@@ -141,6 +143,7 @@ class Town:
         self.steps += life.steps
         self.rests += life.rests
         self.gates += life.gates_seen
+        self.boards += life.boards_seen
         self.met += life.met
         self.loop.run(life.end())
         if self.kind == "postgres":
@@ -149,8 +152,14 @@ class Town:
 
 @pytest.fixture(params=["sqlite-file", "postgres"])
 def town(
-    request: pytest.FixtureRequest, postgres: ThrowawayPostgres, postgres_template: str, tmp_path: Path
+    request: pytest.FixtureRequest,
+    postgres: ThrowawayPostgres,
+    postgres_template: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Town]:
+    # Checkpoints are steps: who looks at a board and then at the tables looks at one moment.
+    monkeypatch.setattr(checkpoints, "EVERY", 3_600.0)
     with asyncio.Runner() as loop:
         yield Town(request.param, postgres, postgres_template, tmp_path, loop)
 
@@ -193,7 +202,8 @@ def test_whatever_changes_every_gate_counts_the_jobs_that_run(town: Town) -> Non
     )
     while (left := STEPS - town.steps) > 0:  # some lives are short
         run_state_machine_as_test(machine, settings=settings(once, max_examples=-(-left // STEPS_A_LIFE)))
-    seen = f"{town.steps:,} steps, {town.rests:,} rests, {town.gates:,} gates looked at, met at {dict(town.met)}"
+    looked_at = f"{town.gates:,} gates and {town.boards:,} boards looked at"
+    seen = f"{town.steps:,} steps, {town.rests:,} rests, {looked_at}, met at {dict(town.met)}"
     print(f"\n{town.kind}: {seen}")
 
 

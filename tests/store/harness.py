@@ -37,6 +37,7 @@ __all__ = [
     "OpenTransaction",
     "assert_at_rest",
     "by_key",
+    "checkpointed",
     "claim",
     "claim_once",
     "diagnosed",
@@ -271,3 +272,12 @@ async def assert_at_rest(
 async def diagnosed(store: Store, *declared: Any, **known: Any) -> list[Finding]:
     """What the doctor finds, but for what is on purpose: the server of the tests does not wait for its disk."""
     return [each for each in await diagnose(store, *declared, **known) if each.check != "durability"]
+
+
+async def checkpointed(store: Store) -> None:
+    """The tables hold what the journal says, and nobody is going to write them by itself."""
+    match store:
+        case SqliteStore():
+            await store._checkpoints.close()
+        case PostgresStore():
+            await store._claimer._checkpoints.close()

@@ -26,7 +26,7 @@ from fairlane.store.figures import KeySort, WorkerReport
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
 from fairlane.store.sqlite import SqliteStore
-from tests.store.harness import MINUTE, SECOND, Database, claim, finish, given_jobs, worker_named
+from tests.store.harness import MINUTE, SECOND, Database, checkpointed, claim, finish, given_jobs, worker_named
 
 ACCOUNT: By = ("account",)
 POLICY = Policy(
@@ -202,17 +202,26 @@ async def live(store: Store, clock: ManualClock, policy: Policy, dice: random.Ra
             await store.tally(queue, dice.choice([1, 3, 500]))
 
 
-async def assert_true(store: Store, policy: Policy) -> None:
-    """Once every bell is folded and every tally is in, the figures say what is so."""
+async def assert_true(store: Store, policy: Policy, *, is_new: bool = False) -> None:
+    """The stats say what is so: now, and once everything is folded and added up. (By a new scope, from then on.)"""
+    if not is_new:
+        await assert_true_now(store, policy)
     await store.lanes(policy.queue, keeps=True)
+    if not is_new:
+        await assert_true_now(store, policy)
     await tally_all(store, policy.queue)
+    await assert_true_now(store, policy)
+    (queue,) = await store.survey([policy.queue])
+    assert (queue.unseen, queue.uncounted) == (0, 0)
+
+
+async def assert_true_now(store: Store, policy: Policy) -> None:
     for by in policy.scopes:
         assert await shown(store, by, policy.queue) == await truth(store, by, policy.queue), f"by {by}"
     (queue,) = await store.survey([policy.queue])
     counted = Counter(job.state for job in await every_job(store, policy.queue))
     assert (queue.ready, queue.running) == (counted[State.READY], counted[State.RUNNING])
     assert (queue.scheduled.count, queue.dead.count) == (counted[State.SCHEDULED], counted[State.DEAD])
-    assert (queue.unseen, queue.untallied) == (0, 0)
     held = [each for by in policy.scopes for each in await all_keys(store, by, [policy.queue]) if each.held_by]
     by_limit: dict[str, list[KeyFigures]] = {}
     for each in held:
@@ -243,7 +252,7 @@ async def test_a_policy_with_other_scopes_has_its_keys_counted_from_the_lanes(st
     await store.apply(other)
     for _ in range(30):
         await live(store, clock, other, dice, held)
-    await assert_true(store, other)
+    await assert_true(store, other, is_new=True)
     assert await all_keys(store, ("endpoint", "account")) != []
 
 
@@ -325,20 +334,15 @@ async def test_minutes_say_what_happened_when(store: Store, clock: ManualClock) 
     assert [each.minute for each in (await store.minutes(["webhooks"], 0))["webhooks"]] == [first + 1]
 
 
-async def test_jobs_that_no_claim_has_seen_are_told_apart(store: Store) -> None:
+async def test_jobs_that_no_claim_has_seen_are_counted(store: Store) -> None:
     await store.declare(POLICY)
     await given_jobs(store, POLICY, keys("acme"), 3)
     await given_jobs(store, POLICY, keys("acme", "f"), 2, priority=1)
     (queue,) = await store.survey(["webhooks"])
-    assert (queue.ready, queue.unseen, queue.bells, queue.tallied_at) == (0, 5, 2, None)
-    unseen = await store.unseen_by_lane(["webhooks"])
-    assert unseen.is_all
-    assert sorted((each.priority, each.keys["endpoint"], each.arrived) for each in unseen.lanes) == [
-        (0, "e", 3),
-        (1, "f", 2),
-    ]
+    assert (queue.ready, queue.unseen, queue.bells, queue.counted_at) == (5, 5, 2, None)
+    assert {each.key: each.waiting for each in await all_keys(store, ("endpoint",))} == {("e",): 3, ("f",): 2}
     await claim(store, "webhooks", 1)
-    assert (await store.unseen_by_lane(["webhooks"])).lanes == []
+    assert (await store.survey(["webhooks"]))[0].unseen == 0
 
 
 async def test_scheduled_jobs_are_counted_by_lane(store: Store, clock: ManualClock) -> None:
@@ -376,7 +380,7 @@ async def test_gates_are_named_as_they_are(store: Store) -> None:
     await given_jobs(store, POLICY, keys("acme"), 3)
     await claim(store, "webhooks", 5)
     gate = gate_id("webhooks", "concurrency:account", ("acme",))
-    (found,), shared = await store.gates_named([gate, b"\x00" * 16], [])
+    (found,), shared = await store.gates_named({"webhooks": [gate, b"\x00" * 16]}, [])
     assert (found.id, found.key, found.in_flight, shared) == (gate, ["acme"], 2, [])
 
 
@@ -452,6 +456,7 @@ async def test_looking_changes_nothing(database: Database, clock: ManualClock) -
     await tally_all(store)
     await given_jobs(store, POLICY, keys("globex"), 2)
     clock.advance("30h")
+    await checkpointed(store)
     before = await dump(database, store)
     await store.survey(["webhooks"])
     await store.minutes(["webhooks"], 0)
@@ -460,8 +465,7 @@ async def test_looking_changes_nothing(database: Database, clock: ManualClock) -
         await store.list_keys(["webhooks"], ACCOUNT, sort=sort, held_only=True, search="a")
     await store.keys_named(["webhooks"], [(ACCOUNT, ("acme",))])
     await store.scheduled_by_lane(["webhooks"])
-    await store.unseen_by_lane(["webhooks"])
-    await store.gates_named([b"\x00" * 16], [b"\x00" * 16])
+    await store.gates_named({"webhooks": [b"\x00" * 16]}, [b"\x00" * 16])
     await store.next_jobs("webhooks", {"account": "acme"})
     await store.workers()
     assert await dump(database, store) == before

@@ -18,6 +18,7 @@ from fairlane.policy import Fair, Policy, Rate
 from fairlane.store.figures import WorkerReport
 from fairlane.store.health import PostgresHealth, SqliteHealth
 from fairlane.store.protocol import Store, WorkerIdentity
+from tests.model import boards
 from tests.store.harness import MINUTE, SECOND, Database, claim, diagnosed, finish, given_jobs
 
 POLICY = Policy("webhooks", fair=Fair(by="account"), limits=(Rate(1, per="1m", by="account"),))
@@ -166,6 +167,7 @@ async def test_a_gate_that_was_to_wake_its_lanes_is_found(store: Store, clock: M
     assert (found.queue, found.limit, found.key, found.lanes) == ("webhooks", "rate/60s:account", ["acme"], 1)
     assert found.since is not None
     assert start < found.since <= start + MINUTE
+    await store.declare(Policy("other"))
     assert await store.standstills(["other"], start + 2 * MINUTE) == []
 
 
@@ -186,6 +188,7 @@ async def test_a_gate_that_is_overdue_while_others_start_is_a_fault(
     assert (await store.tally("webhooks")).tallies
     assert "stuck lane" not in checks(await diagnosed(store))
     early = (await store.now()) - 20 * MINUTE
+    await boards.seal(store, "webhooks")
     await change(
         shared_database,
         {
@@ -211,7 +214,7 @@ async def test_a_flow_behind_the_cursor_is_a_fault_and_the_remedy_heals_it(
         shared_database,
         {
             "postgres": "update fairlane.queue_states set cursor = cursor + 100",
-            "sqlite": "update queues set cursor = cursor + 100, revision = revision + 1",
+            "sqlite": "update queues set cursor = cursor + 100",
         },
     )
     found = [each for each in await diagnosed(store) if each.check == "stuck lane"]
@@ -254,13 +257,13 @@ async def test_figures_that_nobody_adds_up_are_told(store: Store, clock: ManualC
     await given_jobs(store, POLICY, ACME, 2)
     await finish(store, await claim(store, "webhooks", 1))
     await store.tally("webhooks")
-    assert "figures are behind" not in checks(await diagnosed(store))
+    assert "stats are behind" not in checks(await diagnosed(store))
     clock.advance("10m")
     await finish(store, await claim(store, "webhooks", 1))
-    (finding,) = [each for each in await diagnosed(store) if each.check == "figures are behind"]
+    (finding,) = [each for each in await diagnosed(store) if each.check == "stats are behind"]
     assert (finding.level, finding.queue) == ("warning", "webhooks")
     await store.tally("webhooks")
-    assert "figures are behind" not in checks(await diagnosed(store))
+    assert "stats are behind" not in checks(await diagnosed(store))
 
 
 async def report(store: Store, number: int, tasks: list[str]) -> None:

@@ -16,6 +16,7 @@ from fairlane.store.protocol import Store
 from tests.store.harness import (
     LEASE,
     SECOND,
+    WORKER,
     Database,
     assert_at_rest,
     claim,
@@ -48,6 +49,21 @@ async def test_renewing_a_lease_does_not_invalidate_the_claims_in_hand(
         assert (renewed.gone, renewed.cancelled) == ([], [])
     assert sorted(await store.held([(each.id, each.lease) for each in claims])) == sorted(ids(claims))
     await finish(store, claims)
+
+
+# L24
+async def test_claims_of_a_worker_are_found_by_the_leases_that_it_does_not_know(store: Store, queue: str) -> None:
+    await given_jobs(store, PLAIN, count=6)
+    (known,) = await claim(store, queue, 1)
+    unheard = await claim(store, queue, 3)
+    await claim(store, queue, 1, worker=worker_named("another"))
+    found = await store.claims_beside(WORKER.id, {known.lease})
+    assert sorted(ids(found)) == sorted(ids(unheard))
+    assert {each.lease for each in found} == {each.lease for each in unheard}
+    assert await store.settle([settle(each, Released("nobody heard of it"), 0) for each in found]) == []
+    assert await store.claims_beside(WORKER.id, {known.lease}) == []
+    assert [(each.id, each.attempt) for each in await claim(store, queue, 3)] == [(each.id, 1) for each in unheard]
+    await store.wake_another(queue, WORKER.id)
 
 
 # L12

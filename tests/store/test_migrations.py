@@ -14,6 +14,7 @@ from fairlane.clock import ManualClock
 from fairlane.errors import SchemaError, SchemaOutOfDate, SchemaTooNew
 from fairlane.policy import Policy
 from fairlane.store.migrate import load_migrations
+from tests.next_migration import add_next_migration
 from tests.store.harness import Database, Kind, claim, finish, given_jobs
 from tests.store.processes import run_together
 
@@ -77,6 +78,23 @@ async def test_sqlite_migrates_itself_and_postgres_says_how(bare_database: Datab
     await store.declare(PLAIN)
     jobs = await given_jobs(store, PLAIN)
     assert [each.id for each in await claim(store, "webhooks")] == jobs
+
+
+async def test_jobs_outlive_the_next_migration(shared_database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = await shared_database.open()
+    await store.declare(PLAIN)
+    jobs = await given_jobs(store, PLAIN, count=2)
+    await shared_database.close()
+    add_next_migration(monkeypatch)
+    if shared_database.kind == "postgres":
+        with pytest.raises(SchemaOutOfDate, match=r"at migration \d+, .* run `fairlane migrate`"):
+            await shared_database.open()
+        store = shared_database.connect()
+        assert await store.migrate() == names_of(shared_database)[-1:]
+        await store.close()
+    store = await shared_database.open()
+    assert await store.migrate() == []
+    assert [each.id for each in await claim(store, "webhooks", 5)] == jobs
 
 
 async def test_a_newer_schema_is_refused_politely(shared_database: Database) -> None:

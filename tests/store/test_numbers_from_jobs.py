@@ -22,6 +22,7 @@ from fairlane.scheduler.explain import explain
 from fairlane.scheduler.settlement import Died, Failed, Outcome, Snoozed
 from fairlane.store.auditing import Note
 from fairlane.store.protocol import Store
+from tests.model import boards
 from tests.store.by_hand import url_of
 from tests.store.harness import SECOND, WORKER, Database, by_key, claim, finish, hear, new_jobs, soon
 
@@ -180,6 +181,7 @@ async def test_a_weight_that_no_job_has_asked_for_in_a_month_is_forgotten(store:
     await bring(store, None, 9, policy=policy, account="globex")
     await finish(store, await claim(store, "webhooks", 9))
     await claim(store, "webhooks", 1)
+    await boards.checkpoint(store, "webhooks")
     removed = []
     for days in (20, 11):
         clock.advance(timedelta(days=days))

@@ -21,10 +21,12 @@ from fairlane.cli.program import program
 from fairlane.clock import SystemClock
 from fairlane.dashboard.contents import PAGES
 from fairlane.operations import JobFilter, Operations
+from fairlane.operations.waits import limits_waited_for
 from fairlane.policy import Policy
 from fairlane.policy.repartition import Phase, begun, phase_of
 from fairlane.scheduler.settlement import DeadWorker
 from fairlane.store.auditing import Note
+from fairlane.store.finding import find_jobs
 from fairlane.store.postgres.grants import ROLES, grants
 from fairlane.store.protocol import Store, WorkerIdentity
 from fairlane.store.statements import load_statements
@@ -39,15 +41,16 @@ NEEDS = {
         policy policy_versions put_value queues scan_values wait_until_ended
     """,
     "worker": """
-        adopt attempts cancel claim collect compare_and_set_value contexts count_gates count_ready counts declare
-        delete_value divide enqueue examine fire_schedule foresee gates_of_strays get_value held job keep_schedules
-        keep_time listen look now policies policy policy_versions prune put_schedule put_value queues reap recount
-        rehome renew report report_progress retries scan_values schedules settle tally time traces wait_until_ended
+        adopt attempts cancel claim claims_beside collect compare_and_set_value conclude contexts count_gates
+        count_ready counts declare delete_value divide enqueue examine find_jobs fire_schedule foresee gates_named
+        gates_of_strays get_value held job keep_schedules keep_time listen look now policies policy policy_versions
+        prune put_schedule put_value queues reap recount rehome renew report report_progress retries scan_values
+        schedules settle tally time traces wait_until_ended wake_another
     """,
     "viewer": """
-        attempts audit counts end_session examine find_jobs gates_named health is_session_ended job keys_named
+        attempts audit counts end_session examine find_jobs gates_named given health is_session_ended job keys_named
         lanes_of list_held list_keys minutes next_jobs now policies policy policy_versions queues
-        scheduled_by_lane schedules standstills survey time traces unseen_by_lane workers
+        scheduled_by_lane schedules standstills survey time traces weights_named workers
     """,
     "operator": """
         amend amend_schedule apply attempts audit cancel cancel_jobs check_waiting divide end_session examine find_jobs
@@ -251,6 +254,11 @@ async def keep_up(worker: App, queue: Queue) -> None:
     (claim,) = await queue.claim(1)
     await queue.renew([claim])
     await store.held([(claim.id, uuid.uuid4())])
+    await store.claims_beside(identity.id, [])
+    await find_jobs(store, JobFilter(state=State.READY), None, 1)
+    await limits_waited_for(store, [claim._claim])
+    await store.gates_named({claim.queue: [b"gate"]}, [b"shared"])
+    await store.wake_another(claim.queue, identity.id)
     await queue.ack([claim])
     for name in await store.queues():
         await store.count_gates(name)
@@ -318,7 +326,8 @@ async def look(roles: Roles) -> None:
         names = await store.queues()
         await store.counts("webhooks")
         await store.traces("webhooks", [], [])
-        await store.gates_named([], [])
+        await store.gates_named({}, [])
+        await store.given([])
         await store.policy_versions(names)
     for command in (
         "status",
@@ -517,7 +526,7 @@ def test_the_command_prints_what_the_owner_runs() -> None:
 
 
 WITHHELD = {
-    "producer": "audit ended_sessions minutes queue_figures",
+    "producer": "audit ended_sessions minutes",
     "worker": "",
     "viewer": "stored_values",
     "operator": "",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -38,38 +40,35 @@ SETTLING = {
     "waiters_pkey",
 }
 INDEXES = {
-    "load": {
+    "open_claim": {
         "arrivals_in_order",
-        "flows_by_lane",
-        "flows_newest",
-        "flows_ready",
         "forced_of_queue",
-        "gates_to_wake",
         "jobs_due",
-        "lanes_newest",
-        "lanes_ready",
-        "queue_states_newest",
-        "queues_pkey",
+        "journal_in_order",
         "releases_in_order",
         "waiters_pkey",
     },
     "select_heads": {"jobs_in_lane"},
-    "supply": {
-        "flows_by_lane",
-        "flows_by_parked_lane",
-        "flows_newest",
+    "ask_tables": {
         "flows_parked",
+        "flows_pkey",
         "flows_ready",
-        "gates_newest",
+        "gates_pkey",
+        "gates_to_wake",
         "jobs_in_lane",
-        "lanes_newest",
         "lanes_parked",
+        "lanes_pkey",
         "lanes_ready",
     },
-    "write": set(),
+    "select_board": {"flows_pkey", "gates_pkey", "lanes_pkey"},
+    "write_claim": {"arrivals_in_order", "leases_by_end", "queue_states_newest", "releases_in_order"},
+    "put_pieces": set(),
+    "select_journal": {"journal_in_order", "queue_states_newest"},
+    "store_journal": {"journal_in_order", "queue_figures_pkey", "queue_states_newest"},
+    "seal_journal": {"queue_states_newest"},
+    "note_told": {"queue_states_newest"},
+    "note_removed": {"queue_states_newest"},
     "promote": {"jobs_due", "jobs_pkey"},
-    "next_due": {"gates_to_wake", "jobs_due", "leases_by_end", "queues_pkey"},
-    "has_alarms": {"gates_to_wake", "jobs_due"},
     "enqueue": {"waiters_pkey"},
     "enqueue_one": {"waiters_pkey"},
     "ring": {"waiters_pkey"},
@@ -81,13 +80,14 @@ INDEXES = {
     "renew": {"cancellations_pkey", "leases_pkey"},
     "select_held": {"jobs_pkey"},
     "select_contexts": {"jobs_pkey"},
+    "select_given": {"jobs_pkey"},
     "select_retries": {"attempts_pkey"},
     "lock_expired_leases": {"leases_by_end"},
     "select_abandoned": {"jobs_pkey", "leases_pkey"},
     "cancel": {"jobs_pkey", "leases_pkey", "waiters_pkey"},
     "count_kept_places": {"arrivals_in_order", "jobs_keeping_place", "releases_in_order"},
     "select_kept_places": {"jobs_keeping_place"},
-    "count_ready": {"arrivals_in_order", "gates_newest", "queue_states_newest"},
+    "count_ready": {"arrivals_in_order", "gates_pkey", "queue_states_newest"},
     "prune": {
         "attempts_pkey",
         "finished_by_end",
@@ -107,13 +107,11 @@ INDEXES = {
     "purge": {"attempts_pkey", "finished_pkey", "jobs_pkey", "unique_jobs_pkey", "uniques_of_job", "uniques_pkey"},
     "retry_now": {"jobs_pkey", "waiters_pkey"},
     "count_beyond": {"finished_pkey"},
-    "collect_lanes": {"lanes_newest", "queue_states_newest"},
-    "collect_flows": {"flows_newest", "lanes_of_flow", "queue_states_newest"},
-    "collect_gates": {"gates_newest"},
+    "collect_idle": {"flows_pkey", "gates_pkey", "lanes_of_flow", "lanes_pkey", "queue_states_newest"},
     "await_results": set(),
     "withdraw_results": {"result_waiters_pkey"},
     "select_ended": {"jobs_pkey"},
-    "select_traces": {"flows_newest", "gates_newest", "waiters_pkey"},
+    "select_traces": {"flows_pkey", "gates_pkey", "waiters_pkey"},
     "select_standstills": {"flows_ready", "gates_to_wake", "queue_states_newest", "queues_name_key"},
     "select_on_dead": {"jobs_pkey"},
     "lock_expired_lease": {"leases_pkey"},
@@ -126,7 +124,6 @@ INDEXES = {
     "scan_values": {"stored_values_pkey"},
     "lock_shared_limits": {"shared_limit_queues_pkey", "shared_limits_name_key"},
     "load_shared": {
-        "gates_newest",
         "queues_pkey",
         "rings_pkey",
         "shared_gates_newest",
@@ -139,14 +136,14 @@ INDEXES = {
     "write_shared": {"queues_name_key", "waiters_pkey"},
     "collect_shared_gates": {"shared_gates_newest", "shared_limit_queues_pkey"},
     "look_before_tallying": {
+        "journal_in_order",
         "key_figures_to_refresh",
         "minutes_pkey",
         "queue_figures_pkey",
         "queues_pkey",
-        "tallies_in_order",
     },
-    "select_tallies": {"tallies_in_order"},
-    "delete_tallies": {"tallies_in_order"},
+    "select_told": {"journal_in_order"},
+    "delete_told": {"journal_in_order", "queue_states_newest"},
     "select_queue_figures": {"queue_figures_pkey"},
     "put_queue_figures": set(),
     "select_key_figures": {"key_figures_pkey"},
@@ -163,7 +160,6 @@ INDEXES = {
         "queue_states_newest",
         "queues_name_key",
         "releases_in_order",
-        "tallies_in_order",
     },
     "count_newest_dead": {"finished_pkey", "jobs_pkey", "queues_pkey"},
     "select_minutes": {"minutes_pkey", "queues_name_key"},
@@ -177,8 +173,13 @@ INDEXES = {
     "list_keys_by_waiting_if_held": {"key_figures_held", "queues_name_key"},
     "list_held_keys": {"key_figures_held_most", "queues_name_key"},
     "select_scheduled_by_lane": {"jobs_due", "queues_name_key"},
-    "select_unseen": {"arrivals_in_order", "queue_states_newest", "queues_name_key"},
-    "select_gates_named": {"gates_newest"},
+    "select_told_of": {"journal_in_order", "queue_figures_pkey"},
+    "select_tails": {"journal_in_order", "queue_states_newest"},
+    "select_pending_arrivals": {"arrivals_in_order", "queue_states_newest"},
+    "select_pending_releases": {"lanes_pkey", "queue_states_newest", "releases_in_order"},
+    "select_keys_of": {"key_figures_pkey"},
+    "select_gates_named": {"gates_pkey"},
+    "select_weights_named": {"flows_pkey"},
     "select_lanes_of_flow": {"lanes_of_flow", "lanes_ready"},
     "select_jobs_at": {"queues_pkey"},
     "put_worker": {"workers_pkey"},
@@ -195,7 +196,20 @@ INDEXES = {
 }
 
 
-FUNCTIONS = {"settle_done"}
+FUNCTIONS = {"open_claim", "settle_done", "write_claim"}
+VARIABLES: dict[str, dict[str, str]] = {
+    "open_claim": {
+        "state": "fairlane.queue_states",
+        "digest": "text",
+        "applied_at": "bigint",
+        "overrides_end_at": "bigint",
+        "now": "bigint",
+        "from_seq": "bigint",
+        "forgets": "boolean",
+    },
+    "write_claim": {},
+}
+"""Functions in PL/pgSQL that name what they are given, and what their last statement knows besides."""
 
 
 @pytest.fixture
@@ -267,11 +281,26 @@ async def plan_of(connection: asyncpg.Connection[Any], statement: str) -> dict[s
 
 
 async def body_of(connection: asyncpg.Connection[Any], function: str) -> str:
-    """The only statement of a function, which names its parameters by their numbers."""
-    source: str = await connection.fetchval(
-        "select prosrc from pg_proc where oid = $1::text::regproc", f"fairlane.{function}"
+    """The last statement of a function, with a number for each of its parameters and variables."""
+    found = await connection.fetchrow(
+        "select prosrc, proargnames, array(select format_type(t, null) from unnest(proargtypes) t) "
+        "from pg_proc where oid = $1::text::regproc",
+        f"fairlane.{function}",
     )
-    return source.partition("begin\n")[2].partition(";\n")[0].replace("into settled\n", "")
+    assert found is not None
+    source, names, types = found
+    body: str = source.partition("begin\n")[2]
+    if function not in VARIABLES:
+        return body.partition(";\n")[0].replace("into settled\n", "")
+    named = [*zip(names, types, strict=False), *VARIABLES[function].items()]
+    text = body.rpartition("return query\n")[2].partition(";\n")[0]
+    numbers = itertools.count(1)
+    for name, type_ in named:
+        # Not a column: those are named with their table, or set.
+        pattern = rf"(?<![.\w]){name}(?![\w(]| =)"
+        if re.search(pattern, text):
+            text = re.sub(pattern, f"(${next(numbers)}::{type_})", text)
+    return text
 
 
 def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:

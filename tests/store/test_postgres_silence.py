@@ -226,15 +226,15 @@ async def test_a_worker_that_is_cut_off_with_the_claim_lock_stops_the_queue_for_
 
     claiming = asyncio.ensure_future(store.claim("webhooks", want, worker=WORKER, lease=LEASE))
     admin = await asyncpg.connect(postgres_url)
-    locks = "select count(*) from pg_locks where locktype = 'advisory' and classid = 1717660018 and granted"
+    held = (
+        "select count(*) from pg_locks join pg_stat_activity using (pid) where locktype = 'advisory' "
+        "and classid = 1717660018 and granted and application_name = 'fairlane' and state = 'idle'"
+    )
 
     async def is_held() -> bool:
-        return bool(await admin.fetchval(locks))
+        return bool(await admin.fetchval(held))
 
     await until_found(is_held)
-    assert await admin.fetchval(
-        "select count(*) from pg_stat_activity where application_name = 'fairlane' and state = 'idle in transaction'"
-    )
     began = time.monotonic()
     assert len(await claim(other, "webhooks", 1, worker=worker_named("other"))) == 1
     assert time.monotonic() - began < 12

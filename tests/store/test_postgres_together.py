@@ -273,9 +273,9 @@ def test_each_is_filled_before_the_next(starts: int, asked: list[int], dealt: li
 def test_asking_in_public_starts_when_the_wait_is_longer_than_the_work_and_ends_when_nobody_waits() -> None:
     crowding = Crowding()
     seen = [crowding.is_dense]
-    crowding.alone(waited=0.0001, held=0.005)
+    crowding.alone(loading=0.0001, held=0.005)
     seen.append(crowding.is_dense)
-    crowding.alone(waited=0.006, held=0.005)
+    crowding.alone(loading=0.006, held=0.005)
     seen.append(crowding.is_dense)
     crowding.led(3)
     seen.append(crowding.is_dense)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from fairlane.clock import ManualClock
 from fairlane.job import State
-from fairlane.policy import Fair, Policy
+from fairlane.operations.trying import try_policies
+from fairlane.policy import Concurrency, Fair, Policy
+from fairlane.policy.numbers import FromJob
 from fairlane.scheduler.settlement import Died
 from fairlane.simulating import read_history, simulate
 from fairlane.store.protocol import Store
-from tests.store.harness import SECOND, claim, finish, given_jobs
+from tests.store.harness import SECOND, claim, finish, given_jobs, new_jobs
 
 FAIR = Policy("webhooks", Fair(by="account"))
 
@@ -60,3 +64,34 @@ async def test_a_bounded_look_brings_the_newest_and_tells_how_far_it_is(store: S
     assert len(jobs) == 3
     assert told[-1] == 3
     assert (await store.job((await given_jobs(store, FAIR, {"account": "a"}))[0])).state is State.READY
+
+
+async def test_o16_history_brings_the_numbers_that_its_jobs_brought(store: Store, clock: ManualClock) -> None:
+    policy = Policy("webhooks", limits=(Concurrency(FromJob(), by="account"),))
+    await store.declare(policy)
+    for slots in (1, 4):
+        jobs = new_jobs(policy, {"account": "a"}, 4)
+        await store.enqueue([msgspec.structs.replace(job, given={"concurrency:account": slots}) for job in jobs])
+    while held := await claim(store, policy.queue, 10):
+        clock.advance("1s")
+        await finish(store, held, ran=SECOND)
+    jobs_that_ran = await read_history(store, policy.queue, await store.now() + 1, 3_600 * SECOND)
+    assert [job.numbers for job in jobs_that_ran] == [
+        {"concurrency:account": slots} for slots in (1, 4) for _ in "four"
+    ]
+    found = simulate(policy, jobs_that_ran, slots=10, claim_time=0, settle_time=0)
+    assert (found.seconds, found.without_numbers) == (2.0, 0), "four at a time, as it was"
+    other = Policy("webhooks", limits=(Concurrency(2, by="account"),))
+    assert simulate(other, jobs_that_ran, slots=10, claim_time=0, settle_time=0).seconds == 4.0
+    clock.advance("1s")
+    (tried, _), *_ = await try_policies(store, ["webhooks"], history="webhooks", slots=10)
+    assert tried.seconds < 2.1
+
+
+async def test_history_of_jobs_without_numbers_says_how_many_lack_them(store: Store, clock: ManualClock) -> None:
+    await store.declare(FAIR)
+    await given_jobs(store, FAIR, {"account": "a"}, 3)
+    await finish(store, await claim(store, FAIR.queue, 3))
+    jobs = await read_history(store, FAIR.queue, await store.now() + 1)
+    asks = Policy("webhooks", limits=(Concurrency(FromJob(), by="account"),))
+    assert simulate(asks, jobs).without_numbers == 3

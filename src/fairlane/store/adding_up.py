@@ -27,7 +27,7 @@ from fairlane.scheduler.snapshot import LaneRow
 from fairlane.scheduler.tally import decode_tally
 from fairlane.store import key_rows
 from fairlane.store.figures import Tallied, key_scope
-from fairlane.store.key_rows import Kept
+from fairlane.store.key_rows import LONGEST_KEY, Kept
 
 __all__ = [
     "STRETCH",
@@ -38,8 +38,6 @@ __all__ = [
     "Oldest",
     "Pace",
     "in_stretches",
-    "is_too_much",
-    "most_looked_at",
 ]
 
 T = TypeVar("T")
@@ -53,11 +51,6 @@ AT_ONCE = 500
 """Tallies that are read together. Some are ten kilobytes."""
 A_BREATH = 2_000
 """Entries after which whoever waits for a turn gets it."""
-MOST_TALLIES = 20_000
-MOST_BYTES = 64 * 2**20
-"""What may wait to be added up. Where more does, it comes faster than it can be added up, key by key: it is shed."""
-LONGEST_KEY = 2_000
-"""Bytes of a key that can be listed, since an index does not take much more. Longer ones are in no list."""
 OLDEST_LANES = 1_000
 OLDEST_AT_ONCE = 100
 """Lanes whose heads are looked up together, to find the job that has waited for the longest."""
@@ -65,16 +58,6 @@ OLDEST_AT_ONCE = 100
 
 def in_stretches(items: Sequence[T], count: int = STRETCH) -> Iterator[Sequence[T]]:
     return (items[first : first + count] for first in range(0, len(items), count))
-
-
-def is_too_much(tallies: int, size: int) -> bool:
-    """Whether so many tallies, of so many bytes, are to be shed."""
-    return tallies > MOST_TALLIES or size > MOST_BYTES
-
-
-def most_looked_at() -> int:
-    """How many tallies are looked at to know."""
-    return MOST_TALLIES + 1
 
 
 class FiguresRow(msgspec.Struct, frozen=True):
@@ -104,22 +87,14 @@ class AddingUp:
         self._sums = Sums(policy)
         self._entries = self._breath = self._read = 0
         self._held = key_rows.decode_held(row.held)
-        self._is_shedding = False
-        self._found = row
         self.now = now
         self.tallied = row.tallied
         self.tallied_at = row.tallied_at
         self.tallies = 0
-        self.shed = 0
         self.keys = 0
         self.before = Kept.decode(row.kept)
         self.kept = Kept.by(policy)
         self.oldest_ready_at = row.oldest_ready_at
-
-    def shed_keys(self) -> None:
-        """From here on, leave out what tallies say of keys: all have to be counted anew."""
-        self._is_shedding = True
-        self.before = Kept()
 
     @property
     def room(self) -> int:
@@ -137,11 +112,7 @@ class AddingUp:
     def read(self, number: int, entries: bytes) -> None:
         """Take one more tally in."""
         told = decode_tally(entries)
-        if self._is_shedding:
-            self._sums.add_minute(told)
-            self.shed += 1
-        else:
-            self._sums.add(told)
+        self._sums.add(told)
         self._entries += len(told.lanes) + len(told.gates)
         self._read += 1
         self.tallied, self.tallied_at = number, told.at
@@ -233,12 +204,8 @@ class AddingUp:
         held = key_rows.encode(self._held)
         return FiguresRow(self.tallied, self.tallied_at, self.kept.encoded, held, self.oldest_ready_at)
 
-    def row_to_be_counted(self) -> FiguresRow:
-        """The same, where keys are left as they were: they are counted anew before anything else."""
-        return FiguresRow(self.tallied, self._found.tallied_at, "", self._found.held, self._found.oldest_ready_at)
-
     def did(self, *, more: bool) -> Tallied:
-        return Tallied(self.tallies, self.keys, more or self.kept != Kept.by(self._policy), self.shed)
+        return Tallied(self.tallies, self.keys, more or self.kept != Kept.by(self._policy))
 
 
 def _is_listed(place: Place) -> bool:

@@ -10,7 +10,7 @@ from fairlane.job import JobRecord
 from fairlane.policy.by import By
 from fairlane.scheduler.figures import KeyFigures, Minute
 from fairlane.scheduler.snapshot import GateRow, LaneRow, SharedGateRow
-from fairlane.store.figures import KeyPage, KeySort, LanesCounted, QueueFigures, Tallied
+from fairlane.store.figures import FlowWeight, KeyPage, KeySort, LanesCounted, QueueFigures, Tallied
 from fairlane.store.health import Health, Standstill
 
 __all__ = ["FigureKeeping"]
@@ -20,11 +20,14 @@ class FigureKeeping(Protocol):
     """What a store tells of its queues, their keys and itself."""
 
     async def tally(self, queue: str, limit: int = 500, rest: int = 0) -> Tallied:
-        """Add up to `limit` tallies of a queue to its figures, unless somebody else is at it; forget what is old.
+        """Add up to `limit` claims of a queue to its stats, unless somebody else is at it; forget what is old.
 
-        Nothing is done if somebody was at it within the last `rest` microseconds, and no more than `limit` wait. Where
-        far too many wait, they are shed: what they say of minutes is added up, and keys are counted anew.
+        Nothing is done if somebody was at it within the last `rest` microseconds, and no more than `limit` wait.
         """
+        ...
+
+    async def conclude(self, queue: str) -> None:
+        """Fold what has happened and add it up: whoever claimed last stops, and perhaps nobody comes after it."""
         ...
 
     async def survey(self, queues: Sequence[str]) -> list[QueueFigures]:
@@ -68,14 +71,14 @@ class FigureKeeping(Protocol):
         """The scheduled jobs that are due first, up to `COUNTED_AT_MOST`, by lane."""
         ...
 
-    async def unseen_by_lane(self, queues: Sequence[str]) -> LanesCounted:
-        """The jobs that no claim has seen yet, as far as `LANES_AT_MOST` bells tell, by lane."""
+    async def gates_named(
+        self, gates: Mapping[str, Sequence[bytes]], shared: Sequence[bytes]
+    ) -> tuple[list[GateRow], list[SharedGateRow]]:
+        """Gates of queues, and shared ones, by their ids, where they exist: as the last claims have left them."""
         ...
 
-    async def gates_named(
-        self, gates: Sequence[bytes], shared: Sequence[bytes]
-    ) -> tuple[list[GateRow], list[SharedGateRow]]:
-        """Gates by their ids, where they exist, as they are stored: bells are not folded into them."""
+    async def weights_named(self, flows: Mapping[str, Sequence[bytes]]) -> dict[bytes, FlowWeight]:
+        """The weights of flows by their ids, where they exist, as they are stored."""
         ...
 
     async def next_jobs(self, queue: str, keys: Mapping[str, str | None], limit: int = 20) -> list[JobRecord]:
@@ -83,8 +86,9 @@ class FigureKeeping(Protocol):
         them if nothing held it back: its lanes by the rank of their heads, each from its floor on."""
         ...
 
-    async def health(self) -> Health:
-        """The condition of the database itself, as far as it tells."""
+    async def health(self, *, brief: bool = False) -> Health:
+        """The condition of the database itself, as far as it tells; `brief`: only what comes and goes, and is cheap to
+        ask: old snapshots, connections, space."""
         ...
 
     async def standstills(self, queues: Sequence[str], before: Instant, limit: int = 10) -> list[Standstill]:

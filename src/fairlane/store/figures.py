@@ -19,11 +19,15 @@ from fairlane.scheduler.snapshot import LaneTally
 __all__ = [
     "COUNTED_AT_MOST",
     "LANES_AT_MOST",
+    "LONG_RUNS_AT_MOST",
     "PUBLISHING",
+    "BlockedLoop",
     "Counted",
+    "FlowWeight",
     "KeyPage",
     "KeySort",
     "LanesCounted",
+    "LongRun",
     "QueueFigures",
     "Tallied",
     "WorkerReport",
@@ -38,6 +42,8 @@ COUNTED_AT_MOST = 10_000
 """What is counted row by row is counted up to this: more of it is told as "at least"."""
 LANES_AT_MOST = 2_000
 """Bells that no claim has folded and that are looked at one by one."""
+LONG_RUNS_AT_MOST = 20
+"""Of one worker."""
 
 
 class Counted(msgspec.Struct, frozen=True):
@@ -56,8 +62,6 @@ class Tallied(msgspec.Struct, frozen=True):
     """Keys whose figures were written."""
     more: bool
     """It stopped at its bound."""
-    shed: int = 0
-    """Tallies that were too many to be added up: their minutes are in, and keys were counted anew instead."""
 
 
 class QueueFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,26 +69,26 @@ class QueueFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     queue: str
     ready: int
-    """As far as claims have seen: `unseen` come on top."""
     running: int
     parked_lanes: int
+    """As far as claims have seen."""
     unseen: int
-    """Jobs that arrived and that no claim has seen yet, as far as `bells` were read."""
+    """Of those that are ready, how many no claim has seen yet."""
     bells: int
-    """Bells that no claim has folded, up to `COUNTED_AT_MOST`."""
+    """Arrivals and ends that no claim has seen."""
     scheduled: Counted
     dead: Counted
     """Of the newest dead jobs of all queues, those of this one; `is_all` if all dead jobs were looked at."""
     held: dict[str, Held]
     """By limit, whom it holds back. Gates of the whole queue hold back whoever is ready, and are not among them."""
     oldest_ready_at: Instant | None
-    """When the oldest job that still waits became ready, at the time of `tallied_at`."""
+    """When the oldest job that still waits became ready."""
     next_due_at: Instant | None
     """When the next scheduled job is due."""
-    tallied_at: Instant | None
-    """Up to when what claims did is in the figures; `None`: it never was."""
-    untallied: int
-    """Tallies that are not, up to `COUNTED_AT_MOST`."""
+    counted_at: Instant | None
+    """Up to when what claims did is in the stored stats; `None`: it never was."""
+    uncounted: int
+    """Claims that are not. They are added when somebody looks."""
 
 
 class KeySort(StrEnum):
@@ -96,6 +100,14 @@ class KeySort(StrEnum):
     STARTED = "started"
     """The one that started last first."""
     NAME = "name"
+
+
+class FlowWeight(msgspec.Struct, frozen=True):
+    """The weight of a flow, as long as no operator has changed it."""
+
+    weight: float
+    is_brought: bool
+    """A job has brought it along."""
 
 
 class KeyPage(msgspec.Struct, frozen=True):
@@ -121,6 +133,37 @@ PUBLISHING = "publishing"
 def unbegun_in(queue: str) -> str:
     """The trouble of a dispatcher whose messages for a queue nobody begins."""
     return f"unbegun in {whole_of(queue)}"
+
+
+class LongRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that takes longer than the runs of its task do, or that holds a limit for which others wait."""
+
+    job: str
+    task: str
+    queue: str
+    since: Instant
+    """When its handler was called."""
+    usual: int | None = None
+    """Microseconds that 95 of the last 100 runs of its task took at most; `None`: none has ended in this worker."""
+    is_long: bool = True
+    """False: it takes no longer than usual, and only holds a limit for which others wait."""
+    limit: str | None = None
+    """The limit that it holds and for which others wait, as one would write it in Python."""
+
+
+class BlockedLoop(msgspec.Struct, frozen=True, kw_only=True):
+    """Code that kept a worker's event loop from everything else."""
+
+    since: Instant
+    until: Instant | None = None
+    """`None`: it still does."""
+    job: str | None = None
+    """Whose handler it was; `None`: of none that is known."""
+    task: str | None = None
+    where: str = ""
+    """Functions and lines, the outermost first."""
+    beside: list[str] = []
+    """Other jobs that ran on that loop, and stood still."""
 
 
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,6 +194,12 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     """The store's clock less the worker's, in microseconds."""
     tasks: list[str] = []
     """The tasks that it knows."""
+    unknown_tasks: dict[str, str] = {}
+    """Tasks of which it was given jobs lately and that it does not know, each with the queue of the last such job."""
+    long_runs: list[LongRun] = []
+    """The longest first, up to `LONG_RUNS_AT_MOST`."""
+    blocked: BlockedLoop | None = None
+    """What blocks its event loop, or has blocked it last, if that is not long ago."""
     figures: dict[str, float] = {}
     """What it has counted since it started, by the name of the metric."""
 
@@ -195,6 +244,7 @@ def service_of(workers: Iterable[WorkerSeen], queues: Iterable[str], now: Instan
         is_forwarded=any(each.is_dispatcher for each in concerned),
         refusal=refusals[0] if refusals and len(refusals) == len(alive) else None,
         unbegun=unbegun[0] if unbegun else None,
+        slots=sum(each.report.concurrency for each in alive),
     )
 
 

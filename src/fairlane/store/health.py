@@ -5,6 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from fairlane.clock import Instant
+from fairlane.scheduler.journal import Delta
+from fairlane.scheduler.snapshot import QueueRow, Standing
 
 __all__ = [
     "ConnectionLimit",
@@ -15,6 +17,7 @@ __all__ = [
     "Standstill",
     "TableHealth",
     "Traces",
+    "standstills_in",
 ]
 
 
@@ -98,6 +101,17 @@ class Standstill(msgspec.Struct, frozen=True, kw_only=True):
     lanes: int
     since: Instant | None
     """When the gate was to wake them."""
+
+
+def standstills_in(queue: str, changed: Delta, state: QueueRow, before: Instant) -> list[Standstill]:
+    """Those among pieces that have changed since the tables were written."""
+    cursor = (state.cursor, state.cursor_tie)
+    flows = [row for row in changed.flows if row.standing == Standing.READY and (row.vtime, row.tie) < cursor]
+    gates = [row for row in changed.gates if row.waiting > 0 and row.wake_at is not None and row.wake_at < before]
+    return [
+        *(Standstill(queue=queue, limit=None, key=row.key, lanes=row.open, since=None) for row in flows),
+        *(Standstill(queue=queue, limit=row.limit, key=row.key, lanes=row.waiting, since=row.wake_at) for row in gates),
+    ]
 
 
 class Traces(msgspec.Struct, frozen=True):

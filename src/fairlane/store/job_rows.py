@@ -9,10 +9,20 @@ from uuid import UUID
 
 import msgspec
 
-from fairlane.errors import JobNotFound, UnknownQueue
+from fairlane.errors import JobNotFound, SchemaTooNew, UnknownQueue
 from fairlane.job import AttemptRecord, FrozenKeys, State
+from fairlane.scheduler.journal import FORMAT
 
-__all__ = ["attempts_of", "decode_given", "decode_key", "decode_keys", "no_such_job", "no_such_queue", "not_among"]
+__all__ = [
+    "attempts_of",
+    "decode_given",
+    "decode_key",
+    "decode_keys",
+    "journal_too_new",
+    "no_such_job",
+    "no_such_queue",
+    "not_among",
+]
 
 
 @lru_cache(maxsize=65_536)
@@ -30,6 +40,14 @@ def decode_key(text: str) -> list[str | None]:
 def decode_given(text: str | None) -> dict[str, float] | None:
     """Numbers that a job brought along, by name."""
     return None if text is None else msgspec.json.decode(text, type=dict[str, float])
+
+
+def journal_too_new(queue: str, found: int) -> SchemaTooNew:
+    """What a claimer is told that does not know how others write a queue's journal."""
+    return SchemaTooNew(
+        f"queue {queue!r} is claimed by workers of another version of Fairlane (its journal has format {found}, this "
+        f"version writes {FORMAT}); upgrade Fairlane on this machine"
+    )
 
 
 def attempts_of(past: Iterable[Sequence[Any]], last: Sequence[Any]) -> list[AttemptRecord]:

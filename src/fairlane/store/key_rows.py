@@ -14,12 +14,14 @@ from fairlane.clock import Instant
 from fairlane.errors import ConfigurationError
 from fairlane.policy.by import By
 from fairlane.policy.policy import Policy
-from fairlane.scheduler.figures import HOUR, HOURS, Held, Hour, KeyFigures, Minute, Place
+from fairlane.scheduler.figures import HOUR, HOURS, Held, Hour, KeyFigures, Minute, Place, Recent
+from fairlane.scheduler.snapshot import LaneTally
 from fairlane.store.figures import KeyPage, KeySort, WorkerReport, WorkerSeen, key_scope
 
 __all__ = [
     "FEW",
     "HIGHEST",
+    "LONGEST_KEY",
     "LOWEST",
     "Kept",
     "KeyPlace",
@@ -31,9 +33,13 @@ __all__ = [
     "key_text",
     "label_of",
     "listing",
+    "matching",
+    "most_held",
+    "named_now",
     "page_of",
     "parameters",
     "place_parameters",
+    "release_tally",
     "sought",
     "start_of",
     "worker_seen",
@@ -50,6 +56,8 @@ _read_minute = msgspec.json.Decoder(Minute).decode
 
 _read_report = msgspec.json.Decoder(WorkerReport).decode
 
+LONGEST_KEY = 2_000
+"""Bytes of a key that can be listed, since an index does not take much more. Longer ones are in no list."""
 LOWEST = -(2**63)
 HIGHEST = 2**63 - 1
 FEW = 200
@@ -253,6 +261,36 @@ def page_of(
     listed = [each for each in placed if place is None or each[0].order > place.order]
     after = listed[limit - 1][0].encode() if len(listed) > limit else None
     return KeyPage([each for _, each in listed[:limit]], after)
+
+
+def matching(found: Iterable[tuple[str, KeyFigures]], sought: str) -> list[tuple[str, KeyFigures]]:
+    """Of these keys, those that are listed where this is searched for: they are short enough, and not idle."""
+    return [
+        each
+        for each in found
+        if not each[1].is_idle and sought in label_of(each[1].key) and len(key_text(each[1].key)) < LONGEST_KEY
+    ]
+
+
+def named_now(stored: Iterable[KeyFigures], recent: Recent, places: Iterable[Place]) -> list[KeyFigures]:
+    """The keys that were asked for, wherever anything is known of them."""
+    known = {(each.by, each.key): each for each in stored}
+    changed = {(each.by, each.key): each for each in recent.over(known.values())}
+    found = [changed.get(place) or known.get(place) for place in dict.fromkeys(places)]
+    return [each for each in found if each is not None and not each.is_idle]
+
+
+def most_held(found: Iterable[tuple[str, KeyFigures]], limit: int) -> list[tuple[str, KeyFigures]]:
+    """Of these keys, those behind whose limits most jobs wait."""
+    held = [each for each in found if each[1].held_by]
+    return sorted(held, key=lambda each: (-each[1].waiting, each[0], key_text(each[1].key)))[:limit]
+
+
+def release_tally(
+    keys: dict[str, str | None], priority: int, ended: int, failed: int, unstarted: int, ran: int, latest: Instant
+) -> tuple[Instant, LaneTally]:
+    """What claims that nobody has folded say of a lane, and about when they ended."""
+    return latest + ran // max(1, ended), LaneTally(keys, priority, 0, 0, ended, failed, unstarted, ran)
 
 
 def _sorted_by(sort: KeySort, figures: KeyFigures) -> Instant | int:

@@ -5,7 +5,7 @@ Stores load and write. What may run, what a claim costs and how it ends is decid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 from uuid import UUID, uuid4
@@ -387,6 +387,16 @@ class Store(FigureKeeping, ScheduleKeeping, Protocol):
         """Of these (job, lease) pairs, the jobs whose claim still stands: asked after a lost connection."""
         ...
 
+    async def claims_beside(self, worker: UUID, leases: Collection[UUID]) -> list[Claim]:
+        """The claims of a worker that stand under other leases than these: what was handed to it and it has not heard
+        of. Of each, only what a settlement needs."""
+        ...
+
+    async def wake_another(self, queue: str, worker: UUID) -> None:
+        """Wake one of those who wait for work in a queue, other than this worker, which may have been woken and cannot
+        come."""
+        ...
+
     async def reap(
         self, limit: int = 1_000, dead: DeadWorker | None = None, *, ended_by: Instant | None = None
     ) -> Reaped:
@@ -432,6 +442,10 @@ class Store(FigureKeeping, ScheduleKeeping, Protocol):
 
     async def contexts(self, ids: Sequence[UUID]) -> dict[UUID, str]:
         """The contexts of these jobs, as JSON; those that have none are left out."""
+        ...
+
+    async def given(self, ids: Sequence[UUID]) -> dict[UUID, dict[str, float]]:
+        """The numbers that these jobs brought along, by the name of their limit; those without any are left out."""
         ...
 
     async def retries(self, ids: Sequence[UUID]) -> dict[UUID, int]:

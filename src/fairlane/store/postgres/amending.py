@@ -13,7 +13,7 @@ from fairlane.job import State
 from fairlane.policy.overrides import Amendment, Override, amend
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.rebuild import carried_gates, rebuild
-from fairlane.scheduler.snapshot import Need
+from fairlane.scheduler.resident import Ask
 from fairlane.store.auditing import EXPIRY, AuditEntry, Note, describe_amendments, describe_handled, entry_of
 from fairlane.store.operators import FORCE, Handled
 from fairlane.store.postgres.connections import STATEMENTS
@@ -35,7 +35,6 @@ async def apply(
     amendments = [amend(policy, put, remove) for policy, _ in found]
     for scheduling, (policy, now), amendment in zip(schedulings, found, amendments, strict=True):
         if amendment.changes:
-            await _remake(scheduling, policy, amendment, now)
             await _store(scheduling, policy, amendment, now)
     policy, now = found[0]
     await _record(schedulings[0].connection, note, now, policy.queue, amendments)
@@ -53,44 +52,32 @@ async def _without_ended(scheduling: Scheduling) -> tuple[Policy, Instant]:
 
 
 async def expire(scheduling: Scheduling, loaded: Loaded) -> None:
-    """End the overrides whose time has come. The plan has done without them already."""
-    await _end(scheduling, loaded.policy, loaded.expired, loaded.snapshot.now)
+    """End the overrides whose time has come."""
+    await _end(scheduling, loaded.policy, loaded.expired, loaded.now)
 
 
 async def _end(scheduling: Scheduling, policy: Policy, ended: Sequence[Override], now: Instant) -> None:
     amendment = amend(policy, [], [each.id for each in ended])
-    await _remake(scheduling, policy, amendment, now)
     await _store(scheduling, policy, amendment, now)
     note = Note(actor=EXPIRY, action="expire")
     await _record(scheduling.connection, note, now, policy.queue, [amendment])
 
 
-async def _remake(scheduling: Scheduling, policy: Policy, amendment: Amendment, now: Instant) -> None:
-    """Where every lane may start now: make flows and gates anew."""
-    if not amendment.rebuilds:
-        return
-    loaded, folded = await scheduling.fold_all()
-    flows, lanes, gates = await scheduling.take_all()
-    kept = await scheduling.kept_places(policy)
-    rebuilt = rebuild(policy.overridden(amendment.overrides), now, folded.queue, flows, lanes, gates, kept)
-    await scheduling.write(loaded, rebuilt.plan)
-
-
 async def _store(scheduling: Scheduling, policy: Policy, amendment: Amendment, now: Instant) -> None:
+    """Store overrides, and let whoever may start now look: where that may be every lane, the board is made anew."""
     connection, queue = scheduling.connection, scheduling.queue
+    changed = policy.overridden(amendment.overrides)
+    loaded = await scheduling.fold_all() if amendment.rebuilds else await scheduling.load(0)
+    await scheduling.to_tables(loaded)
+    if amendment.rebuilds:
+        board, kept = await scheduling.select_all(), await scheduling.kept_places(policy)
+        await scheduling.replace(rebuild(changed, now, loaded.opened.state, *board, kept), now)
     before, after = amendment.before, amendment.after
     await connection.execute(STATEMENTS["delete_overrides"], queue.id, [each.id for each in before])
     documents = [msgspec.json.encode(each).decode() for each in after]
     await connection.execute(STATEMENTS["put_overrides"], queue.id, [each.id for each in after], documents)
-    found = await scheduling.ask(Need(gates=amendment.wakes))
-    carried = carried_gates(policy.overridden(amendment.overrides), now, found.gates)
-    await connection.execute(
-        STATEMENTS["wake_gates"],
-        [each.id for each in carried],
-        now,
-        [each.tat for each in carried],
-        [each.memo for each in carried],
-    )
+    found = await scheduling.ask(Ask(gates=list(amendment.wakes)))
+    await scheduling.put_gates(carried_gates(changed, now, found.gates), now)
     # A name that no other state of any queue has: whoever knows it knows these overrides.
     await connection.execute(STATEMENTS["update_amended"], queue.id, uuid4().hex, amendment.overrides.expires_at)
     await connection.execute(STATEMENTS["nudge"], queue.id, EVERYONE, None)

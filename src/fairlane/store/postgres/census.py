@@ -17,9 +17,11 @@ from fairlane.scheduler.census import (
     miscounted,
     recounted,
 )
+from fairlane.scheduler.journal import Delta
 from fairlane.scheduler.rebuild import rebuild
+from fairlane.scheduler.resident import ResidentBoard
 from fairlane.scheduler.shared import rings_for_all
-from fairlane.scheduler.snapshot import GateRow, Need, SharedGateRow
+from fairlane.scheduler.snapshot import GateRow, SharedGateRow
 from fairlane.store.auditing import RECOUNT, describe_miscounts
 from fairlane.store.postgres import amending, rows
 from fairlane.store.postgres.connections import STATEMENTS
@@ -37,7 +39,9 @@ async def count(
     """Look at a stretch of a queue's gates; where the next one begins. In a transaction with one snapshot."""
     connection, queue = scheduling.connection, scheduling.queue.id
     own = await connection.fetch(STATEMENTS["walk_gates"], queue, reached[0], limit)
-    found = await _own(scheduling, policy, [_gate(row) for row in own])
+    board = (await scheduling.load(0)).board
+    gates = board.over(Delta(gates=[_gate(row) for row in own])).gates
+    found = await _own(scheduling, board, policy, gates)
     shared: list[Any] = []
     if policy.shared_limits:
         shared = await connection.fetch(STATEMENTS["walk_shared_gates"], queue, reached[1], limit)
@@ -50,24 +54,27 @@ async def at_gates(scheduling: Scheduling, policy: Policy, gates: Sequence[bytes
     """The same for these gates, a queue's own and shared ones; nothing, where more jobs run than may be looked at."""
     if not gates or await scheduling.connection.fetchval(STATEMENTS["count_held"]) > most:
         return []
-    own = (await scheduling.ask(Need(gates=tuple(gates)))).gates
+    board = (await scheduling.load(0)).board
+    own = (await scheduling.answer(board.find(gates=gates))).gates
     shared = await scheduling.sharing.select(gates) if policy.shared_limits else []
-    found = await _own(scheduling, policy, own) if own else []
+    found = await _own(scheduling, board, policy, own) if own else []
     return found + [each for each, _ in await _shared(scheduling, shared)]
 
 
 async def recount(scheduling: Scheduling) -> list[Miscount]:
     """Under the claim lock: count every gate of a queue again from the jobs that run, and say which were wrong."""
-    loaded, folded = await scheduling.fold_all()
-    policy, now, connection = loaded.policy, loaded.snapshot.now, scheduling.connection
+    loaded = await scheduling.fold_all()
+    policy, now, connection, board = loaded.policy, loaded.now, scheduling.connection, loaded.board
     stored = await connection.fetch(STATEMENTS["walk_gates"], scheduling.queue.id, b"", ALL)
-    found = await _own(scheduling, policy, [_gate(row) for row in stored])
+    gates = board.over(Delta(gates=[_gate(row) for row in stored])).gates
+    found = await _own(scheduling, board, policy, gates)
     if found:
-        holds = await _holds(scheduling)
-        flows, lanes, gates = await scheduling.take_all()
+        holds = await _holds(scheduling, board)
+        await scheduling.to_tables(loaded)
+        flows, lanes, gates = await scheduling.select_all()
         kept = await scheduling.kept_places(policy)
-        rebuilt = rebuild(policy, now, folded.queue, flows, corrected(lanes, holds), gates, kept)
-        await scheduling.write(loaded, rebuilt.plan)
+        rebuilt = rebuild(policy, now, loaded.opened.state, flows, corrected(lanes, holds), gates, kept)
+        await scheduling.replace(rebuilt, now)
     if policy.shared_limits:
         rows_of_limits = await connection.fetch(STATEMENTS["walk_shared_gates"], scheduling.queue.id, b"", ALL)
         wrong = await _shared(scheduling, [scheduling.sharing.gate(row) for row in rows_of_limits])
@@ -82,17 +89,17 @@ async def recount(scheduling: Scheduling) -> list[Miscount]:
     return found
 
 
-async def _own(scheduling: Scheduling, policy: Policy, gates: list[GateRow]) -> list[Miscount]:
-    expected = expected_gates(policy, await _holds(scheduling), await scheduling.kept_places(policy))
+async def _own(scheduling: Scheduling, board: ResidentBoard, policy: Policy, gates: list[GateRow]) -> list[Miscount]:
+    expected = expected_gates(policy, await _holds(scheduling, board), await scheduling.kept_places(policy))
     known = {row.id for row in gates}
-    others = tuple(gate for gate in expected if gate not in known)
-    return miscounted(policy, expected, [*gates, *((await scheduling.ask(Need(gates=others))).gates if others else ())])
+    others = await scheduling.answer(board.find(gates=[gate for gate in expected if gate not in known]))
+    return miscounted(policy, expected, [*gates, *others.gates])
 
 
-async def _holds(scheduling: Scheduling) -> list[HeldLane]:
+async def _holds(scheduling: Scheduling, board: ResidentBoard) -> list[HeldLane]:
     found = await scheduling.connection.fetch(STATEMENTS["select_holds"], scheduling.queue.id)
     ended = [lane for lane, _, keys, _ in found if keys is None]
-    lanes = {row.id: row for row in (await scheduling.ask(Need(), ended)).lanes} if ended else {}
+    lanes = {row.id: row for row in (await scheduling.answer(board.find(lanes=ended))).lanes}
     holds = []
     for lane, priority, keys, number in found:
         if keys is not None:

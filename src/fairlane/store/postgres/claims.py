@@ -1,7 +1,8 @@
-"""A claim on PostgreSQL: under the queue's claim lock, load what the plan asks for and write what it decides.
+"""A claim on PostgreSQL: under the queue's claim lock, read what has happened, plan on the board in memory, write.
 
-Four round trips (lock, load, write, commit) and one more for each question of the plan, on a connection of its own: a
-settlement never queues behind a claim.
+Two round trips, and one more when the next jobs of a lane have to be looked up: the first takes the lock for the
+session and reads, the second writes in a transaction of its own, with which the lock ends. Where several statements
+belong together, a transaction is around them. Claims have their own connection: a settlement never queues behind one.
 """
 
 from __future__ import annotations
@@ -13,14 +14,18 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
+import msgspec
+
 from fairlane.errors import StoreUnavailable
+from fairlane.store.boards import Boards
+from fairlane.store.checkpoints import Checkpoints
 from fairlane.store.job_rows import no_such_queue
 from fairlane.store.postgres import amending
 from fairlane.store.postgres.carriage import Carriage
 from fairlane.store.postgres.connections import STATEMENTS, Connections, Session, hang_up
-from fairlane.store.postgres.scheduling import QueueHandle, Raced, Scheduling
+from fairlane.store.postgres.scheduling import Ending, Loaded, QueueHandle, Raced, Scheduling
 from fairlane.store.postgres.timing import StoreClock
-from fairlane.store.postgres.together import SLOTS_AT_MOST, Crowding, Holder, Seat
+from fairlane.store.postgres.together import SLOTS_AT_MOST, Crowding, Holder, Seat, deal
 from fairlane.store.postgres.wakeups import PostgresListener, Registration
 from fairlane.store.protocol import Claimed, WorkerIdentity, paces_of
 
@@ -46,8 +51,15 @@ class Claimer:
         self._crowding: defaultdict[int, Crowding] = defaultdict(Crowding)
         self._seat = Seat()
         self.carriage = Carriage()
+        self.boards = Boards()
+        self._checkpoints = Checkpoints(self.boards, self.checkpoint)
 
     async def close(self) -> None:
+        """Write what the tables do not hold, and hang up."""
+        await self._checkpoints.close()
+        await self._hang_up()
+
+    async def _hang_up(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             await hang_up(connection)
@@ -114,11 +126,13 @@ class Claimer:
         clock = asyncio.get_running_loop().time
         async with self._mutex, self._session() as connection:
             asked_at = clock()
-            await connection.execute(queue.take_lock if self._durable else queue.take_lock_unflushed)
+            await watch.look(connection)
+            scheduling = self._scheduling(connection, queue, is_of_session=True)
+            loaded = await scheduling.load(1, self._clock.expected(), locks=True, me=worker.id)
+            # The load itself waits for the lock; most of the time it is free, and reading takes as long as the plan.
             locked_at = clock()
             me = Holder(uuid4(), want(), worker.id, worker.name, duration)
-            claimed = await self._claim(connection, queue, [me], watch)
-            await connection.execute("commit")
+            claimed = await self._claim(scheduling, loaded, [me], watch)
             self._crowding[queue.id].alone(locked_at - asked_at, clock() - locked_at)
         return claimed
 
@@ -129,7 +143,7 @@ class Claimer:
         async with self._mutex, self._session() as connection:
             asked = want()
             if asked <= 0:
-                return await self._claim_nothing(Scheduling(connection, queue, self._clock.parameter()))
+                return await self._claim_nothing(self._scheduling(connection, queue))
             with self.carriage.boarded() as passenger:
                 entry = await self._seat.enter(connection, queue.id, queue.name, asked, worker, duration, passenger)
             crowding = self._crowding[queue.id]
@@ -140,56 +154,71 @@ class Claimer:
                 crowding.is_dense = not is_short
                 return Claimed(entry.claims, entry.lease, None, more=is_short, look_again=False)
             crowding.led(len(entry.requests))
-            await connection.execute(queue.take_over if self._durable else queue.take_over_unflushed)
             me = Holder(uuid4(), want(), worker.id, worker.name, duration)
-            claimed = await self._claim(connection, queue, [me, *entry.requests], watch)
-            await connection.execute("commit")
-        return claimed
+            scheduling = self._scheduling(connection, queue, is_of_session=True)
+            loaded = await scheduling.load(1, self._clock.expected(), me=worker.id)
+            return await self._claim(scheduling, loaded, [me, *entry.requests], watch)
 
-    async def _claim(self, connection: Connection, queue: QueueHandle, holders: list[Holder], watch: Watch) -> Claimed:
+    def _scheduling(self, connection: Connection, queue: QueueHandle, *, is_of_session: bool = False) -> Scheduling:
+        return Scheduling(
+            connection,
+            queue,
+            self._clock.parameter(),
+            self.boards,
+            is_of_session=is_of_session,
+            is_durable=self._durable,
+        )
+
+    async def _claim(self, scheduling: Scheduling, loaded: Loaded, holders: list[Holder], watch: Watch) -> Claimed:
         """Claim for everybody; what the first holder gets is returned."""
-        me, scheduling = holders[0], Scheduling(connection, queue, self._clock.parameter())
+        me, policy = holders[0], loaded.policy
+        self._clock.kept(loaded.now)
         if me.asked <= 0:
-            return await self._claim_nothing(scheduling)
+            await scheduling.leave()
+            return Claimed([], uuid4(), None, more=False, look_again=False, terms=policy)
+        if loaded.needs_transaction or loaded.expired:
+            await scheduling.begin()
+        if loaded.expired:
+            # First there is to be a board without them, for everybody; then the claim is planned anew.
+            await amending.expire(scheduling, loaded)
+            await scheduling.connection.execute("commit")
+            raise Raced
         want = max(me.asked, min(SLOTS_AT_MOST, sum(holder.asked for holder in holders)))
-        await watch.look(connection)
+        loaded = await scheduling.see_to(loaded, want)
         # What waits for its instant is for whoever holds the lock: others keep no pace.
         ahead = watch.ahead if len(holders) == 1 else None
-        expected = self._clock.expected()
-        loaded = await scheduling.load(
-            want, expected, me=me.worker, lag=watch.start_lag, listens=watch.listens, ahead=ahead
-        )
-        now = loaded.snapshot.now
-        self._clock.kept(now)
-        self._crowding[queue.id].is_limited = bool(loaded.policy.limits or loaded.policy.overrides.all)
-        plan = await scheduling.plan(loaded.snapshot, want)
-        claims = await scheduling.write(loaded, plan, holders)
-        if loaded.snapshot.forced:
-            await connection.execute(STATEMENTS["forget_forced"], queue.id)
-        if loaded.expired:
-            await amending.expire(scheduling, loaded)
-        paces = paces_of(claims, plan.starts)
-        is_filled = len(claims) >= me.asked and not paces
-        more = plan.more or not loaded.all_folded or bool(loaded.expired)
-        due = None if is_filled else await scheduling.next_due(loaded, plan)
-        look_again = await watch.update(connection, me.worker, is_filled=is_filled)
-        if loaded.others_wait and is_filled and (more or await watch.hands_over(connection)):
-            await connection.execute(STATEMENTS["nudge"], queue.id, 1, me.worker)
-        is_limited = bool(loaded.snapshot.policy.limits)
-        folded = len(loaded.snapshot.arrivals) + len(loaded.snapshot.releases)
+        self._crowding[scheduling.queue.id].is_limited = bool(policy.limits or policy.overrides.all)
+        plan = await scheduling.plan(loaded, want, lag=watch.start_lag, listens=watch.listens, ahead=ahead)
+        is_paced = any(start.pace is not None for start in plan.starts)
+        is_filled = deal(len(plan.starts), holders).count(1) >= me.asked and not is_paced
+        more = plan.more or not loaded.all_folded
+        alarm = loaded.board.next_alarm() if not is_filled or watch.is_registered else None
+        ending = watch.ending(me.worker, is_filled=is_filled)
+        leaves_alarms = watch.is_leaving and (alarm is not None or loaded.opened.due is not None)
+        if loaded.opened.others_wait and is_filled and (more or leaves_alarms):
+            ending = msgspec.structs.replace(ending, nudges=1)
+        in_transaction = scheduling.is_in_transaction
+        claims = await scheduling.write(loaded, plan, holders, ending)
+        if loaded.forced:
+            await scheduling.connection.execute(STATEMENTS["forget_forced"], scheduling.queue.id)
+        if in_transaction:
+            await scheduling.connection.execute("commit")
+        self._checkpoints.soon(scheduling.queue.id)
+        # Who found nothing waits for leases to end as well.
+        dues = [alarm, loaded.opened.due, scheduling.lease_due]
         return Claimed(
             claims,
             me.lease,
-            due,
+            None if is_filled else min((due for due in dues if due is not None), default=None),
             more,
-            look_again,
+            watch.looks_again,
             plan.queue.vtime,
-            is_limited,
-            folded,
-            now,
-            paces,
-            loaded.policy,
-            loaded.policy.opens_by_ends,
+            bool(policy.limits),
+            len(loaded.arrivals) + len(loaded.opened.releases),
+            loaded.now,
+            paces_of(claims, plan.starts),
+            policy,
+            policy.opens_by_ends,
         )
 
     async def _claim_nothing(self, scheduling: Scheduling) -> Claimed:
@@ -197,12 +226,20 @@ class Claimer:
         terms, _ = await scheduling.in_force()
         return Claimed([], uuid4(), None, more=False, look_again=False, terms=terms)
 
+    async def checkpoint(self, queue: int) -> None:
+        """Write what the tables of a queue do not hold."""
+        handle = next(each for each in self._queues.values() if each.id == queue)
+        async with self.locked(handle, durable=False) as scheduling:
+            await scheduling.checkpoint(await scheduling.load(0))
+
     @contextlib.asynccontextmanager
     async def locked(self, queue: QueueHandle, *, durable: bool, keeps: bool = True) -> AsyncIterator[Scheduling]:
         """A transaction that holds the queue's claim lock, ended with the block: committed if it `keeps` anything."""
         async with self._mutex, self._session() as connection:
             await connection.execute(queue.take_lock if durable else queue.take_lock_unflushed)
-            yield Scheduling(connection, queue, self._clock.parameter())
+            yield self._scheduling(connection, queue)
+            if not keeps:
+                self.boards.drop(queue.id)
             await connection.execute("commit" if keeps else "rollback")
 
     @contextlib.asynccontextmanager
@@ -216,8 +253,7 @@ class Claimer:
                 await connection.execute(STATEMENTS["take_another_lock"], queue.id)
             if others:
                 await connection.execute(STATEMENTS["lock_shared_limits_of"], [queue.id for queue in queues])
-            now = self._clock.parameter()
-            yield [Scheduling(connection, queue, now) for queue in queues]
+            yield [self._scheduling(connection, queue) for queue in queues]
             await connection.execute("commit")
 
     @contextlib.asynccontextmanager
@@ -229,18 +265,19 @@ class Claimer:
                 try:
                     yield connection
                 except Raced:
-                    await connection.execute("rollback")
+                    if connection.is_in_transaction():
+                        await connection.execute("rollback")
                     raise
         except Raced:
             raise
         except BaseException:
             # Whatever it was doing, the server forgets it with the session; the next claim connects again.
-            await self.close()
+            await self._hang_up()
             raise
 
     async def _connected(self) -> Session:
         if self._seat.is_used_up:
-            await self.close()
+            await self._hang_up()
         if self._connection is None or self._connection.is_closed():
             self._connection = await self._connections.connect()
             self._seat = Seat()
@@ -263,6 +300,8 @@ class Watch:
         self._before = listener.registration(queue) if listener else None
         self._after = self._before
         self._heard = listener.heard(queue) if listener else 0
+        self.looks_again = False
+        """A producer may not have seen the registration: look again."""
 
     @property
     def listens(self) -> bool:
@@ -279,31 +318,28 @@ class Watch:
             found = await connection.fetch(STATEMENTS["select_producers"])
             self._before.observe(row[0] for row in found)
 
-    async def update(self, connection: Connection, worker: UUID, *, is_filled: bool) -> bool:
-        """Register or withdraw; say whether to look again."""
+    def ending(self, worker: UUID, *, is_filled: bool) -> Ending:
+        """Whether the claim registers its listener, or withdraws it."""
         if self._listener is None:
-            return False
+            return Ending()
         self._after = None
         if is_filled:
-            if self._before is not None:
-                await connection.execute(STATEMENTS["withdraw_waiter"], self._queue, worker)
-            return False
+            return Ending(worker) if self._before is not None else Ending()
         if self._before is not None:
             self._after = self._before
-            return not self._before.is_certain
+            self.looks_again = not self._before.is_certain
+            return Ending()
         ear = self._listener.ear
         if ear is None:
-            return False
-        await connection.execute(STATEMENTS["register_waiter"], self._queue, worker, ear)
+            return Ending()
         self._after = Registration(ear)
-        return True
+        self.looks_again = True
+        return Ending(worker, ear)
 
-    async def hands_over(self, connection: Connection) -> bool:
-        """Whether it waited, does not any more, and leaves something to watch that opens by itself."""
-        if self._before is None or self._after is not None:
-            return False
-        has_alarms: bool = await connection.fetchval(STATEMENTS["has_alarms"], self._queue)
-        return has_alarms
+    @property
+    def is_leaving(self) -> bool:
+        """It waited, and does not any more."""
+        return self._before is not None and self._after is None
 
     def committed(self) -> None:
         if self._listener is None:

@@ -42,6 +42,7 @@ STATEMENTS = load_statements(
     "fairlane.store.postgres",
     "queries.sql",
     "claims.sql",
+    "board.sql",
     "operators.sql",
     "examining.sql",
     "sharing.sql",

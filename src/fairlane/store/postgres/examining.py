@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from fairlane.clock import Instant
 from fairlane.job import State
-from fairlane.scheduler.explain import COUNTED, Examined, Facts, Kept, Running, Subject, examine, sequence_lane
-from fairlane.scheduler.plan import plan_claims
-from fairlane.scheduler.snapshot import Arrival, Forced, Head, LaneRow, Need, Plan, QueueRow, Release, Snapshot
+from fairlane.scheduler.explain import (
+    COUNTED,
+    COUNTED_BESIDE,
+    OWN_LANES,
+    Examined,
+    Facts,
+    Kept,
+    Running,
+    Subject,
+    examine,
+    sequence_lane,
+    siblings_of,
+)
+from fairlane.scheduler.journal import Delta
+from fairlane.scheduler.resident import Events, ResidentBoard
+from fairlane.scheduler.snapshot import LaneRow, QueueRow, Snapshot
 from fairlane.store.figures import service_of
 from fairlane.store.job_rows import no_such_job
 from fairlane.store.postgres import census, rows
 from fairlane.store.postgres.connections import STATEMENTS
 from fairlane.store.postgres.scheduling import QueueHandle, Scheduling
-from fairlane.store.postgres.seeing import workers
+from fairlane.store.postgres.seeing import lanes_in, workers
 
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
 
 __all__ = ["find_subject", "look_at", "waiting_lanes"]
 
-BELLS = 1_000
 RUNNING = 1_000
 NEXT_UP = 10
 
@@ -60,12 +72,12 @@ async def look_at(
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         subject = Subject(handle.name, dict(keys)) if job is None else await find_subject(connection, job)
         scheduling = Scheduling(connection, handle, now)
-        snapshot, ready = await _peek(scheduling, subject)
-        examined: Examined = await scheduling.answer(examine(snapshot, subject))
-        plan: Plan = await scheduling.answer(plan_claims(snapshot, NEXT_UP))
+        board, snapshot = await _peek(scheduling, subject)
+        examined, plan = await scheduling.answer(board.answer(examine(snapshot, subject, NEXT_UP)))
+        ready = (await connection.fetchrow(STATEMENTS["select_counts"], handle.id) or (0,))[0]
         next_up = await connection.fetch(STATEMENTS["select_ids"], [start.head.ref for start in plan.starts])
         running = await connection.fetch(STATEMENTS["select_running_of_queue"], handle.id, RUNNING)
-        ahead, flows_ahead = await _count_ahead(connection, handle.id, subject, snapshot.queue, examined)
+        ahead, flows_ahead = await _count_ahead(connection, handle.id, subject, snapshot.queue, examined, board)
         return Facts(
             subject,
             snapshot.policy,
@@ -82,6 +94,7 @@ async def look_at(
             job is not None and await connection.fetchval(STATEMENTS["is_forced"], job),
             service_of(await workers(connection, now), [handle.name], snapshot.now),
             await census.at_gates(scheduling, snapshot.policy, examined.full, RUNNING),
+            await _ahead_in(connection, subject, examined),
         )
 
 
@@ -92,65 +105,37 @@ async def _kept(connection: Connection, queue: int, lane: bytes | None) -> list[
     return [Kept(job, task, priority, rows.decode_keys(keys), due) for job, task, priority, keys, due in found]
 
 
-def _running(row: Sequence[Any]) -> Running:
-    job, task, priority, keys, worker, since = row
-    return Running(job, task, priority, rows.decode_keys(keys), worker, since)
-
-
-async def waiting_lanes(connection: Connection, queue: int) -> list[LaneRow]:
-    """Every lane with ready jobs, as far as bells have been folded."""
-    found = await connection.fetch(STATEMENTS["select_waiting_lanes"], queue)
-    return [
+async def waiting_lanes(connection: Connection, handle: QueueHandle) -> list[LaneRow]:
+    """Every lane with ready jobs, as far as claims have seen."""
+    async with connection.transaction(isolation="repeatable_read", readonly=True):
+        board = (await Scheduling(connection, handle, None).load(0)).board
+        found = await connection.fetch(STATEMENTS["select_waiting_lanes"], handle.id)
+    rows_of_tables = [
         LaneRow(lane, b"", priority, rows.decode_keys(keys), ready, 0, 0, 0, 0, None, 0.0)
         for lane, priority, keys, ready in found
     ]
+    return [lane for lane in board.over(Delta(lanes=rows_of_tables)).lanes if lane.ready > 0]
 
 
-async def _peek(scheduling: Scheduling, subject: Subject) -> tuple[Snapshot, int]:
-    """What a claim would start from; the bells stay where they are."""
-    connection, queue = scheduling.connection, scheduling.queue.id
-    row = await connection.fetchrow(STATEMENTS["peek_queue"], queue, scheduling.time)
-    assert row is not None
-    arrived = await connection.fetch(STATEMENTS["peek_arrivals"], queue, row["arrivals_from"], BELLS)
-    released = await connection.fetch(STATEMENTS["peek_releases"], queue, row["releases_from"], BELLS)
-    arrivals = [
-        Arrival(
-            lane, priority, rows.decode_keys(keys), count, floor, since, rows.decode_given(given), resumed, given_by
-        )
-        for lane, priority, keys, count, floor, since, given, resumed, given_by in arrived
-    ]
-    releases = [Release(*(figure or 0 for figure in each)) for each in released]  # type: ignore[arg-type]
-    named = {bell.lane for bell in arrivals} | {bell.lane for bell in releases}
-    if subject.lane is not None:
-        named.add(subject.lane)
-    forced = [
-        Forced(lane, Head(*head)) for lane, *head in await connection.fetch(STATEMENTS["select_forced"], queue, NEXT_UP)
-    ]
-    named.update(each.lane for each in forced)
-    state = QueueRow(row["vtime"], row["cursor"], row["cursor_tie"], row["tie"], row["cost"])
-    # Tie-breakers are whole numbers: strictly after the one before is at it or after.
-    scan = (state.cursor, state.cursor_tie - 1, NEXT_UP)
-    found = await scheduling.ask(Need(scan=scan), sorted(named))
-    policy = await scheduling.policy_of(row["digest"])
-    snapshot = Snapshot(
-        policy.without(policy.overrides.expired(row["now"])),
-        row["now"],
-        state,
-        arrivals,
-        releases,
-        found.lanes,
-        found.flows,
-        found.scanned,
-        len(found.scanned) < NEXT_UP,
-        [],
-        row["applied_at"],
-        forced,
-    )
-    return await scheduling.sharing.look(snapshot) if policy.shared_limits else snapshot, row["ready"]
+async def _peek(scheduling: Scheduling, subject: Subject) -> tuple[ResidentBoard, Snapshot]:
+    """What a claim would start from; what has happened stays where it is."""
+    loaded = await scheduling.load(0)
+    board, opened, policy = loaded.board, loaded.opened, loaded.policy
+    forced = await scheduling.forced(NEXT_UP)
+    events = Events(opened.now, opened.state, opened.arrivals, opened.releases, forced, opened.policy_since)
+    policy = policy.without(loaded.expired)
+    if policy.shared_limits:
+        policy, events = await scheduling.sharing.look(policy, events)
+    if board.policy is not policy:
+        board.rebind(policy)
+    lanes = [] if subject.lane is None else [subject.lane]
+    if (flow := siblings_of(policy, subject)) is not None:
+        lanes += [lane.id for lane in await lanes_in(scheduling, board, flow, OWN_LANES)]
+    return board, await scheduling.answer(board.snapshot(events, NEXT_UP, lanes))
 
 
 async def _count_ahead(
-    connection: Connection, queue: int, subject: Subject, state: QueueRow, examined: Examined
+    connection: Connection, queue: int, subject: Subject, state: QueueRow, examined: Examined, board: ResidentBoard
 ) -> tuple[int, int]:
     lane, flow = examined.lane, examined.flow
     if subject.state is not State.READY or subject.lane is None:
@@ -167,5 +152,17 @@ async def _count_ahead(
         examined.turn,
         flow.tie,
         COUNTED,
+        list(board.changed[0]),
     )
-    return ahead, flows_ahead
+    changed = board.changed_flows_before((state.cursor, state.cursor_tie), (examined.turn, flow.tie))
+    return ahead, min(COUNTED, flows_ahead + changed)
+
+
+async def _ahead_in(connection: Connection, subject: Subject, examined: Examined) -> dict[bytes, int]:
+    return {
+        lane.id: await connection.fetchval(
+            STATEMENTS["count_ahead"], lane.id, lane.floor, subject.position, COUNTED_BESIDE
+        )
+        for lane in examined.others.lanes
+        if subject.state is State.READY
+    }

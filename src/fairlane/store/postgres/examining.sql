@@ -8,41 +8,6 @@ from fairlane.jobs j
 cross join lateral (select q.name from fairlane.queues q where q.id = j.queue_id limit 1) q
 where j.id = $1::uuid
 
--- name: peek_queue
--- $1 queue, $2 now or null
-select q.digest || '/' || q.amended as digest, q.applied_at, fairlane.instant($2::bigint) as now,
-    s.vtime, s.cursor, s.cursor_tie, s.tie, s.cost, s.ready, s.arrivals_from::text, s.releases_from::text
-from fairlane.queues q
-cross join lateral (
-    select s.*
-    from fairlane.queue_states s
-    where s.queue_id = q.id
-    order by s.version desc
-    limit 1
-) s
-where q.id = $1::integer
-
--- name: peek_arrivals
--- $1 queue, $2 from which transaction, $3 how many
-select a.lane, a.priority, a.keys::text as keys, a.count, a.floor, a.since, a.given, coalesce(a.resumed, 0) as resumed,
-    coalesce(a.given_by, 0) as given_by
-from fairlane.arrivals a
-where a.queue_id = $1::integer and a.xid >= least($2::text::xid8, pg_snapshot_xmin(pg_current_snapshot()))
-order by a.xid, a.floor
-limit $3::integer
-
--- name: peek_releases
-select u.lane, u.ended, u.ran, u.charged, u.unstarted, u.refund, u.since, u.failed, u.neutral, u.latest, u.kept, u.signal
-from (
-    select r.*
-    from fairlane.releases r
-    where r.queue_id = $1::integer and r.xid >= least($2::text::xid8, pg_snapshot_xmin(pg_current_snapshot()))
-    order by r.xid
-    limit $3::integer
-) r
-cross join unnest(r.lanes, r.ended, r.ran, r.charged, r.unstarted, r.refund, r.since, r.failed, r.neutral, r.latest, r.kept,
-    coalesce(r.signal, r.ran)) as u (lane, ended, ran, charged, unstarted, refund, since, failed, neutral, latest, kept, signal)
-
 -- name: count_ahead
 -- Ready jobs of a lane before a position, up to a number. $1 lane, $2 floor, $3 position, $4 at most
 select count(*)
@@ -54,7 +19,8 @@ from (
 ) ahead
 
 -- name: count_flows_ahead
--- Flows whose turn comes before, up to a number. $1 queue, $2 and $3 the cursor, $4 and $5 its own tag, $6 at most
+-- Flows whose turn comes before, up to a number. $1 queue, $2 and $3 the cursor, $4 and $5 its own tag, $6 at most,
+-- $7 flows that the journal knows better
 select count(*)
 from (
     select
@@ -63,6 +29,7 @@ from (
       and f.standing = 1
       and (f.vtime, f.tie) >= ($2::double precision, $3::bigint)
       and (f.vtime, f.tie) < ($4::double precision, $5::bigint)
+      and not f.id = any ($7::bytea[])
     limit $6::integer
 ) ahead
 
@@ -88,10 +55,6 @@ cross join lateral (
 select l.id, l.priority, l.keys, l.ready
 from fairlane.lanes l
 where l.queue_id = $1::integer and l.ready > 0
-union all
-select f.lane, f.lane_priority, f.lane_keys, f.lane_ready
-from fairlane.flows f
-where f.queue_id = $1 and f.lane is not null and f.lane_ready > 0
 
 -- name: is_forced
 select exists (select from fairlane.forced x where x.job = $1::uuid)

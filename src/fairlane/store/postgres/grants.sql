@@ -20,18 +20,18 @@ grant select on sequence fairlane.time_ahead, fairlane.time_latest to {role};
 -- none that are there. To know how much of a backlog waits it may have to fold what is pending, and so writes the state of
 -- the queue.
 grant select on fairlane.arrivals, fairlane.attempts, fairlane.claimers, fairlane.flows, fairlane.forced, fairlane.gates,
-    fairlane.jobs, fairlane.key_figures, fairlane.lanes, fairlane.leases, fairlane.overrides, fairlane.queue_states,
-    fairlane.queues, fairlane.releases, fairlane.result_listeners, fairlane.result_waiters, fairlane.rings,
-    fairlane.schedules, fairlane.shared_gates, fairlane.shared_limit_queues, fairlane.shared_limits,
-    fairlane.shared_releases, fairlane.shared_states, fairlane.stored_values, fairlane.unique_jobs, fairlane.uniques,
+    fairlane.jobs, fairlane.journal, fairlane.key_figures, fairlane.lanes, fairlane.leases, fairlane.overrides,
+    fairlane.queue_figures, fairlane.queue_states, fairlane.queues, fairlane.releases, fairlane.result_listeners,
+    fairlane.result_waiters, fairlane.rings, fairlane.schedules, fairlane.shared_gates, fairlane.shared_limit_queues,
+    fairlane.shared_limits, fairlane.shared_releases, fairlane.shared_states, fairlane.stored_values, fairlane.unique_jobs, fairlane.uniques,
     fairlane.waiters, fairlane.workers to {role};
 grant insert on fairlane.arrivals, fairlane.cancellations, fairlane.finished, fairlane.flows, fairlane.gates, fairlane.jobs,
-    fairlane.lanes, fairlane.leases, fairlane.queue_states, fairlane.queues, fairlane.result_listeners,
+    fairlane.journal, fairlane.lanes, fairlane.leases, fairlane.queue_states, fairlane.queues, fairlane.result_listeners,
     fairlane.result_waiters, fairlane.rings, fairlane.shared_gates, fairlane.shared_limit_queues, fairlane.shared_limits,
-    fairlane.shared_states, fairlane.stored_values, fairlane.tallies, fairlane.unique_jobs, fairlane.uniques to {role};
+    fairlane.shared_states, fairlane.stored_values, fairlane.unique_jobs, fairlane.uniques to {role};
 grant update on fairlane.flows, fairlane.gates, fairlane.jobs, fairlane.lanes, fairlane.queue_states,
     fairlane.shared_gates, fairlane.shared_states, fairlane.stored_values, fairlane.uniques to {role};
-grant delete on fairlane.arrivals, fairlane.flows, fairlane.gates, fairlane.lanes, fairlane.releases,
+grant delete on fairlane.arrivals, fairlane.flows, fairlane.gates, fairlane.journal, fairlane.lanes, fairlane.releases,
     fairlane.result_listeners, fairlane.result_waiters, fairlane.rings, fairlane.shared_gates, fairlane.shared_limit_queues,
     fairlane.shared_releases, fairlane.stored_values to {role};
 grant usage on sequence fairlane.positions to {role};
@@ -44,9 +44,10 @@ grant select, insert, update, delete on fairlane.arrivals, fairlane.attempts, fa
     fairlane.finished, fairlane.flows, fairlane.forced, fairlane.gates, fairlane.jobs, fairlane.key_figures, fairlane.lanes,
     fairlane.leases, fairlane.minutes, fairlane.overrides, fairlane.queue_figures, fairlane.releases,
     fairlane.result_listeners, fairlane.result_waiters, fairlane.rings, fairlane.shared_gates, fairlane.shared_limit_queues,
-    fairlane.shared_limits, fairlane.shared_releases, fairlane.shared_states, fairlane.stored_values, fairlane.tallies,
+    fairlane.shared_limits, fairlane.shared_releases, fairlane.shared_states, fairlane.stored_values,
     fairlane.unique_jobs, fairlane.uniques, fairlane.waiters, fairlane.workers to {role};
 grant select, insert, update on fairlane.queue_states, fairlane.queues, fairlane.schedules to {role};
+grant select, insert, delete on fairlane.journal to {role};
 grant select, delete on fairlane.ended_sessions to {role};
 grant insert on fairlane.audit to {role};
 grant usage on sequence fairlane.positions to {role};
@@ -57,10 +58,10 @@ grant execute on function fairlane.cancel, fairlane.enqueue, fairlane.job_status
 -- Looks at everything but the values that programs keep, and may log out.
 grant select on fairlane.arrivals, fairlane.attempts, fairlane.audit, fairlane.cancellations, fairlane.claimers,
     fairlane.ended_sessions, fairlane.finished, fairlane.flows, fairlane.forced, fairlane.gates, fairlane.jobs,
-    fairlane.key_figures, fairlane.lanes, fairlane.leases, fairlane.minutes, fairlane.overrides, fairlane.queue_figures,
-    fairlane.queue_states, fairlane.queues, fairlane.releases, fairlane.result_listeners, fairlane.result_waiters,
-    fairlane.rings, fairlane.schedules, fairlane.shared_gates, fairlane.shared_limit_queues, fairlane.shared_limits,
-    fairlane.shared_releases, fairlane.shared_states, fairlane.tallies, fairlane.unique_jobs, fairlane.uniques,
+    fairlane.journal, fairlane.key_figures, fairlane.lanes, fairlane.leases, fairlane.minutes, fairlane.overrides,
+    fairlane.queue_figures, fairlane.queue_states, fairlane.queues, fairlane.releases, fairlane.result_listeners,
+    fairlane.result_waiters, fairlane.rings, fairlane.schedules, fairlane.shared_gates, fairlane.shared_limit_queues, fairlane.shared_limits,
+    fairlane.shared_releases, fairlane.shared_states, fairlane.unique_jobs, fairlane.uniques,
     fairlane.waiters, fairlane.workers to {role};
 grant insert on fairlane.ended_sessions to {role};
 
@@ -73,9 +74,9 @@ grant select, insert, update, delete on fairlane.arrivals, fairlane.attempts, fa
     fairlane.shared_gates, fairlane.shared_limit_queues, fairlane.shared_limits, fairlane.shared_releases,
     fairlane.shared_states, fairlane.unique_jobs, fairlane.uniques, fairlane.waiters to {role};
 grant select, insert, update on fairlane.queue_states, fairlane.queues to {role};
+grant select, insert, delete on fairlane.journal to {role};
 grant select, update on fairlane.schedules to {role};
 grant select, insert on fairlane.audit, fairlane.ended_sessions to {role};
-grant select on fairlane.key_figures, fairlane.minutes, fairlane.queue_figures, fairlane.tallies, fairlane.workers to {role};
-grant insert on fairlane.tallies to {role};
+grant select on fairlane.key_figures, fairlane.minutes, fairlane.queue_figures, fairlane.workers to {role};
 grant select (key), insert, update, delete on fairlane.stored_values to {role};
 grant usage on sequence fairlane.positions to {role};

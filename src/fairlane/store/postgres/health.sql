@@ -79,7 +79,7 @@ where a.query = '<insufficient privilege>'
 
 -- name: select_standstills
 -- Flows that lie before the cursor, where no claim looks; and gates with lanes on them that were to be woken before $2.
--- $1 queues, $2 before when, $3 how many of each queue
+-- $1 queues, $2 before when, $3 how many of each queue, $4 and $5 flows and gates that the journal knows better
 select q.name as queue, s."limit", s.key, s.lanes, s.since
 from fairlane.queues q
 cross join lateral (
@@ -94,6 +94,7 @@ cross join lateral (
         select null::text as "limit", f.key, f.open as lanes, null::bigint as since
         from fairlane.flows f
         where f.queue_id = q.id and f.standing = 1 and (f.vtime, f.tie) < (c.cursor, c.cursor_tie)
+          and not f.id = any ($4::bytea[])
         order by f.vtime, f.tie
         limit $3::integer
     )
@@ -102,6 +103,7 @@ cross join lateral (
         select g."limit", g.key, g.waiting, g.wake_at
         from fairlane.gates g
         where g.queue_id = q.id and g.wake_at is not null and g.wake_at < $2::bigint and g.waiting > 0
+          and not g.id = any ($5::bytea[])
         order by g.wake_at
         limit $3
     )

@@ -166,6 +166,11 @@ async def contexts(connection: Connection, jobs: Sequence[UUID]) -> dict[UUID, s
     return {row[0]: row[1] for row in await connection.fetch(STATEMENTS["select_contexts"], jobs)}
 
 
+async def given(connection: Connection, jobs: Sequence[UUID]) -> dict[UUID, dict[str, float]]:
+    found = await connection.fetch(STATEMENTS["select_given"], jobs)
+    return {job: numbers for job, text in found if (numbers := rows.decode_given(text)) is not None}
+
+
 async def retries(connection: Connection, jobs: Sequence[UUID]) -> dict[UUID, int]:
     return {row[0]: row[1] for row in await connection.fetch(STATEMENTS["select_retries"], jobs)}
 

@@ -33,7 +33,8 @@ async def stop_looking(
     watch = Watch(queue.id, listener)
     async with claimer.locked(queue, durable=False) as scheduling:
         connection = scheduling.connection
-        await watch.update(connection, worker.id, is_filled=True)
+        watch.ending(worker.id, is_filled=True)
+        await connection.execute(STATEMENTS["withdraw_waiter"], queue.id, worker.id)
         await connection.execute(STATEMENTS["nudge"], queue.id, 1, worker.id)
     watch.committed()
     return Looked(0, 0, None, look_again=False)
@@ -43,16 +44,22 @@ async def _look(scheduling: Scheduling, want: int, worker: WorkerIdentity, watch
     connection = scheduling.connection
     await watch.look(connection)
     await connection.execute(STATEMENTS["begin_look"])
-    loaded = await scheduling.load(want, listens=True)
-    now = loaded.snapshot.now
-    plan = await scheduling.plan(loaded.snapshot, want)
+    loaded = await scheduling.see_to(await scheduling.load(want), want)
+    plan = await scheduling.plan(loaded, want, listens=True)
+    is_filled = len(plan.starts) >= want
+    alarm = None if is_filled else loaded.board.next_alarm()
+    ending = watch.ending(worker.id, is_filled=is_filled)
     if plan.starts:
+        # Nothing of it is written: the board in memory is forgotten too.
         await connection.execute(STATEMENTS["undo_look"])
+        if ending.ear is not None:
+            await connection.execute(STATEMENTS["register_waiter"], scheduling.queue.id, worker.id, ending.ear)
+        elif ending.waiter is not None:
+            await connection.execute(STATEMENTS["withdraw_waiter"], scheduling.queue.id, worker.id)
     else:
         # As a claim that starts nothing: what is shut is parked, and rings when it opens.
-        await scheduling.write(loaded, plan)
-    is_filled = len(plan.starts) >= want
-    due = None if is_filled else await scheduling.next_due(loaded, plan)
-    look_again = await watch.update(connection, worker.id, is_filled=is_filled)
+        await scheduling.write(loaded, plan, (), ending)
+    dues = () if is_filled else (alarm, loaded.opened.due, scheduling.lease_due)
     is_partial = not is_filled and (plan.more or not loaded.all_folded)
-    return Looked(len(plan.starts), now, due, look_again or is_partial)
+    due = min((each for each in dues if each is not None), default=None)
+    return Looked(len(plan.starts), loaded.now, due, watch.looks_again or is_partial)

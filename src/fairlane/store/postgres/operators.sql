@@ -298,15 +298,15 @@ select
     array(
         select wanted.id
         from unnest($2::bytea[]) as wanted (id)
-        where (select true from fairlane.flows f where f.id = wanted.id limit 1)
+        where (select true from fairlane.flows f where f.queue_id = $1::integer and f.id = wanted.id limit 1)
     ) as flows,
     array(
         select wanted.id
         from unnest($3::bytea[]) as wanted (id)
-        where (select true from fairlane.gates g where g.id = wanted.id limit 1)
+        where (select true from fairlane.gates g where g.queue_id = $1 and g.id = wanted.id limit 1)
     ) as gates,
     (
         select count(*)
         from fairlane.waiters w
-        where w.queue_id = $1::integer and not pg_try_advisory_xact_lock_shared(w.ear)
+        where w.queue_id = $1 and not pg_try_advisory_xact_lock_shared(w.ear)
     ) as listeners

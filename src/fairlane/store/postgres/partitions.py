@@ -30,7 +30,7 @@ async def rehome(scheduling: Scheduling, number: Number, limit: int) -> Rehomed:
     policy, _ = await scheduling.in_force()
     if policy.partition is None or not policy.partition.is_guarded:
         return Rehomed(0, 0, 0)
-    await scheduling.fold_all()
+    await scheduling.checkpoint(await scheduling.fold_all())
     connection, queue = scheduling.connection, scheduling.queue.id
     strays, later = (stray_lanes(policy, lanes) for lanes in await select_lanes(connection, queue))
     moved = Counter(await _move_ready(connection, number, strays, limit))

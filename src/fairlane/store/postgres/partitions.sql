@@ -5,10 +5,6 @@
 select l.id, l.priority, l.keys, l.ready, l.in_flight, l.floor
 from fairlane.lanes l
 where l.queue_id = $1::integer and (l.ready > 0 or l.in_flight > 0)
-union all
-select f.lane, f.lane_priority, f.lane_keys, f.lane_ready, f.lane_in_flight, f.lane_floor
-from fairlane.flows f
-where f.queue_id = $1 and f.lane is not null and (f.lane_ready > 0 or f.lane_in_flight > 0)
 
 -- name: select_scheduled_lanes
 -- The lanes that scheduled jobs of a queue will join, with how many of them.

@@ -112,8 +112,9 @@ async def _put_in_force(
     """Flows and gates are made anew from the lanes."""
     connection, queue = scheduling.connection, scheduling.queue.id
     await sharing.put_in_force(connection, queue, policy)
-    loaded, folded = await scheduling.fold_all()
-    flows, lanes, gates = await scheduling.take_all()
+    loaded = await scheduling.fold_all()
+    await scheduling.to_tables(loaded)
+    flows, lanes, gates = await scheduling.select_all()
     if not accept_missing_keys:
         refuse_to_strand(policy, lanes)
     policy = policy.overridden(found.policy.overrides)
@@ -123,16 +124,14 @@ async def _put_in_force(
     for name, bound in shared_tokens(found.policy, policy).items():
         spent = await scheduling.sharing.gates_of(bound.limit.name or "")
         gates += tokens_of_its_own(policy.queue, name, spent)
-    rebuilt = rebuild(policy, loaded.snapshot.now, folded.queue, flows, lanes, gates, kept)
-    await scheduling.write(loaded, rebuilt.plan)
-    await sharing.take_over(scheduling.sharing, connection, policy, loaded.snapshot.now)
+    rebuilt = rebuild(policy, loaded.now, loaded.opened.state, flows, lanes, gates, kept)
+    await scheduling.replace(rebuilt, loaded.now)
+    await sharing.take_over(scheduling.sharing, connection, policy, loaded.now)
     await scheduling.sharing.put_tokens(tokens)
-    version = await connection.fetchval(
-        STATEMENTS["update_policy"], queue, policy.encoded, policy.digest, loaded.snapshot.now
-    )
+    version = await connection.fetchval(STATEMENTS["update_policy"], queue, policy.encoded, policy.digest, loaded.now)
     if note is not None:
         target, before = f"version {version}", found.policy.encoded
-        await amending.record(connection, note, loaded.snapshot.now, policy.queue, target, before, policy.encoded)
+        await amending.record(connection, note, loaded.now, policy.queue, target, before, policy.encoded)
     await connection.execute(STATEMENTS["nudge"], queue, EVERYONE, None)
     await connection.execute(STATEMENTS["nudge_sharers"], queue, EVERYONE)
     await connection.execute(STATEMENTS["tell_holders"], queue)

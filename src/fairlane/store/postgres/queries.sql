@@ -43,7 +43,7 @@ select 1
 -- The driver asks for every array type that it meets, on every connection, at some 10 ms a question: ask once, and before
 -- there is work. (Prepared, never run.)
 select null::uuid[], null::bigint[], null::integer[], null::bytea[], null::text[], null::fairlane.start[],
-    null::fairlane.touched_flow[], null::fairlane.touched_lane[], null::fairlane.touched_gate[], null::fairlane.flows[],
+    null::fairlane.holder[], null::double precision[], null::fairlane.asked_heads[], null::fairlane.flows[],
     null::fairlane.lanes[], null::fairlane.gates[], null::fairlane.shared_gates[], null::fairlane.touched_shared_gate[],
     null::tid[], null::fairlane.done[], null::fairlane.settlement[], null::fairlane.request[], null::fairlane.granted[]
 
@@ -531,6 +531,13 @@ where l.worker_id = $1
 limit $2
 for update skip locked
 
+-- name: select_leases_of_worker
+-- $1 worker, $2 without these, $3 how many
+select l.id
+from fairlane.leases l
+where l.worker_id = $1 and l.id <> all ($2::uuid[])
+limit $3
+
 -- name: select_abandoned
 -- The claims that still stand under these leases.
 select j.id, j.lease, j.attempt, j.max_attempts, j.suspicion, j.claimed_at, l.worker_id
@@ -652,6 +659,12 @@ where j.id = $1
 select id, context
 from fairlane.jobs
 where id = any($1::uuid[]) and context is not null
+
+-- name: select_given
+-- The numbers that jobs brought along, for simulations of what ran.
+select id, given
+from fairlane.jobs
+where id = any($1::uuid[]) and given is not null
 
 -- name: select_retries
 -- How often each of these jobs has asked for a retry since it was enqueued or replayed: an engine's own count.
@@ -932,8 +945,7 @@ from unnest($2::bytea[]) as n (id)
 cross join lateral (
     select g.in_flight
     from fairlane.gates g
-    where g.id = n.id
-    order by g.version desc
+    where g.queue_id = $1::integer and g.id = n.id
     limit 1
 ) g
 union all

@@ -1,37 +1,29 @@
-"""One transaction that holds a queue's claim lock: load what the plan asks for, and write what it decides."""
+"""One hold of a queue's claim lock: read what has happened, ask the tables what memory lacks, write what is decided."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
-from uuid import UUID
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, TypeVar
+from uuid import UUID, uuid4
 
+import asyncpg
 import msgspec
 
 from fairlane.clock import Instant
 from fairlane.job import Claim
+from fairlane.policy.backlog import Backlog
 from fairlane.policy.overrides import Override, Overrides
 from fairlane.policy.policy import Policy
-from fairlane.scheduler.plan import plan_claims
-from fairlane.scheduler.snapshot import (
-    Arrival,
-    FlowRow,
-    Forced,
-    GateRow,
-    Head,
-    KeptPlaces,
-    LaneRow,
-    Need,
-    Plan,
-    QueueRow,
-    Snapshot,
-    Supply,
-)
+from fairlane.scheduler.journal import FORMAT, Delta, Mark, Removed, decode_delta, encode_delta, encode_removed
+from fairlane.scheduler.rebuild import Rebuilt
+from fairlane.scheduler.resident import Ask, Events, Found, ResidentBoard
+from fairlane.scheduler.snapshot import Arrival, FlowRow, Forced, GateRow, Head, KeptPlaces, LaneRow, Plan
 from fairlane.scheduler.tally import encode_tally
+from fairlane.store.boards import MOST_WHOLE, Boards
 from fairlane.store.decoding import decode_overrides
+from fairlane.store.job_rows import journal_too_new
 from fairlane.store.postgres import rows
 from fairlane.store.postgres.connections import STATEMENTS
-from fairlane.store.postgres.housing import Housing
 from fairlane.store.postgres.sharing import Sharing
 from fairlane.store.postgres.together import Holder, deal
 from fairlane.store.protocol import FOLD_AT_MOST, LANES_PER_SCANNED_FLOW, PROMOTE_AT_MOST, RELEASES_AT_MOST
@@ -40,7 +32,14 @@ from fairlane.store.queue_time import UNKNOWN, Expected
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
 
-__all__ = ["Loaded", "QueueHandle", "Raced", "Scheduling", "select_overrides"]
+__all__ = [
+    "Ending",
+    "Loaded",
+    "QueueHandle",
+    "Raced",
+    "Scheduling",
+    "select_overrides",
+]
 
 T = TypeVar("T")
 
@@ -48,6 +47,9 @@ IS_DUE, HAS_FORCED = 1, 2
 """What a claim has to see to besides: scheduled jobs whose time has come, jobs that an operator wants to start."""
 MOST_POLICIES = 1_000
 """Policies that are kept decoded."""
+RACED, NEWER = "FL020", "FL021"
+"""What `write_claim` and `open_claim` refuse with."""
+EVERYTHING = 2**31 - 1
 
 _policies: dict[str, Policy] = {}
 
@@ -64,20 +66,36 @@ class QueueHandle(msgspec.Struct, frozen=True):
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """What a claim starts from, and what it owes the queue's state."""
+    """What a claim starts from."""
 
-    snapshot: Snapshot
-    arrivals_from: str
-    releases_from: str
-    all_folded: bool
-    others_wait: bool
+    opened: rows.Opened
+    board: ResidentBoard
     policy: Policy
     """As it is stored: with overrides whose time has come."""
-    expired: list[Override]
-    gate_due: Instant | None
-    """When the next gate is to be looked at, before this claim."""
-    due: Instant | None
-    """When something else opens by itself: a scheduled job, an override's end."""
+    arrivals: list[Arrival]
+    forced: list[Forced]
+    all_folded: bool
+
+    @property
+    def now(self) -> Instant:
+        return self.opened.now
+
+    @property
+    def expired(self) -> list[Override]:
+        return self.policy.overrides.expired(self.now)
+
+    @property
+    def needs_transaction(self) -> bool:
+        """More than one statement has to be written together."""
+        return bool(self.opened.attention or self.policy.shared_limits)
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """How a claim leaves whoever made it: waiting for work with this ear, or (without one) not; and whom it wakes."""
+
+    waiter: UUID | None = None
+    ear: int | None = None
+    nudges: int = 0
 
 
 class Raced(Exception):
@@ -85,194 +103,325 @@ class Raced(Exception):
 
 
 class Scheduling:
-    """One transaction that holds a queue's claim lock."""
+    """One hold of a queue's claim lock, in a transaction; or (`is_of_session`) in none until it is written."""
 
-    def __init__(self, connection: Connection, queue: QueueHandle, now: Instant | None) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        queue: QueueHandle,
+        now: Instant | None,
+        boards: Boards | None = None,
+        *,
+        is_of_session: bool = False,
+        is_durable: bool = True,
+    ) -> None:
         self.connection = connection
         self.queue = queue
         self.time = now
-        self._place: rows.Place = (0, 0)
-        self._housing = Housing(queue.id)
+        self._is_looking = boards is None
+        self._boards = boards or Boards()
+        self._is_of_session = is_of_session
+        self._is_durable = is_durable
         self.sharing = Sharing(connection, queue.id)
+        self.lease_due: Instant | None = None
+        """When the next lease ends, as far as a write that started nothing has seen."""
 
     async def load(
-        self,
-        want: int,
-        expected: Expected = UNKNOWN,
-        *,
-        me: UUID | None = None,
-        lag: int = 0,
-        listens: bool = False,
-        ahead: int | None = None,
+        self, want: int, expected: Expected = UNKNOWN, *, locks: bool = False, me: UUID | None = None
     ) -> Loaded:
-        """Drain the bells, promote what is due, and read what the plan starts from."""
-        self._housing.forget()
-        count = max(want, 1)
-        found = await self._find(
-            "load",
-            self.queue.id,
-            self.time,
-            count,
-            RELEASES_AT_MOST,
-            FOLD_AT_MOST,
-            LANES_PER_SCANNED_FLOW,
-            me,
-            *expected,
+        """Take the lock, and read what has happened; scheduled jobs that are due are not promoted yet."""
+        queue = self.queue.id
+        known = self._boards.get(queue)
+        mark = known.mark if known is not None else None
+        known_as = (-1, None) if mark is None else (mark.seq, mark.token)
+        bounds = (FORMAT, RELEASES_AT_MOST, FOLD_AT_MOST)
+        try:
+            found = await self.connection.fetch(
+                STATEMENTS["open_claim"], queue, locks, self.time, *expected, *known_as, *bounds, me
+            )
+        except asyncpg.PostgresError as error:
+            if error.sqlstate == NEWER:
+                raise journal_too_new(self.queue.name, int(str(error))) from error
+            raise
+        opened = rows.Opened(found)
+        policy = await self.policy_of(opened.digest)
+        board = await self._board(opened, policy)
+        return Loaded(opened, board, policy, opened.arrivals, [], opened.has_all)
+
+    async def _board(self, opened: rows.Opened, policy: Policy) -> ResidentBoard:
+        """The board as it is now: what memory knows and what has changed since, or the tables and the journal."""
+        board = self._boards.get(self.queue.id)
+        # A crash may lose a checkpoint and not the changes before it: then we know too little of what is unwritten.
+        is_known = (
+            board is not None
+            and not opened.forgets
+            and opened.stored >= board.stored
+            and (board.policy is policy or bool(policy.shared_limits))
         )
-        (
-            place,
-            digest,
-            bounds,
-            vtime,
-            cursor,
-            cost,
-            now,
-            cursor_tie,
-            tie,
-            release_rows,
-            attention,
-            others_wait,
-            *dues,
-        ) = found.queue
-        self._place = place
-        all_folded = len(found.arrivals) < FOLD_AT_MOST and release_rows < RELEASES_AT_MOST
-        policy = await self.policy_of(digest)
-        named_lanes: list[bytes] = []
+        if board is None or not is_known:
+            self._boards.drop(self.queue.id)
+            if not opened.forgets:
+                opened = await self._reopened(opened)
+            board = await self._read_board(policy)
+        for mark, delta in opened.changes:
+            board.apply(decode_delta(delta), mark)
+        board.mark = opened.mark
+        board.wrote(opened.stored)
+        self._boards.put(self.queue.id, board)
+        return board
+
+    async def _reopened(self, opened: rows.Opened) -> rows.Opened:
+        """All changes that the tables may not hold."""
+        again = rows.Opened([])
+        found = await self.connection.fetch(STATEMENTS["select_journal"], self.queue.id)
+        again.changes = [(Mark(seq, token), delta) for seq, token, delta in found]
+        again.mark, again.stored = opened.mark, opened.stored
+        return again
+
+    async def _read_board(self, policy: Policy) -> ResidentBoard:
+        if self._is_looking:
+            return ResidentBoard(policy)  # who only looks asks for little
+        found = rows.found(
+            await self.connection.fetch(STATEMENTS["select_board"], self.queue.id, MOST_WHOLE + 1), Ask()
+        )
+        is_whole = max(len(found.flows), len(found.lanes), len(found.gates)) <= MOST_WHOLE
+        board = ResidentBoard(policy, is_whole=is_whole)
+        if is_whole:
+            board.adopt(found, Ask())
+        return board
+
+    async def begin(self) -> None:
+        """From here on, what is written is written together: the session's lock becomes that of a transaction."""
+        if self._is_of_session:
+            handle = self.queue
+            await self.connection.execute(handle.take_over if self._is_durable else handle.take_over_unflushed)
+            self._is_of_session = False
+
+    @property
+    def is_in_transaction(self) -> bool:
+        return not self._is_of_session
+
+    async def see_to(self, loaded: Loaded, want: int) -> Loaded:
+        """Promote what is due, and find what is to be forced. In a transaction."""
+        attention, arrivals, all_folded = loaded.opened.attention, loaded.arrivals, loaded.all_folded
         if attention & IS_DUE:
-            promoted = await self._promote(now, policy)
+            promoted = await self._promote(loaded.now, loaded.policy)
             all_folded = all_folded and sum(bell.count for bell in promoted) < PROMOTE_AT_MOST
-            found.arrivals += promoted
-            named_lanes += [bell.lane for bell in promoted]
+            arrivals = arrivals + promoted
         forced: list[Forced] = []
         if attention & HAS_FORCED and want > 0:
-            forced = [
-                Forced(lane, Head(*head))
-                for lane, *head in await self.connection.fetch(STATEMENTS["select_forced"], self.queue.id, want)
-            ]
-            named_lanes += [each.lane for each in forced]
-        if named_lanes:
-            named = await self.ask(Need(), named_lanes)
-            found.lanes += named.lanes
-            found.flows += named.flows
-        expired = policy.overrides.expired(now)
-        arrivals_from, releases_from, policy_since = bounds.split()
-        snapshot = Snapshot(
-            policy.without(expired),
-            now,
-            QueueRow(vtime, cursor, cursor_tie, tie, cost),
-            found.arrivals,
-            found.releases,
-            found.lanes,
-            found.flows,
-            found.scanned,
-            len(found.scanned) < count,
-            found.gates,
-            int(policy_since),
-            forced,
-            lag,
-            listens=listens,
-            ahead=ahead,
-        )
-        if policy.shared_limits:
-            snapshot, places = await self.sharing.load(snapshot, self.time)
-            self._housing.remember_gates(places)
-        return Loaded(snapshot, arrivals_from, releases_from, all_folded, bool(others_wait), policy, expired, *dues)
+            forced = await self.forced(want)
+        return msgspec.structs.replace(loaded, arrivals=arrivals, forced=forced, all_folded=all_folded)
 
-    async def next_due(self, loaded: Loaded, plan: Plan) -> Instant | None:
-        """When something opens by itself, once the plan is written."""
-        # Who found nothing waits for leases to end as well. And the gate that was to be looked at first may be among
-        # those that were.
-        has_alarms = loaded.gate_due is not None or any(gate.wake_at is not None for gate in plan.gates)
-        if not plan.starts or (plan.gates and has_alarms):
-            due: Instant | None = await self.connection.fetchval(
-                STATEMENTS["next_due"], self.queue.id, loaded.snapshot.now
-            )
-            return due
-        return min((due for due in (loaded.gate_due, loaded.due) if due is not None), default=None)
+    async def forced(self, want: int) -> list[Forced]:
+        """Jobs that an operator wants to start next."""
+        found = await self.connection.fetch(STATEMENTS["select_forced"], self.queue.id, want)
+        return [Forced(lane, Head(*head)) for lane, *head in found]
 
-    async def plan(self, snapshot: Snapshot, want: int) -> Plan:
-        """Ask the plan, and answer what it asks."""
-        return await self.answer(plan_claims(snapshot, want))
-
-    async def answer(self, asking: Generator[Need, Supply, T]) -> T:
-        """Give whoever asks for rows what it needs, until it has come to a result."""
+    async def plan(
+        self, loaded: Loaded, want: int, *, lag: int = 0, listens: bool = False, ahead: int | None = None
+    ) -> Plan:
+        """Fold what has happened and start up to `want` jobs, on the board in memory: it is written, or forgotten."""
+        board, opened = loaded.board, loaded.opened
+        events = Events(opened.now, opened.state, loaded.arrivals, opened.releases, loaded.forced, opened.policy_since)
+        # Until it is written, what the plan leaves of the board is nobody's.
+        board.mark = None
         try:
-            need = next(asking)
+            if loaded.policy.shared_limits:
+                policy, events = await self.sharing.load(loaded.policy, events, self.time)
+                if board.policy is not policy:
+                    board.rebind(policy)
+            return await self.answer(board.claim(events, want, lag=lag, listens=listens, ahead=ahead))
+        except BaseException:
+            self._boards.drop(self.queue.id)
+            raise
+
+    async def answer(self, asking: Generator[Ask, Found, T]) -> T:
+        """Give whoever asks what the tables know, until it has come to a result."""
+        try:
+            ask = next(asking)
             while True:
-                need = asking.send(await self._supply(need))
+                ask = asking.send(await self.ask(ask))
         except StopIteration as stop:
             result: T = stop.value
             return result
 
-    async def write(self, loaded: Loaded, plan: Plan, holders: Sequence[Holder] = ()) -> list[Claim]:
-        """Start the jobs of a plan and store what it changed; `Raced` if a job is not ready any more.
-
-        The jobs are dealt to the holders. Returned is what the first of them gets.
-        """
-        now, state = loaded.snapshot.now, plan.queue
-        self.sharing.learn_gates(plan.shared)
-        changes = self._housing.changes(plan, now)
-        if changes.new_flows or changes.new_lanes or changes.new_gates:
-            await self.connection.execute(
-                STATEMENTS["insert_state"], changes.new_flows, changes.new_lanes, changes.new_gates
-            )
-        started = await self.connection.fetch(
-            STATEMENTS["write"],
+    async def ask(self, ask: Ask) -> Found:
+        """What the tables hold of it."""
+        shared = await self.sharing.select(ask.shared)
+        if not ask.is_of_board:
+            heads: dict[bytes, list[Head]] = {lane: [] for lane, _, _ in ask.heads}
+            asked = list(heads.values())
+            for nth, *head in await self.connection.fetch(STATEMENTS["select_heads"], ask.heads) if ask.heads else ():
+                asked[nth - 1].append(Head(*head))
+            return Found(heads=heads, shared=shared)
+        found = await self.connection.fetch(
+            STATEMENTS["ask_tables"],
             self.queue.id,
-            state.vtime,
-            state.cursor,
-            state.cursor_tie,
-            state.tie,
-            state.cost,
-            *self._housing.totals(plan),
-            loaded.arrivals_from,
-            loaded.releases_from,
-            changes.flows,
-            changes.lanes,
-            changes.gates,
-            [
-                (start.head.ref, start.head.position, start.charge, holder, *self.sharing.passed(start), start.at)
-                for start, holder in zip(plan.starts, deal(len(plan.starts), holders), strict=True)
-            ],
-            now,
-            self._place,
-            [holder.lease for holder in holders],
-            [holder.worker for holder in holders],
-            [holder.name for holder in holders],
-            [now + holder.duration for holder in holders],
-            changes.weights,
-            changes.served,
-            None if plan.tally is None else encode_tally(plan.tally),
-            changes.given_by,
+            ask.flows,
+            ask.lanes,
+            ask.gates,
+            [flow for flow, _ in ask.ready],
+            [count for _, count in ask.ready],
+            [gate for gate, _ in ask.parked],
+            [count for _, count in ask.parked],
+            *(ask.scan or (0.0, 0, 0)),
+            *(ask.alarms or (0, 0)),
+            ask.heads,
+            *ask.but_not,
+            LANES_PER_SCANNED_FLOW,
         )
+        return msgspec.structs.replace(rows.found(found, ask), shared=shared)
+
+    async def write(
+        self, loaded: Loaded, plan: Plan, holders: Sequence[Holder] = (), ending: Ending | None = None
+    ) -> list[Claim]:
+        """Start the jobs of a plan and note what it changed; `Raced` if a job is not ready any more.
+
+        The jobs are dealt to the holders. Returned is what the first of them gets. The lock of a session ends with it.
+        """
+        try:
+            return await self._write(loaded, plan, holders, ending or Ending())
+        except BaseException:
+            self._boards.drop(self.queue.id)
+            raise
+
+    async def _write(self, loaded: Loaded, plan: Plan, holders: Sequence[Holder], ending: Ending) -> list[Claim]:
+        opened, now, state = loaded.opened, loaded.now, plan.queue
+        self.sharing.learn_gates(plan.shared)
+        mark, delta = None, None
+        if plan.lanes or plan.flows or plan.gates or loaded.arrivals or opened.releases or state != opened.state:
+            mark = Mark(opened.mark.seq + 1, uuid4())
+            delta = encode_delta(plan)
+            loaded.board.note(plan, mark)
+            self._boards.noted(self.queue.id, len(delta))
+        else:
+            loaded.board.mark = opened.mark
+        try:
+            started = await self.connection.fetch(
+                STATEMENTS["write_claim"],
+                self.queue.id,
+                self._is_of_session,
+                self._is_of_session and not self._is_durable,
+                now,
+                [state.vtime, state.cursor, state.cost],
+                [state.cursor_tie, state.tie],
+                list(plan.moves),
+                *opened.bounds,
+                None if mark is None else mark.seq,
+                None if mark is None else mark.token,
+                delta,
+                [
+                    (start.head.ref, start.head.position, start.charge, holder, *self.sharing.passed(start), start.at)
+                    for start, holder in zip(plan.starts, deal(len(plan.starts), holders), strict=True)
+                ],
+                [(holder.lease, holder.worker, holder.name, now + holder.duration) for holder in holders],
+                self._backlogs(plan),
+                None if plan.tally is None else encode_tally(plan.tally),
+                ending.waiter,
+                ending.ear,
+                ending.nudges,
+            )
+        except asyncpg.PostgresError as error:
+            if error.sqlstate == RACED:
+                raise Raced from error
+            raise
+        self._is_of_session = False
         await self.sharing.write(plan)
-        if plan.starts and (not started or started[0]["total"] < len(plan.starts)):
-            raise Raced
-        by_position = {row[0]: row[1:-1] for row in started}
-        own, name = plan.starts[: len(started)], self.queue.name
+        if not plan.starts:
+            self.lease_due = started[0]["enqueued_at"]
+            return []
+        by_position = {row[0]: row[1:] for row in started if row[0] is not None}
+        own, name = plan.starts[: len(by_position)], self.queue.name
         return [rows.claim_of(by_position[start.head.position], holders[0].lease, name, start.at) for start in own]
 
-    async def fold_all(self) -> tuple[Loaded, Plan]:
-        """Fold every bell, start nothing."""
+    def _backlogs(self, plan: Plan) -> list[rows.Row]:
+        """Gates that producers read: the tables have them as they are."""
+        return [
+            rows.gate_parameters(gate.row(), self.queue.id)
+            for gate in plan.gates
+            if isinstance(gate.bound.limit, Backlog)
+        ]
+
+    async def leave(self) -> None:
+        """Let the lock go with nothing written."""
+        if self._is_of_session:
+            await self.connection.fetchrow(STATEMENTS["leave_claim"], self.queue.id)
+            self._is_of_session = False
+
+    async def fold_all(self) -> Loaded:
+        """Fold everything that has happened, start nothing. In a transaction; what is returned is of the end of it."""
         while True:
-            loaded = await self.load(0)
-            plan = await self.plan(loaded.snapshot, 0)
-            await self.write(loaded, plan)
+            loaded = await self.see_to(await self.load(0), 0)
+            await self.write(loaded, await self.plan(loaded, 0))
             if loaded.all_folded:
-                return loaded, plan
+                return await self.load(0)
+
+    # The tables. In a transaction.
+
+    async def checkpoint(self, loaded: Loaded) -> None:
+        """Write what the tables do not hold."""
+        await self._put(loaded.board.changed_rows(), loaded.now)
+        await self.connection.execute(STATEMENTS["store_journal"], self.queue.id, loaded.opened.mark.seq)
+        loaded.board.wrote(loaded.opened.mark.seq)
+        self._boards.written(self.queue.id)
+
+    async def to_tables(self, loaded: Loaded) -> None:
+        """Write what the tables do not hold, and let everybody forget the rest: they are going to be worked on."""
+        await self._put(loaded.board.changed_rows(), loaded.now)
+        await self.connection.execute(STATEMENTS["seal_journal"], self.queue.id)
+        self._boards.drop(self.queue.id)
+
+    async def select_all(self) -> tuple[list[FlowRow], list[LaneRow], list[GateRow]]:
+        """The whole board, once the tables hold it."""
+        found = rows.found(await self.connection.fetch(STATEMENTS["select_board"], self.queue.id, EVERYTHING), Ask())
+        return found.flows, found.lanes, found.gates
+
+    async def replace(self, rebuilt: Rebuilt, now: Instant) -> None:
+        """Put another board in the place of the one that the tables hold."""
+        state = rebuilt.queue
+        self._boards.drop(self.queue.id)
+        await self.connection.execute(STATEMENTS["clear_board"], self.queue.id)
+        await self._put(Delta(rebuilt.flows, rebuilt.lanes, rebuilt.gates), now)
+        await self.connection.execute(
+            STATEMENTS["replace_state"],
+            self.queue.id,
+            [state.vtime, state.cursor, state.cost],
+            [state.cursor_tie, state.tie],
+            list(rebuilt.totals),
+        )
+        if rebuilt.tally is not None:
+            await self.connection.execute(STATEMENTS["note_told"], self.queue.id, encode_tally(rebuilt.tally))
+
+    async def put_gates(self, gates: Sequence[GateRow], now: Instant) -> None:
+        """Store gates that the tables held otherwise."""
+        self._boards.drop(self.queue.id)
+        await self._put(Delta(gates=list(gates)), now)
+
+    async def _put(self, delta: Delta, now: Instant) -> None:
+        queue = self.queue.id
+        if delta.flows or delta.lanes or delta.gates:
+            await self.connection.execute(
+                STATEMENTS["put_pieces"],
+                [rows.flow_parameters(row, queue, now) for row in delta.flows],
+                [rows.lane_parameters(row, queue) for row in delta.lanes],
+                [rows.gate_parameters(row, queue) for row in delta.gates],
+            )
+
+    async def note_removed(self, loaded: Loaded, removed: Removed, ready: int, running: int) -> None:
+        """Collection has removed these from the tables: whoever holds them in memory lets them go."""
+        mark, delta = Mark(loaded.opened.mark.seq + 1, uuid4()), encode_removed(removed)
+        await self.connection.execute(
+            STATEMENTS["note_removed"], self.queue.id, mark.seq, mark.token, delta, ready, running
+        )
+        loaded.board.apply(Delta(removed=removed), mark)
+        self._boards.noted(self.queue.id, len(delta))
 
     async def in_force(self) -> tuple[Policy, Instant]:
         """The queue's policy with what operators have changed, and the time."""
         row = await self.connection.fetchrow(STATEMENTS["select_in_force"], self.queue.id, self.time)
         assert row is not None
         return await self.policy_of(row["digest"]), row["now"]
-
-    async def take_all(self) -> tuple[list[FlowRow], list[LaneRow], list[GateRow]]:
-        """Everything that bells were folded into, removed from the tables."""
-        found = await self._find("take_state", self.queue.id)
-        self._housing.forget()
-        self._place = found.queue[0]
-        return found.flows, found.lanes, found.gates
 
     async def kept_places(self, policy: Policy) -> list[KeptPlaces]:
         """Where jobs keep their place in a sequence, as far as bells have been folded."""
@@ -303,47 +452,7 @@ class Scheduling:
             _policies[key] = Policy.decode(row["policy"]).overridden(overrides)
         return _policies[key]
 
-    async def _supply(self, need: Need) -> Supply:
-        shared = await self.sharing.select(need.shared)
-        if not (need.flows or need.gates or need.parked or need.lanes or need.scan):
-            found = await self.connection.fetch(STATEMENTS["select_heads"], need.heads) if need.heads else []
-            return Supply(heads=_by_lane(need, [(nth, Head(*head)) for nth, *head in found]), shared=shared)
-        answer = await self.ask(need)
-        heads = _by_lane(need, answer.heads)
-        return Supply(answer.flows, answer.gates, answer.lanes, heads, answer.scanned, shared)
-
-    async def ask(self, need: Need, lanes: Sequence[bytes] = ()) -> rows.Found:
-        """What the plan needs, and lanes by id with their flows."""
-        return await self._find(
-            "supply",
-            self.queue.id,
-            need.flows,
-            need.gates,
-            [gate for gate, _ in need.parked],
-            [count for _, count in need.parked],
-            [flow for flow, _ in need.lanes],
-            [count for _, count in need.lanes],
-            need.heads,
-            *(need.scan or (0.0, 0, 0)),
-            LANES_PER_SCANNED_FLOW,
-            lanes,
-        )
-
-    async def _find(self, statement: str, *args: Any) -> rows.Found:
-        found = rows.Found(await self.connection.fetch(STATEMENTS[statement], *args))
-        self._housing.remember(found)
-        return found
-
 
 async def select_overrides(connection: Connection, queue: int) -> Overrides:
     """What operators have changed."""
     return decode_overrides(text for (text,) in await connection.fetch(STATEMENTS["select_overrides"], queue))
-
-
-def _by_lane(need: Need, found: Iterable[tuple[int, Head]]) -> dict[bytes, list[Head]]:
-    """Heads under their lanes; each comes with the number of the question that it answers."""
-    heads: dict[bytes, list[Head]] = {lane: [] for lane, _, _ in need.heads}
-    asked = [heads[lane] for lane, _, _ in need.heads]
-    for nth, head in found:
-        asked[nth - 1].append(head)
-    return heads

@@ -1,10 +1,11 @@
 -- What people look at. Nothing is written and no lock is taken; each is one statement, however many queues there are.
 
 -- name: survey
--- $1 queues by name, $2 what is counted row by row is counted up to this
-select q.name, s.ready, s.running, s.parked, unseen.jobs as unseen, unseen.bells + released.bells as bells,
-    scheduled.jobs as scheduled, scheduled.next_due_at, untallied.tallies as untallied,
-    f.tallied_at, coalesce(f.held, '{}') as held, f.oldest_ready_at
+-- What claims have left, and what has happened since that no claim has seen. $1 queues by name, $2 scheduled jobs are counted up
+-- to this
+select q.name, s.ready, s.running, s.parked, unseen.jobs as unseen, unseen.oldest, released.jobs as ended,
+    unseen.bells + released.bells as bells, scheduled.jobs as scheduled, scheduled.next_due_at, f.counted_at,
+    coalesce(f.held, '{}') as held, f.oldest_ready_at
 from unnest($1::text[]) with ordinality as u (name, nth)
 cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
 cross join lateral (
@@ -16,23 +17,15 @@ cross join lateral (
 ) s
 left join lateral (select f.* from fairlane.queue_figures f where f.queue_id = q.id limit 1) f on true
 cross join lateral (
-    select coalesce(sum(a.count), 0) as jobs, count(*) as bells
-    from (
-        select a.count
-        from fairlane.arrivals a
-        where a.queue_id = q.id and a.xid >= least(s.arrivals_from, s.oldest)
-        order by a.xid, a.floor
-        limit $2::integer
-    ) a
+    select coalesce(sum(a.count), 0) as jobs, count(*) as bells, min(a.since) filter (where a.count > 0) as oldest
+    from fairlane.arrivals a
+    where a.queue_id = q.id and a.xid >= least(s.arrivals_from, s.oldest)
 ) unseen
 cross join lateral (
-    select count(*) as bells
-    from (
-        select
-        from fairlane.releases r
-        where r.queue_id = q.id and r.xid >= least(s.releases_from, s.oldest)
-        limit $2
-    ) r
+    select coalesce(sum(u.ended + u.unstarted), 0) as jobs, count(distinct r.ctid) as bells
+    from fairlane.releases r
+    cross join lateral unnest(r.ended, r.unstarted) as u (ended, unstarted)
+    where r.queue_id = q.id and r.xid >= least(s.releases_from, s.oldest)
 ) released
 cross join lateral (
     select count(*) as jobs, min(j.due_at) as next_due_at
@@ -44,12 +37,6 @@ cross join lateral (
         limit $2
     ) j
 ) scheduled
-cross join lateral (
-    select count(*) as tallies
-    from (
-        select from fairlane.tallies t where t.queue_id = q.id and t.id > coalesce(f.tallied, 0) limit $2
-    ) t
-) untallied
 order by u.nth
 
 -- name: count_newest_dead
@@ -119,7 +106,7 @@ cross join lateral (
 limit $4
 
 -- A list of keys: most first. $1 queues by name, $2 scope, $3 what labels have in them, $4 whether only those that are held,
--- $5 to $7 after which (what it is sorted by, key, queue), $8 how many.
+-- $5 to $7 after which (what it is sorted by, key, queue), $8 how many, $9 keys that are known better.
 
 -- name: list_keys_by_waiting
 select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
@@ -134,6 +121,7 @@ cross join lateral (
       and (-k.waiting, k.key collate "POSIX", q.name collate "C") > ($5::bigint, $6, $7::text)
       and position($3::text in k.label) > 0
       and (not $4::boolean or k.held_by is not null)
+      and not k.key = any ($9::text[])
     order by -k.waiting, k.key collate "POSIX"
     limit $8::integer
 ) k
@@ -153,6 +141,7 @@ cross join lateral (
       and (-k.running, k.key collate "POSIX", q.name collate "C") > ($5::bigint, $6, $7::text)
       and position($3::text in k.label) > 0
       and (not $4::boolean or k.held_by is not null)
+      and not k.key = any ($9::text[])
     order by -k.running, k.key collate "POSIX"
     limit $8::integer
 ) k
@@ -172,6 +161,7 @@ cross join lateral (
       and (-k.done, k.key collate "POSIX", q.name collate "C") > ($5::bigint, $6, $7::text)
       and position($3::text in k.label) > 0
       and (not $4::boolean or k.held_by is not null)
+      and not k.key = any ($9::text[])
     order by -k.done, k.key collate "POSIX"
     limit $8::integer
 ) k
@@ -191,6 +181,7 @@ cross join lateral (
       and (-coalesce(k.started_at, 0), k.key collate "POSIX", q.name collate "C") > ($5::bigint, $6, $7::text)
       and position($3::text in k.label) > 0
       and (not $4::boolean or k.held_by is not null)
+      and not k.key = any ($9::text[])
     order by -coalesce(k.started_at, 0), k.key collate "POSIX"
     limit $8::integer
 ) k
@@ -210,6 +201,7 @@ cross join lateral (
       and (k.key, q.name collate "C") > ($6, $7::text)
       and position($3::text in k.label) > 0
       and (not $4::boolean or k.held_by is not null)
+      and not k.key = any ($9::text[])
     order by k.key
     limit $8::integer
 ) k
@@ -229,6 +221,7 @@ cross join lateral (
       and (-k.waiting, k.key collate "POSIX", q.name collate "C") > ($5::bigint, $6, $7::text)
       and position($3::text in k.label) > 0
       and k.held_by is not null and $4::boolean
+      and not k.key = any ($9::text[])
     order by -k.waiting, k.key collate "POSIX"
     limit $8::integer
 ) k
@@ -236,7 +229,8 @@ order by -k.waiting, k.key collate "POSIX", q.name collate "C"
 limit $8
 
 -- name: list_held_keys
--- Of all scopes, the keys behind whose limits most jobs wait. $1 queues by name, $2 how many
+-- Of all scopes, the keys behind whose limits most jobs wait. $1 queues by name, $2 how many, $3 scopes and keys that are
+-- known better
 select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
     k.held_by, k.hours
 from unnest($1::text[]) as u (name)
@@ -245,6 +239,7 @@ cross join lateral (
     select k.*
     from fairlane.key_figures k
     where k.queue_id = q.id and k.held_by > ''  -- as the index says it, which is not for lists of one scope
+      and not (k.scope || ' ' || k.key) = any ($3::text[])
     order by k.waiting desc
     limit $2::integer
 ) k
@@ -252,22 +247,13 @@ order by k.waiting desc, q.name, k.key
 limit $2
 
 -- name: select_all_lanes_of_flow
--- Every lane of a flow, those that most jobs wait in first. $1 flow, $2 how many, $3 of how many
+-- Every lane of a flow, those that most jobs wait in first. $1 flow, $2 how many, $3 of how many, $4 but not these
 select l.id, l.flow, l.priority, l.keys, l.ready, l.in_flight, l.floor, l.rank, l.standing, l.gate, l.tag
 from (
-    (
-        select l.id, l.flow, l.priority, l.keys, l.ready, l.in_flight, l.floor, l.rank, l.standing, l.gate, l.tag
-        from fairlane.lanes l
-        where l.flow = $1::bytea
-        limit $3::integer
-    )
-    union all
-    (
-        select f.lane, f.id, f.lane_priority, f.lane_keys, f.lane_ready, f.lane_in_flight, f.lane_floor, f.lane_rank,
-            f.lane_standing, f.lane_gate, f.lane_tag
-        from (select f.* from fairlane.flows f where f.id = $1 order by f.version desc limit 1) f
-        where f.lane is not null
-    )
+    select l.id, l.flow, l.priority, l.keys, l.ready, l.in_flight, l.floor, l.rank, l.standing, l.gate, l.tag
+    from fairlane.lanes l
+    where l.flow = $1::bytea and not l.id = any ($4::bytea[])
+    limit $3::integer
 ) l
 order by l.ready desc, l.rank
 limit $2::integer
@@ -300,37 +286,94 @@ cross join lateral (
     limit 1
 ) one
 
--- name: select_unseen
--- Bells of arrivals that no claim has folded. $1 queues by name, $2 how many
-select a.priority, a.keys, a.count
-from unnest($1::text[]) as u (name)
-cross join lateral (select q.id from fairlane.queues q where q.name = u.name limit 1) q
+-- name: select_pending_arrivals
+-- Jobs that came and that no claim has seen, by queue and lane. $1 queues. (`offset 0`, here and below: a join that is turned
+-- round would walk the whole index.)
+select a.queue_id, a.priority, min(a.keys::text) as keys, sum(a.count)::bigint as count,
+    min(a.since) filter (where a.count > 0) as since
+from unnest($1::integer[]) as q (id)
 cross join lateral (
-    select s.arrivals_from
+    select least(s.arrivals_from, pg_snapshot_xmin(pg_current_snapshot())) as since
     from fairlane.queue_states s
     where s.queue_id = q.id
     order by s.version desc
     limit 1
 ) s
+cross join lateral (select a.* from fairlane.arrivals a where a.queue_id = q.id and a.xid >= s.since offset 0) a
+group by a.queue_id, a.lane, a.priority
+
+-- name: select_pending_releases
+-- Claims that have ended and that no claim has seen, by queue and lane, with what the tables say of the lane. $1 queues
+select r.queue_id, r.lane, r.ended, r.failed, r.unstarted, r.ran, r.latest, l.priority, l.keys
+from (
+    select r.queue_id, u.lane, sum(u.ended)::bigint as ended, coalesce(sum(u.failed), 0)::bigint as failed,
+        sum(u.unstarted)::bigint as unstarted, sum(u.ran)::bigint as ran, coalesce(max(u.latest), 0) as latest
+    from unnest($1::integer[]) as q (id)
+    cross join lateral (
+        select least(s.releases_from, pg_snapshot_xmin(pg_current_snapshot())) as since
+        from fairlane.queue_states s
+        where s.queue_id = q.id
+        order by s.version desc
+        limit 1
+    ) s
+    cross join lateral (select r.* from fairlane.releases r where r.queue_id = q.id and r.xid >= s.since offset 0) r
+    cross join lateral unnest(r.lanes, r.ended, r.failed, r.unstarted, r.ran, r.latest)
+        as u (lane, ended, failed, unstarted, ran, latest)
+    group by r.queue_id, u.lane
+) r
+left join lateral (
+    select l.priority, l.keys from fairlane.lanes l where l.queue_id = r.queue_id and l.id = r.lane limit 1
+) l on true
+
+-- name: select_told_of
+-- What claims have told that is not in the stats, in order. $1 queues
+select j.queue_id, j.told
+from unnest($1::integer[]) as q (id)
 cross join lateral (
-    select a.priority, a.keys::text as keys, a.count
-    from fairlane.arrivals a
-    where a.queue_id = q.id and a.xid >= least(s.arrivals_from, pg_snapshot_xmin(pg_current_snapshot()))
-    order by a.xid, a.floor
-    limit $2::integer
-) a
-limit $2
+    select j.queue_id, j.seq, j.told
+    from fairlane.journal j
+    where j.queue_id = q.id
+      and j.seq > coalesce((select f.counted from fairlane.queue_figures f where f.queue_id = q.id limit 1), 0)
+      and j.told is not null
+    offset 0
+) j
+order by j.queue_id, j.seq
+
+-- name: select_tails
+-- What the tables of these queues may not hold, in order. $1 queues
+select j.queue_id, j.delta
+from unnest($1::integer[]) as q (id)
+cross join lateral (
+    select s.base from fairlane.queue_states s where s.queue_id = q.id order by s.version desc limit 1
+) s
+cross join lateral (
+    select j.queue_id, j.seq, j.delta from fairlane.journal j where j.queue_id = q.id and j.seq > s.base offset 0
+) j
+order by j.queue_id, j.seq
+
+-- name: select_keys_of
+-- Keys by queue, scope and name, where they are stored. $1 queues, $2 scopes, $3 keys
+select k.queue_id, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
+    k.held_by, k.hours
+from unnest($1::integer[], $2::text[], $3::text[]) as n (queue_id, scope, key)
+cross join lateral (
+    select k.*
+    from fairlane.key_figures k
+    where k.queue_id = n.queue_id and k.scope = n.scope and k.key = n.key
+    limit 1
+) k
 
 -- name: select_gates_named
+-- $1 queues, $2 gates
 select g.id, g."limit", g.key, g.in_flight, g.tat, g.waiting, g.awake, g.wake_at, g.memo, g.value, g.given_by
-from unnest($1::bytea[]) as u (id)
-cross join lateral (
-    select g.*
-    from fairlane.gates g
-    where g.id = u.id
-    order by g.version desc
-    limit 1
-) g
+from unnest($1::integer[], $2::bytea[]) as u (queue_id, id)
+cross join lateral (select g.* from fairlane.gates g where g.queue_id = u.queue_id and g.id = u.id limit 1) g
+
+-- name: select_weights_named
+-- Flows: their own weights, and by which jobs those were given. $1 queues, $2 flows
+select f.id, f.weight, f.given_by
+from unnest($1::integer[], $2::bytea[]) as u (queue_id, id)
+cross join lateral (select f.* from fairlane.flows f where f.queue_id = u.queue_id and f.id = u.id limit 1) f
 
 -- name: select_lanes_of_flow
 -- Lanes with ready jobs, whether they wait at a gate or not: the lowest rank first. $1 flow, $2 how many
@@ -339,15 +382,15 @@ from (
     (
         select l.*
         from fairlane.lanes l
-        where l.flow = $1::bytea and l.standing = 1
-        order by l.rank, l.head, l.version desc
+        where l.flow = $1::bytea and l.standing = 1 and not l.id = any ($3::bytea[])
+        order by l.rank, l.head
         limit $2::integer
     )
     union all
     (
         select l.*
         from fairlane.lanes l
-        where l.flow = $1 and l.standing > 1  -- parked; said so, no index of parked lanes is walked
+        where l.flow = $1 and not l.id = any ($3) and l.standing > 1  -- parked; said so, no index of parked lanes is walked
         order by l.rank, l.head
         limit $2
     )

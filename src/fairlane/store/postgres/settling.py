@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
@@ -27,7 +27,7 @@ from fairlane.store.protocol import Landings, Reaped
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
 
-__all__ = ["Settler"]
+__all__ = ["Settler", "claims_beside"]
 
 LEASES_AT_MOST = 100
 """Leases that one reaping looks at."""
@@ -295,6 +295,15 @@ class Settler:
         deaths = [each.job for each in settlements if each.is_death]
         on_dead = await _on_dead(connection, deaths) if deaths else {}
         return [self._dying(each, on_dead) for each in settlements]
+
+
+async def claims_beside(connection: Connection, worker: UUID, leases: Collection[UUID]) -> list[Claim]:
+    """The claims of a worker under other leases than these."""
+    found = await connection.fetch(STATEMENTS["select_leases_of_worker"], worker, list(leases), LEASES_AT_MOST)
+    if not found:
+        return []
+    rows = await connection.fetch(STATEMENTS["select_abandoned"], [lease for (lease,) in found])
+    return [_abandoned(of_claim) for *of_claim, _ in rows]
 
 
 async def _contended(connection: Connection, leases: Iterable[UUID]) -> set[UUID]:

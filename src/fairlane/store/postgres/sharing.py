@@ -13,8 +13,9 @@ from fairlane.policy.keys import shared_gate_id
 from fairlane.policy.policy import Policy, shared_identity
 from fairlane.policy.sharing import check_alike
 from fairlane.scheduler.rebuild import Claimed, carried_over, counted_in, uncounted
+from fairlane.scheduler.resident import Events
 from fairlane.scheduler.shared import rings_for_all
-from fairlane.scheduler.snapshot import Contender, GateRow, Plan, Ring, SharedGateRow, SharedRelease, Snapshot, Start
+from fairlane.scheduler.snapshot import Contender, Plan, Ring, SharedGateRow, SharedRelease, Start
 from fairlane.store.decoding import decode_limit, encode_limit
 from fairlane.store.postgres import rows
 from fairlane.store.postgres.connections import STATEMENTS
@@ -44,23 +45,18 @@ class Sharing:
         self._places: dict[bytes, rows.Place] = {}
         self._is_drained = False
 
-    async def load(self, snapshot: Snapshot, now: Instant | None) -> tuple[Snapshot, dict[bytes, rows.Place]]:
-        """Take the locks, then read: what the plan is to know, and where the queue's own gates were found."""
-        policy = snapshot.policy
+    async def load(self, policy: Policy, events: Events, now: Instant | None) -> tuple[Policy, Events]:
+        """Take the locks, then read: the policy with the limits in force, and what the plan is to know besides."""
         await self._connection.execute(STATEMENTS["lock_shared_limits"], self._queue, [])
         of_queues = [shared_gate_id(bound.name, ()) for bound in policy.shared_limits if not bound.limit.by]
-        own = {gate: bound for gate, bound in policy.queue_gates if bound.is_shared}
-        found = await self._connection.fetch(
-            STATEMENTS["load_shared"], self._queue, of_queues, RELEASES_AT_MOST, now, list(own)
-        )
+        found = await self._connection.fetch(STATEMENTS["load_shared"], self._queue, of_queues, RELEASES_AT_MOST, now)
         self._states = []
         self._places.clear()
-        gates: list[GateRow] = []
-        places: dict[bytes, rows.Place] = {}
+        rung: list[bytes] = []
         shared: list[SharedGateRow] = []
         releases: list[SharedRelease] = []
         documents: list[str] = []
-        latest = snapshot.now
+        latest = events.now
         for row in found:
             match row["kind"]:
                 case "l":
@@ -73,32 +69,19 @@ class Sharing:
                 case "s":
                     shared.append(self.gate(row))
                 case _:
-                    places[row["id"]] = row["place"]
-                    gates.append(_own_gate(row))
-        # Told as they are, or as new: the plan need not ask for them.
-        gates += [GateRow(gate, bound.name, [], 0, 0, 0, 0, None) for gate, bound in own.items() if gate not in places]
+                    rung.append(row["id"])
         self._is_drained = bool(releases)
-        snapshot = msgspec.structs.replace(
-            snapshot,
-            policy=resolved(policy, documents),
-            now=latest,
-            due_gates=snapshot.due_gates + gates,
-            shared=shared,
-            shared_releases=releases,
-        )
-        return snapshot, places
+        events = msgspec.structs.replace(events, now=latest, shared=shared, shared_releases=releases, rung=rung)
+        return resolved(policy, documents), events
 
-    async def look(self, snapshot: Snapshot) -> Snapshot:
-        """The same for those who only look: no lock, and the bells stay where they are."""
+    async def look(self, policy: Policy, events: Events) -> tuple[Policy, Events]:
+        """The same for those who only look: no lock, and what has happened stays where it is."""
         found = await self._connection.fetch(STATEMENTS["peek_shared_releases"], self._queue, RELEASES_AT_MOST)
         releases = [SharedRelease(*row) for row in found]
-        documents = await self._connection.fetch(STATEMENTS["select_shared_limits"], snapshot.policy.queue)
-        return msgspec.structs.replace(
-            snapshot,
-            policy=resolved(snapshot.policy, [document for _, document in documents]),
-            shared=await self.select(sorted({release.gate for release in releases})),
-            shared_releases=releases,
-        )
+        documents = await self._connection.fetch(STATEMENTS["select_shared_limits"], policy.queue)
+        shared = await self.select(sorted({release.gate for release in releases}))
+        events = msgspec.structs.replace(events, shared=shared, shared_releases=releases)
+        return resolved(policy, [document for _, document in documents]), events
 
     async def select(self, gates: Sequence[bytes]) -> list[SharedGateRow]:
         """Shared gates by id, where they exist."""
@@ -195,12 +178,6 @@ class Sharing:
         )
         # What has been written has moved.
         self._places.clear()
-
-
-def _own_gate(row: Any) -> GateRow:
-    key = msgspec.json.decode(row["keys"], type=list[str | None])
-    in_flight, tat, waiting, awake, wake_at = row[7:12]
-    return GateRow(row["id"], row["name"], key, in_flight, tat, waiting, awake, wake_at, row["memo"], row["value"])
 
 
 def resolved(policy: Policy, documents: Sequence[str]) -> Policy:

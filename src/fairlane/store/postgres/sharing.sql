@@ -91,13 +91,13 @@ on conflict (queue_id, shared_limit) do nothing
 
 -- name: load_shared
 -- Drain the bells of a queue's shared limits, take what was rung for it, and read the gates that these name.
--- $1 queue, $2 shared gates to read in any case, $3 how many releases, $4 now or null, $5 the queue's own gates to read
+-- $1 queue, $2 shared gates to read in any case, $3 how many releases, $4 now or null
 --
 --   kind        place number id name  keys     contenders i1        i2   i3        i4    i5      i6      i7
 --   l a limit     ×     ×       bound document            now
 --   r a release              ×  task  queue               ended     ran  unstarted since failed  neutral latest
 --   s shared      ×          ×  limit ×        ×          in_flight tat
---   g a gate      ×          ×  limit ×                   in_flight tat  waiting   awake wake_at
+--   g a gate of the queue's own that was rung ×
 with
 limits as materialized (
     select l.id, l.document, s.place, s.releases_from, pg_snapshot_xmin(pg_current_snapshot()) as oldest
@@ -155,16 +155,8 @@ cross join lateral (
     limit 1
 ) g
 union all
-select 'g', g.place, null, g.id, g."limit", g.key, null, g.in_flight, g.tat, g.waiting, g.awake, g.wake_at, null, null,
-    g.memo, g.value
-from (select unnest($5::bytea[]) as id union select gate from rung) n
-cross join lateral (
-    select g.*, g.ctid as place
-    from fairlane.gates g
-    where g.id = n.id
-    order by g.version desc
-    limit 1
-) g
+select 'g', null, null, gate, null, null, null, null, null, null, null, null, null, null, null, null
+from rung
 
 -- name: select_shared_gates
 select g.place, g.id, g."limit" as name, g.key as keys, g.contenders, g.in_flight as i1, g.tat as i2, g.memo, g.value

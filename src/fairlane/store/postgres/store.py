@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
@@ -52,7 +52,7 @@ from fairlane.store.postgres.results import ResultListener
 from fairlane.store.postgres.rows import storable
 from fairlane.store.postgres.schedules import ScheduleKeeper
 from fairlane.store.postgres.scheduling import Scheduling
-from fairlane.store.postgres.settling import Settler
+from fairlane.store.postgres.settling import Settler, claims_beside
 from fairlane.store.postgres.timing import StoreClock
 from fairlane.store.postgres.wakeups import PostgresListener
 from fairlane.store.protocol import (
@@ -182,7 +182,7 @@ class PostgresStore(Figures, ScheduleKeeper, Adopter):
     async def lanes(self, queue: str, *, keeps: bool = False) -> list[WaitingLane]:
         handle = await self._claimer.queue(queue)
         async with self._claimer.locked(handle, durable=False, keeps=keeps) as scheduling:
-            await scheduling.fold_all()
+            await scheduling.checkpoint(await scheduling.fold_all())
             used, later = await partitions.select_lanes(scheduling.connection, handle.id)
         return used + later
 
@@ -190,10 +190,9 @@ class PostgresStore(Figures, ScheduleKeeper, Adopter):
         handle = await self._claimer.queue(queue)
         found = await self.policy(queue)
         assert found is not None
-        policy = found.policy
-        return await self._ask(
-            lambda connection: partitions.select_gates_of_strays(connection, handle.id, policy, was),
-        )
+        async with self._claimer.locked(handle, durable=False) as scheduling:
+            await scheduling.checkpoint(await scheduling.load(0))
+            return await partitions.select_gates_of_strays(scheduling.connection, handle.id, found.policy, was)
 
     async def amend(
         self, queues: Sequence[str], put: Sequence[Override], remove: Sequence[str], note: Note
@@ -214,7 +213,7 @@ class PostgresStore(Figures, ScheduleKeeper, Adopter):
 
     async def check_waiting(self, policy: Policy) -> None:
         handle = await self._claimer.queue(policy.queue)
-        refuse_to_strand(policy, await self._ask(lambda connection: examining.waiting_lanes(connection, handle.id)))
+        refuse_to_strand(policy, await self._ask(lambda connection: examining.waiting_lanes(connection, handle)))
 
     async def policy(self, queue: str) -> Declared | None:
         return await self._ask(lambda connection: policies.in_force(connection, queue))
@@ -356,6 +355,14 @@ class PostgresStore(Figures, ScheduleKeeper, Adopter):
             )
         return [job for (job,) in rows]
 
+    async def claims_beside(self, worker: UUID, leases: Collection[UUID]) -> list[Claim]:
+        return await self._ask(lambda connection: claims_beside(connection, worker, leases))
+
+    async def wake_another(self, queue: str, worker: UUID) -> None:
+        handle = await self._claimer.queue(queue)
+        async with self._connections.session() as connection:
+            await connection.execute(STATEMENTS["nudge"], handle.id, 1, worker)
+
     async def reap(
         self, limit: int = 1_000, dead: DeadWorker | None = None, *, ended_by: Instant | None = None
     ) -> Reaped:
@@ -405,6 +412,9 @@ class PostgresStore(Figures, ScheduleKeeper, Adopter):
     async def job(self, job: UUID) -> JobRecord:
         return await self._ask(lambda connection: jobs.record(connection, job))
 
+    async def given(self, ids: Sequence[UUID]) -> dict[UUID, dict[str, float]]:
+        return await self._ask(lambda connection: jobs.given(connection, ids))
+
     async def contexts(self, ids: Sequence[UUID]) -> dict[UUID, str]:
         return await self._ask(lambda connection: jobs.contexts(connection, ids))
 
@@ -429,11 +439,16 @@ class PostgresStore(Figures, ScheduleKeeper, Adopter):
 
     async def traces(self, queue: str, flows: Sequence[bytes], gates: Sequence[bytes]) -> Traces:
         handle = await self._claimer.queue(queue)
-        row = await self._ask(
-            lambda connection: connection.fetchrow(STATEMENTS["select_traces"], handle.id, flows, gates)
-        )
-        assert row is not None
-        return Traces(frozenset((*row["flows"], *row["gates"])), row["listeners"])
+
+        async def look(connection: Connection) -> Traces:
+            async with connection.transaction(isolation="repeatable_read", readonly=True):
+                board = (await Scheduling(connection, handle, self._clock.parameter()).load(0)).board
+                row = await connection.fetchrow(STATEMENTS["select_traces"], handle.id, flows, gates)
+            assert row is not None
+            known = {each for each in (*flows, *gates) if each in board.flows or each in board.gates}
+            return Traces(frozenset({*row["flows"], *row["gates"], *known}), row["listeners"])
+
+        return await self._ask(look)
 
     async def _queue_number(self, name: str) -> int:
         return (await self._claimer.queue(name)).id

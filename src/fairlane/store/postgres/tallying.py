@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Literal
 
 from fairlane.clock import Instant
 from fairlane.policy.policy import Policy
+from fairlane.scheduler.resident import ResidentBoard
 from fairlane.scheduler.snapshot import LaneRow
-from fairlane.store import adding_up, key_rows
+from fairlane.store import key_rows
 from fairlane.store.adding_up import OLDEST_LANES, STRETCH, AddingUp, Changed, FiguresRow, Oldest, Pace
 from fairlane.store.figures import Tallied
 from fairlane.store.key_rows import Kept
@@ -32,26 +33,23 @@ async def tally(
     connection: Connection, queue: QueueHandle, now: Instant | None, limit: int, rest: int, pace: Pace
 ) -> Tallied:
     """Add up to `limit` tallies, unless somebody else is at it, or was within `rest` microseconds."""
-    row = await connection.fetchrow(
-        STATEMENTS["look_before_tallying"], queue.id, now, max(limit + 1, adding_up.most_looked_at())
-    )
+    row = await connection.fetchrow(STATEMENTS["look_before_tallying"], queue.id, now, limit + 1)
     assert row is not None
     policy = await Scheduling(connection, queue, now).policy_of(row["digest"])
     is_kept_otherwise = Kept.decode(row["kept"]) != Kept.by(policy)
-    has_work = row["tallies"] or row["has_old"] or is_kept_otherwise
-    if not has_work or (0 <= row["now"] - row["passed_at"] < rest and row["tallies"] <= limit):
+    has_work = row["claims"] or row["has_old"] or is_kept_otherwise
+    if not has_work or (0 <= row["now"] - row["passed_at"] < rest and row["claims"] <= limit):
         return NOTHING
-    is_shedding = adding_up.is_too_much(row["tallies"], row["bytes"])
-    # Where keys are counted anew, lanes, gates and tallies must be of one moment.
-    is_anew = is_shedding or is_kept_otherwise
-    isolation: Isolation = "repeatable_read" if is_anew else "read_committed"
+    # Where keys are counted anew, lanes, gates and claims must be of one moment.
+    isolation: Isolation = "repeatable_read" if is_kept_otherwise else "read_committed"
     try:
         async with connection.transaction(isolation=isolation):
             await connection.execute(STATEMENTS["guard_tallying"])
             if not await connection.fetchval(STATEMENTS["take_turn_at_tallying"], queue.id):
                 return NOTHING
-            one = _Pass(connection, queue.id, policy, row["now"])
-            return await one.run(limit, pace, is_anew=is_anew, shed_after=row["tallied"] if is_shedding else None)
+            board = (await Scheduling(connection, queue, now).load(0)).board
+            one = _Pass(connection, queue.id, policy, row["now"], board)
+            return await one.run(limit, pace, is_anew=is_kept_otherwise)
     except CONFLICTS:
         return Tallied(0, 0, more=True)  # somebody else was done between our first look and our turn
 
@@ -59,21 +57,18 @@ async def tally(
 class _Pass:
     """One transaction that adds up."""
 
-    def __init__(self, connection: Connection, queue: int, policy: Policy, now: Instant) -> None:
+    def __init__(self, connection: Connection, queue: int, policy: Policy, now: Instant, board: ResidentBoard) -> None:
+        self._board = board
         self._connection = connection
         self._queue = queue
         self._policy = policy
         self._now = now
 
-    async def run(self, limit: int, pace: Pace, *, is_anew: bool, shed_after: int | None) -> Tallied:
+    async def run(self, limit: int, pace: Pace, *, is_anew: bool) -> Tallied:
         found = await self._connection.fetchrow(STATEMENTS["select_queue_figures"], self._queue)
         adding = AddingUp(self._policy, self._now, FiguresRow() if found is None else FiguresRow(*found), limit)
         if adding.is_kept_otherwise and not is_anew:
             return Tallied(0, 0, more=True)  # the policy has changed since we looked
-        if shed_after is not None:
-            if adding.tallied != shed_after:
-                return Tallied(0, 0, more=True)  # somebody else has been at them since we looked
-            adding.shed_keys()
         more = await self._fold(adding)
         if adding.is_kept_otherwise:
             while more:
@@ -101,10 +96,10 @@ class _Pass:
 
     async def _fold(self, adding: AddingUp) -> bool:
         """Add some tallies; say whether there are more."""
-        connection, queue, before = self._connection, self._queue, adding.tallied
+        connection, queue = self._connection, self._queue
         more = True
         while more and (room := adding.room):
-            found = await connection.fetch(STATEMENTS["select_tallies"], queue, adding.tallied, room)
+            found = await connection.fetch(STATEMENTS["select_told"], queue, adding.tallied, room)
             more = len(found) == room
             for number, entries in found:
                 if not adding.room:
@@ -123,7 +118,7 @@ class _Pass:
         await connection.execute(
             STATEMENTS["put_minutes"], queue, [minute for minute, _ in minutes], [figures for _, figures in minutes]
         )
-        await connection.execute(STATEMENTS["delete_tallies"], queue, before, adding.tallied)
+        await connection.execute(STATEMENTS["delete_told"], queue, adding.tallied)
         adding.written()
         return more
 
@@ -145,10 +140,13 @@ class _Pass:
 
     async def _count(self, adding: AddingUp) -> None:
         connection, queue, counting = self._connection, self._queue, adding.counting()
-        lanes = await connection.cursor(STATEMENTS["walk_lanes_in_use"], queue)
+        _, changed_lanes, changed_gates = map(list, self._board.changed)
+        counting.add(self._board.changed_rows().lanes)
+        counting.add_gates((gate.limit, gate.key) for gate in self._board.changed_rows().gates if gate.waiting > 0)
+        lanes = await connection.cursor(STATEMENTS["walk_lanes_in_use"], queue, changed_lanes)
         while found := await lanes.fetch(LANES_AT_ONCE):
             counting.add(_lane(row) for row in found)
-        gates = await connection.cursor(STATEMENTS["walk_gates_in_use"], queue)
+        gates = await connection.cursor(STATEMENTS["walk_gates_in_use"], queue, changed_gates)
         while found := await gates.fetch(LANES_AT_ONCE):
             counting.add_gates((limit, rows.decode_key(key)) for limit, key in found)
         for scope in adding.new_scopes:
@@ -165,10 +163,12 @@ class _Pass:
         if not adding.tallies or not pace.is_rested(started):
             return
         connection = self._connection
+        step, changed = self._policy.priority_step, self._board.changed_rows().lanes
         lanes = await connection.fetch(
-            STATEMENTS["select_oldest_lanes"], self._queue, self._policy.priority_step, OLDEST_LANES
+            STATEMENTS["select_oldest_lanes"], self._queue, step, OLDEST_LANES, list(self._board.changed[1])
         )
-        oldest = Oldest(lanes)
+        ready = [(lane.id, lane.floor, lane.rank + lane.priority * step) for lane in changed if lane.ready > 0]
+        oldest = Oldest(sorted([*map(tuple, lanes), *ready], key=lambda lane: lane[2]))
         while asked := oldest.ask():
             heads = await connection.fetch(STATEMENTS["select_heads"], [(lane, floor, 1) for lane, floor in asked])
             oldest.hear(head["ready_at"] for head in heads)

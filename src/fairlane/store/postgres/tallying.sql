@@ -1,9 +1,9 @@
 -- Adding up what claims have told. One at a time for each queue, in a transaction that takes no lock that a claim wants.
 
 -- name: look_before_tallying
--- Whether there is anything to do. $1 queue, $2 now or null, $3 how many tallies are looked at
+-- Whether there is anything to do. $1 queue, $2 now or null, $3 how many claims are looked at
 select q.digest || '/' || q.amended as digest, clock.now, coalesce(f.kept, '') as kept, coalesce(f.passed_at, 0) as passed_at,
-    coalesce(f.tallied, 0) as tallied, untallied.tallies, untallied.bytes,
+    uncounted.claims,
     exists (
         select
         from fairlane.key_figures k
@@ -16,15 +16,14 @@ from fairlane.queues q
 cross join lateral (select fairlane.instant($2::bigint) as now) clock
 left join lateral (select f.* from fairlane.queue_figures f where f.queue_id = q.id limit 1) f on true
 cross join lateral (
-    select count(*) as tallies, coalesce(sum(octet_length(t.entries)), 0) as bytes
+    select count(*) as claims
     from (
-        select t.entries
-        from fairlane.tallies t
-        where t.queue_id = q.id and t.id > coalesce(f.tallied, 0)
-        order by t.id
+        select
+        from fairlane.journal j
+        where j.queue_id = q.id and j.seq > coalesce(f.counted, 0) and j.told is not null
         limit $3::integer
-    ) t
-) untallied
+    ) j
+) uncounted
 where q.id = $1::integer
 
 -- name: guard_tallying
@@ -39,30 +38,32 @@ set local enable_seqscan = on
 select pg_try_advisory_xact_lock(1717660020, $1::integer)
 
 -- name: select_queue_figures
-select f.tallied, f.tallied_at, f.kept, f.held, f.oldest_ready_at
+select f.counted, f.counted_at, f.kept, f.held, f.oldest_ready_at
 from fairlane.queue_figures f
 where f.queue_id = $1::integer
 
 -- name: put_queue_figures
 insert into fairlane.queue_figures
-    (queue_id, tallied, tallied_at, kept, held, oldest_ready_at, passed_at)
+    (queue_id, counted, counted_at, kept, held, oldest_ready_at, passed_at)
 values ($1::integer, $2, $3, $4, $5, $6, $7)
 on conflict (queue_id) do update
-set tallied = excluded.tallied, tallied_at = excluded.tallied_at, kept = excluded.kept, held = excluded.held,
+set counted = excluded.counted, counted_at = excluded.counted_at, kept = excluded.kept, held = excluded.held,
     oldest_ready_at = excluded.oldest_ready_at, passed_at = excluded.passed_at
 
--- name: select_tallies
--- $1 queue, $2 after which, $3 how many
-select t.id, t.entries
-from fairlane.tallies t
-where t.queue_id = $1::integer and t.id > $2::bigint
-order by t.id
+-- name: select_told
+-- What claims have told that is not in the stats. $1 queue, $2 after which change, $3 how many
+select j.seq, j.told
+from fairlane.journal j
+where j.queue_id = $1::integer and j.seq > $2::bigint and j.told is not null
+order by j.seq
 limit $3::integer
 
--- name: delete_tallies
--- $1 queue, $2 after which, $3 up to which
-delete from fairlane.tallies t
-where t.queue_id = $1::integer and t.id > $2::bigint and t.id <= $3::bigint
+-- name: delete_told
+-- Entries that are in the stats, and that nobody needs to catch up. $1 queue, $2 up to which
+delete from fairlane.journal j
+where j.queue_id = $1::integer
+  and j.seq <= $2::bigint
+  and j.seq < (select s.base from fairlane.queue_states s where s.queue_id = $1 order by s.version desc limit 1)
 
 -- name: select_key_figures
 -- Keys by name, where they are known. $1 queue, $2 scopes, $3 keys
@@ -124,14 +125,10 @@ where m.queue_id = $1::integer and m.minute < $2::bigint
 -- Counting anew.
 
 -- name: walk_lanes_in_use
--- Every lane of a queue with jobs that are ready or run, as far as bells have been folded.
+-- Every lane of a queue with jobs that are ready or run, but for these, which the journal knows better. $1 queue, $2 lanes
 select l.priority, l.keys, l.ready, l.in_flight
 from fairlane.lanes l
-where l.queue_id = $1::integer and (l.ready > 0 or l.in_flight > 0)
-union all
-select f.lane_priority, f.lane_keys, f.lane_ready, f.lane_in_flight
-from fairlane.flows f
-where f.queue_id = $1 and f.lane is not null and (f.lane_ready > 0 or f.lane_in_flight > 0)
+where l.queue_id = $1::integer and (l.ready > 0 or l.in_flight > 0) and not l.id = any ($2::bytea[])
 
 -- name: forget_scopes
 -- $1 queue, $2 the scopes that are left
@@ -142,7 +139,7 @@ where k.queue_id = $1::integer and not k.scope = any ($2::text[])
 -- Every gate of a queue that somebody waits on.
 select g."limit", g.key
 from fairlane.gates g
-where g.queue_id = $1::integer and g.waiting > 0
+where g.queue_id = $1::integer and g.waiting > 0 and not g.id = any ($2::bytea[])
 
 -- name: walk_key_figures
 -- $1 queue, $2 scope, $3 after which key, $4 how many
@@ -162,16 +159,12 @@ limit $4::integer
 
 -- name: select_oldest_lanes
 -- Lanes with ready jobs, those first whose heads can be the oldest: a rank is a lower bound.
--- $1 queue, $2 how much older a priority makes a job, $3 how many
+-- $1 queue, $2 how much older a priority makes a job, $3 how many, $4 but not these lanes
 select w.lane, w.floor, w.since
 from (
     select l.id as lane, l.floor, l.rank + l.priority * $2::bigint as since
     from fairlane.lanes l
-    where l.queue_id = $1::integer and l.ready > 0
-    union all
-    select f.lane, f.lane_floor, f.lane_rank + f.lane_priority * $2::bigint
-    from fairlane.flows f
-    where f.queue_id = $1 and f.lane is not null and f.lane_ready > 0
+    where l.queue_id = $1::integer and l.ready > 0 and not l.id = any ($4::bytea[])
 ) w
 order by w.since
 limit $3::integer

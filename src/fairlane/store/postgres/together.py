@@ -7,6 +7,7 @@ whoever is alone one round trip more, so it is done only once the wait for the l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
@@ -28,6 +29,8 @@ SLOTS_AT_MOST = 1_000
 """How many jobs one claim starts for all its holders, and the most that a request can name."""
 NUMBERS = 1 << 22
 SMOOTHING = 0.2
+RISING = 1.1
+"""By how much the quickest load is taken to be slower with every claim that was not as quick."""
 GRANTED = 11
 """Columns of `fairlane.granted`."""
 
@@ -69,11 +72,13 @@ class Crowding:
         self.is_limited = True
         """Its jobs wait for limits, as far as we know."""
         self._held = 0.0
+        self._quickest = math.inf
 
-    def alone(self, waited: float, held: float) -> None:
-        """A claim waited so long for the lock, then held it for so long; both in seconds."""
+    def alone(self, loading: float, held: float) -> None:
+        """A claim took so long to get the lock and to load, then held it for so long; both in seconds."""
+        self._quickest = min(loading, self._quickest * RISING)
         self._held += (held - self._held) * SMOOTHING
-        self.is_dense = waited > self._held
+        self.is_dense = loading - self._quickest > self._held
 
     def led(self, requests: int) -> None:
         """A claim that asked in public came to lead, and found so many who waited."""

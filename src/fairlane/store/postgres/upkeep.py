@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING
 
 from fairlane.clock import Instant
 from fairlane.policy.numbers import VALUES_LAST
+from fairlane.scheduler.journal import Removed
 from fairlane.store.postgres.connections import STATEMENTS
 from fairlane.store.postgres.scheduling import Scheduling
 from fairlane.store.protocol import CLOCKS_DIFFER_BY, Pruned, Retention
 from fairlane.store.queue_time import QueueTime
 
 if TYPE_CHECKING:
-    from asyncpg import Record
-
     from fairlane.store.postgres.connections import Connection
 
 __all__ = ["Walk", "collect", "prune"]
@@ -24,21 +23,10 @@ EVER = 2**63 - 1
 
 
 class Walk:
-    """How far collection has come, by table and queue; it starts over at the end."""
+    """How far collection has come in the lanes, flows, gates and shared gates of each queue; then it starts over."""
 
     def __init__(self) -> None:
-        self._reached: dict[tuple[str, int], bytes] = {}
-
-    async def stretch(self, scheduling: Scheduling, table: str, limit: int, *args: object) -> tuple[Record, bool]:
-        """Remove what is idle in the next stretch; say what that was, and whether there is more to see."""
-        place = (table, scheduling.queue.id)
-        row = await scheduling.connection.fetchrow(
-            STATEMENTS[f"collect_{table}"], scheduling.queue.id, self._reached.get(place, b""), limit, *args
-        )
-        assert row is not None
-        more = row["seen"] >= limit
-        self._reached[place] = row["reached"] if more else b""
-        return row, more
+        self.reached: dict[int, tuple[bytes, bytes, bytes, bytes]] = {}
 
 
 async def prune(connection: Connection, retention: Retention, time: QueueTime, limit: int) -> Pruned:
@@ -77,15 +65,24 @@ async def _prune(connection: Connection, is_dead: bool, until: Instant, limit: i
 
 async def collect(scheduling: Scheduling, walk: Walk, now: Instant | None, limit: int) -> Pruned:
     """Walk a stretch of the lanes, the flows and the gates, and remove what is idle."""
-    lanes, more_lanes = await walk.stretch(scheduling, "lanes", limit)
-    flows, more_flows = await walk.stretch(scheduling, "flows", limit, now, VALUES_LAST)
-    gates, more_gates = await walk.stretch(scheduling, "gates", limit, now, VALUES_LAST)
-    await scheduling.connection.execute(STATEMENTS["lock_shared_limits"], scheduling.queue.id, [])
-    shared, more_shared = await walk.stretch(scheduling, "shared_gates", limit, now)
+    connection, queue = scheduling.connection, scheduling.queue.id
+    *own, shared_from = walk.reached.get(queue, (b"", b"", b"", b""))
+    loaded = await scheduling.load(0)
+    await scheduling.checkpoint(loaded)
+    row = await connection.fetchrow(STATEMENTS["collect_idle"], queue, *own, limit, now, VALUES_LAST)
+    assert row is not None
+    removed = Removed(row["flows"], row["lanes"], row["gates"])
+    if removed.flows or removed.lanes or removed.gates:
+        await scheduling.note_removed(loaded, removed, row["ready"], row["running"])
+    await connection.execute(STATEMENTS["lock_shared_limits"], queue, [])
+    shared = await connection.fetchrow(STATEMENTS["collect_shared_gates"], queue, shared_from, limit, now)
+    assert shared is not None
+    reached = (*row["reached"], shared["reached"] if shared["seen"] >= limit else b"")
+    walk.reached[queue] = reached
     return Pruned(
         0,
-        lanes=lanes["removed"] + flows["lanes"],
-        flows=flows["removed"],
-        gates=gates["removed"] + shared["removed"],
-        more=more_lanes or more_flows or more_gates or more_shared,
+        lanes=len(removed.lanes),
+        flows=len(removed.flows),
+        gates=len(removed.gates) + shared["removed"],
+        more=any(reached),
     )

@@ -44,11 +44,13 @@ def _store(tx: Transaction, queue: claims.QueueInForce, amendment: Amendment, no
         tx.run("delete_override", queue.id, gone.id)
     for override in amendment.after:
         tx.run("put_override", queue.id, override.id, msgspec.json.encode(override).decode())
+    changed = queue.policy.overridden(amendment.overrides)
     if amendment.rebuilds:
-        claims.remake(tx, queue, queue.policy.overridden(amendment.overrides), now)
-    held = [rows.gate(row) for gate in amendment.wakes if (row := tx.one("select_gate", gate)) is not None]
-    for gate in carried_gates(queue.policy.overridden(amendment.overrides), now, held):
-        tx.run("wake_gate", gate.tat, gate.memo, now if gate.waiting > 0 else gate.wake_at, gate.id)
+        claims.remake(tx, queue, changed, now)
+    else:
+        claims.to_tables(tx, queue, now)
+    held = [rows.gate(row) for gate in amendment.wakes if (row := tx.one("select_gate", queue.id, gate)) is not None]
+    claims.put_gates(tx, queue.id, carried_gates(changed, now, held), now)
     # A name that no other state of any queue has: whoever knows it knows these overrides.
     tx.run("update_amended", uuid4().hex, amendment.overrides.expires_at, queue.id)
 

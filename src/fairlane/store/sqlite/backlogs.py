@@ -18,10 +18,11 @@ IN_FLIGHT = 3
 
 def count_ready(tx: Transaction, policy: Policy, gates: Sequence[bytes]) -> dict[bytes, int] | None:
     """Ready jobs by gate; `None` where so many bells wait that they are to be folded first."""
-    arrived = tx.all("select_arrivals", claims.queue_number(tx, policy.queue), UNFOLDED_AT_MOST + 1)
+    queue = claims.queue_number(tx, policy.queue)
+    arrived = tx.all("select_arrivals", queue, UNFOLDED_AT_MOST + 1)
     if len(arrived) > UNFOLDED_AT_MOST:
         return None
-    found = {gate: tx.one("select_gate", gate) for gate in gates}
+    found = {gate: tx.one("select_gate", queue, gate) for gate in gates}
     counts = {gate: 0 if row is None else row[IN_FLIGHT] for gate, row in found.items()}
     bells = [rows.arrival(row) for row in arrived]
     return add_bells(policy, counts, [(bell.priority, bell.keys, bell.count) for bell in bells])

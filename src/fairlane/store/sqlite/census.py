@@ -17,6 +17,7 @@ from fairlane.scheduler.census import (
     miscounted,
     recounted,
 )
+from fairlane.scheduler.journal import Delta
 from fairlane.scheduler.shared import rings_for_all
 from fairlane.scheduler.snapshot import GateRow, KeptPlaces, SharedGateRow
 from fairlane.store.auditing import RECOUNT, describe_miscounts
@@ -35,7 +36,7 @@ def count(
     """Look at a stretch of a queue's gates; where the next one begins."""
     own = tx.all("walk_all_gates", queue.id, reached[0], limit)
     shared = tx.all("walk_all_shared_gates", queue.id, reached[1], limit)
-    found = _own(tx, queue, queue.policy, [rows.gate(row) for row in own])
+    found = _own(tx, queue, queue.policy, _gates(tx, queue, own))
     found += [each for each, _ in _shared(tx, queue, [rows.shared_gate(row) for row in shared])]
     ends = [stretch[-1][0] if len(stretch) == limit else b"" for stretch in (own, shared)]
     return Counted(found, more=any(ends)), (ends[0], ends[1])
@@ -54,10 +55,10 @@ def at_gates(
 def recount(tx: Transaction, queue: claims.QueueInForce, now: Instant) -> list[Miscount]:
     """Count every gate of a queue again from the jobs that run, and say which were wrong."""
     queue = claims.fold_all(tx, queue, now)
-    stored = [rows.gate(row) for row in tx.all("walk_all_gates", queue.id, b"", ALL)]
-    found = _own(tx, queue, queue.policy, stored)
+    gates = _gates(tx, queue, tx.all("walk_all_gates", queue.id, b"", ALL))
+    found = _own(tx, queue, queue.policy, gates)
     if found:
-        claims.remake(tx, queue, queue.policy, now, holds=_holds(tx, queue.id))
+        claims.remake(tx, queue, queue.policy, now, _holds(tx, queue))
     shared = [rows.shared_gate(row) for row in tx.all("walk_all_shared_gates", queue.id, b"", ALL)]
     wrong = _shared(tx, queue, shared)
     mended = [row for _, row in wrong]
@@ -79,41 +80,44 @@ def _own(
     only: Set[bytes] | None = None,
 ) -> list[Miscount]:
     """Which of these gates, or of those that a running job holds, count wrong; of no others than `only`."""
-    kept = [] if policy.sequence is None else [*claims.kept_places(tx, queue.id), *_unfolded_places(tx, queue.id)]
-    expected = expected_gates(policy, _holds(tx, queue.id), kept)
+    kept = [] if policy.sequence is None else [*claims.kept_places(tx, queue.id), *_unfolded_places(tx, queue)]
+    expected = expected_gates(policy, _holds(tx, queue), kept)
     if only is not None:
         expected = {gate: counted for gate, counted in expected.items() if gate in only}
     wanted = expected.keys() if only is None else only
-    others = [tx.one("select_gate", gate) for gate in wanted - {row.id for row in gates}]
-    return miscounted(policy, expected, [*gates, *(rows.gate(row) for row in others if row is not None)])
+    others = claims.tail_of(tx, queue).find(gates=sorted(wanted - {row.id for row in gates}))
+    return miscounted(policy, expected, [*gates, *claims.answer(tx, queue, others).gates])
 
 
-def _holds(tx: Transaction, queue: int) -> list[HeldLane]:
+def _gates(tx: Transaction, queue: claims.QueueInForce, stored: Sequence[rows.Row]) -> list[GateRow]:
+    """Gates of the tables as they are now, and others that have changed."""
+    return claims.tail_of(tx, queue).over(Delta(gates=[rows.gate(row) for row in stored])).gates
+
+
+def _holds(tx: Transaction, queue: claims.QueueInForce) -> list[HeldLane]:
     ended: Counter[bytes] = Counter()
-    for (text,) in tx.all("select_unfolded", queue):
+    for (text,) in tx.all("select_unfolded", queue.id):
         for bell in rows.releases(text):
             ended[bell.lane] += bell.ended + bell.unstarted
     holds = [
         HeldLane(lane, priority, rows.decode_keys(keys), number + ended.pop(lane, 0))
-        for lane, priority, keys, number in tx.all("select_holds", queue)
+        for lane, priority, keys, number in tx.all("select_holds", queue.id)
     ]
-    for lane, number in ended.items():
-        if (row := tx.one("select_lane_keys", lane)) is not None:
-            holds.append(HeldLane(lane, row[0], rows.decode_keys(row[1]), number))
-    return holds
+    lanes = claims.answer(tx, queue, claims.tail_of(tx, queue).find(lanes=ended)).lanes
+    return holds + [HeldLane(lane.id, lane.priority, lane.keys, ended[lane.id]) for lane in lanes]
 
 
-def _unfolded_places(tx: Transaction, queue: int) -> list[KeptPlaces]:
+def _unfolded_places(tx: Transaction, queue: claims.QueueInForce) -> list[KeptPlaces]:
     """What bells that nobody has folded will say of places: those given back are still counted, new ones are not."""
     places = [
         KeptPlaces(priority, rows.decode_keys(keys), resumed)
-        for priority, keys, resumed in tx.all("select_unfolded_places", queue)
+        for priority, keys, resumed in tx.all("select_unfolded_places", queue.id)
     ]
-    bells = [bell for (text,) in tx.all("select_unfolded", queue) for bell in rows.releases(text) if bell.kept]
+    bells = [bell for (text,) in tx.all("select_unfolded", queue.id) for bell in rows.releases(text) if bell.kept]
+    found = claims.answer(tx, queue, claims.tail_of(tx, queue).find(lanes={bell.lane for bell in bells})).lanes
+    lanes = {lane.id: lane for lane in found}
     return places + [
-        KeptPlaces(row[0], rows.decode_keys(row[1]), -bell.kept)
-        for bell in bells
-        if (row := tx.one("select_lane_keys", bell.lane)) is not None
+        KeptPlaces(lanes[bell.lane].priority, lanes[bell.lane].keys, -bell.kept) for bell in bells if bell.lane in lanes
     ]
 
 

@@ -26,11 +26,6 @@ select priority, keys, resumed
 from arrivals
 where queue = ? and resumed <> 0
 
--- name: select_lane_keys
-select priority, keys
-from lanes
-where id = ?
-
 -- name: select_shared_holders
 -- Who holds shared gates, in whatever queue.
 select queues.name, j.shared

@@ -1,37 +1,27 @@
-"""A claim on SQLite: inside one write transaction, load what the plan asks for and write what it decides."""
+"""A claim on SQLite: inside one write transaction, read what has happened, plan on the board in memory, write."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
 from typing import Any, TypeVar
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import msgspec
 
 from fairlane.clock import Instant
+from fairlane.policy.backlog import Backlog
 from fairlane.policy.overrides import Overrides
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.census import HeldLane, corrected
-from fairlane.scheduler.plan import plan_claims
+from fairlane.scheduler.journal import FORMAT, Delta, Mark, Removed, decode_delta, encode_delta, encode_removed
 from fairlane.scheduler.rebuild import rebuild, refuse_to_strand
-from fairlane.scheduler.snapshot import (
-    Arrival,
-    FlowRow,
-    Forced,
-    GateRow,
-    Head,
-    KeptPlaces,
-    LaneRow,
-    Need,
-    Plan,
-    QueueRow,
-    Release,
-    Snapshot,
-    Supply,
-)
+from fairlane.scheduler.resident import Ask, Events, Found, ResidentBoard
+from fairlane.scheduler.snapshot import Arrival, Forced, GateRow, Head, KeptPlaces, Plan, QueueRow, Release, Snapshot
 from fairlane.scheduler.strays import imported, shared_tokens, tokens_of_its_own, tokens_to_share
 from fairlane.scheduler.tally import encode_tally
+from fairlane.store.boards import MOST_WHOLE
 from fairlane.store.decoding import decode_limit, decode_overrides
+from fairlane.store.job_rows import journal_too_new
 from fairlane.store.protocol import (
     FOLD_AT_MOST,
     LANES_PER_SCANNED_FLOW,
@@ -44,14 +34,14 @@ from fairlane.store.protocol import (
 )
 from fairlane.store.sqlite import rows, sharing
 from fairlane.store.sqlite.database import Transaction
-from fairlane.store.sqlite.known import Known
 from fairlane.store.sqlite.starting import start
-from fairlane.store.sqlite.writing import write_rows
 
 __all__ = [
     "QueueInForce",
     "answer",
+    "board_of",
     "check_waiting",
+    "checkpoint",
     "claim",
     "fold_all",
     "forced_jobs",
@@ -59,29 +49,32 @@ __all__ = [
     "kept_places",
     "load_queue",
     "look",
-    "next_due",
+    "note_removed",
     "peek",
+    "put_gates",
     "queue_number",
     "remake",
     "replace_policy",
     "select_overrides",
+    "tail_of",
+    "to_tables",
 ]
 
 T = TypeVar("T")
 
-MOST_ONE_BY_ONE = 4
-"""Flows whose lanes are read by a statement each: more are read together."""
-
 
 class QueueInForce(msgspec.Struct, frozen=True):
-    """A queue's row: its number, its policy in force, its scheduling state."""
+    """A queue's row: its number, its policy in force, its scheduling state, and how far its board has come."""
 
     id: int
     policy: Policy
     version: int
     applied_at: Instant
+    mark: Mark
+    stored: int
+    base: int
+    format: int
     state: QueueRow
-    known: Known
 
 
 _policies: dict[str, Policy] = {}
@@ -93,7 +86,7 @@ def load_queue(tx: Transaction, name: str) -> QueueInForce | None:
     row = tx.one("select_queue", name)
     if row is None:
         return None
-    number, text, digest, version, applied_at, amended, revision, *state = row
+    number, text, digest, version, applied_at, amended, seq, token, stored, base, format, *state = row
     key = f"{name}/{digest}/{amended}"
     policy = _policies.get(key)
     if policy is None:
@@ -102,7 +95,8 @@ def load_queue(tx: Transaction, name: str) -> QueueInForce | None:
         policy = _policies[key] = Policy.decode(text).overridden(select_overrides(tx, number))
     if policy.shared_limits:
         policy = _resolved(tx, policy, number, key)
-    return QueueInForce(number, policy, version, applied_at, QueueRow(*state), tx.known_of(number, revision))
+    mark = Mark(seq, UUID(bytes=token))
+    return QueueInForce(number, policy, version, applied_at, mark, stored, base, format, QueueRow(*state))
 
 
 def _resolved(tx: Transaction, policy: Policy, queue: int, key: str) -> Policy:
@@ -124,6 +118,166 @@ def queue_number(tx: Transaction, name: str) -> int:
     """The number of a queue that is known."""
     number: int = (tx.one("select_queue", name) or (0,))[0]
     return number
+
+
+# The board.
+
+
+def board_of(tx: Transaction, queue: QueueInForce) -> ResidentBoard:
+    """The board as it is now: what memory knows and what has changed since, or the tables and the journal."""
+    _check_format(queue)
+    board = tx.boards.get(queue.id)
+    if board is not None and queue.stored < board.stored:
+        # A crash has lost a checkpoint and not the changes before it: we know too little of what is unwritten.
+        board = None
+    if board is not None and board.mark is not None and board.mark == queue.mark:
+        after = queue.mark.seq
+    elif board is not None and board.mark is not None and _knows(tx, queue, board.mark):
+        after = board.mark.seq
+    else:
+        board, after = _read_board(tx, queue), queue.base
+    _catch_up(tx, queue, board, after)
+    if board.policy is not queue.policy:
+        board.rebind(queue.policy)
+    tx.boards.put(queue.id, board)
+    return board
+
+
+def tail_of(tx: Transaction, queue: QueueInForce) -> ResidentBoard:
+    """What the tables do not hold, for those who only look: a board that asks them for the rest."""
+    _check_format(queue)
+    board = ResidentBoard(queue.policy)
+    _catch_up(tx, queue, board, queue.base)
+    return board
+
+
+def _check_format(queue: QueueInForce) -> None:
+    if queue.format != FORMAT:
+        raise journal_too_new(queue.policy.queue, queue.format)
+
+
+def _knows(tx: Transaction, queue: QueueInForce, mark: Mark) -> bool:
+    return mark.seq >= queue.base and bool(tx.value("has_delta", queue.id, mark.seq, mark.token.bytes))
+
+
+def _catch_up(tx: Transaction, queue: QueueInForce, board: ResidentBoard, after: int) -> None:
+    if after < queue.mark.seq:
+        for seq, token, delta in tx.all("select_deltas", queue.id, after):
+            board.apply(decode_delta(delta), Mark(seq, UUID(bytes=token)))
+    board.mark = queue.mark
+    board.wrote(queue.stored)
+
+
+def _read_board(tx: Transaction, queue: QueueInForce) -> ResidentBoard:
+    """A small board is read as a whole, so that the tables need not be asked from then on."""
+    found = Found(
+        [rows.flow(row) for row in tx.some("select_all_flows", MOST_WHOLE + 1, (), queue.id)],
+        [rows.lane(row) for row in tx.some("select_all_lanes", MOST_WHOLE + 1, (), queue.id)],
+        [rows.gate(row) for row in tx.some("select_all_gates", MOST_WHOLE + 1, (), queue.id)],
+    )
+    is_whole = max(len(found.flows), len(found.lanes), len(found.gates)) <= MOST_WHOLE
+    board = ResidentBoard(queue.policy, is_whole=is_whole)
+    if is_whole:
+        board.adopt(found, Ask())
+    return board
+
+
+def answer(tx: Transaction, queue: QueueInForce, asking: Generator[Ask, Found, T]) -> T:
+    """Give whoever asks what the tables know, until it has come to a result."""
+    try:
+        ask = next(asking)
+        while True:
+            ask = asking.send(_found(tx, queue.id, ask))
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+
+
+def _found(tx: Transaction, queue: int, ask: Ask) -> Found:
+    heads, shared = heads_of(tx, ask.heads), sharing.select_gates(tx, ask.shared)
+    if not ask.is_of_board:
+        return Found(heads=heads, shared=shared)
+    known_flows, known_lanes, known_gates = map(frozenset, ask.but_not)
+    flows = []
+    if ask.scan is not None:
+        vtime, tie, count = ask.scan
+        flows = [rows.flow(row) for row in tx.some("scan_flows", count, known_flows, queue, vtime, tie)]
+    scanned = len(flows)
+    lanes = [rows.lane(row) for row in _by_id(tx, "select_lanes", queue, ask.lanes)]
+    for flow, count in (*ask.ready, *((row.id, LANES_PER_SCANNED_FLOW) for row in flows)):
+        lanes += [rows.lane(row) for row in tx.some("select_ready_lanes", count, known_lanes, flow)]
+    for gate, count in ask.parked:
+        lanes += [rows.lane(row) for row in tx.some("select_parked_lanes", count, known_lanes, gate)]
+        flows += [rows.flow(row) for row in tx.some("select_parked_flows", count, known_flows, gate)]
+    others = {*ask.flows, *(lane.flow for lane in lanes)} - {row.id for row in flows}
+    flows += [rows.flow(row) for row in _by_id(tx, "select_flows", queue, sorted(others))]
+    gates = [rows.gate(row) for row in _by_id(tx, "select_gates", queue, ask.gates)]
+    if ask.alarms is not None:
+        after, count = ask.alarms
+        gates += [rows.gate(row) for row in tx.some("select_alarms", count, known_gates, queue, after)]
+    return Found(flows, lanes, gates, heads, shared, scanned)
+
+
+def _by_id(tx: Transaction, statement: str, queue: int, ids: Sequence[bytes]) -> list[rows.Row]:
+    return tx.all(statement, queue, len(ids), b"".join(ids)) if ids else []
+
+
+def heads_of(tx: Transaction, asked: Iterable[tuple[bytes, int, int]]) -> dict[bytes, list[Head]]:
+    """The first ready jobs of lanes. As many as are wanted of each is one number to a statement."""
+    alike: dict[int, list[tuple[bytes, int]]] = {}
+    for lane, floor, count in asked:
+        alike.setdefault(count, []).append((lane, floor))
+    heads: dict[bytes, list[Head]] = {}
+    for count, lanes in alike.items():
+        if len(lanes) == 1:
+            lane, floor = lanes[0]
+            heads[lane] = [Head(position, position, at) for position, at in tx.all("select_heads", lane, floor, count)]
+            continue
+        for lane, _ in lanes:
+            heads[lane] = []
+        floors = msgspec.json.encode([floor for _, floor in lanes]).decode()
+        found = tx.all("select_heads_of_lanes", b"".join([lane for lane, _ in lanes]), floors, count)
+        for number, position, at in found:
+            heads[lanes[number][0]].append(Head(position, position, at))
+    return heads
+
+
+def checkpoint(tx: Transaction, queue: QueueInForce, now: Instant) -> None:
+    """Write what the tables do not hold."""
+    board = board_of(tx, queue)
+    _put(tx, queue.id, board.changed_rows(), now)
+    tx.run("store_journal", queue.mark.seq, queue.id)
+    tx.run("delete_deltas", queue.id)
+    board.wrote(queue.mark.seq)
+    tx.boards.written(queue.id)
+
+
+def to_tables(tx: Transaction, queue: QueueInForce, now: Instant) -> None:
+    """Write what the tables do not hold, and let everybody forget the rest: they are going to be worked on."""
+    _put(tx, queue.id, board_of(tx, queue).changed_rows(), now)
+    tx.run("seal_journal", uuid4().bytes, queue.id)
+    tx.boards.drop(queue.id)
+
+
+def put_gates(tx: Transaction, queue: int, gates: Sequence[GateRow], now: Instant) -> None:
+    """Store gates that the tables held otherwise."""
+    _put(tx, queue, Delta(gates=list(gates)), now)
+
+
+def _put(tx: Transaction, queue: int, delta: Delta, now: Instant) -> None:
+    tx.run_many("upsert_flow", [rows.flow_parameters(row, queue, now) for row in delta.flows])
+    tx.run_many("upsert_lane", [rows.lane_parameters(row, queue) for row in delta.lanes])
+    tx.run_many("upsert_gate", [rows.gate_parameters(row, queue) for row in delta.gates])
+
+
+def note_removed(tx: Transaction, queue: QueueInForce, removed: Removed, ready: int, running: int) -> None:
+    """Collection has removed these from the tables: whoever holds them in memory lets them go."""
+    mark = Mark(queue.mark.seq + 1, uuid4())
+    _note(tx, queue.id, queue.state, (-ready, -running, 0), mark, encode_removed(removed))
+    board_of(tx, queue).apply(Delta(removed=removed), mark)
+
+
+# Claims.
 
 
 def claim(
@@ -148,11 +302,11 @@ def claim(
     if claims:
         held = msgspec.json.encode([start.head.ref for start in plan.starts]).decode()
         tx.run("insert_lease", lease.bytes, worker.id.bytes, lease_expires_at, now, len(claims), held)
-    _write(tx, queue, plan, now)
+    _write(tx, queue, plan, bells, now)
     if forced:
         tx.run("forget_forced", queue.id)
     paces = paces_of(claims, plan.starts)
-    due = next_due(tx, queue.id) if len(claims) < want or paces else None
+    due = _next_due(tx, queue) if len(claims) < want or paces else None
     more = plan.more or not bells.are_all
     folded = len(bells.arrivals) + len(bells.releases)
     claimed = Claimed(claims, lease, due, more, False, plan.queue.vtime, bool(queue.policy.limits), folded)
@@ -167,25 +321,28 @@ def look(tx: Transaction, queue: QueueInForce, want: int, *, now: Instant) -> tu
     _promote(tx, queue, now)
     bells = _drain(tx, queue)
     plan = _plan(tx, queue, want, now, bells, listens=True)
+    is_filled = len(plan.starts) >= want
+    due = None if is_filled else _next_due(tx, queue)
     rung: dict[int, int] = {}
     if plan.starts:
+        # Nothing of it is written: the board in memory is forgotten too.
         tx.run("undo_look")
     else:
         # As a claim that starts nothing: what is shut is parked, and rings when it opens.
-        _write(tx, queue, plan, now)
+        _write(tx, queue, plan, bells, now)
         rung = sharing.rung(tx, plan)
-    is_filled = len(plan.starts) >= want
     is_partial = not is_filled and (plan.more or not bells.are_all)
-    return Looked(len(plan.starts), now, None if is_filled else next_due(tx, queue.id), is_partial), rung
+    return Looked(len(plan.starts), now, due, is_partial), rung
 
 
-def next_due(tx: Transaction, queue: int) -> Instant | None:
-    """When something opens by itself."""
+def _next_due(tx: Transaction, queue: QueueInForce) -> Instant | None:
+    """When something opens by itself, once a plan is made."""
+    board = tx.boards.get(queue.id)
     times = (
-        tx.value("next_due_job", queue),
-        tx.value("next_alarm", queue),
+        tx.value("next_due_job", queue.id),
+        None if board is None else board.next_alarm(),
         tx.value("next_lease_end"),
-        tx.value("next_override_end", queue),
+        tx.value("next_override_end", queue.id),
     )
     return min((time for time in times if time is not None), default=None)
 
@@ -195,7 +352,7 @@ def fold_all(tx: Transaction, queue: QueueInForce, now: Instant) -> QueueInForce
     while True:
         bells = _drain(tx, queue)
         if bells.arrivals or bells.releases:
-            _write(tx, queue, _plan(tx, queue, 0, now, bells), now)
+            _write(tx, queue, _plan(tx, queue, 0, now, bells), bells, now)
             queue = load_queue(tx, queue.policy.queue) or queue
         if bells.are_all:
             return queue
@@ -212,11 +369,13 @@ def replace_policy(
 ) -> None:
     """Put another policy in force; `InvalidPolicy` where waiting jobs lack a key that it looks at."""
     in_force = policy.overridden(queue.policy.overrides)
+    queue = fold_all(tx, queue, now)
+    to_tables(tx, queue, now)
     gates = [rows.gate(row) for row in tx.all("select_all_gates", queue.id)]
     tokens = tokens_to_share(queue.policy, policy, gates)
     for name, bound in shared_tokens(queue.policy, policy).items():
         coming = [*coming, *tokens_of_its_own(policy.queue, name, sharing.gates_of(tx, bound))]
-    remake(tx, queue, in_force, now, accept_missing_keys=accept_missing_keys, coming=coming)
+    _remake(tx, queue, in_force, now, accept_missing_keys=accept_missing_keys, coming=coming)
     tx.run("update_policy", policy.encoded, policy.digest, now, queue.id)
     sharing.put_in_force(tx, queue.id, policy, now)
     sharing.count_running(tx, queue.id, policy)
@@ -225,10 +384,21 @@ def replace_policy(
 
 def check_waiting(tx: Transaction, queue: QueueInForce, policy: Policy) -> None:
     """Refuse what `replace_policy` would refuse because of jobs that wait, as far as bells have been folded."""
-    refuse_to_strand(policy, [rows.lane(row) for row in tx.all("select_all_lanes", queue.id)])
+    lanes = [rows.lane(row) for row in tx.all("select_all_lanes", queue.id)]
+    refuse_to_strand(policy, tail_of(tx, queue).over(Delta(lanes=lanes)).lanes)
 
 
 def remake(
+    tx: Transaction, queue: QueueInForce, policy: Policy, now: Instant, holds: Sequence[HeldLane] | None = None
+) -> None:
+    """Make flows and gates anew from the lanes, as this policy has them; every lane with ready jobs is woken. With
+    `holds`, lanes count those."""
+    queue = fold_all(tx, queue, now)
+    to_tables(tx, queue, now)
+    _remake(tx, queue, policy, now, holds=holds)
+
+
+def _remake(
     tx: Transaction,
     queue: QueueInForce,
     policy: Policy,
@@ -238,9 +408,7 @@ def remake(
     coming: Sequence[GateRow] = (),
     holds: Sequence[HeldLane] | None = None,
 ) -> None:
-    """Make flows and gates anew from the lanes, as this policy has them; every lane with ready jobs is woken. With
-    `holds`, lanes count those."""
-    queue = fold_all(tx, queue, now)
+    """The same once the tables hold everything."""
     lanes = [rows.lane(row) for row in tx.all("select_all_lanes", queue.id)]
     if holds is not None:
         lanes = corrected(lanes, holds)
@@ -257,10 +425,12 @@ def remake(
     )
     for statement in ("delete_flows", "delete_lanes", "delete_gates"):
         tx.run(statement, queue.id)
-    queue.known.forget()
-    tx.run("forget_totals", queue.id)
-    _write(tx, queue, rebuilt.plan, now)
-    queue.known.forget()
+    _put(tx, queue.id, Delta(rebuilt.flows, rebuilt.lanes, rebuilt.gates), now)
+    state = rebuilt.queue
+    numbers = (state.vtime, state.cursor, state.cursor_tie, state.tie, state.cost)
+    tx.run("replace_state", *numbers, *rebuilt.totals, queue.id)
+    if rebuilt.tally is not None:
+        tx.run("note_told", queue.id, encode_tally(rebuilt.tally))
 
 
 def kept_places(tx: Transaction, queue: int) -> list[KeptPlaces]:
@@ -292,12 +462,10 @@ def _promote(tx: Transaction, queue: QueueInForce, now: Instant) -> None:
 
 
 class _Bells(msgspec.Struct, frozen=True):
-    """What a claim folds: the bells, and the lanes and flows that they name."""
+    """What a claim folds."""
 
     arrivals: list[Arrival]
     releases: list[Release]
-    lanes: list[LaneRow]
-    flows: list[FlowRow]
     are_all: bool
     last: tuple[int, int] = (0, 0)
     """The last release and the last arrival that were read."""
@@ -315,18 +483,11 @@ def _drain(tx: Transaction, queue: QueueInForce) -> _Bells:
 def _read_bells(tx: Transaction, queue: QueueInForce) -> _Bells:
     released = tx.all("select_releases", queue.id, RELEASES_AT_MOST)
     arrived = tx.all("select_arrivals", queue.id, FOLD_AT_MOST)
-    if not released and not arrived:
-        return _Bells([], [], [], [], are_all=True)
     releases = [bell for _, text in released for bell in rows.releases(text)]
-    arrivals = [rows.arrival(row) for row in arrived]
-    rung = {bell.lane for bell in releases} | {bell.lane for bell in arrivals}
-    lanes = queue.known.lanes(tx, sorted(rung))
     return _Bells(
-        arrivals,
+        [rows.arrival(row) for row in arrived],
         releases,
-        lanes,
-        queue.known.flows(tx, sorted({lane.flow for lane in lanes})),
-        are_all=len(arrivals) < FOLD_AT_MOST and len(releases) < RELEASES_AT_MOST,
+        are_all=len(arrived) < FOLD_AT_MOST and len(releases) < RELEASES_AT_MOST,
         last=(released[-1][0] if released else 0, arrived[-1][0] if arrived else 0),
     )
 
@@ -335,6 +496,10 @@ def forced_jobs(tx: Transaction, queue: int, want: int) -> list[Forced]:
     """Jobs that an operator wants to start next."""
     found = tx.all("select_forced", queue, want)
     return [Forced(lane, Head(position, position, ready_at)) for lane, position, ready_at in found]
+
+
+def _events(queue: QueueInForce, now: Instant, bells: _Bells, forced: Sequence[Forced]) -> Events:
+    return Events(now, queue.state, bells.arrivals, bells.releases, list(forced), queue.applied_at)
 
 
 def _plan(
@@ -349,148 +514,53 @@ def _plan(
     *,
     listens: bool = False,
 ) -> Plan:
-    snapshot = _snapshot(tx, queue, want, now, bells, forced, lag, ahead, listens=listens)
+    """Plan on the board in memory: it is written, or forgotten."""
+    board = board_of(tx, queue)
+    board.mark = None
+    events = _events(queue, now, bells, forced)
     if queue.policy.shared_limits:
-        snapshot = sharing.fold_into(tx, queue.id, snapshot)
-    return answer(tx, queue, plan_claims(snapshot, want))
+        events = sharing.fold_into(tx, queue.id, events)
+    return answer(tx, queue, board.claim(events, want, lag=lag, listens=listens, ahead=ahead))
 
 
-def answer(tx: Transaction, queue: QueueInForce, asking: Generator[Need, Supply, T]) -> T:
-    """Give whoever asks for rows what it needs, until it has come to a result."""
-    supply: Supply | None = None
-    while True:
-        try:
-            need = next(asking) if supply is None else asking.send(supply)
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
-        supply = _supply(tx, queue, need)
-
-
-def peek(tx: Transaction, queue: QueueInForce, want: int, now: Instant, lanes: Iterable[bytes]) -> Snapshot:
+def peek(
+    tx: Transaction, queue: QueueInForce, want: int, now: Instant, lanes: Iterable[bytes]
+) -> tuple[ResidentBoard, Snapshot]:
     """What a claim would start from, with these lanes too. The bells stay where they are."""
     if expired := queue.policy.overrides.expired(now):
         queue = msgspec.structs.replace(queue, policy=queue.policy.without(expired))
-    bells = _read_bells(tx, queue)
-    forced = forced_jobs(tx, queue.id, want)
-    rung = {lane.id for lane in bells.lanes}
-    bells.lanes.extend(queue.known.lanes(tx, sorted({lane for lane in lanes if lane not in rung})))
-    flows = {flow.id for flow in bells.flows}
-    bells.flows.extend(queue.known.flows(tx, sorted({lane.flow for lane in bells.lanes} - flows)))
-    return sharing.look_into(tx, queue.id, _snapshot(tx, queue, want, now, bells, forced))
+    board = tail_of(tx, queue)
+    events = _events(queue, now, _read_bells(tx, queue), forced_jobs(tx, queue.id, want))
+    return board, answer(tx, queue, board.snapshot(sharing.look_into(tx, queue.id, events), want, lanes))
 
 
-def _snapshot(
-    tx: Transaction,
-    queue: QueueInForce,
-    want: int,
-    now: Instant,
-    bells: _Bells,
-    forced: Sequence[Forced],
-    lag: int = 0,
-    ahead: int | None = None,
-    *,
-    listens: bool = False,
-) -> Snapshot:
-    count = max(want, 1)
-    scanned, lanes = _scan(tx, queue, queue.state.cursor, queue.state.cursor_tie, count)
-    named = queue.known.lanes(tx, sorted({each.lane for each in forced}))
-    lanes += named
-    flows = queue.known.flows(tx, sorted({lane.flow for lane in named}))
-    due = [rows.gate(row) for row in tx.all("select_due_gates", queue.id, now, count)]
-    return Snapshot(
-        queue.policy,
-        now,
-        queue.state,
-        bells.arrivals,
-        bells.releases,
-        bells.lanes + lanes,
-        bells.flows + flows + scanned,
-        [flow.id for flow in scanned],
-        len(scanned) < count,
-        due,
-        queue.applied_at,
-        forced,
-        lag,
-        listens=listens,
-        ahead=ahead,
-    )
-
-
-def _scan(
-    tx: Transaction, queue: QueueInForce, vtime: float, tie: int, count: int
-) -> tuple[list[FlowRow], list[LaneRow]]:
-    """Flows that take turns, from there on, and the first lanes of each."""
-    ids = [flow for (flow,) in tx.all("scan_flows", queue.id, vtime, tie, count)]
-    flows = queue.known.flows(tx, ids)
-    lanes: list[LaneRow] = []
-    unknown = []
-    for flow in flows:
-        first = queue.known.first_lanes(flow, LANES_PER_SCANNED_FLOW)
-        if first is None:
-            unknown.append(flow.id)
-        else:
-            lanes += first
-    if len(unknown) > MOST_ONE_BY_ONE:
-        lanes = [rows.lane(row) for row in tx.all("scan_lanes", queue.id, vtime, tie, count, LANES_PER_SCANNED_FLOW)]
-        queue.known.add_lanes(lanes)
+def _write(tx: Transaction, queue: QueueInForce, plan: Plan, bells: _Bells, now: Instant) -> None:
+    board = tx.boards.get(queue.id)
+    assert board is not None, "what is written was planned on the board in memory"
+    if plan.flows or plan.lanes or plan.gates or bells.last != (0, 0) or plan.queue != queue.state:
+        mark, delta = Mark(queue.mark.seq + 1, uuid4()), encode_delta(plan)
+        board.note(plan, mark)
+        told = None if plan.tally is None else encode_tally(plan.tally)
+        _note(tx, queue.id, plan.queue, plan.moves, mark, delta, told)
     else:
-        lanes += _ready_lanes(tx, queue, [(each, LANES_PER_SCANNED_FLOW) for each in unknown])
-    return flows, lanes
-
-
-def _ready_lanes(tx: Transaction, queue: QueueInForce, asked: Iterable[tuple[bytes, int]]) -> list[LaneRow]:
-    found = [rows.lane(row) for flow, count in asked for row in tx.all("select_ready_lanes", flow, count)]
-    queue.known.add_lanes(found)
-    return found
-
-
-def _supply(tx: Transaction, queue: QueueInForce, need: Need) -> Supply:
-    flows = queue.known.flows(tx, need.flows)
-    gates = queue.known.gates(tx, need.gates)
-    lanes = _ready_lanes(tx, queue, need.lanes)
-    for gate, count in need.parked:
-        parked = [rows.lane(row) for row in tx.all("select_parked_lanes", gate, count)]
-        queue.known.add_lanes(parked)
-        flows += queue.known.flows(tx, sorted({lane.flow for lane in parked}))
-        flows += [rows.flow(row) for row in tx.all("select_parked_flows", gate, count)]
-        lanes += parked
-    scanned: list[FlowRow] = []
-    if need.scan is not None:
-        vtime, tie, count = need.scan
-        # Strictly after: tie-breakers are whole numbers.
-        scanned, first = _scan(tx, queue, vtime, tie + 1, count)
-        lanes += first
-    heads = heads_of(tx, need.heads)
-    shared = sharing.select_gates(tx, need.shared)
-    return Supply(flows + scanned, gates, lanes, heads, [flow.id for flow in scanned], shared)
-
-
-def heads_of(tx: Transaction, asked: Iterable[tuple[bytes, int, int]]) -> dict[bytes, list[Head]]:
-    """The first ready jobs of lanes. As many as are wanted of each is one number to a statement."""
-    alike: dict[int, list[tuple[bytes, int]]] = {}
-    for lane, floor, count in asked:
-        alike.setdefault(count, []).append((lane, floor))
-    heads: dict[bytes, list[Head]] = {}
-    for count, lanes in alike.items():
-        if len(lanes) == 1:
-            lane, floor = lanes[0]
-            heads[lane] = [Head(position, position, at) for position, at in tx.all("select_heads", lane, floor, count)]
-            continue
-        for lane, _ in lanes:
-            heads[lane] = []
-        floors = msgspec.json.encode([floor for _, floor in lanes]).decode()
-        found = tx.all("select_heads_of_lanes", b"".join([lane for lane, _ in lanes]), floors, count)
-        for number, position, at in found:
-            heads[lanes[number][0]].append(Head(position, position, at))
-    return heads
-
-
-def _write(tx: Transaction, queue: QueueInForce, plan: Plan, now: Instant) -> None:
-    totals = write_rows(tx, queue.id, queue.known, plan, now)
-    state = plan.queue
-    tx.run("update_queue", state.vtime, state.cursor, state.cursor_tie, state.tie, state.cost, *totals, queue.id)
-    if plan.tally is not None:
-        tx.run("insert_tally", queue.id, plan.tally.at, encode_tally(plan.tally))
+        board.mark = queue.mark
+    if backlogs := [gate.row() for gate in plan.gates if isinstance(gate.bound.limit, Backlog)]:
+        put_gates(tx, queue.id, backlogs, now)  # producers read them
     if plan.shared or plan.rings:
         sharing.write(tx, queue.policy, plan)
+
+
+def _note(
+    tx: Transaction,
+    queue: int,
+    state: QueueRow,
+    moves: tuple[int, int, int],
+    mark: Mark,
+    delta: bytes,
+    told: bytes | None = None,
+) -> None:
+    """Append a change to the journal."""
+    numbers = (state.vtime, state.cursor, state.cursor_tie, state.tie, state.cost)
+    tx.run("note_change", *numbers, *moves, mark.seq, mark.token.bytes, queue)
+    tx.run("insert_delta", queue, mark.seq, mark.token.bytes, delta, told)
+    tx.boards.noted(queue, len(delta))

@@ -13,14 +13,14 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from fairlane.errors import ConfigurationError, StoreLost, StoreUnavailable
+from fairlane.store.boards import Boards
 from fairlane.store.faults import Fault, of_sqlite
-from fairlane.store.sqlite.known import Known
 from fairlane.store.sqlite.write_lock import WriteLock, make_private
 from fairlane.store.statements import load_statements
 
@@ -31,6 +31,7 @@ T = TypeVar("T")
 STATEMENTS = load_statements(
     "fairlane.store.sqlite",
     "queries.sql",
+    "board.sql",
     "operators.sql",
     "examining.sql",
     "census.sql",
@@ -53,22 +54,15 @@ Row = tuple[Any, ...]
 class Transaction:
     """A connection inside a write transaction. Statements are called by name."""
 
-    __slots__ = ("_execute", "_executemany", "_known", "connection", "rows_read")
+    __slots__ = ("_execute", "_executemany", "boards", "connection", "rows_read")
 
-    def __init__(self, connection: sqlite3.Connection, known: dict[int, Known] | None = None) -> None:
+    def __init__(self, connection: sqlite3.Connection, boards: Boards | None = None) -> None:
         self.connection = connection
         # Somebody else's transaction may be rolled back without our hearing of it: what it knows ends with it.
-        self._known = {} if known is None else known
+        self.boards = boards or Boards()
         self._execute = connection.execute
         self._executemany = connection.executemany
         self.rows_read = 0
-
-    def known_of(self, queue: int, revision: int) -> Known:
-        """What is known of a queue's rows at this revision."""
-        found = self._known.get(queue)
-        if found is None or found.revision != revision or found.is_too_much():
-            found = self._known[queue] = Known(revision)
-        return found
 
     def run(self, name: str, *parameters: Any) -> int:
         """Execute a statement; the number of rows it changed."""
@@ -81,6 +75,17 @@ class Transaction:
         rows: list[Row] = self._execute(STATEMENTS[name], parameters).fetchall()
         self.rows_read += len(rows)
         return rows
+
+    def some(self, name: str, count: int, but_not: Collection[Any], *parameters: Any, at: int = 0) -> list[Row]:
+        """The first rows, without those that have one of these values in that column."""
+        found: list[Row] = []
+        cursor = self._execute(STATEMENTS[name], parameters)
+        while len(found) < count and (row := cursor.fetchone()) is not None:
+            self.rows_read += 1
+            if row[at] not in but_not:
+                found.append(row)
+        cursor.close()
+        return found
 
     def one(self, name: str, *parameters: Any) -> Row | None:
         # All rows are taken: a statement left half-read would keep its lock, and `returning` would not be carried out.
@@ -142,7 +147,8 @@ class Database:
         self._blocked_since: float | None = None
         """By the monotonic clock: since when no write could begin, over as many tries as there were."""
         self._is_durable: bool | None = None
-        self._known: dict[int, Known] = {}
+        self.boards = Boards()
+        """What this process remembers of the boards of queues."""
         self.on_begin: Callable[[Transaction, bool], None] = lambda tx, writes: None
         """What every transaction begins with, and whether it writes."""
 
@@ -320,15 +326,12 @@ class Database:
             self._blocked_since = None
             try:
                 self._go_ahead()
-                tx = Transaction(connection, self._known)
+                tx = Transaction(connection, self.boards)
                 self.on_begin(tx, True)
                 result = work(tx)
-                if not keeps:
-                    self._known.clear()
                 connection.execute("commit" if keeps else "rollback")
                 return result
             except BaseException:
-                self._known.clear()
                 if connection.in_transaction:
                     connection.execute("rollback")
                 raise
@@ -375,7 +378,7 @@ class Database:
             self._require_file()
             connection.execute("begin")
             try:
-                tx = Transaction(connection, self._known)
+                tx = Transaction(connection, self.boards)
                 self.on_begin(tx, False)
                 return work(tx)
             finally:

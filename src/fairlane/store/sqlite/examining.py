@@ -7,14 +7,26 @@ from uuid import UUID
 
 from fairlane.clock import Instant
 from fairlane.job import State
-from fairlane.scheduler.explain import COUNTED, Examined, Facts, Kept, Running, Subject, examine, sequence_lane
-from fairlane.scheduler.plan import plan_claims
-from fairlane.scheduler.snapshot import Plan, QueueRow
+from fairlane.scheduler.explain import (
+    COUNTED,
+    COUNTED_BESIDE,
+    OWN_LANES,
+    Examined,
+    Facts,
+    Kept,
+    Running,
+    Subject,
+    examine,
+    sequence_lane,
+    siblings_of,
+)
+from fairlane.scheduler.resident import ResidentBoard
+from fairlane.scheduler.snapshot import QueueRow
 from fairlane.store.figures import service_of
 from fairlane.store.job_rows import no_such_job
 from fairlane.store.sqlite import census, claims, rows
 from fairlane.store.sqlite.database import Transaction
-from fairlane.store.sqlite.seeing import workers
+from fairlane.store.sqlite.seeing import lanes_of, workers
 
 __all__ = ["find_subject", "look_at"]
 
@@ -37,14 +49,16 @@ def look_at(
 ) -> Facts:
     """Everything that is known of what holds it."""
     subject = Subject(queue.policy.queue, dict(keys)) if job is None else find_subject(tx, job)
-    snapshot = claims.peek(tx, queue, NEXT_UP, now, [subject.lane] if subject.lane is not None else [])
-    examined: Examined = claims.answer(tx, queue, examine(snapshot, subject))
-    plan: Plan = claims.answer(tx, queue, plan_claims(snapshot, NEXT_UP))
+    lanes = [subject.lane] if subject.lane is not None else []
+    if (flow := siblings_of(queue.policy, subject)) is not None:
+        lanes += [lane.id for lane in lanes_of(tx, queue, flow, OWN_LANES)]
+    board, snapshot = claims.peek(tx, queue, NEXT_UP, now, lanes)
+    examined, plan = claims.answer(tx, queue, board.answer(examine(snapshot, subject, NEXT_UP)))
     running = [
         Running(UUID(bytes=held), task, priority, rows.decode_keys(its_keys), worker, since)
         for held, task, priority, its_keys, worker, since in tx.all("select_running_of_queue", queue.id, RUNNING)
     ]
-    ahead, flows_ahead = _count_ahead(tx, queue.id, subject, snapshot.queue, examined)
+    ahead, flows_ahead = _count_ahead(tx, queue.id, subject, snapshot.queue, examined, board)
     ready, _, _ = tx.one("select_counts", queue.id) or (0, 0, 0)
     return Facts(
         subject,
@@ -62,6 +76,7 @@ def look_at(
         job is not None and bool(tx.value("is_forced", job.bytes)),
         service_of(workers(tx, now), [queue.policy.queue], now),
         census.at_gates(tx, queue, snapshot.policy, examined.full, RUNNING),
+        _ahead_in(tx, subject, examined),
     )
 
 
@@ -70,14 +85,23 @@ def _kept(tx: Transaction, queue: int, lane: bytes | None) -> list[Kept]:
     return [Kept(UUID(bytes=job), task, level, rows.decode_keys(keys), due) for job, task, level, keys, due in found]
 
 
-def _count_ahead(tx: Transaction, queue: int, subject: Subject, state: QueueRow, examined: Examined) -> tuple[int, int]:
+def _count_ahead(
+    tx: Transaction, queue: int, subject: Subject, state: QueueRow, examined: Examined, board: ResidentBoard
+) -> tuple[int, int]:
     lane, flow = examined.lane, examined.flow
     if subject.state is not State.READY or subject.lane is None:
         return 0, 0
     ahead: int = tx.value("count_ahead", subject.lane, lane.floor if lane else 0, subject.position, COUNTED)
     if flow is None:
         return ahead, 0
-    flows_ahead: int = tx.value(
-        "count_flows_ahead", queue, state.cursor, state.cursor_tie, examined.turn, flow.tie, COUNTED
-    )
-    return ahead, flows_ahead
+    cursor, turn = (state.cursor, state.cursor_tie), (examined.turn, flow.tie)
+    unchanged = tx.some("select_flows_between", COUNTED, board.changed[0], queue, *cursor, *turn)
+    return ahead, min(COUNTED, len(unchanged) + board.changed_flows_before(cursor, turn))
+
+
+def _ahead_in(tx: Transaction, subject: Subject, examined: Examined) -> dict[bytes, int]:
+    return {
+        lane.id: tx.value("count_ahead", lane.id, lane.floor, subject.position, COUNTED_BESIDE)
+        for lane in examined.others.lanes
+        if subject.state is State.READY
+    }

@@ -18,15 +18,11 @@ from (
     limit ?4
 )
 
--- name: count_flows_ahead
--- Flows whose turn comes before, up to a number. ?1 queue, ?2 and ?3 the cursor, ?4 and ?5 its own tag, ?6 at most
-select count(*)
-from (
-    select 1
-    from flows
-    where queue = ?1 and standing = 1 and (vtime, tie) >= (?2, ?3) and (vtime, tie) < (?4, ?5)
-    limit ?6
-)
+-- name: select_flows_between
+-- Flows whose turn comes before another's, one by one. ?1 queue, ?2 and ?3 the cursor, ?4 and ?5 its tag
+select id
+from flows
+where queue = ?1 and standing = 1 and (vtime, tie) >= (?2, ?3) and (vtime, tie) < (?4, ?5)
 
 -- name: select_running_of_queue
 -- Jobs of a queue that run, from the leases: they are few beside what waits. ?1 queue, ?2 at most

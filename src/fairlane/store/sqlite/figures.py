@@ -10,7 +10,16 @@ from fairlane.policy.by import By
 from fairlane.scheduler.figures import KeyFigures, Minute
 from fairlane.scheduler.snapshot import GateRow, LaneRow, SharedGateRow
 from fairlane.store.adding_up import Pace
-from fairlane.store.figures import KeyPage, KeySort, LanesCounted, QueueFigures, Tallied, WorkerReport, WorkerSeen
+from fairlane.store.figures import (
+    FlowWeight,
+    KeyPage,
+    KeySort,
+    LanesCounted,
+    QueueFigures,
+    Tallied,
+    WorkerReport,
+    WorkerSeen,
+)
 from fairlane.store.health import Health, Standstill
 from fairlane.store.job_rows import no_such_queue
 from fairlane.store.key_rows import KeyPlace
@@ -20,6 +29,9 @@ from fairlane.store.sqlite import claims, health, policies, seeing, tallying
 from fairlane.store.sqlite.database import Database, Transaction
 
 __all__ = ["Figures", "known_queue"]
+
+LAST_TALLIES = 5_000
+"""Claims that are added up together when a worker stops."""
 
 
 def known_queue(tx: Transaction, name: str) -> claims.QueueInForce:
@@ -41,37 +53,29 @@ class Figures:
     async def tally(self, queue: str, limit: int = 500, rest: int = 0) -> Tallied:
         now = self._clock.now()
         # Looked at first: most of the time there is nothing to do, and no need to wait for whoever writes.
-        work = await self._database.read(lambda tx: tallying.look(tx, known_queue(tx, queue), now, limit, rest))
-        if work is tallying.Work.NOTHING:
+        if not await self._database.read(lambda tx: tallying.has_work(tx, known_queue(tx, queue), now, limit, rest)):
             return Tallied(0, 0, more=False)
-        if work is tallying.Work.SHED:
-            return await self._shed(queue, now, limit)
-        return await self._tally(queue, now, limit)
-
-    async def _tally(self, queue: str, now: Instant, limit: int) -> Tallied:
         return await self._database.write(
             lambda tx: tallying.tally(tx, known_queue(tx, queue), now, limit, self._pace), durable=False
         )
 
-    async def _shed(self, queue: str, now: Instant, limit: int) -> Tallied:
-        """In many transactions, between which others write. Whoever comes after a crash finds what is left to do."""
-        shed, more = 0, True
-        while more:
-            some = await self._database.write(lambda tx: tallying.shed(tx, known_queue(tx, queue), now), durable=False)
-            shed, more = shed + some.shed, some.more
-        tallied = await self._tally(queue, now, limit)
-        while not await self._database.read(lambda tx: tallying.has_counted(tx, known_queue(tx, queue))):
-            tallied = await self._tally(queue, now, limit)
-        return Tallied(tallied.tallies, tallied.keys, tallied.more, shed)
-
     async def policies(self) -> dict[str, Declared]:
         return await self._database.read(policies.all_in_force)
 
+    async def conclude(self, queue: str) -> None:
+        def fold(tx: Transaction) -> None:
+            now = self._clock.now()
+            claims.checkpoint(tx, claims.fold_all(tx, known_queue(tx, queue), now), now)
+
+        await self._database.write(fold, durable=False)
+        while (await self.tally(queue, LAST_TALLIES)).more:
+            pass
+
     async def survey(self, queues: Sequence[str]) -> list[QueueFigures]:
-        return await self._database.read(lambda tx: seeing.survey(tx, queues))
+        return await self._database.read(lambda tx: seeing.survey(tx, queues, self._clock.now()))
 
     async def minutes(self, queues: Sequence[str], since: Instant) -> dict[str, list[Minute]]:
-        return await self._database.read(lambda tx: seeing.minutes(tx, queues, since))
+        return await self._database.read(lambda tx: seeing.minutes(tx, queues, since, self._clock.now()))
 
     async def list_keys(
         self,
@@ -86,30 +90,32 @@ class Figures:
     ) -> KeyPage:
         place = None if after is None else KeyPlace.decode(after, sort, queues)
         return await self._database.read(
-            lambda tx: seeing.list_keys(tx, queues, by, sort, search, place, limit, held_only=held_only)
+            lambda tx: seeing.list_keys(
+                tx, queues, by, sort, search, place, limit, self._clock.now(), held_only=held_only
+            )
         )
 
     async def keys_named(
         self, queues: Sequence[str], places: Sequence[tuple[By, tuple[str | None, ...]]]
     ) -> list[tuple[str, KeyFigures]]:
-        return await self._database.read(lambda tx: seeing.keys_named(tx, queues, places))
+        return await self._database.read(lambda tx: seeing.keys_named(tx, queues, places, self._clock.now()))
 
     async def list_held(self, queues: Sequence[str], limit: int = 20) -> list[tuple[str, KeyFigures]]:
-        return await self._database.read(lambda tx: seeing.list_held(tx, queues, limit))
+        return await self._database.read(lambda tx: seeing.list_held(tx, queues, limit, self._clock.now()))
 
     async def lanes_of(self, queue: str, flow: bytes, limit: int = 50) -> list[LaneRow]:
-        return await self._database.read(lambda tx: seeing.lanes_of(tx, flow, limit))
+        return await self._database.read(lambda tx: seeing.lanes_of(tx, known_queue(tx, queue), flow, limit))
 
     async def scheduled_by_lane(self, queues: Sequence[str]) -> LanesCounted:
         return await self._database.read(lambda tx: seeing.scheduled_by_lane(tx, queues))
 
-    async def unseen_by_lane(self, queues: Sequence[str]) -> LanesCounted:
-        return await self._database.read(lambda tx: seeing.unseen_by_lane(tx, queues))
-
     async def gates_named(
-        self, gates: Sequence[bytes], shared: Sequence[bytes]
+        self, gates: Mapping[str, Sequence[bytes]], shared: Sequence[bytes]
     ) -> tuple[list[GateRow], list[SharedGateRow]]:
         return await self._database.read(lambda tx: seeing.gates_named(tx, gates, shared))
+
+    async def weights_named(self, flows: Mapping[str, Sequence[bytes]]) -> dict[bytes, FlowWeight]:
+        return await self._database.read(lambda tx: seeing.weights_named(tx, flows))
 
     async def next_jobs(self, queue: str, keys: Mapping[str, str | None], limit: int = 20) -> list[JobRecord]:
         now = self._clock.now()
@@ -123,8 +129,10 @@ class Figures:
         now = self._clock.now()
         return await self._database.read(lambda tx: seeing.workers(tx, now))
 
-    async def health(self) -> Health:
-        return await self._database.read(lambda tx: health.examine_file(tx, self._database.path))
+    async def health(self, *, brief: bool = False) -> Health:
+        return await self._database.read(lambda tx: health.examine_file(tx, self._database.path, brief=brief))
 
     async def standstills(self, queues: Sequence[str], before: Instant, limit: int = 10) -> list[Standstill]:
-        return await self._database.read(lambda tx: health.find_standstills(tx, queues, before, limit))
+        return await self._database.read(
+            lambda tx: health.find_standstills(tx, [known_queue(tx, queue) for queue in queues], before, limit)
+        )

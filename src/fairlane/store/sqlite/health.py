@@ -10,13 +10,14 @@ from pathlib import Path
 import msgspec
 
 from fairlane.clock import Instant
-from fairlane.store.health import SqliteHealth, Standstill
+from fairlane.store.health import SqliteHealth, Standstill, standstills_in
+from fairlane.store.sqlite import claims
 from fairlane.store.sqlite.database import Transaction
 
 __all__ = ["examine_file", "find_standstills"]
 
 
-def examine_file(tx: Transaction, path: str | None) -> SqliteHealth:
+def examine_file(tx: Transaction, path: str | None, *, brief: bool) -> SqliteHealth:
     wal = 0 if path is None else _size(f"{path}-wal")
     return SqliteHealth(
         path=path,
@@ -24,7 +25,7 @@ def examine_file(tx: Transaction, path: str | None) -> SqliteHealth:
         size=tx.value("select_page_count") * tx.value("select_page_size"),
         wal_size=wal,
         free_space=None if path is None else shutil.disk_usage(Path(path).resolve().parent).free,
-        others=[] if path is None else sorted(_processes_with(Path(path).resolve())),
+        others=[] if path is None or brief else sorted(_processes_with(Path(path).resolve())),
     )
 
 
@@ -47,9 +48,17 @@ def _processes_with(file: Path) -> Iterator[int]:
             continue
 
 
-def find_standstills(tx: Transaction, queues: Sequence[str], before: Instant, limit: int) -> list[Standstill]:
-    return [
-        Standstill(queue=queue, limit=gate, key=msgspec.json.decode(key), lanes=lanes, since=since)
-        for queue in queues
-        for gate, key, lanes, since in tx.all("select_standstills", queue, before, limit)
-    ]
+def find_standstills(
+    tx: Transaction, queues: Sequence[claims.QueueInForce], before: Instant, limit: int
+) -> list[Standstill]:
+    found: list[Standstill] = []
+    for queue in queues:
+        board, state, name = claims.tail_of(tx, queue), queue.state, queue.policy.queue
+        behind = tx.some("select_flows_behind", limit, board.changed[0], queue.id, state.cursor, state.cursor_tie)
+        overdue = tx.some("select_overdue_gates", limit, board.changed[2], queue.id, before)
+        found += [
+            Standstill(queue=name, limit=gate, key=msgspec.json.decode(key), lanes=lanes, since=since)
+            for _, gate, key, lanes, since in (*behind, *overdue)
+        ]
+        found += standstills_in(name, board.changed_rows(), state, before)
+    return found

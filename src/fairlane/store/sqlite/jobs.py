@@ -182,6 +182,11 @@ def contexts(tx: Transaction, jobs: Sequence[UUID]) -> dict[UUID, str]:
     return {job: context for job, context in found if context is not None}
 
 
+def given(tx: Transaction, jobs: Sequence[UUID]) -> dict[UUID, dict[str, float]]:
+    found = ((job, rows.decode_given(tx.value("select_given", job.bytes))) for job in jobs)
+    return {job: numbers for job, numbers in found if numbers is not None}
+
+
 def retries(tx: Transaction, jobs: Sequence[UUID]) -> dict[UUID, int]:
     found = ((job, tx.value("count_retries", job.bytes)) for job in jobs)
     return {job: count for job, count in found if count}

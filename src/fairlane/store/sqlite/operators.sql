@@ -118,10 +118,10 @@ order by finished_at, position
 limit ?3
 
 -- name: has_flow
-select exists (select 1 from flows where id = ?)
+select exists (select 1 from flows where queue = ? and id = ?)
 
 -- name: has_gate
-select exists (select 1 from gates where id = ?)
+select exists (select 1 from gates where queue = ? and id = ?)
 
 -- name: select_waiters
 select worker

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from fairlane.clock import Instant
+from fairlane.scheduler.journal import Delta
 from fairlane.scheduler.snapshot import GateRow
 from fairlane.scheduler.strays import StrayLane, WaitingLane, gates_of_strays, stray_lanes, weights_of_strays
 from fairlane.store.protocol import Rehomed
@@ -18,7 +19,7 @@ def rehome(tx: Transaction, queue: claims.QueueInForce, limit: int, now: Instant
     """Move up to `limit` ready and as many scheduled jobs that belong elsewhere. With it: how many to wake by queue."""
     if queue.policy.partition is None or not queue.policy.partition.is_guarded:
         return Rehomed(0, 0, 0), {}
-    claims.fold_all(tx, queue, now)
+    claims.checkpoint(tx, claims.fold_all(tx, queue, now), now)
     strays, later = (stray_lanes(queue.policy, lanes) for lanes in _select_lanes(tx, queue.id))
     moving = _Moving(tx, queue.id)
     left = limit
@@ -73,7 +74,8 @@ class _Moving:
 
 def folded_lanes(tx: Transaction, queue: claims.QueueInForce, now: Instant) -> list[WaitingLane]:
     """All of them, once every bell is folded."""
-    used, later = _select_lanes(tx, claims.fold_all(tx, queue, now).id)
+    claims.checkpoint(tx, claims.fold_all(tx, queue, now), now)
+    used, later = _select_lanes(tx, queue.id)
     return used + later
 
 
@@ -92,4 +94,6 @@ def _select_lanes(tx: Transaction, queue: int) -> tuple[list[WaitingLane], list[
 def select_gates_of_strays(tx: Transaction, queue: claims.QueueInForce, was: int) -> list[tuple[str, GateRow]]:
     gates = [rows.gate(row) for row in tx.all("select_all_gates", queue.id)]
     flows = [rows.flow(row) for row in tx.all("select_all_flows", queue.id)]
+    now = claims.tail_of(tx, queue).over(Delta(flows, gates=gates))
+    flows, gates = now.flows, now.gates
     return gates_of_strays(queue.policy, was, gates) + weights_of_strays(queue.policy, was, flows)

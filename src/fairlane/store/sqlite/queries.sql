@@ -5,9 +5,14 @@ insert into queues (name, policy, digest, version)
 values (?, ?, ?, 1)
 
 -- name: select_queue
-select id, policy, digest, version, applied_at, amended, revision, vtime, cursor, cursor_tie, tie, cost
+select id, policy, digest, version, applied_at, amended, seq, token, stored, base, format, vtime, cursor, cursor_tie, tie, cost
 from queues
 where name = ?
+
+-- name: select_queue_name
+select name
+from queues
+where id = ?
 
 -- name: select_queue_names
 select name
@@ -32,30 +37,6 @@ where name = ?
 -- name: update_policy
 update queues
 set policy = ?, digest = ?, version = version + 1, applied_at = ?
-where id = ?
-
--- name: update_queue
-update queues
-set vtime = ?, cursor = ?, cursor_tie = ?, tie = ?, cost = ?, ready = ready + ?, running = running + ?, parked = parked + ?,
-    revision = revision + 1
-where id = ?
-
--- name: forget_totals
--- All lanes of the queue are gone.
-update queues
-set ready = 0, running = 0, parked = 0
-where id = ?
-
--- name: forget_ready
--- Idle lanes go. More of their jobs may have been cancelled than they had, so that they count less than none.
-update queues
-set ready = ready - ?
-where id = ?
-
--- name: raise_revision
--- Whoever writes flows, lanes or gates tells those who remember them.
-update queues
-set revision = revision + 1
 where id = ?
 
 -- name: take_positions
@@ -113,26 +94,6 @@ from (
 )
 where before < ?2
 
--- name: select_lanes
--- ?1 how many, ?2 their ids, one after the other. So are flows, gates and claims looked up: a statement for each of them
--- would cost more than its row.
-with recursive numbers (n) as (select 0 union all select n + 1 from numbers where n + 1 < ?1)
-select id, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag, head
-from numbers
-cross join lanes on lanes.id = substr(?2, 16 * n + 1, 16)
-
--- name: select_flows
-with recursive numbers (n) as (select 0 union all select n + 1 from numbers where n + 1 < ?1)
-select id, key, weight, vtime, tie, cost, debt, open, shut, standing, gate, given_by
-from numbers
-cross join flows on flows.id = substr(?2, 16 * n + 1, 16)
-
--- name: select_gates
-with recursive numbers (n) as (select 0 union all select n + 1 from numbers where n + 1 < ?1)
-select id, "limit", key, in_flight, tat, waiting, awake, wake_at, memo, value, given_by
-from numbers
-cross join gates on gates.id = substr(?2, 16 * n + 1, 16)
-
 -- name: delete_releases
 delete from releases
 where queue = ? and id <= ?
@@ -144,61 +105,7 @@ where queue = ? and id <= ?
 -- name: select_gate
 select id, "limit", key, in_flight, tat, waiting, awake, wake_at, memo, value, given_by
 from gates
-where id = ?
-
--- name: scan_flows
--- Flows that take turns, from the cursor on.
-select id
-from flows
-where queue = ? and standing = 1 and (vtime, tie) >= (?, ?)
-order by vtime, tie
-limit ?
-
--- name: scan_lanes
--- The first ready lanes of each of those flows.
-select lanes.id, flow, priority, lanes.keys, ready, in_flight, floor, rank, lanes.standing, lanes.gate, tag, head
-from (
-    select id
-    from flows
-    where queue = ?1 and standing = 1 and (vtime, tie) >= (?2, ?3)
-    order by vtime, tie
-    limit ?4
-) as scanned
-join lanes on lanes.id in (
-    select first.id
-    from lanes as first
-    where first.flow = scanned.id and first.standing = 1
-    order by first.rank, first.head
-    limit ?5
-)
-
--- name: select_ready_lanes
-select id, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag, head
-from lanes
-where flow = ? and standing = 1
-order by rank, head
-limit ?
-
--- name: select_parked_lanes
-select id, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag, head
-from lanes
-where gate = ? and standing = 2
-order by tag, head
-limit ?
-
--- name: select_parked_flows
-select id, key, weight, vtime, tie, cost, debt, open, shut, standing, gate, given_by
-from flows
-where gate = ? and standing = 2
-order by vtime, tie
-limit ?
-
--- name: select_due_gates
-select id, "limit", key, in_flight, tat, waiting, awake, wake_at, memo, value, given_by
-from gates
-where queue = ? and wake_at is not null and wake_at <= ?
-order by wake_at
-limit ?
+where queue = ? and id = ?
 
 -- name: select_heads
 -- The first ready jobs of a lane. The floor skips what was served before.
@@ -242,48 +149,6 @@ where position in (select value from json_each(?4)) and state = 1
 returning position, id, task, priority, keys, payload, attempt, max_attempts, enqueued_at, cancel_requested,
     suspicion
 
--- name: upsert_flow
-insert into flows (id, queue, key, weight, vtime, tie, cost, debt, open, shut, standing, gate, given_by, given_at)
-values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-on conflict (id) do update
-set weight = excluded.weight, vtime = excluded.vtime, tie = excluded.tie, cost = excluded.cost, debt = excluded.debt,
-    open = excluded.open, shut = excluded.shut, standing = excluded.standing, gate = excluded.gate,
-    given_at = iif(given_by = excluded.given_by, given_at, excluded.given_at), given_by = excluded.given_by
-
--- name: update_flow_figures
-update flows
-set cost = ?, debt = ?
-where id = ?
-
--- name: update_flow_turn
-update flows
-set vtime = ?, tie = ?, cost = ?, debt = ?
-where id = ?
-
--- name: upsert_lane
-insert into lanes (id, queue, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag, head)
-values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-on conflict (id) do update
-set flow = excluded.flow, ready = excluded.ready, in_flight = excluded.in_flight, floor = excluded.floor,
-    rank = excluded.rank, standing = excluded.standing, gate = excluded.gate, tag = excluded.tag, head = excluded.head
-
--- name: update_lane_figures
-update lanes
-set ready = ?, in_flight = ?, floor = ?
-where id = ?
-
--- name: upsert_gate
-insert into gates (id, queue, "limit", key, in_flight, tat, waiting, awake, wake_at, memo, value, given_by)
-values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-on conflict (id) do update
-set in_flight = excluded.in_flight, tat = excluded.tat, waiting = excluded.waiting, awake = excluded.awake,
-    wake_at = excluded.wake_at, memo = excluded.memo, value = excluded.value, given_by = excluded.given_by
-
--- name: update_gate_figures
-update gates
-set in_flight = ?, tat = ?, waiting = ?, awake = ?, memo = ?, value = ?, given_by = ?
-where id = ?
-
 -- name: insert_lease
 insert into leases (id, worker, expires_at, renewed_at, held, jobs)
 values (?, ?, ?, ?, ?, ?)
@@ -292,11 +157,6 @@ values (?, ?, ?, ?, ?, ?)
 select min(due_at)
 from jobs
 where queue = ? and due_at is not null
-
--- name: next_alarm
-select min(wake_at)
-from gates
-where queue = ? and wake_at is not null
 
 -- name: next_lease_end
 select min(expires_at)
@@ -433,6 +293,11 @@ select context
 from jobs
 where id = ?
 
+-- name: select_given
+select given
+from jobs
+where id = ?
+
 -- name: count_retries
 -- How often a job has asked for a retry since it was enqueued or replayed: an engine's own count.
 select count(*)
@@ -477,79 +342,11 @@ where position = ?
 delete from attempts
 where job = ?
 
--- name: select_all_lanes
-select id, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag, head
-from lanes
-where queue = ?
-
--- name: select_all_flows
-select id, key, weight, vtime, tie, cost, debt, open, shut, standing, gate, given_by
-from flows
-where queue = ?
-
--- name: select_all_gates
-select id, "limit", key, in_flight, tat, waiting, awake, wake_at, memo, value, given_by
-from gates
-where queue = ?
-
--- name: delete_flows
-delete from flows
-where queue = ?
-
--- name: delete_lanes
-delete from lanes
-where queue = ?
-
--- name: delete_gates
-delete from gates
-where queue = ?
-
--- name: walk_lanes
--- Collection walks the lanes a stretch at a time: an index of idle ones would have to be written at every claim.
-select id, ready, standing = 0 and ready <= 0 and in_flight = 0
-from lanes
-where id > ?1 and queue = ?2
-order by id
-limit ?3
-
--- name: delete_lane
-delete from lanes
-where id = ?
-
--- name: walk_flows
--- Without lanes, and its tag behind the queue's virtual time: forgetting it gives no credit. A weight that a job brought
--- along outlives its jobs for a time, ?5: others of its key may be due later.
-select id,
-    standing = 0
-    and (given_by = 0 or given_at <= ?4 - ?5)
-    and vtime + debt <= (select queues.vtime from queues where queues.id = ?2)
-    and not exists (select 1 from lanes where lanes.flow = flows.id)
-from flows
-where id > ?1 and queue = ?2
-order by id
-limit ?3
-
--- name: delete_flow
-delete from flows
-where id = ?
-
--- name: walk_gates
--- A number that a job brought along outlives its jobs for a time, ?5: others of its key may be due later.
-select id, in_flight = 0 and waiting = 0 and tat <= ?4 - (value is not null) * ?5
-from gates
-where id > ?1 and queue = ?2
-order by id
-limit ?3
-
--- name: delete_gate
-delete from gates
-where id = ?
-
 -- name: has_waiting_work
--- Flows in turn (a limit of the whole queue stops them), parked flows, parked lanes.
-select exists (select 1 from flows where queue = ?1 and standing = 1)
-    or exists (select 1 from flows where queue = ?1 and standing = 2)
-    or exists (select 1 from lanes where queue = ?1 and standing = 2)
+-- Whether jobs are ready, as far as claims have seen.
+select ready > 0
+from queues
+where id = ?
 
 -- name: register_waiter
 insert into waiters (queue, worker, since)
@@ -850,17 +647,12 @@ where queue = ? and id = ?
 
 -- name: update_amended
 update queues
-set amended = ?, overrides_end_at = ?, revision = revision + 1
+set amended = ?, overrides_end_at = ?
 where id = ?
 
 -- name: next_override_end
 select overrides_end_at
 from queues
-where id = ?
-
--- name: wake_gate
-update gates
-set tat = ?, memo = ?, wake_at = ?
 where id = ?
 
 -- name: insert_audit

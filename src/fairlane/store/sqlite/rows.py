@@ -73,8 +73,8 @@ def flow(row: Row) -> FlowRow:
 
 def flow_parameters(row: FlowRow, queue: int, now: Instant) -> Row:
     return (
-        row.id,
         queue,
+        row.id,
         msgspec.json.encode(row.key).decode(),
         row.weight,
         row.vtime,
@@ -86,7 +86,7 @@ def flow_parameters(row: FlowRow, queue: int, now: Instant) -> Row:
         row.standing,
         row.gate,
         row.given_by,
-        now,
+        now if row.given_by else 0,
     )
 
 
@@ -96,8 +96,8 @@ def lane(row: Row) -> LaneRow:
 
 def lane_parameters(row: LaneRow, queue: int) -> Row:
     return (
-        row.id,
         queue,
+        row.id,
         row.flow,
         row.priority,
         encode_keys(row.keys),
@@ -118,8 +118,8 @@ def gate(row: Row) -> GateRow:
 
 def gate_parameters(row: GateRow, queue: int) -> Row:
     return (
-        row.id,
         queue,
+        row.id,
         row.limit,
         msgspec.json.encode(row.key).decode(),
         row.in_flight,

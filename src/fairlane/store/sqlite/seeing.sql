@@ -1,17 +1,14 @@
 -- What people look at. Nothing is written; a statement for each queue, where there is no table that names it.
 
 -- name: survey
--- ?1 queues by name, ?2 what is counted row by row is counted up to this
+-- What claims have left, and what has come since that no claim has seen. ?1 queues by name, ?2 scheduled jobs are counted up to
+-- this
 select q.name, q.ready, q.running, q.parked,
-    (select coalesce(sum(count), 0) from (select count from arrivals where queue = q.id order by arrivals.id limit ?2)),
-    min(?2,
-        (select count(*) from (select 1 from arrivals where queue = q.id limit ?2))
-        + (select coalesce(sum(count), 0) from (select count from releases where queue = q.id limit ?2))
-    ),
+    (select coalesce(sum(count), 0) from arrivals where queue = q.id),
+    (select count(*) from arrivals where queue = q.id) + (select count(*) from releases where queue = q.id),
     (select count(*) from (select 1 from jobs where queue = q.id and due_at is not null limit ?2)),
     (select min(due_at) from jobs where queue = q.id and due_at is not null),
-    (select count(*) from (select 1 from tallies where queue = q.id limit ?2)),
-    f.tallied_at, coalesce(f.held, '{}'), f.oldest_ready_at
+    f.counted_at, coalesce(f.held, '{}'), f.oldest_ready_at
 from json_each(?1) as u
 cross join queues as q on q.name = u.value
 left join queue_figures as f on f.queue = q.id
@@ -149,11 +146,10 @@ order by k.waiting desc, q.name, k.key
 limit ?2
 
 -- name: select_all_lanes_of_flow
--- Every lane of a flow, those that most jobs wait in first. ?1 flow, ?2 how many, ?3 of how many
+-- Every lane of a flow, one by one.
 select id, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag, head
-from (select * from lanes where flow = ?1 limit ?3)
-order by ready desc, rank
-limit ?2
+from lanes
+where flow = ?
 
 -- name: select_scheduled_by_lane
 -- The scheduled jobs of these queues that are due first, by lane. ?1 queues by name, ?2 how many
@@ -170,21 +166,75 @@ from (
 )
 group by lane, priority
 
--- name: select_unseen
--- Bells of arrivals that no claim has folded. ?1 queues by name, ?2 how many
-select a.priority, a.keys, a.count
+-- name: select_pending_arrivals
+-- Jobs that came and that no claim has seen, by queue and lane. ?1 queues by name
+select q.name, a.priority, min(a.keys), sum(a.count), min(iif(a.count > 0, a.since, null))
 from json_each(?1) as u
 cross join queues as q on q.name = u.value
 cross join arrivals as a on a.queue = q.id
-limit ?2
+group by q.name, a.lane, a.priority
+
+-- name: select_unfolded_of
+-- Claims that have ended and that no claim has seen. ?1 queues by name
+select q.name, r.bells
+from json_each(?1) as u
+cross join queues as q on q.name = u.value
+cross join releases as r on r.queue = q.id
+
+-- name: select_told_of
+-- What claims have told that is not in the stats, in order. ?1 queues by name
+select q.name, j.told
+from json_each(?1) as u
+cross join queues as q on q.name = u.value
+cross join journal as j on j.queue = q.id
+where j.seq > coalesce((select f.counted from queue_figures as f where f.queue = q.id), 0) and j.told is not null
+order by q.id, j.seq
+
+-- name: select_tails
+-- What the tables of these queues may not hold, in order. ?1 queues by name
+select q.name, j.delta
+from json_each(?1) as u
+cross join queues as q on q.name = u.value
+cross join journal as j on j.queue = q.id and j.seq > q.base
+order by q.id, j.seq
+
+-- name: select_keys_of
+-- Keys by queue, scope and name, where they are stored. ?1 [[queue, scope, key], …]
+select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
+    k.held_by, k.hours
+from json_each(?1) as n
+cross join queues as q on q.name = n.value ->> 0
+cross join key_figures as k on k.queue = q.id and k.scope = n.value ->> 1 and k.key = n.value ->> 2
+
+-- name: select_keys_of_lanes
+-- ?1 how many, ?2 their ids, one after the other
+with recursive numbers (n) as (select 0 union all select n + 1 from numbers where n + 1 < ?1)
+select l.id, l.priority, l.keys
+from numbers
+cross join queues as q
+cross join lanes as l on l.queue = q.id and l.id = substr(?2, 16 * n + 1, 16)
+
+-- name: select_gates_named
+with recursive numbers (n) as (select 0 union all select n + 1 from numbers where n + 1 < ?1)
+select g.id, g."limit", g.key, g.in_flight, g.tat, g.waiting, g.awake, g.wake_at, g.memo, g.value, g.given_by
+from numbers
+cross join queues as q
+cross join gates as g on g.queue = q.id and g.id = substr(?2, 16 * n + 1, 16)
+
+-- name: select_weights_named
+-- Flows: their own weights, and by which jobs those were given.
+with recursive numbers (n) as (select 0 union all select n + 1 from numbers where n + 1 < ?1)
+select f.id, f.weight, f.given_by
+from numbers
+cross join queues as q
+cross join flows as f on f.queue = q.id and f.id = substr(?2, 16 * n + 1, 16)
 
 -- name: select_lanes_of_flow
--- Lanes with ready jobs, whether they wait at a gate or not: the lowest rank first. ?1 flow, ?2 how many
+-- Lanes with ready jobs, whether they wait at a gate or not: the lowest rank first.
 select id, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag, head
 from lanes
-where flow = ?1 and standing <> 0
+where flow = ? and standing <> 0
 order by rank, head
-limit ?2
 
 -- name: select_jobs_at
 -- Jobs by their positions. ?1 positions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
 from uuid import UUID
 
@@ -20,7 +20,9 @@ from fairlane.store.protocol import Landings, Reaped
 from fairlane.store.sqlite import jobs, rows, values
 from fairlane.store.sqlite.database import Transaction
 
-__all__ = ["reap", "settle", "sign", "truly_lost"]
+__all__ = ["claims_beside", "reap", "settle", "sign", "truly_lost"]
+
+NO_LIMIT = -1
 
 
 class _Tally:
@@ -305,6 +307,17 @@ def reap(
             break
     _, woken, replaced = settle(tx, settlements, now)
     return Reaped(settlements, tx.value("next_lease_end")), woken, replaced
+
+
+def claims_beside(tx: Transaction, worker: UUID, leases: Collection[UUID]) -> list[Claim]:
+    """The claims of a worker under other leases than these."""
+    found = tx.all("select_leases_of_worker", worker.bytes, NO_LIMIT)
+    beside = [(lease, positions) for lease, _, positions, _ in found if UUID(bytes=lease) not in leases]
+    return [
+        claim
+        for lease, positions in beside
+        for claim in _claims(tx, lease, msgspec.json.decode(positions, type=list[int]))
+    ]
 
 
 def _claims(tx: Transaction, lease: bytes, positions: Sequence[int]) -> list[Claim]:

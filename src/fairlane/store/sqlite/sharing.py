@@ -10,8 +10,9 @@ from fairlane.clock import Instant
 from fairlane.policy.policy import BoundLimit, Policy, shared_identity
 from fairlane.policy.sharing import check_alike
 from fairlane.scheduler.rebuild import Claimed, carried_over, counted_in, uncounted
+from fairlane.scheduler.resident import Events
 from fairlane.scheduler.shared import rings_for_all
-from fairlane.scheduler.snapshot import Plan, Ring, SharedGateRow, SharedRelease, Snapshot
+from fairlane.scheduler.snapshot import Plan, Ring, SharedGateRow, SharedRelease
 from fairlane.store.decoding import decode_limit, encode_limit
 from fairlane.store.protocol import RELEASES_AT_MOST
 from fairlane.store.sqlite import rows
@@ -40,7 +41,7 @@ def limits_in_force(tx: Transaction, queue: int) -> dict[str, str]:
     return {msgspec.json.decode(document)["name"]: document for document in documents}
 
 
-def fold_into(tx: Transaction, queue: int, snapshot: Snapshot) -> Snapshot:
+def fold_into(tx: Transaction, queue: int, events: Events) -> Events:
     """What the plan is to know of shared limits: what was released there, and where others have left room."""
     releases = []
     for limit, _ in tx.all("select_shared_limits", queue):
@@ -48,23 +49,22 @@ def fold_into(tx: Transaction, queue: int, snapshot: Snapshot) -> Snapshot:
         if found:
             tx.run("delete_shared_releases", limit, found[-1][0])
         releases += [SharedRelease(*row[1:]) for row in found]
-    rung = [row for (gate,) in tx.all("take_rings", queue) if (row := tx.one("select_gate", gate)) is not None]
     return msgspec.structs.replace(
-        snapshot,
-        due_gates=snapshot.due_gates + [rows.gate(row) for row in rung],
+        events,
         shared=select_gates(tx, {release.gate for release in releases}),
         shared_releases=releases,
+        rung=[gate for (gate,) in tx.all("take_rings", queue)],
     )
 
 
-def look_into(tx: Transaction, queue: int, snapshot: Snapshot) -> Snapshot:
+def look_into(tx: Transaction, queue: int, events: Events) -> Events:
     """The same for those who only look: the bells stay where they are."""
     found = [
         tx.all("select_shared_releases", limit, RELEASES_AT_MOST) for limit, _ in tx.all("select_shared_limits", queue)
     ]
     releases = [SharedRelease(*row[1:]) for rows_of_limit in found for row in rows_of_limit]
     shared = select_gates(tx, {release.gate for release in releases})
-    return msgspec.structs.replace(snapshot, shared=shared, shared_releases=releases)
+    return msgspec.structs.replace(events, shared=shared, shared_releases=releases)
 
 
 def select_gates(tx: Transaction, gates: Iterable[bytes]) -> list[SharedGateRow]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 from uuid import UUID
@@ -23,6 +23,7 @@ from fairlane.scheduler.snapshot import GateRow
 from fairlane.scheduler.strays import WaitingLane
 from fairlane.store.auditing import AuditEntry, Note
 from fairlane.store.awaiting import forever
+from fairlane.store.checkpoints import Checkpoints
 from fairlane.store.operators import CANCEL, Handled, JobFilter, JobPage
 from fairlane.store.protocol import (
     EVERYONE,
@@ -83,6 +84,7 @@ class SqliteStore(Figures, ScheduleKeeper, Adopter):
         self._counted: dict[str, tuple[bytes, bytes]] = {}
         """How far gates have been held against jobs, by queue."""
         self._results = results.ResultListener(self._database)
+        self._checkpoints = Checkpoints(self._database.boards, self._checkpoint)
         self.rows_read = 0
 
     async def open(self) -> None:
@@ -100,6 +102,7 @@ class SqliteStore(Figures, ScheduleKeeper, Adopter):
                 tx.run("keep_time", found.ahead, found.now)
 
     async def close(self) -> None:
+        await self._checkpoints.close()
         await self._results.close()
         await self._database.close()
         self._results.dismiss()
@@ -259,7 +262,7 @@ class SqliteStore(Figures, ScheduleKeeper, Adopter):
     ) -> Claimed:
         duration = microseconds(lease)
 
-        def work(tx: Transaction) -> tuple[Claimed, list[UUID]]:
+        def work(tx: Transaction) -> tuple[int, Claimed, list[UUID]]:
             now = self._clock.now()
             found = amending.expire(tx, known_queue(tx, queue), now)
             count = max(0, min(want(), self._database.most_at_once))
@@ -281,11 +284,22 @@ class SqliteStore(Figures, ScheduleKeeper, Adopter):
             else:
                 tx.run("withdraw_waiter", found.id, worker.id.bytes)
             left = {found.id: 1} if claimed.more and len(claimed.claims) >= count else {}
-            return claimed, _take_waiters(tx, left | rung)
+            return found.id, claimed, _take_waiters(tx, left | rung)
 
-        claimed, waiters = await self._database.write(work, durable=self._durable_claims)
+        number, claimed, waiters = await self._database.write(work, durable=self._durable_claims)
+        self._checkpoints.soon(number)
         await self._nudge(waiters)
         return claimed
+
+    async def _checkpoint(self, queue: int) -> None:
+        """Write what the tables of a queue do not hold."""
+
+        def work(tx: Transaction) -> None:
+            name = tx.value("select_queue_name", queue)
+            if name is not None:
+                claims.checkpoint(tx, known_queue(tx, name), self._clock.now())
+
+        await self._database.write(work, durable=False)
 
     async def look(self, queue: str, want: int, *, worker: WorkerIdentity, listener: Listener) -> Looked:
         def work(tx: Transaction) -> tuple[Looked, list[UUID]]:
@@ -345,6 +359,12 @@ class SqliteStore(Figures, ScheduleKeeper, Adopter):
             lambda tx: [job for job, lease in pairs if tx.one("select_running", job.bytes, lease.bytes) is not None]
         )
 
+    async def claims_beside(self, worker: UUID, leases: Collection[UUID]) -> list[Claim]:
+        return await self._database.read(lambda tx: settling.claims_beside(tx, worker, leases))
+
+    async def wake_another(self, queue: str, worker: UUID) -> None:
+        """Nobody has to be woken: listeners see by themselves that somebody has written."""
+
     async def reap(
         self, limit: int = 1_000, dead: DeadWorker | None = None, *, ended_by: Instant | None = None
     ) -> Reaped:
@@ -369,7 +389,7 @@ class SqliteStore(Figures, ScheduleKeeper, Adopter):
 
     async def collect(self, queue: str, limit: int = 1_000) -> Pruned:
         return await self._database.write(
-            lambda tx: upkeep.collect(tx, known_queue(tx, queue).id, self._walk, self._clock.now(), limit),
+            lambda tx: upkeep.collect(tx, known_queue(tx, queue), self._walk, self._clock.now(), limit),
             durable=False,
         )
 
@@ -427,6 +447,9 @@ class SqliteStore(Figures, ScheduleKeeper, Adopter):
 
     async def job(self, job: UUID) -> JobRecord:
         return await self._database.read(lambda tx: jobs.record(tx, job))
+
+    async def given(self, ids: Sequence[UUID]) -> dict[UUID, dict[str, float]]:
+        return await self._database.read(lambda tx: jobs.given(tx, ids))
 
     async def contexts(self, ids: Sequence[UUID]) -> dict[UUID, str]:
         return await self._database.read(lambda tx: jobs.contexts(tx, ids))
@@ -543,10 +566,11 @@ class SqliteStore(Figures, ScheduleKeeper, Adopter):
 
     async def traces(self, queue: str, flows: Sequence[bytes], gates: Sequence[bytes]) -> Traces:
         def look(tx: Transaction) -> tuple[frozenset[bytes], list[UUID]]:
-            number = known_queue(tx, queue).id
-            found = [each for each in flows if tx.value("has_flow", each)]
-            found += [each for each in gates if tx.value("has_gate", each)]
-            return frozenset(found), [UUID(bytes=worker) for (worker,) in tx.all("select_waiters", number)]
+            known = known_queue(tx, queue)
+            board = claims.tail_of(tx, known)
+            found = [each for each in flows if each in board.flows or tx.value("has_flow", known.id, each)]
+            found += [each for each in gates if each in board.gates or tx.value("has_gate", known.id, each)]
+            return frozenset(found), [UUID(bytes=worker) for (worker,) in tx.all("select_waiters", known.id)]
 
         found, waiters = await self._database.read(look)
         return Traces(found, sum(map(is_listening, waiters)))

@@ -1,40 +1,43 @@
 -- Adding up what claims have told.
 
--- name: insert_tally
-insert into tallies (queue, at, entries)
-values (?, ?, ?)
-
 -- name: look_before_tallying
--- Whether there is anything to do. ?1 queue, ?2 now, ?3 how many tallies are looked at
+-- Whether there is anything to do. ?1 queue, ?2 now, ?3 how many claims are looked at
 select coalesce((select kept from queue_figures where queue = ?1), ''),
     coalesce((select passed_at from queue_figures where queue = ?1), 0),
     exists (select 1 from key_figures where queue = ?1 and refresh_at is not null and refresh_at <= ?2)
     or exists (select 1 from minutes where queue = ?1 and minute < ?2 / 60000000 - 1440),
-    count(*), coalesce(sum(size), 0)
-from (select length(entries) as size from tallies where queue = ?1 order by id limit ?3)
+    count(*)
+from (
+    select 1
+    from journal
+    where queue = ?1 and told is not null and seq > coalesce((select counted from queue_figures where queue = ?1), 0)
+    limit ?3
+)
 
 -- name: select_queue_figures
-select 0, tallied_at, kept, held, oldest_ready_at
+select counted, counted_at, kept, held, oldest_ready_at
 from queue_figures
 where queue = ?
 
 -- name: put_queue_figures
-insert into queue_figures (queue, tallied_at, kept, held, oldest_ready_at, passed_at)
-values (?, ?, ?, ?, ?, ?)
+insert into queue_figures (queue, counted, counted_at, kept, held, oldest_ready_at, passed_at)
+values (?, ?, ?, ?, ?, ?, ?)
 on conflict (queue) do update
-set tallied_at = excluded.tallied_at, kept = excluded.kept, held = excluded.held,
+set counted = excluded.counted, counted_at = excluded.counted_at, kept = excluded.kept, held = excluded.held,
     oldest_ready_at = excluded.oldest_ready_at, passed_at = excluded.passed_at
 
--- name: select_tallies
-select id, entries
-from tallies
-where queue = ? and id > ?
-order by id
+-- name: select_told
+-- What claims have told that is not in the stats. ?1 queue, ?2 after which change, ?3 how many
+select seq, told
+from journal
+where queue = ? and seq > ? and told is not null
+order by seq
 limit ?
 
--- name: delete_tallies
-delete from tallies
-where queue = ? and id <= ?
+-- name: delete_told
+-- Entries that are in the stats, and that nobody needs to catch up. ?1 queue, ?2 up to which
+delete from journal
+where queue = ?1 and seq <= ?2 and seq < (select base from queues where id = ?1)
 
 -- name: select_key_figures
 -- Keys by name, where they are known. ?1 queue, ?2 [[scope, key], …]
@@ -120,9 +123,8 @@ limit ?4
 
 -- name: select_oldest_lanes
 -- Lanes with ready jobs, those first whose heads can be the oldest: a rank is a lower bound.
--- ?1 queue, ?2 how much older a priority makes a job, ?3 how many
+-- ?1 queue, ?2 how much older a priority makes a job
 select id, floor, rank + priority * ?2 as since
 from lanes
 where queue = ?1 and ready > 0
 order by since
-limit ?3

@@ -8,9 +8,10 @@ from typing import Any
 from fairlane.clock import Instant
 from fairlane.job import State
 from fairlane.policy.numbers import VALUES_LAST
+from fairlane.scheduler.journal import Removed
 from fairlane.store.protocol import CLOCKS_DIFFER_BY, Pruned, Retention
 from fairlane.store.queue_time import QueueTime
-from fairlane.store.sqlite import uniques
+from fairlane.store.sqlite import claims, uniques
 from fairlane.store.sqlite.database import Row, Transaction
 
 __all__ = ["Walk", "collect", "prune"]
@@ -25,22 +26,11 @@ class Walk:
     def stretch(
         self, tx: Transaction, queue: int, table: str, limit: int, *parameters: object
     ) -> tuple[list[Row], bool]:
-        """Look at the next rows of a table, remove the idle ones. Returns those, and whether more follow."""
-        walk, delete = _STATEMENTS[table]
-        seen = tx.all(walk, self._reached.get((queue, table), b""), queue, limit, *parameters)
+        """The idle rows of the next stretch of a table, and whether more follow."""
+        seen = tx.all(f"walk_{table}", self._reached.get((queue, table), b""), queue, limit, *parameters)
         more = len(seen) == limit
         self._reached[queue, table] = seen[-1][0] if more else b""
-        idle = [row for row in seen if row[-1]]
-        tx.run_many(delete, [row[:1] for row in idle])
-        return idle, more
-
-
-_STATEMENTS = {
-    "lanes": ("walk_lanes", "delete_lane"),
-    "flows": ("walk_flows", "delete_flow"),
-    "gates": ("walk_gates", "delete_gate"),
-    "shared gates": ("walk_shared_gates", "delete_shared_gate"),
-}
+        return [row for row in seen if row[-1]], more
 
 
 def prune(tx: Transaction, retention: Retention, time: QueueTime, limit: int) -> Pruned:
@@ -74,14 +64,19 @@ def _remove(tx: Transaction, found: Sequence[tuple[Any, ...]]) -> int:
     return len(found)
 
 
-def collect(tx: Transaction, queue: int, walk: Walk, now: Instant, limit: int) -> Pruned:
+def collect(tx: Transaction, queue: claims.QueueInForce, walk: Walk, now: Instant, limit: int) -> Pruned:
     """Walk a stretch of the lanes, flows and gates, and remove what is idle."""
-    lanes, more_lanes = walk.stretch(tx, queue, "lanes", limit)
-    flows, more_flows = walk.stretch(tx, queue, "flows", limit, now, VALUES_LAST)
-    gates, more_gates = walk.stretch(tx, queue, "gates", limit, now, VALUES_LAST)
-    shared, more_shared = walk.stretch(tx, queue, "shared gates", limit, now)
+    claims.checkpoint(tx, queue, now)
+    lanes, more_lanes = walk.stretch(tx, queue.id, "lanes", limit)
+    tx.run_many("delete_lane", [(queue.id, row[0]) for row in lanes])
+    flows, more_flows = walk.stretch(tx, queue.id, "flows", limit, now, VALUES_LAST)
+    tx.run_many("delete_flow", [(queue.id, row[0]) for row in flows])
+    gates, more_gates = walk.stretch(tx, queue.id, "gates", limit, now, VALUES_LAST)
+    tx.run_many("delete_gate", [(queue.id, row[0]) for row in gates])
+    shared, more_shared = walk.stretch(tx, queue.id, "shared_gates", limit, now)
+    tx.run_many("delete_shared_gate", [row[:1] for row in shared])
     if lanes or flows or gates:
-        tx.run("raise_revision", queue)
-        tx.run("forget_ready", sum(ready for _, ready, _ in lanes), queue)
+        removed = Removed([row[0] for row in flows], [row[0] for row in lanes], [row[0] for row in gates])
+        claims.note_removed(tx, queue, removed, sum(row[1] for row in lanes), sum(row[2] for row in lanes))
     more = more_lanes or more_flows or more_gates or more_shared
     return Pruned(0, lanes=len(lanes), flows=len(flows), gates=len(gates) + len(shared), more=more)

@@ -416,9 +416,8 @@ begin
         select greatest(0, coalesce((
             select g.in_flight
             from fairlane.gates g
-            where g.id = fairlane.identity('fairlane/gate/1', array[queue, each.name] || each.key)
-            order by g.version desc
-            limit 1
+            where g.queue_id = check_backlogs.queue_id
+              and g.id = fairlane.identity('fairlane/gate/1', array[queue, each.name] || each.key)
         ), 0) + coalesce((
             select sum(a.count)
             from fairlane.arrivals a

@@ -1,0 +1,1368 @@
+-- Fairlane on PostgreSQL. Instants are whole microseconds since 1970, states are the numbers of `job.State`, standings
+-- those of `snapshot.Standing`. Identities of lanes, flows and gates are the first 16 bytes of a SHA-256.
+
+-- Queue time: the database's clock, except that it never goes back (see store/queue_time.py). Two numbers are stored for it, as
+-- sequences: every statement can read them (0.15 µs each), a snapshot that stays open keeps no old versions of them, and a
+-- change holds at once, also for transactions that are already open.
+create sequence fairlane.time_ahead as bigint minvalue 0 start 0;
+comment on sequence fairlane.time_ahead is 'How far queue time is ahead of the clock, in microseconds.';
+create sequence fairlane.time_latest as bigint minvalue 0 start 0;
+comment on sequence fairlane.time_latest is 'The latest instant, as of a moment ago.';
+
+create function fairlane.wall() returns bigint
+language sql volatile
+as $$ select (extract(epoch from clock_timestamp()) * 1000000)::bigint $$;
+comment on function fairlane.wall() is 'The database''s clock. Tests replace it.';
+
+create function fairlane.stored_ahead() returns bigint
+language sql volatile
+as $$ select coalesce(pg_sequence_last_value('fairlane.time_ahead'::regclass), 0) $$;
+
+create function fairlane.stored_latest() returns bigint
+language sql volatile
+as $$ select coalesce(pg_sequence_last_value('fairlane.time_latest'::regclass), 0) $$;
+
+-- Until a worker has noticed that the clock was set back, queue time stands at the latest instant.
+create function fairlane.instant(given bigint) returns bigint
+language sql volatile
+as $$ select coalesce(given, greatest(fairlane.stored_latest(), fairlane.wall() + fairlane.stored_ahead())) $$;
+comment on function fairlane.instant(bigint) is 'Queue time: the instant given (tests bring their own clock), else the database''s.';
+
+create function fairlane.ahead(given bigint) returns bigint
+language sql volatile
+as $$
+    select case when given is null then greatest(fairlane.stored_ahead(), fairlane.stored_latest() - fairlane.wall())
+        else fairlane.stored_ahead() end
+$$;
+comment on function fairlane.ahead(bigint) is 'How far that is ahead of the clock: what to add to a time of day.';
+
+-- For workers, in place of `instant` in statements that they send anyway: queue time goes on from here if the clock is set back.
+-- They say what it should be, because they may have seen more than is stored: less than `at_least` is a step back. A role that
+-- may not set the sequences keeps nothing.
+create function fairlane.keep_instant(given bigint, at_least bigint default 0, expected bigint default 0) returns bigint
+language plpgsql volatile
+as $$
+declare
+    -- Read before the clock: a later reading of another session must not make ours look like a step back.
+    latest bigint := fairlane.stored_latest();
+    ahead bigint := fairlane.stored_ahead();
+    wall bigint := fairlane.wall();
+    now bigint := coalesce(given, wall + ahead);
+begin
+    if given is null and now < greatest(latest, at_least) then
+        if has_sequence_privilege('fairlane.time_ahead', 'update') then
+            -- Two sessions may find this at once. They set about the same, and nobody reads less than the latest instant.
+            now := greatest(latest, expected);
+            perform setval('fairlane.time_ahead', now - wall);
+        else
+            now := greatest(latest, now);
+        end if;
+    elsif now - latest >= 100000 and has_sequence_privilege('fairlane.time_latest', 'update') then
+        perform setval('fairlane.time_latest', now);
+    end if;
+    return now;
+end $$;
+
+
+create table fairlane.queues (
+    id integer generated always as identity primary key,
+    name text not null unique,
+    policy text not null,
+    digest text not null,
+    version integer not null default 1,
+    applied_at bigint not null default 0,
+    amended text not null default '',
+    overrides_end_at bigint
+);
+comment on column fairlane.queues.amended is 'Another text whenever its overrides change: claimers know them by it.';
+comment on column fairlane.queues.overrides_end_at is 'When the first of its overrides ends.';
+
+
+-- The board of a queue: its flows, lanes and gates. Whoever claims holds it in memory, and each claim appends one row to the
+-- journal; the tables of the board are written at checkpoints. Only the holder of the queue's claim lock writes any of it.
+--
+-- The row that every claim writes is that of `queue_states`. A snapshot that somebody holds open (a dump, a report) keeps every
+-- version of it. They are looked up newest first, so that nobody walks over the old ones: `version` rises after sixteen writes,
+-- those between are HOT and make no entry in the index.
+--
+-- Keys are JSON kept as text: no statement looks into them, and every reader would pay for turning `jsonb` into text.
+--
+-- Numbers that jobs bring along change weights of flows and bounds of gates. `given_by` is the position that the job had at
+-- its enqueue: of two numbers for one key, the one with the higher position holds, in whatever order they come.
+
+create table fairlane.queue_states (
+    queue_id integer not null,
+    vtime double precision not null default 0,
+    cursor double precision not null default 0,
+    cursor_tie bigint not null default 0,
+    tie bigint not null default 0,
+    cost double precision not null default 0,
+    ready bigint not null default 0,
+    running bigint not null default 0,
+    parked bigint not null default 0,
+    arrivals_from xid8 not null default '0',
+    releases_from xid8 not null default '0',
+    seq bigint not null default 0,
+    token uuid not null default gen_random_uuid(),
+    stored bigint not null default 0,
+    base bigint not null default 0,
+    format smallint not null default 1,
+    version integer not null default 0,
+    writes smallint not null default 0
+) with (fillfactor = 10, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+comment on column fairlane.queue_states.ready is 'Ready jobs, running jobs and parked lanes, as far as bells have been folded.';
+comment on column fairlane.queue_states.arrivals_from is 'No arrival of an earlier transaction is left or will come: the drain starts here and walks over no dead row.';
+comment on column fairlane.queue_states.seq is 'The last change of the board, with its token: a board in memory that has both is true.';
+comment on column fairlane.queue_states.stored is 'The last change that flows, lanes and gates hold.';
+comment on column fairlane.queue_states.format is 'How the journal is written. A program that writes it otherwise does not claim.';
+comment on column fairlane.queue_states.base is 'The one that they held before that. The journal has every later change, so that whoever is a little behind can catch up.';
+create index queue_states_newest on fairlane.queue_states (queue_id, version);
+
+-- What each change of a board has left of the pieces that it touched (`scheduler.journal.Delta`, MessagePack).
+create table fairlane.journal (
+    queue_id integer not null,
+    seq bigint not null,
+    token uuid not null,
+    delta bytea not null,
+    told bytea
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
+-- It lives for seconds: making it smaller would cost more than keeping it.
+alter table fairlane.journal alter column delta set storage external, alter column told set storage external;
+comment on column fairlane.journal.told is 'What happened (`scheduler.snapshot.Tally`, MessagePack): it is there until it is in the stats. Null: nothing worth telling.';
+create index journal_in_order on fairlane.journal (queue_id, seq);
+
+create table fairlane.flows (
+    queue_id integer not null,
+    id bytea not null,
+    key text not null,
+    weight double precision not null,
+    vtime double precision not null,
+    tie bigint not null,
+    cost double precision not null,
+    debt double precision not null,
+    open integer not null,
+    shut integer not null,
+    standing smallint not null,
+    gate bytea,
+    given_by bigint not null,
+    given_at bigint not null,
+    primary key (queue_id, id)
+) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 2000);
+comment on column fairlane.flows.given_at is 'When its weight was brought: it is kept for a time although the flow has no jobs.';
+create index flows_ready on fairlane.flows (queue_id, vtime, tie) where standing = 1;
+create index flows_parked on fairlane.flows (gate, vtime, tie) where standing = 2;
+
+create table fairlane.lanes (
+    queue_id integer not null,
+    id bytea not null,
+    flow bytea not null,
+    priority smallint not null,
+    keys text not null,
+    ready integer not null,
+    in_flight integer not null,
+    floor bigint not null,
+    rank bigint not null,
+    standing smallint not null,
+    gate bytea,
+    tag double precision not null,
+    head bigint not null,
+    primary key (queue_id, id)
+) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 2000);
+comment on column fairlane.lanes.head is 'The position of its head, or less: it orders lanes of equal rank.';
+create index lanes_of_flow on fairlane.lanes (flow);
+create index lanes_ready on fairlane.lanes (flow, rank, head) where standing = 1;
+create index lanes_parked on fairlane.lanes (gate, tag, head) where standing = 2;
+
+create table fairlane.gates (
+    queue_id integer not null,
+    id bytea not null,
+    "limit" text not null,
+    key text not null,
+    in_flight integer not null,
+    tat bigint not null,
+    waiting integer not null,
+    awake integer not null,
+    wake_at bigint,
+    memo text,
+    value double precision,
+    given_by bigint not null,
+    primary key (queue_id, id)
+) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 2000);
+comment on column fairlane.gates.memo is 'JSON; what it says is known to its limit alone.';
+comment on column fairlane.gates.value is 'The bound that the newest job of its key brought along; null: what the policy says.';
+create index gates_to_wake on fairlane.gates (queue_id, wake_at) where wake_at is not null;
+
+
+-- One sequence for all lanes: positions only have to rise within each of them.
+create sequence fairlane.positions as bigint;
+
+-- A job is updated in place. The indexes name no column that changes from ready to running to done, so those updates
+-- are HOT, and pages are filled by two fifths: a claim and a settlement write further versions of every row beside the
+-- first, and a claim that finds jobs by their place alone does not tidy the page up before. There is no foreign key to
+-- `queues`: every insert would lock the row that every claim updates.
+create table fairlane.jobs (
+    id uuid primary key,
+    position bigint not null,
+    enqueued_at bigint not null,
+    ready_at bigint not null,
+    queue_id integer not null,
+    attempt integer not null default 0,
+    max_attempts integer not null,
+    priority smallint not null,
+    state smallint not null check (state between 0 and 5),
+    cancel_requested boolean not null default false,
+    suspicion smallint not null default 0,
+    lane bytea not null,
+    task text not null,
+    keys jsonb not null,
+    lane_keys jsonb,
+    payload bytea not null,
+    due_at bigint,
+    claimed_at bigint,
+    finished_at bigint,
+    lease uuid,
+    charge double precision,
+    worker text,
+    outcome text,
+    error text,
+    result bytea,
+    progress double precision,
+    progress_message text,
+    replays integer not null default 0,
+    on_dead bytea,
+    given text,
+    given_by bigint,
+    context text,
+    shared bytea[],
+    shared_limits integer[],
+    keeps_place boolean not null default false
+) with (fillfactor = 40);
+comment on column fairlane.jobs.ready_at is 'When it joined its lane: at its enqueue, or when it came due. Age counts from here.';
+comment on column fairlane.jobs.lane_keys is 'What tells lanes apart, if it is not all of `keys` and the task.';
+comment on column fairlane.jobs.due_at is 'Set while the job is scheduled, and only then.';
+comment on column fairlane.jobs.suspicion is 'How often its worker was lost while it ran, and others beside it; from 2 on it runs alone.';
+comment on column fairlane.jobs.lease is 'The claim that holds it (running) or held it last; a reaped claim leaves none.';
+comment on column fairlane.jobs.worker is 'Who holds it (running) or held it last.';
+comment on column fairlane.jobs.replays is 'How often it was put back after it had ended. `attempt` counts from the last time on.';
+comment on column fairlane.jobs.on_dead is 'Effects for its death (`job.OnDead`, MessagePack); null: none. It stays for whoever is replayed and dies again.';
+comment on column fairlane.jobs.given is 'Numbers that every bell which rings for it brings along.';
+comment on column fairlane.jobs.context is 'What its producer told of it besides its arguments.';
+comment on column fairlane.jobs.shared is 'The shared gates that it has passed (running) or had passed when it last ran.';
+-- A settlement that has waited for the job's row sees its newest version, but every other table as it was before the wait.
+-- So the row names all that the release must say, and nothing is looked up.
+comment on column fairlane.jobs.shared_limits is 'The numbers of the limits that those gates belong to, in the same order.';
+comment on column fairlane.jobs.keeps_place is 'Set while the job is scheduled for another attempt, and only then: in a sequence nothing may start before it.';
+
+create index jobs_in_lane on fairlane.jobs (lane, position);
+create index jobs_due on fairlane.jobs (queue_id, due_at) where due_at is not null;
+-- For lists. Neither column ever changes, so that a job's updates stay HOT. Ids rise, so that the index is filled at its end.
+create index jobs_in_queue on fairlane.jobs (queue_id, id);
+-- Who keeps a place, for whoever counts them anew. The flag changes only together with `due_at`, which is indexed as well:
+-- from ready to running to done a job's updates stay HOT.
+create index jobs_keeping_place on fairlane.jobs (queue_id, lane) where keeps_place;
+
+create function fairlane.keys_of_lane(lane_keys jsonb, keys jsonb, task text) returns jsonb
+language sql immutable parallel safe
+as $$ select coalesce(lane_keys, keys || jsonb_object(array['task', task])) $$;
+comment on function fairlane.keys_of_lane is 'What tells a job''s lane apart: all of its keys and its task, unless it says otherwise.';
+
+
+-- Attempts that did not end their job. The last one lives in the job's own row.
+create table fairlane.attempts (
+    id bigint generated always as identity,
+    job uuid not null,
+    lease uuid,
+    attempt integer not null,
+    claimed_at bigint not null,
+    ended_at bigint not null,
+    worker text,
+    outcome text not null,
+    error text,
+    primary key (job, id)
+);
+comment on column fairlane.attempts.lease is 'The claim that was settled so; null where a reaper did it.';
+
+
+-- What retention walks, oldest first: one row for each settlement that finished jobs. It spares `jobs` an index on
+-- `finished_at`, which would make every last update of a job a cold one.
+create table fairlane.finished (
+    is_dead boolean not null,
+    id bigint generated always as identity,
+    at bigint not null,
+    jobs uuid[] not null,
+    primary key (is_dead, id)
+);
+-- Ids and charges do not shrink. Trying to make them took a sixth of a settlement's time.
+alter table fairlane.finished alter column jobs set storage external;
+-- Listed newest first; and a job that leaves its end is taken out of the entry that names it. `is_dead` stands here as
+-- a number, so that no statement of upkeep, which walks by id, takes this index for its own.
+create index finished_by_end on fairlane.finished ((is_dead::integer), at, id);
+
+
+-- One row for each batch of claims; renewed as one.
+create table fairlane.leases (
+    id uuid primary key,
+    queue_id integer not null,
+    worker_id uuid not null,
+    worker text not null,
+    renewed_at bigint not null,
+    expires_at bigint not null,
+    jobs uuid[] not null
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
+alter table fairlane.leases alter column jobs set storage external;
+create index leases_by_end on fairlane.leases (expires_at);
+
+-- Running jobs whose cancellation was asked for, by the lease they run under. Appended, not noted in the lease's row:
+-- cancelling locks the job, reaping locks the lease and then its jobs, and the two must not meet crosswise.
+create table fairlane.cancellations (
+    lease uuid not null,
+    job uuid not null,
+    primary key (lease, job)
+);
+
+
+-- Bells: facts that anyone may append and that only the holder of the claim lock folds. They carry their transaction,
+-- so that the drain can start behind the dead rows of what was drained before.
+create table fairlane.arrivals (
+    queue_id integer not null,
+    xid xid8 not null default pg_current_xact_id(),
+    count integer not null,
+    floor bigint not null,
+    since bigint not null,
+    priority smallint not null,
+    lane bytea not null,
+    keys jsonb not null,
+    given text,
+    given_by bigint,
+    resumed integer
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
+comment on column fairlane.arrivals.resumed is 'How many jobs had kept their place until now. Null: none.';
+create index arrivals_in_order on fairlane.arrivals (queue_id, xid, floor);
+
+-- One row for each settlement and queue; the arrays run in step, one element for each lane. Where all went well,
+-- `failed`, `neutral` and `kept` are null.
+create table fairlane.releases (
+    queue_id integer not null,
+    xid xid8 not null default pg_current_xact_id(),
+    lanes bytea[] not null,
+    ended integer[] not null,
+    ran bigint[] not null,
+    charged double precision[] not null,
+    unstarted integer[] not null,
+    refund double precision[] not null,
+    since bigint[] not null,
+    failed integer[],
+    neutral integer[],
+    latest bigint[],
+    kept integer[],
+    signal bigint[]
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+alter table fairlane.releases
+    alter column lanes set storage external,
+    alter column ran set storage external,
+    alter column charged set storage external,
+    alter column since set storage external,
+    alter column latest set storage external;
+comment on column fairlane.releases.kept is 'Of the claims that ended, how many have not ended their job. Null: none.';
+comment on column fairlane.releases.signal is 'What adaptive caps look at, added up for the claims that ended: lag, or run time where there is none. Null: run time.';
+create index releases_in_order on fairlane.releases (queue_id, xid);
+
+
+-- What statements are given, one value a row: an array of these costs client and server half of what an array for each
+-- column does.
+create type fairlane.new_job as (
+    id uuid,
+    queue_id integer,
+    task text,
+    priority smallint,
+    lane bytea,
+    lane_keys jsonb,
+    keys jsonb,
+    payload bytea,
+    max_attempts integer,
+    delay bigint,
+    run_at bigint
+);
+
+create type fairlane.asked_heads as (
+    lane bytea,
+    floor bigint,
+    count integer
+);
+
+create type fairlane.start as (
+    place tid,
+    position bigint,
+    charge double precision,
+    holder smallint,
+    shared bytea[],
+    shared_limits integer[],
+    claimed_at bigint
+);
+
+create type fairlane.settlement as (
+    id uuid,
+    lease uuid,
+    state smallint,
+    outcome text,
+    state_if_cancelled smallint,
+    outcome_if_cancelled text,
+    ran bigint,
+    delay bigint,
+    result bytea,
+    error text,
+    counts_attempt boolean,
+    unstarted boolean,
+    suspicion smallint,
+    is_spent boolean,
+    verdict smallint
+);
+
+create type fairlane.done as (
+    id uuid,
+    lease uuid,
+    ran bigint,
+    result bytea
+);
+
+
+-- Workers with free slots, by the queue they would take a job from. Each listens on a channel of its own, in a session
+-- that holds the advisory lock `ear` for as long as it lives.
+create table fairlane.waiters (
+    queue_id integer not null,
+    worker uuid not null,
+    ear bigint not null,
+    primary key (queue_id, worker)
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+
+create function fairlane.channel(worker uuid) returns text
+language sql immutable parallel safe
+as $$ select 'fairlane_' || replace(worker::text, '-', '') $$;
+
+create function fairlane.nudge(queue integer, most bigint, but_not uuid default null) returns bigint
+language plpgsql volatile
+as $$
+declare
+    told bigint;
+begin
+    select count(pg_notify(fairlane.channel(chosen.worker), queue::text))
+    into told
+    from (
+        select w.worker
+        from fairlane.waiters w
+        where w.queue_id = queue
+          and w.worker is distinct from but_not
+          -- Whoever can share an ear's lock would speak to the dead.
+          and not pg_try_advisory_xact_lock_shared(w.ear)
+        order by random()
+        limit most
+    ) chosen;
+    return told;
+end
+$$;
+comment on function fairlane.nudge is 'Wake up to so many of those who wait for work in a queue, chosen by chance. Returns how many were told.';
+
+
+-- Claiming together. Where many workers want the queue's claim lock at once, each would hold it for a job or two, one
+-- after the other. Instead whoever waits asks in public, and the one that holds the lock claims for all who have asked.
+--
+-- A request is a shared advisory lock that its session holds while it waits: no row, nothing to clean up after a crash.
+-- Its bits say for which queue it is (32), the how-manieth of its session (22), and for how many slots (10). To whom the
+-- session belongs is written here. The lease of a request is known to both sides beforehand: a random base, which belongs to
+-- the session for good (a leader may read this table a moment before it sees the lock), and the number of the request in
+-- the last of its digits.
+
+create unlogged table fairlane.claimers (
+    pid integer primary key,
+    base uuid not null,
+    worker uuid not null,
+    name text not null,
+    duration bigint not null
+) with (fillfactor = 50);
+comment on column fairlane.claimers.duration is 'How long its leases last, in microseconds.';
+
+create function fairlane.request_lease(base uuid, request bigint) returns uuid
+language sql immutable parallel safe
+as $$ select (left(base::text, 28) || lpad(to_hex(request >> 10), 8, '0'))::uuid $$;
+
+create function fairlane.enter(queue integer, request bigint, own_lease uuid)
+returns table (
+    lease uuid,
+    asked bigint,
+    worker_id uuid,
+    worker text,
+    duration bigint,
+    id uuid,
+    task text,
+    priority smallint,
+    keys jsonb,
+    payload bytea,
+    attempt integer,
+    max_attempts integer,
+    enqueued_at bigint,
+    cancel_requested boolean,
+    suspicion smallint,
+    claimed_at bigint
+)
+language plpgsql volatile
+as $$
+#variable_conflict use_column
+declare
+    own uuid[];
+begin
+    -- Conditions, not `perform`: plpgsql evaluates them without setting up a query.
+    if not pg_try_advisory_lock(1717660018, queue)
+        and pg_advisory_lock_shared(request) is not null
+        -- Whoever leads lets everyone in at once. Nobody leads while we look, and take our request back.
+        and pg_advisory_lock_shared(1717660018, queue) is not null
+    then
+        select l.jobs into own from fairlane.leases l where l.id = own_lease;
+        if own is not null and pg_advisory_unlock_shared(request) and pg_advisory_unlock_shared(1717660018, queue) then
+            null;
+        elsif pg_advisory_unlock_shared(1717660018, queue)
+            -- We came too late for the one who led. The next one may see us, else it is our turn.
+            and pg_advisory_lock(1717660018, queue) is not null
+            and pg_advisory_unlock_shared(request)
+        then
+            select l.jobs into own from fairlane.leases l where l.id = own_lease;
+            if own is not null and pg_advisory_unlock(1717660018, queue) then
+                null;
+            end if;
+        end if;
+    end if;
+    if own is not null then
+        return query
+        select null::uuid, null::bigint, null::uuid, null::text, null::bigint, j.id, j.task, j.priority, j.keys, j.payload,
+            j.attempt, j.max_attempts, j.enqueued_at, j.cancel_requested, j.suspicion, j.claimed_at
+        from unnest(own) with ordinality as g (id, nth)
+        cross join lateral (select j.* from fairlane.jobs j where j.id = g.id and j.lease = own_lease limit 1) j
+        order by g.nth;
+    else
+        -- We lead, and hold the lock outside of any transaction: not for long, should we fall silent.
+        perform set_config('idle_session_timeout', '5s', false);
+        return query
+        select c.lease, c.asked, c.worker, c.name, c.duration, null::uuid, null::text, null::smallint, null::jsonb,
+            null::bytea, null::integer, null::integer, null::bigint, null::boolean, null::smallint, null::bigint
+        from pg_locks l
+        cross join lateral (
+            select fairlane.request_lease(c.base, l.objid::bigint) as lease, l.objid::bigint & 1023 as asked, c.*
+            from fairlane.claimers c
+            where c.pid = l.pid
+            limit 1
+        ) c
+        where l.locktype = 'advisory'
+          and l.classid = queue::oid
+          and l.objsubid = 1
+          and l.mode = 'ShareLock'
+          and l.granted
+          and l.database = (select d.oid from pg_database d where d.datname = current_database())
+          -- Whoever has been given something and stands behind us in line has not been able to take its request back.
+          and not exists (select from fairlane.leases g where g.id = c.lease);
+    end if;
+end
+$$;
+comment on function fairlane.enter is 'Wait for the claim lock of a queue. Returns the jobs that whoever held it has claimed for us; else we hold it, as a lock of this session, and what is returned are the requests of those who wait.';
+
+
+-- Claiming. The types of what it is given stand above, the tables that it writes around it.
+
+create function fairlane.raced() returns void
+language plpgsql
+as $$ begin raise exception using errcode = 'FL020', message = 'a job was cancelled between the plan and the write'; end $$;
+
+create type fairlane.loaded as (
+    kind "char",
+    id bytea,
+    name text,
+    keys text,
+    f1 double precision,
+    f2 double precision,
+    f3 double precision,
+    i1 bigint,
+    i2 bigint,
+    i3 bigint,
+    i4 bigint,
+    i5 bigint,
+    i6 bigint,
+    i7 bigint,
+    i8 bigint,
+    token uuid,
+    lanes bytea[],
+    counts bigint[],
+    charges double precision[]
+);
+
+-- How a claim begins: take the queue's claim lock, then read what has happened since. The lock comes first, in a statement of
+-- its own, so that the second sees what the last holder wrote. Nothing is removed: `write_claim` does that, once there is
+-- a plan.
+--
+--   kind       id    name   keys        f1    f2     f3   i1       i2         i3    i4    i5         i6       i7     i8   token
+--   q queue    snapshot, and bounds ×   vtime cursor cost now      cursor_tie tie   seq   attention  waiters? due    stored ×
+--   j change   delta                                      seq                                                            ×
+--   r release                                             (lanes, counts, charges: see below)
+--   a arrival  lane  given  keys                          priority count      floor since resumed    given_by
+--
+-- The queue's `name` is the digest of its policy and overrides; its `keys` are the bounds for `write_claim`: the oldest open
+-- transaction, since when the policy is in force, the last arrival (transaction and floor) and the last release that were read,
+-- the snapshot, and whether whoever asks must forget what it knows. `attention`: 1, scheduled jobs are due; 2, an operator wants
+-- jobs to start. `due`: when something else opens by itself.
+--
+-- Releases come as they are stored, many in a row: lanes, counts (ended, ran, unstarted, since, failed, neutral, latest, kept
+-- and, where there is one, signal, one after the other, each as long as lanes), charges (charged, refund).
+create function fairlane.open_claim(
+    queue integer,
+    locks boolean,
+    given bigint,
+    at_least bigint,
+    expected bigint,
+    known bigint,
+    known_token uuid,
+    format integer,
+    most_releases integer,
+    most_arrivals integer,
+    who uuid
+) returns setof fairlane.loaded
+language plpgsql volatile
+as $$
+#variable_conflict use_column
+declare
+    state fairlane.queue_states;
+    digest text;
+    applied_at bigint;
+    overrides_end_at bigint;
+    now bigint;
+    from_seq bigint;
+    forgets boolean := false;
+begin
+    if locks then
+        perform pg_advisory_lock(1717660018, queue);
+        -- Held outside of any transaction: not for long, should we fall silent.
+        perform set_config('idle_session_timeout', '5s', false), set_config('synchronous_commit', 'off', true);
+    end if;
+    select q.digest || '/' || q.amended, q.applied_at, q.overrides_end_at
+    into digest, applied_at, overrides_end_at
+    from fairlane.queues q
+    where q.id = queue;
+    select s.* into state from fairlane.queue_states s where s.queue_id = queue order by s.version desc limit 1;
+    if state.format <> open_claim.format then
+        raise exception using errcode = 'FL021', message = state.format::text;
+    end if;
+    now := case when not locks and who is null then fairlane.instant(given)
+        else fairlane.keep_instant(given, at_least, expected) end;
+    from_seq := state.seq;
+    if known <> state.seq or known_token is distinct from state.token then
+        if known >= state.base and exists (
+            select from fairlane.journal j where j.queue_id = queue and j.seq = known and j.token = known_token
+        ) then
+            from_seq := known;
+        else
+            from_seq := state.base;
+            forgets := true;
+        end if;
+    end if;
+    -- One snapshot for all that follows: a bound from a later one would pass over events of transactions that were still
+    -- open in this one. (A bound above `oldest` comes from another cluster, by way of a dump.)
+    return query
+    with
+    clock as materialized (
+        select pg_current_snapshot() as snapshot, pg_snapshot_xmin(pg_current_snapshot()) as oldest
+    ),
+    release_end as materialized (
+        select r.xid
+        from fairlane.releases r
+        where r.queue_id = queue and r.xid >= least(state.releases_from, (select oldest from clock))
+        order by r.xid
+        offset most_releases - 1
+        limit 1
+    ),
+    released as materialized (
+        select r.*
+        from fairlane.releases r
+        where r.queue_id = queue and r.xid >= least(state.releases_from, (select oldest from clock))
+          and (r.xid <= (select xid from release_end) or not exists (select from release_end))
+    ),
+    arrival_end as materialized (
+        select a.xid, a.floor
+        from fairlane.arrivals a
+        where a.queue_id = queue and a.xid >= least(state.arrivals_from, (select oldest from clock))
+        order by a.xid, a.floor
+        offset most_arrivals - 1
+        limit 1
+    ),
+    arrived as materialized (
+        select a.*
+        from fairlane.arrivals a
+        where a.queue_id = queue and a.xid >= least(state.arrivals_from, (select oldest from clock))
+          and ((a.xid, a.floor) <= (select e.xid, e.floor from arrival_end e) or not exists (select from arrival_end))
+        order by a.xid, a.floor
+    )
+    select 'q'::"char", null::bytea, digest,
+        concat_ws(' ', clock.oldest, applied_at, coalesce((select e.xid::text from arrival_end e), '-'),
+            coalesce((select e.floor::text from arrival_end e), '-'), coalesce((select e.xid::text from release_end e), '-'),
+            clock.snapshot, forgets::integer),
+        state.vtime, state.cursor, state.cost,
+        -- Read once more: the closer to the start of the jobs, the better rates hold for those who count them.
+        case when now > 0 then fairlane.instant(given) end, state.cursor_tie, state.tie, state.seq,
+        (
+            exists (
+                select from fairlane.jobs j where j.queue_id = queue and j.due_at is not null and j.due_at <= now
+            )::integer + 2 * exists (select from fairlane.forced x where x.queue_id = queue)::integer
+        )::bigint,
+        exists (
+            select from fairlane.waiters w where w.queue_id = queue and w.worker is distinct from who
+        )::integer::bigint,
+        least(
+            (select min(j.due_at) from fairlane.jobs j where j.queue_id = queue and j.due_at is not null and j.due_at > now),
+            case when overrides_end_at > now then overrides_end_at end
+        ),
+        state.stored, state.token, null::bytea[], null::bigint[], null::double precision[]
+    from clock
+    union all
+    (
+        select 'j', j.delta, null, null, null, null, null, j.seq, null, null, null, null, null, null, null, j.token, null,
+            null, null
+        from fairlane.journal j
+        where j.queue_id = queue and j.seq > from_seq and j.seq <= state.seq
+        order by j.seq
+    )
+    union all
+    select 'r', null, null, null, null, null, null, null, null, null, null, null, null, null, null, null,
+        r.lanes,
+        r.ended::bigint[] || r.ran || r.unstarted::bigint[] || r.since || coalesce(r.failed, n.zeros)::bigint[]
+            || coalesce(r.neutral, n.zeros)::bigint[] || coalesce(r.latest, n.zeros::bigint[])
+            || coalesce(r.kept, n.zeros)::bigint[] || coalesce(r.signal, '{}'),
+        r.charged || r.refund
+    from released r
+    cross join lateral (select array_fill(0, array[cardinality(r.lanes)]) as zeros) n
+    union all
+    select 'a', a.lane, a.given, a.keys::text, null, null, null, a.priority::bigint, a.count::bigint, a.floor, a.since,
+        a.resumed::bigint, a.given_by, null, null, null, null, null, null
+    from arrived a;
+end
+$$;
+
+create type fairlane.holder as (
+    lease uuid,
+    worker uuid,
+    name text,
+    expires_at bigint
+);
+
+-- What the plan decided: jobs start, one row is appended to the journal, and what was folded is removed. With `ends`, the
+-- lock that a session holds goes with this transaction. Jobs are found by their place; their position is checked as well: they
+-- can be cancelled meanwhile, and a place that was given up can be taken by another row. Returned is what the first holder
+-- gets; where nothing started, when the next lease ends comes as `enqueued_at`.
+create function fairlane.write_claim(
+    queue integer,
+    ends boolean,
+    unflushed boolean,
+    now bigint,
+    state double precision[],
+    ties bigint[],
+    totals bigint[],
+    oldest xid8,
+    snapshot pg_snapshot,
+    arrivals_to xid8,
+    arrivals_floor bigint,
+    releases_to xid8,
+    changed_to bigint,
+    changed_token uuid,
+    changed bytea,
+    starts fairlane.start[],
+    holders fairlane.holder[],
+    backlogs fairlane.gates[],
+    tally bytea,
+    waiter uuid,
+    ear bigint,
+    nudges bigint
+) returns table (
+    "position" bigint,
+    id uuid,
+    task text,
+    priority smallint,
+    keys jsonb,
+    payload bytea,
+    attempt integer,
+    max_attempts integer,
+    enqueued_at bigint,
+    cancel_requested boolean,
+    suspicion smallint
+)
+language plpgsql volatile
+as $$
+#variable_conflict use_column
+begin
+    if ends then
+        perform pg_advisory_xact_lock(1717660018, queue), pg_advisory_unlock(1717660018, queue),
+            set_config('idle_session_timeout', '0', false);
+    end if;
+    if unflushed then
+        perform set_config('synchronous_commit', 'off', true);
+    end if;
+    -- Registered or withdrawn as a waiter; a null worker changes nothing.
+    if waiter is not null then
+        if ear is null then
+            delete from fairlane.waiters w where w.queue_id = queue and w.worker = waiter;
+        else
+            insert into fairlane.waiters (queue_id, worker, ear)
+            values (queue, waiter, write_claim.ear)
+            on conflict (queue_id, worker) do update set ear = excluded.ear;
+        end if;
+    end if;
+    if nudges > 0 then
+        perform fairlane.nudge(queue, nudges, waiter);
+    end if;
+    if changed is null then
+        return query
+        select null::bigint, null::uuid, null::text, null::smallint, null::jsonb, null::bytea, null::integer, null::integer,
+            min(l.expires_at), null::boolean, null::smallint
+        from fairlane.leases l
+        where l.expires_at > now;
+        return;
+    end if;
+    return query
+    with
+    queue_state as (
+        update fairlane.queue_states q
+        set vtime = state[1], cursor = state[2], cost = state[3], cursor_tie = ties[1], tie = ties[2],
+            ready = q.ready + totals[1], running = q.running + totals[2], parked = q.parked + totals[3],
+            arrivals_from = case when arrivals_to is null then oldest else least(oldest, arrivals_to) end,
+            releases_from = case when releases_to is null then oldest else least(oldest, releases_to) end,
+            seq = changed_to, token = changed_token,
+            version = q.version + q.writes / 15, writes = (q.writes + 1) % 16
+        where q.ctid = (
+            select s.ctid from fairlane.queue_states s where s.queue_id = queue order by s.version desc limit 1
+        )
+    ),
+    noted as (
+        insert into fairlane.journal (queue_id, seq, token, delta, told)
+        values (queue, changed_to, changed_token, changed, tally)
+    ),
+    released as (
+        delete from fairlane.releases r
+        where r.queue_id = queue
+          and r.xid >= (
+            select least(s.releases_from, oldest)
+            from fairlane.queue_states s
+            where s.queue_id = queue
+            order by s.version desc
+            limit 1
+          )
+          and (releases_to is null or r.xid <= releases_to)
+          and pg_visible_in_snapshot(r.xid, snapshot)
+    ),
+    arrived as (
+        delete from fairlane.arrivals a
+        where a.queue_id = queue
+          and a.xid >= (
+            select least(s.arrivals_from, oldest)
+            from fairlane.queue_states s
+            where s.queue_id = queue
+            order by s.version desc
+            limit 1
+          )
+          and (arrivals_to is null or (a.xid, a.floor) <= (arrivals_to, arrivals_floor))
+          and pg_visible_in_snapshot(a.xid, snapshot)
+    ),
+    -- Producers read these: they are written with every claim.
+    counted as (
+        insert into fairlane.gates
+        select b.*
+        from unnest(backlogs) b
+        on conflict (queue_id, id) do update set in_flight = excluded.in_flight
+    ),
+    started as (
+        update fairlane.jobs j
+        set state = 2, attempt = j.attempt + 1, claimed_at = s.claimed_at, lease = (holders[s.holder]).lease,
+            worker = (holders[s.holder]).name, charge = s.charge, shared = s.shared, shared_limits = s.shared_limits,
+            outcome = null, progress = null, progress_message = null
+        from unnest(starts) with ordinality s
+        where j.ctid = s.place and j.position is not distinct from s.position and j.state = 1
+        returning j.position, j.id, j.task, j.priority, j.keys, j.payload, j.attempt, j.max_attempts, j.enqueued_at,
+            j.cancel_requested, j.suspicion, s.holder, s.ordinality
+    ),
+    leased as (
+        insert into fairlane.leases (id, queue_id, worker_id, worker, renewed_at, expires_at, jobs)
+        select (holders[b.holder]).lease, queue, (holders[b.holder]).worker, (holders[b.holder]).name, now,
+            (holders[b.holder]).expires_at, b.jobs
+        from (
+            select s.holder, array_agg(s.id order by s.ordinality) as jobs from started s group by s.holder
+        ) b
+    ),
+    checked as materialized (
+        select case when (select count(*) from started) < cardinality(starts) then fairlane.raced() end as is_raced
+    )
+    select s.position, s.id, s.task, s.priority, s.keys, s.payload, s.attempt, s.max_attempts,
+        case when cardinality(starts) > 0 then s.enqueued_at
+            else (select min(l.expires_at) from fairlane.leases l where l.expires_at > now) end,
+        s.cancel_requested, s.suspicion
+    from checked
+    left join started s on s.holder = 1;
+end
+$$;
+
+
+-- A small key-value store. Keys are ordered by their bytes, whatever the database's collation says.
+create table fairlane.stored_values (
+    key text collate "C" primary key check (octet_length(key) between 1 and 512),
+    value bytea not null
+);
+
+create function fairlane.write_values(keys text[], "values" bytea[]) returns void
+language plpgsql volatile
+as $$
+declare
+    each record;
+begin
+    -- One after the other, by key: of two writers the one that comes second waits at the first key that both write, so
+    -- that neither can hold what the other wants next. A statement for all would lock in an order of its own.
+    for each in
+        select u.key, u.value
+        from unnest(keys, "values") as u (key, value)
+        order by u.key collate "C"
+    loop
+        if each.value is null then
+            delete from fairlane.stored_values s where s.key = each.key;
+        else
+            insert into fairlane.stored_values (key, value)
+            values (each.key, each.value)
+            -- (Not `excluded.value`: that asks for the right to read values, which operators do not have.)
+            on conflict (key) do update set value = each.value;
+        end if;
+    end loop;
+end
+$$;
+comment on function fairlane.write_values is 'Put these values under these keys; null deletes. Two of them never deadlock.';
+
+
+-- Processes that wait for jobs to end. Each listens on a channel of its own, in a session that holds the advisory lock
+-- `ear` for as long as it lives. After a crash of the server none of those sessions is left, and no row need be.
+--
+-- Whoever ends jobs looks here first: few rows that seldom change. Those that come and go with every wait are only ever
+-- looked up by their job, so that dead ones cost nothing while a snapshot keeps them.
+create unlogged table fairlane.result_listeners (
+    waiter uuid primary key,
+    ear bigint not null
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+
+create unlogged table fairlane.result_waiters (
+    job uuid not null,
+    waiter uuid not null,
+    primary key (job, waiter)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+
+create function fairlane.announce(jobs uuid[]) returns bigint
+language plpgsql volatile
+as $$
+declare
+    told bigint;
+begin
+    select count(pg_notify(fairlane.channel(w.waiter), w.job::text))
+    into told
+    from fairlane.result_waiters w
+    where w.job = any (jobs)
+      -- Whoever can share an ear's lock would speak to the dead.
+      and (
+        select not pg_try_advisory_xact_lock_shared(l.ear)
+        from fairlane.result_listeners l
+        where l.waiter = w.waiter
+      );
+    return told;
+end
+$$;
+comment on function fairlane.announce is 'Tell those who wait for these jobs that they have ended. Returns how many were told.';
+
+
+-- Who has taken a unique key. Whether it is still held, the state of that job says: nothing is written when a job starts or
+-- ends. `job` is null while a key is being taken for the first time; one that stays so is free.
+create table fairlane.uniques (
+    id bytea primary key,
+    job uuid,
+    digest bytea,
+    until smallint not null default 1 check (until between 0 and 2),
+    expires_at bigint
+) with (fillfactor = 80);
+comment on column fairlane.uniques.expires_at is 'Until 2 (a window): when the key is free again, whatever became of its job.';
+create index uniques_of_job on fairlane.uniques (job);
+create index uniques_by_end on fairlane.uniques (expires_at) where expires_at is not null;
+
+-- Which key each job has asked for: one that is replayed asks for it again, whoever has taken it since.
+create table fairlane.unique_jobs (
+    job uuid primary key,
+    key bytea not null,
+    until smallint not null check (until between 0 and 2)
+);
+
+
+-- What operators change while a policy is in force, and who did what.
+create table fairlane.overrides (
+    queue_id integer not null,
+    id text not null,
+    document text not null,
+    primary key (queue_id, id)
+);
+
+-- Jobs that an operator wants to start next, whatever their limits say.
+create table fairlane.forced (
+    job uuid primary key,
+    queue_id integer not null
+);
+create index forced_of_queue on fairlane.forced (queue_id);
+
+create table fairlane.audit (
+    id bigint generated always as identity primary key,
+    at bigint not null,
+    actor text not null,
+    action text not null,
+    queue text,
+    target text not null,
+    before text,
+    after text,
+    reason text not null,
+    act uuid,
+    part integer not null default 0,
+    jobs integer
+);
+comment on column fairlane.audit.act is 'An action on jobs, which may take several transactions: each leaves a part, and together they are one entry.';
+comment on column fairlane.audit.jobs is 'How many jobs this part touched.';
+create index audit_of_queue on fairlane.audit (queue, id);
+create index audit_of_act on fairlane.audit (act) where part > 0;
+
+-- Sessions of the dashboard that were ended before their time. The cookie of any other is good until it expires.
+create table fairlane.ended_sessions (
+    id text primary key,
+    expires_at bigint not null
+);
+
+
+-- Limits that several queues share by name: stored once, with the bound that was put in force last. Each has a lock of its
+-- own. Whoever claims takes it after the lock of its queue and after its load; of several, the lowest number first.
+create table fairlane.shared_limits (
+    id integer generated always as identity primary key,
+    name text not null unique,
+    document text not null
+);
+
+create table fairlane.shared_limit_queues (
+    queue_id integer not null,
+    shared_limit integer not null,
+    primary key (queue_id, shared_limit)
+);
+comment on table fairlane.shared_limit_queues is 'Which queues name which shared limits.';
+create index queues_of_shared_limit on fairlane.shared_limit_queues (shared_limit);
+
+-- Written by every claim, by `ctid`, as the state of queues is; here by whoever holds the limit's lock.
+create table fairlane.shared_states (
+    shared_limit integer not null,
+    releases_from xid8 not null default '0',
+    version integer not null default 0,
+    writes smallint not null default 0
+) with (fillfactor = 10, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+create index shared_states_newest on fairlane.shared_states (shared_limit, version);
+
+-- What all queues share of a gate. Where the lanes of each queue wait is a row of that queue in `gates`.
+create table fairlane.shared_gates (
+    shared_limit integer not null,
+    id bytea not null,
+    "limit" text not null,
+    key text not null,
+    in_flight integer not null,
+    tat bigint not null,
+    contenders text not null,
+    memo text,
+    value double precision,
+    version integer not null default 0,
+    writes smallint not null default 0
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 2000);
+comment on column fairlane.shared_gates.contenders is 'JSON; the queues that wait for room, and how much each has had.';
+create index shared_gates_newest on fairlane.shared_gates (id, version);
+
+create type fairlane.touched_shared_gate as (
+    place tid,
+    in_flight integer,
+    tat bigint,
+    contenders text,
+    memo text,
+    value double precision
+);
+
+-- Claims that had passed a shared gate and have ended, in whatever queue. Any of the queues folds them.
+create table fairlane.shared_releases (
+    shared_limit integer not null,
+    xid xid8 not null default pg_current_xact_id(),
+    gate bytea not null,
+    queue_id integer not null,
+    task text not null,
+    ended integer not null,
+    ran bigint not null,
+    unstarted integer not null,
+    since bigint not null,
+    failed integer not null,
+    neutral integer not null,
+    latest bigint not null
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+create index shared_releases_in_order on fairlane.shared_releases (shared_limit, xid);
+
+create table fairlane.rings (
+    queue_id integer not null,
+    gate bytea not null,
+    primary key (queue_id, gate)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+comment on table fairlane.rings is 'Gates of a queue that it is to look at, because another queue has left it room.';
+
+
+-- Settling, and asking for work in the same call: what a worker of few slots does all the time.
+
+create function fairlane.settle_done(bigint, fairlane.done[], uuid[]) returns uuid[]
+language plpgsql volatile
+as $$
+declare
+    settled record;
+begin
+    with
+    clock as materialized (
+        select fairlane.instant($1::bigint) as now
+    ),
+    ended as (
+        update fairlane.jobs j
+        set state = 3, outcome = 'done', finished_at = g.now, result = g.result, error = null
+        from (
+            select u.*, clock.now
+            from clock
+            cross join unnest($2::fairlane.done[]) u
+        ) g
+        where j.id = any (array[g.id]) and j.lease = g.lease and j.state = 2
+        returning j.id, j.queue_id, j.lane, j.task, j.shared, j.shared_limits, j.charge, j.claimed_at, g.ran, g.now
+    ),
+    freed as (
+        insert into fairlane.releases (queue_id, lanes, ended, ran, charged, unstarted, refund, since, latest)
+        select queue_id, array_agg(lane), array_agg(ended), array_agg(ran), array_agg(charged),
+            array_fill(0, array[count(*)::integer]), array_fill(0::double precision, array[count(*)::integer]),
+            array_fill(0::bigint, array[count(*)::integer]), array_agg(latest)
+        from (
+            select queue_id, lane, count(*)::integer as ended, sum(ran)::bigint as ran, sum(charge) as charged,
+                max(claimed_at) as latest
+            from ended
+            group by queue_id, lane
+        ) by_lane
+        group by queue_id
+        returning queue_id
+    ),
+    -- From the jobs' rows alone: after a wait for one of them, another table would be read as it was before.
+    passed as materialized (
+        select s.shared_limit, s.gate, e.queue_id, e.task, count(*)::integer as ended, sum(e.ran)::bigint as ran,
+            max(e.claimed_at) as latest
+        from ended e
+        cross join unnest(e.shared_limits, e.shared) as s (shared_limit, gate)
+        group by s.shared_limit, s.gate, e.queue_id, e.task
+    ),
+    freed_shared as (
+        insert into fairlane.shared_releases (shared_limit, gate, queue_id, task, ended, ran, unstarted, since, failed, neutral,
+            latest)
+        select shared_limit, gate, queue_id, task, ended, ran, 0, 0, 0, 0, latest
+        from passed
+    ),
+    filed as (
+        insert into fairlane.finished (is_dead, at, jobs)
+        select false, now, array_agg(id)
+        from ended
+        group by now
+    ),
+    dropped as (
+        delete from fairlane.leases
+        where id = any (array(select l.id from fairlane.leases l where l.id = any ($3::uuid[]) for update skip locked))
+    ),
+    forgotten as (
+        delete from fairlane.cancellations
+        where lease = any ($3::uuid[])
+    ),
+    -- Where jobs wait for slots, one waiter is told, although the settling worker claims for its own slots as a rule.
+    woken as (
+        select sum(fairlane.nudge(f.queue_id, 1)) as told
+        from (
+            select queue_id
+            from freed
+            union
+            select q.queue_id
+            from passed p
+            cross join lateral (
+                select q.queue_id from fairlane.shared_limit_queues q where q.shared_limit = p.shared_limit limit 1000
+            ) q
+        ) f
+        where (select true from fairlane.waiters w where w.queue_id = f.queue_id limit 1)
+          and (
+            select s.ready > 0
+            from fairlane.queue_states s
+            where s.queue_id = f.queue_id
+            order by s.version desc
+            limit 1
+          )
+    )
+    select
+        case when (select count(*) from ended) = cardinality($2) then '{}'
+            else array(select u.id from unnest($2) u except select id from ended) end as lost,
+        woken.told,
+        -- (The condition is for the planner, which may not walk an index without one.)
+        case when exists (select from fairlane.result_listeners l where l.waiter >= '00000000-0000-0000-0000-000000000000')
+            then fairlane.announce(array(select id from ended)) end as announced
+    into settled
+    from woken;
+    return settled.lost;
+end
+$$;
+comment on function fairlane.settle_done is 'End claims whose jobs are all done. Given: the time or null, settlements, leases that hold nothing more. Returns the jobs whose claim was lost.';
+
+create type fairlane.request as (
+    lease uuid,
+    asked bigint,
+    worker_id uuid,
+    worker text,
+    duration bigint
+);
+
+create type fairlane.granted as (
+    id uuid,
+    task text,
+    priority smallint,
+    keys jsonb,
+    payload bytea,
+    attempt integer,
+    max_attempts integer,
+    enqueued_at bigint,
+    cancel_requested boolean,
+    suspicion smallint,
+    claimed_at bigint
+);
+
+create procedure fairlane.settle_and_enter(
+    given_time bigint,
+    settlements fairlane.done[],
+    emptied uuid[],
+    queue integer,
+    request bigint,
+    own_lease uuid,
+    inout lost uuid[],
+    inout requests fairlane.request[],
+    inout grants fairlane.granted[]
+)
+language plpgsql
+as $$
+begin
+    lost := fairlane.settle_done(given_time, settlements, emptied);
+    -- Whatever becomes of the claim, this is settled; and whoever leads while we wait sees what it has freed.
+    commit;
+    select
+        array_agg(row(e.lease, e.asked, e.worker_id, e.worker, e.duration)::fairlane.request)
+            filter (where e.lease is not null),
+        array_agg(row(e.id, e.task, e.priority, e.keys, e.payload, e.attempt, e.max_attempts, e.enqueued_at,
+            e.cancel_requested, e.suspicion, e.claimed_at)::fairlane.granted) filter (where e.id is not null)
+    into requests, grants
+    from fairlane.enter(queue, request, own_lease) e;
+end
+$$;
+comment on procedure fairlane.settle_and_enter is 'Settle jobs that are done, durably; then enter the claim lock of a queue. What `enter` returns comes as requests, or as grants.';
+
+
+-- Stats, for people who look: sums of what the journal tells. Nothing here takes part in a claim.
+
+create table fairlane.queue_figures (
+    queue_id integer primary key,
+    counted bigint not null default 0,
+    counted_at bigint,
+    passed_at bigint not null default 0,
+    kept text not null default '',
+    held text not null default '{}',
+    oldest_ready_at bigint
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+comment on column fairlane.queue_figures.counted is 'The last change of the journal that is in the stats.';
+comment on column fairlane.queue_figures.counted_at is 'When that was made.';
+comment on column fairlane.queue_figures.passed_at is 'When somebody last added something up.';
+comment on column fairlane.queue_figures.kept is 'The scopes and limits that the figures are kept by: where the policy has others, keys are counted anew.';
+comment on column fairlane.queue_figures.held is 'By limit, how many keys it holds back and how many jobs wait there. JSON.';
+
+-- One row for each key of each scope that is not idle. `key` is a JSON array, as in `flows`; `label` is what people search:
+-- its values in lower case. Everything that a list can be sorted by is indexed so that "most first" is the order of the
+-- index, and ties go by name. Those indexes are led by `list`, and have another collation, though it orders alike: no plan
+-- can look a single key up there, where it would walk over every key of its scope. A search reads labels from the primary
+-- key, and no row.
+create table fairlane.key_figures (
+    queue_id integer not null,
+    scope text collate "C" not null,
+    key text collate "C" not null,
+    label text collate "C" not null,
+    waiting bigint not null default 0,
+    running bigint not null default 0,
+    done bigint not null default 0,
+    failed bigint not null default 0,
+    ran bigint not null default 0,
+    arrived_at bigint,
+    started_at bigint,
+    run_time double precision not null default 0,
+    held_by text,
+    hours text,
+    refresh_at bigint,
+    list text collate "C" not null generated always as (queue_id::text || '/' || scope) stored,
+    primary key (queue_id, scope, key) include (label)
+) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_threshold = 2000);
+comment on column fairlane.key_figures.held_by is 'The limits that hold jobs of it back, as a JSON array. Null: none.';
+comment on column fairlane.key_figures.hours is 'What ended in the last day, hour by hour, as a JSON array. Null: nothing.';
+comment on column fairlane.key_figures.refresh_at is 'When the oldest of its hours is a day old; where it says no more than a key that was never seen: at once.';
+create index key_figures_by_waiting on fairlane.key_figures (list, (-waiting), key collate "POSIX");
+create index key_figures_by_running on fairlane.key_figures (list, (-running), key collate "POSIX");
+create index key_figures_by_done on fairlane.key_figures (list, (-done), key collate "POSIX");
+create index key_figures_by_start on fairlane.key_figures (list, (-coalesce(started_at, 0)), key collate "POSIX");
+create index key_figures_held on fairlane.key_figures (list, (-waiting), key collate "POSIX") where held_by is not null;
+create index key_figures_held_most on fairlane.key_figures (queue_id, waiting desc) where held_by > '';
+create index key_figures_to_refresh on fairlane.key_figures (queue_id, refresh_at) where refresh_at is not null;
+
+create type fairlane.key_figure as (
+    scope text,
+    key text,
+    label text,
+    waiting bigint,
+    running bigint,
+    done bigint,
+    failed bigint,
+    ran bigint,
+    arrived_at bigint,
+    started_at bigint,
+    run_time double precision,
+    held_by text,
+    hours text,
+    refresh_at bigint
+);
+
+-- What happened in a queue, minute by minute (`scheduler.figures.Minute`, JSON). Kept for a day.
+create table fairlane.minutes (
+    queue_id integer not null,
+    minute bigint not null,
+    figures text not null,
+    primary key (queue_id, minute)
+) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
+
+-- What workers say of themselves (`store.figures.WorkerReport`, JSON), every few seconds.
+create table fairlane.workers (
+    id uuid primary key,
+    seen_at bigint not null,
+    report text not null
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+
+
+-- Calls that are enqueued again and again, and the first slot of each that was not fired.
+create table fairlane.schedules (
+    name text primary key,
+    digest bytea not null,
+    document text not null,
+    next_at bigint,
+    is_paused boolean not null default false,
+    triggers bigint not null default 0,
+    triggered bigint not null default 0,
+    last_slot bigint,
+    last_job uuid,
+    last_fired_at bigint,
+    declared_at bigint not null
+);
+comment on column fairlane.schedules.digest is 'Tells one declaration from another.';
+comment on column fairlane.schedules.next_at is 'The first slot that was not fired.';
+comment on column fairlane.schedules.triggers is 'How often operators have triggered it; `triggered` of these were fired.';
+comment on column fairlane.schedules.declared_at is 'When a worker last said that it has this declaration.';

@@ -1,0 +1,196 @@
+-- The tables of the board: asked for what memory does not hold, and written at checkpoints.
+
+-- name: select_lanes
+-- ?1 queue, ?2 how many, ?3 their ids, one after the other. So are flows, gates and claims looked up: a statement for each of
+-- them would cost more than its row.
+with recursive numbers (n) as (select 0 union all select n + 1 from numbers where n + 1 < ?2)
+select id, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag, head
+from numbers
+cross join lanes on lanes.queue = ?1 and lanes.id = substr(?3, 16 * n + 1, 16)
+
+-- name: select_flows
+with recursive numbers (n) as (select 0 union all select n + 1 from numbers where n + 1 < ?2)
+select id, key, weight, vtime, tie, cost, debt, open, shut, standing, gate, given_by
+from numbers
+cross join flows on flows.queue = ?1 and flows.id = substr(?3, 16 * n + 1, 16)
+
+-- name: select_gates
+with recursive numbers (n) as (select 0 union all select n + 1 from numbers where n + 1 < ?2)
+select id, "limit", key, in_flight, tat, waiting, awake, wake_at, memo, value, given_by
+from numbers
+cross join gates on gates.queue = ?1 and gates.id = substr(?3, 16 * n + 1, 16)
+
+-- name: scan_flows
+-- Flows that take turns, from there on. They are read one by one, until there are enough. ?1 queue, ?2 and ?3 from where
+select id, key, weight, vtime, tie, cost, debt, open, shut, standing, gate, given_by
+from flows
+where queue = ? and standing = 1 and (vtime, tie) >= (?, ?)
+order by vtime, tie
+
+-- name: select_ready_lanes
+select id, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag, head
+from lanes
+where flow = ? and standing = 1
+order by rank, head
+
+-- name: select_parked_lanes
+select id, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag, head
+from lanes
+where gate = ? and standing = 2
+order by tag, head
+
+-- name: select_parked_flows
+select id, key, weight, vtime, tie, cost, debt, open, shut, standing, gate, given_by
+from flows
+where gate = ? and standing = 2
+order by vtime, tie
+
+-- name: select_alarms
+-- Gates to be woken after a time, the first of them first. ?1 queue, ?2 after when
+select id, "limit", key, in_flight, tat, waiting, awake, wake_at, memo, value, given_by
+from gates
+where queue = ? and wake_at is not null and wake_at > ?
+order by wake_at
+
+-- name: select_all_lanes
+select id, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag, head
+from lanes
+where queue = ?
+
+-- name: select_all_flows
+select id, key, weight, vtime, tie, cost, debt, open, shut, standing, gate, given_by
+from flows
+where queue = ?
+
+-- name: select_all_gates
+select id, "limit", key, in_flight, tat, waiting, awake, wake_at, memo, value, given_by
+from gates
+where queue = ?
+
+-- name: upsert_flow
+insert into flows (queue, id, key, weight, vtime, tie, cost, debt, open, shut, standing, gate, given_by, given_at)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+on conflict (queue, id) do update
+set weight = excluded.weight, vtime = excluded.vtime, tie = excluded.tie, cost = excluded.cost, debt = excluded.debt,
+    open = excluded.open, shut = excluded.shut, standing = excluded.standing, gate = excluded.gate,
+    given_at = iif(given_by = excluded.given_by, given_at, excluded.given_at), given_by = excluded.given_by
+
+-- name: upsert_lane
+insert into lanes (queue, id, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag, head)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+on conflict (queue, id) do update
+set flow = excluded.flow, ready = excluded.ready, in_flight = excluded.in_flight, floor = excluded.floor,
+    rank = excluded.rank, standing = excluded.standing, gate = excluded.gate, tag = excluded.tag, head = excluded.head
+
+-- name: upsert_gate
+insert into gates (queue, id, "limit", key, in_flight, tat, waiting, awake, wake_at, memo, value, given_by)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+on conflict (queue, id) do update
+set in_flight = excluded.in_flight, tat = excluded.tat, waiting = excluded.waiting, awake = excluded.awake,
+    wake_at = excluded.wake_at, memo = excluded.memo, value = excluded.value, given_by = excluded.given_by
+
+-- name: note_change
+-- The queue's own numbers, and by how much ready and running jobs and parked lanes have changed.
+update queues
+set vtime = ?, cursor = ?, cursor_tie = ?, tie = ?, cost = ?, ready = ready + ?, running = running + ?, parked = parked + ?,
+    seq = ?, token = ?
+where id = ?
+
+-- name: insert_delta
+insert into journal (queue, seq, token, delta, told)
+values (?, ?, ?, ?, ?)
+
+-- name: select_deltas
+-- ?1 queue, ?2 after which change
+select seq, token, delta
+from journal
+where queue = ? and seq > ?
+order by seq
+
+-- name: has_delta
+select exists (select 1 from journal where queue = ? and seq = ? and token = ?)
+
+-- name: store_journal
+-- The tables hold every change up to this one. ?1 the change, ?2 queue
+update queues
+set base = stored, stored = ?1
+where id = ?2
+
+-- name: delete_deltas
+-- Those who know a state since the last checkpoint can still catch up.
+delete from journal
+where queue = ?1
+  and seq < (select base from queues where id = ?1)
+  and (told is null or seq <= (select counted from queue_figures where queue = ?1))
+
+-- name: seal_journal
+-- The tables are being worked on: whoever remembers anything reads them again. ?1 a token, ?2 queue
+update queues
+set seq = seq + 1, token = ?1, base = seq + 1, stored = seq + 1
+where id = ?2
+
+-- name: note_told
+-- What the change that sealed the journal tells.
+insert into journal (queue, seq, token, delta, told)
+select id, seq, token, x'', ?2
+from queues
+where id = ?1
+
+-- name: replace_state
+-- The board was made anew.
+update queues
+set vtime = ?, cursor = ?, cursor_tie = ?, tie = ?, cost = ?, ready = ?, running = ?, parked = ?
+where id = ?
+
+-- name: delete_flows
+delete from flows
+where queue = ?
+
+-- name: delete_lanes
+delete from lanes
+where queue = ?
+
+-- name: delete_gates
+delete from gates
+where queue = ?
+
+-- name: walk_lanes
+-- Collection walks the lanes a stretch at a time: an index of idle ones would have to be written again and again.
+select id, ready, in_flight, standing = 0 and ready <= 0 and in_flight <= 0
+from lanes
+where id > ?1 and queue = ?2
+order by id
+limit ?3
+
+-- name: delete_lane
+delete from lanes
+where queue = ? and id = ?
+
+-- name: walk_flows
+-- Without lanes, and its tag behind the queue's virtual time: forgetting it gives no credit. A weight that a job brought
+-- along outlives its jobs for a time, ?5: others of its key may be due later.
+select id,
+    standing = 0
+    and (given_by = 0 or given_at <= ?4 - ?5)
+    and vtime + debt <= (select queues.vtime from queues where queues.id = ?2)
+    and not exists (select 1 from lanes where lanes.flow = flows.id)
+from flows
+where id > ?1 and queue = ?2
+order by id
+limit ?3
+
+-- name: delete_flow
+delete from flows
+where queue = ? and id = ?
+
+-- name: walk_gates
+-- A number that a job brought along outlives its jobs for a time, ?5: others of its key may be due later.
+select id, in_flight <= 0 and waiting <= 0 and awake <= 0 and tat <= ?4 - (value is not null) * ?5
+from gates
+where id > ?1 and queue = ?2
+order by id
+limit ?3
+
+-- name: delete_gate
+delete from gates
+where queue = ? and id = ?

@@ -1,0 +1,250 @@
+"""Boards behind the protocol: what a store remembers, what the database says, and whether that is the same (J01)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fairlane.policy import Policy
+from fairlane.scheduler.board import PARKED, READY, gate_of, order_of
+from fairlane.scheduler.journal import Delta, Mark
+from fairlane.scheduler.resident import ResidentBoard
+from fairlane.scheduler.snapshot import FlowRow, GateRow, LaneRow
+from fairlane.store.postgres import PostgresStore
+from fairlane.store.postgres.scheduling import Scheduling
+from fairlane.store.protocol import Store
+from fairlane.store.sqlite import SqliteStore, claims, rows
+from fairlane.store.sqlite.database import Transaction
+
+__all__ = ["Said", "catch_up", "checkpoint", "differences", "fold", "forget", "remembered", "said", "seal"]
+
+
+@dataclass(frozen=True)
+class Said:
+    """What the database says of a queue's board, at one moment."""
+
+    policy: Policy
+    mark: Mark
+    stored: int
+    tables: Delta
+    now: Delta
+    """The tables, overlaid by the journal."""
+    ready: Mapping[bytes, list[int]]
+    """Positions of the ready jobs of each lane."""
+    bells: int
+    """What nobody has folded yet."""
+
+
+async def said(store: Store, name: str) -> Said:
+    match store:
+        case SqliteStore():
+            return await store._database.read(lambda tx: _said_by_file(tx, name))
+        case PostgresStore():
+            handle = await store._claimer.queue(name)
+            async with store._connections.session() as connection, connection.transaction(isolation="repeatable_read"):
+                scheduling = Scheduling(connection, handle, store._clock.parameter())
+                loaded = await scheduling.load(0)
+                tables = Delta(*await scheduling.select_all())
+                found = await connection.fetch(
+                    "select lane, position from fairlane.jobs where queue_id = $1 and state = 1 order by position",
+                    handle.id,
+                )
+                opened = loaded.opened
+                bells = len(opened.arrivals) + len(opened.releases)
+                board = loaded.board
+                return Said(
+                    loaded.policy, opened.mark, opened.stored, tables, board.over(tables), _by_lane(found), bells
+                )
+    raise AssertionError(f"{store!r} is not a store that is known here")
+
+
+def _said_by_file(tx: Transaction, name: str) -> Said:
+    queue = _queue(tx, name)
+    tables = Delta(
+        [rows.flow(row) for row in tx.all("select_all_flows", queue.id)],
+        [rows.lane(row) for row in tx.all("select_all_lanes", queue.id)],
+        [rows.gate(row) for row in tx.all("select_all_gates", queue.id)],
+    )
+    found = tx.connection.execute(
+        "select lane, position from jobs where queue = ? and state = 1 order by position", (queue.id,)
+    )
+    bells = tx.connection.execute(
+        "select (select count(*) from arrivals where queue = ?1) + (select count(*) from releases where queue = ?1)",
+        (queue.id,),
+    ).fetchone()[0]
+    ready = _by_lane(found)
+    now = claims.tail_of(tx, queue).over(tables)
+    return Said(queue.policy, queue.mark, queue.stored, tables, now, ready, bells)
+
+
+def _by_lane(found: Iterable[Any]) -> dict[bytes, list[int]]:
+    ready: defaultdict[bytes, list[int]] = defaultdict(list)
+    for lane, position in found:
+        ready[lane].append(position)
+    return ready
+
+
+def _queue(tx: Transaction, name: str) -> claims.QueueInForce:
+    queue = claims.load_queue(tx, name)
+    assert queue is not None
+    return queue
+
+
+async def remembered(store: Store, name: str) -> ResidentBoard | None:
+    """The board that a store holds in memory."""
+    match store:
+        case SqliteStore():
+            number = await store._database.read(lambda tx: _queue(tx, name).id)
+            return store._database.boards.get(number)
+        case PostgresStore():
+            return store._claimer.boards.get((await store._claimer.queue(name)).id)
+    raise AssertionError(f"{store!r} is not a store that is known here")
+
+
+async def forget(store: Store, name: str) -> None:
+    match store:
+        case SqliteStore():
+            number = await store._database.read(lambda tx: _queue(tx, name).id)
+            store._database.boards.drop(number)
+        case PostgresStore():
+            store._claimer.boards.drop((await store._claimer.queue(name)).id)
+
+
+async def fold(store: Store, name: str) -> None:
+    """Fold every bell, and leave the tables as they are."""
+    match store:
+        case SqliteStore():
+            now = await store.now()
+            await store._database.write(lambda tx: claims.fold_all(tx, _queue(tx, name), now), durable=False)
+        case PostgresStore():
+            async with store._claimer.locked(await store._claimer.queue(name), durable=False) as scheduling:
+                await scheduling.fold_all()
+
+
+async def catch_up(store: Store, name: str) -> ResidentBoard:
+    """Have a store's board be as of now."""
+    match store:
+        case SqliteStore():
+            await store._database.write(lambda tx: claims.board_of(tx, _queue(tx, name)), durable=False)
+        case PostgresStore():
+            async with store._claimer.locked(await store._claimer.queue(name), durable=False) as scheduling:
+                await scheduling.load(0)
+    board = await remembered(store, name)
+    assert board is not None
+    return board
+
+
+async def checkpoint(store: Store, name: str) -> None:
+    """As a store does it by itself, after a second."""
+    match store:
+        case SqliteStore():
+            await store._checkpoint(await store._database.read(lambda tx: _queue(tx, name).id))
+        case PostgresStore():
+            await store._claimer.checkpoint((await store._claimer.queue(name)).id)
+
+
+async def seal(store: Store, name: str) -> None:
+    """Let the tables hold the board, and everybody forget it."""
+    match store:
+        case SqliteStore():
+            await store._database.write(lambda tx: claims.to_tables(tx, _queue(tx, name), 0), durable=False)
+        case PostgresStore():
+            async with store._claimer.locked(await store._claimer.queue(name), durable=False) as scheduling:
+                await scheduling.to_tables(await scheduling.load(0))
+
+
+def differences(board: ResidentBoard, found: Said) -> list[str]:
+    """In what a board, which claims to be of this moment, is not what the database says. With what it must be sure of:
+    that it lacks nothing of what it says is all, and knows everything that the tables do not hold."""
+    assert board.mark == found.mark, "it is of another moment"
+    now: tuple[dict[bytes, Any], ...] = (
+        {row.id: row for row in found.now.flows},
+        {row.id: row for row in found.now.lanes},
+        # Gates of limits that are no more, or not for their key, are left alone.
+        {row.id: row for row in found.now.gates if gate_of(board.policy, row) is not None},
+    )
+    held: tuple[dict[bytes, FlowRow | LaneRow | GateRow], ...] = (
+        {each: flow.row() for each, flow in board.flows.items()},
+        {each: lane.row() for each, lane in board.lanes.items()},
+        {each: gate.row() for each, gate in board.gates.items()},
+    )
+    stored: tuple[dict[bytes, Any], ...] = (
+        {row.id: row for row in found.tables.flows},
+        {row.id: row for row in found.tables.lanes},
+        {row.id: row for row in found.tables.gates},
+    )
+    wrong: list[str] = []
+    for kind, is_now, is_held, is_stored, changed in zip(
+        ("flow", "lane", "gate"), now, held, stored, board.changed, strict=True
+    ):
+        wrong += [
+            f"{kind} {each.hex()}: {row} is remembered, {is_now.get(each)} is so"
+            for each, row in is_held.items()
+            if row != is_now.get(each)
+        ]
+        wrong += [
+            f"{kind} {each.hex()} is not in the tables as it is, and not to be written: {row} is so"
+            for each, row in is_now.items()
+            if row != is_stored.get(each) and each not in changed
+        ]
+        if board.is_whole and is_now.keys() != is_held.keys():
+            wrong.append(f"of {len(is_now)} {kind}s, {len(is_held)} are held, and that is said to be all")
+    wrong += [
+        f"flow {row.id.hex()} is ready at {row.vtime}, and not held"
+        for row in found.now.flows
+        if row.standing == READY and (row.vtime, row.tie) < board._complete and row.id not in board.flows
+    ]
+    wrong += [
+        f"gate {row.id.hex()} is to be woken at {row.wake_at}, and not held"
+        for row in now[2].values()
+        if row.wake_at is not None and row.wake_at <= board._alarmed and row.id not in board.gates
+    ]
+    return wrong + _disorder(board) + _wrong_heads(board, found)
+
+
+def _disorder(board: ResidentBoard) -> list[str]:
+    """In what its orders are not those of its pieces."""
+    flows, lanes = board.flows.values(), board.lanes.values()
+    orders = {
+        "ready flows": (
+            board._ready._entries,
+            sorted((flow.vtime, flow.tie, flow.id) for flow in flows if flow.standing == READY),
+        ),
+        "alarms": (
+            board._alarms._entries,
+            sorted((gate.wake_at, gate.id) for gate in board.gates.values() if gate.wake_at is not None),
+        ),
+        "ready lanes": (
+            sorted(entry[:2] for flow in flows for entry in flow.ready),
+            sorted((order_of(lane.rank, lane.head), lane.id) for lane in lanes if lane.standing == READY),
+        ),
+        "parked lanes": (
+            _all(board._parked_lanes._places),
+            sorted((lane.gate, (lane.tag, lane.head, lane.id)) for lane in lanes if lane.standing == PARKED),
+        ),
+        "parked flows": (
+            _all(board._parked_flows._places),
+            sorted((flow.gate, (flow.vtime, flow.tie, flow.id)) for flow in flows if flow.standing == PARKED),
+        ),
+    }
+    return [f"{name}: {is_now}, and not {must_be}" for name, (is_now, must_be) in orders.items() if is_now != must_be]
+
+
+def _all(places: Mapping[Any, Any]) -> list[Any]:
+    return sorted((place, entry) for place, order in places.items() for entry in order._entries)
+
+
+def _wrong_heads(board: ResidentBoard, found: Said) -> list[str]:
+    """Kept heads are all ready jobs from a lane's floor to the last of them. (With bells that nobody has folded, they
+    need not be.)"""
+    wrong = []
+    for lane in board.lanes.values() if not found.bells else ():
+        kept = [head.position for head in lane.heads[lane.next_head :]]
+        ready = [position for position in found.ready.get(lane.id, []) if position >= lane.floor]
+        if kept != ready[: len(kept)]:
+            wrong.append(f"lane {lane.id.hex()} keeps the heads {kept} from {lane.floor} on, and {ready} are ready")
+        if lane.exhausted and len(kept) < len(ready):
+            wrong.append(f"lane {lane.id.hex()} keeps {kept}, says that is all, and {ready} are ready")
+    return wrong

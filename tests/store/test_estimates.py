@@ -1,0 +1,101 @@
+"""N6, O17: when a job will start, on every store: never before its limits allow, however many are ahead."""
+
+from __future__ import annotations
+
+import pytest
+
+from fairlane.clock import ManualClock
+from fairlane.explaining import explain_job
+from fairlane.policy import Concurrency, Fair, Policy, Rate
+from fairlane.policy.reasons import Reason
+from fairlane.store.figures import WorkerReport
+from fairlane.store.protocol import Store
+from tests.store.harness import SECOND, WORKER, claim, finish, given_jobs
+
+RATE = Policy("q", limits=(Rate(60, per="1m", burst=1, by="endpoint"),))
+
+
+async def with_workers(store: Store, clock: ManualClock, slots: int = 100) -> None:
+    said = WorkerReport(
+        name="web-1",
+        host="web-1",
+        pid=1,
+        version="1",
+        queues={"q": 1.0},
+        concurrency=slots,
+        started_at=clock.now(),
+        every=5 * SECOND,
+    )
+    await store.report(WORKER, said)
+
+
+@pytest.mark.parametrize("has_claimed", [True, False], ids=["claimed", "nobody has claimed"])
+async def test_under_a_rate_the_estimate_counts_all_that_are_ahead(
+    store: Store, clock: ManualClock, has_claimed: bool
+) -> None:
+    await store.declare(RATE)
+    await with_workers(store, clock)
+    jobs = await given_jobs(store, RATE, {"endpoint": "api"}, 16_001)
+    started = len(await claim(store, "q", 1)) if has_claimed else 0
+    for ahead in (56, 594, 5_000, 16_000):
+        told = await explain_job(store, jobs[ahead])
+        assert told.estimate is not None
+        assert (told.estimate - clock.now()) / SECOND == ahead
+        (lane,) = [hold for hold in told.holds if hold.reason is Reason.LANE]
+        assert lane.count == ahead - started
+        assert ("10,000 or more" in lane.words) == (ahead > 10_000)
+
+
+async def test_another_lane_at_the_same_rate_is_ahead_as_far_as_it_came_first(store: Store, clock: ManualClock) -> None:
+    await store.declare(RATE)
+    await with_workers(store, clock)
+    await given_jobs(store, RATE, {"endpoint": "api"}, 30, priority=1)
+    (job,) = await given_jobs(store, RATE, {"endpoint": "api"})
+    await given_jobs(store, RATE, {"endpoint": "api"}, 500, priority=-1)
+    await claim(store, "q", 1)
+    told = await explain_job(store, job)
+    assert told.estimate == clock.now() + 30 * SECOND
+
+
+async def test_a_flow_is_told_its_turns_and_not_the_end_of_the_queue(store: Store, clock: ManualClock) -> None:
+    policy = Policy("q", Fair(by="account", charge="count"), (Rate(60, per="1m", burst=1),))
+    await store.declare(policy)
+    await with_workers(store, clock)
+    for account in ("a", "b"):
+        await given_jobs(store, policy, {"account": account}, 2_000)
+    jobs = await given_jobs(store, policy, {"account": "quiet"}, 11)
+    await claim(store, "q", 1)
+    for ahead in (0, 10):
+        told = await explain_job(store, jobs[ahead])
+        assert told.estimate is not None
+        assert 3 * ahead <= (told.estimate - clock.now()) / SECOND <= 3 * ahead + 5
+
+
+async def test_a_scheduled_job_joins_behind_all_that_wait(store: Store, clock: ManualClock) -> None:
+    await store.declare(RATE)
+    await with_workers(store, clock)
+    await given_jobs(store, RATE, {"endpoint": "api"}, 601)
+    (soon,) = await given_jobs(store, RATE, {"endpoint": "api"}, delay=10 * SECOND)
+    (late,) = await given_jobs(store, RATE, {"endpoint": "api"}, delay=3_600 * SECOND)
+    await claim(store, "q", 1)
+    assert (await explain_job(store, soon)).estimate == clock.now() + 601 * SECOND
+    assert (await explain_job(store, late)).estimate == clock.now() + 3_600 * SECOND
+
+
+async def test_few_slots_and_the_pace_that_was_seen_make_it_later(store: Store, clock: ManualClock) -> None:
+    policy = Policy("q", limits=(Concurrency(50),))
+    await store.declare(policy)
+    await with_workers(store, clock, slots=2)
+    jobs = await given_jobs(store, policy, {}, 500)
+    await finish(store, await claim(store, "q", 2), ran=SECOND)
+    told = await explain_job(store, jobs[-1])
+    assert told.estimate is not None
+    assert (told.estimate - clock.now()) / SECOND == pytest.approx(497 / 2, rel=0.02), "two at a time, a second each"
+    for _ in range(40):  # 20 jobs a minute, whatever else is said of them
+        clock.advance("3s")
+        await finish(store, await claim(store, "q", 1), ran=SECOND)
+    await with_workers(store, clock, slots=2)
+    await store.tally("q")
+    told = await explain_job(store, jobs[-1])
+    assert told.estimate is not None
+    assert (told.estimate - clock.now()) / SECOND == pytest.approx(457 * 3, rel=0.1)
