@@ -94,27 +94,6 @@ async def test_a_failure_to_keep_figures_is_visible_and_stops_no_job(
             assert "tallying works again" in caplog.text
 
 
-class Shedding:
-    """A store that sheds what is told of one queue."""
-
-    async def tally(self, queue: str, limit: int, rest: int) -> Tallied:
-        return Tallied(0, 0, more=False, shed=30_000 if queue == "wide" else 0)
-
-
-async def test_a_worker_says_whose_figures_it_has_shed(caplog: pytest.LogCaptureFixture) -> None:
-    clock, troubles = ManualClock(), Troubles()
-    keeping = asyncio.create_task(
-        keep_figures(cast(Store, Shedding()), Outage(lambda: None), clock, ["narrow", "wide"], troubles)
-    )
-    with caplog.at_level(logging.WARNING, "fairlane.worker"):
-        while not caplog.records:
-            await turns(5)
-            clock.advance("1s")
-    keeping.cancel()
-    assert {record.args for record in caplog.records} == {("wide", 30_000)}
-    assert troubles.now == {}
-
-
 class Slow:
     """A store whose passes take some time, and that is behind for so many of them."""
 

@@ -408,14 +408,13 @@ async def test_several_processes_have_one_banner(shop: Path, tmp_path: Path) -> 
     """H1."""
     url = f"sqlite:///{tmp_path / 'jobs.db'}"
     async with worker_process(shop, url, "--processes", "2", "--concurrency", "7") as worker:
-        async with worker.said, asyncio.timeout(PATIENCE):
-            await worker.said.wait_for(lambda: sum("serves webhooks" in line for line in worker.lines) == 2)
+        await worker.says("serves webhooks, mail with 14 slots")
         told = messages(await stopped(worker))
     assert [line for line in told if line.startswith(("app:", "slots:"))] == [
         "app:    shop:app with 2 tasks",
         "slots:  14, 7 in each of 2 processes",
     ]
-    assert sum("has stopped after" in line for line in told) == 2
+    assert sum("has stopped after" in line for line in told) == 1
 
 
 async def test_the_log_of_a_real_worker_has_the_traceback_and_the_summary(url: str, shop: Path) -> None:

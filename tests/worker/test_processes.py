@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 import tempfile
@@ -12,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from fairlane import App, ManualClock, State
-from fairlane.worker.processes import WorkerPool
-from tests.waiting import PATIENCE, until
+from fairlane import App, State, WorkerDied, WorkerOptions
+from fairlane.clock import SECOND
+from fairlane.worker import crew
+from tests.waiting import PATIENCE
 
 REPORT = """
 import socket, os
@@ -159,103 +159,48 @@ async def test_a_worker_that_cannot_start_exits_non_zero_with_the_reason(shop: A
     assert "'nowhere'" in said
 
 
-CHILD = (
-    REPORT
-    + """
-import signal, sys
-signal.signal(signal.SIGTERM, lambda *_: (report("stopped"), sys.exit(0)))
-report("started")
-while True:
-    signal.pause()
-"""
-)
+DIES = "import sys\nif '--mate' in sys.argv:\n    report('dies')\n    raise SystemExit(7)\n"
 
 
-@pytest.fixture
-def child(tmp_path: Path) -> list[str]:
-    (tmp_path / "child.py").write_text(CHILD)
-    return [sys.executable, str(tmp_path / "child.py")]
-
-
-async def test_a_pool_restarts_a_child_that_was_killed(
-    child: list[str], reports: Reports, clock: ManualClock, caplog: pytest.LogCaptureFixture
+async def test_a_worker_whose_processes_keep_dying_gives_up_loudly(
+    shop: App, reports: Reports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool = WorkerPool(child, 2, clock=clock)
-    running = asyncio.create_task(pool.supervise())
-    pids = {(await reports.next())[1] for _ in range(2)}
-    victim = min(pids)
-    os.kill(victim, signal.SIGKILL)
-    await until(lambda: "died (by SIGKILL); restarting it" in caplog.text)
-    clock.advance("10s")
-    what, heir = await reports.next()
-    assert what == "started"
-    assert heir not in pids
-    pool.signal(signal.SIGTERM)
-    assert {(await reports.next()) for _ in range(2)} == {("stopped", heir), ("stopped", max(pids))}
-    assert await running == 0
+    monkeypatch.setattr(crew, "FIRST_RESTART", SECOND // 1_000)
+    (tmp_path / "shop.py").write_text(REPORT + DIES + SHOP)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    command = (sys.executable, "-m", "fairlane.cli", "worker", "shop:app")
+    async with shop:
+        worker = await shop.worker(WorkerOptions(processes=2, command=command))
+        with pytest.raises(WorkerDied, match=r"died 5 times in a row .*exit code 7"):
+            await asyncio.wait_for(worker.run(), PATIENCE)
 
 
-async def test_a_pool_whose_children_keep_dying_gives_up_loudly(
-    tmp_path: Path, reports: Reports, clock: ManualClock, caplog: pytest.LogCaptureFixture
+async def test_a_worker_that_is_signalled_while_a_process_waits_to_be_restarted_ends_well(
+    shop: App, reports: Reports, tmp_path: Path
 ) -> None:
-    (tmp_path / "child.py").write_text(REPORT + "report('started')\nraise SystemExit(7)\n")
-    running = asyncio.create_task(WorkerPool([sys.executable, str(tmp_path / "child.py")], 1, clock=clock).supervise())
-    for deaths in range(1, 5):
-        await reports.next()
-        await until(lambda deaths=deaths: caplog.text.count("restarting it") == deaths)  # type: ignore[misc]
-        clock.advance("40s")
-    await reports.next()
-    assert await asyncio.wait_for(running, PATIENCE) == 1
-    assert "died 5 times in a row (exit code 7); giving up" in caplog.text
-
-
-async def test_a_pool_that_is_signalled_while_a_child_waits_to_be_restarted_ends(
-    tmp_path: Path, reports: Reports, clock: ManualClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "child.py").write_text(REPORT + "report('started')\nraise SystemExit(7)\n")
-    pool = WorkerPool([sys.executable, str(tmp_path / "child.py")], 1, clock=clock)
-    running = asyncio.create_task(pool.supervise())
-    await reports.next()
-    await until(lambda: "restarting it" in caplog.text)
-    pool.signal(signal.SIGTERM)
-    assert await asyncio.wait_for(running, PATIENCE) == 0
-
-
-async def test_a_pool_whose_child_is_ended_by_the_signal_itself_while_it_starts_ends_well(
-    tmp_path: Path, reports: Reports, clock: ManualClock
-) -> None:
-    # An interpreter that is still loading has no handler yet.
-    (tmp_path / "child.py").write_text(REPORT + "import signal\nreport('started')\nsignal.pause()\n")
-    pool = WorkerPool([sys.executable, str(tmp_path / "child.py")], 2, clock=clock)
-    running = asyncio.create_task(pool.supervise())
-    for _ in range(2):
-        await reports.next()
-    pool.signal(signal.SIGTERM)
-    assert await asyncio.wait_for(running, PATIENCE) == 0
-
-
-async def test_a_pool_whose_child_is_killed_while_it_stops_does_not_end_well(
-    tmp_path: Path, reports: Reports, clock: ManualClock
-) -> None:
-    (tmp_path / "child.py").write_text(CHILD.replace("sys.exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"))
-    pool = WorkerPool([sys.executable, str(tmp_path / "child.py")], 1, clock=clock)
-    running = asyncio.create_task(pool.supervise())
-    await reports.next()
-    pool.signal(signal.SIGTERM)
-    assert await asyncio.wait_for(running, PATIENCE) == signal.SIGKILL
+    (tmp_path / "shop.py").write_text(REPORT + DIES + SHOP)
+    worker = await start_worker(tmp_path, "--processes", "2")
+    for _ in range(4):
+        assert (await reports.next())[0] == "dies"
+    worker.send_signal(signal.SIGTERM)
+    code, said = await ended(worker)
+    assert code == 0, said
+    assert "restarting it in" in said
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_processes_that_are_stopped_while_they_load_the_app_end_well_and_quietly(
     shop: App, reports: Reports, tmp_path: Path, number: signal.Signals
 ) -> None:
-    loading = "import signal, sys\nif '--processes' not in sys.argv:\n    report('loading')\n    signal.pause()\n"
+    loading = "import signal, sys\nif '--mate' in sys.argv:\n    report('loading')\n    signal.pause()\n"
     (tmp_path / "shop.py").write_text(REPORT + loading + SHOP)
     pool = await start_worker(tmp_path, "--processes", "2", "--no-banner")
     for _ in range(2):
         assert (await reports.next())[0] == "loading"
     pool.send_signal(number)
-    assert await ended(pool) == (0, "")
+    code, said = await ended(pool)
+    assert code == 0
+    assert [line for line in said.splitlines() if " INFO " not in line] == []
 
 
 async def test_l19_a_worker_honours_a_pause_that_another_process_sets_from_its_next_claim_on(

@@ -8,15 +8,15 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
 
-from fairlane import App, Job, ManualClock, State, context
+from fairlane import App, Job, ManualClock, State
 from fairlane.clock import SECOND
-from fairlane.scheduler.settlement import SEEN, DeadWorker, Lost, Outcome, Released, settle
+from fairlane.scheduler.settlement import SEEN, Lost, Outcome, Released, settle
 from fairlane.store.protocol import Store, WorkerIdentity
-from fairlane.worker.black_box import BlackBox, new_black_box
+from fairlane.worker.black_box import BlackBox, Noted
 from fairlane.worker.execution import Run
 from fairlane.worker.pacer import Pacer
 from tests.waiting import until, until_found
@@ -68,65 +68,6 @@ async def test_a_suspect_waits_until_nothing_else_runs_and_nothing_starts_beside
     assert beside[3] == {4}
 
 
-async def test_what_a_dead_process_had_noted_decides_who_is_a_suspect(app: App, store: WatchedStore) -> None:
-    # L23: the one that takes its place ends its claims at once, without waiting for their lease.
-    attempts: dict[int, tuple[int, bool]] = {}
-
-    @app.task
-    async def work(number: int) -> None:
-        claim = context()._run.claim
-        attempts[number] = (claim.attempt, claim.is_suspect)
-
-    box = new_black_box()
-    async with app:
-        jobs = await work.enqueue_many([work.call(number) for number in range(4)])
-        dead = WorkerIdentity(uuid4(), "gone")
-        claimed = await store.real.claim("default", lambda: 4, worker=dead, lease=timedelta(hours=1))
-        notes = BlackBox(box)
-        notes.sign(dead.id, 10)
-        for claim in claimed.claims[:3]:
-            notes.note(claim.id)
-        notes.erase(claimed.claims[0].id)
-        async with working(app, black_box=box):
-            for job in jobs:
-                await job.result()
-            assert BlackBox(box).read() is not None
-    assert attempts == {0: (1, False), 1: (1, True), 2: (1, True), 3: (1, False)}
-    assert BlackBox(box).read() is None
-    os.close(box)
-
-
-async def test_a_job_that_has_ended_is_noted_until_its_end_is_recorded(app: App, store: WatchedStore) -> None:
-    # L23: a job that kills its process just after its handler has returned would otherwise never be found out.
-    box = new_black_box()
-
-    @app.task
-    async def work() -> None: ...
-
-    going = asyncio.Event()
-
-    async def wait() -> None:
-        await going.wait()
-
-    store.before["settle"] = wait
-    async with app:
-        job = await work.enqueue()
-        async with working(app, black_box=box):
-            await store.called("settle")
-            dead = BlackBox(box).read()
-            assert dead is not None
-            assert (set(dead.running), set(dead.ended)) == (set(), {job.id})
-            going.set()
-            await reaches(job, State.DONE)
-
-            def is_erased() -> bool:
-                left = BlackBox(box).read()
-                return left is not None and not left.ended
-
-            await until(is_erased)
-    os.close(box)
-
-
 async def test_others_wait_for_a_bounded_time_until_a_suspect_can_be_alone(
     app: App, store: WatchedStore, clock: ManualClock
 ) -> None:
@@ -169,30 +110,21 @@ async def test_others_wait_for_a_bounded_time_until_a_suspect_can_be_alone(
             await suspect.result()
 
 
-def test_a_black_box_tells_what_ran_when_its_process_died() -> None:
-    box = new_black_box()
-    assert BlackBox(box).read() is None
-    notes = BlackBox(box)
-    worker, first, second = uuid4(), uuid4(), uuid4()
-    notes.sign(worker, 2)
-    assert BlackBox(box).read() == DeadWorker(worker, frozenset())
+def test_a_black_box_tells_what_has_begun() -> None:
+    box = BlackBox.empty(2)
+    notes = BlackBox(os.dup(box.descriptor), 2)
+    first, second = uuid4(), uuid4()
     for _ in range(100):
         notes.note(first)
-        notes.note(second)
-        notes.erase(first)
-        notes.note(first)
-        assert BlackBox(box).read() == DeadWorker(worker, frozenset({first, second}))
+        notes.note(second, Noted.RUNS_ELSEWHERE)
+        assert box.read() == {first: Noted.RUNS, second: Noted.RUNS_ELSEWHERE}
         notes.erase(second)
         notes.note_end(first)
-        assert BlackBox(box).read() == DeadWorker(worker, frozenset(), frozenset({first}))
+        assert box.read() == {first: Noted.ENDED}
         notes.erase(first)
-    notes.note(second)
+        assert box.read() == {}
     notes.close()
-    assert BlackBox(box).read() is None
-    heir = BlackBox(box)
-    heir.sign(UUID(int=7), 1)
-    assert BlackBox(box).read() == DeadWorker(UUID(int=7), frozenset())
-    os.close(box)
+    box.close()
 
 
 SHOP = """
@@ -266,7 +198,7 @@ async def test_a_suspect_runs_in_a_process_of_its_own_and_harms_nobody_by_its_de
     app, command = lone_shop
     async with app:
         killer, innocent, failing, slow = await suspects(app, "kill", "where", "fail", "sleep")
-        async with working(app, alone_command=command) as worker:
+        async with working(app, command=command) as worker:
             assert await innocent.result() not in (None, os.getpid())
             await reaches(killer, State.DEAD)
             await reaches(slow, State.DEAD)
@@ -292,7 +224,7 @@ async def test_a_process_that_dies_before_the_handler_is_called_costs_the_job_no
         async def was_given_back() -> bool:
             return [each.outcome for each in await store.attempts(job.id)].count("released") >= 2
 
-        async with working(app, alone_command=(sys.executable, "-c", "raise SystemExit(9)")):
+        async with working(app, command=(sys.executable, "-c", "raise SystemExit(9)")):
             await until_found(was_given_back)
         history = await store.attempts(job.id)
         assert {each.outcome for each in history} == {"lost", "released"}
@@ -309,7 +241,7 @@ async def test_a_suspect_knows_the_time_where_it_runs(lone_shop: tuple[App, tupl
         async def was_put_off() -> bool:
             return (await store.attempts(job.id))[-1].outcome == "retry"
 
-        async with working(app, alone_command=command):
+        async with working(app, command=command):
             await until_found(was_put_off)
         due_at = (await store.job(job.id)).due_at
         assert due_at is not None
@@ -321,7 +253,7 @@ async def test_a_suspect_is_not_held_while_its_process_starts(lone_shop: tuple[A
     app, _ = lone_shop
     async with app:
         (job,) = await suspects(app, "where")
-        async with working(app, alone_command=(sys.executable, "-c", "import time; time.sleep(3600)")):
+        async with working(app, command=(sys.executable, "-c", "import time; time.sleep(3600)")):
             await reaches(job, State.SCHEDULED)
 
 
@@ -340,7 +272,7 @@ async def test_a_suspect_behind_a_smooth_rate_starts_when_its_process_calls_it(
     monkeypatch.setattr(Pacer, "began", note)
     async with app:
         (job,) = await suspects(app, "paced", queue="paced")
-        async with working(app, queues=["paced"], alone_command=command):
+        async with working(app, queues=["paced"], command=command):
             imported, called = await job.result()
     assert len(noted) == 1
     assert imported <= noted[0] <= called
@@ -350,7 +282,7 @@ async def test_a_suspect_is_cancelled_where_it_runs(lone_shop: tuple[App, tuple[
     app, command = lone_shop
     async with app:
         (job,) = await suspects(app, "wait")
-        async with working(app, alone_command=command) as worker:
+        async with working(app, command=command) as worker:
             await until(lambda: any(run.started_at for run in worker._execution.running))
             await job.cancel()
             await reaches(job, State.CANCELLED)

@@ -4,8 +4,7 @@ from fairlane.worker.context import JobContext, context
 from fairlane.worker.health import Health
 from fairlane.worker.middleware import Middleware
 from fairlane.worker.options import QueueShare, WorkerOptions
-from fairlane.worker.processes import WorkerPool
-from fairlane.worker.run import run_alone, run_worker
+from fairlane.worker.run import run_mate, run_worker
 from fairlane.worker.worker import Worker
 
 __all__ = [
@@ -15,8 +14,7 @@ __all__ = [
     "QueueShare",
     "Worker",
     "WorkerOptions",
-    "WorkerPool",
     "context",
-    "run_alone",
+    "run_mate",
     "run_worker",
 ]

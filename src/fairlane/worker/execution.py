@@ -24,15 +24,14 @@ from fairlane.scheduler.settlement import SEEN, Cancelled, Died, Done, Lost, Out
 from fairlane.stamping import Stamp
 from fairlane.store.protocol import Store
 from fairlane.task import Registry, Task
-from fairlane.worker.black_box import BlackBox
 from fairlane.worker.context import JobContext, current_run
 from fairlane.worker.logs import log_end, log_lost, log_start, log_unreadable
-from fairlane.worker.lone import Begin, Gone, LoneProcess
+from fairlane.worker.mate import Begin, Gone, Handed, LoneProcess, Mate
 from fairlane.worker.middleware import Middleware, around_run, wrapping_runs
 from fairlane.worker.outcomes import Stop, outcome_of
 from fairlane.worker.pacer import Pacer
 from fairlane.worker.process_pool import Child, ProcessPool
-from fairlane.worker.runs import RunningJob, settlement_of
+from fairlane.worker.runs import RunningJob, RunTimes, settlement_of
 from fairlane.worker.slots import QueueSlots, Slots
 from fairlane.worker.timing import Alarm, StoreTime
 
@@ -63,6 +62,9 @@ LONGEST_WAIT_TO_BE_ALONE = 60 * SECOND
 and doubles as often as it was not enough; they then have as long to themselves."""
 FIRST_UNKNOWN_DELAY, LONGEST_UNKNOWN_DELAY = SECOND, 300 * SECOND
 UNKNOWN_REMEMBERED = 10_000
+UNKNOWN_TOLD_FOR = 2 * LONGEST_UNKNOWN_DELAY
+"""A job of a task that nobody knows comes back within half of it."""
+LEASES_REMEMBERED = 100
 
 
 class SettleLater(Protocol):
@@ -74,7 +76,7 @@ class SettleLater(Protocol):
 class Run(RunningJob):
     """One claim on its way through this worker."""
 
-    __slots__ = ("begin_by", "child", "handle", "pace", "queue")
+    __slots__ = ("begin_by", "child", "handle", "is_given_back", "mate", "pace", "queue")
 
     def __init__(
         self,
@@ -95,6 +97,10 @@ class Run(RunningJob):
         self.handle: asyncio.Task[None] | None = None
         self.child: Child | None = None
         """The process that its task runs in, if it has one of its own."""
+        self.is_given_back = False
+        """It will not begin here: decided once, by the event loop or by the watchdog, under the lock of both."""
+        self.mate: Mate | None = None
+        """The process that it was handed to."""
 
 
 class Execution:
@@ -104,6 +110,8 @@ class Execution:
     """What may have killed its process runs with nothing beside it."""
     keeps_pace = True
     """It starts jobs at their instants."""
+    calls_handlers = True
+    """It runs what it claims, in this process."""
 
     def __init__(
         self,
@@ -116,7 +124,6 @@ class Execution:
         stamp: Stamp,
         middlewares: Sequence[Middleware] = (),
         *,
-        box: BlackBox | None = None,
         lone: LoneProcess | None = None,
     ) -> None:
         self.store = store
@@ -132,7 +139,6 @@ class Execution:
         self._lets_run_out_since: int | None = None
         """Since when nothing is started, for a suspect to be alone here."""
         self._lets_run_out_for = ALONE_LATER
-        self._box = box
         self._lone = lone
         self._preparing: asyncio.Task[None] | None = None
         self.mean_run = float(HELD_AHEAD_AT_MOST)
@@ -147,11 +153,19 @@ class Execution:
         self._slots = slots
         self._clock = clock
         self._now = clock.monotonic
-        self._settle_later = settle_later
+        self.settle_later = settle_later
         self.max_result = max_result
         self.stamp = stamp
         self._middlewares = wrapping_runs(middlewares)
         self._unknown: OrderedDict[UUID, int] = OrderedDict()
+        self._unknown_tasks: dict[str, tuple[str, int]] = {}
+        self.run_times = RunTimes()
+        self.beginning = threading.Lock()
+        """Held by whoever decides whether a claim begins here or is given back: this loop, or the watchdog's thread."""
+        self._revoked: set[UUID] = set()
+        """Leases that the watchdog has given back before their claims were heard of here."""
+        self._heard_of: deque[UUID] = deque(maxlen=LEASES_REMEMBERED)
+        """The leases of the last claims."""
         self._threads: ThreadPoolExecutor | None = None
         self._children: ProcessPool | None = None
         # Each run begins with what was set around the worker, not with what the run that made room for it has set.
@@ -175,29 +189,48 @@ class Execution:
         """Take these claims in: whatever cannot run is settled at once, the others start, or wait for a slot or for
         their instant. None starts after `begin_by`, by the monotonic clock."""
         self._logs_each = log.isEnabledFor(logging.DEBUG)  # asked once a claim, not once a job
+        if claims and not self._hear_of(claims[0].lease):
+            queue.used -= len(claims)
+            return
         for claim in claims:
-            task = self._find(claim.task)
-            if claim.cancel_requested:
-                self._refuse(queue, claim, Cancelled("cancelled before it ran"))
-            elif task is None:
-                self._refuse(queue, claim, self._unknown_task(claim))
+            run = self._run_of(queue, claim, begin_by)
+            if run is None:
+                continue
+            if (pace := paces.get(claim.id)) is not None:
+                self._pace(run, pace)
+            elif claim.is_suspect and self.sets_suspects_apart:
+                self._set_apart(run)
             else:
-                try:
-                    args, kwargs = task.codec.decode_call(claim.payload)
-                except UndecodablePayload as error:
-                    log_unreadable(claim, error, log)
-                    self._refuse(queue, claim, Died(str(error)))
-                else:
-                    run = Run(self, queue, claim, begin_by, task, args, kwargs)
-                    if (pace := paces.get(claim.id)) is not None:
-                        self._pace(run, pace)
-                    elif claim.is_suspect and self.sets_suspects_apart:
-                        self._set_apart(run)
-                    else:
-                        self.waiting.append(run)
+                self.waiting.append(run)
         self._fill_slots()
         if self.waiting or self.suspects:
             self._stale.set(self._clock.monotonic() + HELD_AHEAD_AT_MOST)
+
+    def _hear_of(self, lease: UUID) -> bool:
+        """Whether these claims are still ours."""
+        with self.beginning:
+            self._heard_of.append(lease)
+            return lease not in self._revoked
+
+    def _run_of(self, queue: QueueSlots, claim: Claim, begin_by: int) -> Run | None:
+        """What is to run; nothing, if it cannot, and was settled."""
+        task = self._find(claim.task)
+        if claim.cancel_requested:
+            self._refuse(queue, claim, Cancelled("cancelled before it ran"))
+        elif task is None:
+            self._refuse(queue, claim, self._unknown_task(claim))
+        else:
+            try:
+                args, kwargs = self._decoded(task, claim)
+            except UndecodablePayload as error:
+                log_unreadable(claim, error, log)
+                self._refuse(queue, claim, Died(str(error)))
+            else:
+                return Run(self, queue, claim, begin_by, task, args, kwargs)
+        return None
+
+    def _decoded(self, task: Task[..., Any], claim: Claim) -> tuple[Any, Any]:
+        return task.codec.decode_call(claim.payload)
 
     def _pace(self, run: Run, pace: Pace) -> None:
         """Let it wait for its instant. It takes no slot meanwhile."""
@@ -234,6 +267,9 @@ class Execution:
 
     def _launch(self, run: Run) -> None:
         """Its instant has come."""
+        if run.is_given_back:
+            self._pacer.drop(run)
+            return
         run.queue.used += 1
         if run.claim.is_suspect and self.sets_suspects_apart:
             self._set_apart(run)
@@ -243,7 +279,8 @@ class Execution:
         self._stale.set(self._clock.monotonic() + HELD_AHEAD_AT_MOST)
 
     def _give_back_late(self, run: Run) -> None:
-        self._settle_later(settle(run.claim, Released(LATE, is_spent=self._pacer.is_spent(run)), 0), run.queue)
+        if self.give_back(run):
+            self.settle_later(settle(run.claim, self.released(run, LATE), 0), run.queue)
 
     @property
     def ahead(self) -> int | None:
@@ -258,7 +295,7 @@ class Execution:
     def revoke_paced(self, queue: QueueSlots) -> None:
         """The terms have changed by which these were claimed: give back what has not started."""
         for run in self._paced_of(queue):
-            self._withdraw(run, self._released(run, "its queue's policy has changed"))
+            self._withdraw(run, self.released(run, "its queue's policy has changed"))
         self._refill()
 
     def holds_paced(self, queue: QueueSlots) -> bool:
@@ -269,7 +306,8 @@ class Execution:
         launched = [run for run in (*self.waiting, *self.running) if run.pace is not None and run.started_at == 0]
         return [run for run in (*self._pacer.runs(), *launched) if run.queue is queue]
 
-    def _released(self, run: Run, reason: str) -> Released:
+    def released(self, run: Run, reason: str) -> Released:
+        """It goes back to its place."""
         return Released(reason, is_spent=self._pacer.is_spent(run))
 
     def note_start(self, claimed_at: int) -> None:
@@ -279,13 +317,14 @@ class Execution:
 
     def _refuse(self, queue: QueueSlots, claim: Claim, outcome: Outcome) -> None:
         queue.used -= 1
-        self._settle_later(settle(claim, outcome, 0), queue)
+        self.settle_later(settle(claim, outcome, 0), queue)
 
     def _unknown_task(self, claim: Claim) -> Released:
         seen = self._unknown.pop(claim.id, 0)
         self._unknown[claim.id] = seen + 1
         if len(self._unknown) > UNKNOWN_REMEMBERED:
             self._unknown.popitem(last=False)
+        self._unknown_tasks[claim.task] = (claim.queue, self._now())
         delay = min(FIRST_UNKNOWN_DELAY << min(seen, 20), LONGEST_UNKNOWN_DELAY)
         log.error(
             "job %s: this worker has no task named %r; given back for %g s; deploy it, or serve the queue elsewhere",
@@ -373,21 +412,22 @@ class Execution:
         """Whether it may begin: from here on it runs, as far as anybody who finds us dead can tell."""
         if not self._may_begin(run):
             return False
-        if self._box is not None and run.child is None:
-            self._box.note(run.claim.id)
         if run.pace is not None:
             self._pacer.began(run, run.started_at)
         return True
 
     def _may_begin(self, run: Run) -> bool:
-        run.started_at = self._now()
+        with self.beginning:
+            if run.is_given_back:
+                return False
+            run.started_at = self._now()
         if run.started_at > run.begin_by:
             self._end(run, self._missed(run))
             return False
         return True
 
     def _missed(self, run: Run) -> Released:
-        return Released(STOOD_STILL) if run.pace is None else self._released(run, LATE)
+        return Released(STOOD_STILL) if run.pace is None else self.released(run, LATE)
 
     async def _run_alone(self, run: Run) -> None:
         """In a process of its own, where it can harm nobody else."""
@@ -405,7 +445,8 @@ class Execution:
             if run.pace is not None:
                 self._pacer.began(run, at)
 
-        begin = Begin(run.claim, run.begin_by, self.store_time.offset, self.store_ahead)
+        handed = Handed(run.claim, run.begin_by, run.pace is not None)
+        begin = Begin([handed], self.store_time.offset, self.store_ahead)
         ended = await self._lone.run(begin, begins)
         if run.stop is Stop.GONE:
             self._end(run, None)
@@ -413,7 +454,7 @@ class Execution:
             self._end(run, Lost(f"it ran alone, and its process died ({ended.how})", SEEN))
         elif isinstance(ended, Gone):
             self._end(run, Released(f"the process that was to run it alone died ({ended.how})", ALONE_LATER))
-        elif ended.settlement.unstarted:
+        elif ended.is_unbegun:
             self._end(run, self._missed(run))
         else:
             run.may_be_settled = ended.may_be_settled
@@ -509,15 +550,14 @@ class Execution:
         brings its settlement."""
         ran = self.ran(run)
         self.mean_run += (ran - self.mean_run) * 0.1
+        if not isinstance(outcome, Released):
+            self.run_times.note(run.claim.task, ran)
         self.running.discard(run)
         run.queue.used -= 1
         if run is self._alone:
             self._alone = None
         if run.pace is not None:
             self._pacer.drop(run)
-        if self._box is not None:
-            is_recorded_later = outcome is not None or settlement is not None
-            (self._box.note_end if is_recorded_later else self._box.erase)(run.claim.id)
         if outcome is not None:
             settlement = settlement_of(run, outcome, ran)
             if settlement.unstarted and run.pace is not None:
@@ -532,7 +572,7 @@ class Execution:
         elif settlement.to is not State.DONE:
             self._count(settlement)
         if settlement is not None:
-            self._settle_later(settlement, run.queue, may_be_settled=run.may_be_settled)
+            self.settle_later(settlement, run.queue, may_be_settled=run.may_be_settled)
         self._refill()
         return settlement
 
@@ -576,7 +616,7 @@ class Execution:
             return
         first, run.stop = run.stop is None, reason
         if run is self._alone and self._lone is not None:
-            self._lone.interrupt(reason)
+            self._lone.interrupt(run.claim.id, reason)
         elif first and run.task.is_async and run.handle is not None:
             run.handle.cancel()
         elif run.child is not None:
@@ -584,6 +624,8 @@ class Execution:
 
     def _withdraw(self, run: Run, outcome: Outcome | None) -> None:
         """Take back a run whose handler has not been called."""
+        if not self.give_back(run):
+            outcome = None  # the watchdog has
         if run in self.running:
             self.running.discard(run)
             self.attempts -= 1
@@ -602,7 +644,33 @@ class Execution:
             self._pacer.drop(run)
         run.queue.used -= 1
         if outcome is not None:
-            self._settle_later(settle(run.claim, outcome, 0), run.queue)
+            self.settle_later(settle(run.claim, outcome, 0), run.queue)
+
+    def give_back(self, run: Run) -> bool:
+        """Keep a run from beginning; False if it has begun, or was given back before. From any thread."""
+        with self.beginning:
+            if run.started_at or run.is_given_back:
+                return False
+            run.is_given_back = True
+            return True
+
+    def revoke(self, claims: Sequence[Claim]) -> list[Claim]:
+        """Keep claims from being taken in, and return those of which nothing was heard so far. From any thread."""
+        with self.beginning:
+            unheard = [claim for claim in claims if claim.lease not in self._heard_of]
+            self._revoked.update(claim.lease for claim in unheard)
+            return unheard
+
+    def settle_instead(self, settlement: Settlement) -> None:
+        """The watchdog could not record this, as far as it knows."""
+        self.settle_later(settlement, next(iter(self._slots.queues.values())), may_be_settled=True)
+
+    def forget(self, runs: Iterable[Run]) -> None:
+        """The watchdog has given these back while the event loop was blocked."""
+        for run in runs:
+            if run in self.running or run in self.waiting or run in self.suspects or run in self._pacer.runs():
+                self._withdraw(run, None)
+        self._refill()
 
     def _stop_overdue(self) -> None:
         now, soonest = self._now(), None
@@ -642,22 +710,33 @@ class Execution:
 
     def give_back_unstarted(self, reason: str) -> None:
         """Release every claim whose handler has not been called: at once, and in its old place."""
-        unstarted = [
-            *self._pacer.runs(),
-            *self.waiting,
-            *self.suspects,
-            *(run for run in self.running if run.started_at == 0),
-        ]
+        unstarted = self.unstarted()
         for run in unstarted:
-            self._withdraw(run, self._released(run, reason))
+            self._withdraw(run, self.released(run, reason))
         if unstarted:
             log.info("%d claimed jobs were given back unstarted: %s", len(unstarted), reason)
 
     # For those who look.
 
+    def unstarted(self) -> list[Run]:
+        """Every claim in hand whose handler has not been called."""
+        running = (run for run in tuple(self.running) if run.started_at == 0)
+        return [*self._pacer.runs(), *self.waiting, *self.suspects, *running]
+
+    @property
+    def queues(self) -> list[str]:
+        return list(self._slots.queues)
+
+    def unknown_tasks(self) -> dict[str, str]:
+        """Tasks of which jobs were claimed lately that are not known here, each with its queue."""
+        lately = self._now() - UNKNOWN_TOLD_FOR
+        self._unknown_tasks = {task: found for task, found in self._unknown_tasks.items() if found[1] > lately}
+        return {task: queue for task, (queue, _) in self._unknown_tasks.items()}
+
     def held(self) -> list[Run]:
         """Every claim in hand that is worth keeping, started or not."""
-        held = (*self.running, *self.waiting, *self.suspects, *self._pacer.runs())
+        # In the order in which they move on: the watchdog looks from another thread, and must not miss one that does.
+        held = (*self._pacer.runs(), *self.suspects, *self.waiting, *self.running)
         return [run for run in held if run.stop is not Stop.GONE]
 
     @property
@@ -681,12 +760,24 @@ class Execution:
         while self.running:
             await asyncio.wait([run.handle for run in self.running if run.handle is not None])
 
+    async def kill_the_rest(self) -> None:
+        """What would not stop is left behind: a thread cannot be killed."""
+
+    async def leave(self, within: float) -> None:
+        """Let processes end that run jobs for us, in so many seconds."""
+        await self._stop_preparing()
+        if self._lone is not None:
+            await self._lone.leave(within)
+
+    async def _stop_preparing(self) -> None:
+        if self._preparing is not None:
+            self._preparing.cancel()
+            await asyncio.wait({self._preparing})
+
     def close(self) -> None:
         self._timeouts.close()
         self._stale.close()
         self._pacer.close()
-        if self._preparing is not None:
-            self._preparing.cancel()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
         if self._children is not None:

@@ -47,6 +47,10 @@ class Leases:
         self._later: asyncio.TimerHandle | None = None
         self.watching: Watching | None = None
 
+    def held(self) -> set[UUID]:
+        """Leases under which anything runs, waits, or has ended and is not recorded."""
+        return self._execution.leases() | self._settling.leases()
+
     def look_now(self) -> None:
         """A running job was probably cancelled: do not wait for the next renewal to find out."""
         if self._execution.is_holding:
@@ -107,7 +111,7 @@ class Leases:
             await self._renew_all()
 
     async def _renew_all(self) -> None:
-        leases = sorted(self._execution.leases() | self._settling.leases())
+        leases = sorted(self.held())
         if not leases:
             return
         renewed = await self._outage.ride_out(lambda: self._store.renew(leases, self._lease), "renewing leases")

@@ -19,6 +19,7 @@ Order = Literal["weighted", "strict"]
 Traces = Literal["linked", "nested"]
 
 MOST_SLOTS = 10_000
+MOST_PROCESSES = 1_000
 _SHARE = re.compile(r"(?P<name>[^=:\s]+)(=(?P<weight>[0-9.]+))?(:(?P<min>\d+)?-(?P<max>\d+)?)?\Z")
 
 
@@ -85,6 +86,9 @@ class WorkerOptions:
     """How long a cancelled handler may take to clean up before a stopping worker leaves it behind."""
     poll: Duration = timedelta(seconds=30)
     """The last resort, should a wake-up ever be lost."""
+    long_run: Duration = timedelta(seconds=30)
+    """The least time after which a run is reported as long: that is when it takes more than three times as long as
+    95 of the last 100 runs of its task, or longer than its timeout."""
     name: str | None = None
     """For people; `host:pid` unless given."""
     metrics_port: int | None = None
@@ -98,11 +102,12 @@ class WorkerOptions:
     traces: Traces = "linked"
     """Spans of runs: in traces of their own with a link to the enqueue, or inside of the trace of the enqueue."""
 
-    alone_command: Sequence[str] = ()
-    """The command that starts a process for one job alone: `fairlane worker` gives its own. Without it, a job that may
-    have killed its process waits until nothing else runs here, and what comes after it waits too."""
-    black_box: int | None = None
-    """The file descriptor in which the worker notes what runs, for whoever restarts it: `fairlane worker` gives one."""
+    processes: int = 1
+    """Processes that run jobs, with `concurrency` slots each, beside the one that claims for all of them; 1: jobs run
+    in the worker's own."""
+    command: Sequence[str] = ()
+    """The command that starts such a process, or one for a single job alone: `fairlane worker` gives its own. Without
+    it, a job that may have killed its process waits until nothing else runs here, and what comes after it waits too."""
 
     def __post_init__(self) -> None:
         _whole("concurrency", self.concurrency, 1, MOST_SLOTS)
@@ -113,10 +118,14 @@ class WorkerOptions:
         if self.metrics_port is not None:
             _whole("metrics_port", self.metrics_port, 0, 65_535)
         check_value("worker", "name", self.name, str | None)
-        check_value("worker", "alone_command", self.alone_command, Sequence[str])
-        object.__setattr__(self, "alone_command", tuple(self.alone_command))
-        if self.black_box is not None:
-            _whole("black_box", self.black_box, 0, 2**31 - 1)
+        check_value("worker", "command", self.command, Sequence[str])
+        object.__setattr__(self, "command", tuple(self.command))
+        _whole("processes", self.processes, 1, MOST_PROCESSES)
+        if self.processes > 1 and not self.command:
+            raise ConfigurationError(
+                f"processes={self.processes} needs the command that starts one; run `fairlane worker --processes "
+                f"{self.processes}`, which has it"
+            )
         check_value("worker", "metrics_host", self.metrics_host, str)
         if not self.metrics_host.strip():
             raise ConfigurationError(f"metrics_host={self.metrics_host!r} is not an address; give one, or leave it out")
@@ -130,6 +139,7 @@ class WorkerOptions:
             ("drain_timeout", "0s", "7d"),
             ("cancel_grace", "0s", "1d"),
             ("poll", "1s", "1d"),
+            ("long_run", "1s", "7d"),
         ):
             object.__setattr__(self, setting, _time(setting, getattr(self, setting), least, most))
         object.__setattr__(self, "queues", _shares(self.queues))
@@ -139,7 +149,21 @@ class WorkerOptions:
     def shares(self) -> tuple[QueueShare, ...]:
         return tuple(self.queues)  # type: ignore[arg-type]  # normalized in __post_init__
 
-    def time(self, setting: Literal["lease", "drain_timeout", "cancel_grace", "poll"]) -> timedelta:
+    @property
+    def slots(self) -> int:
+        """Of all processes together."""
+        return self.concurrency * self.processes
+
+    @property
+    def shares_of_all(self) -> tuple[QueueShare, ...]:
+        """What each process is told to give to a queue, added up."""
+        many = self.processes
+        return tuple(
+            replace(each, min_slots=each.min_slots * many, max_slots=each.max_slots and each.max_slots * many)
+            for each in self.shares
+        )
+
+    def time(self, setting: Literal["lease", "drain_timeout", "cancel_grace", "poll", "long_run"]) -> timedelta:
         """A setting that is a time."""
         value: timedelta = getattr(self, setting)
         return value

@@ -1,33 +1,23 @@
-"""`fairlane worker` in one process: an event loop, signals, and an exit code."""
+"""`fairlane worker`: an event loop, signals, and an exit code."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
-import socket
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
-from fairlane.clock import Clock
 from fairlane.errors import WorkerDied
 from fairlane.parameters import checked
-from fairlane.scheduler.settlement import Settlement
-from fairlane.stamping import Stamp
-from fairlane.store.protocol import Store
-from fairlane.task import Registry
-from fairlane.worker.execution import Execution, Run
-from fairlane.worker.lone import Began, Begin, Ended, Interrupt, Ready, framed, next_order, send
-from fairlane.worker.middleware import Middleware
-from fairlane.worker.options import QueueShare, WorkerOptions
-from fairlane.worker.processes import die_with
-from fairlane.worker.slots import QueueSlots, ShareSlots, Slots
+from fairlane.worker.options import WorkerOptions
+from fairlane.worker.processes import die_with, die_with_parent
+from fairlane.worker.runner import RunnerHost, serve
 from fairlane.worker.worker import Worker
 
-__all__ = ["Host", "run_alone", "run_worker"]
+__all__ = ["Host", "run_mate", "run_worker"]
 
 log = logging.getLogger("fairlane.worker")
 
@@ -43,12 +33,6 @@ class Host(Protocol):
     async def worker(self, options: WorkerOptions | None = None) -> Worker: ...
 
     async def close(self) -> None: ...
-
-
-class LoneHost(Protocol):
-    """What runs single jobs for a worker: an app."""
-
-    async def make_worker(self, kind: Callable[..., LoneRunner], options: WorkerOptions) -> LoneRunner: ...
 
 
 @checked()
@@ -146,74 +130,16 @@ def _is_busy(worker: Worker) -> bool:
     return bool(health.running or health.waiting or health.unsettled)
 
 
-class LoneExecution(Execution):
-    """Tells the worker when the handler is called."""
-
-    socket: socket.socket
-
-    def _begins(self, run: Run) -> bool:
-        begins = super()._begins(run)
-        if begins:
-            # Past the event loop, which would send it in its next turn: the handler may end the process before that.
-            os.write(self.socket.fileno(), framed(Began(run.started_at)))
-        return begins
-
-
-class LoneRunner:
-    """In a process that runs one job at a time for a worker: its handler, and nothing else."""
-
-    def __init__(
-        self,
-        store: Store,
-        registry: Registry,
-        options: WorkerOptions,
-        clock: Clock,
-        *,
-        max_result: int,
-        stamp: Stamp,
-        middlewares: Sequence[Middleware],
-        **_: Any,
-    ) -> None:
-        share = QueueShare(name="alone")
-        self._queue = QueueSlots(share.name, ShareSlots(share, ()))
-        slots = Slots([share], 1, options.order, lambda: 0)
-        self._execution = LoneExecution(store, registry, slots, clock, self._ended, max_result, stamp, middlewares)
-        self._writer: asyncio.StreamWriter | None = None
-
-    async def run(self, connection: socket.socket) -> None:
-        """Run what the worker sends, for as long as it lives."""
-        self._execution.socket = connection
-        reader, self._writer = await asyncio.open_connection(sock=connection)
-        send(self._writer, Ready())
-        while True:
-            match await next_order(reader):
-                case Begin(claim=claim, begin_by=begin_by, offset=offset, ahead=ahead):
-                    self._execution.store_time.offset = offset
-                    self._execution.store_ahead = ahead
-                    self._queue.used += 1
-                    self._execution.start(self._queue, [claim], begin_by)
-                case Interrupt(reason=reason):
-                    for run in self._execution.held():
-                        self._execution.interrupt(run, reason)
-
-    def _ended(self, settlement: Settlement, queue: QueueSlots, *, may_be_settled: bool = False) -> None:
-        assert self._writer is not None
-        send(self._writer, Ended(settlement, may_be_settled))
-
-
-def run_alone(app: LoneHost, options: WorkerOptions, descriptor: int) -> None:
-    """Run jobs one at a time for the worker at the other end of this socket, until it closes it or dies."""
+def run_mate(app: RunnerHost, options: WorkerOptions, descriptor: int, notes: int) -> None:
+    """Run jobs for the worker at the other end of this socket, until it says that there are no more, or dies."""
+    die_with_parent()
     die_with(descriptor)
     for number in STOPS:
         # Whether we go on is the worker's decision. Not ignored: what a task starts would ignore them as well.
         signal.signal(number, lambda *_: None)
-
-    async def serve() -> None:
-        runner = await app.make_worker(LoneRunner, options)
-        await runner.run(socket.socket(fileno=descriptor))
-
-    with contextlib.suppress(asyncio.IncompleteReadError), asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(serve())
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        if runner.run(serve(app, options, descriptor, notes)).left_running:
+            _leave(EXIT_WELL)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from typing import Any, Protocol
 
 import msgspec
@@ -18,9 +19,15 @@ from fairlane.store.protocol import Landings, Store
 from fairlane.task import Task
 from fairlane.worker.outcomes import Stop
 
-__all__ = ["Home", "RunningJob", "settlement_of"]
+__all__ = ["Home", "RunTimes", "RunningJob", "settlement_of"]
 
 NOTHING = StampedEffects()
+REMEMBERED = 100
+"""Runs of a task whose times are kept."""
+USUAL = 0.95
+"""The share of them that take no longer than what is called usual."""
+FAR_BEYOND = 3
+"""How many times the usual a run may take before it is called long."""
 
 
 class Home(Protocol):
@@ -84,6 +91,33 @@ class RunningJob:
             {**{key: value for key, value in before.puts.items() if key not in more.deletes}, **more.puts},
             (*(key for key in before.deletes if key not in more.puts), *more.deletes),
         )
+
+
+class RunTimes:
+    """How long the runs of each task take, as far as one worker has seen."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, deque[int]] = {}
+
+    def note(self, task: str, ran: int) -> None:
+        times = self._last.get(task)
+        if times is None:
+            times = self._last[task] = deque(maxlen=REMEMBERED)
+        times.append(ran)
+
+    def usual(self, task: str) -> int | None:
+        """What 95 of the last 100 runs of a task took at most; `None`: none has ended yet."""
+        times = sorted(self._last.get(task, ()))
+        return times[int(USUAL * (len(times) - 1))] if times else None
+
+    def long_after(self, task: Task[..., Any], at_least: int) -> int:
+        """How long a run may take before it is called long: three times the usual, and `at_least` so long; but no
+        longer than its timeout. Where nothing is known, the timeout is its author's word on it."""
+        usual, timeout = self.usual(task.name), task.timeout
+        if usual is None:
+            return at_least if timeout is None else timeout
+        after = max(at_least, FAR_BEYOND * usual)
+        return after if timeout is None else min(after, timeout)
 
 
 def settlement_of(run: RunningJob, outcome: Outcome, ran: int) -> Settlement:

@@ -18,7 +18,6 @@ from fairlane.policy.unique import Conflict
 from fairlane.redaction import error_text
 from fairlane.scheduler.settlement import Settlement
 from fairlane.store.protocol import Landings, Store
-from fairlane.worker.black_box import BlackBox
 from fairlane.worker.slots import QueueSlots
 from fairlane.worker.timing import Outage, back_off
 from fairlane.worker.watching import Watching
@@ -33,10 +32,9 @@ AT_ONCE = 1_000
 class Settling:
     """What has ended here and is not yet recorded there."""
 
-    def __init__(self, store: Store, outage: Outage, box: BlackBox | None = None) -> None:
+    def __init__(self, store: Store, outage: Outage) -> None:
         self._store = store
         self._outage = outage
-        self._box = box
         self._pending: list[Settlement] = []
         self._in_flight: Sequence[Settlement] = ()
         self._arrived = asyncio.Event()
@@ -88,7 +86,6 @@ class Settling:
             if each.lease in leases and each.job in self._sent:
                 self._sent.discard(each.job)
                 self._landed.pop(each.job, None)
-                self._erase((each.job,))
                 log.error(
                     "job %s: its outcome (%s) could not be recorded before its lease was gone; unless an answer of the "
                     "database was lost, it runs again",
@@ -136,7 +133,6 @@ class Settling:
         self._most = min(self._most * 2, AT_ONCE)
         self._tried -= jobs
         self._sent -= jobs
-        self._erase(jobs)
         if self.watching is not None:
             self.watching.settled(len(self._in_flight), self._loop.time() - began)
         self._in_flight = ()
@@ -150,12 +146,6 @@ class Settling:
         self._most = max(1, len(self._in_flight) // 2)
         self._pending = [*self._pending, *self._in_flight]
         self._in_flight = ()
-
-    def _erase(self, jobs: Iterable[UUID]) -> None:
-        """Whoever finds us dead has nothing to hold against these any more."""
-        if self._box is not None:
-            for job in jobs:
-                self._box.erase(job)
 
     def _note_if_empty(self) -> None:
         if not self._pending:
@@ -175,7 +165,6 @@ class Settling:
                 await asyncio.sleep(back_off(refusals))
             else:
                 self._sent.discard(settlement.job)
-                self._erase((settlement.job,))
                 return
 
     async def _record(self, batch: Sequence[Settlement], *, was_tried: bool = False) -> None:

@@ -75,7 +75,7 @@ def _gauges(worker: Worker) -> dict[str, Callable[[], Iterable[tuple[Labels, flo
         "fairlane_jobs_running": worker.running_by_queue,
         "fairlane_jobs_waiting_for_a_slot": one(lambda health: health.waiting),
         "fairlane_jobs_unsettled": one(lambda health: health.unsettled),
-        "fairlane_slots": one(lambda health: worker.options.concurrency),
+        "fairlane_slots": one(lambda health: worker.options.slots),
         "fairlane_store_connected": one(lambda health: health.is_connected),
         "fairlane_worker_stopping": one(lambda health: health.is_stopping),
         "fairlane_loop_alive": alive,

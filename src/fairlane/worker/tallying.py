@@ -1,17 +1,19 @@
-"""Adding up what claims have told, so that people who look see figures. Every worker does some of it."""
+"""Adding up what claims have told into stats by key and by minute. Every worker does some of it."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from fairlane.clock import SECOND, Clock
+from fairlane.errors import StoreUnavailable
 from fairlane.store.figures import Tallied
 from fairlane.store.protocol import Store
 from fairlane.worker.timing import Outage, jittered, pause
 from fairlane.worker.troubles import Troubles
 
-__all__ = ["EVERY", "RESTS", "keep_figures"]
+__all__ = ["EVERY", "RESTS", "conclude", "keep_figures"]
 
 log = logging.getLogger("fairlane.worker")
 
@@ -20,6 +22,8 @@ RESTS = 20
 """A pass is followed by a rest of so many times what it took: it never costs more than a twentieth of a core."""
 LONGEST_REST = 60 * SECOND
 """A pass that rode out an outage took long, and cost nothing."""
+LAST_WITHIN = 5.0
+"""Seconds for adding up when the worker stops."""
 AT_ONCE, AT_ONCE_BEHIND = 500, 5_000
 """Tallies of one pass. The more it reads, the less it writes for each: whoever is behind catches up."""
 
@@ -36,6 +40,18 @@ async def keep_figures(store: Store, outage: Outage, clock: Clock, queues: Colle
                 behind.discard(name)
 
 
+async def conclude(store: Store, queues: Sequence[str]) -> None:
+    """The worker stops: what it did last is folded and added up, as far as there is time for it."""
+    try:
+        async with asyncio.timeout(LAST_WITHIN):
+            for queue in queues:
+                await store.conclude(queue)
+    except (StoreUnavailable, TimeoutError) as error:
+        log.warning(
+            "the last stats were not added up (%s); whoever looks adds them up", str(error) or "it took too long"
+        )
+
+
 async def _pass(store: Store, outage: Outage, clock: Clock, queue: str, troubles: Troubles, *, is_behind: bool) -> bool:
     """Make one pass, and rest; say whether there is more to do at once."""
 
@@ -47,12 +63,5 @@ async def _pass(store: Store, outage: Outage, clock: Clock, queue: str, troubles
     started = clock.monotonic()
     tallied = await troubles.endure("tallying", once)
     took = clock.monotonic() - started
-    if tallied is not None and tallied.shed:
-        log.warning(
-            "queue %r does more than can be added up by key: what ended in %d claims is missing from their last day; "
-            "who waits, runs and is held back was counted anew",
-            queue,
-            tallied.shed,
-        )
     await pause(clock, min(RESTS * took, LONGEST_REST))
     return tallied is not None and tallied.more

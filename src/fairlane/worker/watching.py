@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -35,7 +35,7 @@ from fairlane.job import Claim, FollowUp, trace_of
 from fairlane.redaction import without_secrets
 from fairlane.scheduler.settlement import Settlement, Verdict
 from fairlane.store.protocol import Claimed, Store, WorkerIdentity
-from fairlane.telemetry.metrics import Metrics
+from fairlane.telemetry.metrics import NO_TASK, Metrics
 from fairlane.telemetry.telemetry import Telemetry
 from fairlane.telemetry.tracing import Carried
 from fairlane.worker.execution import Execution, Run
@@ -87,11 +87,19 @@ class Watching:
         try:
             async with asyncio.timeout(FOUND_WITHIN):
                 contexts = await self._store.contexts([claim.id for claim in claims])
-            for job, context in contexts.items():
-                if (trace := trace_of(context)) is not None:
-                    _remember(self._origins, job, trace)
+            self.remember_origins({job: trace_of(context) for job, context in contexts.items()})
         except Exception as error:
             self.telemetry.failures.note("trace", "looking up the traces of claimed jobs failed", error)
+
+    def remember_origins(self, traces: Mapping[UUID, Carried | None]) -> None:
+        """Where these were enqueued, as far as anybody knows."""
+        for job, trace in traces.items():
+            if trace is not None:
+                _remember(self._origins, job, trace)
+
+    def origin(self, job: UUID) -> Carried | None:
+        """Where this one was, for the process that runs it."""
+        return self._origins.pop(job, None) if self._origins else None
 
     def claimed(self, queue: str, claimed: Claimed, took: float, lock_wait: float | None) -> None:
         """A claim is back after so many seconds."""
@@ -114,14 +122,28 @@ class Watching:
 
     # Runs.
 
-    def started(self, run: RunningJob) -> object:
-        """A handler is about to be called. Returned is what `left` is to be given."""
-        claim = run.claim
+    def count_start(self, claim: Claim) -> int:
+        """A job starts, here or in another process; the microseconds that it has waited."""
         waited = self.store_now() - claim.enqueued_at
         if (metrics := self.metrics) is not None:
             metrics.started.add((claim.queue, claim.task))
             if claim.attempt == 1:
                 metrics.wait.observe(max(0, waited) / SECOND, (claim.queue,))
+        return waited
+
+    def count_end(self, claim: Claim, settlement: Settlement | None, ran: int) -> str:
+        """A job has ended, here or in another process; what became of it."""
+        outcome = CLAIM_LOST if settlement is None else settlement.outcome
+        if (metrics := self.metrics) is not None:
+            is_death = settlement is not None and settlement.is_death
+            metrics.ended.add((claim.queue, claim.task, "dead" if is_death else outcome))
+            metrics.run.observe(ran / SECOND, (claim.queue, claim.task))
+        return outcome
+
+    def started(self, run: RunningJob) -> object:
+        """A handler is about to be called. Returned is what `left` is to be given."""
+        claim = run.claim
+        waited = self.count_start(claim)
         if self._hooks.wants(JobStarted):
             self._tell(
                 JobStarted,
@@ -149,11 +171,7 @@ class Watching:
     def ended(self, run: RunningJob, settlement: Settlement | None, ran: int, error: BaseException | None) -> None:
         """A handler has ended after so many microseconds; without a settlement, its claim is lost."""
         claim = run.claim
-        outcome = CLAIM_LOST if settlement is None else settlement.outcome
-        if (metrics := self.metrics) is not None:
-            is_death = settlement is not None and settlement.is_death
-            metrics.ended.add((claim.queue, claim.task, "dead" if is_death else outcome))
-            metrics.run.observe(ran / SECOND, (claim.queue, claim.task))
+        outcome = self.count_end(claim, settlement, ran)
         if self._hooks.wants(JobEnded):
             self._tell(
                 JobEnded,
@@ -175,6 +193,11 @@ class Watching:
             self._tracing.end(span, error, outcome, is_failed=is_failed, said=said)
             if settlement is None or not settlement.to.is_final:
                 _remember(self._last_runs, claim.id, span.get_span_context())
+
+    def lagged(self, lag: int) -> None:
+        """A process that runs jobs for us has answered so many microseconds late: its event loop was busy."""
+        if self.metrics is not None:
+            self.metrics.lag.observe(lag / SECOND)
 
     # Settlements and leases.
 
@@ -219,6 +242,10 @@ class Watching:
     def store_returned(self) -> None:
         self._tell(StoreReturned, worker=self._worker)
 
+    def loop_blocked(self, task: str | None, seconds: float) -> None:
+        if self.metrics is not None:
+            self.metrics.blocked.add((task or NO_TASK,), seconds)
+
     def loop_died(self, loop: str, cause: str) -> None:
         self._tell(LoopDied, worker=self._worker, loop=loop, cause=cause)
 
@@ -250,6 +277,8 @@ class WatchedExecution(Execution):
     watching: Watching
 
     async def _run_async(self, run: Run) -> None:
+        if run.is_given_back:
+            return
         entered = self.watching.started(run)
         try:
             await super()._run_async(run)
@@ -257,6 +286,8 @@ class WatchedExecution(Execution):
             self.watching.left(entered)
 
     async def _run_in_thread(self, run: Run) -> None:
+        if run.is_given_back:
+            return
         entered = self.watching.started(run)
         try:
             await super()._run_in_thread(run)
@@ -264,6 +295,8 @@ class WatchedExecution(Execution):
             self.watching.left(entered)
 
     async def _run_alone(self, run: Run) -> None:
+        if run.is_given_back:
+            return
         entered = self.watching.started(run)
         try:
             await super()._run_alone(run)

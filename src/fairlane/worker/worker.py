@@ -15,6 +15,7 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from typing import TypeVar
 from uuid import uuid4
@@ -23,19 +24,19 @@ from fairlane.clock import SECOND, Clock, Instant, lasting, microseconds
 from fairlane.errors import ConfigurationError, StoreUnavailable
 from fairlane.scheduler.census import Miscount
 from fairlane.stamping import Stamp
-from fairlane.store.figures import WorkerReport
+from fairlane.store.figures import BlockedLoop, WorkerReport
 from fairlane.store.protocol import Reaped, Retention, Store, WorkerIdentity
 from fairlane.task import Registry
 from fairlane.telemetry.telemetry import Telemetry
-from fairlane.worker.black_box import BlackBox
 from fairlane.worker.claiming import Claiming
+from fairlane.worker.crew import Crew
 from fairlane.worker.execution import SETTLED_EVERY, Execution
 from fairlane.worker.firing import Firing, fire_schedules
 from fairlane.worker.following import LookAgain, follow_partitions
 from fairlane.worker.health import Health
 from fairlane.worker.leases import Leases
 from fairlane.worker.listening import Listening
-from fairlane.worker.lone import LoneProcess
+from fairlane.worker.mate import LoneProcess
 from fairlane.worker.middleware import Middleware
 from fairlane.worker.options import WorkerOptions
 from fairlane.worker.outcomes import Stop
@@ -43,12 +44,13 @@ from fairlane.worker.reporting import EVERY as REPORTS_EVERY
 from fairlane.worker.reporting import keep_reporting, take_back
 from fairlane.worker.settling import Settling
 from fairlane.worker.showing import showing
-from fairlane.worker.slots import MOST_UNSETTLED, Slots
+from fairlane.worker.slots import Slots
 from fairlane.worker.supervision import Supervisor
-from fairlane.worker.tallying import keep_figures
+from fairlane.worker.tallying import conclude, keep_figures
 from fairlane.worker.timing import Outage, first_of, pause
 from fairlane.worker.troubles import Troubles
-from fairlane.worker.upkeep import AT_ONCE, audit_gates, reap_leases, remove_idle_state, remove_old_jobs
+from fairlane.worker.upkeep import audit_gates, reap_leases, remove_idle_state, remove_old_jobs
+from fairlane.worker.watchdog import LongRuns, WaitedFor, Watchdog
 from fairlane.worker.watching import WatchedExecution, Watching
 
 __all__ = ["Worker", "name_of_process"]
@@ -59,9 +61,12 @@ T = TypeVar("T")
 
 UPKEEP = ("reaping", "pruning", "collecting", "auditing", "firing", "following", "tallying", "messages")
 
+LEAVES_WITHIN, HURRIED_LEAVE = 10.0, 1.0
+"""Seconds that processes without a job have to end by themselves."""
+
 
 class Worker:
-    """Runs the jobs of some queues, in this process."""
+    """Runs the jobs of some queues, in this process or in processes of its own."""
 
     def __init__(
         self,
@@ -78,6 +83,8 @@ class Worker:
         firing: Firing | None = None,
         telemetry: Telemetry | None = None,
         look_again: LookAgain | None = None,
+        make_store: Callable[[], Store] | None = None,
+        waited_for: WaitedFor | None = None,
     ) -> None:
         if not options.shares:
             raise ConfigurationError("queues: this worker has no queue to serve; name at least one")
@@ -98,25 +105,14 @@ class Worker:
         self._outage = Outage(self._on_return)
         # No loop is cancelled in the middle of a statement.
         self._supervisor = Supervisor(cancel=self._outage.cancel)
-        self._box = None if options.black_box is None else BlackBox(options.black_box)
-        self._settling = Settling(store, self._outage, self._box)
+        self._settling = Settling(store, self._outage)
         self._slots = Slots(
-            options.shares, options.concurrency, options.order, lambda: self._settling.unsettled, served
+            options.shares_of_all, options.slots, options.order, lambda: self._settling.unsettled, served
         )
         self._telemetry = telemetry or Telemetry()
         self._telemetry.measured(wanted=options.metrics_port is not None)
-        self._lone = LoneProcess(options.alone_command) if options.alone_command else None
         self._execution = self._executes()(
-            store,
-            registry,
-            self._slots,
-            clock,
-            self._settling.add,
-            max_result,
-            stamp,
-            middlewares,
-            box=self._box,
-            lone=self._lone,
+            store, registry, self._slots, clock, self._settling.add, max_result, stamp, middlewares
         )
         self._settling.is_held_back = lambda: self._execution.is_filling
         self._settling.rest = lambda: SETTLED_EVERY / SECOND if self._execution.ends_soon else 0.0
@@ -137,6 +133,9 @@ class Worker:
             self._listening.on_schedules = firing.look_now
         self._claiming.on_unexplained_nudge = self._leases.look_now
         self._settling.on_settled = self._claiming.look_after_settling
+        self._long_runs = LongRuns(self._execution, clock, microseconds(options.long_run), waited_for)
+        self._watchdog = Watchdog(self._execution, self.identity, self.report, self._leases.held, make_store)
+        self._watchdog.on_block_ended = self._on_block_ended
         self._watching: Watching | None = None
         if self._telemetry.is_watched:
             self._watch(self._execution)
@@ -157,15 +156,20 @@ class Worker:
 
     def _executes(self) -> Callable[..., Execution]:
         """What becomes of its claims."""
+        command, processes = self.options.command, self.options.processes
+        if processes > 1:
+            each = self.options.concurrency
+            return partial(Crew, command=command, processes=processes, each=each, troubles=self.troubles)
         # Who is not watched runs as if there were no telemetry at all.
-        return WatchedExecution if self._telemetry.is_watched else Execution
+        here = WatchedExecution if self._telemetry.is_watched else Execution
+        return partial(here, lone=LoneProcess(command) if command else None)
 
     def _watch(self, execution: Execution) -> None:
         nested = self.options.traces == "nested"
         watching = Watching(self._telemetry, self.identity, self._store, self._clock, nested=nested)
         watching.store_now = execution.store_now
         self._watching = watching
-        if isinstance(execution, WatchedExecution):
+        if isinstance(execution, WatchedExecution | Crew):
             execution.watching = watching
         self._settling.watching = self._leases.watching = self._claiming.watching = watching
         self._outage.on_loss = watching.store_lost
@@ -200,7 +204,7 @@ class Worker:
             pid=os.getpid(),
             version=version("fairlane"),
             queues={share.name: share.weight for share in options.shares},
-            concurrency=options.concurrency,
+            concurrency=self._slots.concurrency,
             started_at=self._started_at,
             every=REPORTS_EVERY,
             running=health.running,
@@ -212,6 +216,9 @@ class Worker:
             troubles=dict(health.troubles),
             clock_offset=self._clock_offset,
             tasks=sorted(task.name for task in self._registry),
+            unknown_tasks=self._execution.unknown_tasks(),
+            long_runs=self._long_runs.found,
+            blocked=self._watchdog.block,
             figures={} if self._telemetry.metrics is None else self._telemetry.metrics.totals(),
         )
 
@@ -221,14 +228,14 @@ class Worker:
             "worker %s serves %s with %d slots",
             self.identity.name,
             ", ".join(self._slots.queues),
-            self.options.concurrency,
+            self.options.slots,
         )
         async with showing(self, self._telemetry, self.options):
             await self._measure_offsets()
             self._offset_at_reaping = self._execution.store_time.offset
             self._started_at = self._execution.store_now()
-            await self._succeed()
             self._start_loops()
+            self._watchdog.start()
             if self._watching is not None:
                 self._watching.worker_started(self._slots.queues)
             try:
@@ -244,6 +251,9 @@ class Worker:
     def _start_loops(self) -> None:
         start, store, outage, clock = self._supervisor.start, self._store, self._outage, self._clock
         lease = microseconds(self.options.lease)
+        if isinstance(self._execution, Crew):
+            self._execution.open()
+            start("processes", self._execution.keep())
         start("settling", self._settling.run())
         start("leases", self._leases.run())
         start("listening", self._listening.run())
@@ -256,34 +266,9 @@ class Worker:
             start("firing", fire_schedules(self._firing, self.identity, outage, clock, self._execution.store_now))
         start("following", follow_partitions(store, outage, clock, self._slots, self._claiming, self._look_again))
         start("tallying", keep_figures(store, outage, clock, self._slots.queues, self.troubles))
+        if self._execution.calls_handlers:
+            start("watching", self._long_runs.keep_looking())
         start("reporting", keep_reporting(store, outage, clock, self.identity, self.report, self.troubles))
-
-    async def _succeed(self) -> None:
-        """End the claims of the process that died in our place, and tell those that ran there from those that did not.
-        Nobody else knows, so that its notes are kept until that is done."""
-        if self._box is None:
-            return
-        dead = self._box.read()
-        while dead is not None:
-            reaped = await self._unless_stopped(
-                lambda: self._store.reap(AT_ONCE, dead), "ending the claims of a dead process"
-            )
-            if reaped is None:
-                return  # whoever comes next sees to it
-            if not reaped.settled:
-                break
-            self._on_reaped(reaped)
-        if dead is not None:
-            # It is replaced, and not missed.
-            await take_back(self._store, WorkerIdentity(dead.worker, "that died"))
-        if dead is not None and dead.running:
-            log.warning(
-                "the process before this one died while %d jobs ran; each next runs alone, to find the one that killed "
-                "it: %s",
-                len(dead.running),
-                ", ".join(sorted(map(str, dead.running))[:10]),
-            )
-        self._box.sign(self.identity.id, self.options.concurrency + MOST_UNSETTLED)
 
     # The database.
 
@@ -296,6 +281,10 @@ class Worker:
         self._claiming.look_everywhere()
         if self._watching is not None:
             self._watching.recounted(queue, len(found))
+
+    def _on_block_ended(self, block: BlockedLoop, seconds: float) -> None:
+        if self._watching is not None:
+            self._watching.loop_blocked(block.task, seconds)
 
     async def _before_reaping(self) -> tuple[int, int]:
         await self._leases.keep_if_late()
@@ -343,14 +332,15 @@ class Worker:
         finally:
             hurrying.cancel()
             # Leases stop last: a job that is still draining must not look abandoned to another worker.
-            await self._supervisor.stop("claiming", "listening", "settling", *UPKEEP, "reporting", "leases")
+            await self._supervisor.stop(
+                "claiming", "listening", "settling", *UPKEEP, "watching", "reporting", "leases", "processes"
+            )
+            await self._watchdog.stop()
             await self._before_closing()
+            await conclude(self._store, list(self._slots.queues))
             await take_back(self._store, self.identity)
+            await self._execution.leave(HURRIED_LEAVE if self._hurry.is_set() else LEAVES_WITHIN)
             self._execution.close()
-            if self._lone is not None:
-                await self._lone.close()
-            if self._box is not None:
-                self._box.close()
             self._tell_what_is_left()
 
     async def _before_closing(self) -> None:
@@ -389,6 +379,7 @@ class Worker:
             log.warning("job %s (%s) still runs; it is interrupted", claim.id, claim.task, extra={"claim": claim})
             self._execution.interrupt(run, Stop.SHUTDOWN)
         await first_of(self._execution.all_ended(), self._grace())
+        await self._execution.kill_the_rest()
 
     async def _grace(self) -> None:
         await self._hurry.wait()

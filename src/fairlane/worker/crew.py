@@ -1,0 +1,425 @@
+"""A worker whose jobs run in other processes: it claims for all of them, hands jobs over, and settles what they tell.
+
+What is handed to a process has to begin within a moment. One that cannot (its event loop is blocked, or it gets no
+processor) keeps nothing from the others: after that moment it does not begin the job any more, and the worker hands it
+to another without asking (see `BlackBox` for why nothing runs twice by that). A process that dies takes with it what
+had begun in it. Should the worker die, its processes do so at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from fairlane.clock import SECOND
+from fairlane.errors import FairlaneError
+from fairlane.job import Claim, State
+from fairlane.scheduler.settlement import SEEN, UNSEEN, Interrupted, Lost, Outcome, Released, Settlement, settle
+from fairlane.task import Task
+from fairlane.worker.black_box import Noted
+from fairlane.worker.execution import ALONE_LATER, NOT_YET_ALONE, Execution, Run
+from fairlane.worker.logs import log_end
+from fairlane.worker.mate import Began, Begin, End, Ended, Handed, Interrupt, Mate
+from fairlane.worker.outcomes import Stop
+from fairlane.worker.timing import Alarm, jittered, pause
+from fairlane.worker.troubles import Troubles
+from fairlane.worker.watching import Watching
+
+__all__ = ["Crew"]
+
+log = logging.getLogger("fairlane.worker")
+
+BEGINS_WITHIN = SECOND // 2
+"""What is handed to a process and has not begun by then is handed to another."""
+BEGINS_IN_A_PROCESS_WITHIN = SECOND
+"""The same for a task that needs a process of its own: it may wait there for one to be free."""
+MARGIN = SECOND // 50
+"""And how much later that is looked at: by then, what another processor has written is seen."""
+BETWEEN_CHECKS = SECOND // 10
+FIRST_RESTART, LONGEST_RESTART = SECOND // 2, 30 * SECOND
+AFTER_KILLER = SECOND // 10
+"""How long the others of a process wait that one of its jobs has killed."""
+PROVEN_AFTER = 60 * SECOND
+"""A process that has lived for this long has proven itself: its next death starts a new count."""
+DEATHS_IN_A_ROW = 5
+KILLED_WITHIN = 2.0
+"""Seconds until a process that was killed is gone."""
+TROUBLE = "processes"
+NAMED = 10
+"""Jobs that are named where more may be meant."""
+
+
+class KeepsDying(FairlaneError):
+    """A process of this worker dies again and again, and no job does it."""
+
+
+class Crew(Execution):
+    """The runs of a worker, in so many processes of so many slots each."""
+
+    def __init__(
+        self, *given: Any, command: Sequence[str], processes: int, each: int, troubles: Troubles, **named: Any
+    ) -> None:
+        super().__init__(*given, **named)
+        self._troubles = troubles
+        self._command = command
+        self._places = processes
+        self._each = each
+        self._mates: list[Mate] = []
+        """Those that are there."""
+        self._spare: Mate | None = None
+        """For a suspect, where no other has nothing to do."""
+        self._over = asyncio.Event()
+        self._check = Alarm(self._clock, self._take_back_overdue)
+        self._handover = 0
+        """Microseconds from here to the handler, about the most of late."""
+        self.watching: Watching | None = None
+
+    # The processes.
+
+    async def keep(self) -> None:
+        """Have so many processes, for as long as the worker runs. `KeepsDying` if there is no having one."""
+        kept = [self.loop.create_task(self._keep_alive(place)) for place in range(self._places)]
+        try:
+            await asyncio.gather(*kept)
+        finally:
+            for each in kept:
+                if not each.cancelling():  # twice would break off what ends a process that is starting
+                    each.cancel()
+            await asyncio.gather(*kept, return_exceptions=True)
+
+    def open(self) -> None:
+        """There are no slots yet."""
+        self._measure()
+
+    async def _keep_alive(self, place: int) -> None:
+        deaths = wait = 0
+        while True:
+            began = self._now()
+            mate = Mate(self._command, self._each, self._hear)
+            try:
+                await mate.start()
+            except OSError as error:
+                lost, ending = 0, str(error)
+            else:
+                self._mates.append(mate)
+                self._measure()
+                self._refill()
+                ending = await mate.gone()
+                self._mates.remove(mate)
+                lost = self._lose(mate, ending)
+            if lost:
+                wait = jittered(AFTER_KILLER)
+                log.error("worker process %d died (%s) while %s ran; restarting it", place, ending, _jobs(lost))
+            elif not self._slots.is_closed:
+                deaths = 1 if self._now() - began >= PROVEN_AFTER else deaths + 1
+                if deaths >= DEATHS_IN_A_ROW:
+                    raise KeepsDying(f"worker process {place} died {deaths} times in a row ({ending}); giving up")
+                wait = jittered(min(FIRST_RESTART << (deaths - 1), LONGEST_RESTART))
+                log.error("worker process %d died (%s); restarting it in %.1f s", place, ending, wait / SECOND)
+            if self._slots.is_closed:
+                await asyncio.Event().wait()  # nobody needs another
+            await pause(self._clock, wait)
+
+    def _measure(self) -> None:
+        """How many slots there are changes with the processes."""
+        self._slots.concurrency = sum(mate.capacity for mate in self._all())
+
+    def _all(self) -> list[Mate]:
+        return self._mates if self._spare is None else [*self._mates, self._spare]
+
+    # From claim to handler.
+
+    def _decoded(self, task: Task[..., Any], claim: Claim) -> tuple[Any, Any]:
+        return (), {}  # where it runs
+
+    def _fill_slots(self) -> None:
+        waiting = self.waiting
+        if not waiting:
+            return
+        free = sorted([mate for mate in self._mates if mate.free > 0], key=_load)
+        last = waiting[-1]
+        for left, mate in zip(range(len(free), 0, -1), free, strict=True):
+            # As many to each: they share the processors.
+            self._fill(mate, -(-len(waiting) // left))
+        if not waiting and last.pace is None:
+            self.note_start(last.claim.claimed_at - self._handover)
+
+    def _fill(self, mate: Mate, most: int) -> None:
+        runs: list[Run] = []
+        while self.waiting and len(runs) < min(most, mate.free):
+            run = self.waiting.popleft()
+            if run.claim.id in mate.runs:
+                # An earlier claim of it was lost, and still runs there.
+                self.waiting.appendleft(run)
+                break
+            runs.append(run)
+        if runs:
+            self._hand(mate, runs)
+
+    def _hand(self, mate: Mate, runs: Sequence[Run]) -> None:
+        now, watching = self._now(), self.watching
+        handed = []
+        for run in runs:
+            claim = run.claim
+            run.started_at = now
+            run.mate = mate
+            mate.runs[claim.id] = run
+            self.running.add(run)
+            in_process = run.task.options.executor == "process"
+            begin_by = min(run.begin_by, now + (BEGINS_IN_A_PROCESS_WITHIN if in_process else BEGINS_WITHIN))
+            mate.unseen.append((begin_by, run))
+            trace = None
+            if watching is not None:
+                watching.count_start(claim)
+                trace = watching.origin(claim.id)
+            handed.append(Handed(claim, begin_by, run.pace is not None, trace))
+        self.attempts += len(runs)
+        mate.send(Begin(handed, self.store_time.offset, self.store_ahead))
+        self._check.set(mate.unseen[0][0] + MARGIN)
+
+    def _set_apart(self, run: Run) -> None:
+        """Run it where nothing runs beside it, if there is such a process now. It is not held until there is one:
+        should this process die, nobody knows which of those that it held have run, and each would be charged."""
+        mate = next((each for each in self._mates if each.is_ready and each.free and not each.runs), None)
+        if mate is None and self._spare is not None and self._spare.is_ready and not self._spare.runs:
+            mate = self._spare
+        if mate is None:
+            if self._preparing is None:
+                self._preparing = self.loop.create_task(self._prepare_spare(), name="fairlane-spare")
+            if run.pace is not None:
+                self._pacer.drop(run)
+            self._refuse(run.queue, run.claim, Released(NOT_YET_ALONE, ALONE_LATER))
+            return
+        self._hand(mate, [run])
+        mate.is_alone = True
+        self._measure()
+
+    async def _prepare_spare(self) -> None:
+        """Have one more process, of a single slot, until the worker stops or a job kills it."""
+        mate = Mate(self._command, 1, self._hear)
+        try:
+            await mate.start()
+            self._spare = mate
+            ending = await mate.gone()
+            self._spare = None
+            self._lose(mate, ending)
+            log.error("the worker process for jobs that are to run alone died (%s)", ending)
+        except OSError as error:
+            log.error("no process could be started for jobs that are to run alone: %s", error)
+        finally:
+            self._preparing = None
+
+    # What processes tell.
+
+    def _hear(self, mate: Mate, news: Began | Ended) -> None:
+        match news:
+            case Began(job=job, at=at):
+                run = mate.runs.get(job)
+                if run is not None and run.pace is not None:
+                    self._pacer.began(run, at)
+            case Ended(jobs=ends):
+                self._take(mate, ends)
+
+    def _take(self, mate: Mate, ends: Sequence[End]) -> None:
+        now, is_full = self._now(), mate.capacity < mate.slots
+        unbegun: list[Run] = []
+        lag = blocked = 0
+        for end in ends:
+            if (handed_at := mate.revoked.pop(end.job, None)) is not None:
+                blocked = max(blocked, now - handed_at)
+                continue
+            run = mate.runs.pop(end.job)
+            if end.is_unbegun:
+                unbegun.append(run)
+                continue
+            took = now - run.started_at
+            self.mean_run += (took - self.mean_run) * 0.1
+            if end.settlement is not None:
+                lag = max(lag, took - end.settlement.ran)
+            self._finish(run, end.settlement, may_be_settled=end.may_be_settled)
+        self._handover = lag if lag > self._handover else self._handover + (lag - self._handover) // 16
+        if self.watching is not None:
+            self.watching.lagged(max(lag, blocked))
+        mate.is_alone = mate.is_alone and bool(mate.runs)
+        if is_full:
+            self._measure()
+            self._clear_trouble()
+        if unbegun:
+            self._unbegun(unbegun)
+            self._fill_slots()
+        elif self.waiting:
+            # All others are full, or it would not wait.
+            self._fill(mate, len(self.waiting))
+        self.on_slot_freed()
+
+    def _finish(self, run: Run, settlement: Settlement | None, *, may_be_settled: bool = False) -> None:
+        """A run has ended; without a settlement, its claim is lost."""
+        self.running.discard(run)
+        run.queue.used -= 1
+        if run.pace is not None:
+            self._pacer.drop(run)
+        if settlement is None:
+            self.ended_otherwise["lost"] += 1
+        else:
+            if settlement.to is not State.DONE:
+                self._count(settlement)
+            self.settle_later(settlement, run.queue, may_be_settled=may_be_settled)
+        if self.watching is not None:
+            self.watching.count_end(run.claim, settlement, 0 if settlement is None else settlement.ran)
+        if not self.running:
+            self._over.set()
+
+    def _unbegun(self, runs: Iterable[Run]) -> None:
+        """These were handed over and have not begun. Another process may run them."""
+        for run in reversed(list(runs)):
+            self.running.discard(run)
+            self.attempts -= 1
+            run.started_at = 0
+            run.mate = None
+            if run.stop is None and run.pace is None and not self._slots.is_closed and run.begin_by > self._now():
+                if run.claim.is_suspect:
+                    self._set_apart(run)
+                else:
+                    self.waiting.appendleft(run)
+                continue
+            outcome: Outcome | None = self._missed(run)
+            if run.stop is Stop.GONE:
+                outcome = None
+            elif self._slots.is_closed:
+                outcome = self.released(run, "its worker was stopped")
+            run.queue.used -= 1
+            if run.pace is not None:
+                self._pacer.drop(run)
+            if outcome is not None:
+                self.settle_later(settle(run.claim, outcome, 0), run.queue)
+        if not self.running:
+            self._over.set()
+
+    def _take_back_overdue(self) -> None:
+        """Hand to others what has not begun in time."""
+        now = self._now()
+        soonest: int | None = None
+        for mate in self._all():
+            overdue: list[Run] = []
+            while mate.unseen and mate.unseen[0][0] + MARGIN <= now:
+                _, run = mate.unseen.popleft()
+                if mate.runs.get(run.claim.id) is run:
+                    overdue.append(run)
+            if overdue:
+                self._take_back(mate, overdue)
+            if mate.unseen and (soonest is None or mate.unseen[0][0] < soonest):
+                soonest = mate.unseen[0][0]
+        if soonest is not None:
+            self._check.set(max(soonest, now + BETWEEN_CHECKS) + MARGIN)
+
+    def _take_back(self, mate: Mate, overdue: Sequence[Run]) -> None:
+        begun = mate.begun()
+        late = [run for run in overdue if mate.runs.get(run.claim.id) is run and run.claim.id not in begun]
+        if not late:
+            return
+        there = sorted({mate.runs[job].task.name for job in begun if job in mate.runs})
+        self._troubles.tell(
+            TROUBLE,
+            f"the one with pid {mate.pid} begins no jobs, and others run them: its event loop is blocked, by a handler "
+            f"of {' or '.join(there[:NAMED]) or 'an unknown task'}, or it gets no processor; blocking code belongs in "
+            "a task that is not async",
+        )
+        for run in late:
+            del mate.runs[run.claim.id]
+            mate.revoked[run.claim.id] = run.started_at
+        self._measure()
+        self._unbegun(late)
+        self._refill()
+
+    def _lose(self, mate: Mate, ending: str) -> int:
+        """A process is gone: how many jobs may have done it. What had not begun there goes elsewhere."""
+        noted = mate.begun()
+        mate.close()
+        lost: list[Run] = []
+        unbegun: list[Run] = []
+        for job, run in mate.runs.items():
+            (lost if job in noted else unbegun).append(run)
+        mate.runs.clear()
+        suspects = [run for run in lost if noted[run.claim.id] is not Noted.RUNS_ELSEWHERE and run.stop is None]
+        for run in lost:
+            self._finish(run, self._end_of_lost(run, noted[run.claim.id], ending, is_alone=mate.is_alone))
+        if suspects and not mate.is_alone:
+            log.warning(
+                "a process died while %s ran; each next runs alone, to find the one that killed it: %s",
+                _jobs(len(suspects)),
+                ", ".join(sorted(str(run.claim.id) for run in suspects)[:NAMED]),
+            )
+        self._measure()
+        self._clear_trouble()
+        self._unbegun(unbegun)
+        self._refill()
+        return len(suspects)
+
+    def _clear_trouble(self) -> None:
+        if not any(mate.revoked for mate in self._all()):
+            self._troubles.clear(TROUBLE, "begin jobs again")
+
+    def _end_of_lost(self, run: Run, noted: Noted, ending: str, *, is_alone: bool) -> Settlement | None:
+        outcome: Outcome
+        match run.stop, noted:
+            case Stop.GONE, _:
+                return None
+            case Stop.SHUTDOWN, Noted.RUNS | Noted.RUNS_ELSEWHERE:
+                outcome = Interrupted(Stop.SHUTDOWN.value)
+            case _, Noted.RUNS if is_alone:
+                outcome = Lost(f"it ran alone, and its process died ({ending})", SEEN)
+            case _, Noted.RUNS:
+                outcome = Lost(f"its worker's process died while it ran ({ending})", SEEN)
+            case _, Noted.ENDED:
+                outcome = Lost(f"its worker's process died before its end was recorded ({ending})", UNSEEN)
+            case _:
+                outcome = Lost(f"its worker's process died ({ending}); it ran in another, which died with it", 0)
+        settlement = settle(run.claim, outcome, self.ran(run))
+        if settlement.to is State.DEAD:
+            log_end(run, settlement, None, self.store_now(), log)
+        return settlement
+
+    # Stopping runs.
+
+    def interrupt(self, run: Run, reason: Stop) -> None:
+        """Ask a run to stop, where it runs."""
+        if run.mate is None:
+            super().interrupt(run, reason)
+        elif run.stop is None or (reason is Stop.GONE and run.stop is not Stop.GONE):
+            run.stop = reason
+            run.mate.send(Interrupt(run.claim.id, reason))
+
+    async def all_ended(self) -> None:
+        while self.running:
+            self._over.clear()
+            await self._over.wait()
+
+    async def kill_the_rest(self) -> None:
+        """What would not stop goes with its process; its job keeps its place."""
+        for mate in self._all():
+            if mate.runs:
+                mate.kill()
+        try:
+            async with asyncio.timeout(KILLED_WITHIN):
+                await self.all_ended()
+        except TimeoutError:
+            log.error("%s: their processes could not be killed", _jobs(len(self.running)))
+
+    async def leave(self, within: float) -> None:
+        there = self._all()
+        await self._stop_preparing()
+        await asyncio.gather(*(mate.leave(within) for mate in there))
+
+    def close(self) -> None:
+        self._check.close()
+        super().close()
+
+
+def _load(mate: Mate) -> int:
+    return len(mate.runs)
+
+
+def _jobs(count: int) -> str:
+    return "1 job" if count == 1 else f"{count:,} jobs"

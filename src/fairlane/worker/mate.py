@@ -1,0 +1,407 @@
+"""A process that runs jobs for the worker that started it, as the worker sees it.
+
+The worker keeps the claims: it renews leases, hears of cancellations and settles. The process runs handlers, with the
+app, its middleware and its database (see `Runner`), several jobs at a time or, for a job that may have killed its
+process, one with nothing beside it. They talk over a socket, several jobs a message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import msgspec
+
+from fairlane.job import Claim
+from fairlane.scheduler.settlement import Settlement
+from fairlane.worker.black_box import BlackBox, Noted
+from fairlane.worker.outcomes import Stop
+from fairlane.worker.processes import how
+
+if TYPE_CHECKING:
+    from fairlane.worker.execution import Run
+
+__all__ = [
+    "Began",
+    "Begin",
+    "End",
+    "Ended",
+    "Gone",
+    "Handed",
+    "Interrupt",
+    "Leave",
+    "Line",
+    "LoneProcess",
+    "Mate",
+    "News",
+    "Order",
+    "Ready",
+    "decode_order",
+]
+
+LENGTH = 4
+AT_ONCE = 1 << 18
+"""Bytes that are read in one go."""
+
+
+class Handed(msgspec.Struct, frozen=True, array_like=True):
+    """A job to run, if it can begin by then (by the monotonic clock, which all processes of a machine share)."""
+
+    claim: Claim
+    begin_by: int
+    is_paced: bool = False
+    """Its start is to be told at once: another waits for it."""
+    trace: dict[str, str] | None = None
+    """Where it was enqueued."""
+
+
+class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
+    """Run these."""
+
+    jobs: list[Handed]
+    offset: int
+    """What queue time is ahead of the monotonic clock."""
+    ahead: int
+    """And of the store's clock."""
+
+
+class Interrupt(msgspec.Struct, frozen=True, array_like=True, tag="interrupt"):
+    """Stop this job."""
+
+    job: UUID
+    reason: Stop
+
+
+class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave"):
+    """There is nothing more to run: end in order."""
+
+
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
+    """The process has started, and waits for jobs."""
+
+
+class Began(msgspec.Struct, frozen=True, array_like=True, tag="began"):
+    """The handler of a paced job is called."""
+
+    job: UUID
+    at: int
+    """By the monotonic clock."""
+
+
+class End(msgspec.Struct, frozen=True, array_like=True):
+    """What became of one job: a settlement; without one, its claim was lost, or it has not begun."""
+
+    job: UUID
+    settlement: Settlement | None = None
+    may_be_settled: bool = False
+    is_unbegun: bool = False
+    """It could not begin in time, and does not any more."""
+
+
+class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
+    """These have ended."""
+
+    jobs: list[End]
+
+
+Order = Begin | Interrupt | Leave
+News = Ready | Began | Ended
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_news: Callable[[bytes], News] = msgspec.msgpack.Decoder(News).decode
+decode_order: Callable[[bytes], Order] = msgspec.msgpack.Decoder(Order).decode
+
+
+class Line:
+    """One end of a socket that carries messages. What is sent is with the system when `send` returns, if there is room:
+    it arrives although its sender dies in the next moment."""
+
+    def __init__(self, connection: socket.socket, hear: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
+        connection.setblocking(False)
+        self._socket = connection
+        self._hear = hear
+        self._on_end = on_end
+        self._received = b""
+        self._unsent = bytearray()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(connection.fileno(), self._read)
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether nothing waits for room."""
+        return not self._unsent
+
+    def send(self, message: Order | News) -> None:
+        body = _encode(message)
+        data = len(body).to_bytes(LENGTH, "big") + body
+        if not self._unsent:
+            sent = self._try(data)
+            if sent == len(data):
+                return
+            data = data[sent:]
+            self._loop.add_writer(self._socket.fileno(), self._write)
+        self._unsent += data
+
+    def _try(self, data: bytes | bytearray) -> int:
+        try:
+            return self._socket.send(data)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError:
+            return len(data)  # nobody is there any more, which is found out elsewhere
+
+    def _write(self) -> None:
+        del self._unsent[: self._try(self._unsent)]
+        if not self._unsent:
+            self._loop.remove_writer(self._socket.fileno())
+
+    def _read(self) -> bool:
+        """Take what has come; whether there was anything."""
+        try:
+            data = self._socket.recv(AT_ONCE)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self._loop.remove_reader(self._socket.fileno())
+            self._on_end()
+            return False
+        self._take(self._received + data if self._received else data)
+        return True
+
+    def _take(self, data: bytes) -> None:
+        at = 0
+        while len(data) - at >= LENGTH:
+            end = at + LENGTH + int.from_bytes(data[at : at + LENGTH], "big")
+            if end > len(data):
+                break
+            self._hear(data[at + LENGTH : end])
+            at = end
+        self._received = data[at:]
+
+    def drain(self) -> None:
+        """Take everything that has been sent until now."""
+        while self._socket.fileno() >= 0 and self._read():
+            pass
+
+    def close(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._loop.remove_reader(self._socket.fileno())
+            self._loop.remove_writer(self._socket.fileno())
+            self._socket.close()
+
+
+class Mate:
+    """The worker's end: one process, and what was handed to it."""
+
+    def __init__(self, command: Sequence[str], slots: int, hear: Callable[[Mate, Began | Ended], None]) -> None:
+        self.slots = slots
+        self.runs: dict[UUID, Run] = {}
+        """What it has been handed and has not ended, by job."""
+        self.revoked: dict[UUID, int] = {}
+        """What was taken back from it, until it says that it knows, and when it was handed over. It is given nothing
+        meanwhile."""
+        self.unseen: deque[tuple[int, Run]] = deque()
+        """What was handed to it and is not known to have begun, with the time by which it has to."""
+        self.is_alone = False
+        """It runs a job that nothing may run beside."""
+        self._command = list(command)
+        self._hear_news = hear
+        self._box: BlackBox | None = None
+        self._line: Line | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._ready = asyncio.get_running_loop().create_future()
+
+    @property
+    def pid(self) -> int:
+        return 0 if self._process is None else self._process.pid
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a job could begin there at once."""
+        return self._ready.done() and self._process is not None and self._process.returncode is None
+
+    @property
+    def free(self) -> int:
+        """How many more jobs it may be handed."""
+        return 0 if self.revoked or self.is_alone else self.slots - len(self.runs)
+
+    @property
+    def capacity(self) -> int:
+        """How many jobs it can hold as things are."""
+        return len(self.runs) if self.revoked or self.is_alone else self.slots
+
+    async def start(self) -> None:
+        """Have a process that waits for jobs. `OSError` if there is none to be had."""
+        ours, theirs = socket.socketpair()
+        box = self._box = BlackBox.empty(self.slots)
+        self._line = Line(ours, self._hear, self.kill)
+        given = {"--concurrency": self.slots, "--mate": theirs.fileno(), "--black-box": box.descriptor}
+        spawning = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(
+                *self._command,
+                *(str(part) for option in given.items() for part in option),
+                pass_fds=[theirs.fileno(), box.descriptor],
+                # A group of its own: a Ctrl-C at the terminal reaches the worker alone.
+                start_new_session=True,
+            )
+        )
+        spawning.add_done_callback(lambda _: theirs.close())
+        try:
+            self._process = await asyncio.shield(spawning)
+            await self._ready_or_ended(self._process)
+        except OSError:
+            self.close()
+            raise
+        except asyncio.CancelledError:
+            self._process = await spawning
+            self.kill()
+            await self.gone()
+            self.close()
+            raise
+        if not self._ready.done():
+            ending = await self.gone()
+            self.close()
+            raise ChildProcessError(f"it died while it started ({ending})")
+
+    async def _ready_or_ended(self, process: asyncio.subprocess.Process) -> None:
+        ended = asyncio.ensure_future(process.wait())
+        try:
+            await asyncio.wait({self._ready, ended}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended.cancel()
+
+    def _hear(self, body: bytes) -> None:
+        news = _decode_news(body)
+        if not isinstance(news, Ready):
+            self._hear_news(self, news)
+        elif not self._ready.done():
+            self._ready.set_result(None)
+
+    def send(self, order: Order) -> None:
+        if self._line is not None:
+            self._line.send(order)
+
+    def begun(self) -> dict[UUID, Noted]:
+        """Of what it was handed, that which has begun; everything that it has told so far is heard first."""
+        if self._line is not None:
+            self._line.drain()
+        return {} if self._box is None else self._box.read()
+
+    def kill(self) -> None:
+        # The process's own `kill` asks first whether it has ended, and takes the answer from asyncio, which then
+        # reports code 255.
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGKILL)
+
+    async def gone(self) -> str:
+        """Return once it has ended, and how. What it told before that is heard."""
+        assert self._process is not None
+        code = await self._process.wait()
+        if self._line is not None:
+            self._line.drain()
+            self._line.close()
+        return how(code)
+
+    async def leave(self, within: float) -> None:
+        """Let it end in order, if it can do so in so many seconds."""
+        if self._process is None:
+            return
+        self.send(Leave())
+        try:
+            async with asyncio.timeout(within):
+                await self.gone()
+        except TimeoutError:
+            self.kill()
+            await self.gone()
+        self.close()
+
+    def close(self) -> None:
+        """It has ended, and what it noted is known."""
+        if self._line is not None:
+            self._line.close()
+        if self._box is not None:
+            self._box.close()
+            self._box = None
+
+
+class Gone(msgspec.Struct, frozen=True):
+    """The process died of it, or beside it."""
+
+    how: str
+    had_begun: bool
+    """Whether its handler had been called."""
+
+
+class LoneProcess:
+    """A process for one job at a time, started when there is something for it to do, and kept for the next."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = command
+        self._mate: Mate | None = None
+        self._on_begin: Callable[[int], None] = lambda at: None
+        self._ended: asyncio.Future[End] | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a job could begin there at once."""
+        return self._mate is not None and self._mate.is_ready
+
+    async def start(self) -> None:
+        """Have a process that waits for a job. `OSError` if there is none to be had."""
+        if self.is_ready:
+            return
+        if self._mate is not None:
+            self._mate.close()
+        self._mate = Mate(self._command, 1, self._hear)
+        await self._mate.start()
+
+    def _hear(self, _mate: Mate, news: Began | Ended) -> None:
+        if isinstance(news, Began):
+            self._on_begin(news.at)
+        elif self._ended is not None and not self._ended.done():
+            self._ended.set_result(news.jobs[0])
+
+    async def run(self, begin: Begin, on_begin: Callable[[int], None]) -> End | Gone:
+        """Run this job there: what became of it, or how the process died. `on_begin` hears when it is called."""
+        assert self._mate is not None
+        mate, self._on_begin = self._mate, on_begin
+        ended: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+        self._ended = ended
+        mate.send(begin)
+        gone = asyncio.ensure_future(mate.gone())
+        waits: set[asyncio.Future[Any]] = {ended, gone}
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not gone.done():
+                gone.cancel()
+        if ended.done():
+            return ended.result()
+        self._mate = None
+        noted = mate.begun()
+        mate.close()
+        return Gone(gone.result(), begin.jobs[0].claim.id in noted)
+
+    def interrupt(self, job: UUID, reason: Stop) -> None:
+        """Ask what runs to stop. A claim that is gone is nobody's any more: the process goes with it."""
+        if self._mate is None:
+            return
+        if reason is Stop.GONE:
+            self._mate.kill()
+        else:
+            self._mate.send(Interrupt(job, reason))
+
+    async def leave(self, within: float) -> None:
+        """End the process, if there is one."""
+        if self._mate is not None:
+            await self._mate.leave(within)
