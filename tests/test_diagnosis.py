@@ -230,8 +230,8 @@ def figures(**given: Any) -> QueueFigures:
         "held": {},
         "oldest_ready_at": None,
         "next_due_at": None,
-        "tallied_at": NOW - MINUTE,
-        "untallied": 5,
+        "counted_at": NOW - MINUTE,
+        "uncounted": 5,
     }
     return QueueFigures(queue="webhooks", **(known | given))
 
@@ -239,18 +239,18 @@ def figures(**given: Any) -> QueueFigures:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"tallied_at": NOW - 6 * MINUTE}, "what 5 claims did"),
-        ({"untallied": 1_000}, "what 1,000 claims did"),
-        ({"untallied": 1_000, "tallied_at": None}, "there are none"),
+        ({"counted_at": NOW - 6 * MINUTE}, "5 claims are not in the stored stats"),
+        ({"uncounted": 1_000}, "1,000 claims are not in the stored stats"),
+        ({"uncounted": 1_000, "counted_at": None}, "none is"),
     ],
 )
 def test_figures_that_nobody_keeps_up_are_told(given: dict[str, Any], said: str) -> None:
     (finding,) = about_figures([figures(**given)], NOW)
-    assert (finding.level, finding.check, finding.queue) == ("warning", "figures are behind", "webhooks")
+    assert (finding.level, finding.check, finding.queue) == ("warning", "stats are behind", "webhooks")
     assert said in finding.message
 
 
-@pytest.mark.parametrize("given", [{}, {"untallied": 0, "tallied_at": NOW - HOUR}, {"tallied_at": None}])
+@pytest.mark.parametrize("given", [{}, {"uncounted": 0, "counted_at": NOW - HOUR}, {"counted_at": None}])
 def test_figures_that_are_kept_up_are_not(given: dict[str, Any]) -> None:
     assert list(about_figures([figures(**given)], NOW)) == []
 

@@ -9,6 +9,7 @@ import pytest
 
 from fairlane import AdaptiveConcurrency, Backlog, Breaker, Concurrency, Fair, Rate, Sequence
 from fairlane.clock import lasting
+from fairlane.operations.diagnosis_workers import about_workers
 from fairlane.operations.hinting import hints_of, status_of
 from fairlane.operations.views import (
     Counted,
@@ -173,8 +174,9 @@ def test_workers_that_are_silent_broken_or_out_of_time_are_faults() -> None:
         worker(loops={"claiming": "OSError: gone"}),
         worker(clock_offset=-9.0),
     ]
-    silent, broken, skewed = hints_of([], [], workers)
-    assert "was last heard of at 08:00:00 UTC" in silent.words
+    broken, skewed, silent = hints_of([], [], about_workers(workers))
+    assert [each.kind for each in (broken, skewed, silent)] == [HintKind.FAULT, HintKind.FAULT, HintKind.LAG]
+    assert "was last heard of at 2030-01-31 08:00:00 UTC" in silent.words
     assert broken.words == "worker host:1: its loop claiming died (OSError: gone)"
     assert skewed.words == "the clock of worker host:1 differs from the database's by -9.0 s"
 

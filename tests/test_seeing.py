@@ -19,6 +19,7 @@ from fairlane.operations.views import HintKind, QueueStatus
 from fairlane.scheduler.settlement import Done, Failed, settle
 from fairlane.store.figures import WorkerReport
 from fairlane.store.protocol import Store, WorkerIdentity
+from tests.store.harness import checkpointed
 
 WORKER = WorkerIdentity(uuid4(), "host:1")
 LEASE = timedelta(seconds=30)
@@ -244,6 +245,7 @@ async def test_o13_looking_changes_nothing(shop: Shop) -> None:
     await shop.settle(claims[1:], failed=True)
     await shop.tally()
     await shop.enqueue("new", 2)
+    await checkpointed(await shop.store())
     before = await everything(shop.app.url)
     await shop.see.overview()
     await shop.see.list_queues()
@@ -284,7 +286,7 @@ async def test_a_limit_of_another_scope_than_the_key_is_told_too(shop: Shop) -> 
     await shop.tally()
     shown = await shop.see.show_key("webhooks", {"account": "acme"})
     assert (shown.view.waiting, shown.view.held_by, shown.view.drained_in) == (3, [], None)
-    said = "3 jobs of endpoint=slow are held by Rate(2, per='60s', burst=2, by='endpoint')"
+    said = "3 jobs of endpoint=slow are held by Rate(2, per='60s', burst=2, by='endpoint'), set by an operator"
     assert said in shown.why
     whole = await shop.see.explain_queue("webhooks")
     assert said in [hold.words for hold in whole.holds]

@@ -181,3 +181,10 @@ def test_a_line_of_a_trace_that_makes_no_sense_is_refused_by_its_number(line: st
 def test_an_empty_trace_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="no job in it"):
         read_trace([""])
+
+
+def test_o16_classes_and_traces_say_which_numbers_their_jobs_bring() -> None:
+    (job,) = Workload.parse('[[classes]]\nname = "a"\nnumbers = { weight = 4 }').simulated()
+    assert job.numbers == {"weight": 4}
+    (job,) = read_trace(['{"at": 0, "run_time": 1, "numbers": {"weight": 4}}'])
+    assert job.numbers == {"weight": 4}

@@ -8,6 +8,7 @@ import logging
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from types import TracebackType
 from typing import Any, TypeVar, overload
@@ -16,7 +17,14 @@ from uuid import UUID
 from fairlane.blocking import BackgroundLoop, CallerThread, refuse_inside_a_loop
 from fairlane.clock import Clock, Instant, SystemClock
 from fairlane.codec import Codec, PayloadCodec
-from fairlane.composition import Connection, actor_of_process, hand_of, store_factory, without_password
+from fairlane.composition import (
+    Connection,
+    actor_of_process,
+    hand_of,
+    is_in_memory,
+    store_factory,
+    without_password,
+)
 from fairlane.declarations import Declarations
 from fairlane.declaring import checked_count, checked_size, checked_time, folder_of
 from fairlane.errors import (
@@ -32,6 +40,7 @@ from fairlane.handle import Enqueued, Foreseen, Job, handles_of
 from fairlane.job import Outcome
 from fairlane.log_text import guard_loggers
 from fairlane.operations import Operations
+from fairlane.operations.waits import limits_waited_for
 from fairlane.parameters import check_value, checked, known_options, shown
 from fairlane.policy.policy import Policy
 from fairlane.producing import Producing
@@ -384,6 +393,8 @@ class App(Declarations):
             firing=self._firing(connection),
             telemetry=self.telemetry,
             look_again=connection.producing.look_again,
+            make_store=None if is_in_memory(self.url) else self._make_store,
+            waited_for=partial(limits_waited_for, connection.store),
         )
 
     def _firing(self, connection: Connection, only: Collection[str] | None = None) -> Firing | None:

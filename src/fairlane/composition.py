@@ -20,7 +20,7 @@ from fairlane.store.protocol import Store, WorkerIdentity
 from fairlane.waiting import Ear
 from fairlane.worker.worker import name_of_process
 
-__all__ = ["Connection", "actor_of_process", "hand_of", "store_factory", "without_password"]
+__all__ = ["Connection", "actor_of_process", "hand_of", "is_in_memory", "store_factory", "without_password"]
 
 
 HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^:\[\]]*)(:(?P<port>[0-9]*))?")
@@ -72,6 +72,11 @@ def store_factory(url: str, clock: Clock, durable_claims: bool) -> Callable[[], 
         f"{shown(without_password(url))} is not a database URL that Fairlane knows; possible are sqlite:///file.db, "
         f"sqlite:// (in memory) and postgresql://user@host/database"
     )
+
+
+def is_in_memory(url: str) -> bool:
+    """Whether nobody but the store that was made for this URL can see what is in it."""
+    return url in ("sqlite://", "sqlite:///")
 
 
 def _check_hosts(url: str, rest: str) -> None:

@@ -8,16 +8,16 @@ from uuid import UUID
 
 import msgspec
 
-from fairlane.clock import Instant, iso_text
+from fairlane.clock import SECOND, Instant, iso_text
 from fairlane.errors import ConfigurationError
 from fairlane.job import ENGINES_MESSAGE, State, stored_in
-from fairlane.policy.by import By
 from fairlane.policy.keys import canonical_keys, key_words
 from fairlane.policy.overrides import PauseGate
 from fairlane.policy.partitions import parse_partition, partition_name, whole_of
 from fairlane.policy.policy import BoundLimit, Policy
+from fairlane.scheduler.estimate import Seen
 from fairlane.scheduler.explain import Explanation, Facts, Hold, explain, together
-from fairlane.scheduler.gauge import gauges
+from fairlane.scheduler.gauge import Gauge, gauges, shared_gates_of
 from fairlane.store.finding import find_jobs
 from fairlane.store.job_rows import not_among
 from fairlane.store.operators import JobFilter
@@ -27,6 +27,8 @@ __all__ = ["describe_explanation", "explain_job", "explain_queue", "has_jobs", "
 
 LANES = 200
 """Lanes of a key that are looked at."""
+LOOKED_BACK = 600 * SECOND
+"""How far a job's estimate looks back for the pace of its queue."""
 MOST_LIMITS = 10
 """Limits that are named, for those that hold some of the jobs back."""
 
@@ -37,7 +39,7 @@ async def explain_job(
     """Everything that holds a job, or `JobNotFound`. `tasks` are those that the app knows, if there is one;
     `forwarded`, the queues that it leaves to an engine (`None`: no app is at hand)."""
     facts = await store.examine(job=job)
-    return explain(facts, tasks, await _forwarded(store, facts, forwarded))
+    return explain(facts, tasks, await _forwarded(store, facts, forwarded), await _seen(store, facts))
 
 
 async def explain_queue(
@@ -96,6 +98,15 @@ def _check_names(policy: Policy, keys: Mapping[str, str | None]) -> None:
         raise not_told_apart(policy, unknown)
 
 
+async def _seen(store: Store, facts: Facts) -> Seen | None:
+    """How the last minutes of a waiting job's queue went."""
+    if facts.subject.state is not State.READY:
+        return None
+    queue = facts.subject.queue
+    minutes = await store.minutes([queue], facts.now - LOOKED_BACK)
+    return Seen(minutes[queue], facts.now)
+
+
 async def _forwarded(store: Store, facts: Facts, forwarded: Collection[str] | None) -> Collection[str] | None:
     """The queues that an engine runs; where no app says so, and nobody serves this one, its jobs may."""
     if forwarded is not None or facts.is_served or not await is_routed(store, facts.subject.queue):
@@ -121,7 +132,7 @@ async def _behind_limits(store: Store, policy: Policy, keys: Mapping[str, str | 
     queue, those that most wait on."""
     if not keys:
         held = [
-            (figures.by, figures.key, limit, figures.waiting)
+            (limit, figures.key, figures.waiting)
             for _, figures in await store.list_held([policy.queue])
             for limit in figures.held_by
         ]
@@ -129,39 +140,34 @@ async def _behind_limits(store: Store, policy: Policy, keys: Mapping[str, str | 
         held = await _of_lanes(store, policy, keys)
     else:
         return []
-    holds: dict[tuple[object, ...], Hold] = {}
-    for by, key, limit, count in held:
+    counts: dict[tuple[str, tuple[str | None, ...]], int] = {}
+    for limit, key, count in held:
         bound = policy.bound_named(limit)
-        if bound is None or not count or isinstance(bound.limit, PauseGate):
-            continue
-        known = holds.get((limit, key))
-        count += 0 if known is None or known.count is None else known.count
-        holds[limit, key] = _held(policy, bound, by, key, count, now)
-    return sorted(holds.values(), key=lambda hold: -(hold.count or 0))[:MOST_LIMITS]
+        if bound is not None and count and not isinstance(bound.limit, PauseGate):
+            counts[limit, key] = counts.get((limit, key), 0) + count
+    most = sorted(counts.items(), key=lambda item: -item[1])[:MOST_LIMITS]
+    wanted = [(bound, key) for (limit, key), _ in most if (bound := policy.bound_named(limit)) is not None]
+    gates = {policy.queue: [policy.gate_of(*each) for each in wanted]}
+    known, shared = await store.gates_named(gates, shared_gates_of(wanted))
+    told = gauges(policy, now, wanted, known, shared)
+    return [_held(bound, gauge, count) for (bound, _), gauge, (_, count) in zip(wanted, told, most, strict=True)]
 
 
 async def _of_lanes(
     store: Store, policy: Policy, keys: Mapping[str, str | None]
-) -> list[tuple[By, tuple[str | None, ...], str, int]]:
+) -> list[tuple[str, tuple[str | None, ...], int]]:
     lanes = [lane for lane in await store.lanes_of(policy.queue, policy.flow_of(0, keys), LANES) if lane.ready > 0]
-    gates, _ = await store.gates_named([lane.gate for lane in lanes if lane.gate is not None], [])
+    gates, _ = await store.gates_named({policy.queue: [lane.gate for lane in lanes if lane.gate is not None]}, [])
     names = {gate.id: (gate.limit, tuple(gate.key)) for gate in gates if gate.waiting}
-    found = []
-    for lane in lanes:
-        limit, key = names.get(lane.gate or b"", (None, ()))
-        bound = None if limit is None else policy.bound_named(limit)
-        if limit is not None and bound is not None:
-            found.append((bound.limit.by, key, limit, lane.ready))
-    return found
+    return [(*names[lane.gate], lane.ready) for lane in lanes if lane.gate in names]
 
 
-def _held(policy: Policy, bound: BoundLimit, by: By, key: tuple[str | None, ...], count: int, now: Instant) -> Hold:
-    keys = dict(zip(by, key, strict=True))
-    where = key_words(keys)
-    limit = policy.limit_at(bound, key) or bound.limit
-    words = f"{count:,} {'job' if count == 1 else 'jobs'} of {where} {'is' if count == 1 else 'are'} held by {limit!r}"
-    (gauge,) = gauges(policy, now, [(bound, key)], [])
-    return Hold(gauge.reason, words, bound.name, keys, count=count)
+def _held(bound: BoundLimit, gauge: Gauge, count: int) -> Hold:
+    keys = dict(zip(bound.limit.by, gauge.key, strict=True))
+    jobs = "1 job of {} is" if count == 1 else f"{count:,} jobs of {{}} are"
+    origin = f", {gauge.origin.words}" if gauge.origin.words else ""
+    words = f"{jobs.format(key_words(keys))} held by {gauge.in_force!r}{origin}"
+    return Hold(gauge.reason, words, bound.name, keys, bound=gauge.bound, count=count, origin=gauge.origin)
 
 
 def describe_explanation(told: Explanation) -> dict[str, Any]:
@@ -201,6 +207,7 @@ def _described(hold: Hold) -> dict[str, Any]:
         "key": hold.key,
         "used": hold.used,
         "bound": hold.bound,
+        "bound_from": hold.origin,
         "until": iso_text(hold.until),
         "count": hold.count,
         "holders": holders,

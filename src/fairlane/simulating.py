@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any
+from uuid import UUID
 
 from fairlane.clock import SECOND, Instant, duration_of
-from fairlane.errors import ConfigurationError
+from fairlane.errors import ConfigurationError, FairlaneError
 from fairlane.job import JobRecord, State
 from fairlane.parameters import checked
 from fairlane.policy.by import normalize_by
@@ -85,8 +86,19 @@ def record(
         raise ConfigurationError(f"claim_time={claim_time!r} and settle_time={settle_time!r} are times of at least 0")
     jobs: Iterable[SimulatedJob] = workload.simulated(seed) if isinstance(workload, Workload) else workload
     listed = list(jobs)
+    _check_numbers(policy, listed)
     end = None if until is None else (listed[0].at if listed else 0) + duration_of("until", until)
     return play(policy, listed, fleet, until=end, on_progress=on_progress)
+
+
+def _check_numbers(policy: Policy, jobs: Iterable[SimulatedJob]) -> None:
+    """Refuse numbers that a policy would refuse where jobs bring them."""
+    every = (item for job in jobs if job.numbers for item in job.numbers.items())
+    for name, number in sorted({item for item in every if item[0] in policy.brought}):
+        try:
+            policy.check_brought(name, number)
+        except FairlaneError as error:
+            raise ConfigurationError(f"numbers: {name}: {error}") from None
 
 
 async def read_history(
@@ -98,30 +110,36 @@ async def read_history(
     limit: int = HISTORY_LIMIT,
     on_progress: OnProgress | None = None,
 ) -> list[SimulatedJob]:
-    """The jobs that ran to their end in the last so many microseconds: when they came, and how long they ran.
+    """The jobs that ran to their end in the last so many microseconds: when they came, how long they ran, and the
+    numbers that they brought along.
 
     A job that came before that time waits from its beginning on. Only its last run is known; for a job that was
     scheduled, or tried again, the time at which it was enqueued stands for that at which it was due.
     """
     since = now - last
     kinds: dict[Any, Any] = {}
-    jobs: list[SimulatedJob] = []
+    found: list[tuple[Instant, UUID, SimulatedJob]] = []
     for state in (State.DONE, State.DEAD):
         wanted = JobFilter(queue=queue, state=state, finished_since=since, finished_until=now)
         after: str | None = None
-        while len(jobs) < limit:
-            page = await find_jobs(store, wanted, after, min(PAGE, limit - len(jobs)))
-            jobs += [_remembered(each, since, kinds) for each in page.jobs if each.claimed_at is not None]
+        while len(found) < limit:
+            page = await find_jobs(store, wanted, after, min(PAGE, limit - len(found)))
+            ran = [each for each in page.jobs if each.claimed_at is not None]
+            given = await store.given([each.id for each in ran])
+            found += [(each.enqueued_at, each.id, _remembered(each, since, kinds, given.get(each.id))) for each in ran]
             after = page.after
             if on_progress is not None:
-                on_progress(len(jobs))
+                on_progress(len(found))
             if after is None:
                 break
-    jobs.sort(key=lambda job: job.at)
-    return jobs
+    # In the order of their enqueue, also where all have waited from the beginning on: the newest number holds.
+    found.sort(key=lambda each: each[:2])
+    return [job for _, _, job in found]
 
 
-def _remembered(job: JobRecord, since: Instant, kinds: dict[Any, Any]) -> SimulatedJob:
+def _remembered(
+    job: JobRecord, since: Instant, kinds: dict[Any, Any], numbers: dict[str, float] | None
+) -> SimulatedJob:
     kind = kind_of(job.task, {**job.keys, "task": job.task}, job.priority, kinds)
     run_time = max(0, (job.finished_at or 0) - (job.claimed_at or 0))
-    return SimulatedJob(kind, max(since, job.enqueued_at), run_time, (), job.state is State.DEAD)
+    return SimulatedJob(kind, max(since, job.enqueued_at), run_time, (), job.state is State.DEAD, numbers)

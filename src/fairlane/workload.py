@@ -89,6 +89,8 @@ class JobClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_attempts: int = 5
     backoff: Duration = "1s"
     """Before the second attempt; doubled before each further one."""
+    numbers: dict[str, float] = {}
+    """What its jobs bring along for a policy that takes numbers from jobs, by limit: `{"concurrency:account": 8}`."""
 
     def __post_init__(self) -> None:
         check_fields(self, f"class {shown(self.name)}")
@@ -136,7 +138,7 @@ class JobClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             for at in self._arrivals(chance):
                 ran = min(LONGEST_RUN, max(0, round(run_time())))
                 retries, dies = self._failures(chance, backoff) if self.failures else ((), False)
-                yield SimulatedJob(kind, at, ran, retries, dies)
+                yield SimulatedJob(kind, at, ran, retries, dies, self.numbers or None)
 
     def _run_times(self, chance: Random) -> Callable[[], float]:
         if isinstance(self.run_time, RunTimes):
@@ -202,13 +204,14 @@ class TraceLine(msgspec.Struct, frozen=True, kw_only=True, rename={"label": "cla
     priority: int = 0
     task: str = ""
     label: str | None = None
+    numbers: dict[str, float] | None = None
 
 
 def read_trace(lines: Iterable[str | bytes], source: str = "the trace") -> list[SimulatedJob]:
     """Jobs from JSON lines: `{"at": 0.5, "keys": {"account": "acme"}, "run_time": 0.05}`, in any order.
 
-    `at` is in seconds, or a time with a zone; `run_time` in seconds, or as text. `priority`, `task` and `class` may be
-    left out; a job without a class is counted by its task.
+    `at` is in seconds, or a time with a zone; `run_time` in seconds, or as text. `priority`, `task`, `class` and
+    `numbers` may be left out; a job without a class is counted by its task.
     """
     decoder = msgspec.json.Decoder(TraceLine)
     kinds: dict[Any, JobKind] = {}
@@ -235,7 +238,8 @@ def _traced(line: TraceLine, kinds: dict[Any, JobKind]) -> SimulatedJob:
         raise ConfigurationError(f"run_time={line.run_time!r} is a time below 0")
     at = as_instant(line.at) if isinstance(line.at, datetime) else microseconds(line.at)
     label = line.task or "all jobs" if line.label is None else line.label
-    return SimulatedJob(kind_of(label, {**line.keys, "task": line.task}, line.priority, kinds), at, run_time)
+    kind = kind_of(label, {**line.keys, "task": line.task}, line.priority, kinds)
+    return SimulatedJob(kind, at, run_time, numbers=line.numbers)
 
 
 def kind_of(label: str, keys: dict[str, Any], priority: int, known: dict[Any, JobKind]) -> JobKind:

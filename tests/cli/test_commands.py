@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -159,7 +158,7 @@ async def test_the_printed_script_builds_a_database_that_the_store_accepts(
     fairlane: Fairlane, empty_postgres_url: str
 ) -> None:
     connection = await asyncpg.connect(empty_postgres_url)
-    for part in (("--to", "12"), ("--after", "12")):
+    for part in (("--to", "1"), ("--after", "1")):
         await connection.execute(fairlane("migrate", "--print", *part, FAIRLANE_URL="").stdout)
     await connection.close()
     store = PostgresStore(empty_postgres_url)
@@ -178,7 +177,7 @@ def test_printing_the_migrations_needs_no_database(fairlane: Fairlane, tmp_path:
 
 
 def test_only_migrations_that_there_are_can_be_printed(fairlane: Fairlane) -> None:
-    for wrong in (("--to", "999"), ("--after", "3", "--to", "3"), ("--after", "-1")):
+    for wrong in (("--to", "999"), ("--after", "1", "--to", "1"), ("--after", "-1")):
         refused = fairlane("migrate", "--print", *wrong, FAIRLANE_URL="")
         assert (refused.returncode, refused.stdout) == (1, "")
     refused = fairlane("migrate", "--to", "3", "--url", "sqlite://")
@@ -220,8 +219,7 @@ def test_a_worker_runs_jobs_until_it_is_told_to_stop(
 ) -> None:
     python(shop, f"import shop; shop.deliver.enqueue_sync('acme'); shop.stop_worker.enqueue_sync('{of}')", fairlane)
     result = fairlane("worker", "shop:app", "--queues", "email,webhooks=2", "--slots", "email=1:1", *options)
-    # A second process that had not begun yet is ended by the signal itself.
-    assert result.returncode in ([0] if of == "worker" else [0, signal.SIGTERM]), result.stderr
+    assert result.returncode == 0, result.stderr
     assert "Traceback" not in result.stderr
     look = (
         "import sqlite3; states = sqlite3.connect('shop.db').execute('select task, state from jobs').fetchall();"

@@ -19,8 +19,10 @@ from fairlane.cli.watching import Ticker, watch
 from fairlane.cli.workers import draw_workers
 from fairlane.errors import StoreUnavailable
 from fairlane.operations import Ranking
+from fairlane.operations.diagnosis_workers import about_workers
 from fairlane.operations.hinting import hints_of, status_of
 from fairlane.operations.views import (
+    BlockView,
     Chart,
     Counted,
     GaugeView,
@@ -28,6 +30,7 @@ from fairlane.operations.views import (
     KeyView,
     LaneView,
     LimitView,
+    LongRunView,
     MinuteView,
     NextJob,
     OneKey,
@@ -132,7 +135,7 @@ def worker(name: str = "web-1:77", **given: Any) -> WorkerView:
 
 
 def overview(*queues: QueueView, keys: tuple[KeyView, ...] = (), workers: tuple[WorkerView, ...] = ()) -> Overview:
-    hints = hints_of(queues, keys, workers)
+    hints = hints_of(queues, keys, about_workers(workers))
     chart = Chart(minutes=[], denied={})
     totals = Totals(ready=9, held_jobs=4, running=5, oldest_wait=12.0, workers=1, workers_late=1, slots=60)
     return Overview(now=NOW, totals=totals, queues=list(queues), hints=hints, chart=chart)
@@ -154,6 +157,46 @@ def test_what_troubles_a_worker_is_told_below_it() -> None:
     _, row, below, *_ = text(draw_workers(found, 100)).splitlines()
     assert row.split()[:2] == ["web-1:77", "troubled"]
     assert below == "  publishing: OSError: nobody is there"
+
+
+RUN = LongRunView(
+    job="0198c0de-0000-7000-8000-000000000001",
+    task="export",
+    queue="webhooks",
+    worker="web-1:77",
+    since=NOW - timedelta(minutes=40),
+    ran=2_400.0,
+    usual=3.0,
+    is_long=True,
+    limit="Concurrency(2)",
+)
+BLOCK = BlockView(
+    since=NOW - timedelta(seconds=29),
+    until=None,
+    seconds=29.0,
+    job="0198c0de-0000-7000-8000-000000000002",
+    task="parse",
+    where="parse (shop/tasks.py:31)",
+    beside=[],
+)
+
+
+def test_what_blocks_a_worker_and_what_takes_long_in_it_is_told_below_it() -> None:
+    blocked = worker(long_runs=[RUN], blocked=BLOCK)
+    found = WorkerList(now=NOW, workers=[blocked], alive=1, late=0, slots=20, running=5)
+    _, row, *below = text(draw_workers(found, 200)).splitlines()
+    assert row.split()[:2] == ["web-1:77", "blocked"]
+    assert below[:2] == [
+        f"  its event loop has been blocked for 29 s by job {BLOCK.job} (parse), at parse (shop/tasks.py:31)",
+        f"  job {RUN.job} (export) has run for 40 min, and holds Concurrency(2), for which others wait",
+    ]
+
+
+def test_a_limit_that_a_long_run_holds_is_not_as_the_policy_wants_it() -> None:
+    """N10."""
+    told = text(draw_status(overview(queue(held=[HELD], held_jobs=4_120, long_runs=[RUN])), 200))
+    assert "as the policy wants it" not in told
+    assert f"; job {RUN.job} (export) has held Concurrency(2) for 40 min" in told
 
 
 def test_a_limit_at_work_looks_different_from_lag_without_any_colour() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from uuid import UUID
 
 import pytest
 
-from fairlane import App, Disclosure, Unique
-from fairlane.clock import ManualClock
+from fairlane import App, Disclosure, Rate, Unique
+from fairlane.clock import ManualClock, iso_text
 from fairlane.job import State
 from tests.dashboard.harness import ROOT, TOKEN, VIEWER_TOKEN, Site, csrf_of
 
@@ -237,3 +238,23 @@ async def test_the_way_back_stays_within_the_dashboard(site: Site, shop: App) ->
     visitor = await site.visitor()
     text = (await visitor.get(f"{ROOT}/do/cancel-jobs", params={"job": str(job), "back": "//evil.test"})).text
     assert "evil" not in text
+
+
+async def test_o17_a_job_behind_many_is_told_when_it_will_start_and_not_that_it_may_at_once(
+    database_url: str, clock: ManualClock, stack: AsyncExitStack
+) -> None:
+    app = App(database_url, clock=clock)
+    app.queue("calls", limits=[Rate(60, per="1m", burst=1)])
+
+    @app.task(queue="calls")
+    async def call() -> None: ...
+
+    await stack.enter_async_context(app)
+    site = await stack.enter_async_context(Site.of(app, clock, token=TOKEN))
+    *_, last = await call.enqueue_many([call.call()] * 7_300)
+    await app.queues["calls"].claim(1)
+    text = (await (await site.visitor()).get(f"{ROOT}/jobs/{last.id}")).text
+    assert "as soon as a worker asks" not in text
+    assert 'It will probably start <time class="ago" datetime="2030-01-01T02:01:39+00:00"' in text
+    answer = await site.program().get(f"{ROOT}/api/jobs/{last.id}/explain")
+    assert answer.json()["estimate"] == iso_text(clock.now() + 7_299_000_000)

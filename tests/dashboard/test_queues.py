@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import AsyncExitStack
 from html import unescape
 from urllib.parse import quote
 
 import pytest
 
-from fairlane import App
+from fairlane import App, Concurrency, Fair
+from fairlane.clock import ManualClock
 from fairlane.dashboard.keys import MOST_WATCHED, key_query, keys_of, watched_from, watched_text
-from tests.dashboard.harness import ROOT, VIEWER_TOKEN, Site, csrf_of
+from tests.dashboard.harness import ROOT, TOKEN, VIEWER_TOKEN, Site, csrf_of
 from tests.dashboard.test_jobs import EVIL, confirm, enqueue
 
 KEY = "/queues/webhooks/key?key.account=acme"
@@ -176,3 +178,33 @@ def test_keys_in_addresses_are_exact() -> None:
     assert keys_of(key_query(keys)) == keys
     assert watched_from([watched_text("a/b", keys)]) == {"a/b": [keys]}
     assert len(watched_from([f"q/key.a={n}" for n in range(100)])["q"]) == MOST_WATCHED
+
+
+async def test_o16_pages_show_numbers_that_jobs_brought_with_where_they_came_from(
+    database_url: str, clock: ManualClock, stack: AsyncExitStack
+) -> None:
+    app = App(database_url, clock=clock)
+    app.queue(
+        "webhooks",
+        fair=Fair(by="account", weight=lambda context: context["weight"]),
+        limits=[Concurrency(lambda context: context["slots"], by="account")],
+    )
+
+    @app.task(queue="webhooks", name="deliver")
+    async def deliver(account: str) -> None: ...
+
+    await stack.enter_async_context(app)
+    site = await stack.enter_async_context(Site.of(app, clock, token=TOKEN))
+    await deliver.using(context={"weight": 4, "slots": 8}).enqueue_many([deliver.call("acme")] * 9)
+    await app.queues["webhooks"].claim(20)
+    await app.operations.boost("webhooks", 2, keys={"account": "acme"}, actor="ann", reason="a test")
+    await tally(app)
+    text = unescape(await text_of(site, KEY))
+    assert "Concurrency(8, by='account')" in text
+    assert "8 of 8" in text
+    assert "from its newest job" in text
+    assert "Weight 8 in the turns of the queue (4 from its newest job, boosted 2 times)" in text
+    answer = await site.program().get(f"{ROOT}/api/queues/webhooks/keys")
+    (view,) = answer.json()["keys"]
+    assert (view["weight"], view["weight_from"], view["boost"]) == (8, "job", 2)
+    assert (view["gauges"][0]["bound"], view["gauges"][0]["bound_from"]) == (8, "job")

@@ -40,7 +40,7 @@ async def test_more_queues_and_keys_take_no_more_statements(
     many = await cost_of_looking(await a_site(stack, database_url, clock, queues=5, keys=40), statements)
     # An explanation runs the plan, which asks for what it needs in rounds: a few, however much there is.
     assert {name: (few[name], cost) for name, cost in many.items() if cost > few[name] + 2} == {}
-    assert max(many.values()) <= 65  # SQLite: every transaction begins with queue time
+    assert max(many.values()) <= 90  # SQLite: every transaction begins with queue time
 
 
 async def test_looking_changes_nothing(

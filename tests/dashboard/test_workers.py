@@ -9,7 +9,7 @@ from uuid import uuid4
 from fairlane import App
 from fairlane.clock import SECOND, ManualClock
 from fairlane.dashboard.pages import workers as page
-from fairlane.store.figures import WorkerReport
+from fairlane.store.figures import BlockedLoop, LongRun, WorkerReport
 from fairlane.store.protocol import WorkerIdentity
 from tests.dashboard.harness import ROOT, VIEWER_TOKEN, Site
 
@@ -38,7 +38,7 @@ async def test_without_a_worker_the_page_says_how_to_start_one(site: Site) -> No
 
 
 async def test_who_needs_somebody_comes_first_and_is_marked_in_words(site: Site, shop: App, clock: ManualClock) -> None:
-    await report(shop, clock, "late-one")
+    await report(shop, clock, "late-one", host="app-2")
     clock.advance("1m")
     await report(shop, clock, "a-well-one", running=5, waiting=3)
     await report(shop, clock, "b-stopping", is_stopping=True)
@@ -60,6 +60,31 @@ async def test_a_worker_whose_clock_is_off_is_told(site: Site, shop: App, clock:
     assert "Its clock differs" not in await looked(site)
     await report(shop, clock, "uneven", clock_offset=-9 * SECOND)
     assert "by -9.0 s" in await looked(site)
+
+
+async def test_long_runs_and_blocked_loops_are_told_with_their_jobs(site: Site, shop: App, clock: ManualClock) -> None:
+    """O18."""
+    then = clock.now() - 40 * 60 * SECOND
+    run = LongRun(job="job-1", task="export", queue="webhooks", since=then, limit="Concurrency(2)")
+    block = BlockedLoop(since=clock.now() - 29 * SECOND, job="job-2", task="parse", where="parse (shop.py:31)")
+    await report(shop, clock, "one", long_runs=[run], blocked=block)
+    html = await looked(site)
+    assert "Its event loop has been blocked for 29 s by job job-2 (parse), at parse (shop.py:31)." in html
+    assert "Job job-1 (export) has run for 40 min, and holds Concurrency(2), for which others wait." in html
+    overview = (await (await site.visitor("vic", VIEWER_TOKEN)).get(f"{ROOT}/")).text
+    assert "job job-1 (export) has run for 40 min" in overview
+    assert "blocked for 29 s" in overview
+
+
+async def test_a_worker_that_was_replaced_comes_last_and_is_calm(site: Site, shop: App, clock: ManualClock) -> None:
+    """N9."""
+    await report(shop, clock, "a-dead-one")
+    clock.advance("1m")
+    await report(shop, clock, "b-new-one")
+    html = await looked(site)
+    assert names(html) == ["b-new-one", "a-dead-one"]
+    assert "It died, and others have taken its place." in html
+    assert "restart it" not in html
 
 
 async def test_workers_are_found_by_queue_name_host_and_pid(site: Site, shop: App, clock: ManualClock) -> None:

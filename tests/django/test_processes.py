@@ -59,7 +59,7 @@ def test_migrate_brings_the_schema_up_to_date(empty_postgres_url: str) -> None:
     assert "fairlane.W002" in planned.stderr, "nothing says that there is something to do"
     assert "manage.py migrate" in planned.stderr
     first = manage("migrate", **place)
-    assert "Applying fairlane.0001_jobs_and_their_queues... OK" in first.stdout, first.stderr
+    assert "Applying fairlane.0001_schema... OK" in first.stdout, first.stderr
     again = manage("migrate", **place)
     assert "Applying" not in again.stdout
     assert "fairlane.W" not in again.stderr

@@ -385,7 +385,8 @@ def claimed_after(app: App, sent: Any) -> Claim:
 
 def test_a_dispatcher_finds_the_tasks_that_celerys_worker_would_import(app: App, celery: Celery) -> None:
     """E1: it forwarded none."""
-    forwarder = CeleryForwarder(app, celery, routes={"shop.*": "emails"})
+    # (Not `shop.*`: tasks of a docs page that ran in this process are shared with every Celery app.)
+    forwarder = CeleryForwarder(app, celery, routes={"shop.add*": "emails"})
 
     def discover(**told: Any) -> None:
         adds(celery)

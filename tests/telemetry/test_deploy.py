@@ -103,6 +103,10 @@ def test_there_is_an_alert_for_everything_that_can_go_wrong() -> None:
     asked = set().union(*(check(rule["expr"]) for rule in rules()))
     assert asked >= {
         "fairlane_queue_ready_jobs",
+        "fairlane_queue_startable_jobs",
+        "fairlane_queue_long_runs",
+        "fairlane_workers_blocked",
+        "fairlane_event_loop_blocked_seconds_total",
         "fairlane_queue_oldest_wait_seconds",
         "fairlane_queue_dead_jobs",
         "fairlane_loop_alive",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import socket
 import sqlite3
@@ -169,25 +168,51 @@ async def test_a_worker_answers_scrapers_and_probes(url: str, shop: Path) -> Non
         assert await worker.ended() == 0
 
 
-async def test_every_process_of_a_pool_answers_at_a_port_of_its_own(url: str, shop: Path) -> None:
-    first = _free_ports(2)
-    async with worker_process(shop, url, "--metrics-port", str(first), "--processes", "2") as worker:
-        assert await worker.answers_at(2) == [f"http://127.0.0.1:{first}", f"http://127.0.0.1:{first + 1}"]
+async def test_a_worker_with_several_processes_answers_for_all_of_them_at_one_port(url: str, shop: Path) -> None:
+    async with (
+        producer(url) as app,
+        worker_process(shop, url, "--metrics-port", "0", "--processes", "2", "--concurrency", "3") as worker,
+    ):
+        waiting = [await app.registry["wait_for"].enqueue(str(shop / "go"), "acme") for _ in range(6)]
+        for job in waiting:
+            await reaches(job, State.RUNNING)
+        found = parsed((await worker.get("/metrics"))[1])
+        assert found["fairlane_slots"] == {of(): 6}
+        assert found["fairlane_jobs_running"] == {of(queue="shop"): 6}
+        assert found["fairlane_loop_alive"][of(loop="processes")] == 1
+        (shop / "go").touch()
+        flaky = await app.registry["flaky"].enqueue("acme")
+        assert await flaky.result(timeout=PATIENCE) == 3
+        for job in waiting:
+            await job.result(timeout=PATIENCE)
+        found = parsed((await worker.get("/metrics"))[1])
+        assert found["fairlane_jobs_ended_total"] == {
+            of(queue="shop", task="wait_for", outcome="done"): 6,
+            of(queue="shop", task="flaky", outcome="failed"): 2,
+            of(queue="shop", task="flaky", outcome="done"): 1,
+        }
+        assert found["fairlane_jobs_started_total"][of(queue="shop", task="flaky")] == 3
         worker.process.send_signal(signal.SIGTERM)
         assert await worker.ended() == 0
 
 
-def _free_ports(count: int) -> int:
-    """The first of so many ports in a row that were free a moment ago."""
-    for port in range(20_000 + os.getpid() % 5_000, 60_000, count):
-        with socket.socket() as one, socket.socket() as other:
-            try:
-                one.bind(("127.0.0.1", port))
-                other.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            return port
-    raise AssertionError("no port is free")
+@pytest.mark.parametrize("processes", ["1", "2"])
+async def test_events_and_traces_of_runs_come_from_where_they_run(
+    url: str, shop: Path, spans: InMemorySpanExporter, processes: str
+) -> None:
+    events = "\n@app.on_event\ndef note(event):\n    print(type(event).__name__, event.worker, flush=True)\n"
+    (shop / "shop.py").write_text(COLLECTOR + SHOP + events)
+    async with producer(url) as app, worker_process(shop, url, "--name", "one", "--processes", processes) as worker:
+        job = await app.registry["flaky"].enqueue("acme")
+        assert await job.result(timeout=PATIENCE) == 3
+        worker.process.send_signal(signal.SIGTERM)
+        assert await worker.ended() == 0
+    [sent] = named(spans, "send shop")
+    collected = [json.loads(line) for line in (shop / "spans.jsonl").read_text().splitlines()]
+    assert [span["name"] for span in collected] == ["process shop"] * 3
+    for span in collected:
+        links = {link["attributes"]["fairlane.link"]: link["context"] for link in span["links"]}
+        assert links["enqueue"]["span_id"] == f"0x{id_of(sent)[1]:016x}"
 
 
 async def test_a_loop_that_dies_turns_health_red_and_ends_the_process(url: str, shop: Path) -> None:
@@ -200,7 +225,7 @@ async def test_a_loop_that_dies_turns_health_red_and_ends_the_process(url: str, 
         told = json.loads(await worker.get_until("/healthz", 503))
         assert not told["is_well"]
         assert [reason.partition(": ")[0] for reason in told["reasons"]] == ["loop 'claiming' died"]
-        assert ("forced" if url.startswith("sqlite") else "flows") in told["reasons"][0]
+        assert ("forced" if url.startswith("sqlite") else "journal") in told["reasons"][0]
         assert (await worker.get("/readyz"))[0] == 503
         assert parsed((await worker.get("/metrics"))[1])["fairlane_loop_alive"][of(loop="claiming")] == 0
         (shop / "go").touch()
@@ -217,7 +242,7 @@ async def _drop_a_table(url: str) -> None:
         database.close()
         return
     connection = await asyncpg.connect(url)
-    await connection.execute("drop table fairlane.flows cascade")
+    await connection.execute("drop table fairlane.journal cascade")
     await connection.close()
 
 
@@ -274,7 +299,6 @@ async def test_a_log_of_json_says_of_every_line_in_a_job_which_job_it_was(url: s
     ("options", "told"),
     [
         (("--metrics-port", "70000"), "--metrics-port"),
-        (("--metrics-port", "65535", "--processes", "2"), "metrics_port=65535"),
         (("--metrics-port", "0", "--metrics-host", "no.such.host.invalid"), "metrics_host='no.such.host.invalid'"),
         (("--metrics-port", "0", "--metrics-host", " "), "metrics_host=' '"),
         (("--log-format", "xml"), "--log-format"),

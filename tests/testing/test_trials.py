@@ -85,3 +85,14 @@ def test_the_policy_test_of_the_docs_is_no_longer_than_twenty_lines() -> None:
     assert len(snippet.splitlines()) <= 20
     assert "share(" in snippet
     assert "most_in_flight(" in snippet
+
+
+def test_o16_jobs_on_trial_bring_their_numbers_or_are_refused() -> None:
+    app = App("sqlite://")
+    mail = app.queue("mail", limits=[Concurrency(lambda context: context["slots"], by="account")])
+    coming = arrivals(20, account="acme", numbers={"concurrency:account": 5})
+    assert try_policy(mail, coming).longest_wait() == pytest.approx(0.3)
+    with pytest.raises(ConfigurationError, match="takes 'concurrency:account' from its jobs"):
+        try_policy(mail, arrivals(20, account="acme"))
+    with pytest.raises(ConfigurationError, match="numbers: concurrency:account"):
+        try_policy(mail, arrivals(20, account="acme", numbers={"concurrency:account": -1}))

@@ -26,8 +26,9 @@ def doctor(app: str | None, url: str | None, strict: bool, as_json: bool) -> Non
     """Look for what is wrong, and say what to do. Looking changes nothing.
 
     The schema; policies that differ between code and database; keys and tasks that nobody knows; work that no worker
-    runs, or that stands still; schedules that nobody fires; workers that are silent or unwell, and their clocks;
-    figures that nobody keeps up; and the database itself: vacuum, old transactions, connections, durability, space.
+    runs, or that stands still; schedules that nobody fires; workers that are silent, unwell or blocked, and their
+    clocks; runs that take too long; figures that nobody keeps up; and the database itself: vacuum, old transactions,
+    connections, durability, space.
 
     A finding is a fault, a warning, or a note. Ends with status 1 if there is a fault.
 

@@ -180,8 +180,8 @@ def gauge_line(gauge: GaugeView, width: int) -> Text:
     line.append(bar(gauge.saturation), style)
     line.append(f" {gauge.saturation:>5.0%}  {gauge.used:g} of {gauge.bound:g}  ")
     line.append(printable(gauge.words))
-    if gauge.is_overridden:
-        line.append(" (overridden)")
+    if gauge.bound_from.words:
+        line.append(f" ({gauge.bound_from.words})")
     if gauge.room <= 0 and gauge.opens_at is not None:
         line.append(f" opens {gauge.opens_at:%H:%M:%S} UTC")
     line.truncate(width, overflow="ellipsis")

@@ -165,6 +165,8 @@ def draw_key(one: OneKey, width: int) -> list[Text]:
     lines = [Text(f"{printable(key_words(view.keys))} in {view.queue}", "bold"), *draw_keys([view], one.now, width)]
     if view.drained_in is not None:
         lines += wrapped(f"what waits has started in {wait(view.drained_in)}, if limits are all that slows it", width)
+    if view.weight_words:
+        lines += wrapped(f"weight {view.weight:g}: {view.weight_words}", width)
     for title, told in (("WHY IT WAITS", one.why), ("CHANGED BY OPERATORS", one.overrides)):
         if told:
             lines += [Text(""), Text(title, "bold"), *(line for each in told for line in wrapped(each, width))]

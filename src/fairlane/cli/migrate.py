@@ -28,7 +28,7 @@ def migrate(app: str | None, url: str | None, only_print: bool, after: int, to: 
       fairlane migrate shop:app
       fairlane migrate --url postgresql://shop@localhost/shop
       fairlane migrate --print > fairlane.sql
-      fairlane migrate --print --after 13 --to 16 > upgrade.sql
+      fairlane migrate --print --after 1 --to 2 > upgrade.sql
     """
     if only_print:
         _print_migrations(app, url, after, to, as_json)

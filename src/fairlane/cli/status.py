@@ -31,8 +31,9 @@ def status(watch: float | None, app: str | None, url: str | None, as_json: bool)
     """Say whether work flows, who waits and why, and which knob to turn. Looking changes nothing.
 
     A queue is idle, flowing, limited (its limits hold back all that wait, as the policy wants it), lagging (jobs could
-    start and have no slot), paused, or stopped (no worker serves it, or the broker of its engine refuses). HELD are
-    those of the READY ones that limits hold back; /MIN and FAIL are starts and failures a minute, of the last five.
+    start and have no slot), paused, or stopped (no worker serves it, none knows its tasks, or the broker of its engine
+    refuses). HELD are those of the READY ones that limits hold back; /MIN and FAIL are starts and failures a minute, of
+    the last five.
 
     \b
     Example:

@@ -28,6 +28,11 @@ def tell_simulations(simulations: Sequence[Simulation], shown_keys: int) -> None
         mark = f"{letter}: " if len(marked) > 1 else ""
         click.echo(f"{mark}{each.policy}")
         click.echo(f"   {_summary(each)}")
+        if each.without_numbers:
+            click.echo(
+                f"   {each.without_numbers:,} jobs brought no number for a limit or weight that the policy takes from "
+                "its jobs: it was 1 until another job of their key brought one"
+            )
     click.echo()
     _print_groups("CLASS", [(letter, list(each.classes)) for letter, each in marked], with_busy=True)
     if shown_keys and any(each.by for each in simulations):

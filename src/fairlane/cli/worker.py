@@ -45,12 +45,12 @@ def logging_options(command: F) -> F:
     return level(form(command))
 
 
-def metrics_options(*, others: str = "") -> Callable[[F], F]:
-    """`--metrics-port` and `--metrics-host`; `others` says where further processes answer."""
+def metrics_options() -> Callable[[F], F]:
+    """`--metrics-port` and `--metrics-host`."""
     port = click.option(
         "--metrics-port",
         type=click.IntRange(0, 65_535),
-        help=f"Answer /metrics, /healthz and /readyz there{others}.  [default: none]",
+        help="Answer /metrics, /healthz and /readyz there.  [default: none]",
     )
     host = click.option("--metrics-host", default="127.0.0.1", show_default=True, help="The address to answer at.")
     return lambda command: port(host(command))
@@ -70,11 +70,20 @@ def metrics_options(*, others: str = "") -> Callable[[F], F]:
     help="Between queues: by weight, or strictly in the order given.",
 )
 @click.option("--concurrency", type=int, default=100, show_default=True, help="Jobs at the same time, in each process.")
-@click.option("--processes", type=click.IntRange(1, 256), default=1, show_default=True, help="Worker processes.")
+@click.option(
+    "--processes",
+    type=click.IntRange(1, 256),
+    default=1,
+    show_default=True,
+    help="Processes that run jobs; one more claims for them.",
+)
 @click.option("--lease", default="30s", show_default=True, help="How long a claim is held without a sign of life.")
 @click.option("--drain-timeout", default="30s", show_default=True, help="How long jobs may go on after SIGTERM.")
+@click.option(
+    "--long-run", default="30s", show_default=True, help="The least time after which a run is reported as long."
+)
 @click.option("--name", help="How people see this worker.  [default: host:pid]")
-@metrics_options(others="; further processes at the ports that follow")
+@metrics_options()
 @click.option(
     "--metrics-fleet/--no-metrics-fleet",
     default=True,
@@ -99,9 +108,8 @@ def metrics_options(*, others: str = "") -> Callable[[F], F]:
     "--banner/--no-banner", default=True, show_default=True, help="Log the app, its store and its queues at the start."
 )
 @logging_options
+@click.option("--mate", type=int, hidden=True)
 @click.option("--black-box", type=int, hidden=True)
-@click.option("--lifeline", type=int, hidden=True)
-@click.option("--alone", type=int, hidden=True)
 def worker(
     app: str,
     queues: str | None,
@@ -111,6 +119,7 @@ def worker(
     processes: int,
     lease: str,
     drain_timeout: str,
+    long_run: str,
     name: str | None,
     metrics_port: int | None,
     metrics_host: str,
@@ -120,9 +129,8 @@ def worker(
     banner: bool,
     log_level: str,
     log_format: str,
+    mate: int | None,
     black_box: int | None,
-    lifeline: int | None,
-    alone: int | None,
 ) -> None:
     """Run the jobs of an app.
 
@@ -140,35 +148,20 @@ def worker(
     """
     end_well_when_stopped_early()
     log_to_stderr(log_level, log_format, name)
-    given = {
-        "--queues": queues,
-        "--order": order,
-        "--concurrency": str(concurrency),
-        "--lease": lease,
-        "--drain-timeout": drain_timeout,
-        "--name": name,
-        "--metrics-host": metrics_host,
-        "--metrics-keys": str(metrics_keys),
-        "--traces": traces,
-        "--log-level": log_level,
-        "--log-format": log_format,
-    }
-    arguments = [
-        app,
-        "--no-banner",
-        f"--{'' if metrics_fleet else 'no-'}metrics-fleet",
-        *(part for slot in slots for part in ("--slots", slot)),
-        *(part for option, value in given.items() if value is not None for part in (option, value)),
-    ]
     from fairlane.cli.loading import load_app
     from fairlane.cli.queue_slots import queue_shares
-    from fairlane.worker import WorkerOptions, WorkerPool, run_alone, run_worker
-    from fairlane.worker.processes import command_of_worker, die_with
+    from fairlane.worker import WorkerOptions, run_mate, run_worker
+    from fairlane.worker.processes import command_of_worker
+    from fairlane.worker.worker import name_of_process
 
-    if lifeline is not None:
-        die_with(lifeline)
-    # Loaded and checked here even when other processes do the work: a mistake is told once, and not by each of them.
+    # Loaded and checked here even when other processes run the jobs: a mistake is told once, and not by each of them.
     loaded = load_app(app)
+    is_nested = traces == "nested"
+    if mate is not None and black_box is not None:
+        _spare_the_collector()
+        options = WorkerOptions(concurrency=concurrency, name=name, traces="nested" if is_nested else "linked")
+        run_mate(loaded, options, mate, black_box)
+        return
     declared = loaded.queue_names
     # What an engine runs is served here only if it is named.
     own = declared if queues is not None else [each for each in declared if each not in loaded.forwarded]
@@ -177,30 +170,33 @@ def worker(
             "every queue of this app is forwarded to an engine; run `fairlane forward`, or name with --queues what to "
             "run here instead"
         )
+    # What the processes that run jobs are told. They bear its name, in logs and events.
+    given = {
+        "--name": name or name_of_process(),
+        "--traces": traces,
+        "--log-level": log_level,
+        "--log-format": log_format,
+    }
     options = WorkerOptions(
         queues=queue_shares(queues, slots, own),
         order="strict" if order == "strict" else "weighted",
         concurrency=concurrency,
         lease=lease,
         drain_timeout=drain_timeout,
+        long_run=long_run,
+        processes=processes,
+        command=command_of_worker([app, "--no-banner", *(part for option in given.items() for part in option)]),
         name=name,
         metrics_port=metrics_port,
         metrics_host=metrics_host,
         metrics_fleet=metrics_fleet,
         metrics_keys=metrics_keys,
-        traces="nested" if traces == "nested" else "linked",
-        alone_command=tuple(command_of_worker(arguments)),
-        black_box=black_box,
+        traces="nested" if is_nested else "linked",
     )
-    if alone is not None:
-        run_alone(loaded, options, alone)
-        return
     if banner:
         _log_banner(app, loaded, options.serving(own), processes)
-    if processes == 1:
-        _spare_the_collector()
-        raise SystemExit(run_worker(loaded, options))
-    raise SystemExit(WorkerPool.of_workers(arguments, processes, metrics_port).run())
+    _spare_the_collector()
+    raise SystemExit(run_worker(loaded, options))
 
 
 def end_well_when_stopped_early() -> None:

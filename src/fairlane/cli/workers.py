@@ -19,20 +19,29 @@ if TYPE_CHECKING:
 __all__ = ["workers"]
 
 HEADINGS = ("WORKER", "STATE", "SLOTS", "WAIT", "UP", "SEEN", "CLOCK", "QUEUES")
-STYLES = {"well": "green", "stopping": "magenta", "troubled": "yellow", "unwell": "bold red", "late": "bold red"}
+STYLES = {
+    "well": "green",
+    "replaced": "dim",
+    "stopping": "magenta",
+    "troubled": "yellow",
+    "blocked": "bold red",
+    "unwell": "bold red",
+    "late": "bold red",
+}
 
 
 @click.command()
-@click.option("--check", is_flag=True, help="End with status 1 if a worker is late or unwell.")
+@click.option("--check", is_flag=True, help="End with status 1 if a worker is late, unwell or blocked.")
 @app_or_url_options
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def workers(check: bool, app: str | None, url: str | None, as_json: bool) -> None:
     """List the workers: slots in use, what they serve, when each was last heard of. Looking changes nothing.
 
-    A worker is well, stopping, troubled (something fails around it: a dispatcher's broker refuses), unwell (a loop of
-    it died), or late: it has missed several reports in a row, so it died or stands still. One that stops as it should
-    is listed no more; one that died is listed for a day. WAIT are jobs that are claimed and have not started; CLOCK is
-    how far the database's clock is ahead of the worker's.
+    A worker is well, stopping, troubled (something fails around it: a dispatcher's broker refuses), blocked (a handler
+    blocks its event loop), unwell (a loop of it died), late (it has missed several reports in a row, so it died or
+    stands still), or replaced: it died, and others on its host or under its name serve its queues. One that stops as it
+    should is listed no more; one that died for a day, or for 15 minutes if live workers serve all its queues. WAIT are
+    jobs that are claimed and have not started; CLOCK is how far the database's clock is ahead of the worker's.
 
     \b
     Example:
@@ -45,14 +54,14 @@ def workers(check: bool, app: str | None, url: str | None, as_json: bool) -> Non
 
     found = look(list_workers, app, url)
     tell(found, draw_workers, as_json)
-    if check and any(each.state in ("late", "unwell") for each in found.workers):
+    if check and any(each.state in ("late", "unwell", "blocked") for each in found.workers):
         sys.exit(1)
 
 
 def draw_workers(found: WorkerList, width: int) -> list[Text]:
     from rich.text import Text
 
-    from fairlane.cli.drawing import columns, wrapped
+    from fairlane.cli.drawing import columns, wait, wrapped
 
     if not found.workers:
         return [Text("no worker has reported within the last day")]
@@ -64,6 +73,13 @@ def draw_workers(found: WorkerList, width: int) -> list[Text]:
         lines.append(line)
         for loop, cause in each.dead_loops.items():
             lines += wrapped(f"its loop {loop} died: {cause}", width, "  ", "    ")
+        if each.blocked is not None and each.state == "blocked":
+            block = each.blocked
+            words = f"its event loop has been blocked for {wait(block.seconds)} by {block.who}, at {block.where}"
+            lines += wrapped(words, width, "  ", "    ")
+        for run in each.long_runs:
+            holds = "" if run.limit is None else f", and holds {run.limit}, for which others wait"
+            lines += wrapped(f"job {run.job} ({run.task}) has run for {wait(run.ran)}{holds}", width, "  ", "    ")
         for name, words in each.troubles.items():
             lines += wrapped(f"{name}: {words}", width, "  ", "    ")
     late = f"; {found.late:,} gone silent" if found.late else ""

@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 from fairlane.dashboard.api_requests import StateName
 from fairlane.operations.findings import Level
 from fairlane.operations.views import QueueView
+from fairlane.policy.numbers import Origin
 from fairlane.scheduler.measures import Simulation, Timeline
 
 __all__ = [
@@ -150,6 +151,9 @@ class HoldShown(msgspec.Struct, frozen=True, kw_only=True):
     key: Keys
     used: float | None
     bound: float | None
+    bound_from: Origin | None
+    """Where the bound came from: the policy, the newest job of the key, an override, or the default of 1 that holds
+    until a job brings a number."""
     until: datetime | None
     """When it ends by itself; `null`: not by time."""
     count: int | None

@@ -74,6 +74,9 @@ class Publishing(Execution):
     keeps_pace = False
     """When a message is taken from a broker is not its business either."""
 
+    calls_handlers = False
+    """Nor how long a handler takes."""
+
     engine: Engine
     forwarded: Mapping[str, Any]
     republish_after: timedelta
@@ -168,7 +171,7 @@ class Publishing(Execution):
         if isinstance(outcome, Released):
             self.running.discard(run)
             run.queue.used -= 1
-            self._settle_later(settle(run.claim, outcome, 0), run.queue)
+            self.settle_later(settle(run.claim, outcome, 0), run.queue)
             self.on_slot_freed()
             return None
         return super()._end(run, outcome, error, settlement)

@@ -7,9 +7,9 @@ what one page of a listing looks at.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
-from fairlane.operations.diagnosis_database import about_database, about_no_database, about_time
+from fairlane.operations.diagnosis_database import about_database, about_no_database, about_pressure, about_time
 from fairlane.operations.diagnosis_keys import about_named_keys, about_tasks, named_keys
 from fairlane.operations.diagnosis_policies import about_policies
 from fairlane.operations.diagnosis_queues import (
@@ -21,7 +21,7 @@ from fairlane.operations.diagnosis_queues import (
     about_standstills,
 )
 from fairlane.operations.diagnosis_schedules import about_schedules
-from fairlane.operations.diagnosis_workers import about_workers
+from fairlane.operations.diagnosis_workers import about_reported_tasks, about_workers
 from fairlane.operations.findings import Finding, by_level
 from fairlane.operations.policies import Declarations, show_policies
 from fairlane.operations.seeing_workers import list_workers
@@ -31,7 +31,7 @@ from fairlane.policy.policy import Policy
 from fairlane.scheduler.explain import forwarded_to_an_engine
 from fairlane.store.protocol import Store
 
-__all__ = ["about_no_database", "diagnose"]
+__all__ = ["about_no_database", "diagnose", "findings_at_a_glance"]
 
 MOST_STANDSTILLS = 5
 """Of each queue and kind."""
@@ -56,11 +56,18 @@ async def diagnose(
         was_seen = whole_of(policy.queue) in seen
         is_forwarded = forwarded_to_an_engine(policy.queue, forwarded, was_seen=was_seen)
         findings += await _about_one(store, policy, alive, is_forwarded=is_forwarded)
-    findings += await _about_tasks(store, policies, alive, tasks)
+    unknown = await _about_tasks(store, policies, alive, tasks)
+    findings += [*unknown, *about_reported_tasks(alive, unknown)]
     findings += await _about_all(store, policies)
     time = await store.time()
     findings += [*about_time(time), *about_schedules(await store.schedules(), time, has_worker=bool(alive))]
     return by_level(findings)
+
+
+async def findings_at_a_glance(store: Store, workers: Sequence[WorkerView]) -> list[Finding]:
+    """What workers report and what presses the database: cheap enough for every look at an overview."""
+    pressing = about_pressure(await store.health(brief=True))
+    return by_level([*about_workers(workers), *about_reported_tasks(workers), *pressing])
 
 
 async def _about_one(

@@ -11,7 +11,7 @@ from fairlane.operations.findings import Finding, Level
 from fairlane.store.health import Health, HorizonHolder, PostgresHealth, SqliteHealth, TableHealth
 from fairlane.store.queue_time import QueueTime
 
-__all__ = ["about_database", "about_no_database", "about_time"]
+__all__ = ["about_database", "about_no_database", "about_pressure", "about_time"]
 
 MINUTE, HOUR = 60 * SECOND, 3_600 * SECOND
 LONG_OPEN = 10 * MINUTE
@@ -30,6 +30,17 @@ def about_database(health: Health) -> Iterator[Finding]:
         case PostgresHealth():
             yield from _settings(health.settings)
             yield from _autovacuum(health)
+        case SqliteHealth():
+            yield from _journal_mode(health)
+        case _:
+            assert_never(health)
+    yield from about_pressure(health)
+
+
+def about_pressure(health: Health) -> Iterator[Finding]:
+    """What comes and goes: old transactions, connections, space. A brief look is enough for it."""
+    match health:
+        case PostgresHealth():
             yield from (finding for holder in health.holders for finding in _horizon(holder))
             yield from _connections(health)
         case SqliteHealth():
@@ -152,15 +163,18 @@ def _connections(health: PostgresHealth) -> Iterator[Finding]:
             )
 
 
-def _file(health: SqliteHealth) -> Iterator[Finding]:
-    if health.path is None:
-        return
-    if health.journal_mode != "wal":
+def _journal_mode(health: SqliteHealth) -> Iterator[Finding]:
+    if health.path is not None and health.journal_mode != "wal":
         yield _of_database(
             "journal mode",
             f"{health.path} is in journal mode {health.journal_mode!r}: whoever reads holds up whoever writes",
             "keep it on a local disk, where SQLite can share memory between processes",
         )
+
+
+def _file(health: SqliteHealth) -> Iterator[Finding]:
+    if health.path is None:
+        return
     if health.wal_size > LARGE_WAL:
         others = f"; open in processes {', '.join(map(str, health.others))}" if health.others else ""
         yield _of_database(

@@ -65,15 +65,14 @@ async def about_tasks(
 
 
 async def _waiting_by_task(store: Store, policy: Policy, names: Sequence[str]) -> dict[str, int]:
-    """How many jobs wait, by task: those that claims have seen, those that they have not, and scheduled ones."""
+    """How many jobs wait, by task, with those that are scheduled."""
     counts: dict[str, int] = {}
     if TASK in policy.scopes:
         page = await store.list_keys(names, TASK, limit=MOST_TASKS)
         counts = {figures.key[0] or "": figures.waiting for _, figures in page.keys if figures.waiting}
-        for lanes in (await store.unseen_by_lane(names), await store.scheduled_by_lane(names)):
-            for lane in lanes.lanes:
-                task = lane.keys.get("task") or ""
-                counts[task] = counts.get(task, 0) + lane.arrived
+        for lane in (await store.scheduled_by_lane(names)).lanes:
+            task = lane.keys.get("task") or ""
+            counts[task] = counts.get(task, 0) + lane.arrived
     return {task: count for task, count in counts.items() if task and count > 0}
 
 

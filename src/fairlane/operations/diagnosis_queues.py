@@ -20,7 +20,15 @@ from fairlane.store.health import Standstill
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import FOLD_AT_MOST, QueueCounts, Store
 
-__all__ = ["LONG_OVERDUE", "about_bells", "about_figures", "about_gates", "about_service", "about_standstills"]
+__all__ = [
+    "LONG_OVERDUE",
+    "about_bells",
+    "about_figures",
+    "about_gates",
+    "about_service",
+    "about_standstills",
+    "has_ready_jobs",
+]
 
 MANY_BELLS = 10 * FOLD_AT_MOST
 """More than ten claims fold: claims do not keep up, or nobody claims."""
@@ -38,7 +46,7 @@ async def about_service(
     """Jobs wait, and nobody is there to run them."""
     queue = policy.queue
     # A worker whose slots are all in use does not listen; what runs shows that there is one.
-    if counts.running or is_served or () in policy.overrides.pauses or not await _has_ready_jobs(store, queue, counts):
+    if counts.running or is_served or () in policy.overrides.pauses or not await has_ready_jobs(store, queue, counts):
         return []
     if is_forwarded is None:
         is_forwarded = await is_routed(store, queue) or None
@@ -52,7 +60,7 @@ async def about_service(
     ]
 
 
-async def _has_ready_jobs(store: Store, queue: str, counts: QueueCounts) -> bool:
+async def has_ready_jobs(store: Store, queue: str, counts: QueueCounts) -> bool:
     """A bell that nobody has folded may tell of a job that came, or of one that ended."""
     if counts.ready or not counts.bells:
         return counts.ready > 0
@@ -90,17 +98,20 @@ def about_bells(queue: str, counts: QueueCounts) -> Iterator[Finding]:
 
 
 def about_figures(figures: Iterable[QueueFigures], now: Instant) -> Iterator[Finding]:
-    """Figures that nobody keeps up: what people see of keys and minutes is old."""
+    """Stats that nobody adds up: every look has to, and takes longer and longer."""
     for each in figures:
-        is_old = each.tallied_at is not None and now - each.tallied_at > FIGURES_LATE
-        if each.untallied >= MANY_TALLIES or (each.untallied and is_old):
-            known = "there are none" if each.tallied_at is None else f"they are as of {_time(each.tallied_at)}"
+        is_old = each.counted_at is not None and now - each.counted_at > FIGURES_LATE
+        if each.uncounted >= MANY_TALLIES or (each.uncounted and is_old):
+            known = (
+                "none is" if each.counted_at is None else f"the last one that is was made at {_time(each.counted_at)}"
+            )
             yield Finding(
-                check="figures are behind",
+                check="stats are behind",
                 level=Level.WARNING,
                 queue=each.queue,
-                message=f"what {each.untallied:,} claims did is not in the figures by key and by minute: {known}",
-                remedy="workers keep them, beside their jobs; start one for this queue, or look at the log of one",
+                message=f"{each.uncounted:,} claims are not in the stored stats ({known}): what you see is right, but "
+                "every look has to add them up",
+                remedy="workers add them up, beside their jobs; start one for this queue, or look at the log of one",
             )
 
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from shlex import quote
 
+from fairlane.clock import lasting
 from fairlane.operations.findings import Finding, Level
-from fairlane.operations.views import WorkerView
+from fairlane.operations.views import BlockView, LongRunView, WorkerView
+from fairlane.policy.partitions import whole_of
 from fairlane.store.figures import PUBLISHING, unbegun_in
 
-__all__ = ["about_workers"]
+__all__ = ["about_reported_tasks", "about_workers", "knows", "unknown_tasks"]
+
+NAMED = 3
+"""Workers that are named where more may be meant."""
 
 
 def about_workers(workers: Sequence[WorkerView]) -> Iterator[Finding]:
-    """Workers that have gone silent, loops that died, what fails around them, clocks that differ."""
+    """Workers that have gone silent, loops that died or are blocked, long runs, what fails around them, clocks that
+    differ."""
     served = {queue for each in workers if not each.is_late for queue in each.queues}
     for each in workers:
         if each.is_late:
@@ -33,6 +40,10 @@ def about_workers(workers: Sequence[WorkerView]) -> Iterator[Finding]:
                 message=f"worker {each.name} says that it is not well",
                 remedy="look at its log, and restart it",
             )
+        if each.blocked is not None:
+            yield _blocked(each, each.blocked)
+        for run in each.long_runs:
+            yield _long_run(run)
         for name, words in each.troubles.items():
             yield _trouble(each, name, words)
         if each.has_uneven_clock:
@@ -42,6 +53,69 @@ def about_workers(workers: Sequence[WorkerView]) -> Iterator[Finding]:
                 message=f"the clock of worker {each.name} differs from the database's by {each.clock_offset:+.1f} s",
                 remedy="let both machines keep time (NTP)",
             )
+
+
+def unknown_tasks(workers: Iterable[WorkerView]) -> dict[tuple[str, str], list[WorkerView]]:
+    """By queue and task, those live workers that were given jobs of a task and do not know it."""
+    found: dict[tuple[str, str], list[WorkerView]] = {}
+    for each in workers:
+        for task, queue in each.unknown_tasks.items():
+            found.setdefault((whole_of(queue), task), []).append(each)
+    return found
+
+
+def knows(workers: Iterable[WorkerView], queue: str, task: str) -> bool:
+    """Whether one of these workers serves a queue and knows a task."""
+    return any(task in each.tasks and queue in map(whole_of, each.queues) for each in workers)
+
+
+def about_reported_tasks(workers: Iterable[WorkerView], told: Collection[Finding] = ()) -> Iterator[Finding]:
+    """Tasks that workers say they do not know; without those that findings tell of already."""
+    alive = [each for each in workers if not each.is_late]
+    for (queue, task), ignorant in sorted(unknown_tasks(alive).items(), key=lambda each: each[0]):
+        if any(each.queue == queue and f"task {task!r}" in each.message for each in told):
+            continue
+        is_known = knows(alive, queue, task)
+        names = ", ".join(each.name for each in ignorant[:NAMED]) + (", …" if len(ignorant) > NAMED else "")
+        who = f"worker {names} does not" if is_known else "no worker that serves this queue does"
+        yield Finding(
+            check="unknown task",
+            level=Level.WARNING if is_known else Level.FAULT,
+            queue=queue,
+            message=f"jobs of task {task!r} are given back again and again: {who} know it",
+            remedy="deploy code that registers it, under this name; or "
+            f"`fairlane jobs cancel --queue {quote(queue)} --task {quote(task)} --dry-run`",
+        )
+
+
+def _blocked(worker: WorkerView, block: BlockView) -> Finding:
+    lasted = lasting(block.seconds)
+    when = f"has been blocked for {lasted}" if block.until is None else f"was blocked for {lasted}"
+    since = f" since {block.since:%H:%M:%S} UTC" if block.until is None else f" until {block.until:%H:%M:%S} UTC"
+    beside = f"; with it {', '.join(block.beside)} stood still" if block.beside else ""
+    return Finding(
+        check="blocked event loop",
+        level=Level.FAULT if block.until is None else Level.WARNING,
+        queue=None,
+        message=f"worker {worker.name}: its event loop {when}{since} by {block.who}, at {block.where}{beside}",
+        remedy="make the task a plain `def`, which runs in a thread, or await what it waits for; its lease is not "
+        "renewed meanwhile, so it may run twice",
+    )
+
+
+def _long_run(run: LongRunView) -> Finding:
+    usual = "no run of its task has ended in this worker yet"
+    if run.usual is not None:
+        usual = f"95 of 100 runs of its task take at most {lasting(run.usual)}"
+    holds = "" if run.limit is None else f"; it holds {run.limit}, for which others wait"
+    return Finding(
+        check="long run",
+        level=Level.WARNING,
+        queue=whole_of(run.queue),
+        message=f"job {run.job} ({run.task}) has run for {lasting(run.ran)}, since {run.since:%Y-%m-%d %H:%M:%S} UTC, "
+        f"in worker {run.worker}: {usual}{holds}",
+        remedy=f"see what it waits for; `fairlane jobs cancel {run.job}` asks it to stop; a timeout on its task would",
+    )
 
 
 def _trouble(worker: WorkerView, name: str, words: str) -> Finding:
@@ -71,13 +145,21 @@ def _trouble(worker: WorkerView, name: str, words: str) -> Finding:
 
 
 def _late(worker: WorkerView, alone: list[str]) -> Finding:
-    """Where others serve all that it served, it is told and no more: one that has died is listed for a day."""
+    """Once others serve all that it served, its death is past: it is told for as long as it is listed, and no more."""
+    last = f"worker {worker.name} was last heard of at {worker.seen_at:%Y-%m-%d %H:%M:%S} UTC"
+    if worker.is_replaced:
+        return Finding(
+            check="late worker",
+            level=Level.NOTE,
+            queue=None,
+            message=f"{last}: it died, and others have taken its place",
+            remedy="look at its log, if it was not meant to end; its jobs run again once their leases end",
+        )
     lost = f", and nobody else serves {', '.join(alone)}" if alone else ""
     return Finding(
         check="late worker",
         level=Level.FAULT if alone else Level.WARNING,
         queue=None,
-        message=f"worker {worker.name} was last heard of at {worker.seen_at:%Y-%m-%d %H:%M:%S} UTC{lost}: it died, or "
-        "stands still",
+        message=f"{last}{lost}: it died, or stands still",
         remedy="restart it; its jobs run again once their leases end",
     )

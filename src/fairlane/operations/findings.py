@@ -31,6 +31,11 @@ class Finding:
     remedy: str
     level: Level = Level.FAULT
 
+    @property
+    def words(self) -> str:
+        """The message, with the queue that it is about."""
+        return self.message if self.queue is None else f"{self.queue}: {self.message}"
+
 
 def by_level(findings: Iterable[Finding]) -> list[Finding]:
     """The worst first."""

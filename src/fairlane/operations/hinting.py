@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from shlex import quote
 
 from fairlane.clock import lasting
-from fairlane.operations.views import GaugeView, Hint, HintKind, KeyView, QueueStatus, QueueView, WorkerView
+from fairlane.operations.findings import Finding, Level
+from fairlane.operations.views import GaugeView, Hint, HintKind, KeyView, QueueStatus, QueueView
 from fairlane.policy.keys import key_words
 from fairlane.policy.partitions import whole_of
 from fairlane.scheduler.explain import start_command
@@ -22,6 +23,8 @@ LAGGING_AFTER = 60.0
 MOST_HINTS = 20
 OF_ONE_LIMIT = 3
 """Keys that are named one by one for a limit that holds many back: its queue's page has the others."""
+TOLD_BY_QUEUES = ("broker refuses", "unbegun jobs")
+"""Findings about dispatchers that their queues tell of."""
 FEW_SLOTS = 0.9
 OFTEN_FAILING = 0.5
 
@@ -31,6 +34,9 @@ def status_of(view: QueueView) -> tuple[QueueStatus, str]:
     ready, held, running = view.ready, view.held_jobs, view.running
     if view.is_paused:
         return QueueStatus.PAUSED, f"paused: {_waiting(ready)}, {running:,} still run"
+    if not ready and not running and view.unknown_tasks:
+        tasks = ", ".join(map(repr, view.unknown_tasks))
+        return QueueStatus.STOPPED, f"no worker that serves it knows task {tasks}: its jobs are given back"
     if not ready:
         return (QueueStatus.FLOWING, f"{running:,} run, nothing waits") if running else (QueueStatus.IDLE, "idle")
     if view.refusal is not None:
@@ -44,6 +50,11 @@ def status_of(view: QueueView) -> tuple[QueueStatus, str]:
     if eligible <= 0:
         if view.held and all(each.limit.startswith("pause:") for each in view.held):
             return QueueStatus.LIMITED, f"pauses hold back all that wait ({_jobs(ready)}), as operators want it"
+        holding = [run for run in view.long_runs if run.limit is not None]
+        if holding:
+            longest = holding[0]
+            words = f"; job {longest.job} ({longest.task}) has held {longest.limit} for {lasting(longest.ran)}"
+            return QueueStatus.LIMITED, f"limits hold back all that wait ({_jobs(ready)}){words}"
         return QueueStatus.LIMITED, f"limits hold back all that wait ({_jobs(ready)}), as the policy wants it"
     if _is_lagging(view, eligible):
         oldest = "" if held or view.oldest_wait is None else f"; the oldest waits for {lasting(view.oldest_wait)}"
@@ -63,33 +74,25 @@ def _is_busy(view: QueueView) -> bool:
     return view.slots > 0 and view.slots_in_use >= FEW_SLOTS * view.slots
 
 
-def hints_of(queues: Sequence[QueueView], keys: Iterable[KeyView], workers: Sequence[WorkerView]) -> list[Hint]:
+def hints_of(queues: Sequence[QueueView], keys: Iterable[KeyView], findings: Iterable[Finding]) -> list[Hint]:
     """Faults first, then lag, then pauses, then limits that do their work."""
-    hints = [*_about_workers(workers), *_about_queues(queues), *_about_keys(keys)]
+    hints = [*_of_findings(findings), *_about_queues(queues), *_about_keys(keys)]
     order = {HintKind.FAULT: 0, HintKind.LAG: 1, HintKind.PAUSE: 2, HintKind.LIMIT: 3}
     return sorted(hints, key=lambda hint: order[hint.kind])[:MOST_HINTS]
 
 
-def _about_workers(workers: Sequence[WorkerView]) -> Iterator[Hint]:
-    for each in workers:
-        if each.is_gone:
-            continue
-        if each.is_late:
-            words = f"worker {each.name} was last heard of at {each.seen_at:%H:%M:%S} UTC: it died, or stands still"
-            knob = "its jobs run again once their leases end; restart it"
-            yield Hint(kind=HintKind.FAULT, queue=None, words=words, knob=knob)
-        elif dead := each.dead_loops:
-            name, cause = next(iter(dead.items()))
-            words = f"worker {each.name}: its loop {name} died ({cause})"
-            yield Hint(kind=HintKind.FAULT, queue=None, words=words, knob="restart it, and look at its log")
-        if each.has_uneven_clock:
-            words = f"the clock of worker {each.name} differs from the database's by {each.clock_offset:+.1f} s"
-            yield Hint(kind=HintKind.FAULT, queue=None, words=words, knob="let its machine keep time (NTP)")
+def _of_findings(findings: Iterable[Finding]) -> Iterator[Hint]:
+    """What the doctor finds at a glance, but for what the queues say themselves. What may be on purpose is left to the
+    doctor."""
+    kinds = {Level.FAULT: HintKind.FAULT, Level.WARNING: HintKind.LAG}
+    for each in findings:
+        if (kind := kinds.get(each.level)) is not None and each.check not in TOLD_BY_QUEUES:
+            yield Hint(kind=kind, queue=each.queue, words=each.words, knob=each.remedy)
 
 
 def _about_queues(queues: Sequence[QueueView]) -> Iterator[Hint]:
     for each in queues:
-        if each.status is QueueStatus.STOPPED:
+        if each.status is QueueStatus.STOPPED and each.ready:  # of tasks that nobody knows, a finding tells
             knob = "look at the broker; it is tried again until it takes messages"
             if each.refusal is None:
                 knob = start_command(each.queue, is_forwarded=each.is_forwarded)

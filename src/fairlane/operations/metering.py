@@ -5,6 +5,7 @@ Cardinality is bounded: queues and limits are declared, and of keys only the few
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from fairlane.operations.gauging import gauge_view, gauges_of
@@ -14,7 +15,7 @@ from fairlane.operations.seeing_workers import list_workers
 from fairlane.operations.views import KeyView, QueueView
 from fairlane.policy.partitions import whole_of
 from fairlane.store.protocol import Declared, Store
-from fairlane.telemetry.metrics import OTHER, Labels
+from fairlane.telemetry.metrics import NO_TASK, OTHER, Labels
 
 __all__ = ["Figures", "fleet_figures"]
 
@@ -26,6 +27,7 @@ QUEUES_WITH_KEYS = 10
 
 _OF_A_QUEUE: dict[str, Callable[[QueueView], float]] = {
     "fairlane_queue_ready_jobs": lambda view: view.ready,
+    "fairlane_queue_startable_jobs": lambda view: 0 if view.is_paused else max(0, view.ready - view.held_jobs),
     "fairlane_queue_running_jobs": lambda view: view.running,
     "fairlane_queue_scheduled_jobs": lambda view: view.scheduled.count,
     "fairlane_queue_dead_jobs": lambda view: view.dead.count,
@@ -45,6 +47,12 @@ async def fleet_figures(store: Store, keys: int) -> Figures:
     figures["fairlane_queue_held_jobs"] = [
         ((view.queue, held.limit), float(held.jobs)) for view in views for held in view.held
     ]
+    runs = Counter((view.queue, run.task) for view in views for run in view.long_runs)
+    figures["fairlane_queue_long_runs"] = [(labels, float(count)) for labels, count in sorted(runs.items())]
+    blocked = Counter(
+        (each.blocked.task or NO_TASK,) for each in workers.workers if each.blocked and each.state == "blocked"
+    )
+    figures["fairlane_workers_blocked"] = [(labels, float(count)) for labels, count in sorted(blocked.items())]
     saturation = await _saturation(store, policies)
     figures["fairlane_key_waiting_jobs"] = await _keys(store, views, policies, keys, saturation)
     figures["fairlane_limit_saturation_ratio"] = sorted(saturation.items())
@@ -58,7 +66,7 @@ async def _saturation(store: Store, policies: Mapping[str, Declared]) -> dict[La
     found: dict[Labels, float] = {}
     for name, gauges in (await gauges_of(store, in_force, wanted, await store.now())).items():
         for gauge, (bound, _) in zip(gauges, wanted[name], strict=True):
-            _fuller(found, (whole_of(name), gauge.limit), gauge_view(in_force[name], gauge, bound).saturation)
+            _fuller(found, (whole_of(name), gauge.limit), gauge_view(gauge, bound).saturation)
     return found
 
 

@@ -13,6 +13,9 @@ from fairlane.clock import SECOND, Instant, as_datetime
 from fairlane.explaining import is_routed
 from fairlane.operations.asking import in_force
 from fairlane.operations.charting import MINUTE, SHOWN, chart_of, per_minute
+from fairlane.operations.diagnosis import findings_at_a_glance
+from fairlane.operations.diagnosis_workers import about_reported_tasks, about_workers, knows, unknown_tasks
+from fairlane.operations.findings import Finding
 from fairlane.operations.gauging import gauge_view, gauges_of, limit_words
 from fairlane.operations.hinting import hints_of, status_of
 from fairlane.operations.seeing_keys import held_keys
@@ -20,6 +23,7 @@ from fairlane.operations.seeing_workers import worker_list
 from fairlane.operations.views import (
     Counted,
     HeldView,
+    KeyView,
     LimitView,
     OneQueue,
     Overview,
@@ -27,10 +31,12 @@ from fairlane.operations.views import (
     QueueView,
     Totals,
     WorkerList,
+    WorkerView,
 )
 from fairlane.policy.describing import policy_words
 from fairlane.policy.partitions import whole_of
 from fairlane.policy.policy import Policy
+from fairlane.scheduler.estimate import Seen
 from fairlane.scheduler.explain import forwarded_to_an_engine
 from fairlane.scheduler.figures import Held, Minute
 from fairlane.scheduler.gauge import Gauge
@@ -73,13 +79,13 @@ async def overview(store: Store, forwarded: Collection[str] | None = ()) -> Over
     none is at hand."""
     look = await _look(store, forwarded)
     views = await _views_of(store, look)
-    keys = await held_keys(store, {name: look.policies[name].policy for name in look.figures}, look.now)
+    keys = await _held_keys(store, look)
     workers = look.workers
     return Overview(
         now=as_datetime(look.now),
         totals=_totals(views, workers),
         queues=views,
-        hints=hints_of(views, keys, workers.workers),
+        hints=hints_of(views, keys, await findings_at_a_glance(store, workers.workers)),
         chart=chart_of((each for minutes in look.minutes.values() for each in minutes), look.now),
     )
 
@@ -95,7 +101,7 @@ async def show_queue(store: Store, queue: str, forwarded: Collection[str] | None
     policy = declared.policy
     look = await _look(store, forwarded, policy.queue)
     (view,) = await _views_of(store, look)
-    keys = await held_keys(store, {name: look.policies[name].policy for name in look.figures}, look.now)
+    keys = await _held_keys(store, look)
     chart = chart_of((each for minutes in look.minutes.values() for each in minutes), look.now)
     parts = [_view(name, [name], look) for name in look.figures] if len(look.figures) > 1 else []
     return OneQueue(
@@ -107,9 +113,22 @@ async def show_queue(store: Store, queue: str, forwarded: Collection[str] | None
         limits=_limits(policy, look, chart.denied),
         scopes=[list(by) for by in policy.scopes],
         partitions=parts,
-        hints=hints_of([view], keys, ()),
+        hints=hints_of([view], keys, _findings_of(view.queue, look.workers.workers)),
         chart=chart,
     )
+
+
+async def _held_keys(store: Store, look: _Look) -> list[KeyView]:
+    """The keys behind whose limits most jobs wait, with how fast their queues go."""
+    seen: dict[str, Seen] = {}
+    for name in look.figures:
+        known = seen.get(whole_of(name), Seen([], look.now))
+        seen[whole_of(name)] = Seen([*known.minutes, *look.minutes.get(name, [])], look.now)
+    return await held_keys(store, {name: look.policies[name].policy for name in look.figures}, look.now, seen)
+
+
+def _findings_of(queue: str, workers: Sequence[WorkerView]) -> list[Finding]:
+    return [each for each in (*about_workers(workers), *about_reported_tasks(workers)) if each.queue == queue]
 
 
 async def _views_of(store: Store, look: _Look) -> list[QueueView]:
@@ -133,12 +152,11 @@ def _views(look: _Look) -> list[QueueView]:
 def _view(queue: str, names: Sequence[str], look: _Look) -> QueueView:
     figures = [look.figures[name] for name in names]
     policy = look.policies[names[0]].policy
-    ready = sum(each.ready + each.unseen for each in figures)
+    ready = sum(each.ready for each in figures)
     held = _held(look, names, ready)
     started, ended, failed = per_minute([each for name in names for each in look.minutes.get(name, [])], look.now)
     serving = [each for each in look.workers.workers if not each.is_late and not each.queues.keys().isdisjoint(names)]
     oldest = min((each.oldest_ready_at for each in figures if each.oldest_ready_at is not None), default=None)
-    tallied = [each.tallied_at for each in figures if each.tallied_at is not None]
     service = service_of(look.seen, names, look.now)
     view = QueueView(
         queue=queue,
@@ -160,10 +178,18 @@ def _view(queue: str, names: Sequence[str], look: _Look) -> QueueView:
         is_paused=all(() in look.policies[name].policy.overrides.pauses for name in _in_use(names, policy)),
         partitions=len(_in_use(names, policy)),
         unseen=max(0, sum(each.unseen for each in figures)),
-        figures_as_of=as_datetime(min(tallied)) if tallied else None,
+        figures_as_of=as_datetime(look.now),
         is_forwarded=forwarded_to_an_engine(queue, look.forwarded, was_seen=service.is_forwarded),
         refusal=service.refusal,
         unbegun=service.unbegun,
+        long_runs=sorted(
+            (run for each in serving for run in each.long_runs if run.queue in names), key=lambda run: run.since
+        ),
+        unknown_tasks=[
+            task
+            for (of, task) in sorted(unknown_tasks(serving))
+            if of == whole_of(queue) and not knows(serving, of, task)
+        ],
     )
     return _with_status(view)
 
@@ -194,7 +220,7 @@ def _held(look: _Look, names: Sequence[str], ready: int) -> list[HeldView]:
     for limit, held in sums.items():
         bound = policy.bound_named(limit)
         if bound is not None and held.jobs > 0:
-            words = limit_words(policy, bound)
+            words = limit_words(bound)
             by = list(bound.limit.by)
             views.append(HeldView(limit=limit, words=words, by=by, keys=held.keys, jobs=min(held.jobs, ready)))
     return sorted(views, key=lambda each: (-each.jobs, each.limit))
@@ -215,14 +241,15 @@ def _limits(policy: Policy, look: _Look, denied: Mapping[str, int]) -> list[Limi
     views = []
     for bound in policy.bound:
         gauge = gauges.get(bound.name)
+        shown = None if gauge is None else gauge_view(gauge, bound)
         holding = held.get(bound.name)
         is_of_queue = not bound.limit.by
         views.append(
             LimitView(
                 limit=bound.name,
-                words=limit_words(policy, bound, () if is_of_queue else None),
+                words=limit_words(bound) if shown is None else shown.words,
                 by=list(bound.limit.by),
-                gauge=None if gauge is None else gauge_view(policy, gauge, bound),
+                gauge=shown,
                 held_keys=0 if holding is None else holding.keys,
                 held_jobs=0 if holding is None or is_of_queue else holding.jobs,
                 denied=denied.get(bound.name, 0),

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 import msgspec
 
-from fairlane.clock import SECOND, Instant, as_datetime
+from fairlane.clock import Instant, as_datetime
 from fairlane.errors import ConfigurationError
 from fairlane.explaining import explain_queue, not_told_apart
 from fairlane.job import JobRecord, State
@@ -17,13 +16,13 @@ from fairlane.operations.gauging import drained_in, gauge_view, gauges_of
 from fairlane.operations.views import Counted, KeyList, KeyView, LaneView, NextJob, OneKey
 from fairlane.policy.by import By
 from fairlane.policy.keys import canonical_keys, select
-from fairlane.policy.limits import Rate
 from fairlane.policy.partitions import whole_of
 from fairlane.policy.policy import BoundLimit, Policy
+from fairlane.scheduler.estimate import Seen
 from fairlane.scheduler.figures import HOUR, HOURS, KeyFigures
-from fairlane.scheduler.gauge import Gauge
+from fairlane.scheduler.gauge import Gauge, origin_of_weight
 from fairlane.scheduler.snapshot import LaneTally
-from fairlane.store.figures import KeySort
+from fairlane.store.figures import FlowWeight, KeySort
 from fairlane.store.finding import find_jobs, known_partitions
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
@@ -37,7 +36,7 @@ HINTED = 20
 SHOWN_JOBS = 20
 SHOWN_LANES = 50
 NEWCOMERS = 500
-"""Keys without figures that the first page of a list shows besides: those of new and of scheduled jobs."""
+"""Keys without figures that the first page of a list shows besides: those of scheduled jobs."""
 Key = tuple[str | None, ...]
 Found = tuple[str, KeyFigures]
 """A key, and the partition that it is in."""
@@ -50,10 +49,10 @@ class _Look(msgspec.Struct, frozen=True):
     policies: Mapping[str, Policy]
     ran: int = 0
     """Run time of all keys of the queue in the last day, in microseconds."""
-    as_of: datetime | None = None
     scheduled: Mapping[Key, int] = {}
-    unseen: Mapping[Key, int] = {}
     has_all_scheduled: bool = True
+    seen: Mapping[str, Seen] = {}
+    """By whole queue."""
 
 
 async def list_keys(
@@ -80,7 +79,7 @@ async def list_keys(
     found = _merged(page.keys)
     if after is None and not held_only:
         newcomers = await _newcomers(store, look, scope, search, {figures.key for _, figures in found})
-        found = sorted([*found, *newcomers], key=lambda each: _place(each[1], look, ordered))
+        found = sorted([*found, *newcomers], key=lambda each: _place(each[1], ordered))
     return KeyList(
         now=as_datetime(look.now),
         queue=whole_of(queue),
@@ -91,7 +90,7 @@ async def list_keys(
         held_only=held_only,
         keys=await _views(store, look, found),
         after=page.after,
-        figures_as_of=look.as_of,
+        figures_as_of=as_datetime(look.now),
     )
 
 
@@ -150,27 +149,28 @@ async def show_keys(store: Store, queue: str, wanted: Sequence[Mapping[str, obje
     return [views[scope, key] for scope, keys_of_scope in places.items() for key in dict.fromkeys(keys_of_scope)]
 
 
-async def held_keys(store: Store, policies: Mapping[str, Policy], now: Instant) -> list[KeyView]:
+async def held_keys(
+    store: Store, policies: Mapping[str, Policy], now: Instant, seen: Mapping[str, Seen]
+) -> list[KeyView]:
     """The keys of which most jobs wait behind a limit or a pause, in all these queues."""
     found = await store.list_held(list(policies), HINTED)
-    return await _views(store, _Look(now, policies), found)
+    return await _views(store, _Look(now, policies, seen=seen), found)
 
 
 async def _look(store: Store, queue: str, scope: By) -> _Look:
     names = await known_partitions(store, queue)
     policies = await store.policies()
     scheduled = await store.scheduled_by_lane(names)
-    unseen = await store.unseen_by_lane(names)
-    tallied = [each.tallied_at for each in await store.survey(names) if each.tallied_at is not None]
     minutes = await store.minutes(names, 0)
+    now = await store.now()
+    every = [each for several in minutes.values() for each in several]
     return _Look(
-        await store.now(),
+        now,
         {name: policies[name].policy for name in names},
-        sum(each.ran for several in minutes.values() for each in several),
-        as_datetime(min(tallied)) if tallied else None,
+        sum(each.ran for each in every),
         _by_key(scope, scheduled.lanes),
-        _by_key(scope, unseen.lanes),
         scheduled.is_all,
+        {whole_of(queue): Seen(every, now)},
     )
 
 
@@ -192,9 +192,9 @@ def _by_key(scope: By, lanes: Iterable[LaneTally]) -> dict[Key, int]:
 
 
 async def _newcomers(store: Store, look: _Look, scope: By, search: str, shown: set[Key]) -> list[Found]:
-    """Keys without figures: all that is known of them are jobs that are scheduled, or that no claim has seen."""
+    """Keys without figures: all that is known of them are jobs that are scheduled."""
     names, wanted = list(look.policies), search.casefold()
-    keys = [key for key in {**look.unseen, **look.scheduled} if key not in shown and _matches(key, wanted)]
+    keys = [key for key in look.scheduled if key not in shown and _matches(key, wanted)]
     known = {figures.key for _, figures in await store.keys_named(names, [(scope, key) for key in keys[:NEWCOMERS]])}
     return [
         (_home(look.policies, dict(zip(scope, key, strict=True))), KeyFigures(by=scope, key=key))
@@ -216,12 +216,12 @@ def _home(policies: Mapping[str, Policy], keys: Mapping[str, str | None]) -> str
     return home if home in policies else first
 
 
-def _place(figures: KeyFigures, look: _Look, sort: KeySort) -> tuple[Any, ...]:
-    """Where a key stands in a list, with jobs that no claim has seen."""
+def _place(figures: KeyFigures, sort: KeySort) -> tuple[Any, ...]:
+    """Where a key stands in a list."""
     name = tuple(value or "" for value in figures.key)
     match sort:
         case KeySort.WAITING:
-            return (-figures.waiting - look.unseen.get(figures.key, 0), name)
+            return (-figures.waiting, name)
         case KeySort.RUNNING:
             return (-figures.running, name)
         case KeySort.DONE:
@@ -236,15 +236,27 @@ async def _views(store: Store, look: _Look, found: Sequence[Found]) -> list[KeyV
     """Views of keys, of whatever scopes and queues, with the gauges of all their limits from one look."""
     asked: dict[str, list[tuple[BoundLimit, Key]]] = {}
     for queue, figures in found:
-        limits = _limits_for(look.policies[queue], figures.by, figures.key)
-        asked.setdefault(queue, []).extend((bound, figures.key) for bound in limits)
+        asked.setdefault(queue, []).extend(_passed_by(look.policies[queue], figures.by, figures.key))
     told = await gauges_of(store, look.policies, asked, look.now)
     gauges = {
         (queue, bound.name, key): gauge
         for queue, wanted in asked.items()
         for (bound, key), gauge in zip(wanted, told[queue], strict=True)
     }
-    return [_view(look, queue, figures, gauges) for queue, figures in found]
+    flows: dict[str, list[bytes]] = {}
+    for queue, figures in found:
+        if (flow := _flow(look.policies[queue], figures)) is not None:
+            flows.setdefault(queue, []).append(flow)
+    weights = await store.weights_named(flows)
+    return [
+        msgspec.structs.replace(_view(look, queue, figures, gauges), **_weight(look.policies[queue], figures, weights))
+        for queue, figures in found
+    ]
+
+
+def _flow(policy: Policy, figures: KeyFigures) -> bytes | None:
+    """The flow of a key, if turns are taken by its scope."""
+    return policy.flow_of_key(figures.key) if policy.fair is not None and policy.fair.by == figures.by else None
 
 
 def _limits_for(policy: Policy, by: By, key: Key) -> list[BoundLimit]:
@@ -253,14 +265,28 @@ def _limits_for(policy: Policy, by: By, key: Key) -> list[BoundLimit]:
     return [bound for bound in bounds if policy.limit_at(bound, key) is not None]
 
 
+def _passed_by(policy: Policy, by: By, key: Key) -> list[tuple[BoundLimit, Key]]:
+    """The limits that every job of this key passes, each with the key that it is kept by."""
+    keys = dict(zip(by, key, strict=True))
+    passed = [
+        (bound, tuple(keys[name] for name in bound.limit.by))
+        for bound in policy.bound
+        if set(bound.limit.by) <= set(by)
+    ]
+    return [each for each in passed if policy.limit_at(*each) is not None]
+
+
 def _view(look: _Look, queue: str, stored: KeyFigures, gauges: Mapping[tuple[str, str, Key], Gauge]) -> KeyView:
     policy, key = look.policies[queue], stored.key
     figures = stored.at(look.now)
     limits = _limits_for(policy, figures.by, key)
-    views = [gauge_view(policy, gauges[queue, bound.name, key], bound) for bound in limits]
-    waiting = max(0, figures.waiting + look.unseen.get(key, 0))
+    views = [gauge_view(gauges[queue, bound.name, key], bound) for bound in limits]
+    waiting = figures.waiting
     held = [name for name in figures.held_by if policy.bound_named(name) is not None]
-    rates = {bound.name: limit.limit / limit.per * SECOND for bound in limits if (limit := _rate(policy, bound, key))}
+    passed = [gauges[queue, bound.name, its_key] for bound, its_key in _passed_by(policy, figures.by, key)]
+    seen = look.seen.get(whole_of(queue))
+    # Nothing has arrived since, and some still wait: so they have waited all the time.
+    pace = None if seen is None else seen.pace(figures.arrived_at)
     return KeyView(
         keys=dict(zip(figures.by, key, strict=True)),
         queue=queue,
@@ -272,25 +298,28 @@ def _view(look: _Look, queue: str, stored: KeyFigures, gauges: Mapping[tuple[str
         failed=figures.failed,
         run_time=figures.run_time if figures.run_time > 0 or figures.done else None,
         share=figures.ran / look.ran if look.ran else None,
-        weight=_weight(policy, figures.by, key),
+        weight=None,
         is_paused=key in policy.overrides.pauses.get(figures.by, {}),
         gauges=views,
         last_enqueued_at=None if figures.arrived_at is None else as_datetime(figures.arrived_at),
         last_started_at=None if figures.started_at is None else as_datetime(figures.started_at),
         hours=[each.done for each in _hours(figures, look.now)],
-        drained_in=drained_in(waiting, figures.run_time, views, rates) if held else None,
+        drained_in=drained_in(waiting, figures.run_time, passed, look.now, pace) if held else None,
     )
 
 
-def _rate(policy: Policy, bound: BoundLimit, key: Key) -> Rate | None:
-    limit = policy.limit_at(bound, key)
-    return limit if isinstance(limit, Rate) and limit.limit > 0 else None
-
-
-def _weight(policy: Policy, by: By, key: Key) -> float | None:
-    if policy.fair is None or policy.fair.by != by:
-        return None
-    return policy.weight_at(key, policy.fair.weight_of(key))
+def _weight(policy: Policy, figures: KeyFigures, known: Mapping[bytes, FlowWeight]) -> dict[str, Any]:
+    """What a key's turns are dealt by, and where that number came from."""
+    flow, key = _flow(policy, figures), figures.key
+    if flow is None or policy.fair is None:
+        return {}
+    own = known.get(flow, FlowWeight(policy.fair.weight_of(key), is_brought=False))
+    scope = tuple(sorted(zip(policy.fair.by, key, strict=True)))
+    return {
+        "weight": policy.weight_at(key, own.weight),
+        "weight_from": origin_of_weight(policy, key, is_brought=own.is_brought),
+        "boost": policy.overrides.boosts.get(scope, 1.0),
+    }
 
 
 class _Hour(msgspec.Struct, frozen=True):
@@ -310,7 +339,7 @@ async def _lanes(store: Store, policy: Policy, keys: Mapping[str, str | None]) -
     if not policy.is_flow(keys):
         return []
     rows = await store.lanes_of(policy.queue, policy.flow_of(0, keys), SHOWN_LANES)
-    gates, _ = await store.gates_named([row.gate for row in rows if row.gate is not None], [])
+    gates, _ = await store.gates_named({policy.queue: [row.gate for row in rows if row.gate is not None]}, [])
     names = {gate.id: gate.limit for gate in gates}
     return [
         LaneView(

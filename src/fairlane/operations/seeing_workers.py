@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
+
+import msgspec
 
 from fairlane.clock import SECOND, Instant, as_datetime
-from fairlane.operations.views import WorkerList, WorkerView
-from fairlane.store.figures import WorkerSeen
+from fairlane.operations.views import BlockView, LongRunView, WorkerList, WorkerView
+from fairlane.store.figures import BlockedLoop, LongRun, WorkerSeen
 from fairlane.store.protocol import Store
 
 __all__ = ["list_workers", "worker_list"]
 
 GONE_AFTER = 15 * 60 * SECOND
+OVERLAP = timedelta(seconds=10)
+"""The last report of a process that died is older than its death."""
 
 
 async def list_workers(store: Store) -> WorkerList:
-    """Every worker that has reported within the last day and has not stopped as it should."""
+    """Every worker that has reported within the last day and has not stopped as it should. One that died and was
+    replaced is forgotten after a quarter of an hour."""
     return worker_list(await store.workers(), await store.now())
 
 
@@ -23,14 +29,34 @@ def worker_list(seen: Sequence[WorkerSeen], now: Instant) -> WorkerList:
     """The same, of those that were seen."""
     views = [_view(each, now) for each in seen]
     alive = [each for each in views if not each.is_late]
+    views = [msgspec.structs.replace(each, is_replaced=_is_replaced(each, alive)) for each in views]
+    views = [each for each in views if not (each.is_gone and each.is_replaced)]
     return WorkerList(
         now=as_datetime(now),
         workers=views,
         alive=len(alive),
-        late=sum(each.is_late and not each.is_gone for each in views),
+        late=sum(each.state == "late" and not each.is_gone for each in views),
         slots=sum(each.concurrency for each in alive),
         running=sum(each.running for each in alive),
     )
+
+
+def _is_replaced(worker: WorkerView, alive: Sequence[WorkerView]) -> bool:
+    """Whether live workers of its kind serve all of its queues: those that have started on its host, or under its name,
+    since it was last heard of; and once it is long gone, any."""
+    if not worker.is_late:
+        return False
+    heirs = [
+        each
+        for each in alive
+        if each.is_dispatcher == worker.is_dispatcher
+        and (worker.is_gone or (_is_same_place(each, worker) and each.started_at > worker.seen_at - OVERLAP))
+    ]
+    return set(worker.queues) <= {queue for each in heirs for queue in each.queues}
+
+
+def _is_same_place(one: WorkerView, other: WorkerView) -> bool:
+    return one.host == other.host or one.name == other.name
 
 
 def _view(seen: WorkerSeen, now: Instant) -> WorkerView:
@@ -56,6 +82,35 @@ def _view(seen: WorkerSeen, now: Instant) -> WorkerView:
         loops=report.loops,
         troubles=report.troubles,
         is_dispatcher=seen.is_dispatcher,
+        unknown_tasks=report.unknown_tasks,
+        long_runs=[_long_run(each, report.name, now) for each in report.long_runs],
+        blocked=None if report.blocked is None else _block(report.blocked, now),
         tasks=report.tasks,
         figures=report.figures,
+    )
+
+
+def _long_run(run: LongRun, worker: str, now: Instant) -> LongRunView:
+    return LongRunView(
+        job=run.job,
+        task=run.task,
+        queue=run.queue,
+        worker=worker,
+        since=as_datetime(run.since),
+        ran=max(0, now - run.since) / SECOND,
+        usual=None if run.usual is None else run.usual / SECOND,
+        is_long=run.is_long,
+        limit=run.limit,
+    )
+
+
+def _block(block: BlockedLoop, now: Instant) -> BlockView:
+    return BlockView(
+        since=as_datetime(block.since),
+        until=None if block.until is None else as_datetime(block.until),
+        seconds=max(0, (now if block.until is None else block.until) - block.since) / SECOND,
+        job=block.job,
+        task=block.task,
+        where=block.where,
+        beside=block.beside,
     )

@@ -11,9 +11,11 @@ from typing import Literal
 
 import msgspec
 
+from fairlane.policy.numbers import Origin
 from fairlane.store.figures import Counted, KeySort, dead_loops
 
 __all__ = [
+    "BlockView",
     "Chart",
     "Counted",
     "GaugeView",
@@ -25,6 +27,7 @@ __all__ = [
     "KeyView",
     "LaneView",
     "LimitView",
+    "LongRunView",
     "MinuteView",
     "NextJob",
     "OneKey",
@@ -52,7 +55,7 @@ class QueueStatus(StrEnum):
     PAUSED = "paused"
     """An operator has paused it."""
     STOPPED = "stopped"
-    """Jobs wait, and no worker serves it."""
+    """Jobs wait, and no worker serves it, or none that does knows their tasks."""
 
 
 class HintKind(StrEnum):
@@ -115,6 +118,45 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
     """How often a limit turned somebody away, over all of them, by limit, the most first."""
 
 
+class LongRunView(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that takes longer than the runs of its task do, or that holds a limit for which others wait."""
+
+    job: str
+    task: str
+    queue: str
+    worker: str
+    """By name."""
+    since: datetime
+    ran: float
+    """Seconds so far."""
+    usual: float | None
+    """Seconds that 95 of the last 100 runs of its task took at most; `None`: none has ended in its worker."""
+    is_long: bool
+    """False: it takes no longer than usual, and only holds a limit for which others wait."""
+    limit: str | None
+    """The limit that it holds and for which others wait, as one would write it in Python."""
+
+
+class BlockView(msgspec.Struct, frozen=True, kw_only=True):
+    """Code that keeps, or kept, the event loop of a worker from everything else."""
+
+    since: datetime
+    until: datetime | None
+    """`None`: it still does."""
+    seconds: float
+    job: str | None
+    """Whose handler it is; `None`: of no job that is known."""
+    task: str | None
+    where: str
+    """Functions and lines, the outermost first."""
+    beside: list[str]
+    """Other jobs that run on that event loop, and stand still with it; the first ten."""
+
+    @property
+    def who(self) -> str:
+        return "code of no known job" if self.job is None else f"job {self.job} ({self.task})"
+
+
 class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     """A queue with all its partitions, at a glance."""
 
@@ -153,6 +195,10 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine's broker says, while it refuses all that is published."""
     unbegun: str | None = None
     """What a dispatcher says of messages that no worker of the engine begins."""
+    long_runs: list[LongRunView] = []
+    """Runs that take longer than usual, or hold a limit for which others wait, the longest first."""
+    unknown_tasks: list[str] = []
+    """Tasks of its jobs that no live worker which serves it knows: they are given back again and again."""
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,7 +241,12 @@ class GaugeView(msgspec.Struct, frozen=True, kw_only=True):
     saturation: float
     """From 0 to 1."""
     opens_at: datetime | None
-    is_overridden: bool = False
+    bound_from: Origin = Origin.POLICY
+    """Where the number came from."""
+
+    @property
+    def is_overridden(self) -> bool:
+        return self.bound_from is Origin.OVERRIDE
 
 
 class LimitView(msgspec.Struct, frozen=True, kw_only=True):
@@ -253,7 +304,7 @@ class KeyView(msgspec.Struct, frozen=True, kw_only=True):
     share: float | None
     """Its part of all run time of the queue in the last 24 hours."""
     weight: float | None
-    """Where turns are taken by this scope."""
+    """What turns are dealt by, boost included, where they are taken by this scope."""
     is_paused: bool
     gauges: list[GaugeView]
     """The limits of exactly this scope."""
@@ -263,6 +314,20 @@ class KeyView(msgspec.Struct, frozen=True, kw_only=True):
     """What ended in each of the last 24 hours, the oldest first."""
     drained_in: float | None
     """Seconds until what waits has started if its limits are all that slows it down; `None`: nothing says so."""
+    weight_from: Origin | None = None
+    """Where the weight came from, a boost aside."""
+    boost: float = 1.0
+    """What an operator has multiplied the weight with."""
+
+    @property
+    def weight_words(self) -> str:
+        """Where the weight came from, in words; nothing for what the policy declares."""
+        if self.weight is None or self.weight_from is None:
+            return ""
+        if self.boost == 1.0:
+            return self.weight_from.words
+        own = f"{self.weight / self.boost:g} {self.weight_from.words}".rstrip()
+        return f"{own}, boosted {self.boost:g} times"
 
 
 class KeyList(msgspec.Struct, frozen=True, kw_only=True):
@@ -351,17 +416,31 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     """What fails now without harm to any job, by name; of a dispatcher, that its broker refuses."""
     is_dispatcher: bool = False
     """It publishes what it claims, for an engine to run."""
+    is_replaced: bool = False
+    """It is late, and others have taken its place."""
+    unknown_tasks: dict[str, str] = {}
+    """Tasks of which it was given jobs lately and that it does not know, each with the queue of the last such job."""
+    long_runs: list[LongRunView] = []
+    blocked: BlockView | None = None
+    """What blocks its event loop, or has done so in the last ten minutes."""
 
     @property
-    def state(self) -> Literal["late", "unwell", "troubled", "stopping", "well"]:
+    def state(self) -> Literal["late", "unwell", "blocked", "troubled", "stopping", "replaced", "well"]:
         """The worst that is known of it."""
         if self.is_late:
-            return "late"
+            return "replaced" if self.is_replaced else "late"
         if not self.is_well:
             return "unwell"
+        if self.is_blocked:
+            return "blocked"
         if self.troubles:
             return "troubled"
         return "stopping" if self.is_stopping else "well"
+
+    @property
+    def is_blocked(self) -> bool:
+        """Something blocks its event loop now."""
+        return self.blocked is not None and self.blocked.until is None
 
     @property
     def dead_loops(self) -> dict[str, str]:

@@ -94,11 +94,18 @@ _METRICS = (
     # The process itself.
     _gauge("fairlane_loop_alive", "1", "0 once this loop of the worker has died, else 1.", "loop"),
     _seconds("fairlane_event_loop_lag_seconds", "How late the event loop was: handlers that block it show here."),
+    _counter(
+        "fairlane_event_loop_blocked_seconds_total",
+        "s",
+        "For how long handlers of a task blocked the event loop, in blocks of a second or more.",
+        "task",
+    ),
     _gauge("fairlane_worker_stopping", "1", "1 once the worker has been told to stop, else 0."),
     _counter("fairlane_telemetry_failures_total", "{failure}", "What went wrong with telemetry itself.", "reason"),
     # The whole fleet, from the database.
     _fleet("fairlane_queue_ready_jobs", "{job}", "Jobs that wait and are due.", "queue"),
     _fleet("fairlane_queue_held_jobs", "{job}", "Of those, what a limit or a pause holds back.", "queue", "limit"),
+    _fleet("fairlane_queue_startable_jobs", "{job}", "Of those, what no limit and no pause holds back.", "queue"),
     _fleet("fairlane_queue_running_jobs", "{job}", "Jobs that run, anywhere.", "queue"),
     _fleet("fairlane_queue_scheduled_jobs", "{job}", "Jobs that are not due yet.", "queue"),
     _fleet("fairlane_queue_dead_jobs", "{job}", "Jobs that were set aside as dead.", "queue"),
@@ -106,6 +113,14 @@ _METRICS = (
     _fleet("fairlane_limit_saturation_ratio", "1", "How much of a limit is used, 1 if all of it.", "queue", "limit"),
     _fleet("fairlane_key_waiting_jobs", "{job}", "Jobs that wait, of the keys with most.", "queue", "key"),
     _fleet("fairlane_queue_workers", "{worker}", "Workers that serve a queue and are alive.", "queue"),
+    _fleet(
+        "fairlane_queue_long_runs",
+        "{job}",
+        "Runs that take far longer than usual, or hold a limit for which others wait.",
+        "queue",
+        "task",
+    ),
+    _fleet("fairlane_workers_blocked", "{worker}", "Workers whose event loop a handler of this task blocks.", "task"),
     _fleet("fairlane_workers_alive", "{worker}", "Workers that have given a sign of life."),
 )  # fmt: skip
 

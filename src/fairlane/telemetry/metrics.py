@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from fairlane.telemetry.catalogue import CATALOGUE, Metric
 from fairlane.telemetry.failures import REASONS, Failures
 
-__all__ = ["LOST", "OTHER", "Cell", "Counter", "Histogram", "Labels", "Metrics", "Reading", "Sample"]
+__all__ = ["LOST", "NO_TASK", "OTHER", "Cell", "Counter", "Histogram", "Labels", "Metrics", "Reading", "Sample"]
 
 Labels = tuple[str, ...]
 Reading = Callable[[], Iterable[tuple[Labels, float]]]
@@ -19,6 +19,8 @@ Recorder = Callable[[float, Labels], None]
 SERIES_AT_MOST = 1_000
 """Of one metric. Labels come from what programs declare; whoever makes names as they go pays with `other`."""
 OTHER = "other"
+NO_TASK = "none"
+"""The label of what blocks an event loop and is no handler's doing."""
 LOST = ("lease gone", "settled late")
 """How a worker finds out that a job was taken over from it."""
 
@@ -90,6 +92,7 @@ class Metrics:
         self.reaped = self.counters["fairlane_jobs_reaped_total"]
         self.recounted = self.counters["fairlane_gates_recounted_total"]
         self.claims_lost = self.counters["fairlane_claims_lost_total"]
+        self.blocked = self.counters["fairlane_event_loop_blocked_seconds_total"]
         self.outages = self.counters["fairlane_store_outages_total"]
         self.wait = self.histograms["fairlane_job_wait_seconds"]
         self.run = self.histograms["fairlane_job_run_seconds"]

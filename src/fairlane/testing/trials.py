@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
 from fairlane.clock import SECOND, Instant, duration_of, duration_text
@@ -49,10 +49,12 @@ def arrivals(
     run_time: Duration | RunTimes = "100ms",
     priority: int = 0,
     task: str = "",
+    numbers: Mapping[str, float] | None = None,
     **keys: str | int | None,
 ) -> JobClass:
     """Jobs of one key: `arrivals(500, account="acme")` are there from the beginning; `every="20ms"` they come one by
-    one, or `poisson=50.0`, so many a second at random times."""
+    one, or `poisson=50.0`, so many a second at random times. `numbers` are what they bring along for a policy that
+    takes numbers from jobs, by the name of the limit: `{"concurrency:account": 8, "weight": 4}`."""
     if not _is_a_number_of_jobs(jobs):
         raise ConfigurationError(f"arrivals({shown(jobs)}, …): give a number of jobs")
     named = ", ".join(f"{name}={value}" for name, value in keys.items()) or "jobs"
@@ -66,6 +68,7 @@ def arrivals(
         run_time=run_time,
         priority=priority,
         task=task,
+        numbers=dict(numbers or {}),
     )
 
 
@@ -124,6 +127,12 @@ def _check_class(policy: Policy, each: object) -> None:
             )
     for name in each.keys:
         _check_key(policy, name)
+    for name in policy.brought:
+        if name not in each.numbers:
+            raise ConfigurationError(
+                f"try_policy: queue {policy.queue!r} takes {name!r} from its jobs, and jobs arrive that do not "
+                f"bring it; give it: arrivals(…, numbers={{{name!r}: 2}})"
+            )
 
 
 def _check_key(policy: Policy, name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from fairlane.clock import lasting
 from fairlane.dashboard.page import Ask, Page
 from fairlane.operations.views import WorkerView
 
@@ -12,7 +13,7 @@ __all__ = ["PAGE"]
 
 ROWS = 200
 """Those that need somebody come first, so what is cut off is well."""
-_ORDER = ("late", "unwell", "troubled", "stopping", "well")
+_ORDER = ("late", "unwell", "blocked", "troubled", "stopping", "well", "replaced")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,16 @@ def _remarks(worker: WorkerView) -> tuple[str, ...]:
         remarks.append("It says of itself that it is not well. Look at its log.")
     elif state == "stopping":
         remarks.append("It finishes what runs and claims nothing more.")
+    elif state == "replaced":
+        remarks.append("It died, and others have taken its place. Its jobs run again once their leases end.")
     remarks += [f"{name}: {words}" for name, words in worker.troubles.items()]
+    if worker.blocked is not None and state != "late":
+        block = worker.blocked
+        when = "has been" if block.until is None else "was"
+        remarks.append(f"Its event loop {when} blocked for {lasting(block.seconds)} by {block.who}, at {block.where}.")
+    for run in worker.long_runs if state != "late" else ():
+        holds = "" if run.limit is None else f", and holds {run.limit}, for which others wait"
+        remarks.append(f"Job {run.job} ({run.task}) has run for {lasting(run.ran)}{holds}.")
     if worker.has_uneven_clock:
         remarks.append(
             f"Its clock differs from the database’s by {worker.clock_offset:+.1f} s. Let its machine keep time (NTP)."

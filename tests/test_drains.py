@@ -1,0 +1,98 @@
+"""N7, O17: how long until what waits has started. Never less than the limits allow, nor than was really seen."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from fairlane import App, Concurrency, Fair, ManualClock, Rate
+from fairlane.clock import lasting
+from fairlane.job import Claim
+from fairlane.operations.views import KeyView
+from fairlane.scheduler.settlement import Done, settle
+from tests.store.harness import LEASE, WORKER
+
+CYCLE = 45_000
+"""Microseconds from one start of a key to the next; its jobs run for 10,000 of them."""
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'shop.db'}"
+    found: str = request.getfixturevalue("postgres_url")
+    return found
+
+
+class Shop:
+    """Two queues whose keys have one slot each; in one of them all together have a rate besides."""
+
+    def __init__(self, url: str) -> None:
+        self.clock = ManualClock()
+        self.app = App(url, clock=self.clock)
+        own = Concurrency(1, by="account")
+        self.app.queue("calls", fair=Fair(by="account"), limits=[own])
+        self.app.queue("slow", limits=[own, Rate(60, per="1m", burst=10)])
+
+        @self.app.task(queue="calls")
+        async def call(account: str) -> None: ...
+
+        @self.app.task(queue="slow")
+        async def send(account: str) -> None: ...
+
+        self.call, self.send = call, send
+        self.held: list[Claim] = []
+
+    async def serve(self, queue: str, rounds: int) -> None:
+        """A worker that takes a cycle for each job, of which the run is the smaller part."""
+        store = await self.app.opened()
+        for _ in range(rounds):
+            await store.settle([settle(claim, Done(None), 10_000) for claim in self.held])
+            self.held = (await store.claim(queue, lambda: 5, worker=WORKER, lease=LEASE)).claims
+            self.clock.advance(CYCLE / 1_000_000)
+        await store.tally(queue, 5_000)
+
+    async def drained_in(self, queue: str) -> tuple[int, float]:
+        view: KeyView = (await self.app.operations.show_key(queue, {"account": "acme"})).view
+        assert view.drained_in is not None, view
+        return view.waiting, view.drained_in
+
+
+@pytest.fixture
+async def shop(url: str) -> AsyncIterator[Shop]:
+    shop = Shop(url)
+    async with shop.app:
+        yield shop
+
+
+async def test_what_was_really_seen_decides_where_it_is_slower_than_the_limit(shop: Shop) -> None:
+    await shop.call.enqueue_many([shop.call.call("acme")] * 3_000)
+    shop.clock.advance("30s")
+    await shop.serve("calls", 20)
+    waiting, drained_in = await shop.drained_in("calls")
+    assert drained_in >= waiting * 0.018, "a claim and a settlement lie between two runs"
+    await shop.serve("calls", 1_000)  # 16 s of it lie in a minute of their own
+    waiting, drained_in = await shop.drained_in("calls")
+    assert drained_in == pytest.approx(waiting * CYCLE / 1_000_000, rel=0.1)
+    (hint,) = [each for each in (await shop.app.operations.overview()).hints if each.limit == "concurrency:account"]
+    assert hint.words.endswith(f"{lasting(drained_in)} to drain")
+
+
+async def test_a_queue_that_had_little_to_do_says_nothing_of_how_fast_it_can_go(shop: Shop) -> None:
+    for _ in range(3):
+        await shop.call.enqueue("globex")
+        await shop.serve("calls", 2)
+        shop.clock.advance("1m")
+    await shop.call.enqueue_many([shop.call.call("acme")] * 1_000)
+    await shop.serve("calls", 3)
+    _, drained_in = await shop.drained_in("calls")
+    assert 17 < drained_in < 20
+
+
+async def test_a_limit_of_the_whole_queue_counts_for_each_key(shop: Shop) -> None:
+    await shop.send.enqueue_many([shop.send.call("acme")] * 610)
+    await shop.serve("slow", 1)
+    waiting, drained_in = await shop.drained_in("slow")
+    assert (waiting, round(drained_in)) == (609, 600)

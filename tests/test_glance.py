@@ -1,0 +1,217 @@
+"""What a glance at the overview shows is what the doctor knows, as far as it is cheap to know; on both stores."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import asyncpg
+import pytest
+
+from fairlane import App, ManualClock, Rate, State
+from fairlane.clock import SECOND
+from fairlane.operations import diagnosis_database
+from fairlane.operations.views import HintKind, QueueStatus, QueueView, WorkerList
+from fairlane.store.figures import BlockedLoop, LongRun, WorkerReport
+from fairlane.store.protocol import WorkerIdentity
+from tests.waiting import until_found
+from tests.worker.harness import reaches, working
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'jobs.db'}"
+    found: str = request.getfixturevalue("postgres_url")
+    return found
+
+
+@pytest.fixture
+async def shop(url: str) -> AsyncIterator[App]:
+    app = App(url, clock=ManualClock())
+    app.queue("shop", keys=["account"], limits=[Rate(1, per="1h")])
+    app.queue("plain", keys=["account"])
+
+    async def send(account: str) -> None: ...
+
+    app.task(queue="shop", name="send")(send)
+    app.task(queue="plain", name="mail")(send)
+    async with app:
+        yield app
+
+
+PROCESSES: defaultdict[str, UUID] = defaultdict(uuid4)
+
+
+async def report(app: App, name: str, process: str | None = None, **said: Any) -> None:
+    usual: dict[str, Any] = {"host": "app-1", "pid": 1, "version": "1", "queues": {"plain": 1.0}, "concurrency": 5}
+    usual |= {"started_at": app.clock.now(), "every": 5 * SECOND, "tasks": ["mail"]}
+    await (await app.opened()).report(
+        WorkerIdentity(PROCESSES[process or name], name), WorkerReport(name=name, **(usual | said))
+    )
+
+
+async def seen(app: App) -> tuple[WorkerList, list[str], list[tuple[str, str]]]:
+    """The workers, the hints of the overview, and what the doctor finds of workers that are late."""
+    hints = [hint.words for hint in (await app.operations.overview()).hints]
+    late = [(str(each.level), each.message) for each in await app.operations.diagnose() if each.check == "late worker"]
+    return await app.operations.list_workers(), hints, late
+
+
+def advance(app: App, time: str) -> None:
+    assert isinstance(app.clock, ManualClock)
+    app.clock.advance(time)
+
+
+# N9: workers that died.
+
+
+@pytest.mark.parametrize("same", [{"name": "new"}, {"name": "old", "process": "b", "host": "c"}], ids=["host", "name"])
+async def test_a_worker_that_was_replaced_is_no_fault_and_is_forgotten(shop: App, same: dict[str, Any]) -> None:
+    await report(shop, "old")
+    advance(shop, "1m")
+    await report(shop, **same)
+    workers, hints, late = await seen(shop)
+    assert sorted(each.state for each in workers.workers) == ["replaced", "well"]
+    assert (workers.alive, workers.late) == (1, 0)
+    assert hints == []
+    [(level, message)] = late
+    assert level == "note"
+    assert "others have taken its place" in message
+    advance(shop, "15m")
+    await report(shop, **same)
+    workers, hints, late = await seen(shop)
+    assert ([each.state for each in workers.workers], hints, late) == (["well"], [], [])
+
+
+async def test_a_worker_beside_which_another_ran_all_the_time_is_missed_until_it_is_long_gone(shop: App) -> None:
+    """That other has not taken its place: there are fewer slots than there were."""
+    begun = shop.clock.now()
+    await report(shop, "old", started_at=begun)
+    advance(shop, "1m")
+    beside: dict[str, Any] = {"started_at": begun - SECOND, "host": "app-2"}
+    await report(shop, "beside", **beside)
+    workers, hints, [(level, _)] = await seen(shop)
+    assert (workers.late, level, len(hints)) == (1, "warning", 1)
+    advance(shop, "15m")
+    await report(shop, "beside", **beside)
+    workers, hints, late = await seen(shop)
+    assert (workers.late, hints, late) == (0, [], [])
+
+
+async def test_a_worker_whose_queue_nobody_serves_stays_a_fault(shop: App) -> None:
+    await report(shop, "old", queues={"plain": 1.0, "shop": 1.0})
+    advance(shop, "20m")
+    await report(shop, "new")
+    workers, _, [(level, message)] = await seen(shop)
+    assert sorted(each.state for each in workers.workers) == ["late", "well"]
+    assert level == "fault"
+    assert "nobody else serves shop" in message
+
+
+async def test_a_dispatcher_does_not_take_the_place_of_a_worker(shop: App) -> None:
+    await report(shop, "old")
+    advance(shop, "1m")
+    said = WorkerReport(
+        name="new", host="app-1", pid=2, version="1", queues={"plain": 1.0}, concurrency=1,
+        started_at=shop.clock.now(), every=5 * SECOND,
+    )  # fmt: skip
+    await (await shop.opened()).report(WorkerIdentity.of_dispatcher("new"), said)
+    assert (await seen(shop))[0].late == 1
+
+
+# What status did not know.
+
+
+async def test_a_task_that_no_worker_knows_is_not_shown_as_idle(url: str, shop: App) -> None:
+    program = App(url)
+    program.queue("plain", keys=["account"])
+
+    @program.task(queue="plain", name="other")
+    async def other(account: str) -> None: ...
+
+    job = await shop.registry["mail"].enqueue("acme")
+    async with program, working(program, name="one"):
+        await reaches(job, State.SCHEDULED)  # given back, to be tried again later
+
+        async def is_told() -> bool:
+            return (await queue_of(program)).unknown_tasks == ["mail"]
+
+        await until_found(is_told)
+        queue = await queue_of(program)
+        assert (queue.status, queue.ready, queue.running) == (QueueStatus.STOPPED, 0, 0)
+        assert "no worker that serves it knows task 'mail'" in queue.words
+        [hint] = [each for each in (await program.operations.overview()).hints if each.kind is HintKind.FAULT]
+        assert hint.queue == "plain"
+        assert "task 'mail'" in hint.words
+        found = [each for each in await program.operations.diagnose() if each.check == "unknown task"]
+        assert len(found) == 1
+
+
+async def queue_of(app: App) -> QueueView:
+    return next(each for each in (await app.operations.overview()).queues if each.queue == "plain")
+
+
+async def test_a_task_that_some_workers_do_not_know_is_a_warning(shop: App) -> None:
+    await report(shop, "new")
+    await report(shop, "old", tasks=[], unknown_tasks={"mail": "plain"})
+    overview = await shop.operations.overview()
+    [hint] = overview.hints
+    assert hint.kind is HintKind.LAG
+    assert "worker old does not know it" in hint.words
+    assert next(each for each in overview.queues if each.queue == "plain").status is QueueStatus.IDLE
+
+
+async def test_what_presses_the_database_is_a_hint(shop: App, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (await shop.operations.overview()).hints == []
+    if url.startswith("sqlite"):
+        monkeypatch.setattr(diagnosis_database, "LITTLE_SPACE", 1 << 60)
+        [hint] = (await shop.operations.overview()).hints
+        assert "are left on the disk" in hint.words
+        return
+    monkeypatch.setattr(diagnosis_database, "LONG_OPEN", 0)
+    connection = await asyncpg.connect(url, server_settings={"application_name": "a forgotten shell"})
+    async with asyncio.timeout(30), connection.transaction(isolation="repeatable_read"):
+        await connection.fetchval("select 1")
+        hints = (await shop.operations.overview()).hints
+    await connection.close()
+    assert any("'a forgotten shell'" in hint.words and "has held a snapshot" in hint.words for hint in hints)
+
+
+async def test_long_runs_and_blocked_loops_of_a_worker_that_is_gone_are_past(shop: App) -> None:
+    run = LongRun(job=str(uuid4()), task="mail", queue="plain", since=shop.clock.now())
+    await report(shop, "one", long_runs=[run], blocked=BlockedLoop(since=shop.clock.now(), task="mail", where="mail"))
+    figures = await shop.operations.fleet_figures(0)
+    assert figures["fairlane_queue_long_runs"] == [(("plain", "mail"), 1.0)]
+    assert figures["fairlane_workers_blocked"] == [(("mail",), 1.0)]
+    advance(shop, "1m")
+    figures = await shop.operations.fleet_figures(0)
+    assert figures["fairlane_queue_long_runs"] == figures["fairlane_workers_blocked"] == []
+
+
+# N11: what could start.
+
+
+async def test_what_a_rate_or_a_pause_holds_cannot_start_and_the_rest_can(shop: App) -> None:
+    store = await shop.opened()
+    send, mail = shop.registry["send"], shop.registry["mail"]
+    for account in ("acme", "acme", "globex"):
+        await send.enqueue(account)
+        await mail.enqueue(account)
+    await mail.enqueue("globex")
+    await shop.operations.pause("plain", keys={"account": "acme"})
+    worker = WorkerIdentity(uuid4(), "one")
+    for queue in ("shop", "plain"):
+        claimed = await store.claim(queue, lambda: 1, worker=worker, lease=timedelta(seconds=30))
+        assert len(claimed.claims) == 1
+        await store.tally(queue)
+    figures = await shop.operations.fleet_figures(0)
+    assert dict(figures["fairlane_queue_ready_jobs"]) == {("shop",): 2, ("plain",): 3}
+    assert dict(figures["fairlane_queue_startable_jobs"]) == {("shop",): 0, ("plain",): 1}
+    await shop.operations.pause("plain")
+    assert dict((await shop.operations.fleet_figures(0))["fairlane_queue_startable_jobs"])["plain",] == 0
