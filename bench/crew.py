@@ -20,12 +20,13 @@ from typing import Any
 import asyncpg
 
 from bench.ledger import Entry, read_ledger
-from bench.measuring import process_seconds
+from bench.measuring import family, process_seconds
 
 __all__ = [
     "DRAINED",
     "LOOK_EVERY",
     "ROOT",
+    "SLOTS",
     "TIMEOUT",
     "WAITING",
     "Crew",
@@ -44,6 +45,8 @@ LOOK_EVERY = 0.2
 FAIRLANE = [sys.executable, "-m", "fairlane.cli"]
 
 WAITING = "select count(distinct worker) from fairlane.waiters"
+SLOTS = "select coalesce(sum((report::json->>'concurrency')::integer), 0) from fairlane.workers"
+"""Those that workers say they have. A worker with processes has them once these have started."""
 # Jobs are only searched when no claim has left any: a scan of all that is done, several times a second, would be felt.
 # Release bells of the last batch may stay unfolded; jobs that are scheduled, ready or running may not.
 DRAINED = """
@@ -115,6 +118,7 @@ class Crew:
     ledger: str
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     cpu: dict[int, float] = field(default_factory=dict)
+    cpu_before: dict[int, float] = field(default_factory=dict)
     entries: Sequence[Entry] = ()
 
     @classmethod
@@ -126,12 +130,14 @@ class Crew:
         processes: int,
         concurrency: int,
         *,
+        each: int = 1,
         app: str = "bench.workload:app",
         settings: Mapping[str, str] | None = None,
     ) -> Iterator[Crew]:
-        """Workers that run inside the block, each a `fairlane worker` of its own; at its end the ledger is read."""
+        """Workers that run inside the block, each a `fairlane worker --processes {each}` of its own; at its end the
+        ledger is read."""
         worker = [*FAIRLANE, "worker", app, "--queues", queue, "--concurrency", str(concurrency)]
-        worker += ["--log-level", "warning"]
+        worker += ["--log-level", "warning", "--processes", str(each)]
         with tempfile.TemporaryDirectory(prefix="fairlane-bench-") as ledger:
             crew, here = cls(ledger), environment(url, ledger) | dict(settings or {})
             try:
@@ -142,9 +148,16 @@ class Crew:
                 stop(crew.processes)
                 crew.entries = read_ledger(ledger)
 
+    def start_processors(self) -> None:
+        """Note the processor time until now of those that run no handlers: they claim for others, which are there."""
+        self.cpu_before = self._processors()
+
     def read_processors(self) -> None:
-        """Note the processor time of every worker until now."""
-        self.cpu = {process.pid: process_seconds([process.pid]) for process in self.processes}
+        """Note the processor time of every process of the workers until now."""
+        self.cpu = self._processors()
+
+    def _processors(self) -> dict[int, float]:
+        return {pid: process_seconds([pid]) for process in self.processes for pid in family(process.pid)}
 
     @property
     def pids(self) -> list[int]:
@@ -156,8 +169,10 @@ class Crew:
 
     @property
     def handling_cpu(self) -> float:
-        """Processor time from the first handler of each worker until it was read: starting up is not charged."""
-        return sum(self.cpu[entry.process] - entry.cpu_at_first for entry in self.entries if entry.process in self.cpu)
+        """Processor time from the first handler of each process until it was read: starting up is not charged. That of
+        processes without handlers counts from `start_processors` on."""
+        began = self.cpu_before | {entry.process: entry.cpu_at_first for entry in self.entries}
+        return sum(self.cpu[pid] - before for pid, before in began.items() if pid in self.cpu)
 
     def check(self) -> None:
         """Raise if a worker has ended."""

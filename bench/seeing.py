@@ -105,8 +105,7 @@ def questions(store: Store) -> dict[str, Question]:
         "minutes": lambda: store.minutes([QUEUE], 0),
         "keys_named": lambda: store.keys_named([QUEUE], [(ACCOUNT, one)]),
         "scheduled_by_lane": lambda: store.scheduled_by_lane([QUEUE]),
-        "unseen_by_lane": lambda: store.unseen_by_lane([QUEUE]),
-        "gates_named": lambda: store.gates_named(gates, []),
+        "gates_named": lambda: store.gates_named({QUEUE: gates}, []),
         "next_jobs": lambda: store.next_jobs(QUEUE, {"account": one[0]}),
         "workers": store.workers,
     }

@@ -10,7 +10,7 @@ from statistics import median, quantiles
 
 import asyncpg
 
-from bench.crew import DRAINED, WAITING, Crew, migrate, produce
+from bench.crew import DRAINED, SLOTS, WAITING, Crew, migrate, produce
 from bench.judging import Run
 from bench.ledger import free_slot_gaps, most_at_once, ran_otherwise, violations
 from bench.measuring import CLIENT, JOBS_PER_SECOND, DatabaseCounters, Load, thread_seconds
@@ -70,6 +70,8 @@ class Drain:
     keys: int = ACCOUNTS
     size: int | None = None
     processes: int = 1
+    each: int = 1
+    """Processes of each worker."""
     concurrency: int = CONCURRENCY
     is_warm: bool = False
     """The workers come first and wait. Sixty-four interpreters take long to start, and that is not what is measured."""
@@ -88,7 +90,9 @@ class Drain:
 
     def configuration(self, jobs: int) -> str:
         payload = "" if self.size is None else f", payload {self.size:,} B"
-        return f"{jobs:,} jobs, {self.processes} × `fairlane worker --concurrency {self.concurrency}`{payload}"
+        processes = "" if self.each == 1 else f" --processes {self.each}"
+        command = f"`fairlane worker{processes} --concurrency {self.concurrency}`"
+        return f"{jobs:,} jobs, {self.processes} × {command}{payload}"
 
 
 Extra = Callable[[str, int, Crew], dict[str, float]]
@@ -102,10 +106,12 @@ def run_drain(bench: Bench, drain: Drain, extra: Extra) -> Run:
     if not drain.is_warm:
         produce(url, "fill", drain.work, jobs, **drain.options)
     meter = Meter.started(bench, url)
-    with Crew.at_work(url, drain.queue or drain.work, drain.processes, drain.concurrency) as crew:
+    with Crew.at_work(url, drain.queue or drain.work, drain.processes, drain.concurrency, each=drain.each) as crew:
         if drain.is_warm:
             crew.wait(url, WAITING, drain.processes)
+            crew.wait(url, SLOTS, drain.processes * drain.each * drain.concurrency)
             meter.restart()
+            crew.start_processors()
             produce(url, "fill", drain.work, jobs, **drain.options)
         looks = crew.wait(url, DRAINED, 1)
         meter.stop()
@@ -162,14 +168,14 @@ def gate_violations(crew: Crew, jobs: int, held: Iterable[tuple[str, int, int]])
     return found + sum(most_at_once(each) > GATED.CONCURRENCY for each in spans.values())
 
 
-def napping(processes: int, concurrency: int) -> Callable[[Bench], Run]:
-    """Jobs of 20 ms, by so many workers that wait for them."""
+def napping(processes: int, concurrency: int, *, each: int = 1) -> Callable[[Bench], Run]:
+    """Jobs of 20 ms, by so many workers of so many processes each that wait for them."""
 
     def gaps(url: str, jobs: int, crew: Crew) -> dict[str, float]:
         waits = [gap for entry in crew.entries for gap in free_slot_gaps(entry.starts)]
         return {SLOT_GAP: median(waits) / 1e6}
 
-    drain = Drain(work="small", share=0.4, processes=processes, concurrency=concurrency, is_warm=True)
+    drain = Drain(work="small", share=0.4, processes=processes, each=each, concurrency=concurrency, is_warm=True)
     return lambda bench: run_drain(bench, drain, gaps)
 
 
@@ -284,7 +290,8 @@ def works() -> list[Work]:
         ("whale", "5,000 hot, then 100 × 10, `Fair`; 20 slots × 5 ms", whale("whale"), True),
         ("whale, FIFO", "the same jobs without `Fair`", whale("whale_fifo"), True),
         ("20 ms jobs, 1 × 256 slots", "one process", napping(1, NAPPING_SLOTS), True),
-        ("20 ms jobs, 64 × 4 slots", "sixty-four processes", napping(64, NAPPING_SLOTS // 64), True),
+        ("20 ms jobs, 64 × 4 slots", "one worker, `--processes 64`", napping(1, NAPPING_SLOTS // 64, each=64), True),
+        ("20 ms jobs, 64 workers × 4 slots", "sixty-four workers", napping(64, NAPPING_SLOTS // 64), False),
         ("idle worker", "nothing to do", idle_worker, True),
         *(
             (
