@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any
 
 import msgspec
@@ -286,6 +286,16 @@ class Lane:
         return order_of(self.rank, self.head)
 
     @property
+    def known_heads(self) -> int:
+        """How many of its next jobs are known."""
+        return len(self.heads) - self.next_head
+
+    @property
+    def after_heads(self) -> int:
+        """From which position on its next jobs are not known."""
+        return self.heads[-1].position + 1 if self.next_head < len(self.heads) else self.floor
+
+    @property
     def lacks_heads(self) -> bool:
         """Whether the store must be asked for its next job, or, where other lanes may go first, for the one after."""
         known = len(self.heads) - self.next_head
@@ -394,9 +404,14 @@ class Flow:
         heappush(self.lanes, (lane.order, lane.id, lane))
         self.loaded += 1
 
-    def pop(self) -> Lane:
+    def pop(self) -> None:
+        """The first lane takes no more part in it."""
         self.loaded -= 1
-        return heappop(self.lanes)[2]
+        heappop(self.lanes)
+
+    def reorder(self, lane: Lane) -> None:
+        """The order of the first lane has changed."""
+        heapreplace(self.lanes, (lane.order, lane.id, lane))
 
     def most(self) -> float:
         """How many jobs it can start, as far as the board shows."""
@@ -409,10 +424,10 @@ class Flow:
         return not self.lanes or self.lanes[0][0] > self.reach
 
     def has_before(self, order: int) -> bool:
-        """Whether, the lane in hand aside, one goes before this: on the board, or perhaps beyond it."""
-        if self.lanes and self.lanes[0][0] < order:
+        """Whether, the first lane aside, one goes before this: on the board, or perhaps beyond it."""
+        if any(entry[0] < order for entry in self.lanes[1:3]):  # its children in the heap
             return True
-        return self.loaded + 1 < self.open and order > self.reach
+        return self.loaded < self.open and order > self.reach
 
     def in_reach(self) -> int:
         """How many lanes on the board can be served in order without asking for more."""

@@ -6,10 +6,13 @@ from bisect import bisect_left
 from collections.abc import Hashable
 from typing import Any, Generic, TypeVar
 
-__all__ = ["Ordered", "OrderedByPlace"]
+__all__ = ["Entry", "Ordered", "OrderedByPlace"]
 
 Entry = tuple[Any, ...]
 """What it is ordered by, and last the id."""
+
+FEW = 16
+"""One in so many is found and moved by itself. If it is more, the whole list is put in order at once."""
 
 Place = TypeVar("Place", bound=Hashable)
 
@@ -31,6 +34,19 @@ class Ordered:
 
     def drop(self, entry: Entry) -> None:
         del self._entries[bisect_left(self._entries, entry)]
+
+    def move(self, gone: list[Entry], put: list[Entry]) -> None:
+        """Drop some and put others."""
+        if len(gone) * FEW < len(self._entries):
+            for entry in gone:
+                self.drop(entry)
+            for entry in put:
+                self.put(entry)
+            return
+        left = set(gone)
+        self._entries = [entry for entry in self._entries if entry not in left]
+        self._entries += put
+        self._entries.sort()
 
     def least(self) -> Entry | None:
         return self._entries[0] if self._entries else None

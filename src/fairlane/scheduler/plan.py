@@ -51,6 +51,9 @@ WIDEST_SCAN = 512
 SPARE_HEADS = 8
 """Jobs of a lane that are looked up beyond those that its turns will take: they are kept."""
 
+FEW_HEADS = 4
+"""A lane with fewer known jobs beyond those has more looked up as soon as any lane has: it would be the next to ask."""
+
 SIBLINGS = 4
 """Parked lanes looked at beyond those that are woken, for one of the same flow whose head ranks before theirs."""
 
@@ -220,7 +223,7 @@ class Working:
         if budget > 0:
             yield from self._prepare(min(budget, self.want))
         while budget > 0 and visits > 0 and not self.is_full:
-            if not self.scan_ended and (not self.heap or self.heap[0][:2] > self.frontier):
+            if not self.scan_ended and (not self.heap or self._is_beyond(self.heap[0])):
                 yield from self._scan(budget)
                 continue
             if not self.heap:
@@ -246,6 +249,11 @@ class Working:
         is_left = bool(self.heap or not self.scan_ended) and not self.is_spoken_for
         self.left_behind = is_left and (budget > 0 or room > self.want)
 
+    def _is_beyond(self, entry: tuple[float, int, bytes, Flow]) -> bool:
+        """Whether flows that the scan has not met may have their turn before this one."""
+        vtime, tie = self.frontier
+        return entry[0] > vtime or (entry[0] == vtime and entry[1] > tie)
+
     def _paced(self) -> list[Start]:
         """The starts, with the bounds that those have to keep which pass a smooth rate."""
         if not self.instants:
@@ -266,28 +274,28 @@ class Working:
             # Every lane that was counted open has turned out to be gone.
             flow.open, flow.standing, flow.dirty = 0, IDLE, True
             return False
-        lane = flow.pop()
+        lane = flow.lanes[0][2]
         head = lane.heads[lane.next_head] if lane.next_head < len(lane.heads) else None
-        if lane.ready > 0 or head is not None:
+        if self.policy.has_keyed_gates and (lane.ready > 0 or head is not None):
             # Cancelled to the last job it is not parked: it would be woken in place of a lane that has some.
-            for gate in self.board.gates_of(lane):
+            for gate in lane.gates if lane.gates is not None else self.board.gates_of(lane):
                 if self.room(gate) <= 0:
                     self._park(lane, gate)
                     return False
         if head is None:
             self._close(lane)
             return False
-        rank = self.policy.rank(head.ready_at, lane.priority)
-        order = order_of(rank, head.position)
-        if order > lane.order and flow.has_before(order):
-            lane.rank, lane.head, lane.dirty = rank, head.position, True
-            flow.push(lane)
-            return False
+        if flow.open > 1:
+            rank = self.policy.rank(head.ready_at, lane.priority)
+            order = order_of(rank, head.position)
+            if order > lane.order and flow.has_before(order):
+                lane.rank, lane.head, lane.dirty = rank, head.position, True
+                flow.reorder(lane)
+                return False
         instant = self._instant(lane) if self.paces else None
         is_ahead = instant is not None and instant.at > self.soonest
         if (self.ahead if is_ahead else self.wanted_now) <= 0:
             self.is_full, self.is_spoken_for = True, is_ahead
-            flow.push(lane)
             return False
         if is_ahead:
             self.ahead -= 1
@@ -329,13 +337,14 @@ class Working:
         if not lane.lacks_heads:
             return
         if lane.ready <= 0 or all(self.room(gate) > 0 for gate in self.board.gates_of(lane)):
-            # Whoever else has run out is asked for in the same breath.
+            # Whoever else will soon run out is asked for in the same breath.
             others = [
-                other.lanes[0][2]
+                front
                 for other in self.board.flows.values()
-                if other.queued and other.lanes and other.lanes[0][2].lacks_heads
+                if other.queued and other.lanes and (front := other.lanes[0][2]).known_heads < FEW_HEADS
             ]
-            yield from self._load_heads([lane, *others][:budget], budget)
+            lanes = [lane, *others][:budget]
+            yield from self._load_heads(lanes, [ceil(budget / len(lanes)) + 1] * len(lanes))
 
     def _pass_over(self) -> None:
         """Whoever owes and was passed by pays now: left where it stands, every scan would meet it again."""
@@ -351,11 +360,12 @@ class Working:
         if instant is not None:
             self.instants[len(self.starts)] = instant
             at = instant.earliest
-        for gate in (*(lane.gates or ()), *self.board.queue_gates()):
-            if instant is not None and (rate := gate.smooth) is not None:
-                gate.plan(rate, instant.at, self.now)
-            else:
-                gate.charge(self.now)
+        if self.policy.limits:
+            for gate in (*(lane.gates or ()), *self.board.queue_gates()):
+                if instant is not None and (rate := gate.smooth) is not None:
+                    gate.plan(rate, instant.at, self.now)
+                else:
+                    gate.charge(self.now)
         flow.vtime += charge / flow.weight
         flow.tie = self.board.next_tie()
         flow.dirty = True
@@ -366,7 +376,8 @@ class Working:
 
     def _start(self, lane: Lane, head: Head, instant: _Instant | None) -> None:
         flow = lane.flow
-        self.vtime = max(self.vtime, flow.vtime)
+        if flow.vtime > self.vtime:
+            self.vtime = flow.vtime
         self._charge(lane, head, instant)
         lane.next_head += 1
         lane.floor = head.position + 1
@@ -378,16 +389,17 @@ class Working:
         if lane.next_head < len(lane.heads) and flow.open + flow.shut > 1:
             following = lane.heads[lane.next_head]
             lane.rank, lane.head = self.policy.rank(following.ready_at, lane.priority), following.position
-        flow.push(lane)
+            flow.reorder(lane)
 
     def _park(self, lane: Lane, gate: Gate) -> None:
+        """The first lane of its flow waits on a gate."""
         flow = lane.flow
         if gate.bound.level is Level.FLOW:
-            flow.push(lane)
             flow.standing, flow.gate = PARKED, gate.id
             for _, _, other in flow.lanes:
                 self._unwake(other)
         else:
+            flow.pop()
             self._unwake(lane)
             lane.standing, lane.gate, lane.tag = PARKED, gate.id, tag_of(self.board, lane)
             lane.dirty = True
@@ -401,8 +413,9 @@ class Working:
         gate.dirty = True
 
     def _close(self, lane: Lane) -> None:
-        """The lane has no more ready jobs. Whatever makes one ready rings a bell."""
+        """The first lane of its flow has no more ready jobs. Whatever makes one ready rings a bell."""
         flow = lane.flow
+        flow.pop()
         self._unwake(lane)
         lane.standing, lane.dirty = IDLE, True
         flow.open -= 1
@@ -452,7 +465,18 @@ class Working:
     def _prepare(self, budget: int) -> Generator[Need, Supply, None]:
         """Load what the next `budget` turns will look at, in as few questions as possible."""
         first = [entry[3] for entry in sorted(self.heap)[:budget]]
-        yield from self._load(first, budget)
+        if not all(map(self._is_provided, first)):
+            yield from self._load(first, budget)
+
+    def _is_provided(self, flow: Flow) -> bool:
+        """It has more than a few turns' worth of jobs on the board."""
+        lanes = flow.lanes
+        if len(lanes) != 1 or flow.open != 1:
+            return False
+        lane = lanes[0][2]
+        if lane.gates is None and self.policy.has_keyed_gates and self._has_unasked_gates(lane):
+            return False
+        return lane.exhausted or len(lane.heads) - lane.next_head > FEW_HEADS
 
     def _load(self, flows: list[Flow], budget: int) -> Generator[Need, Supply, None]:
         quota = turns(self.board, flows, budget)
@@ -474,40 +498,47 @@ class Working:
             each = ceil(quota[flow.id] / len(front)) + (len(front) > 1) if front else 0
             lanes += front
             counts += [each] * len(front)
-        yield from self._load_heads(lanes, budget, counts)
+        yield from self._load_heads(lanes, counts)
 
     def _reach(self, lanes: Iterable[Lane]) -> None:
         """These were the first ready lanes of their flows: whoever went before the last of them is on the board."""
         for lane in lanes:
+            if lane.flow.loaded >= lane.flow.open:
+                continue  # there are no others
             assert lane.entry is not None
             rank, head, _ = lane.entry[2]
             if (order := order_of(rank, head)) > lane.flow.reach:
                 lane.flow.reach = order
 
-    def _load_heads(
-        self, lanes: list[Lane], budget: int, counts: list[int] | None = None
-    ) -> Generator[Need, Supply, None]:
-        """The gates and the first jobs of these lanes."""
+    def _load_heads(self, lanes: list[Lane], counts: list[int]) -> Generator[Need, Supply, None]:
+        """The gates of these lanes; and, unless each has as many known jobs as will start, the jobs that follow."""
         gates = self._unasked_gates(lanes)
-        each = ceil(budget / max(1, len(lanes))) + 1
-        asks = []
-        for lane, count in zip(lanes, counts or [each] * len(lanes), strict=True):
-            if not lane.lacks_heads:
+        asks: list[tuple[Lane, int]] = []
+        is_short = False
+        for lane, count in zip(lanes, counts, strict=True):
+            if lane.exhausted:
                 continue
             if self.paces and lane.gates:
                 count = min(count, min(map(self.room, lane.gates)))
-            # What was started out of turn is named once more, and left out. What is left over is kept for later claims.
-            asks.append((lane, max(1, min(count + SPARE_HEADS, lane.ready)) + len(self.forced)))
+            known = lane.known_heads
+            is_short = is_short or known < min(count, lane.ready) or lane.lacks_heads
+            if known < count + FEW_HEADS:
+                # What is left over is kept for later claims. What was started out of turn is named once more.
+                more = min(count + SPARE_HEADS, lane.ready) - known
+                if more > 0 or known <= 0:
+                    asks.append((lane, max(1, more) + len(self.forced)))
+        if not is_short:
+            asks = []
         if not asks and not gates:
             return
-        supply = yield Need(gates=tuple(gates), heads=tuple((lane.id, lane.floor, n) for lane, n in asks))
+        supply = yield Need(gates=tuple(gates), heads=tuple((lane.id, lane.after_heads, n) for lane, n in asks))
         self.board.add_gates(supply.gates)
         for lane, count in asks:
-            lane.heads = supply.heads.get(lane.id, [])
-            lane.next_head = 0
-            lane.exhausted = len(lane.heads) < count
+            found = supply.heads.get(lane.id, [])
+            lane.exhausted = len(found) < count
             if self.forced:
-                lane.heads = [head for head in lane.heads if head.position not in self.forced]
+                found = [head for head in found if head.position not in self.forced]
+            lane.heads += found
 
     def _learn_gates(self, lane: Lane, budget: int) -> Generator[Need, Supply, None]:
         """Ask for the gates of a lane before they are passed: one that was not asked for would look new, and open."""

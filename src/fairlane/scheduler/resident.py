@@ -19,7 +19,7 @@ from fairlane.clock import Instant
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.board import PARKED, READY, Flow, Gate, Lane, gate_of, order_of
 from fairlane.scheduler.journal import Delta, Mark
-from fairlane.scheduler.ordered import Ordered, OrderedByPlace
+from fairlane.scheduler.ordered import Entry, Ordered, OrderedByPlace
 from fairlane.scheduler.plan import plan_claims
 from fairlane.scheduler.snapshot import (
     Arrival,
@@ -217,9 +217,19 @@ class ResidentBoard:
     def note(self, plan: Plan, mark: Mark) -> None:
         """A plan is being written, as the change that leads to this state."""
         seq, (flows, lanes, gates) = mark.seq, self.changed
+        gone: list[Entry] = []
+        moved: list[Entry] = []
         for flow in plan.flows:
             flow.used = flows[flow.id] = seq
-            self._place_flow(flow)
+            entry = flow.entry
+            if flow.standing != READY or entry is None or entry[0] != READY:
+                self._place_flow(flow)
+            elif entry[2][0] != flow.vtime or entry[2][1] != flow.tie:
+                # Most of those that it touched have had their turn: they are moved together.
+                gone.append(entry[2])
+                moved.append(place := (flow.vtime, flow.tie, flow.id))
+                flow.entry = (READY, None, place)
+        self._ready.move(gone, moved)
         for lane in plan.lanes:
             lanes[lane.id] = seq
             self._place_lane(lane)

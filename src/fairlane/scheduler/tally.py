@@ -24,7 +24,7 @@ def tally(snapshot: Snapshot, board: Board, starts: Iterable[Start]) -> Tally | 
     now, waited, longest = snapshot.now, 0, 0
     lanes: dict[bytes, LaneTally] = {}
     for start in starts:
-        told = _of(board.lanes[start.lane], lanes)
+        told = lanes.get(start.lane) or _of(board.lanes[start.lane], lanes)
         told.started += 1
         wait = now - start.head.ready_at
         if wait > 0:
