@@ -57,6 +57,7 @@ class Gate:
         "name",
         "planned",
         "shared",
+        "smooth",
         "tat",
         "value",
         "waited",
@@ -69,7 +70,7 @@ class Gate:
         self.name = row.limit
         self.key = row.key
         self.bound = bound
-        self.limit = limit
+        self._obey(limit)
         self.alarm: Instant | None = None
         """Where the index of alarms has it."""
         self.in_flight = row.in_flight
@@ -109,12 +110,11 @@ class Gate:
         self.limit.take(self, now, count)
         self.dirty = True
 
-    @property
-    def smooth(self) -> Rate | None:
+    def _obey(self, limit: Limit) -> None:
+        self.limit = limit
+        is_own = not self.bound.is_shared
+        self.smooth = limit if isinstance(limit, Rate) and limit.is_smooth and is_own else None
         """Its limit, if that is a rate whose starts are worth planning one by one, and its queue's own."""
-        limit = self.limit
-        # (Its very class: asking an abstract one costs ten times as much, and every start asks.)
-        return limit if type(limit) is Rate and self.shared is None and limit.is_smooth else None
 
     def plan(self, rate: Rate, at: Instant, now: Instant) -> None:
         """Charge a job for the instant at which it is to start."""
@@ -144,7 +144,8 @@ class Gate:
             return
         self.given_by, self.dirty = given_by, True
         if limit is not None and value != self.value:
-            before, self.value, self.limit = self.tat, value, limit
+            before, self.value = self.tat, value
+            self._obey(limit)
             limit.carry_over(self, now)
             if (rate := self.smooth) is not None and not rate.rolling:
                 # Nobody gives back what was planned by the number before: those starts are made.
@@ -524,7 +525,8 @@ class Board:
         for gate in gates:
             if gate.id not in self.gates:
                 gate.begin()
-                gate.shared = self._shared(gate.bound, tuple(gate.key))
+                if gate.bound.is_shared:
+                    gate.shared = self._shared(gate.bound, tuple(gate.key))
                 self.gates[gate.id] = gate
 
     def add_shared(self, rows: Iterable[SharedGateRow]) -> None:

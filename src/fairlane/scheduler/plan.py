@@ -117,7 +117,7 @@ class Working:
         """How many jobs may pass: now, or at instants that are near enough to be handed out."""
         rate = gate.smooth if self.paces else None
         if rate is None:
-            return gate.room(self.now)
+            return gate.limit.room_at(gate, self.now) if gate.shared is None else gate.shared.room(self.now)
         room = rate.room_at(gate, self.soonest)
         if self.ahead <= 0 or gate.name not in self.policy.paceable:
             return room
@@ -307,7 +307,7 @@ class Working:
     def _instant(self, lane: Lane) -> _Instant | None:
         """When the next job of a lane starts, if it passes a smooth rate. All gates of the lane have room for it."""
         earliest, passed = self.now, []
-        for gate in (*self.board.gates_of(lane), *self.board.queue_gates()):
+        for gate in [*self.board.gates_of(lane), *self.board.queue_gates()]:
             if (rate := gate.smooth) is not None:
                 passed.append((gate, rate))
                 opens = rate.starts_at(gate, self.now)
@@ -360,12 +360,11 @@ class Working:
         if instant is not None:
             self.instants[len(self.starts)] = instant
             at = instant.earliest
-        if self.policy.limits:
-            for gate in (*(lane.gates or ()), *self.board.queue_gates()):
-                if instant is not None and (rate := gate.smooth) is not None:
-                    gate.plan(rate, instant.at, self.now)
-                else:
-                    gate.charge(self.now)
+        for gate in [*lane.gates, *self.board.queue_gates()] if lane.gates else self.board.queue_gates():
+            if instant is not None and (rate := gate.smooth) is not None:
+                gate.plan(rate, instant.at, self.now)
+            else:
+                gate.charge(self.now)
         flow.vtime += charge / flow.weight
         flow.tie = self.board.next_tie()
         flow.dirty = True
@@ -465,8 +464,10 @@ class Working:
     def _prepare(self, budget: int) -> Generator[Need, Supply, None]:
         """Load what the next `budget` turns will look at, in as few questions as possible."""
         first = [entry[3] for entry in sorted(self.heap)[:budget]]
-        if not all(map(self._is_provided, first)):
-            yield from self._load(first, budget)
+        lacking = [flow for flow in first if not self._is_provided(flow)]
+        if lacking:
+            # The turns of the others are theirs.
+            yield from self._load(lacking, ceil(budget * len(lacking) / len(first)))
 
     def _is_provided(self, flow: Flow) -> bool:
         """It has more than a few turns' worth of jobs on the board."""
@@ -516,17 +517,16 @@ class Working:
         asks: list[tuple[Lane, int]] = []
         is_short = False
         for lane, count in zip(lanes, counts, strict=True):
-            if lane.exhausted:
+            known = len(lane.heads) - lane.next_head
+            if lane.exhausted or known >= count + FEW_HEADS:
                 continue
             if self.paces and lane.gates:
                 count = min(count, min(map(self.room, lane.gates)))
-            known = lane.known_heads
             is_short = is_short or known < min(count, lane.ready) or lane.lacks_heads
-            if known < count + FEW_HEADS:
-                # What is left over is kept for later claims. What was started out of turn is named once more.
-                more = min(count + SPARE_HEADS, lane.ready) - known
-                if more > 0 or known <= 0:
-                    asks.append((lane, max(1, more) + len(self.forced)))
+            # What is left over is kept for later claims. What was started out of turn is named once more.
+            more = min(count + SPARE_HEADS, lane.ready) - known
+            if more > 0 or known <= 0:
+                asks.append((lane, max(1, more) + len(self.forced)))
         if not is_short:
             asks = []
         if not asks and not gates:
@@ -565,12 +565,13 @@ class Working:
         return fresh
 
     def result(self) -> Plan:
-        board = self.board
+        board, lag = self.board, self.snapshot.lag
         self._unspeak()
         for gate in board.gates.values():
-            if self.snapshot.lag:
-                gate.postpone(self.now, self.snapshot.lag)
-            self._set_alarm(gate)
+            if lag:
+                gate.postpone(self.now, lag)
+            if gate.waiting or gate.wake_at is not None or gate.shared is not None or gate.bound.level is Level.QUEUE:
+                self._set_alarm(gate)
         self._leave_others()
         queue = QueueRow(self.vtime, *self._cursor(), board.tie, board.cost)
         return Plan(
@@ -612,8 +613,6 @@ class Working:
 
     def _set_alarm(self, gate: Gate) -> None:
         """When this gate must be looked at although nothing is released."""
-        if not gate.waiting and gate.wake_at is None and gate.shared is None and gate.bound.level is not Level.QUEUE:
-            return
         room = self.room(gate)
         stops_queue = gate.bound.level is Level.QUEUE and bool(self.heap or not self.scan_ended)
         waits = room <= 0 and bool(gate.waiting or stops_queue)
