@@ -48,11 +48,8 @@ MORE_IDLE_VISITS = 1_000
 WIDEST_SCAN = 512
 """A scan that meets nobody who can start is followed by one of twice its width, up to this."""
 
-SPARE_HEADS = 8
-"""Jobs of a lane that are looked up beyond those that its turns will take: they are kept."""
-
 FEW_HEADS = 4
-"""A lane with fewer known jobs beyond those has more looked up as soon as any lane has: it would be the next to ask."""
+"""Turns that a flow may get in one claim although nobody has counted them out."""
 
 SIBLINGS = 4
 """Parked lanes looked at beyond those that are woken, for one of the same flow whose head ranks before theirs."""
@@ -96,6 +93,7 @@ class Working:
         self.asked: set[bytes] = set()
         self.left_behind = False
         self.scan_width = 16
+        self.spare = snapshot.spare_heads
         self.forced: set[int] = set()
         """Positions of jobs that were started out of turn; the store still names them among the heads of lanes."""
         self.rings: list[Ring] = []
@@ -341,7 +339,7 @@ class Working:
             others = [
                 front
                 for other in self.board.flows.values()
-                if other.queued and other.lanes and (front := other.lanes[0][2]).known_heads < FEW_HEADS
+                if other.queued and other.lanes and (front := other.lanes[0][2]).known_heads < self.spare // 2
             ]
             lanes = [lane, *others][:budget]
             yield from self._load_heads(lanes, [ceil(budget / len(lanes)) + 1] * len(lanes))
@@ -464,20 +462,20 @@ class Working:
     def _prepare(self, budget: int) -> Generator[Need, Supply, None]:
         """Load what the next `budget` turns will look at, in as few questions as possible."""
         first = [entry[3] for entry in sorted(self.heap)[:budget]]
-        lacking = [flow for flow in first if not self._is_provided(flow)]
-        if lacking:
+        if any(self._is_short(flow, FEW_HEADS) for flow in first):
+            short = [flow for flow in first if self._is_short(flow, self.spare)]
             # The turns of the others are theirs.
-            yield from self._load(lacking, ceil(budget * len(lacking) / len(first)))
+            yield from self._load(short, ceil(budget * len(short) / len(first)))
 
-    def _is_provided(self, flow: Flow) -> bool:
-        """It has more than a few turns' worth of jobs on the board."""
+    def _is_short(self, flow: Flow, count: int) -> bool:
+        """Whether so many turns of a flow may need rows that are not on the board."""
         lanes = flow.lanes
         if len(lanes) != 1 or flow.open != 1:
-            return False
+            return True
         lane = lanes[0][2]
         if lane.gates is None and self.policy.has_keyed_gates and self._has_unasked_gates(lane):
-            return False
-        return lane.exhausted or len(lane.heads) - lane.next_head > FEW_HEADS
+            return True
+        return len(lane.heads) - lane.next_head <= count and not lane.exhausted
 
     def _load(self, flows: list[Flow], budget: int) -> Generator[Need, Supply, None]:
         quota = turns(self.board, flows, budget)
@@ -518,13 +516,13 @@ class Working:
         is_short = False
         for lane, count in zip(lanes, counts, strict=True):
             known = len(lane.heads) - lane.next_head
-            if lane.exhausted or known >= count + FEW_HEADS:
+            if lane.exhausted or known >= count + self.spare // 2:
                 continue
             if self.paces and lane.gates:
                 count = min(count, min(map(self.room, lane.gates)))
             is_short = is_short or known < min(count, lane.ready) or lane.lacks_heads
             # What is left over is kept for later claims. What was started out of turn is named once more.
-            more = min(count + SPARE_HEADS, lane.ready) - known
+            more = min(count + self.spare, lane.ready) - known
             if more > 0 or known <= 0:
                 asks.append((lane, max(1, more) + len(self.forced)))
         if not is_short:

@@ -45,6 +45,8 @@ T = TypeVar("T")
 
 MOST_RESIDENT = 20_000
 """Flows, and gates, that are held from one claim to the next: some two kilobytes each."""
+SPARE_HEADS, MOST_HEADS = 16, 65_536
+"""Jobs of a lane that are kept for its next turns, and of all lanes together: some two hundred bytes each."""
 LANES_PER_FLOW = 2
 """Lanes of a flow that a scan brings along."""
 ALARMS_AT_ONCE = 1_000
@@ -202,6 +204,7 @@ class ResidentBoard:
             events.shared_releases,
             listens,
             ahead,
+            min(SPARE_HEADS, MOST_HEADS // max(1, len(self.lanes))),
         )
 
     def answer(self, asking: Generator[Need, Supply, T]) -> Generator[Ask, Found, T]:

@@ -302,6 +302,9 @@ class Snapshot(msgspec.Struct, frozen=True):
     ahead: int | None = None
     """How many jobs may be started that are to wait for their instants, beside those that are wanted now. `None`:
     whoever claims starts everything at once."""
+    spare_heads: int = 0
+    """Jobs of a lane that are looked up beyond those that its turns will take: they are kept. A lane with fewer than
+    half of them left has more looked up when any other lane has: it would soon be the next to ask."""
 
 
 class Need(msgspec.Struct, frozen=True):
