@@ -12,6 +12,7 @@ from pathlib import Path
 import asyncpg
 
 __all__ = [
+    "BOTH",
     "CLIENT",
     "COMMITS",
     "DEAD",
@@ -30,6 +31,7 @@ __all__ = [
 JOBS_PER_SECOND = "jobs/s"
 CLIENT = "client µs/job"
 SERVER = "server µs/job"
+BOTH = "client + server µs/job"
 WAL = "WAL B/job"
 COMMITS = "commits/job"
 DEAD = "dead rows/job"

@@ -13,7 +13,7 @@ import asyncpg
 from bench.crew import DRAINED, SLOTS, WAITING, Crew, migrate, produce
 from bench.judging import Run
 from bench.ledger import free_slot_gaps, most_at_once, ran_otherwise, violations
-from bench.measuring import CLIENT, JOBS_PER_SECOND, DatabaseCounters, Load, thread_seconds
+from bench.measuring import BOTH, CLIENT, JOBS_PER_SECOND, SERVER, DatabaseCounters, Load, thread_seconds
 from bench.metering import Meter
 from bench.running import Bench, Work
 from bench.workload import ACCOUNTS, EACH, ENDPOINTS, GATED, HOT, SMALL
@@ -120,7 +120,9 @@ def run_drain(bench: Bench, drain: Drain, extra: Extra) -> Run:
         raise RuntimeError(f"{drain.work}: {jobs} jobs were enqueued, but handlers counted {crew.runs} runs")
     figures = {JOBS_PER_SECOND: jobs / _span(url), CLIENT: crew.handling_cpu / jobs * 1e6}
     # Where the jobs came while the workers were there, the server's cost of storing them is not told from the rest.
-    figures |= {} if drain.is_warm else meter.figures(jobs, looks)
+    if not drain.is_warm:
+        figures |= meter.figures(jobs, looks)
+        figures[BOTH] = figures[CLIENT] + figures[SERVER]
     figures |= extra(url, jobs, crew)
     return Run(figures=figures, foreign_load=meter.foreign_load, configuration=drain.configuration(jobs))
 
