@@ -110,3 +110,17 @@ def test_one_flow_whose_lanes_all_turn_out_shut_is_left_after_a_bounded_number_o
     plan = bench.claim(10)
     assert plan.starts == []
     assert bench.queue.rows_read - before <= 40 * 10 + 400
+
+
+def test_lanes_that_run_short_of_known_jobs_are_looked_up_together() -> None:
+    # Short runs are charged less and have more turns: lanes run out of the jobs that are known at different times.
+    bench, claims = Bench(Policy("q", Fair(by="account"))), 0
+    for nth in range(300):
+        bench.enqueue({"account": str(nth)}, count=40)
+    while started := bench.claim(100).starts:
+        claims += 1
+        bench.now += SECOND // 10
+        for start in started:
+            account = int(bench.queue.board.lanes[start.lane].keys["account"] or 0)
+            bench.settle(start.head.position, 1_000 * (1 + account % 30))
+    assert bench.queue.questions <= claims / 2

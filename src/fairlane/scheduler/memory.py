@@ -63,7 +63,7 @@ class MemoryQueue:
         self.jobs: dict[bytes, LaneJobs] = {}
         self.arrivals: list[Arrival] = []
         self.releases: list[Release] = []
-        self._position = self.heads_read = 0
+        self._position = self.heads_read = self.questions = 0
         self._claimed_at: dict[int, Instant] = {}
 
     @property
@@ -167,6 +167,7 @@ class MemoryQueue:
             heads = {lane: jobs.since(at, n) for lane, at, n in ask.heads if (jobs := self.jobs.get(lane)) is not None}
             shared = [self.shared.gates[gate] for gate in ask.shared if gate in self.shared.gates]
             self.heads_read += sum(map(len, heads.values()))
+            self.questions += 1
             found = Found(heads=heads, shared=shared)
 
     def apply(self, policy: Policy, now: Instant, kept: Iterable[KeptPlaces] = ()) -> None:
