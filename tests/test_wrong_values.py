@@ -567,6 +567,7 @@ OPERATING: dict[str, Row] = methods(
         "pause": QUEUE,
         "pause_schedule": given(name="daily"),
         "purge_jobs": given(selection=JobFilter(task="nobody")),
+        "overview_beside": given(keys={"ops": [{"account": "acme"}]}),
         "rank_keys": {},
         "replay_jobs": given(selection=JobFilter(task="nobody")),
         "restore_overrides": given(queue="ops", overrides=[]),

@@ -11,7 +11,7 @@ import pytest
 from fairlane.clock import ManualClock, microseconds
 from fairlane.job import State
 from fairlane.policy import Concurrency, Fair, Policy
-from fairlane.scheduler.settlement import SEEN, DeadWorker, Done, Failed, Lost, Released, settle
+from fairlane.scheduler.settlement import SEEN, Done, Failed, Lost, Released, settle
 from fairlane.store.protocol import Store
 from tests.store.harness import (
     LEASE,
@@ -265,32 +265,6 @@ async def test_held_names_the_claims_that_still_stand(store: Store, clock: Manua
     assert sorted(await store.held(asked)) == sorted(ids(claims[2:]))
     assert sorted(await store.held([(each.id, each.lease) for each in taken_over])) == sorted(ids(taken_over))
     assert await store.held([]) == []
-
-
-# L23
-async def test_of_a_worker_that_was_seen_to_die_only_what_ran_comes_under_suspicion(
-    store: Store, clock: ManualClock
-) -> None:
-    policy = Policy("webhooks", limits=(Concurrency(2, by="account"),))
-    await store.declare(policy)
-    accounts = [{"account": account} for account in "abc"]
-    for keys in accounts:
-        await given_jobs(store, policy, keys, 2)
-    victim, other = worker_named("victim"), worker_named("other")
-    held = [*await claim(store, "webhooks", 2, worker=victim), *await claim(store, "webhooks", 2, worker=victim)]
-    spared = await claim(store, "webhooks", 2, worker=other)
-    ran = {held[0].id, held[3].id}
-    reaped = await store.reap(dead=DeadWorker(victim.id, frozenset(ran)))
-    assert {each.job: (each.to, each.suspicion) for each in reaped.settled} == {
-        each.id: (State.READY, 2 if each.id in ran else 0) for each in held
-    }
-    assert (await store.reap(dead=DeadWorker(victim.id, frozenset(ran)))).settled == []
-    again = await claim(store, "webhooks", 10, worker=other)
-    assert {each.id: (each.attempt, each.is_suspect) for each in again} == {
-        each.id: (1, each.id in ran) for each in held
-    }
-    await finish(store, [*again, *spared])
-    await assert_at_rest(store, policy, clock, accounts)
 
 
 # L23, A17

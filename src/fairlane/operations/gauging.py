@@ -10,7 +10,7 @@ from fairlane.policy.overrides import PauseGate
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.scheduler.estimate import starts_at
 from fairlane.scheduler.gauge import Gauge, gauges, shared_gates_of
-from fairlane.store.protocol import Store
+from fairlane.store.stats import Looking, Moment
 
 __all__ = ["drained_in", "gauge_view", "gauges_of", "limit_words"]
 
@@ -18,16 +18,16 @@ Key = tuple[str | None, ...]
 Wanted = tuple[BoundLimit, Key]
 
 
-async def gauges_of(
-    store: Store, policies: Mapping[str, Policy], wanted: Mapping[str, Sequence[Wanted]], now: Instant
-) -> dict[str, list[Gauge]]:
+def gauges_of(
+    moment: Moment, policies: Mapping[str, Policy], wanted: Mapping[str, Sequence[Wanted]]
+) -> Looking[dict[str, list[Gauge]]]:
     """By queue, a gauge for everything that was asked for, in that order."""
     gates = {queue: [policies[queue].gate_of(bound, key) for bound, key in asked] for queue, asked in wanted.items()}
     shared = [gate for asked in wanted.values() for gate in shared_gates_of(asked)]
     if not any(gates.values()):
         return {queue: [] for queue in wanted}
-    known, known_shared = await store.gates_named(gates, shared)
-    return {queue: gauges(policies[queue], now, asked, known, known_shared) for queue, asked in wanted.items()}
+    known, known_shared = yield from moment.gates_named(gates, shared)
+    return {queue: gauges(policies[queue], moment.now, asked, known, known_shared) for queue, asked in wanted.items()}
 
 
 def gauge_view(gauge: Gauge, bound: BoundLimit) -> GaugeView:

@@ -9,12 +9,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from fairlane.operations.gauging import gauge_view, gauges_of
-from fairlane.operations.seeing import list_queues
-from fairlane.operations.seeing_keys import list_keys
-from fairlane.operations.seeing_workers import list_workers
+from fairlane.operations.seeing import queues_at
+from fairlane.operations.seeing_keys import page_at
+from fairlane.operations.seeing_workers import workers_at
 from fairlane.operations.views import KeyView, QueueView
 from fairlane.policy.partitions import whole_of
 from fairlane.store.protocol import Declared, Store
+from fairlane.store.stats import Looking, Moment
 from fairlane.telemetry.metrics import NO_TASK, OTHER, Labels
 
 __all__ = ["Figures", "fleet_figures"]
@@ -38,9 +39,13 @@ _OF_A_QUEUE: dict[str, Callable[[QueueView], float]] = {
 
 async def fleet_figures(store: Store, keys: int) -> Figures:
     """What every fleet metric stands at; of keys, the first so many."""
-    views = await list_queues(store)
-    workers = await list_workers(store)
-    policies = await store.policies()
+    return await store.ask(lambda moment: _figures_at(moment, keys))
+
+
+def _figures_at(moment: Moment, keys: int) -> Looking[Figures]:
+    views = yield from queues_at(moment)
+    workers = yield from workers_at(moment)
+    policies = yield from moment.policies()
     figures: Figures = {"fairlane_workers_alive": [((), float(workers.alive))]}
     for name, value in _OF_A_QUEUE.items():
         figures[name] = [((view.queue,), float(value(view))) for view in views]
@@ -53,36 +58,36 @@ async def fleet_figures(store: Store, keys: int) -> Figures:
         (each.blocked.task or NO_TASK,) for each in workers.workers if each.blocked and each.state == "blocked"
     )
     figures["fairlane_workers_blocked"] = [(labels, float(count)) for labels, count in sorted(blocked.items())]
-    saturation = await _saturation(store, policies)
-    figures["fairlane_key_waiting_jobs"] = await _keys(store, views, policies, keys, saturation)
+    saturation = yield from _saturation(moment, policies)
+    figures["fairlane_key_waiting_jobs"] = yield from _keys(moment, views, policies, keys, saturation)
     figures["fairlane_limit_saturation_ratio"] = sorted(saturation.items())
     return figures
 
 
-async def _saturation(store: Store, policies: Mapping[str, Declared]) -> dict[Labels, float]:
+def _saturation(moment: Moment, policies: Mapping[str, Declared]) -> Looking[dict[Labels, float]]:
     """How full the limits of whole queues are; of partitions, the fullest."""
     in_force = {name: declared.policy for name, declared in policies.items()}
     wanted = {name: [(bound, ()) for _, bound in policy.queue_gates] for name, policy in in_force.items()}
     found: dict[Labels, float] = {}
-    for name, gauges in (await gauges_of(store, in_force, wanted, await store.now())).items():
+    for name, gauges in (yield from gauges_of(moment, in_force, wanted)).items():
         for gauge, (bound, _) in zip(gauges, wanted[name], strict=True):
             _fuller(found, (whole_of(name), gauge.limit), gauge_view(gauge, bound).saturation)
     return found
 
 
-async def _keys(
-    store: Store,
+def _keys(
+    moment: Moment,
     views: list[QueueView],
     policies: Mapping[str, Declared],
     count: int,
     saturation: dict[Labels, float],
-) -> list[tuple[Labels, float]]:
+) -> Looking[list[tuple[Labels, float]]]:
     """The keys with most jobs waiting, by name, and the rest of their queues; and how full their limits are."""
     waiting = [view for view in views if view.ready and policies[view.queue].policy.scopes]
     busiest = sorted(waiting, key=lambda view: (-view.ready, view.queue))[:QUEUES_WITH_KEYS]
     found: list[tuple[float, Labels]] = []
     for view in busiest if count else ():
-        for key in (await list_keys(store, view.queue, limit=count)).keys:
+        for key in (yield from page_at(moment, view.queue, limit=count)).keys:
             found.append((float(key.waiting), (view.queue, _words(key))))
             for gauge in key.gauges:
                 _fuller(saturation, (view.queue, gauge.limit), gauge.saturation)

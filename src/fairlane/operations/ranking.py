@@ -9,11 +9,14 @@ from typing import Any
 import msgspec
 
 from fairlane.clock import as_datetime
-from fairlane.operations.seeing import list_queues
-from fairlane.operations.seeing_keys import list_keys
+from fairlane.operations.asking import in_force
+from fairlane.operations.seeing import queues_at
+from fairlane.operations.seeing_keys import page_at
 from fairlane.operations.views import KeyView
+from fairlane.policy.partitions import whole_of
 from fairlane.store.figures import KeySort
 from fairlane.store.protocol import Store
+from fairlane.store.stats import Looking, Moment
 
 __all__ = ["Ranking", "rank_keys"]
 
@@ -51,21 +54,30 @@ async def rank_keys(
     limit: int = 50,
 ) -> Ranking:
     """The first keys of a queue; of none in particular, those of the busiest, each by what its turns are taken by."""
+    if queue is not None:
+        await in_force(store, whole_of(queue))
+    return await store.ask(lambda moment: _ranked(moment, queue, by, sort, limit))
+
+
+def _ranked(
+    moment: Moment, queue: str | None, by: str | Sequence[str] | None, sort: str, limit: int
+) -> Looking[Ranking]:
     if queue is None:
-        views = sorted(await list_queues(store), key=lambda view: (-view.ready - view.running, view.queue))
+        views = sorted((yield from queues_at(moment)), key=lambda view: (-view.ready - view.running, view.queue))
         names, left_out = [view.queue for view in views[:MOST_QUEUES]], max(0, len(views) - MOST_QUEUES)
     else:
         names, left_out = [queue], 0
-    pages = [await list_keys(store, name, by if queue else None, sort=sort, limit=limit) for name in names]
-    keys = [view for page in pages for view in page.keys]
-    if len(pages) > 1:
+    keys: list[KeyView] = []
+    for name in names:
+        keys += (yield from page_at(moment, name, by if queue else None, sort=sort, limit=limit)).keys
+    if len(names) > 1:
         keys.sort(key=PLACES[sort])
-    as_of = [page.figures_as_of for page in pages if page.figures_as_of is not None]
+    now = as_datetime(moment.now)
     return Ranking(
-        now=pages[0].now if pages else as_datetime(await store.now()),
+        now=now,
         queues=names,
         left_out=left_out,
         sort=sort,
         keys=keys[:limit],
-        figures_as_of=min(as_of, default=None),
+        figures_as_of=now,
     )

@@ -1,6 +1,6 @@
 """Queues at a glance: is work flowing, who waits and why. Looking changes nothing.
 
-Every view is made of a fixed number of questions to the store, however many queues and keys there are.
+Every view is of one moment: what it shows together is read in one snapshot of the database.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fairlane.operations.diagnosis_workers import about_reported_tasks, about_wo
 from fairlane.operations.findings import Finding
 from fairlane.operations.gauging import gauge_view, gauges_of, limit_words
 from fairlane.operations.hinting import hints_of, status_of
-from fairlane.operations.seeing_keys import held_keys
+from fairlane.operations.seeing_keys import held_keys, keys_at
 from fairlane.operations.seeing_workers import worker_list
 from fairlane.operations.views import (
     Counted,
@@ -43,8 +43,9 @@ from fairlane.scheduler.gauge import Gauge
 from fairlane.scheduler.measures import describe
 from fairlane.store.figures import QueueFigures, WorkerSeen, service_of
 from fairlane.store.protocol import Declared, Store
+from fairlane.store.stats import Looking, Moment
 
-__all__ = ["list_queues", "overview", "show_queue"]
+__all__ = ["list_queues", "overview", "overview_beside", "queues_at", "show_queue"]
 
 
 class _Look(msgspec.Struct, frozen=True):
@@ -62,46 +63,73 @@ class _Look(msgspec.Struct, frozen=True):
     """The queues that the app at hand leaves to an engine, if there is one."""
 
 
-async def _look(store: Store, forwarded: Collection[str] | None, only: str | None = None) -> _Look:
-    policies = await store.policies()
+def _look(moment: Moment, forwarded: Collection[str] | None, only: str | None = None) -> Looking[_Look]:
+    policies = yield from moment.policies()
     names = [name for name in policies if only is None or whole_of(name) == only]
-    now = await store.now()
-    figures = {each.queue: each for each in await store.survey(names)}
-    minutes = await store.minutes(names, now - SHOWN * MINUTE)
+    now = moment.now
+    figures = {each.queue: each for each in (yield from moment.survey(names))}
+    minutes = yield from moment.minutes(names, now - SHOWN * MINUTE)
     wanted = {name: [(bound, ()) for _, bound in policies[name].policy.queue_gates] for name in names}
-    gauges = await gauges_of(store, {name: policies[name].policy for name in names}, wanted, now)
-    seen = await store.workers()
+    gauges = yield from gauges_of(moment, {name: policies[name].policy for name in names}, wanted)
+    seen = yield from moment.workers()
     return _Look(now, policies, figures, minutes, gauges, worker_list(seen, now), seen, forwarded)
+
+
+def _look_at_keys_too(
+    moment: Moment, forwarded: Collection[str] | None, only: str | None = None
+) -> Looking[tuple[_Look, list[KeyView]]]:
+    look = yield from _look(moment, forwarded, only)
+    return look, (yield from _held_keys(moment, look))
 
 
 async def overview(store: Store, forwarded: Collection[str] | None = ()) -> Overview:
     """All queues, and what to do about them. `forwarded` are those that the app at hand leaves to an engine; `None`, if
     none is at hand."""
-    look = await _look(store, forwarded)
-    views = await _views_of(store, look)
-    keys = await _held_keys(store, look)
-    workers = look.workers
-    return Overview(
+    return (await overview_beside(store, {}, forwarded))[0]
+
+
+async def overview_beside(
+    store: Store, wanted: Mapping[str, Sequence[Mapping[str, object]]], forwarded: Collection[str] | None = ()
+) -> tuple[Overview, list[tuple[str, KeyView]]]:
+    """The same, and beside it some keys of queues, as of the same moment."""
+
+    def ask(moment: Moment) -> Looking[tuple[_Look, list[KeyView], list[tuple[str, KeyView]]]]:
+        look, held = yield from _look_at_keys_too(moment, forwarded)
+        beside = []
+        for queue, keys in wanted.items():
+            if queue in look.policies:
+                beside += [(queue, view) for view in (yield from keys_at(moment, queue, keys))]
+        return look, held, beside
+
+    look, keys, beside = await store.ask(ask)
+    views, workers = await _views_of(store, look), look.workers
+    overview = Overview(
         now=as_datetime(look.now),
         totals=_totals(views, workers),
         queues=views,
         hints=hints_of(views, keys, await findings_at_a_glance(store, workers.workers)),
         chart=chart_of((each for minutes in look.minutes.values() for each in minutes), look.now),
     )
+    return overview, beside
 
 
 async def list_queues(store: Store, forwarded: Collection[str] | None = ()) -> list[QueueView]:
     """All queues, without anything else."""
-    return await _views_of(store, await _look(store, forwarded))
+    return await _views_of(store, await store.ask(lambda moment: _look(moment, forwarded)))
+
+
+def queues_at(moment: Moment) -> Looking[list[QueueView]]:
+    """All queues as of one moment, whoever runs their jobs."""
+    return _views((yield from _look(moment, ())))
 
 
 async def show_queue(store: Store, queue: str, forwarded: Collection[str] | None = ()) -> OneQueue:
     """One queue with its limits, its partitions and its last hour; or `UnknownQueue`."""
-    declared = await in_force(store, whole_of(queue))
+    name = (await in_force(store, whole_of(queue))).policy.queue
+    look, keys = await store.ask(lambda moment: _look_at_keys_too(moment, forwarded, name))
+    declared = look.policies[name]
     policy = declared.policy
-    look = await _look(store, forwarded, policy.queue)
     (view,) = await _views_of(store, look)
-    keys = await _held_keys(store, look)
     chart = chart_of((each for minutes in look.minutes.values() for each in minutes), look.now)
     parts = [_view(name, [name], look) for name in look.figures] if len(look.figures) > 1 else []
     return OneQueue(
@@ -118,13 +146,13 @@ async def show_queue(store: Store, queue: str, forwarded: Collection[str] | None
     )
 
 
-async def _held_keys(store: Store, look: _Look) -> list[KeyView]:
+def _held_keys(moment: Moment, look: _Look) -> Looking[list[KeyView]]:
     """The keys behind whose limits most jobs wait, with how fast their queues go."""
     seen: dict[str, Seen] = {}
     for name in look.figures:
         known = seen.get(whole_of(name), Seen([], look.now))
         seen[whole_of(name)] = Seen([*known.minutes, *look.minutes.get(name, [])], look.now)
-    return await held_keys(store, {name: look.policies[name].policy for name in look.figures}, look.now, seen)
+    return (yield from held_keys(moment, {name: look.policies[name].policy for name in look.figures}, seen))
 
 
 def _findings_of(queue: str, workers: Sequence[WorkerView]) -> list[Finding]:

@@ -23,11 +23,12 @@ from fairlane.scheduler.figures import HOUR, HOURS, KeyFigures
 from fairlane.scheduler.gauge import Gauge, origin_of_weight
 from fairlane.scheduler.snapshot import LaneTally
 from fairlane.store.figures import FlowWeight, KeySort
-from fairlane.store.finding import find_jobs, known_partitions
+from fairlane.store.finding import find_jobs, partitions_among
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
+from fairlane.store.stats import Looking, Moment
 
-__all__ = ["MOST_KEYS", "held_keys", "list_keys", "show_key", "show_keys"]
+__all__ = ["MOST_KEYS", "held_keys", "keys_at", "list_keys", "page_at", "show_key", "show_keys"]
 
 MOST_KEYS = 500
 """Keys of one page."""
@@ -67,18 +68,38 @@ async def list_keys(
     limit: int = 50,
 ) -> KeyList:
     """A page of a queue's keys, by one of its scopes: the first one, unless said otherwise."""
-    policy = (await in_force(store, whole_of(queue))).policy
-    scope, ordered = _scope(policy, by), _sort(sort)
+    await in_force(store, whole_of(queue))
+    return await store.ask(
+        lambda moment: page_at(
+            moment, queue, by, sort=sort, search=search, held_only=held_only, after=after, limit=limit
+        )
+    )
+
+
+def page_at(
+    moment: Moment,
+    queue: str,
+    by: str | Sequence[str] | None = None,
+    *,
+    sort: str = "waiting",
+    search: str = "",
+    held_only: bool = False,
+    after: str | None = None,
+    limit: int = 50,
+) -> Looking[KeyList]:
+    """The same, as of one moment."""
     if not 1 <= limit <= MOST_KEYS:
         raise ConfigurationError(f"limit={limit!r}: a page has from 1 to {MOST_KEYS} keys")
-    look = await _look(store, queue, scope)
+    policy = yield from moment.policy(whole_of(queue))
+    scope, ordered = _scope(policy, by), _sort(sort)
+    look = yield from _look(moment, queue, scope)
     names = list(look.policies)
-    page = await store.list_keys(
+    page = yield from moment.list_keys(
         names, scope, sort=ordered, search=search, held_only=held_only, after=after, limit=limit
     )
     found = _merged(page.keys)
     if after is None and not held_only:
-        newcomers = await _newcomers(store, look, scope, search, {figures.key for _, figures in found})
+        newcomers = yield from _newcomers(moment, look, scope, search, {figures.key for _, figures in found})
         found = sorted([*found, *newcomers], key=lambda each: _place(each[1], ordered))
     return KeyList(
         now=as_datetime(look.now),
@@ -88,7 +109,7 @@ async def list_keys(
         sort=str(ordered),
         search=search,
         held_only=held_only,
-        keys=await _views(store, look, found),
+        keys=(yield from _views(moment, look, found)),
         after=page.after,
         figures_as_of=as_datetime(look.now),
     )
@@ -96,38 +117,59 @@ async def list_keys(
 
 async def show_key(store: Store, queue: str, keys: Mapping[str, object]) -> OneKey:
     """Everything about one key, whether it has jobs or not."""
-    policy = (await in_force(store, whole_of(queue))).policy
+    await in_force(store, whole_of(queue))
     canonical = canonical_keys(keys)
+    shown = await store.ask(lambda moment: _key_at(moment, queue, canonical))
+    wanted = {name: value for name, value in canonical.items() if name != "task"}
+    asked = JobFilter(queue=queue, state=State.RUNNING, keys=wanted, task=canonical.get("task"))
+    running = await find_jobs(store, asked, None, SHOWN_JOBS)
+    told = await explain_queue(store, queue, canonical)
+    return msgspec.structs.replace(
+        shown, running=[_job(each) for each in running.jobs], why=[hold.words for hold in told.holds]
+    )
+
+
+def _key_at(moment: Moment, queue: str, canonical: Mapping[str, str | None]) -> Looking[OneKey]:
+    """A key as of one moment, without the jobs that run and without why it waits."""
+    policy = yield from moment.policy(whole_of(queue))
     scope = next((by for by in policy.scopes if set(by) == set(canonical)), None)
     if scope is None:
         raise not_told_apart(policy, canonical)
-    look = await _look(store, queue, scope)
-    key = tuple(canonical[name] for name in scope)
-    named = await store.keys_named(list(look.policies), [(scope, key)])
-    unknown = (_home(look.policies, canonical), KeyFigures(by=scope, key=key))
-    named.sort(key=lambda each: (-each[1].waiting, -each[1].running))
-    where, figures = next(iter(_merged(named)), unknown)
-    (view,) = await _views(store, look, [(where, figures)])
-    wanted = {name: value for name, value in canonical.items() if name != "task"}
-    running = await find_jobs(
-        store, JobFilter(queue=queue, state=State.RUNNING, keys=wanted, task=canonical.get("task")), None, SHOWN_JOBS
-    )
-    told = await explain_queue(store, queue, canonical)
+    look = yield from _look(moment, queue, scope)
+    ((where, figures),) = yield from _named(moment, look, scope, [tuple(canonical[name] for name in scope)])
+    (view,) = yield from _views(moment, look, [(where, figures)])
     return OneKey(
         now=as_datetime(look.now),
         view=view,
         hours_failed=[each.failed for each in _hours(figures, look.now)],
-        lanes=await _lanes(store, look.policies[where], canonical),
-        running=[_job(each) for each in running.jobs],
-        next_jobs=[_job(each) for each in await store.next_jobs(where, canonical, SHOWN_JOBS)],
-        why=[hold.words for hold in told.holds],
+        lanes=(yield from _lanes(moment, look.policies[where], canonical)),
+        running=[],
+        next_jobs=[_job(each) for each in (yield from moment.next_jobs(where, canonical, SHOWN_JOBS))],
+        why=[],
         overrides=[each.describe() for each in policy.overrides.all if dict(each.scope) == canonical],
     )
 
 
+def _named(moment: Moment, look: _Look, scope: By, keys: Sequence[Key]) -> Looking[list[Found]]:
+    """Some keys of a scope, each once, whether anything is known of it or not."""
+    named = yield from moment.keys_named(list(look.policies), [(scope, key) for key in keys])
+    named.sort(key=lambda each: (-each[1].waiting, -each[1].running))
+    known = {found[1].key: found for found in _merged(named)}
+    for key in keys:
+        home = _home(look.policies, dict(zip(scope, key, strict=True)))
+        known.setdefault(key, (home, KeyFigures(by=scope, key=key)))
+    return list(known.values())
+
+
 async def show_keys(store: Store, queue: str, wanted: Sequence[Mapping[str, object]]) -> list[KeyView]:
     """Some keys of a queue at a glance, in the order given; what the policy does not tell apart is left out."""
-    policy = (await in_force(store, whole_of(queue))).policy
+    await in_force(store, whole_of(queue))
+    return await store.ask(lambda moment: keys_at(moment, queue, wanted))
+
+
+def keys_at(moment: Moment, queue: str, wanted: Sequence[Mapping[str, object]]) -> Looking[list[KeyView]]:
+    """The same, as of one moment."""
+    policy = yield from moment.policy(whole_of(queue))
     places: dict[By, list[Key]] = {}
     for keys in wanted:
         canonical = canonical_keys(keys)
@@ -136,33 +178,25 @@ async def show_keys(store: Store, queue: str, wanted: Sequence[Mapping[str, obje
             places.setdefault(scope, []).append(tuple(canonical[name] for name in scope))
     views: dict[tuple[By, Key], KeyView] = {}
     for scope, keys_of_scope in places.items():
-        look = await _look(store, queue, scope)
-        named = await store.keys_named(list(look.policies), [(scope, key) for key in keys_of_scope])
-        named.sort(key=lambda each: (-each[1].waiting, -each[1].running))
-        best = {found[1].key: found for found in _merged(named)}
-        for key in keys_of_scope:
-            home = _home(look.policies, dict(zip(scope, key, strict=True)))
-            best.setdefault(key, (home, KeyFigures(by=scope, key=key)))
-        shown = list(best.values())
-        for (_, figures), view in zip(shown, await _views(store, look, shown), strict=True):
+        look = yield from _look(moment, queue, scope)
+        shown = yield from _named(moment, look, scope, keys_of_scope)
+        for (_, figures), view in zip(shown, (yield from _views(moment, look, shown)), strict=True):
             views[scope, figures.key] = view
     return [views[scope, key] for scope, keys_of_scope in places.items() for key in dict.fromkeys(keys_of_scope)]
 
 
-async def held_keys(
-    store: Store, policies: Mapping[str, Policy], now: Instant, seen: Mapping[str, Seen]
-) -> list[KeyView]:
+def held_keys(moment: Moment, policies: Mapping[str, Policy], seen: Mapping[str, Seen]) -> Looking[list[KeyView]]:
     """The keys of which most jobs wait behind a limit or a pause, in all these queues."""
-    found = await store.list_held(list(policies), HINTED)
-    return await _views(store, _Look(now, policies, seen=seen), found)
+    found = yield from moment.list_held(list(policies), HINTED)
+    return (yield from _views(moment, _Look(moment.now, policies, seen=seen), found))
 
 
-async def _look(store: Store, queue: str, scope: By) -> _Look:
-    names = await known_partitions(store, queue)
-    policies = await store.policies()
-    scheduled = await store.scheduled_by_lane(names)
-    minutes = await store.minutes(names, 0)
-    now = await store.now()
+def _look(moment: Moment, queue: str, scope: By) -> Looking[_Look]:
+    policies = yield from moment.policies()
+    names = partitions_among(policies, queue)
+    scheduled = yield from moment.scheduled_by_lane(names)
+    minutes = yield from moment.minutes(names, 0)
+    now = moment.now
     every = [each for several in minutes.values() for each in several]
     return _Look(
         now,
@@ -191,11 +225,12 @@ def _by_key(scope: By, lanes: Iterable[LaneTally]) -> dict[Key, int]:
     return sums
 
 
-async def _newcomers(store: Store, look: _Look, scope: By, search: str, shown: set[Key]) -> list[Found]:
+def _newcomers(moment: Moment, look: _Look, scope: By, search: str, shown: set[Key]) -> Looking[list[Found]]:
     """Keys without figures: all that is known of them are jobs that are scheduled."""
     names, wanted = list(look.policies), search.casefold()
     keys = [key for key in look.scheduled if key not in shown and _matches(key, wanted)]
-    known = {figures.key for _, figures in await store.keys_named(names, [(scope, key) for key in keys[:NEWCOMERS]])}
+    named = yield from moment.keys_named(names, [(scope, key) for key in keys[:NEWCOMERS]])
+    known = {figures.key for _, figures in named}
     return [
         (_home(look.policies, dict(zip(scope, key, strict=True))), KeyFigures(by=scope, key=key))
         for key in keys[:NEWCOMERS]
@@ -232,12 +267,12 @@ def _place(figures: KeyFigures, sort: KeySort) -> tuple[Any, ...]:
             return (name,)
 
 
-async def _views(store: Store, look: _Look, found: Sequence[Found]) -> list[KeyView]:
+def _views(moment: Moment, look: _Look, found: Sequence[Found]) -> Looking[list[KeyView]]:
     """Views of keys, of whatever scopes and queues, with the gauges of all their limits from one look."""
     asked: dict[str, list[tuple[BoundLimit, Key]]] = {}
     for queue, figures in found:
         asked.setdefault(queue, []).extend(_passed_by(look.policies[queue], figures.by, figures.key))
-    told = await gauges_of(store, look.policies, asked, look.now)
+    told = yield from gauges_of(moment, look.policies, asked)
     gauges = {
         (queue, bound.name, key): gauge
         for queue, wanted in asked.items()
@@ -247,7 +282,7 @@ async def _views(store: Store, look: _Look, found: Sequence[Found]) -> list[KeyV
     for queue, figures in found:
         if (flow := _flow(look.policies[queue], figures)) is not None:
             flows.setdefault(queue, []).append(flow)
-    weights = await store.weights_named(flows)
+    weights = yield from moment.weights_named(flows)
     return [
         msgspec.structs.replace(_view(look, queue, figures, gauges), **_weight(look.policies[queue], figures, weights))
         for queue, figures in found
@@ -334,12 +369,12 @@ def _hours(figures: KeyFigures, now: Instant) -> list[_Hour]:
     return [known.get(hour, _Hour()) for hour in range(last - HOURS + 1, last + 1)]
 
 
-async def _lanes(store: Store, policy: Policy, keys: Mapping[str, str | None]) -> list[LaneView]:
+def _lanes(moment: Moment, policy: Policy, keys: Mapping[str, str | None]) -> Looking[list[LaneView]]:
     """The lanes of a key that is a flow of its own; of any other key, none are told."""
     if not policy.is_flow(keys):
         return []
-    rows = await store.lanes_of(policy.queue, policy.flow_of(0, keys), SHOWN_LANES)
-    gates, _ = await store.gates_named({policy.queue: [row.gate for row in rows if row.gate is not None]}, [])
+    rows = yield from moment.lanes_of(policy.queue, policy.flow_of(0, keys), SHOWN_LANES)
+    gates, _ = yield from moment.gates_named({policy.queue: [row.gate for row in rows if row.gate is not None]}, [])
     names = {gate.id: gate.limit for gate in gates}
     return [
         LaneView(

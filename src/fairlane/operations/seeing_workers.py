@@ -11,8 +11,9 @@ from fairlane.clock import SECOND, Instant, as_datetime
 from fairlane.operations.views import BlockView, LongRunView, WorkerList, WorkerView
 from fairlane.store.figures import BlockedLoop, LongRun, WorkerSeen
 from fairlane.store.protocol import Store
+from fairlane.store.stats import Looking, Moment
 
-__all__ = ["list_workers", "worker_list"]
+__all__ = ["list_workers", "worker_list", "workers_at"]
 
 GONE_AFTER = 15 * 60 * SECOND
 OVERLAP = timedelta(seconds=10)
@@ -22,7 +23,12 @@ OVERLAP = timedelta(seconds=10)
 async def list_workers(store: Store) -> WorkerList:
     """Every worker that has reported within the last day and has not stopped as it should. One that died and was
     replaced is forgotten after a quarter of an hour."""
-    return worker_list(await store.workers(), await store.now())
+    return await store.ask(workers_at)
+
+
+def workers_at(moment: Moment) -> Looking[WorkerList]:
+    """The same, as of one moment."""
+    return worker_list((yield from moment.workers()), moment.now)
 
 
 def worker_list(seen: Sequence[WorkerSeen], now: Instant) -> WorkerList:

@@ -119,6 +119,12 @@ class Operations:
         """Is work flowing, who waits and why, and what can be done about it."""
         return await seeing.overview(await self._source.opened(), self._source.forwarded)
 
+    async def overview_beside(
+        self, keys: Mapping[str, Sequence[KeyValues]]
+    ) -> tuple[Overview, list[tuple[str, KeyView]]]:
+        """The same, with some keys of queues, as of the same moment."""
+        return await seeing.overview_beside(await self._source.opened(), keys, self._source.forwarded)
+
     async def list_queues(self) -> list[QueueView]:
         """Every queue at a glance."""
         return await seeing.list_queues(await self._source.opened(), self._source.forwarded)

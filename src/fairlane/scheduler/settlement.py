@@ -16,7 +16,6 @@ __all__ = [
     "SEEN",
     "UNSEEN",
     "Cancelled",
-    "DeadWorker",
     "Died",
     "Done",
     "Failed",
@@ -258,24 +257,9 @@ def losses_in_company(suspicion: int) -> int:
     return -(-suspicion // SEEN)
 
 
-class DeadWorker(msgspec.Struct, frozen=True):
-    """A worker whose process is known to have died, and what ran in it when it did."""
-
-    worker: UUID
-    running: frozenset[UUID]
-    ended: frozenset[UUID] = frozenset()
-    """What had ended in it without being recorded: it may have left something behind that killed the process."""
-
-
-def abandoned_by(worker: UUID, job: UUID, dead: DeadWorker | None = None) -> Outcome:
-    """How a claim of a worker ends that is gone; `dead`, if somebody saw it die."""
+def abandoned_by(worker: UUID) -> Outcome:
+    """How a claim of a worker ends that is gone."""
     if worker.version == DISPATCHER:
         # Whoever begins a job that was dispatched adopts it, and holds it then.
         return Released("its dispatcher stopped renewing the lease, and no worker of the engine had begun it")
-    if dead is None:
-        return Lost("its worker stopped renewing the lease", UNSEEN)
-    if job in dead.running:
-        return Lost("its worker's process died while it ran", SEEN)
-    if job in dead.ended:
-        return Lost("its worker's process died before its end was recorded", UNSEEN)
-    return Lost("its worker's process died before it ran", 0)
+    return Lost("its worker stopped renewing the lease", UNSEEN)

@@ -12,7 +12,16 @@ from fairlane.policy.kinds import read_limit
 from fairlane.policy.overrides import Override, Overrides
 from fairlane.policy.policy import Policy
 
-__all__ = ["decode_limit", "decode_overrides", "decode_policy", "encode_limit"]
+__all__ = ["Declared", "decode_limit", "decode_overrides", "decode_policy", "encode_limit"]
+
+
+class Declared(msgspec.Struct, frozen=True):
+    """The policy in force for a queue once a declaration has been made."""
+
+    policy: Policy
+    version: int
+    is_drift: bool
+    """The stored policy differs from the declared one and wins; `fairlane policy apply` changes that."""
 
 
 def decode_limit(document: str) -> Limit:

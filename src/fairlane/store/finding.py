@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from uuid import UUID
 
 import msgspec
@@ -11,16 +12,21 @@ from fairlane.policy.partitions import parse_partition, partition_name
 from fairlane.store.operators import Cursor, JobFilter, JobPage
 from fairlane.store.protocol import Store
 
-__all__ = ["find_jobs", "known_partitions"]
+__all__ = ["find_jobs", "known_partitions", "partitions_among"]
 
 
 async def known_partitions(store: Store, queue: str) -> list[str]:
     """A queue and every partition of it that the database knows, in order: also those that it has no more. Of a
     partition that is named by itself, only that one."""
+    return partitions_among([] if parse_partition(queue) else await store.queues(), queue)
+
+
+def partitions_among(names: Iterable[str], queue: str) -> list[str]:
+    """The same, where these are all queues that the database knows."""
     alone = parse_partition(queue)
     if alone is not None:
         return [partition_name(*alone)]
-    places = [parse_partition(name) for name in await store.queues()]
+    places = [parse_partition(name) for name in names]
     return [queue, *(partition_name(*place) for place in sorted(filter(None, places)) if place[0] == queue)]
 
 

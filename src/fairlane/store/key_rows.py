@@ -38,7 +38,6 @@ __all__ = [
     "named_now",
     "page_of",
     "parameters",
-    "place_parameters",
     "release_tally",
     "sought",
     "start_of",
@@ -138,12 +137,6 @@ def parameters(figures: KeyFigures) -> Row:
     )
 
 
-def place_parameters(places: Iterable[Place]) -> tuple[list[str], list[str]]:
-    """Keys by their scopes, in two lists that run in step."""
-    named = [(key_scope(by), key_text(key)) for by, key in places]
-    return [scope for scope, _ in named], [key for _, key in named]
-
-
 class Kept(msgspec.Struct, frozen=True):
     """What the figures of a queue are kept by: its policy may look at other scopes by now, and have other limits."""
 
@@ -164,10 +157,6 @@ class Kept(msgspec.Struct, frozen=True):
 
     def new_scopes(self, before: Kept) -> list[By]:
         return [by for by in self.scopes if by not in before.scopes]
-
-    def has_lost(self, before: Kept) -> bool:
-        """Whether there were limits that may still be said to hold somebody back."""
-        return not set(before.limits) <= set(self.limits)
 
     def still_holding(self, figures: KeyFigures) -> KeyFigures:
         """A key without the limits that are no more. A pause may always come back."""

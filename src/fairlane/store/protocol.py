@@ -20,13 +20,14 @@ from fairlane.policy.unique import NO_KEYS, Conflict, Holder, OnReplayConflict
 from fairlane.scheduler.census import Miscount
 from fairlane.scheduler.explain import Facts
 from fairlane.scheduler.pace import Pace
-from fairlane.scheduler.settlement import DISPATCHER, DeadWorker, Settlement
+from fairlane.scheduler.settlement import DISPATCHER, Settlement
 from fairlane.scheduler.snapshot import GateRow, Start
 from fairlane.scheduler.strays import WaitingLane
 from fairlane.store.auditing import AuditEntry, Note
-from fairlane.store.figure_keeping import FigureKeeping
-from fairlane.store.figures import WorkerReport, WorkerSeen
+from fairlane.store.decoding import Declared
+from fairlane.store.figures import WorkerReport
 from fairlane.store.health import Traces
+from fairlane.store.keeper import StatsKeeper
 from fairlane.store.operators import Handled, JobFilter, JobPage
 from fairlane.store.queue_time import QueueTime
 from fairlane.store.schedules import ScheduleKeeping
@@ -82,15 +83,6 @@ class WorkerIdentity(msgspec.Struct, frozen=True):
     def of_dispatcher(cls, name: str) -> WorkerIdentity:
         """One that hands its jobs to an engine and runs none. It goes wherever an id goes: in the id itself."""
         return cls(UUID(int=uuid4().int & ~(0xF << 76) | DISPATCHER << 76), name)
-
-
-class Declared(msgspec.Struct, frozen=True):
-    """The policy in force for a queue once a declaration has been made."""
-
-    policy: Policy
-    version: int
-    is_drift: bool
-    """The stored policy differs from the declared one and wins; `fairlane policy apply` changes that."""
 
 
 class Claimed(msgspec.Struct, frozen=True):
@@ -229,7 +221,7 @@ class Listener(Protocol):
         ...
 
 
-class Store(FigureKeeping, ScheduleKeeping, Protocol):
+class Store(StatsKeeper, ScheduleKeeping, Protocol):
     """A durable home for jobs. Every method is one transaction, or says otherwise."""
 
     async def open(self) -> None:
@@ -397,12 +389,9 @@ class Store(FigureKeeping, ScheduleKeeping, Protocol):
         come."""
         ...
 
-    async def reap(
-        self, limit: int = 1_000, dead: DeadWorker | None = None, *, ended_by: Instant | None = None
-    ) -> Reaped:
-        """End the claims of leases that ran out (by now, or by `ended_by` if that is earlier), or all those of a worker
-        whose process was seen to die. The jobs keep their place. A loss is charged to a job that ran alone, which may
-        die of it; others come under suspicion."""
+    async def reap(self, limit: int = 1_000, *, ended_by: Instant | None = None) -> Reaped:
+        """End the claims of leases that ran out (by now, or by `ended_by` if that is earlier). The jobs keep their
+        place. A loss is charged to a job that ran alone, which may die of it; others come under suspicion."""
         ...
 
     async def prune(self, retention: Retention, limit: int = 1_000) -> Pruned:
@@ -575,14 +564,6 @@ class Store(FigureKeeping, ScheduleKeeping, Protocol):
         """The versions of the policies in force, by queue: what a producer asks again and again."""
         ...
 
-    async def policies(self) -> dict[str, Declared]:
-        """Every queue with its policy in force, by name, in a fixed number of statements."""
-        ...
-
     async def report(self, worker: WorkerIdentity, report: WorkerReport | None) -> None:
         """Note what a worker says of itself; `None` takes it back."""
-        ...
-
-    async def workers(self) -> list[WorkerSeen]:
-        """Every worker that has reported and not taken it back, within the last day, the newest first."""
         ...

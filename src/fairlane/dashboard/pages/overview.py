@@ -7,7 +7,7 @@ from typing import Any
 from fairlane.dashboard.charts import throughput_chart, wait_chart
 from fairlane.dashboard.keys import key_query, watched_from
 from fairlane.dashboard.page import Ask, Page
-from fairlane.operations.views import HintKind, KeyView, Overview, QueueStatus
+from fairlane.operations.views import HintKind, QueueStatus
 
 __all__ = ["LOOKS", "PAGE"]
 
@@ -27,7 +27,7 @@ LOOKS = {
 
 
 async def look(ask: Ask) -> dict[str, Any]:
-    seen = await ask.operations.overview()
+    seen, watched = await ask.operations.overview_beside(watched_from(ask.query.getlist("watch")))
     return {
         "seen": seen,
         "totals": seen.totals,
@@ -35,19 +35,8 @@ async def look(ask: Ask) -> dict[str, Any]:
         "throughput": throughput_chart(seen.chart),
         "waits": wait_chart(seen.chart),
         "key_query": key_query,
-        "watched": await _watched(ask, seen),
+        "watched": watched,
     }
-
-
-async def _watched(ask: Ask, seen: Overview) -> list[tuple[str, KeyView]]:
-    wanted = watched_from(ask.query.getlist("watch"))
-    known = {each.queue for each in seen.queues}
-    return [
-        (queue, view)
-        for queue, keys in wanted.items()
-        if queue in known
-        for view in await ask.operations.show_keys(queue, keys)
-    ]
 
 
 PAGE = Page(path="/", title="Overview", template="overview.html", look=look, nav="Overview", shortcut="o")

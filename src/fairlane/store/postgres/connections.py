@@ -49,8 +49,8 @@ STATEMENTS = load_statements(
     "census.sql",
     "partitions.sql",
     "schedules.sql",
-    "tallying.sql",
-    "seeing.sql",
+    "sums.sql",
+    "stats.sql",
     "health.sql",
 )
 

@@ -29,7 +29,8 @@ from fairlane.store.job_rows import no_such_job
 from fairlane.store.postgres import census, rows
 from fairlane.store.postgres.connections import STATEMENTS
 from fairlane.store.postgres.scheduling import QueueHandle, Scheduling
-from fairlane.store.postgres.seeing import lanes_in, workers
+from fairlane.store.postgres.stats import answer
+from fairlane.store.stats import Moment
 
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
@@ -92,7 +93,7 @@ async def look_at(
             [row["id"] for row in next_up],
             await _kept(connection, handle.id, sequence_lane(snapshot.policy, subject)),
             job is not None and await connection.fetchval(STATEMENTS["is_forced"], job),
-            service_of(await workers(connection, now), [handle.name], snapshot.now),
+            service_of(await answer(connection, Moment(snapshot.now).workers()), [handle.name], snapshot.now),
             await census.at_gates(scheduling, snapshot.policy, examined.full, RUNNING),
             await _ahead_in(connection, subject, examined),
         )
@@ -130,7 +131,8 @@ async def _peek(scheduling: Scheduling, subject: Subject) -> tuple[ResidentBoard
         board.rebind(policy)
     lanes = [] if subject.lane is None else [subject.lane]
     if (flow := siblings_of(policy, subject)) is not None:
-        lanes += [lane.id for lane in await lanes_in(scheduling, board, flow, OWN_LANES)]
+        found = Moment(opened.now).lanes_of(scheduling.queue.name, flow, OWN_LANES)
+        lanes += [lane.id for lane in await answer(scheduling.connection, found)]
     return board, await scheduling.answer(board.snapshot(events, NEXT_UP, lanes))
 
 

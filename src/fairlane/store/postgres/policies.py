@@ -13,16 +13,16 @@ from fairlane.scheduler.rebuild import rebuild, refuse_to_strand
 from fairlane.scheduler.snapshot import GateRow
 from fairlane.scheduler.strays import imported, shared_tokens, tokens_of_its_own, tokens_to_share
 from fairlane.store.auditing import Note
-from fairlane.store.decoding import decode_policy
+from fairlane.store.decoding import Declared
 from fairlane.store.postgres import amending, sharing
 from fairlane.store.postgres.connections import STATEMENTS
 from fairlane.store.postgres.scheduling import Scheduling, select_overrides
-from fairlane.store.protocol import EVERYONE, Declared
+from fairlane.store.protocol import EVERYONE
 
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
 
-__all__ = ["all_in_force", "declare", "divide", "in_force", "insert", "replace"]
+__all__ = ["declare", "divide", "in_force", "insert", "replace"]
 
 INSERTED = "INSERT 0 1"
 
@@ -69,14 +69,6 @@ async def in_force(connection: Connection, queue: str) -> Declared | None:
         documents = await connection.fetch(STATEMENTS["select_shared_limits"], queue)
         policy = sharing.resolved(policy, [document for _, document in documents])
     return Declared(policy, row["version"], is_drift=False)
-
-
-async def all_in_force(connection: Connection) -> dict[str, Declared]:
-    """Every queue's policy, in one statement."""
-    return {
-        name: Declared(decode_policy(text, tuple(overrides), tuple(shared)), version, is_drift=False)
-        for name, text, version, overrides, shared in await connection.fetch(STATEMENTS["select_policies"])
-    }
 
 
 async def replace(scheduling: Scheduling, policy: Policy, note: Note | None, *, accept_missing_keys: bool) -> Declared:

@@ -523,14 +523,6 @@ order by l.expires_at
 limit $2
 for update skip locked
 
--- name: lock_leases_of_worker
--- Its process is dead, so nobody renews them.
-select l.id, l.renewed_at, cardinality(l.jobs) as jobs
-from fairlane.leases l
-where l.worker_id = $1
-limit $2
-for update skip locked
-
 -- name: select_leases_of_worker
 -- $1 worker, $2 without these, $3 how many
 select l.id

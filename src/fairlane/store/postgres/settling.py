@@ -13,7 +13,7 @@ from fairlane.clock import Instant
 from fairlane.errors import DuplicateJob, StoreUnavailable, UnknownQueue
 from fairlane.job import Claim, NewJob, StampedEffects, State
 from fairlane.policy.unique import Conflict
-from fairlane.scheduler.settlement import DeadWorker, Settlement, abandoned_by
+from fairlane.scheduler.settlement import Settlement, abandoned_by
 from fairlane.scheduler.settlement import settle as decide
 from fairlane.store.dying import dying, not_taken, refused, tell_of_conflicts
 from fairlane.store.faults import Fault
@@ -225,11 +225,9 @@ class Settler:
         await connection.execute(STATEMENTS["announce"], list(own))
         return [job for job in lost if job not in own]
 
-    async def reap(self, limit: int, dead: DeadWorker | None = None, ended_by: Instant | None = None) -> Reaped:
-        """End the claims of leases that ran out, or of a worker that is dead."""
-        reaped, dying = await self._connections.again(
-            lambda connection, _: self._reap(connection, limit, dead, ended_by)
-        )
+    async def reap(self, limit: int, ended_by: Instant | None = None) -> Reaped:
+        """End the claims of leases that ran out."""
+        reaped, dying = await self._connections.again(lambda connection, _: self._reap(connection, limit, ended_by))
         if not dying:
             return reaped
         settled = list(reaped.settled)
@@ -246,7 +244,7 @@ class Settler:
         return Reaped(settled, next_due)
 
     async def _reap(
-        self, connection: Connection, limit: int, dead: DeadWorker | None, ended_by: Instant | None
+        self, connection: Connection, limit: int, ended_by: Instant | None
     ) -> tuple[Reaped, list[list[Settlement]]]:
         """What was reaped; and by lease, the deaths that are to land with effects, in transactions of their own."""
         async with connection.transaction():
@@ -256,10 +254,7 @@ class Settler:
             await connection.execute(STATEMENTS["delete_deaf_result_listeners"])
             await connection.execute(STATEMENTS["delete_orphaned_cancellations"])
             now = self._clock.parameter()
-            if dead is None:
-                ended = await connection.fetch(STATEMENTS["lock_expired_leases"], now, LEASES_AT_MOST, ended_by)
-            else:
-                ended = await connection.fetch(STATEMENTS["lock_leases_of_worker"], dead.worker, LEASES_AT_MOST)
+            ended = await connection.fetch(STATEMENTS["lock_expired_leases"], now, LEASES_AT_MOST, ended_by)
             renewed_at: dict[UUID, int] = {}
             for row in ended:
                 if limit > 0:
@@ -272,7 +267,7 @@ class Settler:
                 del renewed_at[lease]
             if renewed_at:
                 dying: dict[UUID, list[Settlement]] = {}
-                for each in await self._decided(connection, renewed_at, dead):
+                for each in await self._decided(connection, renewed_at):
                     if each.effects:
                         dying.setdefault(each.lease, []).append(each)
                     else:
@@ -282,16 +277,14 @@ class Settler:
                 settlements = [each for each in settlements if each.job not in lost]
             return Reaped(settlements, await connection.fetchval(STATEMENTS["next_lease_end"])), inherited
 
-    async def _decided(
-        self, connection: Connection, renewed_at: Mapping[UUID, int], dead: DeadWorker | None
-    ) -> list[Settlement]:
+    async def _decided(self, connection: Connection, renewed_at: Mapping[UUID, int]) -> list[Settlement]:
         """How the claims end that still stand under these leases."""
         settlements = []
         for row in await connection.fetch(STATEMENTS["select_abandoned"], list(renewed_at)):
             *of_claim, worker = row
             claim = _abandoned(of_claim)
             ran = max(0, renewed_at[claim.lease] - claim.claimed_at)
-            settlements.append(decide(claim, abandoned_by(worker, claim.id, dead), ran))
+            settlements.append(decide(claim, abandoned_by(worker), ran))
         deaths = [each.job for each in settlements if each.is_death]
         on_dead = await _on_dead(connection, deaths) if deaths else {}
         return [self._dying(each, on_dead) for each in settlements]

@@ -21,7 +21,7 @@ from fairlane.policy.unique import NO_KEYS, Conflict, Holder, OnReplayConflict
 from fairlane.scheduler.census import Miscount
 from fairlane.scheduler.explain import Facts
 from fairlane.scheduler.rebuild import refuse_to_strand
-from fairlane.scheduler.settlement import DeadWorker, Settlement
+from fairlane.scheduler.settlement import Settlement
 from fairlane.scheduler.snapshot import GateRow
 from fairlane.scheduler.strays import WaitingLane
 from fairlane.store.auditing import AuditEntry, Note
@@ -46,13 +46,13 @@ from fairlane.store.postgres.adopting import Adopter
 from fairlane.store.postgres.borrowing import OwnJson, borrowed, check_types, reads_own_json, speaking
 from fairlane.store.postgres.claims import Claimer
 from fairlane.store.postgres.connections import STATEMENTS, Connections, hang_up
-from fairlane.store.postgres.figures import Figures
 from fairlane.store.postgres.gathering import Gathering
 from fairlane.store.postgres.results import ResultListener
 from fairlane.store.postgres.rows import storable
 from fairlane.store.postgres.schedules import ScheduleKeeper
 from fairlane.store.postgres.scheduling import Scheduling
 from fairlane.store.postgres.settling import Settler, claims_beside
+from fairlane.store.postgres.stats import Stats
 from fairlane.store.postgres.timing import StoreClock
 from fairlane.store.postgres.wakeups import PostgresListener
 from fairlane.store.protocol import (
@@ -80,7 +80,7 @@ if TYPE_CHECKING:
 __all__ = ["PostgresStore"]
 
 
-class PostgresStore(Figures, ScheduleKeeper, Adopter):
+class PostgresStore(Stats, ScheduleKeeper, Adopter):
     """Jobs in a PostgreSQL database, in a schema of their own. Its time is the database's, unless a clock is given."""
 
     def __init__(
@@ -217,9 +217,6 @@ class PostgresStore(Figures, ScheduleKeeper, Adopter):
 
     async def policy(self, queue: str) -> Declared | None:
         return await self._ask(lambda connection: policies.in_force(connection, queue))
-
-    async def policies(self) -> dict[str, Declared]:
-        return await self._ask(policies.all_in_force)
 
     async def policy_versions(self, queues: Sequence[str]) -> dict[str, int]:
         found = await self._ask(lambda connection: connection.fetch(STATEMENTS["select_policy_versions"], queues))
@@ -363,10 +360,8 @@ class PostgresStore(Figures, ScheduleKeeper, Adopter):
         async with self._connections.session() as connection:
             await connection.execute(STATEMENTS["nudge"], handle.id, 1, worker)
 
-    async def reap(
-        self, limit: int = 1_000, dead: DeadWorker | None = None, *, ended_by: Instant | None = None
-    ) -> Reaped:
-        return await self._settler.reap(limit, dead, ended_by)
+    async def reap(self, limit: int = 1_000, *, ended_by: Instant | None = None) -> Reaped:
+        return await self._settler.reap(limit, ended_by)
 
     async def prune(self, retention: Retention, limit: int = 1_000) -> Pruned:
         time = await self.time()

@@ -45,6 +45,7 @@ __all__ = [
     "claim",
     "fold_all",
     "forced_jobs",
+    "found",
     "heads_of",
     "kept_places",
     "load_queue",
@@ -187,13 +188,14 @@ def answer(tx: Transaction, queue: QueueInForce, asking: Generator[Ask, Found, T
     try:
         ask = next(asking)
         while True:
-            ask = asking.send(_found(tx, queue.id, ask))
+            ask = asking.send(found(tx, queue.id, ask))
     except StopIteration as stop:
         result: T = stop.value
         return result
 
 
-def _found(tx: Transaction, queue: int, ask: Ask) -> Found:
+def found(tx: Transaction, queue: int, ask: Ask) -> Found:
+    """What the tables hold of it."""
     heads, shared = heads_of(tx, ask.heads), sharing.select_gates(tx, ask.shared)
     if not ask.is_of_board:
         return Found(heads=heads, shared=shared)

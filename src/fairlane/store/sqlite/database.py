@@ -36,8 +36,8 @@ STATEMENTS = load_statements(
     "examining.sql",
     "census.sql",
     "partitions.sql",
-    "tallying.sql",
-    "seeing.sql",
+    "sums.sql",
+    "stats.sql",
     "health.sql",
     "schedules.sql",
 )

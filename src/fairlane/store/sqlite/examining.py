@@ -26,7 +26,8 @@ from fairlane.store.figures import service_of
 from fairlane.store.job_rows import no_such_job
 from fairlane.store.sqlite import census, claims, rows
 from fairlane.store.sqlite.database import Transaction
-from fairlane.store.sqlite.seeing import lanes_of, workers
+from fairlane.store.sqlite.stats import answer
+from fairlane.store.stats import Moment
 
 __all__ = ["find_subject", "look_at"]
 
@@ -51,7 +52,8 @@ def look_at(
     subject = Subject(queue.policy.queue, dict(keys)) if job is None else find_subject(tx, job)
     lanes = [subject.lane] if subject.lane is not None else []
     if (flow := siblings_of(queue.policy, subject)) is not None:
-        lanes += [lane.id for lane in lanes_of(tx, queue, flow, OWN_LANES)]
+        found = answer(tx, Moment(now).lanes_of(queue.policy.queue, flow, OWN_LANES))
+        lanes += [lane.id for lane in found]
     board, snapshot = claims.peek(tx, queue, NEXT_UP, now, lanes)
     examined, plan = claims.answer(tx, queue, board.answer(examine(snapshot, subject, NEXT_UP)))
     running = [
@@ -74,7 +76,7 @@ def look_at(
         [UUID(bytes=tx.value("select_id", start.head.ref)) for start in plan.starts],
         _kept(tx, queue.id, sequence_lane(snapshot.policy, subject)),
         job is not None and bool(tx.value("is_forced", job.bytes)),
-        service_of(workers(tx, now), [queue.policy.queue], now),
+        service_of(answer(tx, Moment(now).workers()), [queue.policy.queue], now),
         census.at_gates(tx, queue, snapshot.policy, examined.full, RUNNING),
         _ahead_in(tx, subject, examined),
     )

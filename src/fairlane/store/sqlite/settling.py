@@ -12,7 +12,7 @@ from fairlane.clock import Instant
 from fairlane.errors import DuplicateJob
 from fairlane.job import Claim, NewJob, Outcome, StampedEffects, State
 from fairlane.policy.unique import Conflict
-from fairlane.scheduler.settlement import DeadWorker, Settlement, Verdict, abandoned_by
+from fairlane.scheduler.settlement import Settlement, Verdict, abandoned_by
 from fairlane.scheduler.settlement import settle as decide
 from fairlane.store.dying import dying, not_taken, refused, tell_of_conflicts
 from fairlane.store.faults import Fault, of_sqlite
@@ -287,22 +287,18 @@ def _settle_one(tx: Transaction, settlement: Settlement, now: Instant, tally: _T
 
 
 def reap(
-    tx: Transaction, now: Instant, limit: int, dead: DeadWorker | None = None, ended_by: Instant | None = None
+    tx: Transaction, now: Instant, limit: int, ended_by: Instant | None = None
 ) -> tuple[Reaped, dict[int, int], list[UUID]]:
-    """End the claims of leases that ran out, or of a worker that is dead. Returns also how many may start now by queue,
-    and who was replaced."""
+    """End the claims of leases that ran out. Returns also how many may start now by queue, and who was replaced."""
     settlements: list[Settlement] = []
-    if dead is None:
-        leases = tx.all("select_expired_leases", now if ended_by is None else min(now, ended_by), limit)
-    else:
-        leases = tx.all("select_leases_of_worker", dead.worker.bytes, limit)
+    leases = tx.all("select_expired_leases", now if ended_by is None else min(now, ended_by), limit)
     for lease, renewed_at, positions, worker in leases:
         claims = _claims(tx, lease, msgspec.json.decode(positions, type=list[int]))
         if not claims:
             tx.run("delete_lease", lease)
         for claim in claims:
             ran = max(0, renewed_at - claim.claimed_at)
-            settlements.append(decide(claim, abandoned_by(UUID(bytes=worker), claim.id, dead), ran))
+            settlements.append(decide(claim, abandoned_by(UUID(bytes=worker)), ran))
         if len(settlements) >= limit:
             break
     _, woken, replaced = settle(tx, settlements, now)

@@ -18,7 +18,7 @@ from fairlane.policy.policy import Policy
 from fairlane.policy.unique import NO_KEYS, Conflict, Holder, OnReplayConflict
 from fairlane.scheduler.census import Miscount
 from fairlane.scheduler.explain import Facts
-from fairlane.scheduler.settlement import DeadWorker, Settlement
+from fairlane.scheduler.settlement import Settlement
 from fairlane.scheduler.snapshot import GateRow
 from fairlane.scheduler.strays import WaitingLane
 from fairlane.store.auditing import AuditEntry, Note
@@ -64,8 +64,8 @@ from fairlane.store.sqlite import (
 from fairlane.store.sqlite.adopting import Adopter
 from fairlane.store.sqlite.borrowing import in_callers_transaction
 from fairlane.store.sqlite.database import Database, Transaction
-from fairlane.store.sqlite.figures import Figures, known_queue
 from fairlane.store.sqlite.schedules import ScheduleKeeper
+from fairlane.store.sqlite.stats import Stats, known_queue
 from fairlane.store.sqlite.wakeups import SqliteListener, is_listening, nudge
 from fairlane.store.sqlite.wakeups import take_waiters as _take_waiters
 
@@ -74,7 +74,7 @@ __all__ = ["SqliteStore"]
 T = TypeVar("T")
 
 
-class SqliteStore(Figures, ScheduleKeeper, Adopter):
+class SqliteStore(Stats, ScheduleKeeper, Adopter):
     """Jobs in a SQLite file, shared by the processes of one machine; or in memory, for tests."""
 
     def __init__(self, path: str | None, *, clock: Clock | None = None, durable_claims: bool = False) -> None:
@@ -365,11 +365,9 @@ class SqliteStore(Figures, ScheduleKeeper, Adopter):
     async def wake_another(self, queue: str, worker: UUID) -> None:
         """Nobody has to be woken: listeners see by themselves that somebody has written."""
 
-    async def reap(
-        self, limit: int = 1_000, dead: DeadWorker | None = None, *, ended_by: Instant | None = None
-    ) -> Reaped:
+    async def reap(self, limit: int = 1_000, *, ended_by: Instant | None = None) -> Reaped:
         def work(tx: Transaction) -> tuple[Reaped, list[UUID], set[UUID]]:
-            reaped, ready, replaced = settling.reap(tx, self._clock.now(), limit, dead, ended_by)
+            reaped, ready, replaced = settling.reap(tx, self._clock.now(), limit, ended_by)
             results.forget_deaf_waiters(tx)
             return (
                 reaped,

@@ -1271,8 +1271,7 @@ create table fairlane.queue_figures (
     counted_at bigint,
     passed_at bigint not null default 0,
     kept text not null default '',
-    held text not null default '{}',
-    oldest_ready_at bigint
+    held text not null default '{}'
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 comment on column fairlane.queue_figures.counted is 'The last change of the journal that is in the stats.';
 comment on column fairlane.queue_figures.counted_at is 'When that was made.';

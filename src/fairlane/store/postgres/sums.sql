@@ -1,19 +1,16 @@
 -- Adding up what claims have told. One at a time for each queue, in a transaction that takes no lock that a claim wants.
 
 -- name: look_before_tallying
--- Whether there is anything to do. $1 queue, $2 now or null, $3 how many claims are looked at
-select q.digest || '/' || q.amended as digest, clock.now, coalesce(f.kept, '') as kept, coalesce(f.passed_at, 0) as passed_at,
-    uncounted.claims,
+-- Whether there is anything to do. $1 the queue's name, $2 now, $3 how many claims are looked at
+select q.id, coalesce(f.kept, ''), coalesce(f.passed_at, 0),
     exists (
         select
         from fairlane.key_figures k
-        where k.queue_id = q.id and k.refresh_at is not null and k.refresh_at <= clock.now
+        where k.queue_id = q.id and k.refresh_at is not null and k.refresh_at <= $2::bigint
     )
-    or exists (
-        select from fairlane.minutes m where m.queue_id = q.id and m.minute < clock.now / 60000000 - 1440
-    ) as has_old
+    or exists (select from fairlane.minutes m where m.queue_id = q.id and m.minute < $2 / 60000000 - 1440),
+    uncounted.claims
 from fairlane.queues q
-cross join lateral (select fairlane.instant($2::bigint) as now) clock
 left join lateral (select f.* from fairlane.queue_figures f where f.queue_id = q.id limit 1) f on true
 cross join lateral (
     select count(*) as claims
@@ -24,31 +21,27 @@ cross join lateral (
         limit $3::integer
     ) j
 ) uncounted
-where q.id = $1::integer
+where q.name = $1::text
 
 -- name: guard_tallying
--- It is done again if a crash loses it; and whoever falls silent in the middle must not keep its turn for good. Lanes
--- and gates are walked from end to end, once in a while: there is no index of those in use, which every claim would have to
--- write.
+-- It is done again if a crash loses it; and whoever falls silent in the middle must not keep its turn for good.
 set local synchronous_commit = off;
-set local idle_in_transaction_session_timeout = '60s';
-set local enable_seqscan = on
+set local idle_in_transaction_session_timeout = '60s'
 
 -- name: take_turn_at_tallying
 select pg_try_advisory_xact_lock(1717660020, $1::integer)
 
 -- name: select_queue_figures
-select f.counted, f.counted_at, f.kept, f.held, f.oldest_ready_at
+select f.counted, f.counted_at, f.kept, f.held
 from fairlane.queue_figures f
 where f.queue_id = $1::integer
 
 -- name: put_queue_figures
-insert into fairlane.queue_figures
-    (queue_id, counted, counted_at, kept, held, oldest_ready_at, passed_at)
-values ($1::integer, $2, $3, $4, $5, $6, $7)
+insert into fairlane.queue_figures (queue_id, counted, counted_at, kept, held, passed_at)
+values ($1::integer, $2, $3, $4, $5, $6)
 on conflict (queue_id) do update
 set counted = excluded.counted, counted_at = excluded.counted_at, kept = excluded.kept, held = excluded.held,
-    oldest_ready_at = excluded.oldest_ready_at, passed_at = excluded.passed_at
+    passed_at = excluded.passed_at
 
 -- name: select_told
 -- What claims have told that is not in the stats. $1 queue, $2 after which change, $3 how many
@@ -65,36 +58,25 @@ where j.queue_id = $1::integer
   and j.seq <= $2::bigint
   and j.seq < (select s.base from fairlane.queue_states s where s.queue_id = $1 order by s.version desc limit 1)
 
--- name: select_key_figures
--- Keys by name, where they are known. $1 queue, $2 scopes, $3 keys
-select k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time, k.held_by, k.hours
-from unnest($2::text[], $3::text[]) as u (scope, key)
-cross join lateral (
-    select k.*
-    from fairlane.key_figures k
-    where k.queue_id = $1::integer and k.scope = u.scope and k.key = u.key
-    limit 1
-) k
-
--- name: put_key_figures
--- $1 queue, $2 keys as they are now, $3 and $4 scopes and keys of those that are idle
-with
-gone as (
-    delete from fairlane.key_figures k
-    using unnest($3::text[], $4::text[]) as u (scope, key)
-    where k.queue_id = $1::integer and k.scope = any (array[u.scope]) and k.key = any (array[u.key])
-)
+-- name: put_keys
+-- $1 queue, $2 keys as they are now
 insert into fairlane.key_figures
     (queue_id, scope, key, label, waiting, running, done, failed, ran, arrived_at, started_at, run_time, held_by, hours,
     refresh_at)
-select $1, u.*
+select $1::integer, u.*
 from unnest($2::fairlane.key_figure[]) u
 on conflict (queue_id, scope, key) do update
 set waiting = excluded.waiting, running = excluded.running, done = excluded.done, failed = excluded.failed,
     ran = excluded.ran, arrived_at = excluded.arrived_at, started_at = excluded.started_at, run_time = excluded.run_time,
     held_by = excluded.held_by, hours = excluded.hours, refresh_at = excluded.refresh_at
 
--- name: select_key_figures_to_refresh
+-- name: delete_keys
+-- $1 queue, $2 scopes, $3 keys
+delete from fairlane.key_figures k
+using unnest($2::text[], $3::text[]) as u (scope, key)
+where k.queue_id = $1::integer and k.scope = any (array[u.scope]) and k.key = any (array[u.key])
+
+-- name: select_keys_to_refresh
 -- $1 queue, $2 now, $3 how many
 select k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time, k.held_by, k.hours
 from fairlane.key_figures k
@@ -125,10 +107,12 @@ where m.queue_id = $1::integer and m.minute < $2::bigint
 -- Counting anew.
 
 -- name: walk_lanes_in_use
--- Every lane of a queue with jobs that are ready or run, but for these, which the journal knows better. $1 queue, $2 lanes
-select l.priority, l.keys, l.ready, l.in_flight
+-- Every lane of a queue with jobs that are ready or run, a stretch at a time. $1 queue, $2 after which, $3 how many
+select l.id, l.priority, l.keys, l.ready, l.in_flight
 from fairlane.lanes l
-where l.queue_id = $1::integer and (l.ready > 0 or l.in_flight > 0) and not l.id = any ($2::bytea[])
+where l.queue_id = $1::integer and l.id > $2::bytea and (l.ready > 0 or l.in_flight > 0)
+order by l.id
+limit $3::integer
 
 -- name: forget_scopes
 -- $1 queue, $2 the scopes that are left
@@ -136,12 +120,14 @@ delete from fairlane.key_figures k
 where k.queue_id = $1::integer and not k.scope = any ($2::text[])
 
 -- name: walk_gates_in_use
--- Every gate of a queue that somebody waits on.
-select g."limit", g.key
+-- Every gate of a queue that somebody waits on, a stretch at a time. $1 queue, $2 after which, $3 how many
+select g.id, g."limit", g.key
 from fairlane.gates g
-where g.queue_id = $1::integer and g.waiting > 0 and not g.id = any ($2::bytea[])
+where g.queue_id = $1::integer and g.id > $2::bytea and g.waiting > 0
+order by g.id
+limit $3::integer
 
--- name: walk_key_figures
+-- name: walk_keys
 -- $1 queue, $2 scope, $3 after which key, $4 how many
 select k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time, k.held_by, k.hours
 from fairlane.key_figures k
@@ -156,15 +142,3 @@ from fairlane.key_figures k
 where k.queue_id = $1::integer and k.held_by is not null and (k.scope, k.key) > ($2::text, $3::text)
 order by k.scope, k.key
 limit $4::integer
-
--- name: select_oldest_lanes
--- Lanes with ready jobs, those first whose heads can be the oldest: a rank is a lower bound.
--- $1 queue, $2 how much older a priority makes a job, $3 how many, $4 but not these lanes
-select w.lane, w.floor, w.since
-from (
-    select l.id as lane, l.floor, l.rank + l.priority * $2::bigint as since
-    from fairlane.lanes l
-    where l.queue_id = $1::integer and l.ready > 0 and not l.id = any ($4::bytea[])
-) w
-order by w.since
-limit $3::integer

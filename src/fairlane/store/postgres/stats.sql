@@ -3,9 +3,8 @@
 -- name: survey
 -- What claims have left, and what has happened since that no claim has seen. $1 queues by name, $2 scheduled jobs are counted up
 -- to this
-select q.name, s.ready, s.running, s.parked, unseen.jobs as unseen, unseen.oldest, released.jobs as ended,
-    unseen.bells + released.bells as bells, scheduled.jobs as scheduled, scheduled.next_due_at, f.counted_at,
-    coalesce(f.held, '{}') as held, f.oldest_ready_at
+select q.name, s.ready, s.running, s.parked, unseen.jobs, released.jobs, unseen.bells + released.bells, scheduled.jobs,
+    scheduled.next_due_at, f.counted_at, coalesce(f.held, '{}')
 from unnest($1::text[]) with ordinality as u (name, nth)
 cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
 cross join lateral (
@@ -17,7 +16,7 @@ cross join lateral (
 ) s
 left join lateral (select f.* from fairlane.queue_figures f where f.queue_id = q.id limit 1) f on true
 cross join lateral (
-    select coalesce(sum(a.count), 0) as jobs, count(*) as bells, min(a.since) filter (where a.count > 0) as oldest
+    select coalesce(sum(a.count), 0) as jobs, count(*) as bells
     from fairlane.arrivals a
     where a.queue_id = q.id and a.xid >= least(s.arrivals_from, s.oldest)
 ) unseen
@@ -76,13 +75,12 @@ cross join lateral (
 ) m
 order by q.name, m.minute
 
--- name: select_keys_named
--- $1 queues by name, $2 scopes, $3 keys
+-- name: select_keys
+-- Keys by queue, scope and name, where they are stored. $1 queues, $2 scopes, $3 keys
 select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
     k.held_by, k.hours
-from unnest($1::text[]) as u (name)
-cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
-cross join unnest($2::text[], $3::text[]) as n (scope, key)
+from unnest($1::text[], $2::text[], $3::text[]) as n (name, scope, key)
+cross join lateral (select q.id, q.name from fairlane.queues q where q.name = n.name limit 1) q
 cross join lateral (
     select k.*
     from fairlane.key_figures k
@@ -105,14 +103,13 @@ cross join lateral (
 ) k
 limit $4
 
--- A list of keys: most first. $1 queues by name, $2 scope, $3 what labels have in them, $4 whether only those that are held,
+-- A list of keys: most first. $1 the queue's name, $2 scope, $3 what labels have in them, $4 whether only those that are held,
 -- $5 to $7 after which (what it is sorted by, key, queue), $8 how many, $9 keys that are known better.
 
 -- name: list_keys_by_waiting
 select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
     k.held_by, k.hours
-from unnest($1::text[]) as u (name)
-cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
+from fairlane.queues q
 cross join lateral (
     select k.*
     from fairlane.key_figures k
@@ -125,14 +122,12 @@ cross join lateral (
     order by -k.waiting, k.key collate "POSIX"
     limit $8::integer
 ) k
-order by -k.waiting, k.key collate "POSIX", q.name collate "C"
-limit $8
+where q.name = $1::text
 
 -- name: list_keys_by_running
 select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
     k.held_by, k.hours
-from unnest($1::text[]) as u (name)
-cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
+from fairlane.queues q
 cross join lateral (
     select k.*
     from fairlane.key_figures k
@@ -145,14 +140,12 @@ cross join lateral (
     order by -k.running, k.key collate "POSIX"
     limit $8::integer
 ) k
-order by -k.running, k.key collate "POSIX", q.name collate "C"
-limit $8
+where q.name = $1::text
 
 -- name: list_keys_by_done
 select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
     k.held_by, k.hours
-from unnest($1::text[]) as u (name)
-cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
+from fairlane.queues q
 cross join lateral (
     select k.*
     from fairlane.key_figures k
@@ -165,14 +158,12 @@ cross join lateral (
     order by -k.done, k.key collate "POSIX"
     limit $8::integer
 ) k
-order by -k.done, k.key collate "POSIX", q.name collate "C"
-limit $8
+where q.name = $1::text
 
 -- name: list_keys_by_start
 select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
     k.held_by, k.hours
-from unnest($1::text[]) as u (name)
-cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
+from fairlane.queues q
 cross join lateral (
     select k.*
     from fairlane.key_figures k
@@ -185,14 +176,12 @@ cross join lateral (
     order by -coalesce(k.started_at, 0), k.key collate "POSIX"
     limit $8::integer
 ) k
-order by -coalesce(k.started_at, 0), k.key collate "POSIX", q.name collate "C"
-limit $8
+where q.name = $1::text
 
 -- name: list_keys_by_name
 select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
     k.held_by, k.hours
-from unnest($1::text[]) as u (name)
-cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
+from fairlane.queues q
 cross join lateral (
     select k.*
     from fairlane.key_figures k
@@ -205,14 +194,12 @@ cross join lateral (
     order by k.key
     limit $8::integer
 ) k
-order by k.key, q.name collate "C"
-limit $8
+where q.name = $1::text
 
 -- name: list_keys_by_waiting_if_held
 select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
     k.held_by, k.hours
-from unnest($1::text[]) as u (name)
-cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
+from fairlane.queues q
 cross join lateral (
     select k.*
     from fairlane.key_figures k
@@ -225,8 +212,7 @@ cross join lateral (
     order by -k.waiting, k.key collate "POSIX"
     limit $8::integer
 ) k
-order by -k.waiting, k.key collate "POSIX", q.name collate "C"
-limit $8
+where q.name = $1::text
 
 -- name: list_held_keys
 -- Of all scopes, the keys behind whose limits most jobs wait. $1 queues by name, $2 how many, $3 scopes and keys that are
@@ -247,15 +233,10 @@ order by k.waiting desc, q.name, k.key
 limit $2
 
 -- name: select_all_lanes_of_flow
--- Every lane of a flow, those that most jobs wait in first. $1 flow, $2 how many, $3 of how many, $4 but not these
+-- Lanes of a flow, in no order. $1 flow, $2 how many, $3 but not these
 select l.id, l.flow, l.priority, l.keys, l.ready, l.in_flight, l.floor, l.rank, l.standing, l.gate, l.tag
-from (
-    select l.id, l.flow, l.priority, l.keys, l.ready, l.in_flight, l.floor, l.rank, l.standing, l.gate, l.tag
-    from fairlane.lanes l
-    where l.flow = $1::bytea and not l.id = any ($4::bytea[])
-    limit $3::integer
-) l
-order by l.ready desc, l.rank
+from fairlane.lanes l
+where l.flow = $1::bytea and not l.id = any ($3::bytea[])
 limit $2::integer
 
 -- name: select_scheduled_by_lane
@@ -286,12 +267,27 @@ cross join lateral (
     limit 1
 ) one
 
+-- name: select_oldest_lanes
+-- Lanes with ready jobs, of each queue those first whose heads can be the oldest: a rank is a lower bound.
+-- $1 queues by name, $2 how much older a priority makes a job there, $3 how many of each queue
+select q.name, l.id, l.floor, l.since
+from unnest($1::text[], $2::bigint[]) as u (name, step)
+cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
+cross join lateral (
+    select l.id, l.floor, l.rank + l.priority * u.step as since
+    from fairlane.lanes l
+    where l.queue_id = q.id and l.ready > 0
+    order by since
+    limit $3::integer
+) l
+
 -- name: select_pending_arrivals
--- Jobs that came and that no claim has seen, by queue and lane. $1 queues. (`offset 0`, here and below: a join that is turned
--- round would walk the whole index.)
-select a.queue_id, a.priority, min(a.keys::text) as keys, sum(a.count)::bigint as count,
+-- Jobs that came and that no claim has seen, by queue and lane. $1 queues by name. (`offset 0`, here and below: a join that is
+-- turned round would walk the whole index.)
+select q.name, a.priority, min(a.keys::text) as keys, sum(a.count)::bigint as count,
     min(a.since) filter (where a.count > 0) as since
-from unnest($1::integer[]) as q (id)
+from unnest($1::text[]) as u (name)
+cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
 cross join lateral (
     select least(s.arrivals_from, pg_snapshot_xmin(pg_current_snapshot())) as since
     from fairlane.queue_states s
@@ -300,80 +296,76 @@ cross join lateral (
     limit 1
 ) s
 cross join lateral (select a.* from fairlane.arrivals a where a.queue_id = q.id and a.xid >= s.since offset 0) a
-group by a.queue_id, a.lane, a.priority
+group by q.name, a.lane, a.priority
 
 -- name: select_pending_releases
--- Claims that have ended and that no claim has seen, by queue and lane, with what the tables say of the lane. $1 queues
-select r.queue_id, r.lane, r.ended, r.failed, r.unstarted, r.ran, r.latest, l.priority, l.keys
-from (
-    select r.queue_id, u.lane, sum(u.ended)::bigint as ended, coalesce(sum(u.failed), 0)::bigint as failed,
-        sum(u.unstarted)::bigint as unstarted, sum(u.ran)::bigint as ran, coalesce(max(u.latest), 0) as latest
-    from unnest($1::integer[]) as q (id)
-    cross join lateral (
-        select least(s.releases_from, pg_snapshot_xmin(pg_current_snapshot())) as since
-        from fairlane.queue_states s
-        where s.queue_id = q.id
-        order by s.version desc
-        limit 1
-    ) s
-    cross join lateral (select r.* from fairlane.releases r where r.queue_id = q.id and r.xid >= s.since offset 0) r
-    cross join lateral unnest(r.lanes, r.ended, r.failed, r.unstarted, r.ran, r.latest)
-        as u (lane, ended, failed, unstarted, ran, latest)
-    group by r.queue_id, u.lane
-) r
-left join lateral (
-    select l.priority, l.keys from fairlane.lanes l where l.queue_id = r.queue_id and l.id = r.lane limit 1
-) l on true
+-- Claims that have ended and that no claim has seen, by queue and lane. $1 queues by name
+select q.name, u.lane, sum(u.ended)::bigint as ended, coalesce(sum(u.failed), 0)::bigint as failed,
+    sum(u.unstarted)::bigint as unstarted, sum(u.ran)::bigint as ran, coalesce(max(u.latest), 0) as latest
+from unnest($1::text[]) as n (name)
+cross join lateral (select q.id, q.name from fairlane.queues q where q.name = n.name limit 1) q
+cross join lateral (
+    select least(s.releases_from, pg_snapshot_xmin(pg_current_snapshot())) as since
+    from fairlane.queue_states s
+    where s.queue_id = q.id
+    order by s.version desc
+    limit 1
+) s
+cross join lateral (select r.* from fairlane.releases r where r.queue_id = q.id and r.xid >= s.since offset 0) r
+cross join lateral unnest(r.lanes, r.ended, r.failed, r.unstarted, r.ran, r.latest)
+    as u (lane, ended, failed, unstarted, ran, latest)
+group by q.name, u.lane
+
+-- name: select_keys_of_lanes
+-- $1 queues by name, $2 lanes
+select l.id, l.priority, l.keys
+from unnest($1::text[], $2::bytea[]) as u (name, lane)
+cross join lateral (select q.id from fairlane.queues q where q.name = u.name limit 1) q
+cross join lateral (
+    select l.id, l.priority, l.keys from fairlane.lanes l where l.queue_id = q.id and l.id = u.lane limit 1
+) l
 
 -- name: select_told_of
--- What claims have told that is not in the stats, in order. $1 queues
-select j.queue_id, j.told
-from unnest($1::integer[]) as q (id)
+-- What claims have told that is not in the stats, in order. $1 queues by name
+select q.name, j.told
+from unnest($1::text[]) as u (name)
+cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
 cross join lateral (
-    select j.queue_id, j.seq, j.told
+    select j.seq, j.told
     from fairlane.journal j
     where j.queue_id = q.id
       and j.seq > coalesce((select f.counted from fairlane.queue_figures f where f.queue_id = q.id limit 1), 0)
       and j.told is not null
     offset 0
 ) j
-order by j.queue_id, j.seq
+order by q.name, j.seq
 
 -- name: select_tails
--- What the tables of these queues may not hold, in order. $1 queues
-select j.queue_id, j.delta
-from unnest($1::integer[]) as q (id)
+-- What the tables of these queues may not hold, in order. $1 queues by name
+select q.name, j.delta
+from unnest($1::text[]) as u (name)
+cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
 cross join lateral (
     select s.base from fairlane.queue_states s where s.queue_id = q.id order by s.version desc limit 1
 ) s
 cross join lateral (
-    select j.queue_id, j.seq, j.delta from fairlane.journal j where j.queue_id = q.id and j.seq > s.base offset 0
+    select j.seq, j.delta from fairlane.journal j where j.queue_id = q.id and j.seq > s.base offset 0
 ) j
-order by j.queue_id, j.seq
-
--- name: select_keys_of
--- Keys by queue, scope and name, where they are stored. $1 queues, $2 scopes, $3 keys
-select k.queue_id, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
-    k.held_by, k.hours
-from unnest($1::integer[], $2::text[], $3::text[]) as n (queue_id, scope, key)
-cross join lateral (
-    select k.*
-    from fairlane.key_figures k
-    where k.queue_id = n.queue_id and k.scope = n.scope and k.key = n.key
-    limit 1
-) k
+order by q.name, j.seq
 
 -- name: select_gates_named
--- $1 queues, $2 gates
+-- $1 queues by name, $2 gates
 select g.id, g."limit", g.key, g.in_flight, g.tat, g.waiting, g.awake, g.wake_at, g.memo, g.value, g.given_by
-from unnest($1::integer[], $2::bytea[]) as u (queue_id, id)
-cross join lateral (select g.* from fairlane.gates g where g.queue_id = u.queue_id and g.id = u.id limit 1) g
+from unnest($1::text[], $2::bytea[]) as u (name, id)
+cross join lateral (select q.id from fairlane.queues q where q.name = u.name limit 1) q
+cross join lateral (select g.* from fairlane.gates g where g.queue_id = q.id and g.id = u.id limit 1) g
 
 -- name: select_weights_named
--- Flows: their own weights, and by which jobs those were given. $1 queues, $2 flows
+-- Flows: their own weights, and by which jobs those were given. $1 queues by name, $2 flows
 select f.id, f.weight, f.given_by
-from unnest($1::integer[], $2::bytea[]) as u (queue_id, id)
-cross join lateral (select f.* from fairlane.flows f where f.queue_id = u.queue_id and f.id = u.id limit 1) f
+from unnest($1::text[], $2::bytea[]) as u (name, id)
+cross join lateral (select q.id from fairlane.queues q where q.name = u.name limit 1) q
+cross join lateral (select f.* from fairlane.flows f where f.queue_id = q.id and f.id = u.id limit 1) f
 
 -- name: select_lanes_of_flow
 -- Lanes with ready jobs, whether they wait at a gate or not: the lowest rank first. $1 flow, $2 how many
@@ -437,9 +429,9 @@ delete from fairlane.workers
 where id = $1::uuid
 
 -- name: select_workers
--- $1 now or null, $2 how long reports are kept
+-- $1 since when
 select w.id, w.seen_at, w.report
 from fairlane.workers w
-where w.id >= '00000000-0000-0000-0000-000000000000' and w.seen_at >= (select fairlane.instant($1::bigint)) - $2::bigint
+where w.id >= '00000000-0000-0000-0000-000000000000' and w.seen_at >= $1::bigint
 order by w.seen_at desc, w.id
 limit 10000

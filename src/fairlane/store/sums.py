@@ -1,11 +1,10 @@
-"""One pass of adding tallies up, as far as it is the same on every store: a store loads what it is asked for, and
-writes what it is given back."""
+"""Adding up what claims have told into the stored stats: one transaction over a bounded number of tallies."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -23,44 +22,139 @@ from fairlane.scheduler.figures import (
     count_lanes,
     place_of_gate,
 )
+from fairlane.scheduler.journal import Tail
 from fairlane.scheduler.snapshot import LaneRow
 from fairlane.scheduler.tally import decode_tally
 from fairlane.store import key_rows
 from fairlane.store.figures import Tallied, key_scope
+from fairlane.store.job_rows import decode_key, decode_keys
 from fairlane.store.key_rows import LONGEST_KEY, Kept
+from fairlane.store.stats import Looking, Many, Moment, Query, Rows
 
-__all__ = [
-    "STRETCH",
-    "AddingUp",
-    "Changed",
-    "Counting",
-    "FiguresRow",
-    "Oldest",
-    "Pace",
-    "in_stretches",
-]
+__all__ = ["NOTHING", "Work", "add_up", "work_of"]
 
-T = TypeVar("T")
 Row = Sequence[Any]
 
 STRETCH = 500
 """Keys that are read, changed and written together: some 10 ms, in which a worker's event loop does nothing else."""
 ENTRIES_EACH = 40
 """What tallies say of lanes and gates, on average, in a pass that reads as many as it may: more ends it sooner."""
-AT_ONCE = 500
-"""Tallies that are read together. Some are ten kilobytes."""
-A_BREATH = 2_000
-"""Entries after which whoever waits for a turn gets it."""
-OLDEST_LANES = 1_000
-OLDEST_AT_ONCE = 100
-"""Lanes whose heads are looked up together, to find the job that has waited for the longest."""
+AT_ONCE = 50
+"""Tallies that are read together: some 2,000 entries, after which whoever waits for a turn gets it."""
+LANES_AT_ONCE = 500
+"""Lanes, or gates, that are read together where all are counted: some 10 ms."""
+NOTHING = Tallied(0, 0, more=False)
 
 
-def in_stretches(items: Sequence[T], count: int = STRETCH) -> Iterator[Sequence[T]]:
-    return (items[first : first + count] for first in range(0, len(items), count))
+class Work(NamedTuple):
+    """What there is to do in a queue."""
+
+    queue: str
+    id: int
+    counts_anew: bool
+    """Its policy has other scopes or limits than the stats were kept by: lanes and claims must be of one moment."""
 
 
-class FiguresRow(msgspec.Struct, frozen=True):
+def work_of(moment: Moment, queue: str, limit: int, rest: int) -> Looking[Work | None]:
+    """Whether there is anything to do that nobody was at within `rest` microseconds, or that more than `limit` wait
+    for."""
+    policy = yield from moment.policy(queue)
+    ((id_, kept, passed_at, has_old, claims),) = yield Query("look_before_tallying", (queue, moment.now, limit + 1))
+    work = Work(queue, id_, Kept.decode(kept) != Kept.by(policy))
+    if not (claims or has_old or work.counts_anew) or (0 <= moment.now - passed_at < rest and claims <= limit):
+        return None
+    return work
+
+
+def add_up(moment: Moment, work: Work, limit: int) -> Looking[Tallied]:
+    """Add up to `limit` tallies, and forget what is old."""
+    found = yield Query("select_queue_figures", (work.id,))
+    policy = yield from moment.policy(work.queue)
+    adding = _AddingUp(policy, moment.now, FiguresRow(*found[0]) if found else FiguresRow(), limit)
+    if adding.is_kept_otherwise and not work.counts_anew:
+        return Tallied(0, 0, more=True)  # the policy has changed since we looked
+    more = yield from _fold(adding, work)
+    if adding.is_kept_otherwise:
+        while more:
+            more = yield from _fold(adding, work)
+        adding.count_one_scope()
+        yield from _count_anew(adding, moment, work)
+    refreshed = yield Query("select_keys_to_refresh", (work.id, moment.now, STRETCH))
+    yield from _put(work.id, adding.refreshed(refreshed))
+    yield Query("delete_old_minutes", (work.id, adding.minutes_from))
+    yield Query("put_queue_figures", (work.id, *adding.row(), moment.now))
+    return adding.did(more=more or len(refreshed) >= STRETCH)
+
+
+def _fold(adding: _AddingUp, work: Work) -> Looking[bool]:
+    """Add some tallies; say whether there are more."""
+    more = True
+    while more and (room := adding.room):
+        found = yield Query("select_told", (work.id, adding.tallied, room))
+        more = len(found) == room
+        for number, entries in found:
+            if not adding.room:
+                more = True
+                break
+            adding.read(number, entries)
+    if not adding.has_read:
+        return False
+    for places in adding.places:
+        asked = [(work.queue, key_scope(by), key_rows.key_text(key)) for by, key in places]
+        known = yield Query("select_keys", (Rows(asked, 3),))
+        yield from _put(work.id, adding.changed(places, (row[1:] for row in known)))
+    minutes = yield Query("select_minutes_at", (work.id, adding.minutes))
+    yield Query("put_minutes", (work.id, Rows(adding.changed_minutes(text for (text,) in minutes), 2)))
+    yield Query("delete_told", (work.id, adding.tallied))
+    adding.written()
+    return more
+
+
+def _put(queue: int, changed: _Changed) -> Looking[None]:
+    if changed.put:
+        yield Many("put_keys", queue, changed.put)
+    if changed.gone:
+        yield Query("delete_keys", (queue, Rows(changed.gone, 2)))
+
+
+def _count_anew(adding: _AddingUp, moment: Moment, work: Work) -> Looking[None]:
+    """Every tally that this transaction sees is in: what lanes say, and what their claims have told, agree."""
+    yield Query("forget_scopes", (work.id, adding.scopes))
+    if adding.new_scopes:
+        yield from _count(adding, (yield from moment.tail(work.queue)), work.id)
+    adding.count_held_anew()
+    scope = key = ""
+    while held := (yield Query("select_held_keys", (work.id, scope, key, STRETCH))):
+        yield from _put(work.id, adding.still_held(held))
+        scope, key, *_ = held[-1]
+
+
+def _count(adding: _AddingUp, tail: Tail, queue: int) -> Looking[None]:
+    counting = _Counting(adding.policy, adding.kept.new_scopes(adding.before))
+    counting.add(lane for lane in tail.lanes.values() if lane)
+    counting.add_gates((gate.limit, gate.key) for gate in tail.gates.values() if gate and gate.waiting > 0)
+    after = b""
+    while lanes := (yield Query("walk_lanes_in_use", (queue, after, LANES_AT_ONCE))):
+        counting.add(
+            LaneRow(lane, b"", priority, decode_keys(keys), ready, in_flight, 0, 0, 0, None, 0.0)
+            for lane, priority, keys, ready, in_flight in lanes
+            if lane not in tail.lanes
+        )
+        after = lanes[-1][0]
+    after = b""
+    while gates := (yield Query("walk_gates_in_use", (queue, after, LANES_AT_ONCE))):
+        counting.add_gates((limit, decode_key(key)) for gate, limit, key in gates if gate not in tail.gates)
+        after = gates[-1][0]
+    for scope in adding.new_scopes:
+        key = ""
+        while known := (yield Query("walk_keys", (queue, scope, key, STRETCH))):
+            yield from _put(queue, counting.corrected(known))
+            key = known[-1][1]
+    for changed in counting.unknown:
+        yield from _put(queue, changed)
+
+
+class FiguresRow(NamedTuple):
     """What is stored of a queue beside its keys."""
 
     tallied: int = 0
@@ -68,24 +162,28 @@ class FiguresRow(msgspec.Struct, frozen=True):
     tallied_at: Instant | None = None
     kept: str = ""
     held: str = "{}"
-    oldest_ready_at: Instant | None = None
 
 
-class Changed(msgspec.Struct, frozen=True):
-    """Keys to be written, as rows; and those to be forgotten, their scopes and names in step."""
+class _Changed(NamedTuple):
+    """Keys to be written, as rows; and those to be forgotten, by scope and name."""
 
     put: list[Row]
-    gone: tuple[list[str], list[str]]
+    gone: list[tuple[str, str]]
+
+    @classmethod
+    def of(cls, keys: Sequence[KeyFigures]) -> _Changed:
+        gone = [(key_scope(each.by), key_rows.key_text(each.key)) for each in keys if each.is_idle]
+        return cls([key_rows.parameters(each) for each in keys if not each.is_idle], gone)
 
 
-class AddingUp:
+class _AddingUp:
     """Tallies of a queue on their way into its figures."""
 
     def __init__(self, policy: Policy, now: Instant, row: FiguresRow, limit: int) -> None:
-        self._policy = policy
+        self.policy = policy
         self._limit = limit
         self._sums = Sums(policy)
-        self._entries = self._breath = self._read = 0
+        self._entries = self._read = 0
         self._held = key_rows.decode_held(row.held)
         self.now = now
         self.tallied = row.tallied
@@ -94,20 +192,11 @@ class AddingUp:
         self.keys = 0
         self.before = Kept.decode(row.kept)
         self.kept = Kept.by(policy)
-        self.oldest_ready_at = row.oldest_ready_at
 
     @property
     def room(self) -> int:
         """How many tallies it may read next: none, once it has read as much as fits into one pass."""
         return 0 if self._entries >= ENTRIES_EACH * self._limit else min(self._limit - self._read, AT_ONCE)
-
-    @property
-    def is_out_of_breath(self) -> bool:
-        """It has read so much at a time that others should get their turn."""
-        if self._entries - self._breath < A_BREATH:
-            return False
-        self._breath = self._entries
-        return True
 
     def read(self, number: int, entries: bytes) -> None:
         """Take one more tally in."""
@@ -120,8 +209,8 @@ class AddingUp:
 
     def written(self) -> None:
         """What was read so far is: go on with what comes after."""
-        self._sums = Sums(self._policy)
-        self._entries = self._breath = self._read = 0
+        self._sums = Sums(self.policy)
+        self._entries = self._read = 0
 
     @property
     def has_read(self) -> bool:
@@ -130,24 +219,24 @@ class AddingUp:
     @property
     def places(self) -> Iterator[Sequence[Place]]:
         """The keys that were told of, a stretch at a time: each is to be loaded, changed and written."""
-        return in_stretches([place for place in self._sums.places if _is_listed(place)])
+        listed = [place for place in self._sums.places if _is_listed(place)]
+        return (listed[first : first + STRETCH] for first in range(0, len(listed), STRETCH))
 
-    def changed(self, places: Iterable[Place], found: Iterable[Row]) -> Changed:
+    def changed(self, places: Iterable[Place], found: Iterable[Row]) -> _Changed:
         """What becomes of keys, given what is stored of them."""
         known = [key_rows.key_figures(row) for row in found]
         after = self._sums.applied_to({(each.by, each.key): each for each in known}, self.now, places)
         return self._change(known, after)
 
-    def refreshed(self, found: Iterable[Row]) -> Changed:
+    def refreshed(self, found: Iterable[Row]) -> _Changed:
         """The same for keys of which nothing was told for so long that something is to be forgotten."""
         known = [key_rows.key_figures(row) for row in found]
         return self._change(known, [each.at(self.now) for each in known])
 
-    def _change(self, before: Iterable[KeyFigures], after: Sequence[KeyFigures]) -> Changed:
+    def _change(self, before: Iterable[KeyFigures], after: Sequence[KeyFigures]) -> _Changed:
         self._held = key_rows.add_held(self._held, changes_of_held(before, after))
         self.keys += len(after)
-        gone = key_rows.place_parameters((each.by, each.key) for each in after if each.is_idle)
-        return Changed([key_rows.parameters(each) for each in after if not each.is_idle], gone)
+        return _Changed.of(after)
 
     @property
     def minutes(self) -> list[int]:
@@ -177,35 +266,29 @@ class AddingUp:
 
     @property
     def scopes(self) -> list[str]:
-        return [key_scope(by) for by in self._policy.scopes]
+        return [key_scope(by) for by in self.policy.scopes]
 
     @property
     def new_scopes(self) -> list[str]:
         return [key_scope(by) for by in self.kept.new_scopes(self.before)]
 
-    def counting(self) -> Counting:
-        return Counting(self._policy, self.kept.new_scopes(self.before))
-
     def count_held_anew(self) -> None:
         """From here on, those are counted that are given to `still_held`."""
         self._held = {}
 
-    def still_held(self, found: Iterable[Row]) -> Changed:
+    def still_held(self, found: Iterable[Row]) -> _Changed:
         """What becomes of keys that some limit held back: it may be no more."""
         known = [key_rows.key_figures(row) for row in found]
         after = [self.kept.still_holding(each) for each in known]
         self._held = key_rows.add_held(self._held, changes_of_held([], after))
-        changed = [each for each, old in zip(after, known, strict=True) if each != old]
-        gone = key_rows.place_parameters((each.by, each.key) for each in changed if each.is_idle)
-        return Changed([key_rows.parameters(each) for each in changed if not each.is_idle], gone)
+        return _Changed.of([each for each, old in zip(after, known, strict=True) if each != old])
 
     def row(self) -> FiguresRow:
         """What is to be stored."""
-        held = key_rows.encode(self._held)
-        return FiguresRow(self.tallied, self.tallied_at, self.kept.encoded, held, self.oldest_ready_at)
+        return FiguresRow(self.tallied, self.tallied_at, self.kept.encoded, key_rows.encode(self._held))
 
     def did(self, *, more: bool) -> Tallied:
-        return Tallied(self.tallies, self.keys, more or self.kept != Kept.by(self._policy))
+        return Tallied(self.tallies, self.keys, more or self.kept != Kept.by(self.policy))
 
 
 def _is_listed(place: Place) -> bool:
@@ -214,7 +297,7 @@ def _is_listed(place: Place) -> bool:
     return 6 * size < LONGEST_KEY or len(key_rows.key_text(place[1]).encode()) < LONGEST_KEY
 
 
-class Counting:
+class _Counting:
     """Jobs that wait and run by key, counted from the lanes; and whom gates hold back."""
 
     def __init__(self, policy: Policy, scopes: Sequence[By]) -> None:
@@ -236,13 +319,11 @@ class Counting:
             if place is not None and place[0] in self._scopes:
                 self._held[place] = (*self._held.get(place, ()), limit)
 
-    def corrected(self, found: Iterable[Row]) -> Changed:
+    def corrected(self, found: Iterable[Row]) -> _Changed:
         """What becomes of keys, given what is stored of them: only those are written that were not so."""
         known = [key_rows.key_figures(row) for row in found]
         after = [self._counted_anew(each) for each in known]
-        changed = [each for each, old in zip(after, known, strict=True) if each != old or each.is_idle]
-        gone = key_rows.place_parameters((each.by, each.key) for each in changed if each.is_idle)
-        return Changed([key_rows.parameters(each) for each in changed if not each.is_idle], gone)
+        return _Changed.of([each for each, old in zip(after, known, strict=True) if each != old or each.is_idle])
 
     def _counted_anew(self, known: KeyFigures) -> KeyFigures:
         place = (known.by, known.key)
@@ -251,53 +332,11 @@ class Counting:
         return msgspec.structs.replace(known, waiting=waiting, running=running, held_by=held_by)
 
     @property
-    def unknown(self) -> Iterator[Changed]:
+    def unknown(self) -> Iterator[_Changed]:
         """What is to be written of keys that nothing is stored of, a stretch at a time: those that were not found."""
         places = iter(self._counted | self._held)
         while stretch := list(islice(places, STRETCH)):
             counted = [
                 self._counted_anew(KeyFigures(by=place[0], key=place[1])) for place in stretch if _is_listed(place)
             ]
-            yield Changed([key_rows.parameters(each) for each in counted], ([], []))
-
-
-class Oldest:
-    """Looks for the job that has waited for the longest: in lanes, those first whose heads can be the oldest."""
-
-    def __init__(self, lanes: Sequence[tuple[bytes, int, Instant]]) -> None:
-        """`lanes`: the id, the floor, and since when its head is ready at the earliest; in the order of that."""
-        self._lanes = lanes
-        self._next = 0
-        self.ready_at: Instant | None = None
-
-    def ask(self) -> Sequence[tuple[bytes, int]]:
-        """Lanes whose heads are to be looked up next; none, once no lane that is left can have an older one."""
-        first = self._next
-        if first >= len(self._lanes) or (self.ready_at is not None and self._lanes[first][2] >= self.ready_at):
-            return ()
-        self._next += OLDEST_AT_ONCE
-        return [(lane, floor) for lane, floor, _ in self._lanes[first : self._next]]
-
-    def hear(self, heads: Iterable[Instant]) -> None:
-        """Since when they are ready."""
-        found = min(heads, default=None)
-        if found is not None and (self.ready_at is None or found < self.ready_at):
-            self.ready_at = found
-
-
-class Pace:
-    """Keeps a walk over all lanes to a small part of the time, however many they are."""
-
-    SHORT = 0.05
-    """Seconds: what takes less may be done at every pass."""
-    PART = 50
-
-    def __init__(self) -> None:
-        self._rests_until = 0.0
-
-    def is_rested(self, now: float) -> bool:
-        return now >= self._rests_until
-
-    def took(self, since: float, now: float) -> None:
-        if now - since > self.SHORT:
-            self._rests_until = now + self.PART * (now - since)
+            yield _Changed([key_rows.parameters(each) for each in counted], [])

@@ -1,30 +1,29 @@
 -- Adding up what claims have told.
 
 -- name: look_before_tallying
--- Whether there is anything to do. ?1 queue, ?2 now, ?3 how many claims are looked at
-select coalesce((select kept from queue_figures where queue = ?1), ''),
-    coalesce((select passed_at from queue_figures where queue = ?1), 0),
-    exists (select 1 from key_figures where queue = ?1 and refresh_at is not null and refresh_at <= ?2)
-    or exists (select 1 from minutes where queue = ?1 and minute < ?2 / 60000000 - 1440),
-    count(*)
-from (
-    select 1
-    from journal
-    where queue = ?1 and told is not null and seq > coalesce((select counted from queue_figures where queue = ?1), 0)
-    limit ?3
-)
+-- Whether there is anything to do. ?1 the queue's name, ?2 now, ?3 how many claims are looked at
+select q.id, coalesce(f.kept, ''), coalesce(f.passed_at, 0),
+    exists (select 1 from key_figures where queue = q.id and refresh_at is not null and refresh_at <= ?2)
+    or exists (select 1 from minutes where queue = q.id and minute < ?2 / 60000000 - 1440),
+    (
+        select count(*)
+        from (select 1 from journal where queue = q.id and told is not null and seq > coalesce(f.counted, 0) limit ?3)
+    )
+from queues as q
+left join queue_figures as f on f.queue = q.id
+where q.name = ?1
 
 -- name: select_queue_figures
-select counted, counted_at, kept, held, oldest_ready_at
+select counted, counted_at, kept, held
 from queue_figures
 where queue = ?
 
 -- name: put_queue_figures
-insert into queue_figures (queue, counted, counted_at, kept, held, oldest_ready_at, passed_at)
-values (?, ?, ?, ?, ?, ?, ?)
+insert into queue_figures (queue, counted, counted_at, kept, held, passed_at)
+values (?, ?, ?, ?, ?, ?)
 on conflict (queue) do update
 set counted = excluded.counted, counted_at = excluded.counted_at, kept = excluded.kept, held = excluded.held,
-    oldest_ready_at = excluded.oldest_ready_at, passed_at = excluded.passed_at
+    passed_at = excluded.passed_at
 
 -- name: select_told
 -- What claims have told that is not in the stats. ?1 queue, ?2 after which change, ?3 how many
@@ -39,13 +38,7 @@ limit ?
 delete from journal
 where queue = ?1 and seq <= ?2 and seq < (select base from queues where id = ?1)
 
--- name: select_key_figures
--- Keys by name, where they are known. ?1 queue, ?2 [[scope, key], …]
-select k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time, k.held_by, k.hours
-from json_each(?2) as u
-cross join key_figures as k on k.queue = ?1 and k.scope = u.value ->> 0 and k.key = u.value ->> 1
-
--- name: put_key_figure
+-- name: put_keys
 insert into key_figures
     (queue, scope, key, label, waiting, running, done, failed, ran, arrived_at, started_at, run_time, held_by, hours,
     refresh_at)
@@ -55,11 +48,12 @@ set waiting = excluded.waiting, running = excluded.running, done = excluded.done
     ran = excluded.ran, arrived_at = excluded.arrived_at, started_at = excluded.started_at, run_time = excluded.run_time,
     held_by = excluded.held_by, hours = excluded.hours, refresh_at = excluded.refresh_at
 
--- name: delete_key_figure
+-- name: delete_keys
+-- ?1 queue, ?2 [[scope, key], …]
 delete from key_figures
-where queue = ? and scope = ? and key = ?
+where queue = ?1 and (scope, key) in (select value ->> 0, value ->> 1 from json_each(?2))
 
--- name: select_key_figures_to_refresh
+-- name: select_keys_to_refresh
 select scope, key, waiting, running, done, failed, ran, arrived_at, started_at, run_time, held_by, hours
 from key_figures
 where queue = ? and refresh_at is not null and refresh_at <= ?
@@ -72,9 +66,12 @@ select m.figures
 from json_each(?2) as u
 cross join minutes as m on m.queue = ?1 and m.minute = u.value
 
--- name: put_minute
+-- name: put_minutes
+-- ?1 queue, ?2 [[minute, figures], …]
 insert into minutes (queue, minute, figures)
-values (?, ?, ?)
+select ?1, value ->> 0, value ->> 1
+from json_each(?2)
+where true
 on conflict (queue, minute) do update
 set figures = excluded.figures
 
@@ -105,7 +102,7 @@ where id > ?2 and queue = ?1 and waiting > 0
 order by id
 limit ?3
 
--- name: walk_key_figures
+-- name: walk_keys
 -- ?1 queue, ?2 scope, ?3 after which key, ?4 how many
 select scope, key, waiting, running, done, failed, ran, arrived_at, started_at, run_time, held_by, hours
 from key_figures
@@ -120,11 +117,3 @@ from key_figures
 where queue = ?1 and (scope, key) > (?2, ?3) and held_by is not null
 order by scope, key
 limit ?4
-
--- name: select_oldest_lanes
--- Lanes with ready jobs, those first whose heads can be the oldest: a rank is a lower bound.
--- ?1 queue, ?2 how much older a priority makes a job
-select id, floor, rank + priority * ?2 as since
-from lanes
-where queue = ?1 and ready > 0
-order by since

@@ -1,14 +1,20 @@
 -- What people look at. Nothing is written; a statement for each queue, where there is no table that names it.
 
 -- name: survey
--- What claims have left, and what has come since that no claim has seen. ?1 queues by name, ?2 scheduled jobs are counted up to
--- this
+-- What claims have left, and what has happened since that no claim has seen. ?1 queues by name, ?2 scheduled jobs are counted up
+-- to this
 select q.name, q.ready, q.running, q.parked,
     (select coalesce(sum(count), 0) from arrivals where queue = q.id),
+    (
+        select coalesce(sum((b.value ->> 1) + (b.value ->> 4)), 0)
+        from releases as r
+        cross join json_each(r.bells) as b
+        where r.queue = q.id
+    ),
     (select count(*) from arrivals where queue = q.id) + (select count(*) from releases where queue = q.id),
     (select count(*) from (select 1 from jobs where queue = q.id and due_at is not null limit ?2)),
     (select min(due_at) from jobs where queue = q.id and due_at is not null),
-    f.counted_at, coalesce(f.held, '{}'), f.oldest_ready_at
+    f.counted_at, coalesce(f.held, '{}')
 from json_each(?1) as u
 cross join queues as q on q.name = u.value
 left join queue_figures as f on f.queue = q.id
@@ -29,14 +35,13 @@ cross join queues as q on q.name = u.value
 cross join minutes as m on m.queue = q.id and m.minute >= ?2
 order by q.name, m.minute
 
--- name: select_keys_named
--- ?1 queues by name, ?2 [[scope, key], …]
+-- name: select_keys
+-- Keys by queue, scope and name, where they are stored. ?1 [[queue, scope, key], …]
 select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
     k.held_by, k.hours
-from json_each(?1) as u
-cross join queues as q on q.name = u.value
-cross join json_each(?2) as n
-cross join key_figures as k on k.queue = q.id and k.scope = n.value ->> 0 and k.key = n.value ->> 1
+from json_each(?1) as n
+cross join queues as q on q.name = n.value ->> 0
+cross join key_figures as k on k.queue = q.id and k.scope = n.value ->> 1 and k.key = n.value ->> 2
 
 -- name: find_keys
 -- Keys by a part of their names, each once: most searches find few, and the table is walked in its own order. Whatever finds
@@ -49,7 +54,7 @@ where k.scope = ?2 and instr(k.label, ?3) > 0
 limit ?4
 
 -- A list of keys: most first. ?1 the queue's name, ?2 scope, ?3 what labels have in them, ?4 whether only those that are held,
--- ?5 to ?7 after which (what it is sorted by, key, queue), ?8 how many. There is no lateral join: each partition is asked.
+-- ?5 to ?7 after which (what it is sorted by, key, queue).
 
 -- name: list_keys_by_waiting
 select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
@@ -62,7 +67,6 @@ where q.name = ?1 and k.scope = ?2
   and (?3 = '' or instr(k.label, ?3) > 0)
   and (not ?4 or k.held_by is not null)
 order by -k.waiting, k.key
-limit ?8
 
 -- name: list_keys_by_running
 select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
@@ -75,7 +79,6 @@ where q.name = ?1 and k.scope = ?2
   and (?3 = '' or instr(k.label, ?3) > 0)
   and (not ?4 or k.held_by is not null)
 order by -k.running, k.key
-limit ?8
 
 -- name: list_keys_by_done
 select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
@@ -88,7 +91,6 @@ where q.name = ?1 and k.scope = ?2
   and (?3 = '' or instr(k.label, ?3) > 0)
   and (not ?4 or k.held_by is not null)
 order by -k.done, k.key
-limit ?8
 
 -- name: list_keys_by_start
 select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
@@ -101,7 +103,6 @@ where q.name = ?1 and k.scope = ?2
   and (?3 = '' or instr(k.label, ?3) > 0)
   and (not ?4 or k.held_by is not null)
 order by -coalesce(k.started_at, 0), k.key
-limit ?8
 
 -- name: list_keys_by_name
 select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
@@ -114,7 +115,6 @@ where q.name = ?1 and k.scope = ?2
   and (?3 = '' or instr(k.label, ?3) > 0)
   and (not ?4 or k.held_by is not null)
 order by k.key
-limit ?8
 
 -- name: list_keys_by_waiting_if_held
 select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
@@ -127,10 +127,10 @@ where q.name = ?1 and k.scope = ?2
   and (?3 = '' or instr(k.label, ?3) > 0)
   and k.held_by is not null and ?4
 order by -k.waiting, k.key
-limit ?8
 
 -- name: list_held_keys
--- Of all scopes, the keys behind whose limits most jobs wait. ?1 queues by name, ?2 how many
+-- Of all scopes, the keys behind whose limits most jobs wait. ?1 queues by name, ?2 how many, ?3 scopes and keys that are known
+-- better
 select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
     k.held_by, k.hours
 from json_each(?1) as u
@@ -139,6 +139,7 @@ cross join key_figures as k on k.queue = q.id and (k.scope, k.key) in (
     select most.scope, most.key
     from key_figures as most
     where most.queue = q.id and most.held_by is not null
+      and most.scope || ' ' || most.key not in (select value from json_each(?3))
     order by -most.waiting
     limit ?2
 )
@@ -166,6 +167,21 @@ from (
 )
 group by lane, priority
 
+-- name: select_oldest_lanes
+-- Lanes with ready jobs, of each queue those first whose heads can be the oldest: a rank is a lower bound.
+-- ?1 [[queue, how much older a priority makes a job there], …], ?2 how many of each queue
+select name, id, floor, since
+from (
+    select *, row_number() over (partition by name order by since) as nth
+    from (
+        select q.name, l.id, l.floor, l.rank + l.priority * (u.value ->> 1) as since
+        from json_each(?1) as u
+        cross join queues as q on q.name = u.value ->> 0
+        cross join lanes as l on l.queue = q.id and l.ready > 0
+    )
+)
+where nth <= ?2
+
 -- name: select_pending_arrivals
 -- Jobs that came and that no claim has seen, by queue and lane. ?1 queues by name
 select q.name, a.priority, min(a.keys), sum(a.count), min(iif(a.count > 0, a.since, null))
@@ -174,12 +190,14 @@ cross join queues as q on q.name = u.value
 cross join arrivals as a on a.queue = q.id
 group by q.name, a.lane, a.priority
 
--- name: select_unfolded_of
--- Claims that have ended and that no claim has seen. ?1 queues by name
-select q.name, r.bells
+-- name: select_pending_releases
+-- Claims that have ended and that no claim has seen, by queue and lane (in hexadecimal). ?1 queues by name
+select q.name, b.value ->> 0, sum(b.value ->> 1), sum(b.value ->> 7), sum(b.value ->> 4), sum(b.value ->> 2), max(b.value ->> 9)
 from json_each(?1) as u
 cross join queues as q on q.name = u.value
 cross join releases as r on r.queue = q.id
+cross join json_each(r.bells) as b
+group by q.name, b.value ->> 0
 
 -- name: select_told_of
 -- What claims have told that is not in the stats, in order. ?1 queues by name
@@ -198,36 +216,26 @@ cross join queues as q on q.name = u.value
 cross join journal as j on j.queue = q.id and j.seq > q.base
 order by q.id, j.seq
 
--- name: select_keys_of
--- Keys by queue, scope and name, where they are stored. ?1 [[queue, scope, key], …]
-select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
-    k.held_by, k.hours
-from json_each(?1) as n
-cross join queues as q on q.name = n.value ->> 0
-cross join key_figures as k on k.queue = q.id and k.scope = n.value ->> 1 and k.key = n.value ->> 2
-
 -- name: select_keys_of_lanes
--- ?1 how many, ?2 their ids, one after the other
-with recursive numbers (n) as (select 0 union all select n + 1 from numbers where n + 1 < ?1)
+-- ?1 queues by name, ?2 lanes, one after the other
 select l.id, l.priority, l.keys
-from numbers
-cross join queues as q
-cross join lanes as l on l.queue = q.id and l.id = substr(?2, 16 * n + 1, 16)
+from json_each(?1) as u
+cross join queues as q on q.name = u.value
+cross join lanes as l on l.queue = q.id and l.id = substr(?2, 16 * u.key + 1, 16)
 
 -- name: select_gates_named
-with recursive numbers (n) as (select 0 union all select n + 1 from numbers where n + 1 < ?1)
+-- ?1 queues by name, ?2 gates, one after the other
 select g.id, g."limit", g.key, g.in_flight, g.tat, g.waiting, g.awake, g.wake_at, g.memo, g.value, g.given_by
-from numbers
-cross join queues as q
-cross join gates as g on g.queue = q.id and g.id = substr(?2, 16 * n + 1, 16)
+from json_each(?1) as u
+cross join queues as q on q.name = u.value
+cross join gates as g on g.queue = q.id and g.id = substr(?2, 16 * u.key + 1, 16)
 
 -- name: select_weights_named
--- Flows: their own weights, and by which jobs those were given.
-with recursive numbers (n) as (select 0 union all select n + 1 from numbers where n + 1 < ?1)
+-- Flows: their own weights, and by which jobs those were given. ?1 queues by name, ?2 flows, one after the other
 select f.id, f.weight, f.given_by
-from numbers
-cross join queues as q
-cross join flows as f on f.queue = q.id and f.id = substr(?2, 16 * n + 1, 16)
+from json_each(?1) as u
+cross join queues as q on q.name = u.value
+cross join flows as f on f.queue = q.id and f.id = substr(?2, 16 * u.key + 1, 16)
 
 -- name: select_lanes_of_flow
 -- Lanes with ready jobs, whether they wait at a gate or not: the lowest rank first.
