@@ -11,14 +11,17 @@ from hypothesis import given, settings
 from fairlane import Concurrency, Fair, Rate
 from fairlane.clock import SECOND
 from fairlane.policy import Policy
+from fairlane.policy.keys import select
 from fairlane.scheduler.figures import (
     DAY,
     HOUR,
+    MINUTE,
+    MINUTES,
     Held,
-    Hour,
     KeyFigures,
     Minute,
     Place,
+    Span,
     Sums,
     changes_of_held,
     count_lanes,
@@ -119,6 +122,30 @@ def test_minutes_add_up_to_what_happened(policy: Policy, steps: list[Step]) -> N
     assert happened["started"] == len(bench.ledger.runs)
 
 
+@settings(deadline=None, max_examples=100)
+@given(policies(), lives())
+def test_minutes_of_keys_are_those_in_which_their_jobs_started(policy: Policy, steps: list[Step]) -> None:
+    bench = Watched(policy)
+    for step in steps:
+        take(bench, step)
+    folded(bench)
+    started, ended = Counter[tuple[Place, int]](), Counter[Place]()
+    for run in bench.ledger.runs:
+        for by in policy.scopes:
+            place = (by, select(by, dict(run.lane[1]), run.lane[0]))
+            started[place, run.at // MINUTE] += 1
+            ended[place] += run.ended_at is not None and not run.given_back
+    oldest = bench.now // MINUTE - MINUTES
+    figures = bench.figures()
+    assert {
+        (place, each.number): each.started for place, key in figures.items() for each in key.minutes if each.started
+    } == {(place, minute): count for (place, minute), count in started.items() if minute > oldest}
+    if bench.now - EPOCH < HOUR - MINUTE:
+        assert {place: sum(each.done for each in key.minutes) for place, key in figures.items()} == {
+            place: ended[place] for place in figures
+        }
+
+
 def by_account(limit: int = 2) -> Policy:
     return Policy("q", Fair(by="account"), (Concurrency(limit, by="account"), Rate(100, per="1m", by="endpoint")))
 
@@ -169,11 +196,19 @@ def test_waits_are_told_from_ready_to_start() -> None:
 
 def test_what_ended_more_than_a_day_ago_is_forgotten() -> None:
     hour = EPOCH // HOUR
-    old = KeyFigures(by=("account",), key=("a",), hours=(Hour(hour, 5, 1, 10), Hour(hour + 1, 2, 0, 4)), done=7)
+    old = KeyFigures(by=("account",), key=("a",), hours=(Span(hour, 5, 1, 10), Span(hour + 1, 2, 0, 4)), done=7)
     assert old.at(EPOCH).done == 7
-    assert old.at(EPOCH + DAY).hours == (Hour(hour + 1, 2, 0, 4),)
+    assert old.at(EPOCH + DAY).hours == (Span(hour + 1, 2, 0, 4),)
     assert (old.at(EPOCH + DAY).done, old.at(EPOCH + DAY).failed, old.at(EPOCH + DAY).ran) == (2, 0, 4)
     assert old.at(EPOCH + DAY + HOUR).is_idle
+
+
+def test_minutes_of_a_key_are_kept_for_an_hour() -> None:
+    minute, spans = EPOCH // MINUTE, (Span(EPOCH // HOUR, 7, 1, 14),)
+    old = KeyFigures(by=("a",), key=("x",), hours=spans, minutes=(Span(minute, 5, 1, 10), Span(minute + 1, 2, 0, 4)))
+    assert old.at(EPOCH + HOUR - MINUTE) is old
+    assert old.at(EPOCH + HOUR).minutes == (Span(minute + 1, 2, 0, 4),)
+    assert (old.at(EPOCH + HOUR + MINUTE).minutes, old.at(EPOCH + HOUR + MINUTE).hours) == ((), spans)
 
 
 def test_scopes_are_turns_first_then_limits_then_keys_and_the_task() -> None:
@@ -212,9 +247,24 @@ def test_jobs_that_cease_to_wait_are_no_arrivals() -> None:
 
 def test_a_key_in_two_partitions_is_told_as_one() -> None:
     one = KeyFigures(
-        by=("a",), key=("x",), waiting=2, running=1, held_by=("l",), arrived_at=5, hours=(Hour(1, 2, 1, 9),)
+        by=("a",),
+        key=("x",),
+        waiting=2,
+        running=1,
+        held_by=("l",),
+        arrived_at=5,
+        hours=(Span(1, 2, 1, 9),),
+        minutes=(Span(60, 1, 0, 2), Span(61, 1, 1, 7)),
     )
-    other = KeyFigures(by=("a",), key=("x",), waiting=3, started_at=7, hours=(Hour(1, 1, 0, 1), Hour(2, 4, 0, 4)))
+    other = KeyFigures(
+        by=("a",),
+        key=("x",),
+        waiting=3,
+        started_at=7,
+        hours=(Span(1, 1, 0, 1), Span(2, 4, 0, 4)),
+        minutes=(Span(61, 1, 0, 1, 2, 30),),
+    )
     both = one.and_also(other)
     assert (both.waiting, both.running, both.held_by, both.arrived_at, both.started_at) == (5, 1, ("l",), 5, 7)
-    assert (both.hours, both.done, both.failed) == ((Hour(1, 3, 1, 10), Hour(2, 4, 0, 4)), 7, 1)
+    assert (both.hours, both.done, both.failed) == ((Span(1, 3, 1, 10), Span(2, 4, 0, 4)), 7, 1)
+    assert both.minutes == (Span(60, 1, 0, 2), Span(61, 2, 1, 8, 2, 30))

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 import sqlite3
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from uuid import UUID
 
 import asyncpg
 import msgspec
 import pytest
 
-from fairlane.clock import ManualClock
+from fairlane.clock import Instant, ManualClock
 from fairlane.errors import ConfigurationError
 from fairlane.job import Claim, JobRecord, State
 from fairlane.policy import Concurrency, Fair, Policy, Rate
@@ -150,6 +151,40 @@ async def test_figures_equal_the_truth_after_random_lives(store: Store, clock: M
     await tally_all(store)
     for by in POLICY.scopes:
         assert await shown(store, by) == await truth(store, by)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_what_ended_by_key_and_minute_equals_a_ledger(store: Store, clock: ManualClock, seed: int) -> None:
+    """Started, ended, failed, run and waited: at every pause, through whatever was added up before, for an hour."""
+    dice = random.Random(seed)
+    await store.declare(POLICY)
+    ledger: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
+    ready: dict[UUID, Instant] = {}
+    for n in range(90):
+        clock.advance(f"{dice.randrange(1, 90)}s")
+        minute = clock.now() // MINUTE
+        for job in await given_jobs(store, POLICY, keys(dice.randrange(3), dice.randrange(2)), dice.randrange(1, 4)):
+            ready[job] = clock.now()
+        outcome: Outcome = Died("never") if dice.random() < 0.3 else Done(None)
+        for one in await claim(store, "webhooks", dice.randrange(1, 6)):
+            of = ledger[str(one.keys["account"]), minute]
+            of.update(started=1, waited=clock.now() - ready[one.id])
+            of.update(done=1, failed=isinstance(outcome, Died), ran=3 * SECOND)
+            await finish(store, [one], outcome, ran=3 * SECOND)
+        await store.lanes("webhooks", keeps=True)  # An end is counted in the minute in which it is folded.
+        if dice.random() < 0.2:
+            await tally_all(store)
+        if n % 15 == 14:
+            oldest = minute - 60
+            for account in "012":
+                assert {
+                    each.number: (each.started, each.waited, each.done, each.failed, each.ran)
+                    for each in (await figures_of(store, account)).at(clock.now()).minutes
+                } == {
+                    at: (of["started"], of["waited"], of["done"], of["failed"], of["ran"])
+                    for (key, at), of in ledger.items()
+                    if key == account and at > oldest
+                }
 
 
 async def test_the_next_jobs_of_a_flow_are_shown_in_the_order_in_which_they_start(

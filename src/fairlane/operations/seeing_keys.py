@@ -364,7 +364,7 @@ class _Hour(msgspec.Struct, frozen=True):
 
 def _hours(figures: KeyFigures, now: Instant) -> list[_Hour]:
     """The last day, the oldest hour first."""
-    known = {each.hour: _Hour(each.done, each.failed) for each in figures.hours}
+    known = {each.number: _Hour(each.done, each.failed) for each in figures.hours}
     last = now // HOUR
     return [known.get(hour, _Hour()) for hour in range(last - HOURS + 1, last + 1)]
 

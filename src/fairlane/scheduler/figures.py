@@ -22,13 +22,14 @@ __all__ = [
     "DAY",
     "HOUR",
     "HOURS",
+    "MINUTES",
     "Held",
-    "Hour",
     "KeyFigures",
     "Minute",
     "Pending",
     "Place",
     "Recent",
+    "Span",
     "Sums",
     "changes_of_held",
     "count_lanes",
@@ -39,17 +40,19 @@ MINUTE = 60 * SECOND
 HOUR = 3_600 * SECOND
 HOURS = 24
 """What a key's history spans."""
+MINUTES = 60
+"""Of these, the last are also kept one by one."""
 DAY = HOURS * HOUR
 Key = tuple[str | None, ...]
 Place = tuple[By, Key]
 """A key among those of its scope."""
 
 
-class Hour(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What ended of a key within an hour."""
+class Span(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What happened to jobs of a key within an hour or a minute."""
 
-    hour: int
-    """Since 1970."""
+    number: int
+    """Which hour or minute, since 1970."""
     done: int = 0
     """However they ended, failures included."""
     failed: int = 0
@@ -75,24 +78,25 @@ class KeyFigures(msgspec.Struct, frozen=True, kw_only=True):
     started_at: Instant | None = None
     run_time: float = 0.0
     """Moving average, in seconds; 0 until a job has ended."""
-    hours: tuple[Hour, ...] = ()
-    """The last day, the oldest first; hours in which nothing ended are left out."""
+    hours: tuple[Span, ...] = ()
+    """The last day, the oldest first; hours in which nothing started or ended are left out."""
+    minutes: tuple[Span, ...] = ()
+    """The last hour, likewise."""
     done: int = 0
     """What the hours add up to."""
     failed: int = 0
     ran: int = 0
 
     def at(self, now: Instant) -> KeyFigures:
-        """As it is now, if nothing has happened since: what is older than a day is forgotten."""
-        oldest = now // HOUR - HOURS
-        if not self.hours or self.hours[0].hour > oldest:
-            return self
-        return self._with(tuple(each for each in self.hours if each.hour > oldest))
+        """As it is now, if nothing has happened since: what is older than a day, or an hour, is forgotten."""
+        hours, minutes = _since(self.hours, now // HOUR - HOURS), _since(self.minutes, now // MINUTE - MINUTES)
+        return self if hours is self.hours and minutes is self.minutes else self._with(hours, minutes)
 
-    def _with(self, hours: tuple[Hour, ...]) -> KeyFigures:
+    def _with(self, hours: tuple[Span, ...], minutes: tuple[Span, ...]) -> KeyFigures:
         return msgspec.structs.replace(
             self,
             hours=hours,
+            minutes=minutes,
             done=sum(each.done for each in hours),
             failed=sum(each.failed for each in hours),
             ran=sum(each.ran for each in hours),
@@ -100,9 +104,6 @@ class KeyFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     def and_also(self, other: KeyFigures) -> KeyFigures:
         """The same key in two partitions, as one."""
-        hours = {each.hour: each for each in self.hours}
-        for each in other.hours:
-            hours[each.hour] = _added(hours.get(each.hour, Hour(each.hour)), each)
         both = msgspec.structs.replace(
             self,
             waiting=self.waiting + other.waiting,
@@ -112,7 +113,7 @@ class KeyFigures(msgspec.Struct, frozen=True, kw_only=True):
             started_at=max(self.started_at or 0, other.started_at or 0) or None,
             run_time=self.run_time or other.run_time,
         )
-        return both._with(tuple(hours[hour] for hour in sorted(hours)))
+        return both._with(_together(self.hours, other.hours), _together(self.minutes, other.minutes))
 
     @property
     def is_idle(self) -> bool:
@@ -170,7 +171,7 @@ class _Sum:
         "ended",
         "failed",
         "held",
-        "hours",
+        "minutes",
         "ran",
         "started",
         "started_at",
@@ -182,7 +183,7 @@ class _Sum:
         self.arrived_at: Instant | None = None
         self.started_at: Instant | None = None
         self.held: dict[str, bool] = {}
-        self.hours: dict[int, Hour] = {}
+        self.minutes: dict[int, Span] = {}
 
     def add(self, told: LaneTally, at: Instant) -> None:
         self.arrived += told.arrived
@@ -197,10 +198,14 @@ class _Sum:
             self.failed += told.failed
             self.ran += told.ran
         if told.ended or told.started:
-            hour = at // HOUR
-            known = self.hours.get(hour, Hour(hour))
-            more = Hour(hour, told.ended, told.failed, told.ran, told.started, told.waited)
-            self.hours[hour] = _added(known, more)
+            minute = at // MINUTE
+            more = Span(minute, told.ended, told.failed, told.ran, told.started, told.waited)
+            known = self.minutes.get(minute)
+            self.minutes[minute] = more if known is None else _added(known, more)
+
+    @property
+    def hours(self) -> list[Span]:
+        return [_renumbered(each, each.number * MINUTE // HOUR) for each in self.minutes.values()]
 
 
 class Sums:
@@ -313,9 +318,6 @@ class Recent:
 def _after(known: KeyFigures, told: _Sum, now: Instant) -> KeyFigures:
     held = {*known.held_by, *(limit for limit, is_held in told.held.items() if is_held)}
     held -= {limit for limit, is_held in told.held.items() if not is_held}
-    hours = {each.hour: each for each in known.hours}
-    for hour, more in told.hours.items():
-        hours[hour] = _added(hours.get(hour, Hour(hour)), more)
     run_time = known.run_time
     if told.ended:
         run_time = smoothed(run_time, told.ran / told.ended / SECOND, told.ended)
@@ -328,14 +330,33 @@ def _after(known: KeyFigures, told: _Sum, now: Instant) -> KeyFigures:
         started_at=told.started_at or known.started_at,
         run_time=run_time,
     )
-    if told.hours:
-        after = after._with(tuple(hours[hour] for hour in sorted(hours)))
+    if told.minutes:
+        after = after._with(_together(known.hours, told.hours), _together(known.minutes, told.minutes.values()))
     return after.at(now)
 
 
-def _added(one: Hour, other: Hour) -> Hour:
-    return Hour(
-        one.hour,
+def _together(known: Iterable[Span], more: Iterable[Span]) -> tuple[Span, ...]:
+    spans = {each.number: each for each in known}
+    for each in more:
+        found = spans.get(each.number)
+        spans[each.number] = each if found is None else _added(found, each)
+    return tuple(spans[number] for number in sorted(spans))
+
+
+def _since(spans: tuple[Span, ...], oldest: int) -> tuple[Span, ...]:
+    """Those after that number."""
+    if not spans or spans[0].number > oldest:
+        return spans
+    return tuple(each for each in spans if each.number > oldest)
+
+
+def _renumbered(span: Span, number: int) -> Span:
+    return Span(number, span.done, span.failed, span.ran, span.started, span.waited)
+
+
+def _added(one: Span, other: Span) -> Span:
+    return Span(
+        one.number,
         one.done + other.done,
         one.failed + other.failed,
         one.ran + other.ran,

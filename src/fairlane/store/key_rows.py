@@ -14,7 +14,7 @@ from fairlane.clock import Instant
 from fairlane.errors import ConfigurationError
 from fairlane.policy.by import By
 from fairlane.policy.policy import Policy
-from fairlane.scheduler.figures import HOUR, HOURS, Held, Hour, KeyFigures, Minute, Place, Recent
+from fairlane.scheduler.figures import HOUR, HOURS, Held, KeyFigures, Minute, Place, Recent, Span
 from fairlane.scheduler.snapshot import LaneTally
 from fairlane.store.figures import KeyPage, KeySort, WorkerReport, WorkerSeen, key_scope
 
@@ -47,7 +47,9 @@ __all__ = [
 Row = Sequence[Any]
 
 _encoder = msgspec.json.Encoder()
-_read_hours = msgspec.json.Decoder(tuple[Hour, ...]).decode
+_read_hours = msgspec.json.Decoder(tuple[Span, ...]).decode
+_encode_minutes = msgspec.msgpack.Encoder().encode
+_read_minutes = msgspec.msgpack.Decoder(tuple[Span, ...]).decode
 _read_held_by = msgspec.json.Decoder(tuple[str, ...]).decode
 _read_key = msgspec.json.Decoder(tuple[str | None, ...]).decode
 _read_held = msgspec.json.Decoder(dict[str, Held]).decode
@@ -98,8 +100,8 @@ def sought(search: str) -> str | None:
 
 def key_figures(row: Row) -> KeyFigures:
     """A row of a key as its figures: scope, key, waiting, running, done, failed, ran, arrived_at, started_at, run_time,
-    held_by, hours."""
-    scope, key, waiting, running, done, failed, ran, arrived_at, started_at, run_time, held_by, hours = row
+    held_by, hours, minutes."""
+    scope, key, waiting, running, done, failed, ran, arrived_at, started_at, run_time, held_by, hours, minutes = row
     return KeyFigures(
         by=_by(scope),
         key=_key(key),
@@ -110,6 +112,7 @@ def key_figures(row: Row) -> KeyFigures:
         started_at=started_at,
         run_time=run_time,
         hours=() if hours is None else _read_hours(hours),
+        minutes=() if minutes is None else _read_minutes(minutes),
         done=done,
         failed=failed,
         ran=ran,
@@ -133,7 +136,8 @@ def parameters(figures: KeyFigures) -> Row:
         figures.run_time,
         encode(figures.held_by) if figures.held_by else None,
         encode(hours) if hours else None,
-        (hours[0].hour + HOURS) * HOUR if hours else None,
+        _encode_minutes(figures.minutes) if figures.minutes else None,
+        (hours[0].number + HOURS) * HOUR if hours else None,
     )
 
 

@@ -78,7 +78,7 @@ order by q.name, m.minute
 -- name: select_keys
 -- Keys by queue, scope and name, where they are stored. $1 queues, $2 scopes, $3 keys
 select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
-    k.held_by, k.hours
+    k.held_by, k.hours, k.minutes
 from unnest($1::text[], $2::text[], $3::text[]) as n (name, scope, key)
 cross join lateral (select q.id, q.name from fairlane.queues q where q.name = n.name limit 1) q
 cross join lateral (
@@ -108,7 +108,7 @@ limit $4
 
 -- name: list_keys_by_waiting
 select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
-    k.held_by, k.hours
+    k.held_by, k.hours, k.minutes
 from fairlane.queues q
 cross join lateral (
     select k.*
@@ -126,7 +126,7 @@ where q.name = $1::text
 
 -- name: list_keys_by_running
 select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
-    k.held_by, k.hours
+    k.held_by, k.hours, k.minutes
 from fairlane.queues q
 cross join lateral (
     select k.*
@@ -144,7 +144,7 @@ where q.name = $1::text
 
 -- name: list_keys_by_done
 select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
-    k.held_by, k.hours
+    k.held_by, k.hours, k.minutes
 from fairlane.queues q
 cross join lateral (
     select k.*
@@ -162,7 +162,7 @@ where q.name = $1::text
 
 -- name: list_keys_by_start
 select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
-    k.held_by, k.hours
+    k.held_by, k.hours, k.minutes
 from fairlane.queues q
 cross join lateral (
     select k.*
@@ -180,7 +180,7 @@ where q.name = $1::text
 
 -- name: list_keys_by_name
 select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
-    k.held_by, k.hours
+    k.held_by, k.hours, k.minutes
 from fairlane.queues q
 cross join lateral (
     select k.*
@@ -198,7 +198,7 @@ where q.name = $1::text
 
 -- name: list_keys_by_waiting_if_held
 select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
-    k.held_by, k.hours
+    k.held_by, k.hours, k.minutes
 from fairlane.queues q
 cross join lateral (
     select k.*
@@ -218,7 +218,7 @@ where q.name = $1::text
 -- Of all scopes, the keys behind whose limits most jobs wait. $1 queues by name, $2 how many, $3 scopes and keys that are
 -- known better
 select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
-    k.held_by, k.hours
+    k.held_by, k.hours, k.minutes
 from unnest($1::text[]) as u (name)
 cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
 cross join lateral (

@@ -38,7 +38,7 @@ order by q.name, m.minute
 -- name: select_keys
 -- Keys by queue, scope and name, where they are stored. ?1 [[queue, scope, key], …]
 select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
-    k.held_by, k.hours
+    k.held_by, k.hours, k.minutes
 from json_each(?1) as n
 cross join queues as q on q.name = n.value ->> 0
 cross join key_figures as k on k.queue = q.id and k.scope = n.value ->> 1 and k.key = n.value ->> 2
@@ -58,7 +58,7 @@ limit ?4
 
 -- name: list_keys_by_waiting
 select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
-    k.held_by, k.hours
+    k.held_by, k.hours, k.minutes
 from queues as q
 cross join key_figures as k on k.queue = q.id
 where q.name = ?1 and k.scope = ?2
@@ -70,7 +70,7 @@ order by -k.waiting, k.key
 
 -- name: list_keys_by_running
 select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
-    k.held_by, k.hours
+    k.held_by, k.hours, k.minutes
 from queues as q
 cross join key_figures as k on k.queue = q.id
 where q.name = ?1 and k.scope = ?2
@@ -82,7 +82,7 @@ order by -k.running, k.key
 
 -- name: list_keys_by_done
 select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
-    k.held_by, k.hours
+    k.held_by, k.hours, k.minutes
 from queues as q
 cross join key_figures as k on k.queue = q.id
 where q.name = ?1 and k.scope = ?2
@@ -94,7 +94,7 @@ order by -k.done, k.key
 
 -- name: list_keys_by_start
 select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
-    k.held_by, k.hours
+    k.held_by, k.hours, k.minutes
 from queues as q
 cross join key_figures as k on k.queue = q.id
 where q.name = ?1 and k.scope = ?2
@@ -106,7 +106,7 @@ order by -coalesce(k.started_at, 0), k.key
 
 -- name: list_keys_by_name
 select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
-    k.held_by, k.hours
+    k.held_by, k.hours, k.minutes
 from queues as q
 cross join key_figures as k on k.queue = q.id
 where q.name = ?1 and k.scope = ?2
@@ -118,7 +118,7 @@ order by k.key
 
 -- name: list_keys_by_waiting_if_held
 select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
-    k.held_by, k.hours
+    k.held_by, k.hours, k.minutes
 from queues as q
 cross join key_figures as k on k.queue = q.id
 where q.name = ?1 and k.scope = ?2
@@ -132,7 +132,7 @@ order by -k.waiting, k.key
 -- Of all scopes, the keys behind whose limits most jobs wait. ?1 queues by name, ?2 how many, ?3 scopes and keys that are known
 -- better
 select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
-    k.held_by, k.hours
+    k.held_by, k.hours, k.minutes
 from json_each(?1) as u
 cross join queues as q on q.name = u.value
 cross join key_figures as k on k.queue = q.id and (k.scope, k.key) in (

@@ -398,6 +398,8 @@ create table key_figures (
     held_by text,
     -- What ended in the last day, hour by hour, as a JSON array.
     hours text,
+    -- What started and ended in the last hour, minute by minute (`scheduler.figures.Span`, an array as MessagePack).
+    minutes blob,
     -- When the oldest of its hours is a day old.
     refresh_at integer,
     primary key (queue, scope, key)
