@@ -189,6 +189,67 @@ async def test_keys_are_paged_sorted_and_searched_by_any_scope(shop: Shop) -> No
             await shop.see.list_keys("webhooks", **wrong)
 
 
+async def test_a_key_tells_how_long_its_jobs_waited_by_minute(shop: Shop) -> None:
+    """N8: the wait beside the run time, on the list and on the key's page."""
+    for waited in (30, 90):
+        await shop.enqueue("acme")
+        shop.clock.advance(f"{waited}s")
+        await shop.settle(await shop.claim(1), failed=waited == 90)
+    await shop.enqueue("idle")
+    shop.clock.advance("1m")
+    acme, idle = (await shop.see.list_keys("webhooks", sort="name")).keys
+    assert (acme.mean_wait, acme.run_time, idle.mean_wait) == (60.0, 2.0, None)
+    assert [each for each in acme.waits if each is not None] == [30.0, 90.0]
+    assert (len(acme.waits), set(idle.waits)) == (60, {None})
+    one = await shop.see.show_key("webhooks", {"account": "acme"})
+    busy = [each for each in one.minutes if each.started or each.ended]
+    assert [each.mean_wait for each in busy if each.started] == [30.0, 90.0]
+    assert (sum(each.ended for each in busy), sum(each.failed for each in busy), len(one.minutes)) == (2, 1, 60)
+    shop.clock.advance("61m")
+    (view,) = await shop.see.show_keys("webhooks", [{"account": "acme"}])
+    assert (view.mean_wait, view.done, set(view.waits)) == (None, 2, {None})
+
+
+async def test_a_queue_tells_what_ended_in_a_day_as_its_keys_do(shop: Shop) -> None:
+    """N8: whatever is in the stored stats, and what is not."""
+    for account in ("acme", "globex"):
+        await shop.enqueue(account, 2)
+        await shop.settle(await shop.claim(2), failed=account == "globex")
+        await (await shop.store()).lanes("webhooks", keeps=True)  # An end counts from when it is folded.
+        shop.clock.advance("2h")
+        await shop.tally()
+    overview = await shop.see.overview()
+    email, webhooks = overview.queues
+    assert ((webhooks.done, webhooks.failed), (email.done, email.failed)) == ((4, 2), (0, 0))
+    assert (overview.totals.done, overview.totals.failed) == (4, 2)
+    keys = (await shop.see.list_keys("webhooks")).keys
+    assert (sum(each.done for each in keys), sum(each.failed for each in keys)) == (4, 2)
+    shop.clock.advance("21h")
+    (webhooks,) = [each for each in await shop.see.list_queues() if each.queue == "webhooks"]
+    assert (webhooks.done, webhooks.failed) == (2, 2)
+
+
+async def test_the_oldest_wait_is_of_now_whether_anybody_has_added_up_or_not(shop: Shop) -> None:
+    """N3."""
+
+    async def oldest_wait() -> float | None:
+        return (await shop.see.show_queue("webhooks")).view.oldest_wait
+
+    await shop.enqueue("acme", 1)
+    shop.clock.advance("30s")
+    await shop.enqueue("acme", 2)
+    shop.clock.advance("20s")
+    assert await oldest_wait() == 50, "no claim has seen them"
+    claims = await shop.claim(1)
+    assert await oldest_wait() == 20
+    await shop.settle(claims)
+    await shop.tally()
+    shop.clock.advance("10s")
+    assert await oldest_wait() == 30
+    await shop.claim(2)
+    assert await oldest_wait() is None
+
+
 async def test_a_key_tells_its_lanes_its_jobs_and_what_holds_it(shop: Shop) -> None:
     await shop.enqueue("acme", 2, endpoint="a")
     await shop.enqueue("acme", 2, endpoint="b")

@@ -35,7 +35,7 @@ def test_the_overview_says_who_waits_and_why_and_leads_to_it(page: Page, served:
     expect(row).to_contain_text("2 of 2")
     row.get_by_role("link").click()
     expect(page.locator("h1")).to_contain_text("account=acme")
-    expect(page.locator(".chart canvas")).to_have_count(1)
+    expect(page.locator(".chart canvas")).to_have_count(2)
     expect(page.locator("main")).to_contain_text("Next, in the order in which they would run")
 
 
@@ -126,6 +126,19 @@ def test_a_watched_key_stands_on_the_overview_and_in_its_address(page: Page, ser
     page.locator("header nav").get_by_role("link", name="Overview").click()
     expect(page.get_by_role("heading", name="Overview")).to_be_visible()
     expect(page.get_by_role("heading", name="Watched keys")).not_to_be_visible()
+
+
+@on_any_store
+def test_keys_are_watched_from_their_list(page: Page, served: Served) -> None:
+    served.run(busy(served))
+    log_in(page)
+    go(page, "/queues/webhooks/keys")
+    star = page.get_by_role("button", name="watch account=acme")
+    star.click()
+    expect(star).to_have_attribute("aria-pressed", "true")
+    expect(star).to_have_text("★ watched")
+    go(page, "/")
+    expect(page.locator("section", has_text="Watched keys").get_by_role("link")).to_have_count(1)
 
 
 def test_keys_are_searched_and_sorted(page: Page, served: Served) -> None:

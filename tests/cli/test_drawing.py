@@ -27,6 +27,7 @@ from fairlane.operations.views import (
     Counted,
     GaugeView,
     HeldView,
+    KeyMinute,
     KeyView,
     LaneView,
     LimitView,
@@ -292,6 +293,7 @@ def one_key() -> OneKey:
         now=NOW,
         view=key(),
         hours_failed=[0] * 24,
+        minutes=[KeyMinute(at=NOW - timedelta(minutes=60 - n), started=2, mean_wait=n) for n in range(60)],
         lanes=[lane],
         running=[job],
         next_jobs=[job],
@@ -321,9 +323,30 @@ def test_a_key_is_shown_with_lanes_jobs_in_run_order_why_and_what_operators_chan
         "CHANGED BY OPERATORS\n  concurrency:account is 5 for account=acme",
         "██████████  100%  5 of 5",
         "NEXT, in the order in which they would start",
+        "█  59 s",
     ):
         assert said in told
     assert told.count("0198c0de-0000-7000-8000-000000000000") == 2, "ids are never cut off"
+
+
+def test_keys_say_how_long_they_waited_beside_how_long_they_run() -> None:
+    for width in (80, 200):
+        head, row = text(draw_keys([key(mean_wait=42.0)], NOW, width)).splitlines()
+        assert head.index("WAITED") + len("WAITED") == row.index("42 s") + len("42 s")
+        assert head.index("WAITED") < head.index("TIME")
+
+
+def test_what_ended_in_a_day_is_told_by_queue_however_wide_the_terminal() -> None:
+    """N8."""
+    views = overview(queue(done=1_234, failed=5), queue("email", done=7, failed=0))
+    narrow = text(draw_status(views, 80))
+    assert "  1,234 ended in 24 h, 5 of them failed" in narrow
+    assert "  7 ended in 24 h, 0 of them failed" in narrow
+    rows = [
+        line.split() for line in text(draw_status(views, 100)).splitlines() if line[:5] in ("QUEUE", "webho", "email")
+    ]
+    assert rows[0][-3:] == ["24H", "FAIL", "24H"]
+    assert [row[-2:] for row in rows[1:]] == [["1,234", "5"], ["7", "0"]]
 
 
 def test_a_key_cannot_write_on_the_operators_terminal() -> None:

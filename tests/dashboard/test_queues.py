@@ -12,6 +12,7 @@ import pytest
 
 from fairlane import App, Concurrency, Fair
 from fairlane.clock import ManualClock
+from fairlane.dashboard.charts import sparkline
 from fairlane.dashboard.keys import MOST_WATCHED, key_query, keys_of, watched_from, watched_text
 from tests.dashboard.harness import ROOT, TOKEN, VIEWER_TOKEN, Site, csrf_of
 from tests.dashboard.test_jobs import EVIL, confirm, enqueue
@@ -171,6 +172,18 @@ async def test_watched_keys_are_shown_on_the_overview(site: Site, shop: App) -> 
     assert "Watched keys" in text
     assert text.partition("Watched keys")[2].count("<tr data-row") == 1
     assert "Watched keys" not in await text_of(site, "/")
+
+
+async def test_every_key_of_a_list_can_be_watched(site: Site, shop: App) -> None:
+    await busy(shop)
+    text = await text_of(site, "/queues/webhooks/keys")
+    for account in ("acme", "globex"):
+        assert f'data-watch="{watched_text("webhooks", {"account": account})}"' in text
+
+
+def test_a_line_holds_on_where_nothing_is_known() -> None:
+    assert sparkline([None, 4.0, None, 2.0]) == "33.3,0.0 66.7,0.0 100.0,10.0"
+    assert sparkline([None, None]) == ""
 
 
 def test_keys_in_addresses_are_exact() -> None:

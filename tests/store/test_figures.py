@@ -127,6 +127,18 @@ async def test_what_ends_is_counted_for_a_day(store: Store, clock: ManualClock) 
     assert await all_keys(store) == []
 
 
+async def test_a_queue_forgets_what_ended_more_than_a_day_ago(store: Store, clock: ManualClock) -> None:
+    await store.declare(POLICY)
+    await given_jobs(store, POLICY, keys("acme"), 2)
+    await finish(store, await claim(store, "webhooks", 10))
+    await claim(store, "webhooks", 1)
+    await tally_all(store)
+    (before,) = await store.survey(["webhooks"])
+    clock.advance("25h")
+    (after,) = await store.survey(["webhooks"])
+    assert (sum(each.done for each in before.hours), after.hours) == (2, ())
+
+
 async def test_a_forged_place_is_refused(store: Store) -> None:
     await store.declare(POLICY)
     for forged in ("", "x", "!!!", "bm90aGluZw", "W10", "😀"):
@@ -155,7 +167,7 @@ async def test_figures_equal_the_truth_after_random_lives(store: Store, clock: M
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_what_ended_by_key_and_minute_equals_a_ledger(store: Store, clock: ManualClock, seed: int) -> None:
-    """Started, ended, failed, run and waited: at every pause, through whatever was added up before, for an hour."""
+    """Of keys for an hour by minute, of their queue by hour: at every pause, whatever was added up before."""
     dice = random.Random(seed)
     await store.declare(POLICY)
     ledger: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
@@ -185,6 +197,13 @@ async def test_what_ended_by_key_and_minute_equals_a_ledger(store: Store, clock:
                     for (key, at), of in ledger.items()
                     if key == account and at > oldest
                 }
+            (queue,) = await store.survey(["webhooks"])
+            by_hour: dict[int, Counter[str]] = defaultdict(Counter)
+            for (_, at), of in ledger.items():
+                by_hour[at // 60].update(of)
+            assert {each.number: (each.started, each.done, each.failed, each.ran) for each in queue.hours} == {
+                hour: (of["started"], of["done"], of["failed"], of["ran"]) for hour, of in by_hour.items()
+            }
 
 
 async def test_the_next_jobs_of_a_flow_are_shown_in_the_order_in_which_they_start(

@@ -50,6 +50,18 @@ async def test_the_fleet_is_told_in_numbers_with_no_more_keys_than_asked_for(app
     assert dict(nobody["fairlane_key_waiting_jobs"]) == {("email", "other"): 9}
 
 
+async def test_the_fleet_is_told_what_ended_in_a_day(app: App) -> None:
+    send = shop(app)
+    async with app:
+        await send.enqueue_many([send.call(account) for account in ("acme", "globex")])
+        one, other = await app.queues["email"].claim(2)
+        await one.ack()
+        await other.dead("no")
+        figures = await app.operations.fleet_figures(0)
+    assert figures["fairlane_queue_day_ended_jobs"] == [(("email",), 2)]
+    assert figures["fairlane_queue_day_failed_jobs"] == [(("email",), 1)]
+
+
 async def test_a_worker_tells_of_the_fleet_unless_it_is_told_not_to(app: App) -> None:
     send = shop(app)
     async with app:

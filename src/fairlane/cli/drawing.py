@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from fairlane.cli.choosing import with_app
@@ -12,12 +12,13 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from fairlane.operations.views import Counted, GaugeView, Hint, QueueStatus
+    from fairlane.operations.views import Counted, GaugeView, Hint, KeyMinute, QueueStatus
 
     Cell = str | Text
 
 __all__ = [
     "bar",
+    "chart_lines",
     "columns",
     "counted",
     "gauge_line",
@@ -94,6 +95,24 @@ def sparkline(values: Sequence[float]) -> str:
     if top <= 0:
         return " " * len(values)
     return "".join(" " if value <= 0 else SPARKS[min(7, int(8 * value / top))] for value in values)
+
+
+def chart_lines(minutes: Sequence[KeyMinute], width: int) -> list[Text]:
+    """A line for each figure of the last hour, and the most that any minute had of it."""
+    from rich.text import Text
+
+    shown = minutes[-min(60, max(10, width - 20)) :]
+    rows: list[tuple[str, Callable[[KeyMinute], float], Callable[[float], str]]] = [
+        ("started", lambda each: each.started, lambda most: number(int(most))),
+        ("failed", lambda each: each.failed, lambda most: number(int(most))),
+        ("waited", lambda each: each.mean_wait, wait),
+    ]
+    lines = []
+    for name, figure, said in rows:
+        values = [figure(each) for each in shown]
+        most = max(values, default=0.0)
+        lines.append(Text(f"  {name:<8}{sparkline(values)}  {said(most) if most else 'none'}"))
+    return lines
 
 
 def status_word(status: QueueStatus) -> Text:

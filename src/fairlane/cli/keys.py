@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["draw_keys", "keys"]
 
 SORTS = ("waiting", "running", "done", "started", "name")
-NARROW = ("KEY", "WAIT", "RUN", "ENDED", "FAIL", "LIMIT", "TIME", "SHARE", "HELD BY")
+NARROW = ("KEY", "WAIT", "RUN", "ENDED", "FAIL", "LIMIT", "WAITED", "TIME", "HELD BY")
 # fmt: off
 WIDE = (
-    "KEY", "WAIT", "SCHED", "RUN", "ENDED", "FAIL", "LIMIT", "TIME", "SHARE", "WEIGHT", "ENQUEUED", "STARTED",
+    "KEY", "WAIT", "SCHED", "RUN", "ENDED", "FAIL", "LIMIT", "WAITED", "TIME", "SHARE", "WEIGHT", "ENQUEUED", "STARTED",
     "HELD BY",
 )
 # fmt: on
@@ -59,8 +59,9 @@ def keys(
     """List the keys of a queue, or show one: its lanes, what runs, what starts next, what holds it. Looking changes
     nothing.
 
-    ENDED and FAIL, which is part of it, are of the last 24 hours, and so is SHARE, of the queue's run time; LIMIT is
-    how much of its fullest limit is used; TIME is how long its jobs take.
+    ENDED and FAIL, which is part of it, are of the last 24 hours, and so is SHARE, of the queue's run time (110 columns
+    and more); LIMIT is how much of its fullest limit is used; WAITED is how long those that started in the last hour
+    were ready before, on average; TIME is how long its jobs take.
 
     \b
     Example:
@@ -96,7 +97,7 @@ def _draw_list(page: KeyList, width: int) -> list[Text]:
 
     if not page.keys:
         return [Text(_nothing(page))]
-    return draw_keys(page.keys, page.now, width)
+    return [Text(f"{page.now:%H:%M:%S} UTC", "bold"), *draw_keys(page.keys, page.now, width)]
 
 
 def _nothing(page: KeyList) -> str:
@@ -134,6 +135,7 @@ def _cells(view: KeyView, now: datetime) -> dict[str, str]:
         "ENDED": number(view.done),
         "FAIL": number(view.failed),
         "LIMIT": "" if fullest is None else f"{fullest.used:.4g}/{fullest.bound:.4g}",
+        "WAITED": wait(view.mean_wait),
         "TIME": wait(view.run_time),
         "SHARE": "" if view.share is None else f"{view.share:.0%}",
         "WEIGHT": "" if view.weight is None else f"{view.weight:g}",
@@ -158,11 +160,12 @@ def _ago(at: datetime | None, now: datetime) -> str:
 def draw_key(one: OneKey, width: int) -> list[Text]:
     from rich.text import Text
 
-    from fairlane.cli.drawing import columns, gauge_line, number, printable, sparkline, wait, wrapped
+    from fairlane.cli.drawing import chart_lines, columns, gauge_line, number, printable, sparkline, wait, wrapped
     from fairlane.policy.keys import key_words
 
     view = one.view
-    lines = [Text(f"{printable(key_words(view.keys))} in {view.queue}", "bold"), *draw_keys([view], one.now, width)]
+    title = f"{printable(key_words(view.keys))} in {view.queue}, {one.now:%H:%M:%S} UTC"
+    lines = [Text(title, "bold"), *draw_keys([view], one.now, width)]
     if view.drained_in is not None:
         lines += wrapped(f"what waits has started in {wait(view.drained_in)}, if limits are all that slows it", width)
     if view.weight_words:
@@ -173,6 +176,8 @@ def draw_key(one: OneKey, width: int) -> list[Text]:
     if view.gauges:
         lines += [Text(""), Text("LIMITS", "bold")]
         lines += [Text("  ").append_text(gauge_line(gauge, width - 2)) for gauge in view.gauges]
+    lines += [Text(""), Text("LAST HOUR, minute by minute, and the most of them", "bold")]
+    lines += chart_lines(one.minutes, width)
     lines += [Text(""), Text("LAST 24 HOURS", "bold")]
     for name, hours in (("ended", view.hours), ("failed", one.hours_failed)):
         lines.append(Text(f"  {name:<8}{sparkline(hours)}  {number(sum(hours))}"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
@@ -12,7 +11,7 @@ from fairlane.cli.choosing import place_options
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from fairlane.operations.views import Chart, LimitView, MinuteView, OneQueue, QueueView
+    from fairlane.operations.views import Chart, LimitView, OneQueue, QueueView
     from fairlane.store.protocol import Store
 
 __all__ = ["queues"]
@@ -61,7 +60,12 @@ def draw_queue(one: OneQueue, width: int) -> list[Text]:
     from fairlane.cli.drawing import hint_lines, wrapped
     from fairlane.cli.status import draw_queues
 
-    lines = [*draw_queues([one.view], width), Text(""), Text(f"POLICY (version {one.version})", "bold")]
+    lines = [
+        Text(f"{one.now:%H:%M:%S} UTC", "bold"),
+        *draw_queues([one.view], width),
+        Text(""),
+        Text(f"POLICY (version {one.version})", "bold"),
+    ]
     for words in one.policy_words:
         lines += wrapped(words, width, "  ", "    ")
     if one.limits:
@@ -71,7 +75,6 @@ def draw_queue(one: OneQueue, width: int) -> list[Text]:
     if one.partitions:
         lines += [Text(""), Text("PARTITIONS", "bold"), *draw_queues(one.partitions, width)]
     lines += [Text(""), Text("LAST HOUR, minute by minute, and the most of them", "bold"), *_chart(one.chart, width)]
-    lines += wrapped(_as_of(one.view), width)
     if one.hints:
         lines += [Text(""), Text("HINTS", "bold"), *hint_lines(one.hints, width)]
     return lines
@@ -100,25 +103,7 @@ def _limit(limit: LimitView, width: int) -> list[Text]:
 def _chart(chart: Chart, width: int) -> list[Text]:
     from rich.text import Text
 
-    from fairlane.cli.drawing import number, sparkline, wait
+    from fairlane.cli.drawing import chart_lines, number
 
-    shown = chart.minutes[-min(60, max(10, width - 20)) :]
-    rows: list[tuple[str, Callable[[MinuteView], float], Callable[[float], str]]] = [
-        ("started", lambda each: each.started, lambda most: number(int(most))),
-        ("failed", lambda each: each.failed, lambda most: number(int(most))),
-        ("waited", lambda each: each.mean_wait, wait),
-    ]
-    lines = []
-    for name, figure, said in rows:
-        values = [figure(each) for each in shown]
-        most = max(values, default=0.0)
-        lines.append(Text(f"  {name:<8}{sparkline(values)}  {said(most) if most else 'none'}"))
     denied = ", ".join(f"{limit} {number(count)}" for limit, count in chart.denied.items())
-    lines.append(Text(f"  {'denied':<8}{denied or 'none'}"))
-    return lines
-
-
-def _as_of(view: QueueView) -> str:
-    if view.figures_as_of is None:
-        return "No worker has kept figures of this queue yet."
-    return f"Figures by key and by minute are as of {view.figures_as_of:%H:%M:%S} UTC."
+    return [*chart_lines(chart.minutes, width), Text(f"  {'denied':<8}{denied or 'none'}")]

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["draw_queues", "status"]
 
 HEADINGS = ("QUEUE", "STATUS", "READY", "HELD", "RUN", "SCHED", "DEAD", "OLDEST", "/MIN", "FAIL")
-NUMBERS = HEADINGS[2:]
+OF_A_DAY = ("24H", "FAIL 24H")
+NUMBERS = (*HEADINGS[2:], *OF_A_DAY)
+WIDE_ENOUGH = 100
 
 
 @click.command()
@@ -33,7 +35,7 @@ def status(watch: float | None, app: str | None, url: str | None, as_json: bool)
     A queue is idle, flowing, limited (its limits hold back all that wait, as the policy wants it), lagging (jobs could
     start and have no slot), paused, or stopped (no worker serves it, none knows its tasks, or the broker of its engine
     refuses). HELD are those of the READY ones that limits hold back; /MIN and FAIL are starts and failures a minute, of
-    the last five.
+    the last five; 24H and FAIL 24H are what has ended in the last 24 hours, and how much of it failed.
 
     \b
     Example:
@@ -82,6 +84,7 @@ def _totals(totals: Totals, width: int) -> list[Text]:
         f"{counted(totals.dead)} dead",
         f"{per_minute(totals.started_per_minute)} started, {per_minute(totals.ended_per_minute)} ended, "
         f"{per_minute(totals.failed_per_minute)} failed a minute{oldest}",
+        f"{number(totals.done)} ended in 24 h, {number(totals.failed)} of them failed",
         f"{workers} with {number(totals.slots)} slots{late}",
     )
     return [line for text in said for line in wrapped(text, width, "")]
@@ -89,14 +92,19 @@ def _totals(totals: Totals, width: int) -> list[Text]:
 
 def draw_queues(queues: list[QueueView], width: int) -> list[Text]:
     """A line for each queue; under it, where something waits, its status in a sentence and who holds what back."""
-    from fairlane.cli.drawing import columns, wrapped
+    from fairlane.cli.drawing import columns, number, wrapped
 
-    head, *rows = columns(HEADINGS, [_row(each) for each in queues], width, flexible=("QUEUE",), right=NUMBERS)
+    is_wide = width >= WIDE_ENOUGH
+    headings = (*HEADINGS, *OF_A_DAY) if is_wide else HEADINGS
+    told = [_row(each)[: len(headings)] for each in queues]
+    head, *rows = columns(headings, told, width, flexible=("QUEUE",), right=NUMBERS)
     lines = [head]
     for row, each in zip(rows, queues, strict=True):
         lines.append(row)
         if each.ready or each.is_paused:
             lines += wrapped(each.words, width)
+        if each.done and not is_wide:
+            lines += wrapped(f"{number(each.done)} ended in 24 h, {number(each.failed)} of them failed", width)
         for held in each.held:
             lines += wrapped(_held(held), width, "  - ", "    ")
     return lines
@@ -116,6 +124,8 @@ def _row(view: QueueView) -> tuple[str | Text, ...]:
         wait(view.oldest_wait),
         per_minute(view.started_per_minute),
         per_minute(view.failed_per_minute),
+        number(view.done),
+        number(view.failed),
     )
 
 

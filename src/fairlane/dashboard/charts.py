@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from fairlane.operations.views import Chart
+from fairlane.operations.views import Chart, KeyMinute
 
-__all__ = ["denial_chart", "hours_chart", "sparkline", "throughput_chart", "wait_chart"]
+__all__ = ["denial_chart", "hours_chart", "key_wait_chart", "sparkline", "throughput_chart", "wait_chart"]
 
 CALM = ("series-1", "series-4", "series-3", "soft")
 """Of series that tell of no fault: none is red."""
@@ -49,6 +49,15 @@ def wait_chart(chart: Chart) -> dict[str, Any]:
     }
 
 
+def key_wait_chart(minutes: Sequence[KeyMinute]) -> dict[str, Any]:
+    """How long jobs of a key that started had waited."""
+    return {
+        "x": [each.at.timestamp() for each in minutes],
+        "unit": "s",
+        "series": [_series("mean wait", [each.mean_wait for each in minutes], color="series-1", fill=True)],
+    }
+
+
 def denial_chart(chart: Chart) -> dict[str, Any]:
     """How often the limits that did so most turned somebody away."""
     return {
@@ -72,8 +81,13 @@ def hours_chart(now: datetime, done: Sequence[int], failed: Sequence[int]) -> di
     }
 
 
-def sparkline(values: Sequence[float], width: float = 100.0, height: float = 20.0) -> str:
-    """The points of a line through these values, the highest at the top."""
-    top = max(values, default=0) or 1
+def sparkline(values: Sequence[float | None], width: float = 100.0, height: float = 20.0) -> str:
+    """The points of a line through these values, the highest at the top. Where there is none, the last one holds on."""
+    top = max((value for value in values if value is not None), default=0.0) or 1.0
     step = width / max(1, len(values) - 1)
-    return " ".join(f"{number * step:.1f},{height - value / top * height:.1f}" for number, value in enumerate(values))
+    points, last = [], None
+    for number, value in enumerate(values):
+        last = last if value is None else value
+        if last is not None:
+            points.append(f"{number * step:.1f},{height - last / top * height:.1f}")
+    return " ".join(points)

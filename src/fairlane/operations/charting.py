@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fairlane.clock import SECOND, Instant, as_datetime
-from fairlane.operations.views import Chart, MinuteView
-from fairlane.scheduler.figures import Minute
+from fairlane.operations.views import Chart, KeyMinute, MinuteView
+from fairlane.scheduler.figures import Minute, Span
 
-__all__ = ["MINUTE", "SHOWN", "chart_of", "per_minute"]
+__all__ = ["MINUTE", "SHOWN", "chart_of", "key_minutes", "per_minute"]
 
 MINUTE = 60 * SECOND
 SHOWN = 60
@@ -23,10 +23,7 @@ def chart_of(minutes: Iterable[Minute], now: Instant) -> Chart:
     for each in minutes:
         known = sums.get(each.minute)
         sums[each.minute] = each if known is None else known.and_also(each)
-    # The minute that has just begun would look like a standstill, unless it is the only one of which there is anything.
-    current = now // MINUTE
-    last = current - 1 if any(number < current for number in sums) else current
-    shown = [sums.get(number, Minute(minute=number)) for number in range(last - SHOWN + 1, last + 1)]
+    shown = [sums.get(number, Minute(minute=number)) for number in _shown(sums, now)]
     denied: dict[str, int] = {}
     for each in shown:
         for limit, count in each.denied.items():
@@ -37,6 +34,35 @@ def chart_of(minutes: Iterable[Minute], now: Instant) -> Chart:
     )
 
 
+def key_minutes(minutes: Iterable[Span], now: Instant) -> list[KeyMinute]:
+    """The last hour of a key."""
+    known = {each.number: each for each in minutes}
+    return [
+        KeyMinute(
+            at=as_datetime(each.number * MINUTE),
+            started=each.started,
+            ended=each.done,
+            failed=each.failed,
+            mean_wait=_mean(each.waited, each.started),
+            mean_run=_mean(each.ran, each.done),
+        )
+        for each in (known.get(number, Span(number)) for number in _shown(known, now))
+    ]
+
+
+def _shown(known: Iterable[int], now: Instant) -> range:
+    """Which minutes a chart has."""
+    # The minute that has just begun would look like a standstill, unless it is the only one of which there is anything.
+    current = now // MINUTE
+    last = current - 1 if any(number < current for number in known) else current
+    return range(last - SHOWN + 1, last + 1)
+
+
+def _mean(microseconds: int, count: int) -> float:
+    """In seconds."""
+    return microseconds / count / SECOND if count else 0.0
+
+
 def _view(minute: Minute) -> MinuteView:
     return MinuteView(
         at=as_datetime(minute.minute * MINUTE),
@@ -44,9 +70,9 @@ def _view(minute: Minute) -> MinuteView:
         started=minute.started,
         ended=minute.ended,
         failed=minute.failed,
-        mean_wait=minute.waited / minute.started / SECOND if minute.started else 0.0,
+        mean_wait=_mean(minute.waited, minute.started),
         longest_wait=minute.waited_longest / SECOND,
-        mean_run=minute.ran / minute.ended / SECOND if minute.ended else 0.0,
+        mean_run=_mean(minute.ran, minute.ended),
         denied=minute.denied,
     )
 

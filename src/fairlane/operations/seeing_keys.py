@@ -7,11 +7,12 @@ from typing import Any
 
 import msgspec
 
-from fairlane.clock import Instant, as_datetime
+from fairlane.clock import SECOND, Instant, as_datetime
 from fairlane.errors import ConfigurationError
 from fairlane.explaining import explain_queue, not_told_apart
 from fairlane.job import JobRecord, State
 from fairlane.operations.asking import in_force
+from fairlane.operations.charting import key_minutes
 from fairlane.operations.gauging import drained_in, gauge_view, gauges_of
 from fairlane.operations.views import Counted, KeyList, KeyView, LaneView, NextJob, OneKey
 from fairlane.policy.by import By
@@ -142,6 +143,7 @@ def _key_at(moment: Moment, queue: str, canonical: Mapping[str, str | None]) -> 
         now=as_datetime(look.now),
         view=view,
         hours_failed=[each.failed for each in _hours(figures, look.now)],
+        minutes=key_minutes(figures.at(look.now).minutes, look.now),
         lanes=(yield from _lanes(moment, look.policies[where], canonical)),
         running=[],
         next_jobs=[_job(each) for each in (yield from moment.next_jobs(where, canonical, SHOWN_JOBS))],
@@ -314,6 +316,7 @@ def _passed_by(policy: Policy, by: By, key: Key) -> list[tuple[BoundLimit, Key]]
 def _view(look: _Look, queue: str, stored: KeyFigures, gauges: Mapping[tuple[str, str, Key], Gauge]) -> KeyView:
     policy, key = look.policies[queue], stored.key
     figures = stored.at(look.now)
+    started = sum(each.started for each in figures.minutes)
     limits = _limits_for(policy, figures.by, key)
     views = [gauge_view(gauges[queue, bound.name, key], bound) for bound in limits]
     waiting = figures.waiting
@@ -339,6 +342,8 @@ def _view(look: _Look, queue: str, stored: KeyFigures, gauges: Mapping[tuple[str
         last_enqueued_at=None if figures.arrived_at is None else as_datetime(figures.arrived_at),
         last_started_at=None if figures.started_at is None else as_datetime(figures.started_at),
         hours=[each.done for each in _hours(figures, look.now)],
+        mean_wait=sum(each.waited for each in figures.minutes) / started / SECOND if started else None,
+        waits=[round(each.mean_wait, 3) if each.started else None for each in key_minutes(figures.minutes, look.now)],
         drained_in=drained_in(waiting, figures.run_time, passed, look.now, pace) if held else None,
     )
 

@@ -23,6 +23,7 @@ __all__ = [
     "Hint",
     "HintKind",
     "KeyList",
+    "KeyMinute",
     "KeySort",
     "KeyView",
     "LaneView",
@@ -94,18 +95,23 @@ class HeldView(msgspec.Struct, frozen=True, kw_only=True):
     jobs: int
 
 
-class MinuteView(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened within a minute."""
+class KeyMinute(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened to jobs of a key within a minute."""
 
     at: datetime
-    arrived: int = 0
     started: int = 0
     ended: int = 0
     failed: int = 0
     mean_wait: float = 0.0
     """Seconds from ready to start, of those that started."""
-    longest_wait: float = 0.0
     mean_run: float = 0.0
+
+
+class MinuteView(KeyMinute, frozen=True, kw_only=True):
+    """What happened in queues within a minute."""
+
+    arrived: int = 0
+    longest_wait: float = 0.0
     denied: dict[str, int] = {}
     """How often a limit turned somebody away, by limit."""
 
@@ -174,6 +180,10 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     dead: Counted
     oldest_wait: float | None
     """Seconds since the oldest ready job became ready; `None`: nothing waits, or it is not known yet."""
+    done: int = 0
+    """Ended in the last 24 hours, failures included."""
+    failed: int = 0
+    """Of these."""
     started_per_minute: float
     """Of the last five minutes, as the next two."""
     ended_per_minute: float
@@ -210,6 +220,10 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     scheduled: Counted = Counted()
     dead: Counted = Counted()
     oldest_wait: float | None = None
+    done: int = 0
+    """Ended in the last 24 hours, failures included."""
+    failed: int = 0
+    """Of these."""
     started_per_minute: float = 0.0
     ended_per_minute: float = 0.0
     failed_per_minute: float = 0.0
@@ -312,6 +326,10 @@ class KeyView(msgspec.Struct, frozen=True, kw_only=True):
     last_started_at: datetime | None
     hours: list[int]
     """What ended in each of the last 24 hours, the oldest first."""
+    mean_wait: float | None = None
+    """Seconds from ready to start, of those that started in the last hour; `None`: none did."""
+    waits: list[float | None] = []
+    """The same minute by minute, the oldest first."""
     drained_in: float | None
     """Seconds until what waits has started if its limits are all that slows it down; `None`: nothing says so."""
     weight_from: Origin | None = None
@@ -373,6 +391,8 @@ class OneKey(msgspec.Struct, frozen=True, kw_only=True):
     now: datetime
     view: KeyView
     hours_failed: list[int]
+    minutes: list[KeyMinute]
+    """The last hour, the oldest first; quiet minutes are there too."""
     lanes: list[LaneView]
     running: list[NextJob]
     next_jobs: list[NextJob]

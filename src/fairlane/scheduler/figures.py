@@ -49,7 +49,7 @@ Place = tuple[By, Key]
 
 
 class Span(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What happened to jobs of a key within an hour or a minute."""
+    """What happened to jobs of a key, or of a queue, within an hour or a minute."""
 
     number: int
     """Which hour or minute, since 1970."""
@@ -254,6 +254,14 @@ class Sums:
         """What each minute adds up to, to be added to what is known of it."""
         return list(self._minutes.values())
 
+    def over_hours(self, known: Iterable[Span], now: Instant) -> tuple[Span, ...]:
+        """The last day of the queue, hour by hour, given what is known of it."""
+        told = [
+            Span(each.minute * MINUTE // HOUR, each.ended, each.failed, each.ran, each.started, each.waited)
+            for each in self._minutes.values()
+        ]
+        return _since(_together(known, told), now // HOUR - HOURS)
+
     def applied_to(
         self, known: Mapping[Place, KeyFigures], now: Instant, places: Iterable[Place] | None = None
     ) -> list[KeyFigures]:
@@ -306,6 +314,10 @@ class Recent:
     def over(self, known: Iterable[KeyFigures]) -> list[KeyFigures]:
         """Every key that it concerns, given what is stored of them."""
         return self._sums.applied_to({(each.by, each.key): each for each in known}, self.now)
+
+    def over_hours(self, known: Iterable[Span]) -> tuple[Span, ...]:
+        """The last day of the queue as it is now, hour by hour."""
+        return self._sums.over_hours(known, self.now)
 
     def over_minutes(self, known: Iterable[Minute]) -> list[Minute]:
         """Minutes as they are now, in their order."""

@@ -12,7 +12,7 @@ from fairlane.clock import Instant
 from fairlane.policy.by import By
 from fairlane.policy.partitions import whole_of
 from fairlane.scheduler.explain import Service
-from fairlane.scheduler.figures import Held, KeyFigures
+from fairlane.scheduler.figures import Held, KeyFigures, Span
 from fairlane.scheduler.settlement import DISPATCHER
 from fairlane.scheduler.snapshot import LaneTally
 
@@ -89,6 +89,8 @@ class QueueFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Up to when what claims did is in the stored stats; `None`: it never was."""
     uncounted: int
     """Claims that are not. They are added when somebody looks."""
+    hours: tuple[Span, ...] = ()
+    """The last day, the oldest first; hours in which nothing started or ended are left out."""
 
 
 class KeySort(StrEnum):

@@ -27,6 +27,7 @@ __all__ = [
     "KeyPlace",
     "add_held",
     "decode_held",
+    "decode_hours",
     "decode_minute",
     "encode",
     "key_figures",
@@ -111,7 +112,7 @@ def key_figures(row: Row) -> KeyFigures:
         arrived_at=arrived_at,
         started_at=started_at,
         run_time=run_time,
-        hours=() if hours is None else _read_hours(hours),
+        hours=decode_hours(hours),
         minutes=() if minutes is None else _read_minutes(minutes),
         done=done,
         failed=failed,
@@ -179,6 +180,10 @@ def add_held(held: Mapping[str, Held], changes: Mapping[str, Held]) -> dict[str,
         known = after.get(limit, Held())
         after[limit] = Held(known.keys + change.keys, known.jobs + change.jobs)
     return {limit: each for limit, each in after.items() if each.keys > 0}
+
+
+def decode_hours(text: str | None) -> tuple[Span, ...]:
+    return () if text is None else _read_hours(text)
 
 
 def decode_minute(text: str) -> Minute:

@@ -174,7 +174,7 @@ class Moment:
         figures = []
         found = yield _query("survey", list(recents), COUNTED_AT_MOST)
         oldest = yield from self._oldest_in([row[0] for row in found if row[1] > 0])
-        for name, ready, running, parked, unseen, ended, bells, scheduled, next_due_at, counted_at, held in found:
+        for name, ready, running, parked, unseen, ended, bells, scheduled, due_at, counted_at, held, hours in found:
             recent, before = recents[name], stored[name]
             waiting = max(0, ready + unseen)
             since = [each for each in (oldest.get(name), recent.pending.oldest) if each is not None and waiting]
@@ -190,9 +190,10 @@ class Moment:
                     dead=Counted(dead.get(name, 0), has_all_dead),
                     held=key_rows.add_held(key_rows.decode_held(held), changes_of_held(before, recent.over(before))),
                     oldest_ready_at=min(since, default=None),
-                    next_due_at=next_due_at,
+                    next_due_at=due_at,
                     counted_at=counted_at,
                     uncounted=recent.claims,
+                    hours=recent.over_hours(key_rows.decode_hours(hours)),
                 )
             )
         return figures

@@ -162,6 +162,7 @@ class FiguresRow(NamedTuple):
     tallied_at: Instant | None = None
     kept: str = ""
     held: str = "{}"
+    hours: str | None = None
 
 
 class _Changed(NamedTuple):
@@ -192,6 +193,7 @@ class _AddingUp:
         self.keys = 0
         self.before = Kept.decode(row.kept)
         self.kept = Kept.by(policy)
+        self._hours = key_rows.decode_hours(row.hours)
 
     @property
     def room(self) -> int:
@@ -209,6 +211,7 @@ class _AddingUp:
 
     def written(self) -> None:
         """What was read so far is: go on with what comes after."""
+        self._hours = self._sums.over_hours(self._hours, self.now)
         self._sums = Sums(self.policy)
         self._entries = self._read = 0
 
@@ -285,7 +288,8 @@ class _AddingUp:
 
     def row(self) -> FiguresRow:
         """What is to be stored."""
-        return FiguresRow(self.tallied, self.tallied_at, self.kept.encoded, key_rows.encode(self._held))
+        hours = key_rows.encode(self._hours) if self._hours else None
+        return FiguresRow(self.tallied, self.tallied_at, self.kept.encoded, key_rows.encode(self._held), hours)
 
     def did(self, *, more: bool) -> Tallied:
         return Tallied(self.tallies, self.keys, more or self.kept != Kept.by(self.policy))

@@ -109,6 +109,8 @@ _METRICS = (
     _fleet("fairlane_queue_running_jobs", "{job}", "Jobs that run, anywhere.", "queue"),
     _fleet("fairlane_queue_scheduled_jobs", "{job}", "Jobs that are not due yet.", "queue"),
     _fleet("fairlane_queue_dead_jobs", "{job}", "Jobs that were set aside as dead.", "queue"),
+    _fleet("fairlane_queue_day_ended_jobs", "{job}", "Runs that ended in the last 24 hours, failed ones too.", "queue"),
+    _fleet("fairlane_queue_day_failed_jobs", "{job}", "Of those, what failed; each attempt counts.", "queue"),
     _fleet("fairlane_queue_oldest_wait_seconds", "s", "For how long the oldest ready job has waited.", "queue"),
     _fleet("fairlane_limit_saturation_ratio", "1", "How much of a limit is used, 1 if all of it.", "queue", "limit"),
     _fleet("fairlane_key_waiting_jobs", "{job}", "Jobs that wait, of the keys with most.", "queue", "key"),

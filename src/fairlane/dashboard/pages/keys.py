@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fairlane.dashboard.charts import hours_chart
+from fairlane.dashboard.charts import hours_chart, key_wait_chart
 from fairlane.dashboard.keys import key_query, keys_of, watched_text
 from fairlane.dashboard.page import Ask, Page
 
@@ -55,6 +55,7 @@ async def look_at_key(ask: Ask) -> dict[str, Any]:
         "query": key_query(seen.view.keys),
         "watched_text": watched_text(queue, seen.view.keys),
         "hours": hours_chart(seen.now, seen.view.hours, seen.hours_failed),
+        "waits": key_wait_chart(seen.minutes),
     }
 
 

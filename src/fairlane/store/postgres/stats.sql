@@ -4,7 +4,7 @@
 -- What claims have left, and what has happened since that no claim has seen. $1 queues by name, $2 scheduled jobs are counted up
 -- to this
 select q.name, s.ready, s.running, s.parked, unseen.jobs, released.jobs, unseen.bells + released.bells, scheduled.jobs,
-    scheduled.next_due_at, f.counted_at, coalesce(f.held, '{}')
+    scheduled.next_due_at, f.counted_at, coalesce(f.held, '{}'), f.hours
 from unnest($1::text[]) with ordinality as u (name, nth)
 cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
 cross join lateral (

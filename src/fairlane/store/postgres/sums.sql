@@ -32,16 +32,16 @@ set local idle_in_transaction_session_timeout = '60s'
 select pg_try_advisory_xact_lock(1717660020, $1::integer)
 
 -- name: select_queue_figures
-select f.counted, f.counted_at, f.kept, f.held
+select f.counted, f.counted_at, f.kept, f.held, f.hours
 from fairlane.queue_figures f
 where f.queue_id = $1::integer
 
 -- name: put_queue_figures
-insert into fairlane.queue_figures (queue_id, counted, counted_at, kept, held, passed_at)
-values ($1::integer, $2, $3, $4, $5, $6)
+insert into fairlane.queue_figures (queue_id, counted, counted_at, kept, held, hours, passed_at)
+values ($1::integer, $2, $3, $4, $5, $6, $7)
 on conflict (queue_id) do update
 set counted = excluded.counted, counted_at = excluded.counted_at, kept = excluded.kept, held = excluded.held,
-    passed_at = excluded.passed_at
+    hours = excluded.hours, passed_at = excluded.passed_at
 
 -- name: select_told
 -- What claims have told that is not in the stats. $1 queue, $2 after which change, $3 how many

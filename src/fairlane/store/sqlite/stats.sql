@@ -14,7 +14,7 @@ select q.name, q.ready, q.running, q.parked,
     (select count(*) from arrivals where queue = q.id) + (select count(*) from releases where queue = q.id),
     (select count(*) from (select 1 from jobs where queue = q.id and due_at is not null limit ?2)),
     (select min(due_at) from jobs where queue = q.id and due_at is not null),
-    f.counted_at, coalesce(f.held, '{}')
+    f.counted_at, coalesce(f.held, '{}'), f.hours
 from json_each(?1) as u
 cross join queues as q on q.name = u.value
 left join queue_figures as f on f.queue = q.id

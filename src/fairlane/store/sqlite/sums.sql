@@ -14,16 +14,16 @@ left join queue_figures as f on f.queue = q.id
 where q.name = ?1
 
 -- name: select_queue_figures
-select counted, counted_at, kept, held
+select counted, counted_at, kept, held, hours
 from queue_figures
 where queue = ?
 
 -- name: put_queue_figures
-insert into queue_figures (queue, counted, counted_at, kept, held, passed_at)
-values (?, ?, ?, ?, ?, ?)
+insert into queue_figures (queue, counted, counted_at, kept, held, hours, passed_at)
+values (?, ?, ?, ?, ?, ?, ?)
 on conflict (queue) do update
 set counted = excluded.counted, counted_at = excluded.counted_at, kept = excluded.kept, held = excluded.held,
-    passed_at = excluded.passed_at
+    hours = excluded.hours, passed_at = excluded.passed_at
 
 -- name: select_told
 -- What claims have told that is not in the stats. ?1 queue, ?2 after which change, ?3 how many

@@ -1,5 +1,6 @@
 // Keys that somebody watches: kept in the browser, and in the address, so that they can be shared.
 const KEPT = "fairlane.watched";
+const MOST = 20; // as many as the overview shows
 
 const read = () => JSON.parse(localStorage.getItem(KEPT) ?? "[]");
 
@@ -15,7 +16,10 @@ export function bringWatched() {
 export function watchKeys() {
   for (const button of document.querySelectorAll("button[data-watch]")) {
     const isWatched = read().includes(button.dataset.watch);
+    const isFull = !isWatched && read().length >= MOST;
     button.setAttribute("aria-pressed", String(isWatched));
+    button.disabled = isFull;
+    button.title = isFull ? `${MOST} keys are watched already` : "";
     button.textContent = isWatched ? "★ watched" : "☆ watch";
     button.onclick ??= () => {
       const kept = read();

@@ -375,7 +375,9 @@ create table queue_figures (
     -- The scopes and limits that the figures are kept by: where the policy has others, keys are counted anew.
     kept text not null default '',
     -- By limit, how many keys it holds back and how many jobs wait there. JSON.
-    held text not null default '{}'
+    held text not null default '{}',
+    -- What started and ended in the last day, hour by hour (`scheduler.figures.Span`), as a JSON array.
+    hours text
 ) strict;
 
 -- One row for each key of each scope that is not idle. `key` is a JSON array, as in `flows`; `label` is what people search:
