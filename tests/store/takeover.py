@@ -1,6 +1,6 @@
-"""A process that claims until nothing is left: `python -m tests.store.takeover <kind> <url> <seed>`.
+"""A process that claims until nothing is left: `python -m tests.store.takeover <kind> <url> <seed> <ledger>`.
 
-It is killed at any moment. It says a line for every claim that started something.
+It is killed at any moment. It writes down every claim and every settlement.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ import asyncio
 import contextlib
 import random
 import sys
+import time
 from datetime import timedelta
-from typing import get_args
+from pathlib import Path
+from typing import TextIO, get_args
 
 from fairlane.errors import StoreUnavailable
 from fairlane.job import Claim, State
@@ -20,7 +22,7 @@ from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
 from tests.store.harness import Database, Kind, worker_named
 
-__all__ = ["PER_ACCOUNT", "QUEUE", "TOTALS", "policy_of"]
+__all__ = ["LEASE", "PER_ACCOUNT", "QUEUE", "TOTALS", "policy_of"]
 
 QUEUE = "webhooks"
 PER_ACCOUNT = 2
@@ -40,23 +42,28 @@ async def is_left(store: Store) -> bool:
     return bool((await store.find_jobs(JobFilter(state=State.SCHEDULED), limit=1)).jobs)
 
 
-async def main(kind: str, url: str, seed: str) -> None:
+async def main(kind: str, url: str, seed: str, written: TextIO) -> None:
     (chosen,) = (each for each in get_args(Kind) if each == kind)
     chance, worker = random.Random(seed), worker_named(f"process {seed}")
     database = Database(chosen, url)
-    store = await database.open()
     held: list[Claim] = []
+    store = await _opened(database)
     while True:
-        with contextlib.suppress(StoreUnavailable):  # a session was ended
-            want = chance.randrange(1, 5)
+        with contextlib.suppress(StoreUnavailable):  # a session was ended, or the database has crashed
+            want, asked = chance.randrange(1, 5), time.monotonic_ns()
             brought = await store.claim(QUEUE, lambda want=want: want, worker=worker, lease=LEASE)  # type: ignore[misc]
-            held += brought.claims
             if brought.claims:
-                print("claimed", flush=True)
+                jobs = " ".join(f"{each.id}:{each.keys['account']}" for each in brought.claims)
+                written.write(f"claimed {asked} {time.monotonic_ns()} {brought.lease} {jobs}\n")
+            held += brought.claims
             chance.shuffle(held)
             ending, held = held[: len(held) // 2 + 1], held[len(held) // 2 + 1 :]
             if ending:
-                await store.settle([settle(each, chance.choice(OUTCOMES), 1_000) for each in ending])
+                ends = [(each, chance.choice(OUTCOMES)) for each in ending]
+                words = " ".join(f"{each.id}:{each.lease}:{type(outcome).__name__}" for each, outcome in ends)
+                written.write(f"settling {time.monotonic_ns()} {words}\n")
+                lost = await store.settle([settle(each, outcome, 1_000) for each, outcome in ends])
+                written.write(f"settled {time.monotonic_ns()} {' '.join(map(str, lost))}\n")
             if not brought.claims:
                 await store.reap()
                 if not await is_left(store):
@@ -66,5 +73,13 @@ async def main(kind: str, url: str, seed: str) -> None:
     await database.close()
 
 
+async def _opened(database: Database) -> Store:
+    while True:
+        with contextlib.suppress(StoreUnavailable):
+            return await database.open()
+
+
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+    kind, url, seed, ledger = sys.argv[1:]
+    with Path(ledger).open("a", buffering=1) as written:
+        asyncio.run(main(kind, url, seed, written))

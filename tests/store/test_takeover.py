@@ -1,29 +1,42 @@
 """Processes take a queue over from one another, under tight limits, and are killed wherever they are (J01, J02).
 
+So is the database. PostgreSQL loses what was not flushed, and the processes remember it; of a SQLite file only a crash
+of the host loses anything, and nobody is left to remember.
+
 `FAIRLANE_TAKEOVER_CLAIMS=10000 FAIRLANE_TAKEOVER_PROCESSES=8 pytest -s tests/store/test_takeover.py` does it at length.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import random
+import signal
+import sqlite3
 import sys
-from asyncio.subprocess import PIPE, Process
+import time
+from asyncio.subprocess import Process
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
+import asyncpg
 import pytest
 
 from fairlane.errors import StoreUnavailable
 from fairlane.job import State
 from fairlane.store.protocol import QueueCounts, Store
+from fairlane.testing.postgres import ThrowawayPostgres
 from tests.model import boards
+from tests.store.claim_ledger import ClaimLedger, Token
 from tests.store.harness import Database, new_jobs
-from tests.store.takeover import PER_ACCOUNT, QUEUE, TOTALS, policy_of
+from tests.store.lost_power import PowerLoss
+from tests.store.takeover import LEASE, PER_ACCOUNT, QUEUE, TOTALS, policy_of
+from tests.waiting import until_found
 
 CLAIMS = int(os.environ.get("FAIRLANE_TAKEOVER_CLAIMS", "150"))
 PROCESSES = int(os.environ.get("FAIRLANE_TAKEOVER_PROCESSES", "3"))
@@ -33,51 +46,57 @@ TROUBLE_EVERY = 12
 ROOT = Path(__file__).resolve().parent.parent.parent
 WATCHDOG = 120 + CLAIMS / 5
 """Seconds after which processes that hang have failed. Never the measure of anything."""
+UNFLUSHED = {"wal_writer_delay": "10s", "wal_writer_flush_after": "1GB"}
+"""What does not wait for the disk stays in memory until something is durable: a crash finds more to lose."""
 
 
 class Fleet:
-    def __init__(self, database: Database, store: Store) -> None:
+    def __init__(self, database: Database, store: Store, folder: Path) -> None:
         self.database = database
         self.store = store
         self.chance = random.Random(CLAIMS)
-        self.claims = 0
+        self.ledger = ClaimLedger(folder, int(LEASE.total_seconds() * 1e9))
         self.troubles: Counter[str] = Counter()
-        self.jobs: list[Any] = []
+        self.lost = 0
+        """Claims that crashes of the database have lost."""
+        self.jobs: list[UUID] = []
+        self._cancelled: list[UUID] = []
+        self._version = 0
         session = "terminate" if database.kind == "postgres" else "kill"
-        self._troubles = itertools.cycle(["kill", "policy", session, "kill", "cancel", "checkpoint"])
+        self._troubles = itertools.cycle(["kill", "policy", "crash", session, "cancel", "crash", "checkpoint"])
         self._started = 0
-        self._running: dict[asyncio.Task[None], Process] = {}
+        self._running: dict[asyncio.Task[int], Process] = {}
 
     async def start(self) -> None:
         self._started += 1
-        given = (self.database.kind, self.database.url, str(self._started))
-        command = [sys.executable, "-m", "tests.store.takeover", *given]
-        process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, cwd=ROOT)
-        self._running[asyncio.create_task(self._hear(process))] = process
-
-    async def _hear(self, process: Process) -> None:
-        assert process.stdout is not None
-        while await process.stdout.readline():
-            self.claims += 1
-        await process.wait()
+        ledger = self.ledger.folder / str(self._started)
+        given = (self.database.kind, self.database.url, str(self._started), str(ledger))
+        process = await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.store.takeover", *given, cwd=ROOT)
+        self._running[asyncio.create_task(process.wait())] = process
 
     async def run(self) -> None:
-        for _ in range(PROCESSES):
-            await self.start()
         due = TROUBLE_EVERY
         try:
+            for _ in range(PROCESSES):
+                await self.start()
             while self._running:
                 done, _ = await asyncio.wait(self._running, timeout=0.005, return_when=asyncio.FIRST_COMPLETED)
                 for each in done:
-                    assert self._running.pop(each).returncode in (0, -9), "its error is on stderr"
+                    assert self._running.pop(each).returncode in (0, -signal.SIGKILL), "its error is on stderr"
                 await self._look()
-                if self.claims >= due:
-                    due = self.claims + TROUBLE_EVERY
+                self.ledger.read()
+                if self.ledger.claims >= due:
+                    due = self.ledger.claims + TROUBLE_EVERY
                     await self._trouble()
         finally:
-            for process in self._running.values():
+            await self._kill_all()
+
+    async def _kill_all(self) -> None:
+        for process in self._running.values():
+            with contextlib.suppress(ProcessLookupError):
                 process.kill()
-            await asyncio.gather(*self._running)
+        await asyncio.gather(*self._running)
+        self._running.clear()
 
     async def _trouble(self) -> None:
         what = next(self._troubles)
@@ -93,11 +112,79 @@ class Fleet:
                         "and application_name = 'fairlane' order by random() limit 2"
                     )
             case "cancel":
-                await _again(lambda: self.store.cancel(self.chance.choice(self.jobs)))
+                job = self.chance.choice(self.jobs)
+                await _again(lambda: self.store.cancel(job))
+                self._cancelled.append(job)
             case "policy":
-                await _again(lambda: self.store.apply(policy_of(self.chance.choice(TOTALS))))
+                declared = await _again(lambda: self.store.apply(policy_of(self.chance.choice(TOTALS))))
+                self._version = declared.version
+            case "crash" if self.database.kind == "postgres":
+                await self._crash()
+            case "crash":
+                await self._lose_power()
             case _:
                 await _again(lambda: boards.checkpoint(self.store, QUEUE))
+
+    async def _crash(self) -> None:
+        """A backend is killed, so that the server starts again from what is flushed. Nobody goes on before we know what
+        the database holds then; whoever claimed last remembers more."""
+        async with self._standing_still():
+            at = time.monotonic_ns()
+            victim, other = await asyncpg.connect(self.database.url), await asyncpg.connect(self.database.url)
+            os.kill(victim.get_server_pid(), signal.SIGKILL)
+            # Until the server has noticed, it still lets people in.
+            await until_found(lambda: _is_gone(other))
+            await until_found(lambda: _answers(self.database.url))
+            self.lost += self.ledger.crash(at, await self.running())
+
+    async def _lose_power(self) -> None:
+        async with self._standing_still():
+            await self._kill_all()
+        at = time.monotonic_ns()
+        loss = PowerLoss(Path(self.database.url))
+        await self.database.close()
+        loss.happen(self._is_durable)
+        self.store = await self.database.open()
+        self.lost += self.ledger.crash(at, await self.running())
+        self.ledger.end_all(at)
+        for _ in range(PROCESSES):
+            await self.start()
+
+    def _is_durable(self, file: sqlite3.Connection) -> bool:
+        """Whether it holds all that was acknowledged as durable."""
+        states = {UUID(bytes=job): State(state) for job, state in file.execute("select id, state from jobs")}
+        asked = {UUID(bytes=job) for (job,) in file.execute("select id from jobs where cancel_requested")}
+        ((version,),) = file.execute("select version from queues")
+        ended = {State.CANCELLED, State.DONE}
+        return (
+            all(states.get(job) is State.DONE for job in self.ledger.done())
+            and all(job in asked or states.get(job) in ended for job in self._cancelled)
+            and version >= self._version
+        )
+
+    @contextlib.asynccontextmanager
+    async def _standing_still(self) -> AsyncIterator[None]:
+        """Everybody is stopped, wherever they are, once somebody has claimed what perhaps nobody has flushed yet."""
+        stopped: list[Process] = []
+
+        async def is_worth_it() -> bool:
+            _go_on(stopped)
+            await asyncio.wait(self._running, timeout=0.001)
+            stopped[:] = [each for each in self._running.values() if _stop(each.pid)]
+            self.ledger.read()
+            return not stopped or (self.ledger.has_tail() and await self._is_unflushed())
+
+        try:
+            await until_found(is_worth_it, WATCHDOG)
+            yield
+        finally:
+            _go_on(stopped)
+
+    async def _is_unflushed(self) -> bool:
+        if self.database.kind == "sqlite-file":
+            return True
+        async with self.database.transaction(begin=False) as mine:
+            return bool(await mine.tx.fetchval("select pg_current_wal_insert_lsn() > pg_current_wal_flush_lsn()"))
 
     async def _look(self) -> None:
         """By what the database holds to run, no limit is exceeded. (While it is lowered, what runs goes on.)"""
@@ -106,11 +193,61 @@ class Fleet:
         assert running.total() <= max(TOTALS)
 
     async def states(self) -> list[Any]:
+        return await self._select("select lane, state, count(*) from jobs group by lane, state")
+
+    async def running(self) -> set[Token]:
+        """The claims that the database holds."""
+        found = await self._select("select id, lease from jobs where state = 2")
+        return {(_uuid(job), _uuid(lease)) for job, lease in found}
+
+    async def ended(self) -> list[tuple[UUID, bool]]:
+        """Every job that has ended, and whether it is done."""
+        found = await self._select("select id, state from jobs where state in (3, 5)")
+        return [(_uuid(job), State(state) is State.DONE) for job, state in found]
+
+    async def _select(self, statement: str) -> list[Any]:
         async with self.database.transaction(begin=False) as mine:
             if self.database.kind == "postgres":
-                found = await mine.tx.fetch("select lane, state, count(*) from fairlane.jobs group by lane, state")
-                return [tuple(row) for row in found]
-            return list(mine.tx.execute("select lane, state, count(*) from jobs group by lane, state"))
+                await mine.tx.execute("set search_path to fairlane")
+                return [tuple(row) for row in await mine.tx.fetch(statement)]
+            return list(mine.tx.execute(statement))
+
+
+def _uuid(value: Any) -> UUID:
+    return value if isinstance(value, UUID) else UUID(bytes=value)
+
+
+def _stop(pid: int) -> bool:
+    """Stop a process and wait until it stands. Returns whether it does: it may have ended."""
+    try:
+        os.kill(pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    except (ProcessLookupError, ChildProcessError):
+        return False
+    return True
+
+
+def _go_on(processes: list[Process]) -> None:
+    for each in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(each.pid, signal.SIGCONT)
+
+
+async def _is_gone(connection: asyncpg.Connection[Any]) -> bool:
+    try:
+        await connection.execute("select 1")
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+        return True
+    return False
+
+
+async def _answers(url: str) -> bool:
+    try:
+        connection = await asyncpg.connect(url)
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+        return False
+    await connection.close()
+    return True
 
 
 async def _again(act: Any) -> Any:
@@ -123,11 +260,30 @@ async def _again(act: Any) -> Any:
             continue
 
 
+@pytest.fixture(params=["sqlite-file", "postgres"])
+async def own_database(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Database]:
+    """One that can be crashed: its server is nobody else's."""
+    if request.param == "sqlite-file":
+        database = Database("sqlite-file", str(tmp_path / "jobs.db"))
+        yield database
+        await database.close()
+        return
+    with ThrowawayPostgres(fsync=False, settings=UNFLUSHED) as server:
+        database = Database("postgres", server.url())
+        await database.connect().migrate()
+        yield database
+        await database.close()
+
+
 @pytest.mark.slow
-async def test_processes_take_over_from_one_another_and_are_killed(shared_database: Database) -> None:
-    store = await shared_database.open()
+async def test_processes_take_over_from_one_another_and_are_killed_and_so_is_the_database(
+    own_database: Database, tmp_path: Path
+) -> None:
+    store = await own_database.open()
     await store.declare(policy_of(TOTALS[0]))
-    fleet = Fleet(shared_database, store)
+    folder = tmp_path / "ledger"
+    folder.mkdir()
+    fleet = Fleet(own_database, store, folder)
     jobs = [
         job
         for number in range(CLAIMS * 2)
@@ -137,13 +293,20 @@ async def test_processes_take_over_from_one_another_and_are_killed(shared_databa
     fleet.jobs = [job.id for job in jobs]
     async with asyncio.timeout(WATCHDOG):
         await fleet.run()
-    states: Counter[State] = Counter()
+    ledger, ended, states = fleet.ledger, await fleet.ended(), Counter[State]()
     for _, state, count in await fleet.states():
         states[State(state)] += count
-    print(f"\n{shared_database.kind}: {fleet.claims:,} claims, {dict(fleet.troubles)}, {dict(states)}")
-    assert fleet.claims >= CLAIMS
-    assert states.total() == len(jobs)
-    assert set(states) <= {State.DONE, State.CANCELLED}, "a job is lost"
+    happened = f"{ledger.claims:,} claims, {dict(fleet.troubles)}, {fleet.lost} claims lost"
+    print(f"\n{own_database.kind}: {happened}, {dict(states)}")
+    assert ledger.claims >= CLAIMS
+    assert fleet.lost, "no crash has lost a claim: this shows nothing"
+    assert {job for job, _ in ended} == set(fleet.jobs), "a job is lost"
+    ledger.check_ends(ended)
+    ledger.check_fences()
+    assert ledger.most_at_once(lambda held: held.token[0]) == 1, "a job was held twice"
+    assert ledger.most_at_once(lambda held: held.account) <= PER_ACCOUNT
+    assert ledger.most_at_once(lambda held: None) <= max(TOTALS)
+    store = fleet.store
     await _again(lambda: boards.fold(store, QUEUE))
     board = await boards.catch_up(store, QUEUE)
     found = await boards.said(store, QUEUE)
