@@ -56,7 +56,8 @@ class ClaimLedger:
     claims: int = 0
     """Calls that brought something."""
     held: dict[Token, Held] = field(default_factory=dict)
-    crashes: list[int] = field(default_factory=list)
+    crashes: list[tuple[int, set[Token]]] = field(default_factory=list)
+    """When the database crashed, and what it held to run after that."""
     _read: dict[Path, int] = field(default_factory=dict)
     _asked: dict[Path, list[Held]] = field(default_factory=dict)
 
@@ -80,6 +81,8 @@ class ClaimLedger:
                     token = (UUID(job), UUID(lease))
                     assert token not in self.held, "two claims of one job have one token"
                     self.held[token] = Held(token, account, int(asked), int(got), int(asked) + self.lease)
+                    for crash in self.crashes:
+                        self._crash(self.held[token], *crash)
             case ["settling", at, *settlements]:
                 self._asked[path] = []
                 for each in settlements:
@@ -99,18 +102,21 @@ class ClaimLedger:
         flushed = max((each.ended for each in self.held.values() if each.ended is not None), default=0)
         return any(each.got > flushed for each in self.held.values())
 
-    def crash(self, at: int, running: set[Token]) -> int:
-        """The database has crashed, while nobody went on, and says what runs. Returns how many claims it has lost."""
+    def crash(self, at: int, running: set[Token]) -> None:
+        """The database has crashed, while nobody went on, and says what runs."""
         self.read()
-        self.crashes.append(at)
-        lost = [
-            each
-            for each in self.held.values()
-            if each.asked < at and each.end > at and each.ended is None and each.token not in running
-        ]
-        for each in lost:
-            each.lost_at = at
-        return len(lost)
+        self.crashes.append((at, running))
+        for each in self.held.values():
+            self._crash(each, at, running)
+
+    def _crash(self, held: Held, at: int, running: set[Token]) -> None:
+        """A claimer may write down only afterwards what it was handed before."""
+        if held.asked < at < held.end and held.ended is None and held.token not in running:
+            held.lost_at = at
+
+    @property
+    def lost(self) -> int:
+        return sum(each.lost_at is not None for each in self.held.values())
 
     def end_all(self, at: int) -> None:
         """Every claimer is dead."""
@@ -146,7 +152,7 @@ class ClaimLedger:
     def _crashed_between(self, held: Held) -> bool:
         assert held.ended is not None
         assert held.answered is not None
-        return any(held.ended <= crash <= held.answered for crash in self.crashes)
+        return any(held.ended <= crash <= held.answered for crash, _ in self.crashes)
 
     def check_ends(self, ended: Iterable[tuple[UUID, bool]]) -> None:
         """Every job that the database holds to be done (or not: cancelled) was so by somebody's hand."""

@@ -1,6 +1,7 @@
 """A process that claims until nothing is left: `python -m tests.store.takeover <kind> <url> <seed> <ledger>`.
 
-It is killed at any moment. It writes down every claim and every settlement.
+It is killed at any moment, while it claims, settles, reaps, or adds stats up. It writes down every claim and every
+settlement. While there is a file `hold` beside the ledgers, it settles nothing: what is claimed then, nobody flushes.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
 from tests.store.harness import Database, Kind, worker_named
 
-__all__ = ["LEASE", "PER_ACCOUNT", "QUEUE", "TOTALS", "policy_of"]
+__all__ = ["GIVEN_BACK", "LEASE", "PER_ACCOUNT", "QUEUE", "TOTALS", "policy_of"]
 
 QUEUE = "webhooks"
 PER_ACCOUNT = 2
 TOTALS = (6, 5)
 LEASE = timedelta(seconds=2)
-OUTCOMES: list[Outcome] = [*[Done(None)] * 6, Released("drain"), Released("drain"), Failed("boom", 1_000)]
+GIVEN_BACK = Released("drain")
+OUTCOMES: list[Outcome] = [*[Done(None)] * 6, GIVEN_BACK, GIVEN_BACK, Failed("boom", 1_000)]
 
 
 def policy_of(total: int) -> Policy:
@@ -42,7 +44,7 @@ async def is_left(store: Store) -> bool:
     return bool((await store.find_jobs(JobFilter(state=State.SCHEDULED), limit=1)).jobs)
 
 
-async def main(kind: str, url: str, seed: str, written: TextIO) -> None:
+async def main(kind: str, url: str, seed: str, written: TextIO, hold: Path) -> None:
     (chosen,) = (each for each in get_args(Kind) if each == kind)
     chance, worker = random.Random(seed), worker_named(f"process {seed}")
     database = Database(chosen, url)
@@ -55,8 +57,12 @@ async def main(kind: str, url: str, seed: str, written: TextIO) -> None:
             if brought.claims:
                 jobs = " ".join(f"{each.id}:{each.keys['account']}" for each in brought.claims)
                 written.write(f"claimed {asked} {time.monotonic_ns()} {brought.lease} {jobs}\n")
-            held += brought.claims
+            # What is handed to us again was lost in a crash before.
+            again = {each.id for each in brought.claims}
+            held = [*(each for each in held if each.id not in again), *brought.claims]
             chance.shuffle(held)
+            if hold.exists():
+                continue
             ending, held = held[: len(held) // 2 + 1], held[len(held) // 2 + 1 :]
             if ending:
                 ends = [(each, chance.choice(OUTCOMES)) for each in ending]
@@ -70,6 +76,8 @@ async def main(kind: str, url: str, seed: str, written: TextIO) -> None:
                     break
             elif chance.random() < 0.05:
                 await store.collect(QUEUE)
+            if chance.random() < 0.3:
+                await store.tally(QUEUE, chance.choice([1, 3, 500]))
     await database.close()
 
 
@@ -82,4 +90,4 @@ async def _opened(database: Database) -> Store:
 if __name__ == "__main__":
     kind, url, seed, ledger = sys.argv[1:]
     with Path(ledger).open("a", buffering=1) as written:
-        asyncio.run(main(kind, url, seed, written))
+        asyncio.run(main(kind, url, seed, written, Path(ledger).with_name("hold")))
