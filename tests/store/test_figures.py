@@ -423,6 +423,20 @@ async def test_the_oldest_job_that_waits_is_known(store: Store, clock: ManualClo
     assert (await store.survey(["webhooks"]))[0].oldest_ready_at == oldest + first * SECOND
 
 
+async def test_the_oldest_job_is_known_where_nobody_adds_up(store: Store, clock: ManualClock) -> None:
+    """N8: claims have seen it, and whoever claimed is gone."""
+    await store.declare(POLICY)
+    await tally_all(store)
+    began = clock.now()
+    await given_jobs(store, POLICY, keys("acme"), 4)
+    clock.advance("1m")
+    await given_jobs(store, POLICY, keys("globex"), 4)
+    await claim(store, "webhooks", 2)
+    clock.advance("20m")
+    (queue,) = await store.survey(["webhooks"])
+    assert (queue.unseen, queue.uncounted > 0, queue.oldest_ready_at) == (0, True, began)
+
+
 async def test_a_survey_names_queues_in_the_order_asked_and_leaves_unknown_ones_out(store: Store) -> None:
     for name in ("b", "a"):
         await store.declare(Policy(name))

@@ -20,7 +20,8 @@ export function watchKeys() {
     button.setAttribute("aria-pressed", String(isWatched));
     button.disabled = isFull;
     button.title = isFull ? `${MOST} keys are watched already` : "";
-    button.textContent = isWatched ? "★ watched" : "☆ watch";
+    const word = isWatched ? " watched" : " watch";
+    button.textContent = (isWatched ? "★" : "☆") + (button.closest("td") ? "" : word); // a row has room for a star
     button.onclick ??= () => {
       const kept = read();
       const at = kept.indexOf(button.dataset.watch);
