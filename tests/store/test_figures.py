@@ -27,7 +27,17 @@ from fairlane.store.figures import KeySort, WorkerReport
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
 from fairlane.store.sqlite import SqliteStore
-from tests.store.harness import MINUTE, SECOND, Database, checkpointed, claim, finish, given_jobs, worker_named
+from tests.store.harness import (
+    MINUTE,
+    SECOND,
+    Database,
+    checkpointed,
+    claim,
+    finish,
+    given_jobs,
+    new_jobs,
+    worker_named,
+)
 
 ACCOUNT: By = ("account",)
 POLICY = Policy(
@@ -557,3 +567,125 @@ async def dump(database: Database, store: Store) -> dict[str, list[str]]:
 def _dump_sqlite(connection: sqlite3.Connection) -> dict[str, list[str]]:
     tables = connection.execute("select name from sqlite_schema where type = 'table'").fetchall()
     return {name: sorted(map(str, connection.execute(f'select * from "{name}"'))) for (name,) in tables}
+
+
+LIMITED = Policy(
+    "webhooks",
+    limits=(Concurrency(2, by="account"), Rate(1, per="1m", by="endpoint")),
+    keys=("account", "endpoint"),
+)
+
+
+async def held_of(store: Store) -> tuple[dict[str, Held], dict[tuple[str | None, ...], tuple[str, ...]]]:
+    """Whom limits hold back, as the survey, the list of keys and the list of those that are held say it."""
+    (queue,) = await store.survey(["webhooks"])
+    by_key = {
+        each.key: each.held_by for by in (ACCOUNT, ("endpoint",)) for each in await all_keys(store, by) if each.held_by
+    }
+    assert {each.key: each.held_by for _, each in await store.list_held(["webhooks"])} == by_key
+    return queue.held, by_key
+
+
+@pytest.mark.parametrize("is_added_up", [True, False])
+async def test_a_rate_that_has_opened_holds_nobody_back_though_nobody_claims(
+    store: Store, clock: ManualClock, is_added_up: bool
+) -> None:
+    await store.declare(LIMITED)
+    for account in "abc":
+        await given_jobs(store, LIMITED, keys(account), 1)
+    assert len(await claim(store, "webhooks", 10)) == 1
+    if is_added_up:
+        await store.conclude("webhooks")
+    assert await held_of(store) == ({"rate/60s:endpoint": Held(1, 2)}, {("e",): ("rate/60s:endpoint",)})
+    clock.advance("59s")
+    assert (await held_of(store))[0] == {"rate/60s:endpoint": Held(1, 2)}
+    clock.advance("1s")
+    assert await held_of(store) == ({}, {})
+
+
+@pytest.mark.parametrize("is_added_up", [True, False])
+async def test_a_slot_that_was_freed_holds_nobody_back_though_no_claim_has_seen_it(
+    store: Store, is_added_up: bool
+) -> None:
+    await store.declare(POLICY)
+    await given_jobs(store, POLICY, keys("acme"), 5)
+    first, _ = await claim(store, "webhooks", 10)
+    if is_added_up:
+        await store.conclude("webhooks")
+    assert (await held_of(store))[0] == {"concurrency:account": Held(1, 3)}
+    await finish(store, [first])
+    assert await held_of(store) == ({}, {})
+
+
+async def test_jobs_that_come_to_a_full_limit_are_held_before_any_claim_has_seen_them(store: Store) -> None:
+    """O14: what a limit holds is never shown as lag."""
+    await store.declare(POLICY)
+    await given_jobs(store, POLICY, keys("acme"), 2)
+    assert len(await claim(store, "webhooks", 10)) == 2
+    await store.conclude("webhooks")
+    await given_jobs(store, POLICY, keys("acme"), 40)
+    await given_jobs(store, POLICY, keys("globex"), 1)
+    assert await held_of(store) == (
+        {"concurrency:account": Held(1, 40)},
+        {("acme",): ("concurrency:account",)},
+    )
+
+
+@pytest.mark.parametrize("is_seen", [True, False])
+async def test_a_pause_holds_jobs_until_it_ends_whether_a_claim_has_seen_them_or_not(
+    store: Store, clock: ManualClock, is_seen: bool
+) -> None:
+    await store.declare(POLICY)
+    until = clock.now() + 60 * SECOND
+    pause = Override(kind=Kind.PAUSE, scope=(("account", "acme"),), expires_at=until)
+    await store.amend(["webhooks"], [pause], [], Note(actor="a test", action="pause"))
+    await given_jobs(store, POLICY, keys("acme"), 3)
+    if is_seen:
+        assert await claim(store, "webhooks", 10) == []
+    assert await held_of(store) == ({"pause:account": Held(1, 3)}, {("acme",): ("pause:account",)})
+    clock.advance("1m")
+    assert await held_of(store) == ({}, {})
+
+
+async def test_a_key_of_a_scope_that_is_new_to_the_policy_is_listed_at_once(store: Store) -> None:
+    await store.declare(POLICY)
+    await given_jobs(store, POLICY, keys("acme"), 3)
+    await claim(store, "webhooks", 1)
+    await store.conclude("webhooks")
+    other = Policy("webhooks", keys=("account", "endpoint"), limits=(Concurrency(3, by=("endpoint", "account")),))
+    await store.apply(other)
+    (figures,) = await all_keys(store, ("endpoint", "account"))
+    assert (figures.waiting, figures.running) == (2, 1)
+
+
+async def test_whoever_claims_without_a_worker_keeps_the_journal_short(
+    store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairlane.store.keeper.AT_CHECKPOINT", 10)
+    await store.declare(POLICY)
+    for round_ in range(1, 6):
+        for _ in range(20):
+            await given_jobs(store, POLICY, keys("acme"), 1)
+            await finish(store, await claim(store, "webhooks", 1))
+        await checkpointed(store)
+        (queue,) = await store.survey(["webhooks"])
+        assert queue.uncounted <= 10
+        assert sum(each.started for each in (await store.minutes(["webhooks"], 0))["webhooks"]) == 20 * round_
+
+
+async def test_however_many_jobs_no_claim_has_seen_they_are_counted_by_key_and_limit(store: Store) -> None:
+    """None are left out, however many events there are."""
+    await store.declare(POLICY)
+    await given_jobs(store, POLICY, keys("busy"), 2)
+    assert len(await claim(store, "webhooks", 10)) == 2
+    await store.conclude("webhooks")
+    jobs = [job for n in range(12_000) for job in new_jobs(POLICY, keys(n % 3_000), 1)]
+    await store.enqueue(jobs)
+    for _ in range(3):
+        await given_jobs(store, POLICY, keys("busy"), 5)
+    (queue,) = await store.survey(["webhooks"])
+    assert (queue.ready, queue.unseen, queue.running) == (12_015, 12_015, 2)
+    assert queue.held == {"concurrency:account": Held(1, 15)}
+    found = await all_keys(store, sort=KeySort.WAITING, limit=500)
+    assert found[0].key == ("busy",)
+    assert (len(found), sum(each.waiting for each in found)) == (3_001, 12_015)

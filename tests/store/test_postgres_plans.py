@@ -183,6 +183,7 @@ INDEXES = {
     "select_keys_of_lanes": {"lanes_pkey", "queues_name_key"},
     "select_gates_named": {"gates_pkey", "queues_name_key"},
     "select_weights_named": {"flows_pkey", "queues_name_key"},
+    "select_woken_gates": {"gates_to_wake", "queues_name_key"},
     "select_oldest_lanes": {"lanes_pkey", "queues_name_key"},
     "select_all_lanes_of_flow": {"lanes_of_flow"},
     "select_lanes_of_flow": {"lanes_of_flow", "lanes_ready"},

@@ -11,9 +11,11 @@ from fairlane.operations.views import WorkerView
 from fairlane.policy.keys import flow_id, gate_id
 from fairlane.policy.overrides import Scope, pause_name, without_place
 from fairlane.policy.policy import Policy
+from fairlane.store.figures import KeyPage, LanesCounted
 from fairlane.store.finding import find_jobs
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
+from fairlane.store.stats import Looking, Moment
 
 __all__ = ["NamedKey", "about_named_keys", "about_tasks", "named_keys"]
 
@@ -68,12 +70,17 @@ async def _waiting_by_task(store: Store, policy: Policy, names: Sequence[str]) -
     """How many jobs wait, by task, with those that are scheduled."""
     counts: dict[str, int] = {}
     if TASK in policy.scopes:
-        page = await store.list_keys(names, TASK, limit=MOST_TASKS)
+        page, scheduled = await store.ask(lambda moment: _by_task(moment, names))
         counts = {figures.key[0] or "": figures.waiting for _, figures in page.keys if figures.waiting}
-        for lane in (await store.scheduled_by_lane(names)).lanes:
+        for lane in scheduled.lanes:
             task = lane.keys.get("task") or ""
             counts[task] = counts.get(task, 0) + lane.arrived
     return {task: count for task, count in counts.items() if task and count > 0}
+
+
+def _by_task(moment: Moment, names: Sequence[str]) -> Looking[tuple[KeyPage, LanesCounted]]:
+    page = yield from moment.list_keys(names, TASK, limit=MOST_TASKS)
+    return page, (yield from moment.scheduled_by_lane(names))
 
 
 def _unknown_task(queue: str, task: str, jobs: int, who: str, level: Level) -> Finding:

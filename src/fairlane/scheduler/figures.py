@@ -16,7 +16,7 @@ from fairlane.policy.by import By
 from fairlane.policy.keys import select
 from fairlane.policy.policy import Policy
 from fairlane.policy.smoothing import smoothed
-from fairlane.scheduler.snapshot import LaneRow, LaneTally, Tally
+from fairlane.scheduler.snapshot import GateTally, LaneRow, LaneTally, Tally
 
 __all__ = [
     "DAY",
@@ -219,11 +219,15 @@ class Sums:
 
     def add(self, told: Tally) -> None:
         self.add_lanes(told.lanes, told.at)
-        for gate in told.gates:
+        self.add_gates(told.gates)
+        self.add_minute(told)
+
+    def add_gates(self, gates: Iterable[GateTally]) -> None:
+        """Take in whom limits hold back."""
+        for gate in gates:
             place = place_of_gate(self._policy, gate.limit, gate.key)
             if place is not None:
                 self._at(place).held[gate.limit] = gate.is_held
-        self.add_minute(told)
 
     def add_lanes(self, lanes: Iterable[LaneTally], at: Instant) -> None:
         """Take in what happened to whom, and not when."""
@@ -293,7 +297,15 @@ class Pending(msgspec.Struct, frozen=True):
 class Recent:
     """What is not in the stored stats of a queue: claims that nobody has added up, and what no claim has seen."""
 
-    def __init__(self, policy: Policy, tallies: Iterable[Tally], pending: Pending, now: Instant) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        tallies: Iterable[Tally],
+        pending: Pending,
+        now: Instant,
+        gates: Sequence[GateTally] = (),
+    ) -> None:
+        """`gates`: what has become of gates since the last claim."""
         self.pending = pending
         self.now = now
         self.claims = 0
@@ -305,6 +317,7 @@ class Recent:
             self._sums.add_lanes(pending.arrivals, now)
         for at, lane in pending.releases:
             self._sums.add(Tally(min(at, now), 0, 0, [lane], []))
+        self._sums.add_gates(gates)
 
     @property
     def places(self) -> list[Place]:

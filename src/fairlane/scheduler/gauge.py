@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from fairlane.clock import Instant
 from fairlane.policy.gates import GateState, Limit
-from fairlane.policy.keys import shared_gate_id
+from fairlane.policy.keys import select, shared_gate_id
 from fairlane.policy.numbers import Origin
+from fairlane.policy.overrides import Kind, Override, PauseGate, pause_name
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.policy.reasons import Reason
 from fairlane.scheduler.board import Board, gate_of
-from fairlane.scheduler.snapshot import GateRow, QueueRow, SharedGateRow
+from fairlane.scheduler.figures import Pending
+from fairlane.scheduler.snapshot import GateRow, GateTally, QueueRow, SharedGateRow
 
-__all__ = ["Gauge", "gauges", "origin_at", "origin_of_weight", "shared_gates_of"]
+__all__ = [
+    "Gauge",
+    "Touched",
+    "gauges",
+    "held_now",
+    "origin_at",
+    "origin_of_weight",
+    "shared_gates_of",
+    "touched_gates",
+]
 
 Key = tuple[str | None, ...]
 
@@ -64,6 +75,57 @@ def gauges(
         said = (why.reason, why.used, why.bound, max(0, room), opens_at, why.words)
         found.append(Gauge(gate.name, key, *said, gate.limit, origin, state))
     return found
+
+
+class Touched(msgspec.Struct):
+    """A gate of one key, and what has happened to its jobs that no claim has seen."""
+
+    bound: BoundLimit
+    key: Key
+    arrived: int = 0
+    ended: int = 0
+
+
+def touched_gates(policy: Policy, pending: Pending, ended: Iterable[Override] = ()) -> dict[bytes, Touched]:
+    """By id, the gates of all keys of which no claim has seen everything, or which these overrides were about; without
+    those that queues share."""
+    found: dict[bytes, Touched] = {}
+    for each in ended:
+        values = dict(each.scope)
+        limit = policy.bound_named(pause_name(tuple(values)) if each.kind is Kind.PAUSE else each.limit or "")
+        if limit is not None and not limit.is_shared and values and set(limit.limit.by) == set(values):
+            key = tuple(values[name] for name in limit.limit.by)
+            found[policy.gate_of(limit, key)] = Touched(limit, key)
+    for lane in (*pending.arrivals, *(released for _, released in pending.releases)):
+        for gate, bound in policy.gates_of(lane.priority, lane.keys):
+            if not bound.is_shared:
+                key = select(bound.limit.by, lane.keys, lane.priority)
+                touched = found.setdefault(gate, Touched(bound, key))
+                touched.arrived += lane.arrived
+                touched.ended += lane.ended + lane.unstarted
+    return found
+
+
+def held_now(
+    policy: Policy, now: Instant, touched: Mapping[bytes, Touched], known: Iterable[GateRow]
+) -> list[GateTally]:
+    """Which limits of keys hold somebody back now, and which do no more, where the last claim has left it otherwise:
+    claims have ended since, jobs have come, or time has passed. `known` are gates as that claim has left them."""
+    rows = {row.id: row for row in known}
+    # A gate that no store knows is open, unless it is a pause.
+    pauses = {id_ for id_, each in touched.items() if isinstance(each.bound.limit, PauseGate)}
+    wanted = [(each.bound, each.key) for id_, each in touched.items() if id_ in rows or id_ in pauses]
+    named = [(policy.bound_named(row.limit), tuple(row.key)) for row in rows.values() if row.id not in touched]
+    wanted += [(bound, key) for bound, key in named if bound is not None and not bound.is_shared]
+    for id_ in touched.keys() & rows.keys():
+        in_flight = max(0, rows[id_].in_flight - touched[id_].ended)
+        rows[id_] = msgspec.structs.replace(rows[id_], in_flight=in_flight)
+    told = []
+    for gauge, (bound, key) in zip(gauges(policy, now, wanted, rows.values()), wanted, strict=True):
+        seen = touched.get(policy.gate_of(bound, key))
+        if gauge.room > 0 or (seen is not None and seen.arrived > 0):
+            told.append(GateTally(bound.name, list(key), gauge.room <= 0, 0))
+    return told
 
 
 def origin_at(policy: Policy, bound: BoundLimit, key: Sequence[str | None], value: float | None) -> Origin:

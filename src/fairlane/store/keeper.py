@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from fairlane.clock import Instant
+from fairlane.clock import SECOND, Instant
 from fairlane.job import JobRecord
 from fairlane.policy.by import By
 from fairlane.scheduler.figures import Minute, Place
@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 LAST_TALLIES = 5_000
 """Claims that are added up together when a worker stops."""
+AT_CHECKPOINT, LEFT_TO_WORKERS = 5_000, 15 * SECOND
+"""Claims that may wait to be added up, and for how long it is left to workers, before whoever claims does it."""
 
 
 class StatsKeeper(Protocol):
@@ -51,8 +53,17 @@ class StatsKeeper(Protocol):
     async def conclude(self, queue: str) -> None:
         """Fold what has happened and add it up: whoever claimed last stops, and perhaps nobody comes after it."""
         await self.fold(queue)
+        await self._add_all_up(queue)
+
+    async def _add_all_up(self, queue: str) -> None:
+        """Add up whatever claims have told, and count keys that the policy looks at for the first time."""
         while (await self.tally(queue, LAST_TALLIES)).more:
             pass
+
+    async def _add_some_up(self, queue: str) -> None:
+        """The tables of a queue were written. Perhaps no worker is there to add up, and nobody but those who claim."""
+        if (await self.tally(queue, AT_CHECKPOINT, LEFT_TO_WORKERS)).more:
+            await self._add_all_up(queue)
 
     async def policies(self) -> dict[str, Declared]:
         return await self.ask(Moment.policies)

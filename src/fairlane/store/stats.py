@@ -19,9 +19,10 @@ from fairlane.job import JobRecord
 from fairlane.policy.by import By
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.figures import DAY, MINUTE, KeyFigures, Minute, Pending, Place, Recent, changes_of_held
+from fairlane.scheduler.gauge import held_now, touched_gates
 from fairlane.scheduler.journal import Tail
 from fairlane.scheduler.resident import Ask, Found, ResidentBoard
-from fairlane.scheduler.snapshot import Arrival, Forced, GateRow, LaneRow, LaneTally, SharedGateRow
+from fairlane.scheduler.snapshot import Arrival, Forced, GateRow, GateTally, LaneRow, LaneTally, SharedGateRow
 from fairlane.scheduler.tally import decode_tally
 from fairlane.scheduler.upcoming import upcoming
 from fairlane.store import key_rows
@@ -287,8 +288,10 @@ class Moment:
         if fresh := [name for name in known if name not in self._recents]:
             told = _by_name((yield _query("select_told_of", fresh)), decode_tally)
             pending = yield from self._pending_of(fresh)
+            gates = yield from self._held_now({name: policies[name].policy for name in fresh}, pending)
             for name in fresh:
-                self._recents[name] = Recent(policies[name].policy, told.get(name, ()), pending[name], self.now)
+                policy = policies[name].policy
+                self._recents[name] = Recent(policy, told.get(name, ()), pending[name], self.now, gates[name])
         return {name: self._recents[name] for name in known}
 
     def _pending_of(self, queues: Sequence[str]) -> Looking[dict[str, Pending]]:
@@ -316,6 +319,31 @@ class Moment:
                 if of is not None:
                     pending[name].releases.append(key_rows.release_tally(*of, *counts))
         return pending
+
+    def _held_now(
+        self, policies: Mapping[str, Policy], pending: Mapping[str, Pending]
+    ) -> Looking[dict[str, list[GateTally]]]:
+        """By queue, whom limits hold back now, where the last claim has left it otherwise: see `held_now`. Gates that
+        queues share are as it has left them."""
+        ended = {name: policy.overrides.expired(self.now) for name, policy in policies.items()}
+        policies = {name: policy.without(ended[name]) for name, policy in policies.items()}
+        limited = [
+            name for name, policy in policies.items() if policy.keyed_limits or policy.overrides.pauses or ended[name]
+        ]
+        tails = yield from self._tails_of(limited)
+        touched = {name: touched_gates(policies[name], pending[name], ended[name]) for name in limited}
+        due: dict[str, list[GateRow]] = {name: [] for name in policies}
+        for name, *row in (yield _query("select_woken_gates", limited, self.now)) if limited else ():
+            if (gate := _gate(row)).id not in tails[name].gates:
+                due[name].append(gate)
+        for name, tail in tails.items():
+            rows = [row for row in tail.gates.values() if row is not None and row.waiting > 0]
+            due[name] += [row for row in rows if row.wake_at is not None and row.wake_at <= self.now]
+        owners = {gate: name for name, each in touched.items() for gate in each}
+        found, _ = yield from self.gates_named({name: list(each) for name, each in touched.items()}, [])
+        for row in found:
+            due[owners[row.id]].append(row)
+        return {name: held_now(policies[name], self.now, touched.get(name, {}), rows) for name, rows in due.items()}
 
     def _tails_of(self, queues: Collection[str]) -> Looking[dict[str, Tail]]:
         """What the tables of these queues may not hold."""

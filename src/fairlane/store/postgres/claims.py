@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
@@ -41,9 +41,13 @@ PLANS_AT_MOST = 50
 class Claimer:
     """Makes the claims of one process, one at a time."""
 
-    def __init__(self, connections: Connections, clock: StoreClock, *, durable: bool) -> None:
+    def __init__(
+        self, connections: Connections, clock: StoreClock, add_up: Callable[[str], Awaitable[None]], *, durable: bool
+    ) -> None:
+        """`add_up` is called with a queue's name when its tables have been written."""
         self._connections = connections
         self._clock = clock
+        self._add_up = add_up
         self._durable = durable
         self._mutex = asyncio.Lock()
         self._connection: Session | None = None
@@ -231,6 +235,7 @@ class Claimer:
         handle = next(each for each in self._queues.values() if each.id == queue)
         async with self.locked(handle, durable=False) as scheduling:
             await scheduling.checkpoint(await scheduling.load(0))
+        await self._add_up(handle.name)
 
     @contextlib.asynccontextmanager
     async def locked(self, queue: QueueHandle, *, durable: bool, keeps: bool = True) -> AsyncIterator[Scheduling]:

@@ -360,6 +360,15 @@ from unnest($1::text[], $2::bytea[]) as u (name, id)
 cross join lateral (select q.id from fairlane.queues q where q.name = u.name limit 1) q
 cross join lateral (select g.* from fairlane.gates g where g.queue_id = q.id and g.id = u.id limit 1) g
 
+-- name: select_woken_gates
+-- Gates that were to open by now, and on which lanes still wait: nobody has claimed since. $1 queues by name, $2 now
+select q.name, g.id, g."limit", g.key, g.in_flight, g.tat, g.waiting, g.awake, g.wake_at, g.memo, g.value, g.given_by
+from unnest($1::text[]) as u (name)
+cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
+cross join lateral (
+    select g.* from fairlane.gates g where g.queue_id = q.id and g.wake_at <= $2::bigint and g.waiting > 0 offset 0
+) g
+
 -- name: select_weights_named
 -- Flows: their own weights, and by which jobs those were given. $1 queues by name, $2 flows
 select f.id, f.weight, f.given_by

@@ -92,7 +92,7 @@ class PostgresStore(Stats, ScheduleKeeper, Adopter):
         application_name: str = "fairlane",
     ) -> None:
         connections, given = Connections(url, application_name), StoreClock(clock)
-        super().__init__(connections, given, Claimer(connections, given, durable=durable_claims))
+        super().__init__(connections, given, Claimer(connections, given, self._add_some_up, durable=durable_claims))
         self._settler = Settler(self._connections, self._clock, self._queue_number, self._claimer.carriage)
         self._queue_numbers: dict[str, int] = {}
         self._gathering = Gathering(self._connections, self._clock, self._queue_numbers)
@@ -163,7 +163,9 @@ class PostgresStore(Stats, ScheduleKeeper, Adopter):
         if not declared.is_drift:
             return declared
         async with self._claimer.locked(await self._claimer.queue(policy.queue), durable=True) as scheduling:
-            return await policies.replace(scheduling, policy, note, accept_missing_keys=accept_missing_keys)
+            applied = await policies.replace(scheduling, policy, note, accept_missing_keys=accept_missing_keys)
+        await self._add_all_up(policy.queue)
+        return applied
 
     async def divide(
         self, policy: Policy, version: int, gates: Sequence[GateRow] = (), note: Note | None = None

@@ -230,6 +230,13 @@ from json_each(?1) as u
 cross join queues as q on q.name = u.value
 cross join gates as g on g.queue = q.id and g.id = substr(?2, 16 * u.key + 1, 16)
 
+-- name: select_woken_gates
+-- Gates that were to open by now, and on which lanes still wait: nobody has claimed since. ?1 queues by name, ?2 now
+select q.name, g.id, g."limit", g.key, g.in_flight, g.tat, g.waiting, g.awake, g.wake_at, g.memo, g.value, g.given_by
+from json_each(?1) as u
+cross join queues as q on q.name = u.value
+cross join gates as g on g.queue = q.id and g.wake_at is not null and g.wake_at <= ?2 and g.waiting > 0
+
 -- name: select_weights_named
 -- Flows: their own weights, and by which jobs those were given. ?1 queues by name, ?2 flows, one after the other
 select f.id, f.weight, f.given_by

@@ -139,6 +139,7 @@ class SqliteStore(Stats, ScheduleKeeper, Adopter):
     async def apply(self, policy: Policy, note: Note | None = None, *, accept_missing_keys: bool = False) -> Declared:
         declared = await self._write(lambda tx: self._put_in_force(tx, policy, note, accept_missing_keys))
         await self._wake(lambda tx: dict.fromkeys(sharing.sharers(tx, claims.queue_number(tx, policy.queue)), 1))
+        await self._add_all_up(policy.queue)
         return declared
 
     def _put_in_force(
@@ -294,12 +295,14 @@ class SqliteStore(Stats, ScheduleKeeper, Adopter):
     async def _checkpoint(self, queue: int) -> None:
         """Write what the tables of a queue do not hold."""
 
-        def work(tx: Transaction) -> None:
-            name = tx.value("select_queue_name", queue)
+        def work(tx: Transaction) -> str | None:
+            name: str | None = tx.value("select_queue_name", queue)
             if name is not None:
                 claims.checkpoint(tx, known_queue(tx, name), self._clock.now())
+            return name
 
-        await self._database.write(work, durable=False)
+        if (name := await self._database.write(work, durable=False)) is not None:
+            await self._add_some_up(name)
 
     async def look(self, queue: str, want: int, *, worker: WorkerIdentity, listener: Listener) -> Looked:
         def work(tx: Transaction) -> tuple[Looked, list[UUID]]:
