@@ -349,6 +349,12 @@ def test_what_ended_in_a_day_is_told_by_queue_however_wide_the_terminal() -> Non
     assert [row[-2:] for row in rows[1:]] == [["1,234", "5"], ["7", "0"]]
 
 
+def test_a_queue_that_is_stopped_says_why_though_nothing_is_ready() -> None:
+    """N9: jobs of an unknown task are given back, and wait as scheduled ones meanwhile."""
+    told = text(draw_status(overview(queue(ready=0, running=0, unknown_tasks=["export"])), 80))
+    assert "  no worker that serves it knows task 'export': its jobs are given back" in told
+
+
 def test_a_key_cannot_write_on_the_operators_terminal() -> None:
     hostile = "\x1b[2J\x1b]0;owned\x07\r\n\u202eevil"
     views = [key(hostile, held_by=["\x1b[1m"])]

@@ -51,7 +51,11 @@ def _draw_list(views: list[QueueView], width: int) -> list[Text]:
 
     from fairlane.cli.status import draw_queues
 
-    return draw_queues(views, width) if views else [Text("no queue is known to this database yet")]
+    if not views:
+        return [Text("no queue is known to this database yet")]
+    as_of = views[0].figures_as_of
+    head = [] if as_of is None else [Text(f"{as_of:%H:%M:%S} UTC", "bold")]
+    return [*head, *draw_queues(views, width)]
 
 
 def draw_queue(one: OneQueue, width: int) -> list[Text]:

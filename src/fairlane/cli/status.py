@@ -101,7 +101,7 @@ def draw_queues(queues: list[QueueView], width: int) -> list[Text]:
     lines = [head]
     for row, each in zip(rows, queues, strict=True):
         lines.append(row)
-        if each.ready or each.is_paused:
+        if each.ready or each.is_paused or each.status == "stopped":
             lines += wrapped(each.words, width)
         if each.done and not is_wide:
             lines += wrapped(f"{number(each.done)} ended in 24 h, {number(each.failed)} of them failed", width)

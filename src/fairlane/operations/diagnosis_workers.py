@@ -77,12 +77,12 @@ def about_reported_tasks(workers: Iterable[WorkerView], told: Collection[Finding
             continue
         is_known = knows(alive, queue, task)
         names = ", ".join(each.name for each in ignorant[:NAMED]) + (", …" if len(ignorant) > NAMED else "")
-        who = f"worker {names} does not" if is_known else "no worker that serves this queue does"
+        who = f"worker {names} does not know it" if is_known else "no worker that serves this queue knows it"
         yield Finding(
             check="unknown task",
             level=Level.WARNING if is_known else Level.FAULT,
             queue=queue,
-            message=f"jobs of task {task!r} are given back again and again: {who} know it",
+            message=f"jobs of task {task!r} are given back again and again: {who}",
             remedy="deploy code that registers it, under this name; or "
             f"`fairlane jobs cancel --queue {quote(queue)} --task {quote(task)} --dry-run`",
         )

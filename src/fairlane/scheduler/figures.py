@@ -7,6 +7,7 @@ all where tallies are too many to be added up.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
@@ -361,11 +362,24 @@ def _after(known: KeyFigures, told: _Sum, now: Instant) -> KeyFigures:
 
 
 def _together(known: Iterable[Span], more: Iterable[Span]) -> tuple[Span, ...]:
-    spans = {each.number: each for each in known}
+    """In their order. What is new is nearly always of the last one that is known, or comes after it."""
+    spans = list(known)
     for each in more:
-        found = spans.get(each.number)
-        spans[each.number] = each if found is None else _added(found, each)
-    return tuple(spans[number] for number in sorted(spans))
+        if not spans or each.number > spans[-1].number:
+            spans.append(each)
+        elif each.number == spans[-1].number:
+            spans[-1] = _added(spans[-1], each)
+        else:
+            at = bisect_left(spans, each.number, key=_number)
+            if spans[at].number == each.number:
+                spans[at] = _added(spans[at], each)
+            else:
+                spans.insert(at, each)
+    return tuple(spans)
+
+
+def _number(span: Span) -> int:
+    return span.number
 
 
 def _since(spans: tuple[Span, ...], oldest: int) -> tuple[Span, ...]:
