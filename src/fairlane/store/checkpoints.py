@@ -25,17 +25,23 @@ LAST_WITHIN = 5.0
 
 
 class Checkpoints:
-    """Has the tables written by `write`, which is given the number of a queue."""
+    """Has the tables written by `write`, which is given the number of a queue. Where somebody has claimed, `add_up` is
+    given it after that: perhaps no worker is there to add up what claims have told."""
 
-    def __init__(self, boards: Boards, write: Callable[[int], Awaitable[None]]) -> None:
+    def __init__(
+        self, boards: Boards, write: Callable[[int], Awaitable[None]], add_up: Callable[[int], Awaitable[None]]
+    ) -> None:
         self._boards = boards
         self._write = write
+        self._add_up = add_up
+        self._claimed: set[int] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._writing: asyncio.Task[None] | None = None
 
     def soon(self, queue: int) -> None:
-        """A queue's board has changed."""
+        """A claim has changed a queue's board."""
+        self._claimed.add(queue)
         loop = asyncio.get_running_loop()
         if self._loop is not loop:  # another thread's, or one that has ended: its timers are gone with it
             self._loop, self._timer, self._writing = loop, None, None
@@ -55,6 +61,9 @@ class Checkpoints:
         for queue in self._boards.unwritten():
             try:
                 await self._write(queue)
+                if queue in self._claimed:
+                    self._claimed.discard(queue)
+                    await self._add_up(queue)
             except (StoreUnavailable, StoreLost) as error:
                 log.warning("the board of a queue could not be checkpointed (%s); the next claim tries again", error)
                 return

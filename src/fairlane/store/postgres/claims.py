@@ -44,10 +44,9 @@ class Claimer:
     def __init__(
         self, connections: Connections, clock: StoreClock, add_up: Callable[[str], Awaitable[None]], *, durable: bool
     ) -> None:
-        """`add_up` is called with a queue's name when its tables have been written."""
+        """`add_up` is called with the name of a queue, now and then, if claims were made."""
         self._connections = connections
         self._clock = clock
-        self._add_up = add_up
         self._durable = durable
         self._mutex = asyncio.Lock()
         self._connection: Session | None = None
@@ -56,7 +55,7 @@ class Claimer:
         self._seat = Seat()
         self.carriage = Carriage()
         self.boards = Boards()
-        self._checkpoints = Checkpoints(self.boards, self.checkpoint)
+        self._checkpoints = Checkpoints(self.boards, self.checkpoint, lambda queue: add_up(self._handle(queue).name))
 
     async def close(self) -> None:
         """Write what the tables do not hold, and hang up."""
@@ -232,10 +231,11 @@ class Claimer:
 
     async def checkpoint(self, queue: int) -> None:
         """Write what the tables of a queue do not hold."""
-        handle = next(each for each in self._queues.values() if each.id == queue)
-        async with self.locked(handle, durable=False) as scheduling:
+        async with self.locked(self._handle(queue), durable=False) as scheduling:
             await scheduling.checkpoint(await scheduling.load(0))
-        await self._add_up(handle.name)
+
+    def _handle(self, queue: int) -> QueueHandle:
+        return next(each for each in self._queues.values() if each.id == queue)
 
     @contextlib.asynccontextmanager
     async def locked(self, queue: QueueHandle, *, durable: bool, keeps: bool = True) -> AsyncIterator[Scheduling]:

@@ -77,6 +77,7 @@ grant select, insert, update on fairlane.queue_states, fairlane.queues to {role}
 grant select, insert, delete on fairlane.journal to {role};
 grant select, update on fairlane.schedules to {role};
 grant select, insert on fairlane.audit, fairlane.ended_sessions to {role};
-grant select on fairlane.key_figures, fairlane.minutes, fairlane.queue_figures, fairlane.workers to {role};
+grant select, insert, update, delete on fairlane.key_figures, fairlane.minutes, fairlane.queue_figures to {role};
+grant select on fairlane.workers to {role};
 grant select (key), insert, update, delete on fairlane.stored_values to {role};
 grant usage on sequence fairlane.positions to {role};

@@ -84,7 +84,7 @@ class SqliteStore(Stats, ScheduleKeeper, Adopter):
         self._counted: dict[str, tuple[bytes, bytes]] = {}
         """How far gates have been held against jobs, by queue."""
         self._results = results.ResultListener(self._database)
-        self._checkpoints = Checkpoints(self._database.boards, self._checkpoint)
+        self._checkpoints = Checkpoints(self._database.boards, self._checkpoint, self._add_up_claims)
         self.rows_read = 0
 
     async def open(self) -> None:
@@ -295,13 +295,16 @@ class SqliteStore(Stats, ScheduleKeeper, Adopter):
     async def _checkpoint(self, queue: int) -> None:
         """Write what the tables of a queue do not hold."""
 
-        def work(tx: Transaction) -> str | None:
-            name: str | None = tx.value("select_queue_name", queue)
+        def work(tx: Transaction) -> None:
+            name = tx.value("select_queue_name", queue)
             if name is not None:
                 claims.checkpoint(tx, known_queue(tx, name), self._clock.now())
-            return name
 
-        if (name := await self._database.write(work, durable=False)) is not None:
+        await self._database.write(work, durable=False)
+
+    async def _add_up_claims(self, queue: int) -> None:
+        name = await self._database.read(lambda tx: tx.value("select_queue_name", queue))
+        if name is not None:
             await self._add_some_up(name)
 
     async def look(self, queue: str, want: int, *, worker: WorkerIdentity, listener: Listener) -> Looked:
