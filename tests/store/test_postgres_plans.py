@@ -205,6 +205,7 @@ INDEXES = {
 FUNCTIONS = {"open_claim", "settle_done", "write_claim"}
 VARIABLES: dict[str, dict[str, str]] = {
     "open_claim": {
+        "queue": "integer",
         "state": "fairlane.queue_states",
         "digest": "text",
         "applied_at": "bigint",

@@ -10,6 +10,7 @@ from fairlane import App, Fair, ManualClock, UnknownQueue, WorkerOptions
 from fairlane.worker.options import QueueShare
 from fairlane.worker.slots import Slots
 from fairlane.worker.turns import Turns
+from fairlane.worker.visit import Visit
 from tests.waiting import until
 from tests.worker.harness import turns, working
 
@@ -63,9 +64,18 @@ def slots_of(queues: str, concurrency: int, **served: list[str]) -> Slots:
 def test_slots_of_a_queue_are_those_of_all_its_partitions() -> None:
     slots = slots_of("email:-10", 100, email=["email", "email__p1"])
     first, second = slots.queues["email"], slots.queues["email__p1"]
-    assert slots.portion(first) == 5
+    assert Visit(slots, first).portion() == 5
     slots.note_claimed(first, 8)
     assert slots.room(second) == 2
+
+
+def test_a_partition_that_was_not_asked_yet_has_room_beside_what_another_holds_ahead() -> None:
+    slots = slots_of("email", 10, email=["email", "email__p1"])
+    first, second = slots.queues["email"], slots.queues["email__p1"]
+    slots.ahead = 40
+    first.whole.is_limited = False
+    slots.note_claimed(first, 25, 0.0)
+    assert slots.room(second) == slots.room(first) == 25
 
 
 def test_partitions_do_not_add_to_the_weight_of_their_queue() -> None:
@@ -74,7 +84,10 @@ def test_partitions_do_not_add_to_the_weight_of_their_queue() -> None:
     for _ in range(4_000):
         queue = slots.next_to_ask()
         assert queue is not None
-        count = slots.portion(queue)
+        visit = Visit(slots, queue)
+        count = visit.portion()
+        visit.end(None)
+        queue.is_hungry = True
         slots.note_claimed(queue, count, got[queue.name] + count)
         got[queue.name] += count
         queue.used -= count

@@ -121,10 +121,10 @@ def test_jobs_are_held_ahead_of_the_slots_only_where_nothing_else_waits_for_them
     alone, among = slots_of("a", 10), slots_of("a,b:4-", 10, "strict")
     for slots in (alone, among):
         slots.ahead = 5
-        slots.queues["a"].is_limited = False
+        slots.queues["a"].whole.is_limited = False
     assert alone.room(alone.queues["a"]) == 15
     assert among.room(among.queues["a"]) == 6
-    alone.queues["a"].is_limited = True
+    alone.queues["a"].whole.is_limited = True
     assert alone.room(alone.queues["a"]) == 10
     alone.prefetches = True
     assert alone.room(alone.queues["a"]) == 15

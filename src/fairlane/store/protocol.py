@@ -34,6 +34,7 @@ from fairlane.store.schedules import ScheduleKeeping
 
 __all__ = [
     "Adopted",
+    "Choice",
     "Claimed",
     "Counted",
     "Declared",
@@ -110,6 +111,16 @@ class Claimed(msgspec.Struct, frozen=True):
     """What it was claimed by, the same object for as long as nobody changes the policy. `None`: not known."""
     opens_by_ends: bool | None = None
     """Whether the end of a job may let another of this queue start. `None`: as far as is known."""
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """Of which queue a claim has the lock, and how far it was before."""
+
+    queue: str
+    taken: frozenset[str]
+    """Those whose lock was taken: whoever holds it claims there now."""
+    vtimes: dict[str, float]
+    """The virtual times of all that were to choose from."""
 
 
 def paces_of(claims: Sequence[Claim], starts: Sequence[Start]) -> dict[UUID, Pace]:
@@ -322,12 +333,18 @@ class Store(StatsKeeper, ScheduleKeeping, Protocol):
         listener: Listener | None = None,
         start_lag: int = 0,
         ahead: int | None = None,
+        others: Sequence[str] = (),
+        chose: Callable[[Choice], None] | None = None,
     ) -> Claimed:
         """Start up to `want()` jobs, asked once the lock is held. No two callers ever get the same job, and no limit is
         ever exceeded. Due jobs are promoted first. With a listener: it is registered when slots stay free.
 
         `start_lag` is how many microseconds after the claim its jobs will have started: rates are kept by then. With
         `ahead`, so many more may be started that wait for their instant: the caller keeps to `Claimed.paces`.
+
+        Where the claim lock of `queue` is taken, the first of `others` whose lock is free is claimed from instead; if
+        there is none, `queue` is waited for. `chose` is told before `want` is asked; a store of one writer has nothing
+        to choose, and is silent, and so is one that was handed what somebody else has claimed.
         """
         ...
 

@@ -17,6 +17,7 @@ from fairlane.store.protocol import Claimed, Listener, Store, WorkerIdentity
 from fairlane.worker.execution import SHORTEST_RUN, Execution
 from fairlane.worker.slots import QueueSlots, Slots
 from fairlane.worker.timing import Alarm, Outage, jittered
+from fairlane.worker.visit import Visit
 from fairlane.worker.watching import Watching
 
 __all__ = ["Claiming"]
@@ -149,26 +150,30 @@ class Claiming:
         self._is_waiting = False
 
     async def _claim(self, queue: QueueSlots) -> None:
+        visit = Visit(self._slots, queue)
         asked, asked_at, locked_at, watching = 0, 0, 0.0, self.watching
 
         def want() -> int:
             # Asked by the store once it holds the lock, on a thread of its own perhaps.
             nonlocal asked, locked_at
-            asked = self._slots.portion(queue)
+            asked = visit.portion()
             locked_at = self._loop.time()
             return asked
 
         async def once() -> Claimed:
             nonlocal asked_at
+            visit.begin()
             asked_at = self._clock.monotonic()
             claimed = await self._store.claim(
-                queue.name,
+                visit.queue.name,
                 want,
                 worker=self._identity,
                 lease=self._lease,
                 listener=self.listener,
                 start_lag=self._execution.start_lag,
                 ahead=self._execution.ahead,
+                others=[each.name for each in visit.others],
+                chose=visit.chose,
             )
             if claimed.at:
                 self._execution.store_time.hear(asked_at, claimed.at, self._clock.monotonic())
@@ -176,16 +181,16 @@ class Claiming:
                 await watching.find_origins(claimed.claims)
             return claimed
 
-        # Cleared before the question: what we hear while it is asked may be about work that the answer does not hold.
-        queue.owes_wakeup = queue.is_hungry = False
         began = self._loop.time()
         try:
             claimed = await self._outage.ride_out(once, "claiming", unless=self._stopping)
         except StoreUnavailable:
             return  # told to stop, and nobody there to claim from
+        visit.end(claimed.vtime)
+        queue = visit.queue
         self._slots.note_claimed(queue, len(claimed.claims), claimed.vtime)
         if claimed.is_limited is not None:
-            queue.is_limited = claimed.is_limited
+            queue.whole.is_limited = claimed.is_limited
         if claimed.opens_by_ends is not None:
             queue.opens_by_ends = claimed.opens_by_ends
         took = self._loop.time() - began

@@ -25,7 +25,6 @@ class QueueSlots:
         "due_at",
         "is_hungry",
         "is_idle",
-        "is_limited",
         "is_registered",
         "looks",
         "name",
@@ -44,8 +43,6 @@ class QueueSlots:
         """There may be work: ask as soon as there is room."""
         self.is_idle = False
         """It had nothing for us when we last asked."""
-        self.is_limited = True
-        """A job of its that waits here holds slots and tokens which others could use."""
         self.opens_by_ends = True
         """The end of a job may let another start."""
         self.is_registered = False
@@ -61,7 +58,7 @@ class QueueSlots:
 class ShareSlots:
     """What a worker was told to serve by one name: a queue, with all its partitions."""
 
-    __slots__ = ("queues", "served", "share", "turns")
+    __slots__ = ("is_limited", "queues", "served", "share", "turns")
 
     def __init__(self, share: QueueShare, names: Sequence[str]) -> None:
         self.share = share
@@ -69,6 +66,9 @@ class ShareSlots:
         self.queues = [QueueSlots(name, self) for name in names]
         self.served = 0.0
         """Jobs claimed so far, divided by the weight: the lowest is asked next."""
+        self.is_limited = True
+        """A job of its that waits here holds slots and tokens which others could use. Of all its partitions alike: one
+        that was not asked yet would have no room beside what another holds ahead."""
 
     @property
     def used(self) -> int:
@@ -135,7 +135,7 @@ class Slots:
             return 0
         own = queue.whole
         # Among several, what one holds ahead would take the slots that are another's turn, or kept for it.
-        is_free = len(self._shares) == 1 and not queue.is_limited
+        is_free = len(self._shares) == 1 and not own.is_limited
         ahead = self.ahead if is_free or self.prefetches else 0
         free = min(self.concurrency + ahead - self.used, MOST_UNSETTLED - self._unsettled())
         for other in self._reserving:
@@ -146,11 +146,11 @@ class Slots:
             free = most - own.used
         return max(0, free)
 
-    def portion(self, queue: QueueSlots) -> int:
-        """How many to ask for: all the room there is, or its share where other queues wait for the same slots."""
+    def portion(self, queue: QueueSlots, beside: int = 0) -> int:
+        """How many to ask for: all the room there is, or its share where other queues wait for the same slots, and so
+        many partitions beside it."""
         room = min(self.room(queue), CLAIMED_AT_ONCE)
         own = queue.whole
-        beside = own.hungry - queue.is_hungry
         if room <= 1 or (self._order == "strict" and not beside):
             return room
         weight = own.share.weight
@@ -168,6 +168,21 @@ class Slots:
             return able[0] if able else None
         whole = able[0].whole if self._order == "strict" else min(able, key=lambda queue: queue.whole.served).whole
         return min([queue for queue in able if queue.whole is whole], key=lambda queue: whole.turns.tag(queue.name))
+
+    def instead_of(self, queue: QueueSlots) -> list[QueueSlots]:
+        """Where to go if somebody else is claiming from a queue: other partitions that may have work, by turns.
+
+        Whoever was woken for it waits there: nobody else may have been.
+        """
+        turns = queue.whole.turns
+        if queue.owes_wakeup or self.room(queue) <= 0:
+            return []
+        able = [
+            each
+            for each in queue.whole.queues
+            if each is not queue and each.is_hungry and turns.may_go_before(each.name, queue.name)
+        ]
+        return sorted(able, key=lambda each: turns.tag(each.name))
 
     def note_claimed(self, queue: QueueSlots, count: int, vtime: float | None = None) -> None:
         queue.used += count

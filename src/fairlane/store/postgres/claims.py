@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
@@ -27,15 +27,32 @@ from fairlane.store.postgres.scheduling import Ending, Loaded, QueueHandle, Race
 from fairlane.store.postgres.timing import StoreClock
 from fairlane.store.postgres.together import SLOTS_AT_MOST, Crowding, Holder, Seat, deal
 from fairlane.store.postgres.wakeups import PostgresListener, Registration
-from fairlane.store.protocol import Claimed, WorkerIdentity, paces_of
+from fairlane.store.protocol import Choice, Claimed, WorkerIdentity, paces_of
 
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
 
-__all__ = ["Claimer", "Watch"]
+__all__ = ["Asked", "Claimer", "Watch", "look"]
 
 PLANS_AT_MOST = 50
 """How often a claim is planned anew because a job it had planned was cancelled meanwhile."""
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What somebody wants of a claim."""
+
+    want: Callable[[], int]
+    worker: WorkerIdentity
+    duration: int
+    """How long the lease lasts, in microseconds."""
+    listener: PostgresListener | None
+    start_lag: int
+    ahead: int | None
+    chose: Callable[[Choice], None] | None
+
+    def holder(self) -> Holder:
+        """Who asks, for as many as there is room for now."""
+        return Holder(uuid4(), self.want(), self.worker.id, self.worker.name, self.duration)
 
 
 class Claimer:
@@ -78,86 +95,64 @@ class Claimer:
             self._queues[name] = QueueHandle(name, *row)
         return self._queues[name]
 
-    async def claim(
-        self,
-        queue: QueueHandle,
-        want: Callable[[], int],
-        worker: WorkerIdentity,
-        duration: int,
-        listener: PostgresListener | None,
-        start_lag: int = 0,
-        ahead: int | None = None,
-    ) -> Claimed:
-        """Start up to `want()` jobs."""
-        watch = Watch(queue.id, listener, start_lag, ahead)
+    async def claim(self, queues: Sequence[QueueHandle], asked: Asked) -> Claimed:
+        """Start jobs of the first queue; where its lock is taken, of the next whose lock is free."""
+        watches = {queue.id: Watch(queue.id, asked.listener, asked.start_lag, asked.ahead) for queue in queues}
+        first = queues[0].id
         # Whoever is registered as a waiter withdraws in the claim that fills its slots: its own.
-        crowding = self._crowding[queue.id]
-        is_together = self.carriage.is_in_service = crowding.is_dense and not watch.is_registered
+        crowding = self._crowding[first]
+        is_together = self.carriage.is_in_service = crowding.is_dense and not watches[first].is_registered
         self.carriage.may_wait = not crowding.is_limited
         self.carriage.depart()
         try:
-            claimed = await self._claim_somehow(queue, want, worker, duration, watch, is_together=is_together)
+            for _ in range(PLANS_AT_MOST):
+                try:
+                    if is_together:
+                        return await self._claim_together(queues[0], asked, watches[first])
+                    return await self._claim_alone(queues, asked, watches)
+                except Raced:
+                    is_together = False
         finally:
             self.carriage.arrive()
-        watch.committed()
-        return claimed
-
-    async def _claim_somehow(
-        self,
-        queue: QueueHandle,
-        want: Callable[[], int],
-        worker: WorkerIdentity,
-        duration: int,
-        watch: Watch,
-        *,
-        is_together: bool,
-    ) -> Claimed:
-        for _ in range(PLANS_AT_MOST):
-            try:
-                if is_together:
-                    return await self._claim_together(queue, want, worker, duration, watch)
-                return await self._claim_alone(queue, want, worker, duration, watch)
-            except Raced:
-                is_together = False
         raise StoreUnavailable(
-            f"queue {queue.name!r}: jobs were cancelled faster than they could be claimed; try again"
+            f"queue {queues[0].name!r}: jobs were cancelled faster than they could be claimed; try again"
         )
 
-    async def _claim_alone(
-        self, queue: QueueHandle, want: Callable[[], int], worker: WorkerIdentity, duration: int, watch: Watch
-    ) -> Claimed:
+    async def _claim_alone(self, queues: Sequence[QueueHandle], asked: Asked, watches: dict[int, Watch]) -> Claimed:
         clock = asyncio.get_running_loop().time
         async with self._mutex, self._session() as connection:
             asked_at = clock()
-            await watch.look(connection)
-            scheduling = self._scheduling(connection, queue, is_of_session=True)
-            loaded = await scheduling.load(1, self._clock.expected(), locks=True, me=worker.id)
+            await look(connection, watches.values())
+            first, *others = queues
+            scheduling = self._scheduling(connection, first, is_of_session=True)
+            loaded = await scheduling.load(1, self._clock.expected(), locks=True, me=asked.worker.id, others=others)
             # The load itself waits for the lock; most of the time it is free, and reading takes as long as the plan.
-            locked_at = clock()
-            me = Holder(uuid4(), want(), worker.id, worker.name, duration)
-            claimed = await self._claim(scheduling, loaded, [me], watch)
-            self._crowding[queue.id].alone(locked_at - asked_at, clock() - locked_at)
+            locked_at, queue = clock(), scheduling.queue.id
+            if asked.chose is not None:
+                asked.chose(_choice(scheduling.queue, queues, loaded))
+            claimed = await self._claim(scheduling, loaded, [asked.holder()], watches[queue])
+            self._crowding[queue].alone(locked_at - asked_at, clock() - locked_at)
         return claimed
 
-    async def _claim_together(
-        self, queue: QueueHandle, want: Callable[[], int], worker: WorkerIdentity, duration: int, watch: Watch
-    ) -> Claimed:
+    async def _claim_together(self, queue: QueueHandle, asked: Asked, watch: Watch) -> Claimed:
         """Ask in public, and get what somebody else has claimed for us, or the lock and everybody's requests."""
         async with self._mutex, self._session() as connection:
-            asked = want()
-            if asked <= 0:
+            want, worker = asked.want(), asked.worker
+            if want <= 0:
                 return await self._claim_nothing(self._scheduling(connection, queue))
             with self.carriage.boarded() as passenger:
-                entry = await self._seat.enter(connection, queue.id, queue.name, asked, worker, duration, passenger)
+                entry = await self._seat.enter(
+                    connection, queue.id, queue.name, want, worker, asked.duration, passenger
+                )
             crowding = self._crowding[queue.id]
             if entry.claims:
                 self._clock.observe(entry.claims[0].claimed_at)
                 # Left short, we look for ourselves: only who claims alone can register as a waiter.
-                is_short = len(entry.claims) < asked
+                is_short = len(entry.claims) < want
                 crowding.is_dense = not is_short
                 return Claimed(entry.claims, entry.lease, None, more=is_short, look_again=False)
             crowding.led(len(entry.requests))
-            me = Holder(uuid4(), want(), worker.id, worker.name, duration)
+            me = asked.holder()
             scheduling = self._scheduling(connection, queue, is_of_session=True)
             loaded = await scheduling.load(1, self._clock.expected(), me=worker.id)
             return await self._claim(scheduling, loaded, [me, *entry.requests], watch)
@@ -206,6 +201,7 @@ class Claimer:
             await scheduling.connection.execute(STATEMENTS["forget_forced"], scheduling.queue.id)
         if in_transaction:
             await scheduling.connection.execute("commit")
+        watch.committed()
         self._checkpoints.soon(scheduling.queue.id)
         # Who found nothing waits for leases to end as well.
         dues = [alarm, loaded.opened.due, scheduling.lease_due]
@@ -292,6 +288,27 @@ class Claimer:
         return self._connection
 
 
+def _choice(chosen: QueueHandle, queues: Sequence[QueueHandle], loaded: Loaded) -> Choice:
+    names = {queue.id: queue.name for queue in queues}
+    opened = loaded.opened
+    others = [(names[queue], vtime, is_taken) for queue, vtime, is_taken in opened.others]
+    taken = frozenset(name for name, _, is_taken in others if is_taken)
+    return Choice(chosen.name, taken, {name: vtime for name, vtime, _ in others} | {chosen.name: opened.state.vtime})
+
+
+async def look(connection: Connection, watches: Iterable[Watch]) -> None:
+    """Before the bells are drained: which producers may not have seen a registration?
+
+    Those that have ended by now are seen by whatever drains next, be it this claim or, where it goes elsewhere, a later
+    one.
+    """
+    uncertain = [watch for watch in watches if watch.is_uncertain]
+    if uncertain:
+        producers = [row[0] for row in await connection.fetch(STATEMENTS["select_producers"])]
+        for watch in uncertain:
+            watch.observe(producers)
+
+
 class Watch:
     """How one claim leaves its listener: waiting for work in the queue, or not."""
 
@@ -317,11 +334,15 @@ class Watch:
     def is_registered(self) -> bool:
         return self._before is not None
 
-    async def look(self, connection: Connection) -> None:
-        """Before the bells are drained: which producers may not have seen the registration?"""
-        if self._before is not None and not self._before.is_certain:
-            found = await connection.fetch(STATEMENTS["select_producers"])
-            self._before.observe(row[0] for row in found)
+    @property
+    def is_uncertain(self) -> bool:
+        """A producer may not have seen the registration."""
+        return self._before is not None and not self._before.is_certain
+
+    def observe(self, producers: Sequence[str]) -> None:
+        """These may not have seen the registration, if they are older than it."""
+        assert self._before is not None
+        self._before.observe(producers)
 
     def ending(self, worker: UUID, *, is_filled: bool) -> Ending:
         """Whether the claim registers its listener, or withdraws it."""

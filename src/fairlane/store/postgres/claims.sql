@@ -47,8 +47,8 @@ where queue_id = $1::integer
 order by id
 
 -- name: open_claim
--- $1 queue, $2 whether the lock is to be taken for the session, $3 now or null, $4 the least that queue time should
--- be, $5 what it should be, $6 and $7 the state of the board that is known, $8 how we write the journal, $9 how many releases,
+-- $1 queues, $2 whether the lock of one is to be taken for the session, $3 now or null, $4 the least that queue time should
+-- be, $5 what it should be, $6 and $7 the states of the boards that are known, $8 how we write the journal, $9 how many releases,
 -- $10 how many arrivals, $11 who asks
 select *
 from fairlane.open_claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fairlane.store.postgres.claims import Claimer, Watch
+from fairlane.store.postgres.claims import look as look_for_producers
 from fairlane.store.postgres.connections import STATEMENTS
 from fairlane.store.postgres.scheduling import QueueHandle, Scheduling
 from fairlane.store.protocol import Looked, WorkerIdentity
@@ -42,7 +43,7 @@ async def stop_looking(
 
 async def _look(scheduling: Scheduling, want: int, worker: WorkerIdentity, watch: Watch) -> Looked:
     connection = scheduling.connection
-    await watch.look(connection)
+    await look_for_producers(connection, [watch])
     await connection.execute(STATEMENTS["begin_look"])
     loaded = await scheduling.see_to(await scheduling.load(want), want)
     plan = await scheduling.plan(loaded, want, listens=True)

@@ -73,6 +73,8 @@ class Opened:
         self.changes: list[tuple[Mark, bytes]] = []
         self.arrivals: list[Arrival] = []
         self.releases: list[Release] = []
+        self.others: list[tuple[int, float, bool]] = []
+        """Queues that could have been opened as well, with their virtual time, and whether their lock was taken."""
         for record in records:
             kind, id_, name, keys, f1, f2, f3, i1, i2, i3, i4, i5, i6, i7, i8, token, *released = record
             match kind:
@@ -83,6 +85,8 @@ class Opened:
                     self.arrivals.append(Arrival(id_, i1, decode_keys(keys), i2, i3, i4, given, i5 or 0, i6 or 0))
                 case b"j":
                     self.changes.append((Mark(i1, token), id_))
+                case b"o":
+                    self.others.append((i1, f1, bool(i2)))
                 case _:
                     self.digest = name
                     self.state = QueueRow(f1, f2, i2, i3, f3)

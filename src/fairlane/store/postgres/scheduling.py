@@ -127,23 +127,36 @@ class Scheduling:
         """When the next lease ends, as far as a write that started nothing has seen."""
 
     async def load(
-        self, want: int, expected: Expected = UNKNOWN, *, locks: bool = False, me: UUID | None = None
+        self,
+        want: int,
+        expected: Expected = UNKNOWN,
+        *,
+        locks: bool = False,
+        me: UUID | None = None,
+        others: Sequence[QueueHandle] = (),
     ) -> Loaded:
-        """Take the lock, and read what has happened; scheduled jobs that are due are not promoted yet."""
-        queue = self.queue.id
-        known = self._boards.get(queue)
-        mark = known.mark if known is not None else None
-        known_as = (-1, None) if mark is None else (mark.seq, mark.token)
+        """Take the lock, and read what has happened; scheduled jobs that are due are not promoted yet.
+
+        Where the lock is taken, `queue` is the first of the others whose lock is free from then on.
+        """
+        queues = [self.queue.id, *(other.id for other in others)]
+        boards = [self._boards.get(queue) for queue in queues]
+        marks = [None if board is None else board.mark for board in boards]
+        seqs, tokens = [-1 if mark is None else mark.seq for mark in marks], [mark and mark.token for mark in marks]
         bounds = (FORMAT, RELEASES_AT_MOST, FOLD_AT_MOST)
         try:
             found = await self.connection.fetch(
-                STATEMENTS["open_claim"], queue, locks, self.time, *expected, *known_as, *bounds, me
+                STATEMENTS["open_claim"], queues, locks, self.time, *expected, seqs, tokens, *bounds, me
             )
         except asyncpg.PostgresError as error:
             if error.sqlstate == NEWER:
                 raise journal_too_new(self.queue.name, int(str(error))) from error
             raise
         opened = rows.Opened(found)
+        if others:
+            left = {queue for queue, _, _ in opened.others}
+            self.queue = next(queue for queue in (self.queue, *others) if queue.id not in left)
+            self.sharing = Sharing(self.connection, self.queue.id)
         policy = await self.policy_of(opened.digest)
         board = await self._board(opened, policy)
         return Loaded(opened, board, policy, opened.arrivals, [], opened.has_all)

@@ -44,7 +44,7 @@ from fairlane.store.postgres import (
 )
 from fairlane.store.postgres.adopting import Adopter
 from fairlane.store.postgres.borrowing import OwnJson, borrowed, check_types, reads_own_json, speaking
-from fairlane.store.postgres.claims import Claimer
+from fairlane.store.postgres.claims import Asked, Claimer
 from fairlane.store.postgres.connections import STATEMENTS, Connections, hang_up
 from fairlane.store.postgres.gathering import Gathering
 from fairlane.store.postgres.results import ResultListener
@@ -57,6 +57,7 @@ from fairlane.store.postgres.timing import StoreClock
 from fairlane.store.postgres.wakeups import PostgresListener
 from fairlane.store.protocol import (
     LAST_ENTRY,
+    Choice,
     Claimed,
     Counted,
     Declared,
@@ -306,11 +307,14 @@ class PostgresStore(Stats, ScheduleKeeper, Adopter):
         listener: Listener | None = None,
         start_lag: int = 0,
         ahead: int | None = None,
+        others: Sequence[str] = (),
+        chose: Callable[[Choice], None] | None = None,
     ) -> Claimed:
         if listener is not None and not isinstance(listener, PostgresListener):
             raise ConfigurationError(f"listener={type(listener).__name__} is not of this store; take it from listen()")
-        handle = await self._claimer.queue(queue)
-        claimed = await self._claimer.claim(handle, want, worker, microseconds(lease), listener, start_lag, ahead)
+        asked = Asked(want, worker, microseconds(lease), listener, start_lag, ahead, chose)
+        queues = [await self._claimer.queue(name) for name in (queue, *others)]
+        claimed = await self._claimer.claim(queues, asked)
         self._settler.claimed(claimed.lease, claimed.claims)
         return claimed
 

@@ -28,6 +28,7 @@ from fairlane.store.operators import CANCEL, Handled, JobFilter, JobPage
 from fairlane.store.protocol import (
     EVERYONE,
     LAST_ENTRY,
+    Choice,
     Claimed,
     Counted,
     Declared,
@@ -260,6 +261,8 @@ class SqliteStore(Stats, ScheduleKeeper, Adopter):
         listener: Listener | None = None,
         start_lag: int = 0,
         ahead: int | None = None,
+        others: Sequence[str] = (),
+        chose: Callable[[Choice], None] | None = None,
     ) -> Claimed:
         duration = microseconds(lease)
 

@@ -596,11 +596,15 @@ create type fairlane.loaded as (
 -- its own, so that the second sees what the last holder wrote. Nothing is removed: `write_claim` does that, once there is
 -- a plan.
 --
+-- Of several queues it is the first whose lock is free. Where all are taken, the first is waited for: whoever asks again
+-- and again instead would never sleep, and would be overtaken for ever.
+--
 --   kind       id    name   keys        f1    f2     f3   i1       i2         i3    i4    i5         i6       i7     i8   token
 --   q queue    snapshot, and bounds ×   vtime cursor cost now      cursor_tie tie   seq   attention  waiters? due    stored ×
 --   j change   delta                                      seq                                                            ×
 --   r release                                             (lanes, counts, charges: see below)
 --   a arrival  lane  given  keys                          priority count      floor since resumed    given_by
+--   o other                             vtime             queue    taken?                    (of several: those it is not)
 --
 -- The queue's `name` is the digest of its policy and overrides; its `keys` are the bounds for `write_claim`: the oldest open
 -- transaction, since when the policy is in force, the last arrival (transaction and floor) and the last release that were read,
@@ -610,13 +614,13 @@ create type fairlane.loaded as (
 -- Releases come as they are stored, many in a row: lanes, counts (ended, ran, unstarted, since, failed, neutral, latest, kept
 -- and, where there is one, signal, one after the other, each as long as lanes), charges (charged, refund).
 create function fairlane.open_claim(
-    queue integer,
+    queues integer[],
     locks boolean,
     given bigint,
     at_least bigint,
     expected bigint,
-    known bigint,
-    known_token uuid,
+    knowns bigint[],
+    known_tokens uuid[],
     format integer,
     most_releases integer,
     most_arrivals integer,
@@ -633,9 +637,33 @@ declare
     now bigint;
     from_seq bigint;
     forgets boolean := false;
+    tried integer := 1;
+    chosen integer := 1;
+    queue integer := queues[1];
+    known bigint;
+    known_token uuid;
 begin
     if locks then
-        perform pg_advisory_lock(1717660018, queue);
+        while tried <= cardinality(queues) and not pg_try_advisory_lock(1717660018, queues[tried]) loop
+            tried := tried + 1;
+        end loop;
+        if tried <= cardinality(queues) then
+            chosen := tried;
+            queue := queues[chosen];
+        else
+            perform pg_advisory_lock(1717660018, queue);
+        end if;
+        if cardinality(queues) > 1 then
+            return query
+            select 'o'::"char", null::bytea, null::text, null::text, s.vtime, null::float8, null::float8, o.id::bigint,
+                (o.nth < tried)::integer::bigint, null::bigint, null::bigint, null::bigint, null::bigint, null::bigint,
+                null::bigint, null::uuid, null::bytea[], null::bigint[], null::float8[]
+            from unnest(queues) with ordinality as o (id, nth)
+            cross join lateral (
+                select s.vtime from fairlane.queue_states s where s.queue_id = o.id order by s.version desc limit 1
+            ) s
+            where o.nth <> chosen;
+        end if;
         -- Held outside of any transaction: not for long, should we fall silent.
         perform set_config('idle_session_timeout', '5s', false), set_config('synchronous_commit', 'off', true);
     end if;
@@ -650,6 +678,8 @@ begin
     now := case when not locks and who is null then fairlane.instant(given)
         else fairlane.keep_instant(given, at_least, expected) end;
     from_seq := state.seq;
+    known := knowns[chosen];
+    known_token := known_tokens[chosen];
     if known <> state.seq or known_token is distinct from state.token then
         if known >= state.base and exists (
             select from fairlane.journal j where j.queue_id = queue and j.seq = known and j.token = known_token
