@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from random import Random
+from typing import Literal
 from uuid import UUID
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fairlane.clock import SECOND
-from fairlane.policy import Fair, Policy, flow_id
+from fairlane.policy import Fair, Policy, Rate, flow_id
 from fairlane.scheduler.journal import Delta, Mark
 from fairlane.scheduler.snapshot import FlowRow
 from tests.scheduler.ledger import LaneKey
@@ -79,3 +81,32 @@ def test_with_guessed_costs_two_flows_differ_by_at_most_twice_the_bound(
     fleet.run(until=fleet.now + round(10 * max(*a, *b) * SECOND))
     bound = (slots + 1) * (max(a) / weights["a"] + max(b) / weights["b"])
     assert widest_gap(fleet, weights) <= GUESSED_FACTOR * bound + 1e-6
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.sampled_from(["count", "time"]),
+    st.sampled_from([1, 5, 20]),
+    st.sampled_from([1, 2, 10]),
+    st.sampled_from([1_000, SECOND // 10, SECOND]),
+    st.integers(2, 4),
+    st.sampled_from([1, 4, 1_000]),
+)
+@example("time", 20, 10, 1_000, 2, 1_000)
+def test_flows_that_join_one_after_the_other_at_a_rate_of_their_key_take_turns(
+    charge: Literal["count", "time"], limit: int, burst: int, ran: int, flows: int, at_most: int
+) -> None:
+    """The first is alone with a guess that is far too high, and parked at the rate when the next one comes: a place
+    that only the wrong guess had reached is no place to join."""
+    policy = Policy("q", Fair(by="account", charge=charge), (Rate(limit, per="1s", burst=burst, by="endpoint"),))
+    fleet = Fleet(policy, slots=100, run_time=lambda _: ran, claim_at_most=at_most)
+    fleet.refill = True
+    for number in range(flows):
+        fleet.enqueue({"account": str(number), "endpoint": "e"}, count=200)
+        fleet.run(until=fleet.now + 3 * SECOND)
+    since = fleet.now
+    fleet.run(until=fleet.now + round(40 / limit * SECOND))
+    started = Counter(dict(run.lane[1])["account"] for run in fleet.ledger.runs if run.at > since)
+    # By count, a round is one of each; by time, what is not folded yet was charged by a guess.
+    in_flight = 1 + burst + limit * ran // SECOND
+    assert max(started.values()) - min(started[str(number)] for number in range(flows)) <= 2 * (in_flight + 1)

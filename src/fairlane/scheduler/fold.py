@@ -35,8 +35,9 @@ MAX_LAG = 1_000
 """How many of its own jobs a parked flow may fall behind. It keeps its turn; it does not save up a siege."""
 
 
-def fold_releases(board: Board, releases: Iterable[Release], policy_since: Instant) -> None:
-    """Free what ended claims held, and correct what their flows were charged."""
+def fold_releases(board: Board, releases: Iterable[Release], policy_since: Instant, vtime: float) -> float:
+    """Free what ended claims held, and correct what their flows were charged. Returns the queue's virtual time: it goes
+    back with the flow that has carried it away on a wrong guess."""
     ready = nsmallest(2, ((flow.vtime + flow.debt, flow.id) for flow in board.flows.values() if flow.standing == READY))
     lanes, charges_time, has_limits = board.lanes, board.charges_time, bool(board.policy.limits)
     for release in sorted(releases, key=_order) if has_limits else releases:
@@ -59,7 +60,11 @@ def fold_releases(board: Board, releases: Iterable[Release], policy_since: Insta
         # A flow that owes pays at its next turn. One that was overcharged by more than a job moves back at once: left
         # at its old tag it would miss turns that are its own.
         if flow.debt < 0.0 and flow.debt < -board.charge(flow) / flow.weight:
+            before = flow.vtime
             _move_back(board, flow, next((tag for tag, flow_id in ready if flow_id != flow.id), -math.inf))
+            if before >= vtime:
+                vtime = min(vtime, flow.vtime)
+    return vtime
 
 
 def _order(release: Release) -> tuple[bool, Instant]:

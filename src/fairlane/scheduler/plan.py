@@ -160,7 +160,7 @@ class Working:
             board.add_lanes(supply.lanes)
             board.add_gates(supply.gates)
         fold_shared(board, snapshot.shared_releases)
-        fold_releases(board, snapshot.releases, snapshot.policy_since)
+        self.vtime = fold_releases(board, snapshot.releases, snapshot.policy_since, self.vtime)
         # Once the corrections are in: a tag that a wrong guess has carried away is no place to join.
         ready = [flow.vtime + flow.debt for flow in board.flows.values() if flow.standing == READY]
         self.join_at = max(0.0, min(ready, default=self.vtime))
