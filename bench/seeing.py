@@ -1,7 +1,8 @@
 """`python -m bench seeing`: what people look at, over 100,000 keys and 1,000,000 jobs, and what it takes to keep it.
 
 Told are the time of each question that pages and commands ask (the median of some runs), and that of the passes which
-add up what claims did.
+add up what claims did. With `--unseen`, no claim has seen any of the jobs, and nobody serves the queue: what `status`
+and `keys` say must be right all the same.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from uuid import uuid4
 
+from fairlane import App
 from fairlane.job import NewJob, new_job_ids
 from fairlane.policy import Concurrency, Fair, Policy, Rate, lane_id
 from fairlane.policy.keys import gate_id
@@ -51,15 +53,19 @@ def jobs_of(accounts: Sequence[int], each: int) -> list[NewJob]:
     return found
 
 
-async def fill(store: Store, keys: int, jobs: int) -> None:
-    """So many jobs wait; some hundreds run, and as many have ended."""
+async def enqueue(store: Store, keys: int, jobs: int) -> None:
+    """So many jobs wait."""
     await store.declare(POLICY)
     each = max(1, jobs // keys)
-    accounts = range(keys)
     for first in range(0, keys, AT_ONCE // each):
-        await store.enqueue(jobs_of(accounts[first : first + AT_ONCE // each], each))
+        await store.enqueue(jobs_of(range(keys)[first : first + AT_ONCE // each], each))
+
+
+async def fill(store: Store, keys: int, jobs: int) -> None:
+    """So many jobs wait, and claims know of them; some are scheduled."""
+    await enqueue(store, keys, jobs)
     await store.lanes(QUEUE)
-    await store.enqueue([_later(job) for job in jobs_of(accounts[:2_000], 10)])
+    await store.enqueue([_later(job) for job in jobs_of(range(keys)[:2_000], 10)])
 
 
 def _later(job: NewJob) -> NewJob:
@@ -140,6 +146,27 @@ async def measure(name: str, store: Store, keys: int, jobs: int) -> None:
         await store.close()
 
 
+async def measure_unseen(name: str, url: str, keys: int, jobs: int) -> None:
+    """What `status` and the first page of `keys` take, and whether they are right."""
+    async with App(url) as app:
+        store = await app.opened()
+        started = time.perf_counter()
+        await enqueue(store, keys, jobs)
+        print(f"{name}: {jobs:,} jobs of {keys:,} keys that no claim has seen in {time.perf_counter() - started:.0f} s")
+        view = next(each for each in (await app.operations.overview()).queues if each.queue == QUEUE)
+        page = await app.operations.list_keys(QUEUE, "account")
+        waiting = [each.waiting for each in page.keys]
+        is_right = (view.ready, view.running) == (jobs, 0) and waiting == [jobs // keys] * 50
+        print(f"  {'right' if is_right else 'WRONG'}: {view.ready:,} ready, {waiting[:3]} … of the first keys")
+        for what, ask in {
+            "status": lambda: app.operations.overview(),
+            "keys, first page": lambda: app.operations.list_keys(QUEUE, "account"),
+            "keys, by name": lambda: app.operations.list_keys(QUEUE, "account", sort="name"),
+            "one key": lambda: app.operations.show_key(QUEUE, {"account": "account-000077"}),
+        }.items():
+            print(f"  {what:32} {await _median(ask) * 1_000:8.1f} ms")
+
+
 async def _median(ask: Question) -> float:
     took = []
     for _ in range(RUNS):
@@ -163,12 +190,21 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--keys", type=int, default=100_000)
     parser.add_argument("--jobs", type=int, default=1_000_000)
     parser.add_argument("--store", choices=["postgres", "sqlite", "both"], default="both")
+    parser.add_argument("--unseen", action="store_true", help="no claim has seen any of the jobs")
     given = parser.parse_args(arguments)
     if given.store != "sqlite":
         with ThrowawayPostgres() as server:
             url = asyncio.run(server.create_database("seeing"))
-            asyncio.run(measure("PostgreSQL", PostgresStore(url), given.keys, given.jobs))
+            if given.unseen:
+                asyncio.run(PostgresStore(url).migrate())
+                asyncio.run(measure_unseen("PostgreSQL", url, given.keys, given.jobs))
+            else:
+                asyncio.run(measure("PostgreSQL", PostgresStore(url), given.keys, given.jobs))
     if given.store != "postgres":
         with tempfile.TemporaryDirectory() as folder:
-            asyncio.run(measure("SQLite", SqliteStore(str(Path(folder) / "jobs.db")), given.keys, given.jobs))
+            path = Path(folder) / "jobs.db"
+            if given.unseen:
+                asyncio.run(measure_unseen("SQLite", f"sqlite:///{path}", given.keys, given.jobs))
+            else:
+                asyncio.run(measure("SQLite", SqliteStore(str(path)), given.keys, given.jobs))
     return 0
