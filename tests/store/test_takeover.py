@@ -46,6 +46,8 @@ TROUBLE_EVERY = 12
 ROOT = Path(__file__).resolve().parent.parent.parent
 WATCHDOG = 120 + CLAIMS / 5
 """Seconds after which processes that hang have failed. Never the measure of anything."""
+CRASHES = 40
+"""At most: each takes as long as hundreds of claims."""
 UNFLUSHED = {"wal_writer_delay": "10s", "wal_writer_flush_after": "1GB"}
 """What does not wait for the disk stays in memory until something is durable: a crash finds more to lose."""
 
@@ -98,6 +100,8 @@ class Fleet:
 
     async def _trouble(self) -> None:
         what = next(self._troubles)
+        if what == "crash" and self.troubles["crash"] >= CRASHES:
+            what = "kill"
         self.troubles[what] += 1
         match what:
             case "kill" if self._running:
