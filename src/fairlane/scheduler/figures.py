@@ -285,6 +285,8 @@ class Pending(msgspec.Struct, frozen=True):
     """Each with about when it ended."""
     oldest: Instant | None = None
     """Since when the first of those that came is ready."""
+    bells: int = 0
+    """Arrivals and ends, one by one."""
 
     @property
     def ready(self) -> int:

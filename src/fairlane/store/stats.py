@@ -61,8 +61,6 @@ S = TypeVar("S")
 Named = tuple[str, KeyFigures]
 """A key, and the partition that it is in."""
 
-KEY = 2
-"""The column of a list that has the key."""
 OLDEST_LANES = 1_000
 OLDEST_AT_ONCE = 20
 """Lanes whose heads are looked up together, to find the job that has waited for the longest."""
@@ -79,14 +77,13 @@ class Query(NamedTuple):
 
 
 class Some(NamedTuple):
-    """The first rows of a statement, without those that have one of these values in a column. PostgreSQL takes the
+    """The first rows of a statement, without those that have one of these values in front. PostgreSQL takes the
     number and the values as its last parameters."""
 
     name: str
     parameters: tuple[Any, ...]
     most: int
     but_not: Collection[Any]
-    column: int = 0
 
 
 class Rows(NamedTuple):
@@ -175,8 +172,9 @@ class Moment:
         figures = []
         found = yield _query("survey", list(recents), COUNTED_AT_MOST)
         oldest = yield from self._oldest_in([row[0] for row in found if row[1] > 0])
-        for name, ready, running, parked, unseen, ended, bells, scheduled, due_at, counted_at, held, hours in found:
+        for name, ready, running, parked, scheduled, due_at, counted_at, held, hours in found:
             recent, before = recents[name], stored[name]
+            unseen, ended, bells = recent.pending.ready, recent.pending.ended, recent.pending.bells
             waiting = max(0, ready + unseen)
             since = [each for each in (oldest.get(name), recent.pending.oldest) if each is not None and waiting]
             figures.append(
@@ -231,13 +229,13 @@ class Moment:
         changed = key_rows.matching(changed, sought)
         some = (yield _query("find_keys", list(queues), scope, sought, key_rows.FEW + 1)) if sought else ()
         if sought and len(some) <= key_rows.FEW:
-            others = product(queues, [scope], sorted({key for (key,) in some} - known))
-            found = yield _query("select_keys", Rows(list(others), 3))
+            listed = list(product(queues, [scope], sorted({key for (key,) in some} - known)))
         else:
-            found, statement = [], key_rows.listing(sort, held_only=held_only)
+            listed, statement = [], key_rows.listing(sort, held_only=held_only)
             for queue in queues:
                 asked = (queue, scope, sought, held_only, *key_rows.start_of(place))
-                found += yield Some(statement, asked, limit + 1, known, KEY)
+                listed += [(queue, scope, key) for (key,) in (yield Some(statement, asked, limit + 1, known))]
+        found = yield _query("select_keys", Rows(listed, 3))
         return key_rows.page_of([*map(_named, found), *changed], sort, place, limit, held_only=held_only)
 
     def keys_named(self, queues: Sequence[str], places: Sequence[Place]) -> Looking[list[Named]]:
@@ -254,7 +252,8 @@ class Moment:
         """Of all scopes of these queues, the keys behind whose limits and pauses most jobs wait, the most first."""
         changed = yield from self._changed(queues)
         known = {f"{key_scope(figures.by)} {key_rows.key_text(figures.key)}" for _, figures in changed}
-        found = yield _query("list_held_keys", list(queues), limit, list(known))
+        listed = yield _query("list_held_keys", list(queues), limit, list(known))
+        found = yield _query("select_keys", Rows(listed, 3))
         return key_rows.most_held([*map(_named, found), *changed], limit)
 
     def _changed(self, queues: Sequence[str], by: By | None = None) -> Looking[list[Named]]:
@@ -297,11 +296,11 @@ class Moment:
     def _pending_of(self, queues: Sequence[str]) -> Looking[dict[str, Pending]]:
         """What no claim has seen."""
         pending = {name: Pending([], []) for name in queues}
-        for name, priority, keys, count, since in (yield _query("select_pending_arrivals", list(queues))):
+        for name, priority, keys, count, since, bells in (yield _query("select_pending_arrivals", list(queues))):
             before = pending[name]
             before.arrivals.append(LaneTally(decode_keys(keys), priority, count))
             oldest = min((each for each in (before.oldest, since) if each is not None), default=None)
-            pending[name] = msgspec.structs.replace(before, oldest=oldest)
+            pending[name] = msgspec.structs.replace(before, oldest=oldest, bells=before.bells + bells)
         ended = [
             (name, lane if isinstance(lane, bytes) else bytes.fromhex(lane), counts)
             for name, lane, *counts in (yield _query("select_pending_releases", list(queues)))
@@ -313,7 +312,8 @@ class Moment:
                 lane: (decode_keys(keys), priority)
                 for lane, priority, keys in (yield _query("select_keys_of_lanes", *asked))
             }
-            for name, lane, counts in ended:
+            for name, lane, (*counts, bells) in ended:
+                pending[name] = msgspec.structs.replace(pending[name], bells=pending[name].bells + bells)
                 changed = tails[name].lanes.get(lane)
                 of = stored.get(lane) if changed is None else (changed.keys, changed.priority)
                 if of is not None:

@@ -43,8 +43,8 @@ async def _answer(connection: Connection, asked: Question) -> Any:
     match asked:
         case Query(name, parameters):
             return await connection.fetch(STATEMENTS[name], *_parameters(parameters))
-        case Some(name, parameters, limit, but_not, _):
-            return await connection.fetch(STATEMENTS[name], *_parameters(parameters), limit, list(but_not))
+        case Some(name, parameters, most, but_not):
+            return await connection.fetch(STATEMENTS[name], *_parameters(parameters), most, list(but_not))
         case Many(name, queue, written):
             return await connection.execute(STATEMENTS[name], queue, written)
         case Tables(queue, ask):

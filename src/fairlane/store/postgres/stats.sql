@@ -1,31 +1,15 @@
 -- What people look at. Nothing is written and no lock is taken; each is one statement, however many queues there are.
 
 -- name: survey
--- What claims have left, and what has happened since that no claim has seen. $1 queues by name, $2 scheduled jobs are counted up
--- to this
-select q.name, s.ready, s.running, s.parked, unseen.jobs, released.jobs, unseen.bells + released.bells, scheduled.jobs,
-    scheduled.next_due_at, f.counted_at, coalesce(f.held, '{}'), f.hours
+-- What claims have left. $1 queues by name, $2 scheduled jobs are counted up to this
+select q.name, s.ready, s.running, s.parked, scheduled.jobs, scheduled.next_due_at, f.counted_at,
+    coalesce(f.held, '{}'), f.hours
 from unnest($1::text[]) with ordinality as u (name, nth)
 cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
 cross join lateral (
-    select s.ready, s.running, s.parked, s.arrivals_from, s.releases_from, pg_snapshot_xmin(pg_current_snapshot()) as oldest
-    from fairlane.queue_states s
-    where s.queue_id = q.id
-    order by s.version desc
-    limit 1
+    select s.ready, s.running, s.parked from fairlane.queue_states s where s.queue_id = q.id order by s.version desc limit 1
 ) s
 left join lateral (select f.* from fairlane.queue_figures f where f.queue_id = q.id limit 1) f on true
-cross join lateral (
-    select coalesce(sum(a.count), 0) as jobs, count(*) as bells
-    from fairlane.arrivals a
-    where a.queue_id = q.id and a.xid >= least(s.arrivals_from, s.oldest)
-) unseen
-cross join lateral (
-    select coalesce(sum(u.ended + u.unstarted), 0) as jobs, count(distinct r.ctid) as bells
-    from fairlane.releases r
-    cross join lateral unnest(r.ended, r.unstarted) as u (ended, unstarted)
-    where r.queue_id = q.id and r.xid >= least(s.releases_from, s.oldest)
-) released
 cross join lateral (
     select count(*) as jobs, min(j.due_at) as next_due_at
     from (
@@ -107,11 +91,10 @@ limit $4
 -- $5 to $7 after which (what it is sorted by, key, queue), $8 how many, $9 keys that are known better.
 
 -- name: list_keys_by_waiting
-select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
-    k.held_by, k.hours, k.minutes
+select k.key
 from fairlane.queues q
 cross join lateral (
-    select k.*
+    select k.key
     from fairlane.key_figures k
     where k.list = q.id::text || '/' || $2::text
       and (-k.waiting, k.key collate "POSIX") >= ($5::bigint, $6::text)
@@ -125,11 +108,10 @@ cross join lateral (
 where q.name = $1::text
 
 -- name: list_keys_by_running
-select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
-    k.held_by, k.hours, k.minutes
+select k.key
 from fairlane.queues q
 cross join lateral (
-    select k.*
+    select k.key
     from fairlane.key_figures k
     where k.list = q.id::text || '/' || $2::text
       and (-k.running, k.key collate "POSIX") >= ($5::bigint, $6::text)
@@ -143,11 +125,10 @@ cross join lateral (
 where q.name = $1::text
 
 -- name: list_keys_by_done
-select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
-    k.held_by, k.hours, k.minutes
+select k.key
 from fairlane.queues q
 cross join lateral (
-    select k.*
+    select k.key
     from fairlane.key_figures k
     where k.list = q.id::text || '/' || $2::text
       and (-k.done, k.key collate "POSIX") >= ($5::bigint, $6::text)
@@ -161,11 +142,10 @@ cross join lateral (
 where q.name = $1::text
 
 -- name: list_keys_by_start
-select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
-    k.held_by, k.hours, k.minutes
+select k.key
 from fairlane.queues q
 cross join lateral (
-    select k.*
+    select k.key
     from fairlane.key_figures k
     where k.list = q.id::text || '/' || $2::text
       and (-coalesce(k.started_at, 0), k.key collate "POSIX") >= ($5::bigint, $6::text)
@@ -179,11 +159,10 @@ cross join lateral (
 where q.name = $1::text
 
 -- name: list_keys_by_name
-select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
-    k.held_by, k.hours, k.minutes
+select k.key
 from fairlane.queues q
 cross join lateral (
-    select k.*
+    select k.key
     from fairlane.key_figures k
     where k.queue_id = q.id and k.scope = $2::text
       and k.key >= $6::text and $5::bigint is not null
@@ -197,11 +176,10 @@ cross join lateral (
 where q.name = $1::text
 
 -- name: list_keys_by_waiting_if_held
-select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
-    k.held_by, k.hours, k.minutes
+select k.key
 from fairlane.queues q
 cross join lateral (
-    select k.*
+    select k.key
     from fairlane.key_figures k
     where k.list = q.id::text || '/' || $2::text
       and (-k.waiting, k.key collate "POSIX") >= ($5::bigint, $6::text)
@@ -217,12 +195,11 @@ where q.name = $1::text
 -- name: list_held_keys
 -- Of all scopes, the keys behind whose limits most jobs wait. $1 queues by name, $2 how many, $3 scopes and keys that are
 -- known better
-select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
-    k.held_by, k.hours, k.minutes
+select q.name, k.scope, k.key
 from unnest($1::text[]) as u (name)
 cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
 cross join lateral (
-    select k.*
+    select k.scope, k.key, k.waiting
     from fairlane.key_figures k
     where k.queue_id = q.id and k.held_by > ''  -- as the index says it, which is not for lists of one scope
       and not (k.scope || ' ' || k.key) = any ($3::text[])
@@ -285,7 +262,7 @@ cross join lateral (
 -- Jobs that came and that no claim has seen, by queue and lane. $1 queues by name. (`offset 0`, here and below: a join that is
 -- turned round would walk the whole index.)
 select q.name, a.priority, min(a.keys::text) as keys, sum(a.count)::bigint as count,
-    min(a.since) filter (where a.count > 0) as since
+    min(a.since) filter (where a.count > 0) as since, count(*) as bells
 from unnest($1::text[]) as u (name)
 cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
 cross join lateral (
@@ -301,7 +278,8 @@ group by q.name, a.lane, a.priority
 -- name: select_pending_releases
 -- Claims that have ended and that no claim has seen, by queue and lane. $1 queues by name
 select q.name, u.lane, sum(u.ended)::bigint as ended, coalesce(sum(u.failed), 0)::bigint as failed,
-    sum(u.unstarted)::bigint as unstarted, sum(u.ran)::bigint as ran, coalesce(max(u.latest), 0) as latest
+    sum(u.unstarted)::bigint as unstarted, sum(u.ran)::bigint as ran, coalesce(max(u.latest), 0) as latest,
+    count(*) as bells
 from unnest($1::text[]) as n (name)
 cross join lateral (select q.id, q.name from fairlane.queues q where q.name = n.name limit 1) q
 cross join lateral (

@@ -76,13 +76,13 @@ class Transaction:
         self.rows_read += len(rows)
         return rows
 
-    def some(self, name: str, count: int, but_not: Collection[Any], *parameters: Any, at: int = 0) -> list[Row]:
-        """The first rows, without those that have one of these values in that column."""
+    def some(self, name: str, count: int, but_not: Collection[Any], *parameters: Any) -> list[Row]:
+        """The first rows, without those that have one of these values in front."""
         found: list[Row] = []
         cursor = self._execute(STATEMENTS[name], parameters)
         while len(found) < count and (row := cursor.fetchone()) is not None:
             self.rows_read += 1
-            if row[at] not in but_not:
+            if row[0] not in but_not:
                 found.append(row)
         cursor.close()
         return found

@@ -51,8 +51,8 @@ def _answer(tx: Transaction, asked: Question) -> Any:
     match asked:
         case Query(name, parameters):
             return tx.all(name, *map(_parameter, parameters))
-        case Some(name, parameters, count, but_not, column):
-            return tx.some(name, count, but_not, *map(_parameter, parameters), at=column)
+        case Some(name, parameters, most, but_not):
+            return tx.some(name, most, but_not, *map(_parameter, parameters))
         case Many(name, queue, written):
             return tx.run_many(name, [(queue, *row) for row in written])
         case Tables(whose, ask):

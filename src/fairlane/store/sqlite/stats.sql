@@ -1,17 +1,8 @@
 -- What people look at. Nothing is written; a statement for each queue, where there is no table that names it.
 
 -- name: survey
--- What claims have left, and what has happened since that no claim has seen. ?1 queues by name, ?2 scheduled jobs are counted up
--- to this
+-- What claims have left. ?1 queues by name, ?2 scheduled jobs are counted up to this
 select q.name, q.ready, q.running, q.parked,
-    (select coalesce(sum(count), 0) from arrivals where queue = q.id),
-    (
-        select coalesce(sum((b.value ->> 1) + (b.value ->> 4)), 0)
-        from releases as r
-        cross join json_each(r.bells) as b
-        where r.queue = q.id
-    ),
-    (select count(*) from arrivals where queue = q.id) + (select count(*) from releases where queue = q.id),
     (select count(*) from (select 1 from jobs where queue = q.id and due_at is not null limit ?2)),
     (select min(due_at) from jobs where queue = q.id and due_at is not null),
     f.counted_at, coalesce(f.held, '{}'), f.hours
@@ -57,8 +48,7 @@ limit ?4
 -- ?5 to ?7 after which (what it is sorted by, key, queue).
 
 -- name: list_keys_by_waiting
-select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
-    k.held_by, k.hours, k.minutes
+select k.key
 from queues as q
 cross join key_figures as k on k.queue = q.id
 where q.name = ?1 and k.scope = ?2
@@ -69,8 +59,7 @@ where q.name = ?1 and k.scope = ?2
 order by -k.waiting, k.key
 
 -- name: list_keys_by_running
-select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
-    k.held_by, k.hours, k.minutes
+select k.key
 from queues as q
 cross join key_figures as k on k.queue = q.id
 where q.name = ?1 and k.scope = ?2
@@ -81,8 +70,7 @@ where q.name = ?1 and k.scope = ?2
 order by -k.running, k.key
 
 -- name: list_keys_by_done
-select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
-    k.held_by, k.hours, k.minutes
+select k.key
 from queues as q
 cross join key_figures as k on k.queue = q.id
 where q.name = ?1 and k.scope = ?2
@@ -93,8 +81,7 @@ where q.name = ?1 and k.scope = ?2
 order by -k.done, k.key
 
 -- name: list_keys_by_start
-select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
-    k.held_by, k.hours, k.minutes
+select k.key
 from queues as q
 cross join key_figures as k on k.queue = q.id
 where q.name = ?1 and k.scope = ?2
@@ -105,8 +92,7 @@ where q.name = ?1 and k.scope = ?2
 order by -coalesce(k.started_at, 0), k.key
 
 -- name: list_keys_by_name
-select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
-    k.held_by, k.hours, k.minutes
+select k.key
 from queues as q
 cross join key_figures as k on k.queue = q.id
 where q.name = ?1 and k.scope = ?2
@@ -117,8 +103,7 @@ where q.name = ?1 and k.scope = ?2
 order by k.key
 
 -- name: list_keys_by_waiting_if_held
-select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
-    k.held_by, k.hours, k.minutes
+select k.key
 from queues as q
 cross join key_figures as k on k.queue = q.id
 where q.name = ?1 and k.scope = ?2
@@ -131,8 +116,7 @@ order by -k.waiting, k.key
 -- name: list_held_keys
 -- Of all scopes, the keys behind whose limits most jobs wait. ?1 queues by name, ?2 how many, ?3 scopes and keys that are known
 -- better
-select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
-    k.held_by, k.hours, k.minutes
+select q.name, k.scope, k.key
 from json_each(?1) as u
 cross join queues as q on q.name = u.value
 cross join key_figures as k on k.queue = q.id and (k.scope, k.key) in (
@@ -184,7 +168,7 @@ where nth <= ?2
 
 -- name: select_pending_arrivals
 -- Jobs that came and that no claim has seen, by queue and lane. ?1 queues by name
-select q.name, a.priority, min(a.keys), sum(a.count), min(iif(a.count > 0, a.since, null))
+select q.name, a.priority, min(a.keys), sum(a.count), min(iif(a.count > 0, a.since, null)), count(*)
 from json_each(?1) as u
 cross join queues as q on q.name = u.value
 cross join arrivals as a on a.queue = q.id
@@ -192,7 +176,8 @@ group by q.name, a.lane, a.priority
 
 -- name: select_pending_releases
 -- Claims that have ended and that no claim has seen, by queue and lane (in hexadecimal). ?1 queues by name
-select q.name, b.value ->> 0, sum(b.value ->> 1), sum(b.value ->> 7), sum(b.value ->> 4), sum(b.value ->> 2), max(b.value ->> 9)
+select q.name, b.value ->> 0, sum(b.value ->> 1), sum(b.value ->> 7), sum(b.value ->> 4), sum(b.value ->> 2), max(b.value ->> 9),
+    count(*)
 from json_each(?1) as u
 cross join queues as q on q.name = u.value
 cross join releases as r on r.queue = q.id
