@@ -37,10 +37,14 @@ class Held:
     is_refused: bool = False
     lost_at: int | None = None
     """The crash of the database that lost it."""
+    asked_over: int | None = None
+    """A crash while it was asked for: it was handed out before, and lost, or after. Its settlement tells."""
 
     @property
     def end(self) -> int:
-        return min(each for each in (self.until, self.ended, self.lost_at) if each is not None)
+        is_held = self.answered is not None and not self.is_refused
+        asked_over = None if is_held else self.asked_over
+        return min(each for each in (self.until, self.ended, self.lost_at, asked_over) if each is not None)
 
     @property
     def is_done(self) -> bool:
@@ -112,7 +116,10 @@ class ClaimLedger:
     def _crash(self, held: Held, at: int, running: set[Token]) -> None:
         """A claimer may write down only afterwards what it was handed before."""
         if held.asked < at < held.end and held.ended is None and held.token not in running:
-            held.lost_at = at
+            if held.got < at:
+                held.lost_at = at
+            else:
+                held.asked_over = at
 
     @property
     def lost(self) -> int:
@@ -140,7 +147,8 @@ class ClaimLedger:
         for each in sorted(self.held.values(), key=lambda each: each.answered or 0):
             if each.lost_at is not None and each.answered is not None:
                 assert each.is_refused, f"{each} was lost, and its settlement applied"
-            if each.answered is not None and each.answered < each.until and each.lost_at is None:
+            is_sure = each.lost_at is None and each.asked_over is None
+            if each.answered is not None and each.answered < each.until and is_sure:
                 # A crash between the two may have lost the claim just before its settlement came.
                 assert not each.is_refused or self._crashed_between(each), f"{each} was held, and is refused"
             if each.is_done and each.answered is not None:
