@@ -33,7 +33,7 @@ from fairlane.store.protocol import Store
 from tests.dashboard.harness import ROOT as SITE
 from tests.dashboard.harness import TOKEN, Site
 from tests.waiting import until_found
-from tests.worker.oracle_app import QUEUE, make_app
+from tests.worker.oracle_app import AT_ONCE, QUEUE, TOTAL, make_app
 
 KEYS = 50
 ROUNDS = 4
@@ -57,17 +57,20 @@ class Truth(msgspec.Struct, frozen=True):
     running: dict[str, int]
 
     @property
-    def keys(self) -> dict[str, tuple[int, int]]:
-        """By key that has jobs: how many wait and run."""
+    def keys(self) -> dict[str, tuple[int, int, bool]]:
+        """By key that has jobs: how many wait and run, and whether its own limit holds it back."""
         return {
-            key: (self.waiting.get(key, 0), self.running.get(key, 0))
+            key: (waits, runs, waits > 0 and runs >= AT_ONCE)
             for key in sorted(self.waiting.keys() | self.running.keys())
+            for waits, runs in [(self.waiting.get(key, 0), self.running.get(key, 0))]
         }
 
     @property
-    def queue(self) -> tuple[int, int]:
-        """How many are ready and run."""
-        return sum(self.waiting.values()), sum(self.running.values())
+    def queue(self) -> tuple[int, int, int]:
+        """How many are ready and run, and how many of the ready are held."""
+        ready, runs = sum(self.waiting.values()), sum(self.running.values())
+        held = sum(waits for waits, _, is_held in self.keys.values() if is_held)
+        return ready, runs, ready if runs >= TOTAL else held
 
 
 def truth_of(rows: list[Any]) -> Truth:
@@ -80,14 +83,14 @@ def the_queue(overview: Any) -> Any:
     return found
 
 
-def said_of_queue(view: Any) -> tuple[int, int]:
-    return view["ready"], view["running"]
+def said_of_queue(view: Any) -> tuple[int, int, int]:
+    return view["ready"], view["running"], view["held_jobs"]
 
 
-def said_of_keys(page: Any) -> dict[str, tuple[int, int]]:
+def said_of_keys(page: Any) -> dict[str, tuple[int, int, bool]]:
     assert page["after"] is None
     return {
-        each["keys"]["account"]: (each["waiting"], each["running"])
+        each["keys"]["account"]: (each["waiting"], each["running"], bool(each["held_by"]))
         for each in page["keys"]
         if each["waiting"] or each["running"]
     }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from fairlane.clock import Instant
+from fairlane.policy import sequence
 from fairlane.policy.gates import GateState, Limit
 from fairlane.policy.keys import select, shared_gate_id
 from fairlane.policy.numbers import Origin
@@ -20,12 +22,14 @@ from fairlane.scheduler.snapshot import GateRow, GateTally, QueueRow, SharedGate
 __all__ = [
     "Gauge",
     "Touched",
+    "freed_slots",
     "gauges",
     "held_now",
     "origin_at",
     "origin_of_weight",
     "shared_gates_of",
     "touched_gates",
+    "without",
 ]
 
 Key = tuple[str | None, ...]
@@ -77,13 +81,31 @@ def gauges(
     return found
 
 
+def freed_slots(policy: Policy, pending: Pending) -> Counter[bytes]:
+    """By gate, how many of the claims that it counts have ended and are not folded. Of gates that queues share, and of
+    sequences, in which a job may keep its place, nothing is said."""
+    freed: Counter[bytes] = Counter()
+    for _, lane in pending.releases:
+        for gate, bound in (*policy.gates_of(lane.priority, lane.keys), *policy.queue_gates):
+            if bound.limit.counts_in_flight and not bound.is_shared and not isinstance(bound.limit, sequence.Sequence):
+                freed[gate] += lane.ended + lane.unstarted
+    return freed
+
+
+def without(freed: Mapping[bytes, int], rows: Iterable[GateRow]) -> list[GateRow]:
+    """Gates as they are once these slots are free."""
+    return [
+        msgspec.structs.replace(row, in_flight=max(0, row.in_flight - freed[row.id])) if row.id in freed else row
+        for row in rows
+    ]
+
+
 class Touched(msgspec.Struct):
-    """A gate of one key, and what has happened to its jobs that no claim has seen."""
+    """A gate of one key, and how many of its jobs have come that no claim has seen."""
 
     bound: BoundLimit
     key: Key
     arrived: int = 0
-    ended: int = 0
 
 
 def touched_gates(policy: Policy, pending: Pending, ended: Iterable[Override] = ()) -> dict[bytes, Touched]:
@@ -102,7 +124,6 @@ def touched_gates(policy: Policy, pending: Pending, ended: Iterable[Override] = 
                 key = select(bound.limit.by, lane.keys, lane.priority)
                 touched = found.setdefault(gate, Touched(bound, key))
                 touched.arrived += lane.arrived
-                touched.ended += lane.ended + lane.unstarted
     return found
 
 
@@ -110,16 +131,13 @@ def held_now(
     policy: Policy, now: Instant, touched: Mapping[bytes, Touched], known: Iterable[GateRow]
 ) -> list[GateTally]:
     """Which limits of keys hold somebody back now, and which do no more, where the last claim has left it otherwise:
-    claims have ended since, jobs have come, or time has passed. `known` are gates as that claim has left them."""
+    claims have ended since, jobs have come, or time has passed. `known` are gates as they are now."""
     rows = {row.id: row for row in known}
     # A gate that no store knows is open, unless it is a pause.
     pauses = {id_ for id_, each in touched.items() if isinstance(each.bound.limit, PauseGate)}
     wanted = [(each.bound, each.key) for id_, each in touched.items() if id_ in rows or id_ in pauses]
     named = [(policy.bound_named(row.limit), tuple(row.key)) for row in rows.values() if row.id not in touched]
     wanted += [(bound, key) for bound, key in named if bound is not None and not bound.is_shared]
-    for id_ in touched.keys() & rows.keys():
-        in_flight = max(0, rows[id_].in_flight - touched[id_].ended)
-        rows[id_] = msgspec.structs.replace(rows[id_], in_flight=in_flight)
     told = []
     for gauge, (bound, key) in zip(gauges(policy, now, wanted, rows.values()), wanted, strict=True):
         seen = touched.get(policy.gate_of(bound, key))

@@ -7,6 +7,7 @@ nothing.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple, TypeVar
@@ -19,7 +20,7 @@ from fairlane.job import JobRecord
 from fairlane.policy.by import By
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.figures import DAY, MINUTE, KeyFigures, Minute, Pending, Place, Recent, changes_of_held
-from fairlane.scheduler.gauge import held_now, touched_gates
+from fairlane.scheduler.gauge import freed_slots, held_now, touched_gates, without
 from fairlane.scheduler.journal import Tail
 from fairlane.scheduler.resident import Ask, Found, ResidentBoard
 from fairlane.scheduler.snapshot import Arrival, Forced, GateRow, GateTally, LaneRow, LaneTally, SharedGateRow
@@ -146,6 +147,7 @@ class Moment:
         self._policies: dict[str, Declared] | None = None
         self._recents: dict[str, Recent] = {}
         self._tails: dict[str, Tail] = {}
+        self._freed: dict[str, Counter[bytes]] = {}
 
     def policies(self) -> Looking[dict[str, Declared]]:
         """Every queue's policy, with what operators have changed."""
@@ -287,6 +289,7 @@ class Moment:
         if fresh := [name for name in known if name not in self._recents]:
             told = _by_name((yield _query("select_told_of", fresh)), decode_tally)
             pending = yield from self._pending_of(fresh)
+            self._freed |= {name: freed_slots(policies[name].policy, pending[name]) for name in fresh}
             gates = yield from self._held_now({name: policies[name].policy for name in fresh}, pending)
             for name in fresh:
                 policy = policies[name].policy
@@ -340,10 +343,12 @@ class Moment:
             rows = [row for row in tail.gates.values() if row is not None and row.waiting > 0]
             due[name] += [row for row in rows if row.wake_at is not None and row.wake_at <= self.now]
         owners = {gate: name for name, each in touched.items() for gate in each}
-        found, _ = yield from self.gates_named({name: list(each) for name, each in touched.items()}, [])
-        for row in found:
+        for row in (yield from self._gates_left({name: list(each) for name, each in touched.items()})):
             due[owners[row.id]].append(row)
-        return {name: held_now(policies[name], self.now, touched.get(name, {}), rows) for name, rows in due.items()}
+        return {
+            name: held_now(policies[name], self.now, touched.get(name, {}), without(self._freed[name], rows))
+            for name, rows in due.items()
+        }
 
     def _tails_of(self, queues: Collection[str]) -> Looking[dict[str, Tail]]:
         """What the tables of these queues may not hold."""
@@ -403,14 +408,22 @@ class Moment:
     def gates_named(
         self, gates: Mapping[str, Sequence[bytes]], shared: Sequence[bytes]
     ) -> Looking[tuple[list[GateRow], list[SharedGateRow]]]:
-        """Gates of queues, and shared ones, by their ids, where they exist: as the last claims have left them."""
+        """Gates of queues, and shared ones, by their ids, where they exist: the former as they are now, the latter as
+        the last claims have left them."""
+        yield from self._recents_of(list(gates))
+        freed = {gate: count for name in gates for gate, count in self._freed.get(name, {}).items()}
+        left = yield from self._gates_left(gates)
+        known: Found = (yield Tables("", Ask(shared=tuple(shared)))) if shared else Found()
+        return without(freed, left), known.shared
+
+    def _gates_left(self, gates: Mapping[str, Sequence[bytes]]) -> Looking[list[GateRow]]:
+        """The same as the last claims have left them."""
         tails = yield from self._tails_of(gates)
         wanted = [(name, gate) for name, named in gates.items() for gate in named]
         others = [each for each in wanted if each[1] not in tails[each[0]].gates]
         stored = (yield _query("select_gates_named", *_in_step(others))) if others else ()
         changed = [row for name, gate in wanted if (row := tails[name].gates.get(gate)) is not None]
-        known: Found = (yield Tables("", Ask(shared=tuple(shared)))) if shared else Found()
-        return [*map(_gate, stored), *changed], known.shared
+        return [*map(_gate, stored), *changed]
 
     def weights_named(self, flows: Mapping[str, Sequence[bytes]]) -> Looking[dict[bytes, FlowWeight]]:
         """The weights of flows by their ids, where they exist, as they are stored."""
