@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import Awaitable, Callable
 
@@ -38,3 +40,13 @@ def until_blocking(is_so: Callable[[], object], within: float = PATIENCE) -> Non
         if time.monotonic() > deadline:
             raise TimeoutError(f"it was not so within {within:g} s")
         time.sleep(REST)
+
+
+def stand_still_now(pid: int) -> bool:
+    """Stop a child process and wait until it stands. Returns whether it does: it may have ended."""
+    try:
+        os.kill(pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    except (ProcessLookupError, ChildProcessError):
+        return False
+    return True

@@ -88,8 +88,8 @@ async def test_a_claim_reads_a_bounded_number_of_rows_however_many_lanes_there_a
     assert cost.steps <= STEPS_PER_JOB * BATCH
 
 
-async def test_a_claim_costs_the_same_with_1_000_and_with_100_000_jobs_waiting() -> None:
-    few = await claim_cost(lanes=100, jobs_per_lane=10)
+async def test_a_claim_costs_the_same_with_4_000_and_with_100_000_jobs_waiting() -> None:
+    few = await claim_cost(lanes=100, jobs_per_lane=40)  # of each lane, more than a claim keeps for the next
     many = await claim_cost(lanes=100, jobs_per_lane=1_000)
     assert many.rows <= 1.2 * few.rows
     assert many.steps <= 1.5 * few.steps

@@ -36,7 +36,7 @@ from tests.store.claim_ledger import ClaimLedger, Token
 from tests.store.harness import Database, new_jobs
 from tests.store.lost_power import PowerLoss
 from tests.store.takeover import GIVEN_BACK, LEASE, PER_ACCOUNT, QUEUE, TOTALS, policy_of
-from tests.waiting import until_found
+from tests.waiting import stand_still_now, until_found
 
 CLAIMS = int(os.environ.get("FAIRLANE_TAKEOVER_CLAIMS", "150"))
 PROCESSES = int(os.environ.get("FAIRLANE_TAKEOVER_PROCESSES", "3"))
@@ -46,6 +46,8 @@ TROUBLE_EVERY = 12
 ROOT = Path(__file__).resolve().parent.parent.parent
 WATCHDOG = 120 + CLAIMS / 5
 """Seconds after which processes that hang have failed. Never the measure of anything."""
+LONGEST_GOING = 1.0
+"""Seconds for which processes go on before it is looked again whether a crash would lose something."""
 CRASHES = 40
 """At most: each takes as long as hundreds of claims."""
 UNFLUSHED = {"wal_writer_delay": "10s", "wal_writer_flush_after": "1GB"}
@@ -169,11 +171,15 @@ class Fleet:
         """Everybody is stopped, wherever they are: every other time at any moment, else once somebody has claimed what
         nobody has flushed yet."""
         stopped: list[Process] = []
+        going = 0.001
 
         async def is_worth_it() -> bool:
+            # Longer every time: processes that are stopped again at once never come to claim on a busy machine.
+            nonlocal going
             _go_on(stopped)
-            await asyncio.wait(self._running, timeout=0.001)
-            stopped[:] = [each for each in self._running.values() if _stop(each.pid)]
+            await asyncio.wait(self._running, timeout=going)
+            going = min(1.5 * going, LONGEST_GOING)
+            stopped[:] = [each for each in self._running.values() if stand_still_now(each.pid)]
             self.ledger.read()
             return not stopped or not is_held or (self.ledger.has_tail() and await self._is_unflushed())
 
@@ -222,16 +228,6 @@ class Fleet:
 
 def _uuid(value: Any) -> UUID:
     return value if isinstance(value, UUID) else UUID(bytes=value)
-
-
-def _stop(pid: int) -> bool:
-    """Stop a process and wait until it stands. Returns whether it does: it may have ended."""
-    try:
-        os.kill(pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-    except (ProcessLookupError, ChildProcessError):
-        return False
-    return True
 
 
 def _go_on(processes: list[Process]) -> None:
