@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from fairlane.clock import SECOND, Instant
+from fairlane.clock import Instant
 from fairlane.job import JobRecord
 from fairlane.policy.by import By
 from fairlane.scheduler.figures import Minute, Place
@@ -22,8 +22,9 @@ T = TypeVar("T")
 
 LAST_TALLIES = 5_000
 """Claims that are added up together when a worker stops."""
-AT_CHECKPOINT, LEFT_TO_WORKERS = 5_000, 15 * SECOND
-"""Claims that may wait to be added up, and for how long it is left to workers, before whoever claims does it."""
+EVER = 1 << 62
+AT_CHECKPOINT = 1_000
+"""Claims that may wait for a worker to add them up, before whoever claims does it. Workers do so every few seconds."""
 
 
 class StatsKeeper(Protocol):
@@ -62,7 +63,7 @@ class StatsKeeper(Protocol):
 
     async def _add_some_up(self, queue: str) -> None:
         """The tables of a queue were written. Perhaps no worker is there to add up, and nobody but those who claim."""
-        if (await self.tally(queue, AT_CHECKPOINT, LEFT_TO_WORKERS)).more:
+        if (await self.tally(queue, AT_CHECKPOINT, EVER)).more:
             await self._add_all_up(queue)
 
     async def policies(self) -> dict[str, Declared]:
