@@ -36,7 +36,7 @@ __all__ = ["NOTHING", "Work", "add_up", "work_of"]
 Row = Sequence[Any]
 
 STRETCH = 250
-"""Keys that are read, changed and written together: some 10 ms, in which a worker's event loop does nothing else."""
+"""Keys that are read, changed and written together: a worker's event loop does nothing else meanwhile."""
 ENTRIES_EACH = 40
 """What tallies say of lanes and gates, on average, in a pass that reads as many as it may: more ends it sooner."""
 AT_ONCE = 50
