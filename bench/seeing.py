@@ -14,18 +14,19 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
 from fairlane import App
 from fairlane.job import NewJob, new_job_ids
 from fairlane.policy import Concurrency, Fair, Policy, Rate, lane_id
-from fairlane.policy.keys import gate_id
 from fairlane.scheduler.settlement import Done, settle
 from fairlane.store.figures import KeySort
 from fairlane.store.postgres import PostgresStore
 from fairlane.store.protocol import Store, WorkerIdentity
 from fairlane.store.sqlite import SqliteStore
+from fairlane.store.stats import Moment
 from fairlane.testing.postgres import ThrowawayPostgres
 
 QUEUE = "webhooks"
@@ -105,22 +106,23 @@ async def tallied(store: Store) -> list[tuple[float, int, int]]:
 
 def questions(store: Store) -> dict[str, Question]:
     one = ("account-000077",)
-    gates = [gate_id(QUEUE, "concurrency:account", (f"account-{n:06}",)) for n in range(50)]
+    wanted = {QUEUE: [(POLICY.bound[0], (f"account-{n:06}",)) for n in range(50)]}
     asked: dict[str, Question] = {
-        "survey": lambda: store.survey([QUEUE]),
-        "minutes": lambda: store.minutes([QUEUE], 0),
-        "keys_named": lambda: store.keys_named([QUEUE], [(ACCOUNT, one)]),
-        "scheduled_by_lane": lambda: store.scheduled_by_lane([QUEUE]),
-        "gates_named": lambda: store.gates_named({QUEUE: gates}, []),
-        "next_jobs": lambda: store.next_jobs(QUEUE, {"account": one[0]}),
-        "workers": store.workers,
+        "survey": lambda: store.ask(lambda moment: moment.survey([QUEUE])),
+        "minutes": lambda: store.ask(lambda moment: moment.minutes([QUEUE], 0)),
+        "keys_named": lambda: store.ask(lambda moment: moment.keys_named([QUEUE], [(ACCOUNT, one)])),
+        "scheduled_by_lane": lambda: store.ask(lambda moment: moment.scheduled_by_lane([QUEUE])),
+        "boards": lambda: store.ask(lambda moment: moment.boards({QUEUE: POLICY}, wanted)),
+        "next_jobs": lambda: store.ask(lambda moment: moment.next_jobs(QUEUE, {"account": one[0]})),
+        "workers": lambda: store.ask(Moment.workers),
     }
+    listed = partial(Moment.list_keys, queues=[QUEUE], by=ACCOUNT)
     for sort in KeySort:
-        asked[f"list_keys by {sort}"] = lambda sort=sort: store.list_keys([QUEUE], ACCOUNT, sort=sort)  # type: ignore[misc]
-    asked["list_keys, search: common"] = lambda: store.list_keys([QUEUE], ACCOUNT, search="77")
-    asked["list_keys, search: none"] = lambda: store.list_keys([QUEUE], ACCOUNT, search="nobody")
-    asked["list_keys, held"] = lambda: store.list_keys([QUEUE], ACCOUNT, held_only=True)
-    asked["list_keys, held, by done"] = lambda: store.list_keys([QUEUE], ACCOUNT, sort=KeySort.DONE, held_only=True)
+        asked[f"list_keys by {sort}"] = partial(store.ask, partial(listed, sort=sort))
+    asked["list_keys, search: common"] = partial(store.ask, partial(listed, search="77"))
+    asked["list_keys, search: none"] = partial(store.ask, partial(listed, search="nobody"))
+    asked["list_keys, held"] = partial(store.ask, partial(listed, held_only=True))
+    asked["list_keys, held, by done"] = partial(store.ask, partial(listed, sort=KeySort.DONE, held_only=True))
     return asked
 
 
@@ -137,10 +139,11 @@ async def measure(name: str, store: Store, keys: int, jobs: int) -> None:
         _tell_passes("passes over them", await tallied(store))
         for what, ask in questions(store).items():
             print(f"  {what:32} {await _median(ask) * 1_000:8.1f} ms")
-        after = (await store.list_keys([QUEUE], ACCOUNT, limit=500)).after
-        for _ in range(40):
-            after = (await store.list_keys([QUEUE], ACCOUNT, limit=500, after=after)).after
-        far = await _median(lambda: store.list_keys([QUEUE], ACCOUNT, after=after))
+        listed = partial(Moment.list_keys, queues=[QUEUE], by=ACCOUNT)
+        after = None
+        for _ in range(41):
+            after = (await store.ask(partial(listed, limit=500, after=after))).after
+        far = await _median(partial(store.ask, partial(listed, after=after)))
         print(f"  {'list_keys, page 400':32} {far * 1_000:8.1f} ms")
     finally:
         await store.close()

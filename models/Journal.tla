@@ -45,7 +45,7 @@ Replay(board, d, seq) ==
 RowsAfter(d, seq) == UNION {DOMAIN d.journal[s].rows : s \in {s \in DOMAIN d.journal : s > seq}}
 
 \* What a reader sees, and what a claimer loads that has no use for its memory.
-View(d) == Replay(d.tables, d, d.base)
+View(d) == Replay(d.tables, d, d.stored)
 
 \* The truth: the board as it follows from the jobs and the events that are not folded yet.
 Rebuild(d) ==

@@ -21,7 +21,7 @@ from fairlane import (
     Policy,
     UnknownQueue,
 )
-from fairlane.store.protocol import Declared
+from fairlane.store.decoding import Declared
 from tests.worker.harness import watched_app, working
 
 

@@ -190,7 +190,7 @@ def worker(name: str = "web-1", **given: Any) -> WorkerView:
     [
         ({"is_late": True}, "fault", "late worker", "2030-01-31 03:00:00 UTC, and nobody else serves webhooks"),
         ({"loops": {"claiming": "ValueError: no"}}, "fault", "dead loop", "its loop claiming died (ValueError: no)"),
-        ({"is_well": False}, "fault", "unwell worker", "is not well"),
+        ({"is_well": False}, "fault", "unwell worker", "is unhealthy"),
         ({"clock_offset": -5.1}, "fault", "clock skew", "by -5.1 s"),
         ({"troubles": {"tallying": "ValueError: no"}}, "warning", "troubled worker", "tallying fails (ValueError: no)"),
         ({"troubles": {PUBLISHING: "OSError: away"}}, "fault", "broker refuses", "the jobs of webhooks wait"),
@@ -228,6 +228,7 @@ def figures(**given: Any) -> QueueFigures:
         "scheduled": Counted(),
         "dead": Counted(),
         "held": {},
+        "held_jobs": 0,
         "oldest_ready_at": None,
         "next_due_at": None,
         "counted_at": NOW - MINUTE,

@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 
 from fairlane import App, Concurrency, Fair, ManualClock, Rate
-from fairlane.clock import lasting
+from fairlane.clock import SECOND, lasting
 from fairlane.job import Claim
+from fairlane.operations.gauging import drained_in
 from fairlane.operations.views import KeyView
+from fairlane.policy import Policy
+from fairlane.scheduler.gauge import board_now, gauges
 from fairlane.scheduler.settlement import Done, settle
-from tests.store.harness import LEASE, WORKER
+from tests.store.harness import LEASE, WORKER, serving
 
 CYCLE = 45_000
 """Microseconds from one start of a key to the next; its jobs run for 10,000 of them."""
@@ -76,6 +79,7 @@ async def test_what_was_really_seen_decides_where_it_is_slower_than_the_limit(sh
     await shop.serve("calls", 1_000)  # 16 s of it lie in a minute of their own
     waiting, drained_in = await shop.drained_in("calls")
     assert drained_in == pytest.approx(waiting * CYCLE / 1_000_000, rel=0.1)
+    await serving(await shop.app.opened(), shop.clock, "calls")
     (hint,) = [each for each in (await shop.app.operations.overview()).hints if each.limit == "concurrency:account"]
     assert hint.words.endswith(f"{lasting(drained_in)} to drain")
 
@@ -93,6 +97,53 @@ async def test_a_queue_that_had_little_to_do_says_nothing_of_how_fast_it_can_go(
 
 async def test_a_limit_of_the_whole_queue_counts_for_each_key(shop: Shop) -> None:
     await shop.send.enqueue_many([shop.send.call("acme")] * 610)
-    await shop.serve("slow", 1)
+    await shop.serve("slow", 2)
     waiting, drained_in = await shop.drained_in("slow")
-    assert (waiting, round(drained_in)) == (609, 600)
+    assert (waiting, round(drained_in)) == (608, 600)
+
+
+async def view_of(shop: Shop) -> KeyView:
+    return (await shop.app.operations.show_key("calls", {"account": "acme"})).view
+
+
+async def test_before_a_run_has_ended_no_time_is_known(shop: Shop) -> None:
+    await shop.call.enqueue_many([shop.call.call("acme")] * 20)
+    await shop.serve("calls", 1)
+    view = await view_of(shop)
+    assert (view.waiting, view.held_by, view.drained_in) == (19, ["concurrency:account"], None)
+    (hint,) = [each for each in (await shop.app.operations.overview()).hints if each.limit == "concurrency:account"]
+    assert hint.words.endswith("19 jobs wait")
+
+
+async def test_where_no_worker_serves_the_queue_a_hint_gives_no_time(shop: Shop) -> None:
+    await shop.call.enqueue_many([shop.call.call("acme")] * 20)
+    await shop.serve("calls", 3)
+    hints = {each.limit: each.words for each in (await shop.app.operations.overview()).hints}
+    assert hints["concurrency:account"].endswith("17 jobs wait")
+    await serving(await shop.app.opened(), shop.clock, "calls")
+    hints = {each.limit: each.words for each in (await shop.app.operations.overview()).hints}
+    assert hints["concurrency:account"].endswith("to drain")
+
+
+@pytest.mark.parametrize(
+    ("run_time", "running_for", "least"), [(0.25, 40 * SECOND, 360), (0.0, 40 * SECOND, 360), (60.0, SECOND, 540)]
+)
+def test_what_still_runs_says_how_long_a_run_takes_at_least(run_time: float, running_for: int, least: int) -> None:
+    policy = Policy("calls", limits=(Concurrency(2),))
+    (bound,) = policy.bound
+    board = board_now(policy, 0, [], [(bound, ())])
+    told = gauges(board, [(bound, ())])
+    told[0].gate.in_flight = 2
+    found = drained_in(18, run_time, told, 0, None, running_for=running_for)
+    assert found is not None
+    assert least <= found <= least + 1
+    assert drained_in(18, run_time, told, 0, None, can_start=False) is None
+
+
+async def test_a_paused_key_has_no_time_to_drain(shop: Shop) -> None:
+    await shop.call.enqueue_many([shop.call.call("acme")] * 30)
+    await shop.serve("calls", 3)
+    assert (await shop.drained_in("calls"))[1] > 0
+    await shop.app.operations.pause("calls", keys={"account": "acme"})
+    (key,) = (await shop.app.operations.list_keys("calls")).keys
+    assert key.drained_in is None

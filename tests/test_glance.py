@@ -19,6 +19,7 @@ from fairlane.operations import diagnosis_database
 from fairlane.operations.views import HintKind, QueueStatus, QueueView, WorkerList
 from fairlane.store.figures import BlockedLoop, LongRun, WorkerReport
 from fairlane.store.protocol import WorkerIdentity
+from fairlane.worker.reporting import take_back
 from tests.waiting import until_found
 from tests.worker.harness import reaches, working
 
@@ -87,6 +88,17 @@ async def test_a_worker_that_was_replaced_is_no_fault_and_is_forgotten(shop: App
     await report(shop, **same)
     workers, hints, late = await seen(shop)
     assert ([each.state for each in workers.workers], hints, late) == (["well"], [], [])
+
+
+async def test_a_worker_that_was_replaced_is_no_fault_once_its_replacement_has_stopped_in_order(shop: App) -> None:
+    await report(shop, "old")
+    await report(shop, "elsewhere", host="app-2", queues={"shop": 1.0})
+    advance(shop, "1m")
+    await report(shop, "new")
+    await take_back(await shop.opened(), WorkerIdentity(PROCESSES["new"], "new"))
+    workers, _, late = await seen(shop)
+    assert [each.name for each in workers.workers] == ["elsewhere"], "nobody has taken the place of that one"
+    assert [level for level, _ in late] == ["fault"]
 
 
 async def test_a_worker_beside_which_another_ran_all_the_time_is_missed_until_it_is_long_gone(shop: App) -> None:

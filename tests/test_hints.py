@@ -64,9 +64,12 @@ def queue(**figures: object) -> QueueView:
         ({"ready": 5, "workers": 0, "running": 9}, QueueStatus.STOPPED),
         ({"ready": 5, "held_jobs": 5, "running": 5, "oldest_wait": 9_000.0}, QueueStatus.LIMITED),
         ({"ready": 5_000, "running": 100, "oldest_wait": 600.0}, QueueStatus.LAGGING),
-        ({"ready": 500, "held_jobs": 5, "started_per_minute": 100.0}, QueueStatus.LAGGING),
-        ({"ready": 500, "held_jobs": 5, "started_per_minute": 100.0, "slots_in_use": 9}, QueueStatus.FLOWING),
-        ({"ready": 50, "held_jobs": 5, "started_per_minute": 100.0}, QueueStatus.FLOWING),
+        ({"ready": 500, "held_jobs": 5, "started_per_minute": 100.0, "recently_started": 500}, QueueStatus.LAGGING),
+        (
+            {"ready": 500, "held_jobs": 5, "started_per_minute": 100.0, "recently_started": 500, "slots_in_use": 9},
+            QueueStatus.FLOWING,
+        ),
+        ({"ready": 50, "held_jobs": 5, "started_per_minute": 100.0, "recently_started": 500}, QueueStatus.FLOWING),
         ({"ready": 5, "is_paused": True, "workers": 0}, QueueStatus.PAUSED),
     ],
 )
@@ -135,7 +138,7 @@ def test_lag_is_told_before_limits_and_says_whether_slots_are_the_reason() -> No
 
 
 def test_a_queue_without_workers_and_failing_runs_are_faults() -> None:
-    views = [queue(ready=3, workers=0), queue(queue="email", ended_per_minute=10.0, failed_per_minute=9.0)]
+    views = [queue(ready=3, workers=0), queue(queue="email", recently_ended=10, recently_failed=9)]
     stopped, failing = hints_of(views, [], [])
     assert stopped.knob == "fairlane worker module:app --queues webhooks"
     assert failing.words == "email: 90% of the runs of the last five minutes failed"
@@ -176,7 +179,7 @@ def test_workers_that_are_silent_broken_or_out_of_time_are_faults() -> None:
     ]
     broken, skewed, silent = hints_of([], [], about_workers(workers))
     assert [each.kind for each in (broken, skewed, silent)] == [HintKind.FAULT, HintKind.FAULT, HintKind.LAG]
-    assert "was last heard of at 2030-01-31 08:00:00 UTC" in silent.words
+    assert "was last heard from at 2030-01-31 08:00:00 UTC" in silent.words
     assert broken.words == "worker host:1: its loop claiming died (OSError: gone)"
     assert skewed.words == "the clock of worker host:1 differs from the database's by -9.0 s"
 

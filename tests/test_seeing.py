@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import AsyncIterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -13,6 +13,7 @@ import asyncpg
 import pytest
 
 from fairlane import App, Concurrency, Fair, ManualClock, Rate
+from fairlane.clock import as_datetime
 from fairlane.errors import ConfigurationError, UnknownQueue
 from fairlane.job import Claim
 from fairlane.operations.views import HintKind, QueueStatus
@@ -76,11 +77,10 @@ class Shop:
             host="host",
             pid=1,
             version="0",
-            queues={"webhooks": 1.0, "email": 1.0},
             concurrency=10,
             started_at=self.clock.now(),
             every=5_000_000,
-            **figures,
+            **({"queues": {"webhooks": 1.0, "email": 1.0}} | figures),
         )
         await (await self.store()).report(WORKER, said)
 
@@ -146,6 +146,58 @@ async def test_a_full_limit_of_the_whole_queue_holds_all_that_wait(shop: Shop) -
     assert (limit.gauge.used, limit.gauge.bound, limit.gauge.saturation, limit.denied) == (1, 1, 1.0, 1)
 
 
+@pytest.mark.parametrize("is_added_up", [True, False])
+async def test_jobs_that_two_limits_of_one_scope_hold_by_different_keys_are_all_held(
+    url: str, is_added_up: bool
+) -> None:
+    """The concurrency holds one account and the rate another: nothing could start."""
+    shop = Shop(url)
+    shop.app.queue(
+        "both", fair=Fair(by="account"), limits=[Concurrency(2, by="account"), Rate(2, per="1h", by="account")]
+    )
+
+    @shop.app.task(queue="both")
+    async def sync(account: str) -> None: ...
+
+    async with shop.app:
+        await shop.report(queues={"both": 1.0})
+        await shop.see.set_limit("both", "rate", 100, keys={"account": "slow"})
+        for account, count in (("slow", 8), ("fast", 6)):
+            for _ in range(count):
+                await sync.enqueue(account)
+        claims = await shop.claim(10, "both")
+        assert len(claims) == 4
+        await shop.settle([claim for claim in claims if claim.keys["account"] == "fast"])
+        assert await shop.claim(10, "both") == []
+        if is_added_up:
+            await (await shop.store()).tally("both")
+        overview = await shop.see.overview()
+        view = next(view for view in overview.queues if view.queue == "both")
+        assert sorted(held.jobs for held in view.held) == [4, 6]
+        assert (view.ready, view.held_jobs, overview.totals.held_jobs) == (10, 10, 10)
+        assert view.status is QueueStatus.LIMITED
+        figures = await shop.see.fleet_figures(0)
+        assert dict(figures["fairlane_queue_startable_jobs"])["both",] == 0
+        await sync.enqueue("fast")
+        await sync.enqueue("new")
+        (view,) = [view for view in await shop.see.list_queues() if view.queue == "both"]
+        assert (view.ready, view.held_jobs) == (12, 11), "whom no claim has seen as well"
+
+
+@pytest.mark.parametrize("is_added_up", [True, False])
+async def test_a_job_that_a_pause_and_a_limit_hold_is_held_once(shop: Shop, is_added_up: bool) -> None:
+    await shop.see.pause("webhooks", keys={"account": "paused"})
+    for account, count in (("acme", 5), ("globex", 4), ("paused", 3)):
+        await shop.enqueue(account, count)
+    assert len(await shop.claim(10)) == 4
+    await shop.see.pause("webhooks", keys={"account": "acme"})
+    if is_added_up:
+        await shop.tally()
+    (_, view) = await shop.see.list_queues()
+    assert {held.limit: held.jobs for held in view.held} == {"concurrency:account": 5, "pause:account": 6}
+    assert (view.ready, view.held_jobs) == (8, 8)
+
+
 async def test_a_queue_tells_its_policy_its_limits_and_its_last_hour(shop: Shop) -> None:
     await shop.enqueue("acme", 4)
     claims = await shop.claim(10)
@@ -164,9 +216,66 @@ async def test_a_queue_tells_its_policy_its_limits_and_its_last_hour(shop: Shop)
     assert (first.arrived, first.started, first.ended) == (4, 2, 0)
     assert (second.started, second.ended, second.failed, second.mean_run) == (1, 2, 1, 2.0)
     assert shown.chart.denied == {"concurrency:account": 1}
-    assert shown.view.ended_per_minute == 2 / 2
+    assert (shown.view.ended_per_minute, shown.view.recently_started) == (2, 3)
     with pytest.raises(UnknownQueue, match="did you mean 'webhooks'"):
         await shop.see.show_queue("webhook")
+
+
+async def test_runs_of_the_minute_that_has_begun_count_in_rates_and_hints(shop: Shop) -> None:
+    """A queue that failed a while ago and does well now is shown as it does now."""
+    await shop.report()
+    await shop.enqueue("acme", 2)
+    await shop.settle(await shop.claim(10), failed=True)
+    assert await shop.claim(10) == [], "and so a claim has seen those ends"
+    shop.clock.advance("3m")
+    for account in range(10):
+        await shop.enqueue(str(account))
+    await shop.report()
+    claims = await shop.claim(10)
+    shop.clock.advance("15s")
+    await shop.settle(claims)
+    await shop.tally()
+    overview = await shop.see.overview()
+    (_, view) = overview.queues
+    assert (view.started_per_minute, view.ended_per_minute, view.failed_per_minute) == (10, 10, 0)
+    assert (view.recently_ended, view.recently_failed) == (12, 2)
+    assert [hint for hint in overview.hints if "failed" in hint.words] == []
+    shop.clock.advance("60s")
+    (_, view) = await shop.see.list_queues()
+    assert view.started_per_minute == 7.5, "three quarters of that minute are of the last 60 seconds"
+    shop.clock.advance("60s")
+    (_, view) = await shop.see.list_queues()
+    assert (view.started_per_minute, view.recently_started) == (0, 12)
+
+
+async def test_a_key_says_when_its_newest_job_was_enqueued_whenever_a_claim_sees_it(shop: Shop) -> None:
+    async def last_enqueued() -> datetime | None:
+        (view,) = (await shop.see.list_keys("webhooks")).keys
+        return view.last_enqueued_at
+
+    await shop.enqueue("acme")
+    shop.clock.advance("10s")
+    await shop.enqueue("acme")
+    enqueued = as_datetime(shop.clock.now())
+    shop.clock.advance("20s")
+    assert await last_enqueued() == enqueued, "no claim has seen it"
+    await shop.claim(1)
+    assert await last_enqueued() == enqueued, "the claim came later"
+    shop.clock.advance("20s")
+    await shop.tally()
+    assert await last_enqueued() == enqueued, "added up"
+
+
+async def test_a_limit_by_another_key_than_that_of_the_turns_has_its_saturation_told(shop: Shop) -> None:
+    await shop.enqueue("acme", 3)
+    await shop.claim(2)
+    figures = await shop.see.fleet_figures(5)
+    assert dict(figures["fairlane_limit_saturation_ratio"]) == {
+        ("email", "concurrency:"): 0,
+        ("webhooks", "concurrency:"): pytest.approx(2 / 50),
+        ("webhooks", "concurrency:account"): 1,
+        ("webhooks", "rate/60s:endpoint"): pytest.approx(2 / 100),
+    }
 
 
 async def test_keys_are_paged_sorted_and_searched_by_any_scope(shop: Shop) -> None:
@@ -267,7 +376,7 @@ async def test_a_key_tells_its_lanes_its_jobs_and_what_holds_it(shop: Shop) -> N
     assert any("paused" in each for each in shown.overrides)
     nobody = await shop.see.show_key("webhooks", {"account": "nobody"})
     assert (nobody.view.waiting, nobody.next_jobs) == (0, [])
-    with pytest.raises(ConfigurationError, match="does not tell its jobs apart by region"):
+    with pytest.raises(ConfigurationError, match="has no key 'region'"):
         await shop.see.show_key("webhooks", {"region": "eu"})
 
 
@@ -294,7 +403,7 @@ async def test_workers_that_fall_silent_are_late(shop: Shop) -> None:
     shop.clock.advance("1m")
     listed = await shop.see.list_workers()
     assert (listed.alive, listed.late, listed.slots) == (0, 1, 0)
-    assert "was last heard of" in (await shop.see.overview()).hints[0].words
+    assert "was last heard from" in (await shop.see.overview()).hints[0].words
 
 
 async def test_o13_looking_changes_nothing(shop: Shop) -> None:
@@ -351,3 +460,12 @@ async def test_a_limit_of_another_scope_than_the_key_is_told_too(shop: Shop) -> 
     assert said in shown.why
     whole = await shop.see.explain_queue("webhooks")
     assert said in [hold.words for hold in whole.holds]
+
+
+async def test_a_key_that_a_number_of_zero_stops_is_held_before_any_claim_has_met_it(shop: Shop) -> None:
+    await shop.enqueue("acme", 3)
+    (limit,) = [each.name for each in await shop.see.list_limits("webhooks") if each.name == "concurrency:account"]
+    await shop.see.set_limit("webhooks", limit, 0, keys={"account": "acme"})
+    (key,) = (await shop.see.list_keys("webhooks")).keys
+    assert (key.waiting, key.held_by) == (3, ["concurrency:account"])
+    assert (await shop.see.show_queue("webhooks")).view.held_jobs == 3

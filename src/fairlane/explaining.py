@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
 import msgspec
 
-from fairlane.clock import SECOND, Instant, iso_text
+from fairlane.clock import SECOND, iso_text
 from fairlane.errors import ConfigurationError
 from fairlane.job import ENGINES_MESSAGE, State, stored_in
 from fairlane.policy.keys import canonical_keys, key_words
@@ -17,13 +17,22 @@ from fairlane.policy.partitions import parse_partition, partition_name, whole_of
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.scheduler.estimate import Seen
 from fairlane.scheduler.explain import Explanation, Facts, Hold, explain, together
-from fairlane.scheduler.gauge import Gauge, gauges, shared_gates_of
+from fairlane.scheduler.gauge import Gauge, gauges
 from fairlane.store.finding import find_jobs
 from fairlane.store.job_rows import not_among
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
+from fairlane.store.stats import Looking, Moment, Wanted
 
-__all__ = ["describe_explanation", "explain_job", "explain_queue", "has_jobs", "is_routed", "not_told_apart"]
+__all__ = [
+    "describe_explanation",
+    "explain_job",
+    "explain_queue",
+    "explained",
+    "has_jobs",
+    "is_routed",
+    "not_told_apart",
+]
 
 LANES = 200
 """Lanes of a key that are looked at."""
@@ -38,29 +47,62 @@ async def explain_job(
 ) -> Explanation:
     """Everything that holds a job, or `JobNotFound`. `tasks` are those that the app knows, if there is one;
     `forwarded`, the queues that it leaves to an engine (`None`: no app is at hand)."""
-    facts = await store.examine(job=job)
-    return explain(facts, tasks, await _forwarded(store, facts, forwarded), await _seen(store, facts))
+    facts, seen = await store.ask(lambda moment: _facts_of_job(moment, job))
+    return explain(facts, tasks, await _forwarded(store, facts, forwarded), seen)
+
+
+def _facts_of_job(moment: Moment, job: UUID) -> Looking[tuple[Facts, Seen | None]]:
+    """What holds a job, and how the last minutes of its queue went if it waits."""
+    facts = yield from moment.examine(job=job)
+    if facts.subject.state is not State.READY:
+        return facts, None
+    queue = facts.subject.queue
+    minutes = yield from moment.minutes([queue], facts.now - LOOKED_BACK)
+    return facts, Seen(minutes[queue], facts.now)
 
 
 async def explain_queue(
     store: Store, queue: str, keys: Mapping[str, object] | None = None, forwarded: Collection[str] | None = ()
 ) -> Explanation:
     """Everything that holds all jobs of a queue or of one partition of it, or all of some keys in it."""
+    found = await store.ask(lambda moment: explained(moment, queue, canonical_keys(keys or {})))
+    return found.told([await _forwarded(store, facts, forwarded) for facts, _ in found.parts])
+
+
+class Explained(msgspec.Struct, frozen=True):
+    """What holds all jobs of a queue, or of some of its keys: by partition, what is known, and what holds some."""
+
+    queue: str
+    parts: list[tuple[Facts, list[Hold]]]
+    is_divided: bool
+
+    def told(self, forwarded: Sequence[Collection[str] | None]) -> Explanation:
+        """The same in words; `forwarded` are the queues that an engine runs, as far as each partition can tell."""
+        told = [_told(*each, forwards) for each, forwards in zip(self.parts, forwarded, strict=True)]
+        return together(self.queue, told) if self.is_divided else told[0]
+
+
+def explained(moment: Moment, queue: str, canonical: Mapping[str, str | None]) -> Looking[Explained]:
+    """The same as of one moment."""
     alone = parse_partition(queue)
     queue = queue if alone is None else partition_name(*alone)
-    if queue not in (known := await store.queues()):
+    known = yield from moment.policies()
+    if queue not in known:
         raise not_among(queue, known)
-    canonical = canonical_keys(keys or {})
-    found = await store.policy(queue)
-    if found is not None:
-        _check_names(found.policy, canonical)
-    place = None if found is None else found.policy.partition
+    policy = known[queue].policy
+    _check_names(policy, canonical)
+    place = policy.partition
     if place is None or alone is not None:
-        return await _explain(store, queue, canonical, forwarded)
-    if place.by and set(place.by) <= set(canonical):
-        home = place.names[place.home_of(canonical) or 0]
-        return together(queue, [await _explain(store, home, canonical, forwarded)])
-    return together(queue, [await _explain(store, name, canonical, forwarded) for name in place.names])
+        names = [queue]
+    elif place.by and set(place.by) <= set(canonical):
+        names = [place.names[place.home_of(canonical) or 0]]
+    else:
+        names = list(place.names)
+    parts = []
+    for name in names:
+        facts = yield from moment.examine(name, keys=canonical)
+        parts.append((facts, (yield from _behind_limits(moment, facts.policy, canonical))))
+    return Explained(queue, parts, place is not None and alone is None)
 
 
 async def is_routed(store: Store, queue: str) -> bool:
@@ -86,10 +128,9 @@ async def has_jobs(store: Store, queue: str, keys: Mapping[str, object]) -> bool
 
 def not_told_apart(policy: Policy, names: Collection[str]) -> ConfigurationError:
     """Nothing is known of keys that a policy does not look at: a typo would be told that nothing holds it."""
-    scopes = "; ".join(", ".join(by) for by in policy.scopes) or "nothing"
-    return ConfigurationError(
-        f"queue {policy.queue!r} does not tell its jobs apart by {', '.join(names)}; it does so by {scopes}"
-    )
+    scopes = "; ".join(", ".join(by) for by in policy.scopes) or "none"
+    unknown = f"key {next(iter(names))!r}" if len(names) == 1 else f"keys {', '.join(map(repr, names))}"
+    return ConfigurationError(f"queue {policy.queue!r} has no {unknown}; its keys are: {scopes}")
 
 
 def _check_names(policy: Policy, keys: Mapping[str, str | None]) -> None:
@@ -98,68 +139,41 @@ def _check_names(policy: Policy, keys: Mapping[str, str | None]) -> None:
         raise not_told_apart(policy, unknown)
 
 
-async def _seen(store: Store, facts: Facts) -> Seen | None:
-    """How the last minutes of a waiting job's queue went."""
-    if facts.subject.state is not State.READY:
-        return None
-    queue = facts.subject.queue
-    minutes = await store.minutes([queue], facts.now - LOOKED_BACK)
-    return Seen(minutes[queue], facts.now)
-
-
 async def _forwarded(store: Store, facts: Facts, forwarded: Collection[str] | None) -> Collection[str] | None:
     """The queues that an engine runs; where no app says so, and nobody serves this one, its jobs may."""
-    if forwarded is not None or facts.is_served or not await is_routed(store, facts.subject.queue):
+    if forwarded is not None or facts.service.is_served or not await is_routed(store, facts.subject.queue):
         return forwarded
     return [whole_of(facts.subject.queue)]
 
 
-async def _explain(
-    store: Store, queue: str, keys: Mapping[str, str | None], forwarded: Collection[str] | None
-) -> Explanation:
+def _told(facts: Facts, some: Sequence[Hold], forwarded: Collection[str] | None) -> Explanation:
     """What holds all jobs of these keys, and what holds some of them: limits of other scopes than these."""
-    facts = await store.examine(queue, keys=keys)
-    told = explain(facts, forwarded=await _forwarded(store, facts, forwarded))
-    some = await _behind_limits(store, facts.policy, keys, facts.now)
+    told = explain(facts, forwarded=forwarded)
     known = {(hold.limit, *hold.key.items()) for hold in told.holds}
     return msgspec.structs.replace(
         told, holds=[*told.holds, *(hold for hold in some if (hold.limit, *hold.key.items()) not in known)]
     )
 
 
-async def _behind_limits(store: Store, policy: Policy, keys: Mapping[str, str | None], now: Instant) -> list[Hold]:
+def _behind_limits(moment: Moment, policy: Policy, keys: Mapping[str, str | None]) -> Looking[list[Hold]]:
     """Limits that hold some of the jobs back: of a key that takes turns, those that its lanes wait on; of a whole
     queue, those that most wait on."""
+    counts: dict[Wanted, int] = {}
     if not keys:
-        held = [
-            (limit, figures.key, figures.waiting)
-            for _, figures in await store.list_held([policy.queue])
-            for limit in figures.held_by
-        ]
+        for _, figures in (yield from moment.list_held([policy.queue])):
+            for limit in figures.held_by:
+                if (bound := policy.bound_named(limit)) is not None and figures.waiting:
+                    counts[bound, figures.key] = figures.waiting
     elif policy.is_flow(keys):
-        held = await _of_lanes(store, policy, keys)
-    else:
-        return []
-    counts: dict[tuple[str, tuple[str | None, ...]], int] = {}
-    for limit, key, count in held:
-        bound = policy.bound_named(limit)
-        if bound is not None and count and not isinstance(bound.limit, PauseGate):
-            counts[limit, key] = counts.get((limit, key), 0) + count
-    most = sorted(counts.items(), key=lambda item: -item[1])[:MOST_LIMITS]
-    wanted = [(bound, key) for (limit, key), _ in most if (bound := policy.bound_named(limit)) is not None]
-    gates = {policy.queue: [policy.gate_of(*each) for each in wanted]}
-    known, shared = await store.gates_named(gates, shared_gates_of(wanted))
-    told = gauges(policy, now, wanted, known, shared)
-    return [_held(bound, gauge, count) for (bound, _), gauge, (_, count) in zip(wanted, told, most, strict=True)]
-
-
-async def _of_lanes(
-    store: Store, policy: Policy, keys: Mapping[str, str | None]
-) -> list[tuple[str, tuple[str | None, ...], int]]:
-    lanes = [lane for lane in await store.lanes_of(policy.queue, policy.flow_of(0, keys), LANES) if lane.ready > 0]
-    gates, _ = await store.gates_named({policy.queue: [lane.gate for lane in lanes if lane.gate is not None]}, [])
-    names = {gate.id: (gate.limit, tuple(gate.key)) for gate in gates if gate.waiting}
-    return [(*names[lane.gate], lane.ready) for lane in lanes if lane.gate in names]
+        for lane, gate in (yield from moment.lanes_of(policy, keys, LANES)):
+            if gate is not None and lane.ready > 0:
+                wanted = (gate.bound, tuple(gate.key))
+                counts[wanted] = counts.get(wanted, 0) + lane.ready
+    limits = {each: count for each, count in counts.items() if not isinstance(each[0].limit, PauseGate)}
+    most = sorted(limits.items(), key=lambda item: -item[1])[:MOST_LIMITS]
+    board = (yield from moment.boards({policy.queue: policy}, {policy.queue: [each for each, _ in most]}))[policy.queue]
+    told = gauges(board, [each for each, _ in most])
+    return [_held(bound, gauge, count) for gauge, ((bound, _), count) in zip(told, most, strict=True)]
 
 
 def _held(bound: BoundLimit, gauge: Gauge, count: int) -> Hold:

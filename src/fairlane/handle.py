@@ -81,8 +81,9 @@ class Job(msgspec.Struct, Generic[R], eq=False, gc=False):
 
     async def explain(self) -> Explanation:
         """Everything that holds the job: until when, and who. Looking changes nothing."""
-        source = self._source
-        return explain(await (await source.opened()).examine(job=self.id), source.known_tasks(), source.forwarded)
+        store = await self._source.opened()
+        facts = await store.ask(lambda moment: moment.examine(job=self.id))
+        return explain(facts, self._source.known_tasks(), self._source.forwarded)
 
     async def cancel(self) -> State:
         """Cancel the job if it waits, ask it to stop if it runs. Returns the state it is in now."""

@@ -22,7 +22,8 @@ from fairlane.policy.repartition import LEARNED_EVERY
 from fairlane.policy.unique import Conflict
 from fairlane.scheduler.backlog import Verdicts
 from fairlane.stamping import Stamper, stamp
-from fairlane.store.protocol import Declared, Store
+from fairlane.store.decoding import Declared
+from fairlane.store.protocol import Store
 from fairlane.task import Call, Progress
 from fairlane.telemetry.telemetry import Telemetry
 

@@ -158,8 +158,7 @@ async def test_the_printed_script_builds_a_database_that_the_store_accepts(
     fairlane: Fairlane, empty_postgres_url: str
 ) -> None:
     connection = await asyncpg.connect(empty_postgres_url)
-    for part in (("--to", "1"), ("--after", "1")):
-        await connection.execute(fairlane("migrate", "--print", *part, FAIRLANE_URL="").stdout)
+    await connection.execute(fairlane("migrate", "--print", "--to", "1", FAIRLANE_URL="").stdout)
     await connection.close()
     store = PostgresStore(empty_postgres_url)
     await store.open()

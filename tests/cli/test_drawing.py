@@ -196,7 +196,7 @@ def test_what_blocks_a_worker_and_what_takes_long_in_it_is_told_below_it() -> No
 def test_a_limit_that_a_long_run_holds_is_not_as_the_policy_wants_it() -> None:
     """N10."""
     told = text(draw_status(overview(queue(held=[HELD], held_jobs=4_120, long_runs=[RUN])), 200))
-    assert "as the policy wants it" not in told
+    assert "as the policy requires" not in told
     assert f"; job {RUN.job} (export) has held Concurrency(2) for 40 min" in told
 
 
@@ -207,7 +207,7 @@ def test_a_limit_at_work_looks_different_from_lag_without_any_colour() -> None:
     (behind,) = [line for line in told if line.startswith("lagging-one")]
     assert at_work.split()[1:4] == ["limited", "4,120", "4,120"]
     assert behind.split()[1:4] == ["lagging", "4,120", "0"]
-    assert "  limits hold back all that wait (4,120 jobs), as the policy wants it" in told
+    assert "  limits hold back everything that waits (4,120 jobs), as the policy requires" in told
     assert "  - 4,120 jobs of 1 key held by Concurrency(5, by='account')" in told
     assert "  4,120 jobs could start, and no slot is free; the oldest waits for 38 min" in told
     assert "  limit  account=acme is held by its limit of 5: 4,120 jobs wait, 38 min to drain" in told
@@ -230,7 +230,7 @@ def test_everything_fits_in_eighty_columns() -> None:
     assert_fits(draw_keys(keys, NOW, 80))
     found = WorkerList(now=NOW, workers=list(workers), alive=2, late=1, slots=40, running=10)
     assert_fits(draw_workers(found, 80))
-    ranking = Ranking(now=NOW, queues=[LONG, "b"], left_out=3, sort="waiting", keys=list(keys), figures_as_of=NOW)
+    ranking = Ranking(now=NOW, queues=[LONG, "b"], left_out=3, sort="waiting", keys=list(keys))
     assert_fits(draw_ranking(ranking, 80, help="w waiting"))
     assert_fits(draw_queue(one_queue(), 80))
     assert_fits(draw_key(one_key(), 80))
@@ -318,7 +318,7 @@ def test_a_key_is_shown_with_lanes_jobs_in_run_order_why_and_what_operators_chan
     told = text(draw_key(one_key(), 80))
     for said in (
         "account=acme in webhooks",
-        "what waits has started in 38 min",
+        "what waits will have started in 38 min",
         "WHY IT WAITS\n  5 of 5 are running",
         "CHANGED BY OPERATORS\n  concurrency:account is 5 for account=acme",
         "██████████  100%  5 of 5",
@@ -359,7 +359,7 @@ def test_a_key_cannot_write_on_the_operators_terminal() -> None:
     hostile = "\x1b[2J\x1b]0;owned\x07\r\n\u202eevil"
     views = [key(hostile, held_by=["\x1b[1m"])]
     shown = text(draw_keys(views, NOW, 200)) + text(draw_key(one_key(), 200))
-    ranking = Ranking(now=NOW, queues=[hostile], left_out=0, sort="name", keys=views, figures_as_of=None)
+    ranking = Ranking(now=NOW, queues=[hostile], left_out=0, sort="name", keys=views)
     shown += text(draw_ranking(ranking, 200)) + text(draw_status(overview(queue(hostile), keys=tuple(views)), 200))
     assert all(each.isprintable() for each in shown.replace("\n", ""))
     assert "\\x1b[2J" in shown
@@ -444,3 +444,8 @@ def test_what_was_seen_last_stays_on_the_screen_of_a_lost_database() -> None:
     screen.show(draw_keys([key()], NOW, 80))
     screen.lost("PostgreSQL cannot be reached")
     assert drawn[1] == "PostgreSQL cannot be reached; looking again. This was seen last:\n" + drawn[0]
+
+
+def test_after_the_last_worker_has_stopped_none_is_running() -> None:
+    found = WorkerList(now=datetime(2026, 1, 1, tzinfo=UTC), workers=[], alive=0, late=0, slots=0, running=0)
+    assert text(draw_workers(found, 80)).strip() == "no worker is running"

@@ -118,7 +118,7 @@ def test_the_status_tells_all_queues_and_the_knob_of_the_limit_that_holds(run: R
     assert (seen["totals"]["ready"], seen["totals"]["held_jobs"], seen["totals"]["running"]) == (9, 9, 2)
     assert (seen["totals"]["scheduled"]["count"], seen["totals"]["workers"]) == (1, 1)
     text = run("status").stdout
-    assert "limits hold back all that wait (9 jobs), as the policy wants it" in text
+    assert "limits hold back everything that waits (9 jobs), as the policy requires" in text
     assert "account=acme is held by its limit of 2: 9 jobs wait" in text
     assert "→ fairlane limit set webhooks concurrency:account NUMBER --key account=acme" in text
     assert "1 worker with 20 slots" in text
@@ -173,7 +173,7 @@ def test_keys_are_listed_searched_and_paged_and_one_is_shown(run: Run) -> None:
     assert "WHY IT WAITS" in text
     assert "██████████  100%  2 of 2" in text
     for wrong, said in (
-        (("--by", "region"), "does not tell its jobs apart by region"),
+        (("--by", "region"), "has no key 'region'"),
         (("--after", "x"), "after='x'"),
         (("--key", "account=acme", "--held"), "leave out"),
     ):

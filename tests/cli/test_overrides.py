@@ -251,7 +251,7 @@ def test_the_doctor_says_what_is_wrong_and_what_to_do(run: Run, shop: Path) -> N
         (["pause", "webhook"], "did you mean 'webhooks'?"),
         (["pause", "webhooks", "--key", "acme"], "write name=value"),
         (["pause", "webhooks", "--key", "account=a", "--key", "account=b"], "given twice"),
-        (["pause", "webhooks", "--key", "region=eu"], "does not tell its jobs apart by 'region'"),
+        (["pause", "webhooks", "--key", "region=eu"], "has no key 'region'"),
         (["pause", "webhooks", "--for", "soon"], "'soon' is not a duration"),
         (["pause", "webhooks", "--for", "1h", "--until", "2099-01-01"], "not both"),
         (["pause", "webhooks", "--until", "soon"], "or --for 2h"),

@@ -11,6 +11,7 @@ from fairlane.clock import SECOND, ManualClock
 from fairlane.dashboard.pages import workers as page
 from fairlane.store.figures import BlockedLoop, LongRun, WorkerReport
 from fairlane.store.protocol import WorkerIdentity
+from fairlane.store.stats import Moment
 from tests.dashboard.harness import ROOT, VIEWER_TOKEN, Site
 
 LOOPS = {"claims": "running", "leases": "running"}
@@ -46,7 +47,7 @@ async def test_who_needs_somebody_comes_first_and_is_marked_in_words(site: Site,
     html = await looked(site)
     assert names(html) == ["late-one", "c-unwell", "b-stopping", "a-well-one"]
     for words in (
-        "It died, or stands still.",
+        "It died or is frozen.",
         "Its loop upkeep died: OSError: no &lt;space&gt; left. Restart it",
         "It finishes what runs and claims nothing more.",
         "5 of 20",
@@ -115,6 +116,6 @@ async def test_a_large_fleet_is_cut_off_where_it_is_well(
 
 async def test_looking_at_workers_changes_nothing(site: Site, shop: App, clock: ManualClock) -> None:
     await report(shop, clock, "one")
-    before = await (await shop.opened()).workers()
+    before = await (await shop.opened()).ask(Moment.workers)
     await looked(site)
-    assert await (await shop.opened()).workers() == before
+    assert await (await shop.opened()).ask(Moment.workers) == before

@@ -35,7 +35,7 @@ def test_it_migrates_starts_a_worker_and_builds_a_report(example: Example) -> No
 
 def test_its_migration_brings_the_newest_schema() -> None:
     versions = ROOT / "examples" / "sqlalchemy_reports" / "migrations" / "versions"
-    found = re.search(r"to=(\d+) if is_sqlite else (\d+)", (versions / "0001_reports_and_jobs.py").read_text())
+    found = re.search(r"to=(\d+)", (versions / "0001_reports_and_jobs.py").read_text())
     assert found is not None
-    newest = (Schema.of("sqlite").newest, Schema.of("postgresql").newest)
-    assert (int(found[1]), int(found[2])) == newest, "a migration was added: the example says the numbers of both"
+    newest = {Schema.of("sqlite").newest, Schema.of("postgresql").newest}
+    assert {int(found[1])} == newest, "a migration was added: the example needs its number, or one for each database"

@@ -79,7 +79,7 @@ def test_the_attempt_is_told_by_the_process_that_ran_it(shop: ModuleType) -> Non
 
 
 async def workers_of(app: Any) -> list[Any]:
-    found: list[Any] = await (await app.opened()).workers()
+    found: list[Any] = await (await app.opened()).ask(lambda moment: moment.workers())
     return found
 
 

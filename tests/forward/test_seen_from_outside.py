@@ -54,7 +54,7 @@ async def test_a_broker_that_refuses_is_told_by_everybody_who_is_asked(app: App,
         assert "the broker refuses" in view.words
         assert "nobody is there" in view.words
         (hint,) = (await app.operations.overview()).hints
-        assert "look at the broker" in hint.knob
+        assert "check the broker" in hint.knob
         (worker,) = (await app.operations.list_workers()).workers
         assert (worker.is_dispatcher, worker.state) == (True, "troubled")
         (finding,) = [each for each in await app.operations.diagnose() if each.check == "broker refuses"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,19 @@ from fairlane.store.protocol import Store
 from fairlane.store.sqlite import SqliteStore, claims, rows
 from fairlane.store.sqlite.database import Transaction
 
-__all__ = ["Said", "catch_up", "checkpoint", "differences", "fold", "forget", "remembered", "said", "seal"]
+__all__ = [
+    "Said",
+    "catch_up",
+    "checkpoint",
+    "compare",
+    "differences",
+    "fold",
+    "forget",
+    "miscounts",
+    "remembered",
+    "said",
+    "seal",
+]
 
 
 @dataclass(frozen=True)
@@ -33,6 +45,8 @@ class Said:
     """The tables, overlaid by the journal."""
     ready: Mapping[bytes, list[int]]
     """Positions of the ready jobs of each lane."""
+    running: Mapping[bytes, int]
+    """How many jobs of each lane run."""
     bells: int
     """What nobody has folded yet."""
 
@@ -44,20 +58,25 @@ async def said(store: Store, name: str) -> Said:
         case PostgresStore():
             handle = await store._claimer.queue(name)
             async with store._connections.session() as connection, connection.transaction(isolation="repeatable_read"):
-                scheduling = Scheduling(connection, handle, store._clock.parameter())
-                loaded = await scheduling.load(0)
-                tables = Delta(*await scheduling.select_all())
-                found = await connection.fetch(
-                    "select lane, position from fairlane.jobs where queue_id = $1 and state = 1 order by position",
-                    handle.id,
-                )
-                opened = loaded.opened
-                bells = len(opened.arrivals) + len(opened.releases)
-                board = loaded.board
-                return Said(
-                    loaded.policy, opened.mark, opened.stored, tables, board.over(tables), _by_lane(found), bells
-                )
+                return await _said_by_server(Scheduling(connection, handle, store._clock.parameter()))
     raise AssertionError(f"{store!r} is not a store that is known here")
+
+
+async def _said_by_server(scheduling: Scheduling) -> Said:
+    connection, queue = scheduling.connection, scheduling.queue.id
+    # Jobs first: where this is no snapshot, whatever becomes ready or ends after that has a bell.
+    ready = await connection.fetch(
+        "select lane, position from fairlane.jobs where queue_id = $1 and state = 1 order by position", queue
+    )
+    running = await connection.fetch(
+        "select lane, count(*) from fairlane.jobs where queue_id = $1 and state = 2 group by lane", queue
+    )
+    loaded = await scheduling.load(0)
+    tables = Delta(*await scheduling.select_all())
+    opened, now = loaded.opened, loaded.board.over(tables)
+    bells = len(opened.arrivals) + len(opened.releases)
+    counts = dict(map(tuple, running))
+    return Said(loaded.policy, opened.mark, opened.stored, tables, now, _by_lane(ready), counts, bells)
 
 
 def _said_by_file(tx: Transaction, name: str) -> Said:
@@ -74,9 +93,12 @@ def _said_by_file(tx: Transaction, name: str) -> Said:
         "select (select count(*) from arrivals where queue = ?1) + (select count(*) from releases where queue = ?1)",
         (queue.id,),
     ).fetchone()[0]
+    running = tx.connection.execute(
+        "select lane, count(*) from jobs where queue = ? and state = 2 group by lane", (queue.id,)
+    )
     ready = _by_lane(found)
     now = claims.tail_of(tx, queue).over(tables)
-    return Said(queue.policy, queue.mark, queue.stored, tables, now, ready, bells)
+    return Said(queue.policy, queue.mark, queue.stored, tables, now, ready, dict(running), bells)
 
 
 def _by_lane(found: Iterable[Any]) -> dict[bytes, list[int]]:
@@ -134,6 +156,24 @@ async def catch_up(store: Store, name: str) -> ResidentBoard:
     board = await remembered(store, name)
     assert board is not None
     return board
+
+
+async def compare(store: Store, name: str) -> list[str]:
+    """In what a store's board is not what the database says, once it has caught up; whoever else is at work."""
+    match store:
+        case SqliteStore():
+
+            def compare(tx: Transaction) -> list[str]:
+                return differences(claims.board_of(tx, _queue(tx, name)), _said_by_file(tx, name))
+
+            return await store._database.write(compare, durable=False)
+        case PostgresStore():
+            handle = await store._claimer.queue(name)
+            async with store._claimer.locked(handle, durable=False) as scheduling:
+                board = (await scheduling.load(0)).board
+                looking = Scheduling(scheduling.connection, handle, store._clock.parameter())
+                return differences(board, await _said_by_server(looking))
+    raise AssertionError(f"{store!r} is not a store that is known here")
 
 
 async def checkpoint(store: Store, name: str) -> None:
@@ -202,6 +242,43 @@ def differences(board: ResidentBoard, found: Said) -> list[str]:
         if row.wake_at is not None and row.wake_at <= board._alarmed and row.id not in board.gates
     ]
     return wrong + _disorder(board) + _wrong_heads(board, found)
+
+
+def miscounts(found: Said) -> list[str]:
+    """In what a board is not what its jobs make it, counted anew. Every bell is to be folded."""
+    assert not found.bells, "there are bells that nobody has folded"
+    lanes = {row.id: row for row in found.now.lanes}
+    wrong = [
+        f"lane {each.hex()} has jobs, and is not on the board" for each in {*found.ready, *found.running} - lanes.keys()
+    ]
+    in_flight: Counter[bytes] = Counter()
+    for row in lanes.values():
+        ready, running = found.ready.get(row.id, []), found.running.get(row.id, 0)
+        for gate, bound in (*found.policy.gates_of(row.priority, row.keys), *found.policy.queue_gates):
+            in_flight[gate] += running if bound.limit.counts_in_flight else 0
+        if (row.ready, row.in_flight) != (len(ready), running):
+            wrong.append(f"{row}: {len(ready)} are ready, and {running} run")
+        # Not its head: of two jobs that are enqueued at once, the one with the lower position may have come later, and
+        # lanes are ordered by when before they are by position.
+        if ready and (row.standing not in (READY, PARKED) or row.floor > ready[0]):
+            wrong.append(f"{row}: its first job, at {ready[0]}, is passed by")
+    stand = Counter((row.flow, row.standing) for row in lanes.values())
+    waiting = Counter(row.gate for row in lanes.values() if row.standing == PARKED)
+    waiting += Counter(row.gate for row in found.now.flows if row.standing == PARKED)
+    wrong += [
+        f"{row}: {stand[row.id, READY]} of its lanes are ready, {stand[row.id, PARKED]} are parked"
+        for row in found.now.flows
+        if (row.open, row.shut) != (stand[row.id, READY], stand[row.id, PARKED])
+    ]
+    gates = {row.id: row for row in found.now.gates if gate_of(found.policy, row) is not None}
+    wrong += [
+        f"{row}: {in_flight[row.id]} run, {waiting[row.id]} wait"
+        for row in gates.values()
+        if (row.in_flight, row.waiting) != (in_flight[row.id], waiting[row.id])
+    ]
+    return wrong + [
+        f"gate {gate.hex()} is not on the board: {n} run" for gate, n in in_flight.items() if n and gate not in gates
+    ]
 
 
 def _disorder(board: ResidentBoard) -> list[str]:

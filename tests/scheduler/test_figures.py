@@ -25,6 +25,7 @@ from fairlane.scheduler.figures import (
     Sums,
     changes_of_held,
     count_lanes,
+    jobs_held,
 )
 from fairlane.scheduler.snapshot import LaneTally, Plan, Tally
 from fairlane.scheduler.tally import decode_tally, encode_tally
@@ -268,3 +269,14 @@ def test_a_key_in_two_partitions_is_told_as_one() -> None:
     assert (both.waiting, both.running, both.held_by, both.arrived_at, both.started_at) == (5, 1, ("l",), 5, 7)
     assert (both.hours, both.done, both.failed) == ((Span(1, 3, 1, 10), Span(2, 4, 0, 4)), 7, 1)
     assert both.minutes == (Span(60, 1, 0, 2), Span(61, 2, 1, 8, 2, 30))
+
+
+def test_jobs_of_a_held_key_that_is_part_of_another_are_counted_once() -> None:
+    account, endpoint = ("account",), ("account", "endpoint")
+    held: dict[Place, int] = {(account, ("acme",)): 9, (endpoint, ("acme", "x")): 4, (endpoint, ("globex", "x")): 3}
+    assert jobs_held(held) == 12
+    assert jobs_held({}) == 0
+
+
+def test_jobs_behind_keys_that_may_overlap_are_never_counted_too_few() -> None:
+    assert jobs_held({(("account",), ("acme",)): 9, (("endpoint",), ("x",)): 4}) == 13

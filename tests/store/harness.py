@@ -22,6 +22,7 @@ from fairlane.job import Claim, NewJob, State, new_job_ids
 from fairlane.operations import Finding, diagnose
 from fairlane.policy import Concurrency, Policy, Rate, canonical_keys, lane_id
 from fairlane.scheduler.settlement import Done, Outcome, settle
+from fairlane.store.figures import WorkerReport
 from fairlane.store.postgres import PostgresStore
 from fairlane.store.protocol import Claimed, Listener, QueueCounts, Store, WorkerIdentity
 from fairlane.store.sqlite import SqliteStore
@@ -225,6 +226,21 @@ async def hear(store: Store, queue: str, listener: Listener, *, worker: WorkerId
         assert brought.claims == [], "the queue was meant to be empty"
         if not brought.look_again:
             return brought
+
+
+async def serving(store: Store, clock: Clock, *queues: str, slots: int = 1, worker: WorkerIdentity = WORKER) -> None:
+    """Report as a worker that serves these queues does every few seconds."""
+    said = WorkerReport(
+        name=worker.name,
+        host="vm",
+        pid=1,
+        version="1",
+        queues=dict.fromkeys(queues, 1.0),
+        concurrency=slots,
+        started_at=clock.now(),
+        every=5 * SECOND,
+    )
+    await store.report(worker, said)
 
 
 async def soon(event: Awaitable[T]) -> T:

@@ -224,7 +224,7 @@ async def test_explain_tells_of_the_cap(store: Store, clock: ManualClock) -> Non
     claims = await claim(store, "webhooks", 50)
     await end(store, clock, claims[:1], FAILED)
     await claim(store, "webhooks", 50)
-    told = explain(await store.examine(None, jobs[-1], {}), None)
+    told = explain(await store.ask(lambda moment: moment.examine(None, jobs[-1], {})), None)
     (hold,) = [hold for hold in told.holds if hold.reason is Reason.ADAPTIVE]
     assert (hold.limit, hold.used, hold.bound, hold.until) == ("adaptive:account", 7, 4, None)
     assert [holder.job for holder in hold.holders] == ids(claims[1:])[: len(hold.holders)]

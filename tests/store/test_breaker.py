@@ -247,7 +247,7 @@ async def test_explain_tells_of_it_and_until_when(store: Store, clock: ManualClo
     policy = policy_of()
     opens = await given_open(store, clock, policy)
     (job,) = await given_jobs(store, policy, ACME)
-    told = explain(await store.examine(None, job, {}), None)
+    told = explain(await store.ask(lambda moment: moment.examine(None, job, {})), None)
     (hold,) = [hold for hold in told.holds if hold.reason is Reason.BREAKER]
     assert (hold.limit, hold.key, hold.until) == ("breaker:account", ACME, opens)
     assert "failed in a row" in hold.words

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from uuid import uuid4
 
 import pytest
@@ -131,6 +132,30 @@ async def test_a_cancel_that_arrives_while_a_job_runs_survives(
     assert (record.state, record.due_at, again) == (State.CANCELLED, None, [])
     assert record.finished_at is not None
     assert [each.outcome for each in await store.attempts(job)] == ["cancelled"]
+
+
+@pytest.mark.parametrize("ends", ["fails", "asks for a retry", "is lost"])
+async def test_a_run_that_was_asked_to_stop_is_not_counted_as_failed_however_it_ends(
+    store: Store, clock: ManualClock, ends: str
+) -> None:
+    policy = Policy("webhooks", Fair(by="account"))
+    await store.declare(policy)
+    (job,) = await given_jobs(store, policy, {"account": "acme"})
+    held = await claim(store, "webhooks")
+    await store.cancel(job)
+    match ends:
+        case "fails":
+            await finish(store, held, Failed("boom", SECOND))
+        case "asks for a retry":
+            await finish(store, held, Retried("later", SECOND))
+        case _:
+            clock.advance(LEASE + timedelta(seconds=1))
+            await store.reap()
+    assert (await store.job(job)).state is State.CANCELLED
+    assert await claim(store, "webhooks") == []
+    await store.tally("webhooks")
+    ((_, figures),) = (await store.ask(lambda moment: moment.list_keys(["webhooks"], ("account",)))).keys
+    assert (figures.done, figures.failed) == (1, 0)
 
 
 async def test_cancelled_jobs_are_no_longer_counted_as_ready(store: Store, clock: ManualClock) -> None:

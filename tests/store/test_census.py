@@ -58,7 +58,7 @@ async def test_a_slot_that_nobody_holds_is_found_told_and_given_back(
     assert {(each.counted, each.running) for each in wrong} == {(1, 0)}
     (told,) = [each for each in await diagnosed(store) if each.check == "a gate is miscounted"]
     assert "counts 1, and 0 run" in told.message
-    words = " ".join(hold.words for hold in explain(await store.examine(job=waiting)).holds)
+    words = " ".join(hold.words for hold in explain(await store.ask(lambda moment: moment.examine(job=waiting))).holds)
     assert "no running job holds it, so the count is wrong" in words
 
     assert {(each.limit, each.key) for each in await store.recount("q")} == {(each.limit, each.key) for each in wrong}

@@ -8,25 +8,10 @@ from fairlane.clock import ManualClock
 from fairlane.explaining import explain_job
 from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.policy.reasons import Reason
-from fairlane.store.figures import WorkerReport
 from fairlane.store.protocol import Store
-from tests.store.harness import SECOND, WORKER, claim, finish, given_jobs
+from tests.store.harness import SECOND, claim, finish, given_jobs, serving
 
 RATE = Policy("q", limits=(Rate(60, per="1m", burst=1, by="endpoint"),))
-
-
-async def with_workers(store: Store, clock: ManualClock, slots: int = 100) -> None:
-    said = WorkerReport(
-        name="web-1",
-        host="web-1",
-        pid=1,
-        version="1",
-        queues={"q": 1.0},
-        concurrency=slots,
-        started_at=clock.now(),
-        every=5 * SECOND,
-    )
-    await store.report(WORKER, said)
 
 
 @pytest.mark.parametrize("has_claimed", [True, False], ids=["claimed", "nobody has claimed"])
@@ -34,13 +19,13 @@ async def test_under_a_rate_the_estimate_counts_all_that_are_ahead(
     store: Store, clock: ManualClock, has_claimed: bool
 ) -> None:
     await store.declare(RATE)
-    await with_workers(store, clock)
+    await serving(store, clock, "q", slots=100)
     jobs = await given_jobs(store, RATE, {"endpoint": "api"}, 16_001)
     started = len(await claim(store, "q", 1)) if has_claimed else 0
     for ahead in (56, 594, 5_000, 16_000):
         told = await explain_job(store, jobs[ahead])
         assert told.estimate is not None
-        assert (told.estimate - clock.now()) / SECOND == ahead
+        assert ahead <= (told.estimate - clock.now()) / SECOND <= 1.01 * ahead, "many go in bundles"
         (lane,) = [hold for hold in told.holds if hold.reason is Reason.LANE]
         assert lane.count == ahead - started
         assert ("10,000 or more" in lane.words) == (ahead > 10_000)
@@ -48,19 +33,20 @@ async def test_under_a_rate_the_estimate_counts_all_that_are_ahead(
 
 async def test_another_lane_at_the_same_rate_is_ahead_as_far_as_it_came_first(store: Store, clock: ManualClock) -> None:
     await store.declare(RATE)
-    await with_workers(store, clock)
+    await serving(store, clock, "q", slots=100)
     await given_jobs(store, RATE, {"endpoint": "api"}, 30, priority=1)
     (job,) = await given_jobs(store, RATE, {"endpoint": "api"})
     await given_jobs(store, RATE, {"endpoint": "api"}, 500, priority=-1)
     await claim(store, "q", 1)
     told = await explain_job(store, job)
-    assert told.estimate == clock.now() + 30 * SECOND
+    assert told.estimate is not None
+    assert 30 <= (told.estimate - clock.now()) / SECOND <= 1.25 * 30, "how other lanes take turns is not known exactly"
 
 
 async def test_a_flow_is_told_its_turns_and_not_the_end_of_the_queue(store: Store, clock: ManualClock) -> None:
     policy = Policy("q", Fair(by="account", charge="count"), (Rate(60, per="1m", burst=1),))
     await store.declare(policy)
-    await with_workers(store, clock)
+    await serving(store, clock, "q", slots=100)
     for account in ("a", "b"):
         await given_jobs(store, policy, {"account": account}, 2_000)
     jobs = await given_jobs(store, policy, {"account": "quiet"}, 11)
@@ -68,12 +54,12 @@ async def test_a_flow_is_told_its_turns_and_not_the_end_of_the_queue(store: Stor
     for ahead in (0, 10):
         told = await explain_job(store, jobs[ahead])
         assert told.estimate is not None
-        assert 3 * ahead <= (told.estimate - clock.now()) / SECOND <= 3 * ahead + 5
+        assert 3 * ahead <= (told.estimate - clock.now()) / SECOND <= 1.25 * 3 * ahead + 5
 
 
 async def test_a_scheduled_job_joins_behind_all_that_wait(store: Store, clock: ManualClock) -> None:
     await store.declare(RATE)
-    await with_workers(store, clock)
+    await serving(store, clock, "q", slots=100)
     await given_jobs(store, RATE, {"endpoint": "api"}, 601)
     (soon,) = await given_jobs(store, RATE, {"endpoint": "api"}, delay=10 * SECOND)
     (late,) = await given_jobs(store, RATE, {"endpoint": "api"}, delay=3_600 * SECOND)
@@ -85,7 +71,7 @@ async def test_a_scheduled_job_joins_behind_all_that_wait(store: Store, clock: M
 async def test_few_slots_and_the_pace_that_was_seen_make_it_later(store: Store, clock: ManualClock) -> None:
     policy = Policy("q", limits=(Concurrency(50),))
     await store.declare(policy)
-    await with_workers(store, clock, slots=2)
+    await serving(store, clock, "q", slots=2)
     jobs = await given_jobs(store, policy, {}, 500)
     await finish(store, await claim(store, "q", 2), ran=SECOND)
     told = await explain_job(store, jobs[-1])
@@ -94,8 +80,40 @@ async def test_few_slots_and_the_pace_that_was_seen_make_it_later(store: Store, 
     for _ in range(40):  # 20 jobs a minute, whatever else is said of them
         clock.advance("3s")
         await finish(store, await claim(store, "q", 1), ran=SECOND)
-    await with_workers(store, clock, slots=2)
+    await serving(store, clock, "q", slots=2)
     await store.tally("q")
     told = await explain_job(store, jobs[-1])
     assert told.estimate is not None
     assert (told.estimate - clock.now()) / SECOND == pytest.approx(457 * 3, rel=0.1)
+
+
+async def test_without_a_run_that_has_ended_nothing_is_promised_behind_a_full_limit(
+    store: Store, clock: ManualClock
+) -> None:
+    policy = Policy("q", limits=(Concurrency(2, by="account"),))
+    await store.declare(policy)
+    jobs = await given_jobs(store, policy, {"account": "acme"}, 20)
+    (other,) = await given_jobs(store, policy, {"account": "bolt"})
+    await claim(store, "q", 2)
+    await serving(store, clock, "q", slots=10)
+    told = await explain_job(store, jobs[-1])
+    assert (told.earliest, told.estimate) == (clock.now(), None), "unknown is not zero"
+    assert (await explain_job(store, other)).estimate == clock.now(), "nothing is in its way, however long runs take"
+    clock.advance("10s")
+    told = await explain_job(store, jobs[-1])
+    assert told.estimate is not None
+    assert told.estimate - clock.now() >= 9 * 10 * SECOND, "18 jobs wait, two at a time, 10 s each or longer"
+
+
+async def test_holders_that_outlast_the_history_make_it_later(store: Store, clock: ManualClock) -> None:
+    policy = Policy("q", limits=(Concurrency(2, by="account"),))
+    await store.declare(policy)
+    jobs = await given_jobs(store, policy, {"account": "acme"}, 30)
+    for _ in range(5):
+        await finish(store, await claim(store, "q", 2), ran=SECOND // 4)
+    await claim(store, "q", 2)
+    clock.advance("40s")
+    await serving(store, clock, "q", slots=10)
+    told = await explain_job(store, jobs[-1])
+    assert told.estimate is not None
+    assert told.estimate - clock.now() >= 9 * 40 * SECOND

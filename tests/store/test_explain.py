@@ -20,7 +20,20 @@ from fairlane.scheduler.settlement import Failed, Released
 from fairlane.store.auditing import Note
 from fairlane.store.figures import PUBLISHING, WorkerReport
 from fairlane.store.protocol import Store, WorkerIdentity
-from tests.store.harness import LEASE, MINUTE, SECOND, WORKER, Database, claim, finish, given_jobs, ids, new_jobs
+from tests.store.harness import (
+    LEASE,
+    MINUTE,
+    SECOND,
+    WORKER,
+    Database,
+    claim,
+    finish,
+    given_jobs,
+    hear,
+    ids,
+    new_jobs,
+    serving,
+)
 
 KEYS = int(os.environ.get("FAIRLANE_EXPLAIN_KEYS", "2000"))
 """The long run has 100,000."""
@@ -35,7 +48,7 @@ async def why(
     tasks: Collection[str] | None = None,
     **keys: str,
 ) -> Explanation:
-    return explain(await store.examine(queue, job, keys), tasks)
+    return explain(await store.ask(lambda moment: moment.examine(queue, job, keys)), tasks)
 
 
 async def test_a_job_held_by_four_things_at_once_lists_all_four_with_holders_and_times(
@@ -60,6 +73,7 @@ async def test_a_job_held_by_four_things_at_once_lists_all_four_with_holders_and
         reason="they asked",
     )
     await store.amend(["webhooks"], [pause], [], NOTE)
+    await serving(store, clock, "webhooks")
     told = await why(store, jobs[3])
     assert {Reason.CONCURRENCY, Reason.RATE, Reason.PAUSED, Reason.LANE} <= set(told.reasons)
     by_limit = {hold.limit: hold for hold in told.holds if hold.limit}
@@ -143,7 +157,7 @@ async def test_what_a_dispatcher_holds_is_published_and_does_not_run(store: Stor
     clock.advance("80s")
     told = await why(store, job)
     assert told.reasons == [Reason.PUBLISHED]
-    assert "is at the broker since 80 s, published by dispatcher dispatcher:1" in told.holds[0].words
+    assert "has been at the broker for 80 s, published by dispatcher dispatcher:1" in told.holds[0].words
     await store.adopt(held.id, held.lease, uuid4(), tasks=[held.task], worker=WORKER, lease_for=LEASE)
     assert (await why(store, job)).reasons == [Reason.RUNNING]
 
@@ -192,8 +206,28 @@ async def test_a_queue_without_a_worker_and_a_task_that_nobody_knows_are_named(
     assert told.earliest is None
     (other,) = await given_jobs(store, policy)
     await claim(store, "q", 1)
+    await serving(store, clock, "q")
     told = await why(store, other, tasks=["deliver"])
     assert told.reasons == [Reason.SLOT]
+
+
+async def test_a_worker_that_was_killed_serves_nothing_although_it_left_a_lease_and_a_place_to_wait(
+    store: Store, clock: ManualClock
+) -> None:
+    """The same rule as for the status of a queue: who has reported lately."""
+    policy = Policy("q", fair=Fair(by="account"), limits=(Concurrency(1, by="account"),))
+    await store.declare(policy)
+    first, waiting = await given_jobs(store, policy, {"account": "acme"}, 2)
+    await serving(store, clock, "q")
+    assert ids(await claim(store, "q", 5)) == [first]
+    listener = await store.listen(WORKER)
+    await hear(store, "q", listener)
+    assert Reason.NO_WORKER not in (await why(store, waiting)).reasons
+    clock.advance("66s")
+    for told in (await why(store, waiting), await why(store, queue="q", account="bolt"), await why(store, queue="q")):
+        assert told.reasons[0] is Reason.NO_WORKER
+        assert (told.earliest, told.estimate) == (None, None)
+    await listener.close()
 
 
 async def test_a_job_behind_other_flows_says_how_many_have_their_turn_first(store: Store, clock: ManualClock) -> None:
@@ -202,6 +236,7 @@ async def test_a_job_behind_other_flows_says_how_many_have_their_turn_first(stor
     mine = await given_jobs(store, policy, {"account": "acme"}, 3)
     others = [(await given_jobs(store, policy, {"account": name}))[0] for name in ("bolt", "coil")]
     assert ids(await claim(store, "q", 1)) == mine[:1]
+    await serving(store, clock, "q")
     told = await why(store, mine[2])
     holds = {hold.reason: hold.count for hold in told.holds}
     assert holds == {Reason.TURN: 2, Reason.LANE: 1}
@@ -231,6 +266,7 @@ async def test_a_key_and_a_queue_are_explained_by_what_holds_all_their_jobs(stor
     await store.declare(policy)
     await given_jobs(store, policy, {"account": "acme", "endpoint": "api"}, 3)
     running = await claim(store, "q", 5)
+    await serving(store, clock, "q")
     told = await why(store, queue="q", account="acme")
     assert [hold.limit for hold in told.holds] == ["concurrency:account"]
     assert [holder.job for holder in told.holds[0].holders] == ids(running)

@@ -7,6 +7,8 @@ import random
 import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from functools import partial
+from itertools import product
 from uuid import UUID
 
 import asyncpg
@@ -18,15 +20,17 @@ from fairlane.errors import ConfigurationError
 from fairlane.job import Claim, JobRecord, State
 from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.policy.by import By
-from fairlane.policy.keys import gate_id, select
+from fairlane.policy.keys import select
 from fairlane.policy.overrides import Kind, Override
 from fairlane.scheduler.figures import Held, KeyFigures
+from fairlane.scheduler.gauge import gauges
 from fairlane.scheduler.settlement import Died, Done, Failed, Outcome, Released, Snoozed
 from fairlane.store.auditing import Note
 from fairlane.store.figures import KeySort, WorkerReport
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
 from fairlane.store.sqlite import SqliteStore
+from fairlane.store.stats import Moment
 from tests.store.harness import (
     MINUTE,
     SECOND,
@@ -72,7 +76,7 @@ async def all_keys(
     found: list[KeyFigures] = []
     after: str | None = None
     while True:
-        page = await store.list_keys(queues, by, sort=sort, after=after, limit=limit)
+        page = await store.ask(partial(Moment.list_keys, queues=queues, by=by, sort=sort, after=after, limit=limit))
         found += [figures for _, figures in page.keys]
         after = page.after
         if after is None:
@@ -80,7 +84,7 @@ async def all_keys(
 
 
 async def figures_of(store: Store, key: str, by: By = ACCOUNT, queue: str = "webhooks") -> KeyFigures:
-    found = await store.keys_named([queue], [(by, (key,))])
+    found = await store.ask(lambda moment: moment.keys_named([queue], [(by, (key,))]))
     return found[0][1] if found else KeyFigures(by=by, key=(key,))
 
 
@@ -143,9 +147,9 @@ async def test_a_queue_forgets_what_ended_more_than_a_day_ago(store: Store, cloc
     await finish(store, await claim(store, "webhooks", 10))
     await claim(store, "webhooks", 1)
     await tally_all(store)
-    (before,) = await store.survey(["webhooks"])
+    (before,) = await store.ask(lambda moment: moment.survey(["webhooks"]))
     clock.advance("25h")
-    (after,) = await store.survey(["webhooks"])
+    (after,) = await store.ask(lambda moment: moment.survey(["webhooks"]))
     assert (sum(each.done for each in before.hours), after.hours) == (2, ())
 
 
@@ -153,7 +157,7 @@ async def test_a_forged_place_is_refused(store: Store) -> None:
     await store.declare(POLICY)
     for forged in ("", "x", "!!!", "bm90aGluZw", "W10", "😀"):
         with pytest.raises(ConfigurationError, match="after="):
-            await store.list_keys(["webhooks"], ACCOUNT, after=forged)
+            await store.ask(partial(Moment.list_keys, queues=["webhooks"], by=ACCOUNT, after=forged))
 
 
 async def test_figures_equal_the_truth_after_random_lives(store: Store, clock: ManualClock) -> None:
@@ -207,7 +211,7 @@ async def test_what_ended_by_key_and_minute_equals_a_ledger(store: Store, clock:
                     for (key, at), of in ledger.items()
                     if key == account and at > oldest
                 }
-            (queue,) = await store.survey(["webhooks"])
+            (queue,) = await store.ask(lambda moment: moment.survey(["webhooks"]))
             by_hour: dict[int, Counter[str]] = defaultdict(Counter)
             for (_, at), of in ledger.items():
                 by_hour[at // 60].update(of)
@@ -229,7 +233,7 @@ async def test_the_next_jobs_of_a_flow_are_shown_in_the_order_in_which_they_star
             await given_jobs(store, policy, keys(account, dice.randrange(3)), priority=dice.randrange(-2, 3))
         if n % 13 == 5:
             await claim(store, "webhooks", 3)
-    shown = [job.id for job in await store.next_jobs("webhooks", {"account": "acme"}, 30)]
+    shown = [job.id for job in await store.ask(lambda moment: moment.next_jobs("webhooks", {"account": "acme"}, 30))]
     open_policy = Policy("webhooks", fair=Fair(by="account"), keys=("account", "endpoint"))
     await store.apply(open_policy)
     started = [each.id for each in await claim(store, "webhooks", 200) if each.keys["account"] == "acme"]
@@ -275,14 +279,14 @@ async def assert_true(store: Store, policy: Policy, *, is_new: bool = False) -> 
         await assert_true_now(store, policy)
     await tally_all(store, policy.queue)
     await assert_true_now(store, policy)
-    (queue,) = await store.survey([policy.queue])
+    (queue,) = await store.ask(lambda moment: moment.survey([policy.queue]))
     assert (queue.unseen, queue.uncounted) == (0, 0)
 
 
 async def assert_true_now(store: Store, policy: Policy) -> None:
     for by in policy.scopes:
         assert await shown(store, by, policy.queue) == await truth(store, by, policy.queue), f"by {by}"
-    (queue,) = await store.survey([policy.queue])
+    (queue,) = await store.ask(lambda moment: moment.survey([policy.queue]))
     counted = Counter(job.state for job in await every_job(store, policy.queue))
     assert (queue.ready, queue.running) == (counted[State.READY], counted[State.RUNNING])
     assert (queue.scheduled.count, queue.dead.count) == (counted[State.SCHEDULED], counted[State.DEAD])
@@ -339,7 +343,7 @@ async def test_a_key_says_which_limit_holds_it_back_for_as_long_as_it_does(store
     await tally_all(store)
     assert (await figures_of(store, "acme")).held_by == ("concurrency:account",)
     assert (await figures_of(store, "globex")).held_by == ()
-    (queue,) = await store.survey(["webhooks"])
+    (queue,) = await store.ask(lambda moment: moment.survey(["webhooks"]))
     assert queue.held == {"concurrency:account": Held(1, 3)}
     await finish(store, [each for each in started if each.keys["account"] == "acme"])
     await finish(store, await claim(store, "webhooks", 10))
@@ -347,7 +351,7 @@ async def test_a_key_says_which_limit_holds_it_back_for_as_long_as_it_does(store
     await claim(store, "webhooks", 1)
     await tally_all(store)
     assert (await figures_of(store, "acme")).held_by == ()
-    assert (await store.survey(["webhooks"]))[0].held == {}
+    assert (await store.ask(lambda moment: moment.survey(["webhooks"])))[0].held == {}
 
 
 async def test_a_key_that_is_paused_is_held_by_its_pause_until_it_is_resumed(store: Store) -> None:
@@ -373,7 +377,7 @@ async def test_a_limit_that_is_no_more_holds_nobody_back(store: Store) -> None:
     await store.apply(Policy("webhooks", fair=Fair(by="account"), keys=("account", "endpoint")))
     await tally_all(store)
     assert (await figures_of(store, "acme")).held_by == ()
-    assert (await store.survey(["webhooks"]))[0].held == {}
+    assert (await store.ask(lambda moment: moment.survey(["webhooks"])))[0].held == {}
 
 
 async def test_minutes_say_what_happened_when(store: Store, clock: ManualClock) -> None:
@@ -387,36 +391,40 @@ async def test_minutes_say_what_happened_when(store: Store, clock: ManualClock) 
     await finish(store, started[1:], Failed("no", SECOND), ran=SECOND)
     await claim(store, "webhooks", 10)
     await tally_all(store)
-    one, two = (await store.minutes(["webhooks"], 0))["webhooks"]
+    one, two = (await store.ask(lambda moment: moment.minutes(["webhooks"], 0)))["webhooks"]
     assert (one.minute, one.arrived, one.started, one.ended) == (first, 3, 2, 0)
     assert (one.waited, one.waited_longest) == (4 * SECOND, 2 * SECOND)
     assert one.denied == {"concurrency:account": 1}
     assert (two.minute, two.started, two.ended, two.failed, two.ran) == (first + 1, 1, 2, 1, 2 * SECOND)
-    assert [each.minute for each in (await store.minutes(["webhooks"], clock.now()))["webhooks"]] == [first + 1]
+    assert [
+        each.minute for each in (await store.ask(lambda moment: moment.minutes(["webhooks"], clock.now())))["webhooks"]
+    ] == [first + 1]
     clock.advance("24h")
     await tally_all(store)
-    assert [each.minute for each in (await store.minutes(["webhooks"], 0))["webhooks"]] == [first + 1]
+    assert [each.minute for each in (await store.ask(lambda moment: moment.minutes(["webhooks"], 0)))["webhooks"]] == [
+        first + 1
+    ]
 
 
 async def test_jobs_that_no_claim_has_seen_are_counted(store: Store) -> None:
     await store.declare(POLICY)
     await given_jobs(store, POLICY, keys("acme"), 3)
     await given_jobs(store, POLICY, keys("acme", "f"), 2, priority=1)
-    (queue,) = await store.survey(["webhooks"])
+    (queue,) = await store.ask(lambda moment: moment.survey(["webhooks"]))
     assert (queue.ready, queue.unseen, queue.bells, queue.counted_at) == (5, 5, 2, None)
     assert {each.key: each.waiting for each in await all_keys(store, ("endpoint",))} == {("e",): 3, ("f",): 2}
     await claim(store, "webhooks", 1)
-    assert (await store.survey(["webhooks"]))[0].unseen == 0
+    assert (await store.ask(lambda moment: moment.survey(["webhooks"])))[0].unseen == 0
 
 
 async def test_scheduled_jobs_are_counted_by_lane(store: Store, clock: ManualClock) -> None:
     await store.declare(POLICY)
     await given_jobs(store, POLICY, keys("acme"), 3, delay=5 * SECOND)
     await given_jobs(store, POLICY, keys("globex"), 1, delay=2 * SECOND)
-    scheduled = await store.scheduled_by_lane(["webhooks"])
+    scheduled = await store.ask(lambda moment: moment.scheduled_by_lane(["webhooks"]))
     assert scheduled.is_all
     assert {each.keys["account"]: each.arrived for each in scheduled.lanes} == {"acme": 3, "globex": 1}
-    (queue,) = await store.survey(["webhooks"])
+    (queue,) = await store.ask(lambda moment: moment.survey(["webhooks"]))
     assert (queue.scheduled.count, queue.next_due_at) == (4, clock.now() + 2 * SECOND)
 
 
@@ -430,7 +438,7 @@ async def test_the_oldest_job_that_waits_is_known(store: Store, clock: ManualClo
     await tally_all(store)
     taken = {each.keys["account"] for each in started}
     first = next(account for account in range(130) if str(account) not in taken)
-    assert (await store.survey(["webhooks"]))[0].oldest_ready_at == oldest + first * SECOND
+    assert (await store.ask(lambda moment: moment.survey(["webhooks"])))[0].oldest_ready_at == oldest + first * SECOND
 
 
 async def test_the_oldest_job_is_known_where_nobody_adds_up(store: Store, clock: ManualClock) -> None:
@@ -443,23 +451,31 @@ async def test_the_oldest_job_is_known_where_nobody_adds_up(store: Store, clock:
     await given_jobs(store, POLICY, keys("globex"), 4)
     await claim(store, "webhooks", 2)
     clock.advance("20m")
-    (queue,) = await store.survey(["webhooks"])
+    (queue,) = await store.ask(lambda moment: moment.survey(["webhooks"]))
     assert (queue.unseen, queue.uncounted > 0, queue.oldest_ready_at) == (0, True, began)
 
 
 async def test_a_survey_names_queues_in_the_order_asked_and_leaves_unknown_ones_out(store: Store) -> None:
     for name in ("b", "a"):
         await store.declare(Policy(name))
-    assert [each.queue for each in await store.survey(["b", "nobody", "a"])] == ["b", "a"]
+    assert [each.queue for each in await store.ask(lambda moment: moment.survey(["b", "nobody", "a"]))] == ["b", "a"]
 
 
-async def test_gates_are_named_as_they_are(store: Store) -> None:
+async def test_a_board_has_the_gates_that_were_asked_for_as_they_are(store: Store) -> None:
     await store.declare(POLICY)
     await given_jobs(store, POLICY, keys("acme"), 3)
-    await claim(store, "webhooks", 5)
-    gate = gate_id("webhooks", "concurrency:account", ("acme",))
-    (found,), shared = await store.gates_named({"webhooks": [gate, b"\x00" * 16]}, [])
-    assert (found.id, found.key, found.in_flight, shared) == (gate, ["acme"], 2, [])
+    first, _ = await claim(store, "webhooks", 5)
+    assert await in_flight_of(store, POLICY, "acme", "nobody") == {"acme": 2, "nobody": 0}
+    await finish(store, [first])
+    assert await in_flight_of(store, POLICY, "acme") == {"acme": 1}, "although no claim has seen it"
+
+
+async def in_flight_of(store: Store, policy: Policy, *accounts: str) -> dict[str, int]:
+    bound = next(each for each in policy.bound if each.name == "concurrency:account")
+    wanted = [(bound, (account,)) for account in accounts]
+    boards = await store.ask(lambda moment: moment.boards({policy.queue: policy}, {policy.queue: wanted}))
+    gates = boards[policy.queue].gates
+    return {account: gates[policy.gate_of(bound, (account,))].in_flight for account in accounts}
 
 
 async def test_a_worker_is_seen_until_it_takes_its_report_back(store: Store, clock: ManualClock) -> None:
@@ -469,16 +485,16 @@ async def test_a_worker_is_seen_until_it_takes_its_report_back(store: Store, clo
     await store.report(one, said)
     clock.advance("1s")
     await store.report(other, said)
-    seen = await store.workers()
+    seen = await store.ask(Moment.workers)
     assert [each.id for each in seen] == [other.id.hex, one.id.hex]
     assert seen[0].report == said
     assert not seen[1].is_late(clock.now())
     clock.advance("20s")
-    assert (await store.workers())[1].is_late(clock.now())
+    assert (await store.ask(Moment.workers))[1].is_late(clock.now())
     await store.report(other, None)
-    assert [each.id for each in await store.workers()] == [one.id.hex]
+    assert [each.id for each in await store.ask(Moment.workers)] == [one.id.hex]
     clock.advance("24h")
-    assert await store.workers() == []
+    assert await store.ask(Moment.workers) == []
 
 
 async def test_what_a_claim_did_is_not_lost_with_the_process_that_claimed(shared_database: Database) -> None:
@@ -536,16 +552,17 @@ async def test_looking_changes_nothing(database: Database, clock: ManualClock) -
     clock.advance("30h")
     await checkpointed(store)
     before = await dump(database, store)
-    await store.survey(["webhooks"])
-    await store.minutes(["webhooks"], 0)
+    await store.ask(lambda moment: moment.survey(["webhooks"]))
+    await store.ask(lambda moment: moment.minutes(["webhooks"], 0))
     for sort in KeySort:
-        await store.list_keys(["webhooks"], ACCOUNT, sort=sort)
-        await store.list_keys(["webhooks"], ACCOUNT, sort=sort, held_only=True, search="a")
-    await store.keys_named(["webhooks"], [(ACCOUNT, ("acme",))])
-    await store.scheduled_by_lane(["webhooks"])
-    await store.gates_named({"webhooks": [b"\x00" * 16]}, [b"\x00" * 16])
-    await store.next_jobs("webhooks", {"account": "acme"})
-    await store.workers()
+        listed = partial(Moment.list_keys, queues=["webhooks"], by=ACCOUNT, sort=sort)
+        await store.ask(listed)
+        await store.ask(partial(listed, held_only=True, search="a"))
+    await store.ask(lambda moment: moment.keys_named(["webhooks"], [(ACCOUNT, ("acme",))]))
+    await store.ask(lambda moment: moment.scheduled_by_lane(["webhooks"]))
+    await in_flight_of(store, POLICY, "acme")
+    await store.ask(lambda moment: moment.next_jobs("webhooks", {"account": "acme"}))
+    await store.ask(Moment.workers)
     assert await dump(database, store) == before
 
 
@@ -578,11 +595,13 @@ LIMITED = Policy(
 
 async def held_of(store: Store) -> tuple[dict[str, Held], dict[tuple[str | None, ...], tuple[str, ...]]]:
     """Whom limits hold back, as the survey, the list of keys and the list of those that are held say it."""
-    (queue,) = await store.survey(["webhooks"])
+    (queue,) = await store.ask(lambda moment: moment.survey(["webhooks"]))
     by_key = {
         each.key: each.held_by for by in (ACCOUNT, ("endpoint",)) for each in await all_keys(store, by) if each.held_by
     }
-    assert {each.key: each.held_by for _, each in await store.list_held(["webhooks"])} == by_key
+    assert {
+        each.key: each.held_by for _, each in await store.ask(lambda moment: moment.list_held(["webhooks"]))
+    } == by_key
     return queue.held, by_key
 
 
@@ -615,6 +634,111 @@ async def test_a_slot_that_was_freed_holds_nobody_back_though_no_claim_has_seen_
     assert (await held_of(store))[0] == {"concurrency:account": Held(1, 3)}
     await finish(store, [first])
     assert await held_of(store) == ({}, {})
+
+
+@pytest.mark.parametrize("is_added_up", [True, False])
+async def test_a_full_limit_holds_jobs_back_though_no_claim_has_come_to_them(store: Store, is_added_up: bool) -> None:
+    """The claim that fills a limit has no slot left to find out that it is full: nothing is parked."""
+    await store.declare(POLICY)
+    await given_jobs(store, POLICY, keys("acme"), 5)
+    first, _ = await claim(store, "webhooks", 2)
+    await given_jobs(store, POLICY, keys("globex"), 1)
+    if is_added_up:
+        await store.conclude("webhooks")
+    (queue,) = await store.ask(lambda moment: moment.survey(["webhooks"]))
+    assert queue.parked_lanes == 0
+    assert await held_of(store) == ({"concurrency:account": Held(1, 3)}, {("acme",): ("concurrency:account",)})
+    await finish(store, [first])
+    assert await held_of(store) == ({}, {})
+
+
+@pytest.mark.parametrize("is_added_up", [True, False])
+async def test_a_rate_without_tokens_holds_jobs_back_until_it_has_one_though_nobody_claims(
+    store: Store, clock: ManualClock, is_added_up: bool
+) -> None:
+    await store.declare(LIMITED)
+    for account in "abc":
+        await given_jobs(store, LIMITED, keys(account), 1)
+    assert len(await claim(store, "webhooks", 1)) == 1
+    if is_added_up:
+        await store.conclude("webhooks")
+    assert await held_of(store) == ({"rate/60s:endpoint": Held(1, 2)}, {("e",): ("rate/60s:endpoint",)})
+    clock.advance("1m")
+    assert await held_of(store) == ({}, {})
+
+
+async def test_a_limit_that_queues_share_holds_back_whoever_waits_for_it_now(store: Store) -> None:
+    shared = Concurrency(2, by="account", name="gpu")
+    train, serve = Policy("train", limits=(shared,)), Policy("serve", limits=(shared,))
+    for policy in (train, serve):
+        await store.declare(policy)
+        await given_jobs(store, policy, {"account": "acme"}, 3)
+    started = await claim(store, "train", 2)
+
+    async def held_by_queue() -> dict[str, dict[str, Held]]:
+        found = await store.ask(lambda moment: moment.survey(["train", "serve"]))
+        return {each.queue: each.held for each in found}
+
+    name = "concurrency:account@gpu"
+    assert await held_by_queue() == {"train": {name: Held(1, 1)}, "serve": {name: Held(1, 3)}}
+    assert await claim(store, "serve", 2) == []
+    assert await held_by_queue() == {"train": {name: Held(1, 1)}, "serve": {name: Held(1, 3)}}
+    await finish(store, started)
+    assert await held_by_queue() == {"train": {}, "serve": {}}, "although no claim has folded it"
+
+
+async def test_a_limit_that_queues_share_is_shown_without_slots_that_were_freed(store: Store) -> None:
+    shared = Concurrency(2, name="gpu")
+    train, serve = Policy("train", limits=(shared,)), Policy("serve", limits=(shared,))
+    for policy in (train, serve):
+        await store.declare(policy)
+        await given_jobs(store, policy, {}, 2)
+    first, _ = await claim(store, "train", 2)
+    await finish(store, [first])
+    for policy in (train, serve):
+        wanted = [(bound, ()) for _, bound in policy.queue_gates]
+        board = (
+            await store.ask(partial(Moment.boards, policies={policy.queue: policy}, wanted={policy.queue: wanted}))
+        )[policy.queue]
+        (gauge,) = gauges(board, wanted)
+        assert (gauge.used, gauge.bound) == (1, 2)
+
+
+async def test_a_list_is_the_same_however_many_keys_no_claim_has_seen(
+    store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where they are many, it is made from sums of all keys instead of key by key."""
+    dice = random.Random(7)
+    await store.declare(POLICY)
+    held: list[Claim] = []
+    for round_ in range(40):
+        await live(store, clock, POLICY, dice, held)
+        if round_ == 20:
+            await store.conclude("webhooks")
+    for account in range(12):
+        await given_jobs(store, POLICY, keys(account), dice.randrange(4))
+    await store.cancel((await given_jobs(store, POLICY, keys("cancelled"), 1))[0])
+
+    async def lists() -> list[list[KeyFigures]]:
+        found = []
+        for sort, held_only, search in product(KeySort, (False, True), ("", "1")):
+            asked = partial(Moment.list_keys, queues=["webhooks"], by=ACCOUNT, sort=sort, held_only=held_only)
+            after: str | None = None
+            listed: list[KeyFigures] = []
+            while True:
+                page = await store.ask(partial(asked, search=search, after=after, limit=3))
+                listed += [figures for _, figures in page.keys]
+                after = page.after
+                if after is None:
+                    break
+            found.append(listed)
+        return found
+
+    one_by_one = await lists()
+    assert any(each.waiting and not each.started_at for each in one_by_one[0]), "some are only unseen"
+    monkeypatch.setattr("fairlane.store.stats.MANY", 0)
+    assert await lists() == one_by_one
+    assert await held_of(store) is not None
 
 
 async def test_jobs_that_come_to_a_full_limit_are_held_before_any_claim_has_seen_them(store: Store) -> None:
@@ -668,9 +792,12 @@ async def test_whoever_claims_without_a_worker_keeps_the_journal_short(
             await given_jobs(store, POLICY, keys("acme"), 1)
             await finish(store, await claim(store, "webhooks", 1))
         await checkpointed(store)
-        (queue,) = await store.survey(["webhooks"])
+        (queue,) = await store.ask(lambda moment: moment.survey(["webhooks"]))
         assert queue.uncounted <= 10
-        assert sum(each.started for each in (await store.minutes(["webhooks"], 0))["webhooks"]) == 20 * round_
+        assert (
+            sum(each.started for each in (await store.ask(lambda moment: moment.minutes(["webhooks"], 0)))["webhooks"])
+            == 20 * round_
+        )
 
 
 async def test_however_many_jobs_no_claim_has_seen_they_are_counted_by_key_and_limit(store: Store) -> None:
@@ -683,9 +810,33 @@ async def test_however_many_jobs_no_claim_has_seen_they_are_counted_by_key_and_l
     await store.enqueue(jobs)
     for _ in range(3):
         await given_jobs(store, POLICY, keys("busy"), 5)
-    (queue,) = await store.survey(["webhooks"])
+    (queue,) = await store.ask(lambda moment: moment.survey(["webhooks"]))
     assert (queue.ready, queue.unseen, queue.running) == (12_015, 12_015, 2)
     assert queue.held == {"concurrency:account": Held(1, 15)}
     found = await all_keys(store, sort=KeySort.WAITING, limit=500)
     assert found[0].key == ("busy",)
     assert (len(found), sum(each.waiting for each in found)) == (3_001, 12_015)
+
+
+async def test_room_that_another_queue_has_left_at_a_shared_limit_holds_nobody_back(store: Store) -> None:
+    """O14: the queue itself has not claimed since, and its lane is still parked."""
+    seats = Concurrency(1, by="region", name="seats")
+    first, second = (Policy(name, limits=(seats,)) for name in ("first", "second"))
+    for policy in (first, second):
+        await store.declare(policy)
+    await given_jobs(store, first, {"region": "eu"}, 1)
+    held = await claim(store, "first", 1)
+    await given_jobs(store, second, {"region": "eu"}, 3)
+    assert await claim(store, "second", 3) == []
+
+    async def held_by() -> tuple[str, ...]:
+        page = await store.ask(lambda moment: moment.list_keys(["second"], ("region",)))
+        ((_, figures),) = page.keys
+        return figures.held_by
+
+    assert await held_by() == ("concurrency:region@seats",)
+    await finish(store, held)
+    assert await held_by() == ()
+    assert await claim(store, "first", 1) == [], "it folds what has ended"
+    assert await held_by() == ()
+    assert len(await claim(store, "second", 3)) == 1

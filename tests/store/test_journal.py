@@ -20,7 +20,7 @@ from fairlane.scheduler.settlement import Released
 from fairlane.store import checkpoints
 from fairlane.store.boards import Boards
 from fairlane.store.postgres.scheduling import Scheduling
-from fairlane.store.protocol import Store
+from fairlane.store.protocol import FOLD_AT_MOST, Store
 from fairlane.store.sqlite.database import Transaction
 from tests.model import boards
 from tests.store.harness import SECOND, Database, claim, claim_once, finish, given_jobs, ids, new_jobs, state_of
@@ -343,3 +343,48 @@ async def test_a_program_that_writes_another_journal_does_not_claim(
         left += ids(claims)
         await finish(store, claims)
     assert len(set(left)) == len(left) == 7
+
+
+async def test_a_key_that_was_collected_and_came_back_is_served_by_whoever_reads_the_board_anew(
+    shared_database: Database, clock: ManualClock
+) -> None:
+    """The journal still has the removal, and the tables what has come since: laid over them, it strands the lanes."""
+    policy = Policy(QUEUE, Fair(by="account", charge="count"), keys=("account", "region"))
+    first, second = await opened(shared_database, clock, policy)
+    eu, us = ({"account": "x", "region": region} for region in ("eu", "us"))
+    await given_jobs(first, policy, eu, 1)
+    await given_jobs(first, policy, {"account": "y", "region": "eu"}, 4)
+    await finish(first, await claim(first, QUEUE, 9))
+    assert await claim(first, QUEUE) == []
+    await boards.checkpoint(first, QUEUE)
+    clock.advance(3_600)
+    while (await first.collect(QUEUE)).more:
+        pass
+    for keys in (eu, us):
+        await given_jobs(first, policy, keys, 1)
+    await finish(first, await claim(first, QUEUE, 9))
+    assert await claim(first, QUEUE) == []
+    await boards.checkpoint(first, QUEUE)
+    assert await claim(second, QUEUE) == []
+    await agree([first, second])
+    for keys in (eu, us, eu, us):
+        await given_jobs(first, policy, keys, 1)
+    served = [each for _ in range(4) for each in await claim(second, QUEUE, 1)]
+    assert len(served) == 4
+    await agree([first, second])
+
+
+async def test_a_job_that_was_cancelled_behind_many_arrivals_does_not_stop_a_claim(
+    store: Store, clock: ManualClock
+) -> None:
+    """Its lane's next jobs are remembered, and a claim folds only so many arrivals."""
+    policy = Policy(QUEUE, Fair(by="account", charge="count"))
+    await store.declare(policy)
+    jobs = await given_jobs(store, policy, {"account": "a"}, 12)
+    assert ids(await claim(store, QUEUE, 2)) == jobs[:2]
+    await store.enqueue([job for n in range(FOLD_AT_MOST + 100) for job in new_jobs(policy, {"account": n}, 1)])
+    for job in jobs[2:6]:
+        await store.cancel(job)
+    started = ids(await claim(store, QUEUE, 20))
+    assert len(started) == 20
+    assert not {*started} & {*jobs[2:6]}

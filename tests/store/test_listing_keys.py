@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import pytest
 
@@ -11,6 +12,7 @@ from fairlane.policy import Concurrency, Fair, Policy
 from fairlane.store import key_rows
 from fairlane.store.figures import KeySort
 from fairlane.store.protocol import Store
+from fairlane.store.stats import Moment
 from tests.store.harness import claim, finish, given_jobs
 from tests.store.test_figures import ACCOUNT, POLICY, all_keys, keys, tally_all
 
@@ -55,7 +57,7 @@ async def test_keys_are_found_by_a_part_of_their_name_whatever_the_case(store: S
     await tally_all(store)
 
     async def found(search: str) -> list[str | None]:
-        page = await store.list_keys(["webhooks"], ACCOUNT, search=search, sort=KeySort.NAME)
+        page = await store.ask(lambda moment: moment.list_keys(["webhooks"], ACCOUNT, search=search, sort=KeySort.NAME))
         return [figures.key[0] for _, figures in page.keys]
 
     assert await found("ACME") == ["Acme", "acme_2"]
@@ -83,16 +85,15 @@ async def test_a_search_brings_what_the_list_has_of_it_page_by_page(
         await finish(store, await claim(store, name, 4))
         await claim(store, name, 20)
         await tally_all(store, name)
+    listed = partial(Moment.list_keys, queues=names, by=ACCOUNT, sort=sort)
     for held_only in (False, True):
-        whole = (await store.list_keys(names, ACCOUNT, sort=sort, held_only=held_only)).keys
+        whole = (await store.ask(partial(listed, held_only=held_only))).keys
         expected = [each for each in whole if "1" in str(each[1].key[0])]
         assert len(expected) < len(whole)
         for limit in (1, 3, 50):
             found, after = [], None
             while True:
-                page = await store.list_keys(
-                    names, ACCOUNT, sort=sort, search="1", held_only=held_only, after=after, limit=limit
-                )
+                page = await store.ask(partial(listed, search="1", held_only=held_only, after=after, limit=limit))
                 found += page.keys
                 after = page.after
                 if after is None:
@@ -107,5 +108,17 @@ async def test_only_held_keys_can_be_listed(store: Store) -> None:
     await claim(store, "webhooks", 10)
     await tally_all(store)
     for sort in KeySort:
-        page = await store.list_keys(["webhooks"], ACCOUNT, sort=sort, held_only=True)
+        page = await store.ask(partial(Moment.list_keys, queues=["webhooks"], by=ACCOUNT, sort=sort, held_only=True))
         assert [figures.key for _, figures in page.keys] == [("acme",)]
+
+
+async def test_a_key_that_has_changed_in_one_partition_is_still_listed_in_the_others(store: Store) -> None:
+    names = ["webhooks", "webhooks__p1"]
+    policies = [Policy(name, fair=POLICY.fair, limits=POLICY.limits) for name in names]
+    for policy in policies:
+        await store.declare(policy)
+        await given_jobs(store, policy, keys("acme"), 2)
+        await store.conclude(policy.queue)
+    await given_jobs(store, policies[0], keys("acme"), 3)
+    page = await store.ask(lambda moment: moment.list_keys(names, ACCOUNT))
+    assert {queue: figures.waiting for queue, figures in page.keys} == {"webhooks": 5, "webhooks__p1": 2}

@@ -409,7 +409,7 @@ async def test_a_waiting_job_is_explained_by_the_number_that_was_brought(store: 
     await store.declare(SLOTS)
     await bring(store, {NAME: 2}, 5)
     assert len(await claim(store, "webhooks", 5)) == 2
-    facts = await store.examine("webhooks", keys={"account": "acme"})
+    facts = await store.ask(lambda moment: moment.examine("webhooks", keys={"account": "acme"}))
     assert [(hold.used, hold.bound) for hold in explain(facts).holds if hold.limit == NAME] == [(2, 2)]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from fairlane.operations.metering import fleet_figures
 from fairlane.operations.seeing import overview_beside, show_queue
-from fairlane.operations.seeing_keys import list_keys
+from fairlane.operations.seeing_keys import list_keys, show_key
 from fairlane.policy import Concurrency, Fair, Policy
 from fairlane.store.postgres import stats as postgres_stats
 from fairlane.store.sqlite import stats as sqlite_stats
@@ -94,6 +94,13 @@ async def test_what_a_page_shows_together_is_of_one_moment(shared_database: Data
         assert limit.held_jobs == one.view.held_jobs
         page = await list_keys(store, "webhooks")
         assert all(each.running == each.gauges[0].used for each in page.keys if each.queue == "webhooks")
+        for account in ACCOUNTS:
+            key = await show_key(store, "webhooks", {"account": account})
+            assert len(key.running) == key.view.running == key.view.gauges[0].used
+            assert sum(lane.waiting for lane in key.lanes) == key.view.waiting
+            assert sum(lane.running for lane in key.lanes) == key.view.running
+            assert [lane.held_by for lane in key.lanes if lane.waiting] == key.view.held_by
+            assert any("Concurrency(2, by='account'): 2 of 2" in words for words in key.why) == (key.view.running == 2)
         figures = await fleet_figures(store, 10)
         waiting = {labels[1]: count for labels, count in figures["fairlane_key_waiting_jobs"]}
         assert set(waiting) <= {f"account={each}" for each in ACCOUNTS}, "none are left for others"

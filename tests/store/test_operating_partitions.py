@@ -187,6 +187,26 @@ async def test_a_limit_that_crosses_partitions_is_changed_for_all_of_them(mail: 
     assert len(await mail.queue.claim(1_000)) == 17, "two of each account run then"
 
 
+async def test_a_number_of_a_limit_that_crosses_partitions_wakes_whoever_waits_for_it_when_it_is_put_back(
+    database: Database, clock: ManualClock, stack: AsyncExitStack
+) -> None:
+    """A24, where the key of the limit does not determine the partition."""
+    app = App(url_of(database), clock=clock)
+    limits = [Concurrency(3, by="region")]
+    queue = app.queue("email", partitions=2, partition_by="account", keys=["account", "region"], limits=limits)
+
+    @app.task(queue="email")
+    async def send(account: str, region: str) -> None: ...
+
+    await stack.enter_async_context(app)
+    (limit,) = await app.operations.list_limits("email")
+    await app.enqueue_many([send.call(f"account-{n}", "eu") for n in range(6)])
+    await app.operations.set_limit("email", limit.name, 0, keys={"region": "eu"})
+    assert await queue.claim(9) == []
+    await app.operations.clear_limit("email", limit.name, keys={"region": "eu"})
+    assert sum([len(await queue.claim(9)) for _ in range(3)]) == 3
+
+
 async def test_listings_bring_the_jobs_of_all_partitions_in_order(mail: Mail) -> None:
     """O06 and O12: paged, the newest first, none twice and none left out."""
     stored = await mail.fill()

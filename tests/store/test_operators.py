@@ -12,6 +12,7 @@ from fairlane.errors import ConfigurationError, JobNotFound, UnknownQueue
 from fairlane.job import State
 from fairlane.policy import Concurrency, Fair, Policy
 from fairlane.scheduler.settlement import Cancelled, Died, Done, Failed, Outcome
+from fairlane.store import operators
 from fairlane.store.operators import Handled, JobFilter
 from fairlane.store.protocol import Pruned, Retention, Store
 from tests.store.harness import (
@@ -193,12 +194,8 @@ async def test_paging_through_dead_jobs_misses_nothing_while_some_are_put_back(
 async def test_one_call_looks_at_a_bounded_number_and_says_where_to_go_on(
     store: Store, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fairlane.store.postgres import operators as postgres
-    from fairlane.store.sqlite import operators as sqlite
-
-    for module in (postgres, sqlite):
-        monkeypatch.setattr(module, "LOOK_AT_MOST", 20)
-        monkeypatch.setattr(module, "STRETCH", 7)
+    monkeypatch.setattr(operators, "LOOK_AT_MOST", 20)
+    monkeypatch.setattr(operators, "STRETCH", 7)
     (needle,) = await ended(store, 1, Died("over"), OTHER)
     await ended(store, 30, Died("over"))
     await given_jobs(store, PLAIN, count=45)

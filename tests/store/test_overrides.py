@@ -278,7 +278,7 @@ async def test_an_override_whose_limit_a_deploy_removes_has_no_effect_and_stays(
         (limit("concurrency:account", 1, region="eu"), "is kept by account"),
         (limit("concurrency:account", -1, account="acme"), "at least 0"),
         (limit("concurrency:account", 1.5, account="acme"), "whole number"),
-        (pause(region="eu"), "does not tell its jobs apart by 'region'"),
+        (pause(region="eu"), "has no key 'region'"),
         (Override(kind=Kind.WEIGHT, value=0, scope=scope(account="acme")), "between 0.000001"),
         (Override(kind=Kind.WEIGHT, value=2, scope=scope(region="eu")), "weights belong to account"),
         (Override(kind=Kind.SUSPEND, scope=scope(account="acme")), "as a whole"),
@@ -326,12 +326,12 @@ async def test_a_forced_job_says_so_and_is_shown_as_the_next(store: Store, clock
     first, second = await given_jobs(store, POLICY, {"account": "acme"}, 2)
     await put(store, "webhooks", pause())
     await store.force([second], note("force"))
-    facts = await store.examine(job=second)
+    facts = await store.ask(lambda moment: moment.examine(job=second))
     told = explain(facts)
     assert Reason.FORCED in told.reasons
     assert Reason.PAUSED not in told.reasons
     assert told.next_up == [second] == ids(await claim(store, "webhooks", 5))
-    assert Reason.PAUSED in explain(await store.examine(job=first)).reasons
+    assert Reason.PAUSED in explain(await store.ask(lambda moment: moment.examine(job=first))).reasons
 
 
 async def test_a_scheduled_job_can_be_forced_and_an_ended_one_cannot(store: Store, clock: ManualClock) -> None:

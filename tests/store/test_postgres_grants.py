@@ -36,29 +36,29 @@ from tests.worker.harness import working
 
 NEEDS = {
     "producer": """
-        attempts cancel compare_and_set_value count_ready declare delete_value enqueue examine foresee get_value job
-        policy policy_versions put_value queues scan_values wait_until_ended
+        ask attempts cancel compare_and_set_value count_ready declare delete_value enqueue foresee get_value job
+        policy_versions put_value scan_values wait_until_ended
     """,
     "worker": """
-        adopt attempts cancel claim claims_beside collect compare_and_set_value conclude contexts count_gates
-        count_ready counts declare delete_value divide enqueue examine find_jobs fire_schedule foresee gates_named
-        gates_of_strays get_value held job keep_schedules keep_time listen look now policies policy policy_versions
+        adopt ask attempts cancel claim claims_beside collect compare_and_set_value conclude contexts count_gates
+        count_ready counts declare delete_value divide enqueue find_jobs fire_schedule foresee
+        gates_of_strays get_value held job keep_schedules keep_time listen look now policy policy_versions
         prune put_schedule put_value queues reap recount rehome renew report report_progress retries scan_values
         schedules settle tally time traces wait_until_ended wake_another
     """,
     "viewer": """
-        ask attempts audit counts end_session examine find_jobs gates_named given health is_session_ended job
-        lanes_of list_held now policies policy policy_versions queues schedules standstills survey time traces
+        ask attempts audit counts end_session find_jobs given health is_session_ended job
+        now policy policy_versions queues schedules standstills time traces
     """,
     "operator": """
-        amend amend_schedule apply ask attempts audit cancel cancel_jobs check_waiting divide end_session examine
-        find_jobs force gates_of_strays is_session_ended job lanes now policies policy purge queues reap rehome replay
-        retry_now schedules survey time
+        amend amend_schedule apply ask attempts audit cancel cancel_jobs check_waiting divide end_session
+        find_jobs force gates_of_strays is_session_ended job lanes now policy purge queues reap rehome replay
+        retry_now schedules time
     """,
 }
 """Of each role, the operations of a store that it needs: each is used below, under its rights."""
-WITHIN_OTHERS = {"add_up", "fold", "keys_named", "list_keys", "minutes", "next_jobs", "scheduled_by_lane", "workers"}
-"""What is done within `tally` and `conclude`, and questions that are asked within others (`ask`)."""
+WITHIN_OTHERS = {"add_up", "fold"}
+"""What is done within `tally` and `conclude`."""
 
 
 class NotedStore:
@@ -196,7 +196,7 @@ async def test_each_role_does_all_of_its_work(
     monkeypatch: pytest.MonkeyPatch,
     producers_know_at_once: None,
 ) -> None:
-    monkeypatch.setattr("fairlane.store.postgres.backlogs.UNFOLDED_AT_MOST", 0)  # producers fold at once
+    monkeypatch.setattr("fairlane.store.postgres.store.UNFOLDED_AT_MOST", 0)  # producers fold at once
     async with roles.app(first):  # it declares the queues
         pass
     async with roles.app("worker") as worker, roles.app("producer") as producer:
@@ -258,7 +258,6 @@ async def keep_up(worker: App, queue: Queue) -> None:
     await store.claims_beside(identity.id, [])
     await find_jobs(store, JobFilter(state=State.READY), None, 1)
     await limits_waited_for(store, [claim._claim])
-    await store.gates_named({claim.queue: [b"gate"]}, [b"shared"])
     await store.wake_another(claim.queue, identity.id)
     await queue.ack([claim])
     for name in await store.queues():
@@ -327,7 +326,6 @@ async def look(roles: Roles) -> None:
         names = await store.queues()
         await store.counts("webhooks")
         await store.traces("webhooks", [], [])
-        await store.gates_named({}, [])
         await store.given([])
         await store.policy_versions(names)
     for command in (

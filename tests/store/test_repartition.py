@@ -196,12 +196,12 @@ async def test_a_process_that_was_stopped_in_a_step_finds_that_it_is_not_its_own
     program = Program(shared_database, clock)
     await stack.enter_async_context(program.app)
     store = await program.app.opened()
-    seen = await store.policies()
+    seen = await store.ask(lambda moment: moment.policies())
     first = begun(seen["email"].policy, AFTER)
     assert await store.divide(first, seen["email"].version)
     late: list[tuple[Policy, int]] = []
     while not await _is_resting(store, "email"):
-        seen = await store.policies()
+        seen = await store.ask(lambda moment: moment.policies())
         first = seen["email"].policy
         late.append((next_phase(first, clock.now()), seen["email"].version))
         for index in range(1, AFTER):
@@ -210,9 +210,11 @@ async def test_a_process_that_was_stopped_in_a_step_finds_that_it_is_not_its_own
         await advance(store, "email", NOTE)
         clock.advance(LEARNED_AFTER / SECOND)
     await change_partitions(store, "email", 2, OPERATOR, rest=_advancing(clock))
-    before = {name: found.policy.digest for name, found in (await store.policies()).items()}
+    before = {name: found.policy.digest for name, found in (await store.ask(lambda moment: moment.policies())).items()}
     assert not any([await store.divide(*each) for each in late])
-    assert {name: found.policy.digest for name, found in (await store.policies()).items()} == before
+    assert {
+        name: found.policy.digest for name, found in (await store.ask(lambda moment: moment.policies())).items()
+    } == before
 
 
 def _advancing(clock: ManualClock) -> Callable[[], Awaitable[None]]:
@@ -242,7 +244,7 @@ async def test_several_who_go_on_with_a_change_at_once_do_it_once(
     assert {len(numbers) for numbers in ledger.order.values()} == {2}
     assert not any(
         found.policy.partition.is_changing
-        for found in (await stores[0].policies()).values()
+        for found in (await stores[0].ask(lambda moment: moment.policies())).values()
         if found.policy.partition is not None
     )
 

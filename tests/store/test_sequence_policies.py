@@ -19,6 +19,7 @@ from tests.store.harness import (
     given_jobs,
     ids,
     new_jobs,
+    serving,
 )
 from tests.store.test_sequences import NOTE, PLAIN, QUEUE, A, B, assert_free, next_job, nothing_starts
 
@@ -121,21 +122,22 @@ async def test_explain_names_the_job_before(store: Store, clock: ManualClock) ->
     jobs = await given_jobs(store, PLAIN, A, 2)
     head = await next_job(store)
     clock.advance("3s")
-    told = explain(await store.examine(job=jobs[1]))
+    await serving(store, clock, QUEUE)
+    told = explain(await store.ask(lambda moment: moment.examine(job=jobs[1])))
     (hold,) = [each for each in told.holds if each.reason is Reason.SEQUENCE]
     assert (hold.limit, hold.key, hold.until) == ("sequence:document", {"document": "a"}, None)
     assert [(each.job, each.due_at) for each in hold.holders] == [(jobs[0], None)]
     assert told.earliest == clock.now()
     await finish(store, [head], Failed("no", 60 * SECOND))
     due_at = clock.now() + 60 * SECOND
-    told = explain(await store.examine(job=jobs[1]))
+    told = explain(await store.ask(lambda moment: moment.examine(job=jobs[1])))
     (hold,) = [each for each in told.holds if each.reason is Reason.SEQUENCE]
     assert [(each.job, each.due_at) for each in hold.holders] == [(jobs[0], due_at)]
     assert hold.until == due_at
     assert f"job {jobs[0]} (deliver) runs again in 60 s" in hold.words
-    told = explain(await store.examine(QUEUE, keys={"document": "a"}))
+    told = explain(await store.ask(lambda moment: moment.examine(QUEUE, keys={"document": "a"})))
     assert Reason.SEQUENCE in told.reasons
-    told = explain(await store.examine(job=jobs[0]))
+    told = explain(await store.ask(lambda moment: moment.examine(job=jobs[0])))
     assert Reason.SCHEDULED in told.reasons
     assert Reason.SEQUENCE not in told.reasons, "it waits for its own time, not for itself"
 

@@ -347,13 +347,13 @@ async def test_a_waiting_job_says_that_another_queue_holds_what_it_waits_for(sto
     (waiting,) = await given_jobs(store, serve, {"account": "acme"})
     running = await fill(store, "train")
     assert await fill(store, "serve") == []
-    holds = explain(await store.examine(None, waiting, {})).holds
+    holds = explain(await store.ask(lambda moment: moment.examine(None, waiting, {}))).holds
     assert [(hold.limit, hold.used, hold.bound) for hold in holds if hold.reason is Reason.CONCURRENCY] == [
         ("concurrency:account@gpu", 2, 2)
     ]
     # Looking folds nothing: the one who claims still finds the release.
     await finish(store, running)
-    assert Reason.CONCURRENCY not in explain(await store.examine(None, waiting, {})).reasons
+    assert Reason.CONCURRENCY not in explain(await store.ask(lambda moment: moment.examine(None, waiting, {}))).reasons
     assert ids(await fill(store, "serve")) == [waiting]
 
 

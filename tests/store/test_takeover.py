@@ -3,7 +3,8 @@
 So is the database. PostgreSQL loses what was not flushed, and the processes remember it; of a SQLite file only a crash
 of the host loses anything, and nobody is left to remember.
 
-`FAIRLANE_TAKEOVER_CLAIMS=10000 FAIRLANE_TAKEOVER_PROCESSES=8 pytest -s tests/store/test_takeover.py` does it at length.
+`FAIRLANE_TAKEOVER_CLAIMS=10000 FAIRLANE_TAKEOVER_PROCESSES=8 pytest -s -o faulthandler_timeout=0
+tests/store/test_takeover.py` does it at length.
 """
 
 from __future__ import annotations
@@ -15,9 +16,7 @@ import os
 import random
 import signal
 import sqlite3
-import sys
 import time
-from asyncio.subprocess import Process
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
@@ -27,98 +26,145 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from fairlane.errors import StoreUnavailable
+from fairlane.errors import DuplicateJob, StoreUnavailable
 from fairlane.job import State
+from fairlane.policy import Concurrency, Policy
 from fairlane.store.protocol import QueueCounts, Store
 from fairlane.testing.postgres import ThrowawayPostgres
 from tests.model import boards
-from tests.store.claim_ledger import ClaimLedger, Token
+from tests.store.claim_ledger import ClaimLedger, Limits
 from tests.store.harness import Database, new_jobs
 from tests.store.lost_power import PowerLoss
-from tests.store.takeover import GIVEN_BACK, LEASE, PER_ACCOUNT, QUEUE, TOTALS, policy_of
-from tests.waiting import stand_still_now, until_found
+from tests.store.nursery import Nursery
+from tests.store.takeover import CLOSING, GIVEN_BACK, HOLD, LEASE, QUEUE, TOTALS, policy_of
+from tests.store.witness import attend, ended_in, read_moves, set_fault, uuid_of
+from tests.waiting import until_found
 
-CLAIMS = int(os.environ.get("FAIRLANE_TAKEOVER_CLAIMS", "150"))
-PROCESSES = int(os.environ.get("FAIRLANE_TAKEOVER_PROCESSES", "3"))
+CLAIMS = int(os.environ.get("FAIRLANE_TAKEOVER_CLAIMS", "300"))
+PROCESSES = int(os.environ.get("FAIRLANE_TAKEOVER_PROCESSES", "4"))
 ACCOUNTS = 12
 TROUBLE_EVERY = 12
 """Claims between two troubles."""
-ROOT = Path(__file__).resolve().parent.parent.parent
+FEED_EVERY, FEED = 20, 100
+"""Claims between two looks whether jobs are short, and how many are enqueued then: more than these can have taken."""
+REST = 0.01
+"""Seconds between two looks at what processes have written."""
+PROGRESS_EVERY = 10.0
+"""Seconds between two lines about a long run."""
 WATCHDOG = 120 + CLAIMS / 5
 """Seconds after which processes that hang have failed. Never the measure of anything."""
 LONGEST_GOING = 1.0
 """Seconds for which processes go on before it is looked again whether a crash would lose something."""
-CRASHES = 40
-"""At most: each takes as long as hundreds of claims."""
+POWER_LOSSES = 40
+"""At most: each kills everybody, and takes as long as hundreds of claims."""
+USED_AGAIN = 4
+"""Claims after a crash: it has lost no more, as a rule."""
+CANCELS = "select id, state, cancel_requested from jobs"
 UNFLUSHED = {"wal_writer_delay": "10s", "wal_writer_flush_after": "1GB"}
 """What does not wait for the disk stays in memory until something is durable: a crash finds more to lose."""
 
 
 class Fleet:
-    def __init__(self, database: Database, store: Store, folder: Path) -> None:
+    def __init__(self, database: Database, store: Store, nursery: Nursery, folder: Path) -> None:
         self.database = database
         self.store = store
         self.chance = random.Random(CLAIMS)
-        self.ledger = ClaimLedger(folder, int(LEASE.total_seconds() * 1e9))
+        self.ledger = ClaimLedger(int(LEASE.total_seconds() * 1e9))
         self.troubles: Counter[str] = Counter()
-        self.jobs: list[UUID] = []
-        self._cancelled: list[UUID] = []
+        self.accounts: dict[UUID, str] = {}
+        """Of every job, in the order in which they were enqueued."""
+        self.cancelled: set[UUID] = set()
+        self.starts = 0
+        self.boards_checked = 0
+        self._nursery = nursery
+        self._folder = folder
         self._version = 0
+        self._fed_at = 0
         session = "terminate" if database.kind == "postgres" else "kill"
-        self._troubles = itertools.cycle(["kill", "policy", "crash", session, "cancel", "crash", "checkpoint"])
-        self._started = 0
-        self._running: dict[asyncio.Task[int], Process] = {}
+        self._troubles = itertools.cycle(["kill", "policy", "crash", session, "fault", "cancel", "crash", "checkpoint"])
+        self._phases = itertools.cycle(["claiming", "settling", "claiming", "at something else"])
 
-    async def start(self) -> None:
-        self._started += 1
-        ledger = self.ledger.folder / str(self._started)
-        given = (self.database.kind, self.database.url, str(self._started), str(ledger))
-        process = await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.store.takeover", *given, cwd=ROOT)
-        self._running[asyncio.create_task(process.wait())] = process
+    def start(self) -> None:
+        self.starts += 1
+        path = self._folder / str(self.starts)
+        pid = self._nursery.start(self.database.kind, self.database.url, str(self.starts), str(path))
+        self.ledger.follow(pid, path)
 
     async def run(self) -> None:
-        due = TROUBLE_EVERY
-        try:
-            for _ in range(PROCESSES):
-                await self.start()
-            while self._running:
-                done, _ = await asyncio.wait(self._running, timeout=0.005, return_when=asyncio.FIRST_COMPLETED)
-                for each in done:
-                    assert self._running.pop(each).returncode in (0, -signal.SIGKILL), "its error is on stderr"
-                await self._look()
-                self.ledger.read()
-                if self.ledger.claims >= due:
-                    due = self.ledger.claims + TROUBLE_EVERY
-                    await self._trouble()
-        finally:
-            await self._kill_all()
+        due, began = TROUBLE_EVERY, time.monotonic()
+        told = began
+        for _ in range(PROCESSES):
+            self.start()
+        while self._nursery.alive:
+            await self._nursery.until_one_ends(REST)
+            self._bury()
+            self.ledger.read()
+            if self.ledger.claims >= CLAIMS:
+                (self._folder / CLOSING).touch()
+                continue
+            await self._feed()
+            if self.ledger.claims >= due:
+                due = self.ledger.claims + TROUBLE_EVERY
+                await self._trouble()
+            if time.monotonic() > told + PROGRESS_EVERY:
+                told = time.monotonic()
+                print(f"{told - began:.0f} s: {self}", flush=True)
 
-    async def _kill_all(self) -> None:
-        for process in self._running.values():
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-        await asyncio.gather(*self._running)
-        self._running.clear()
+    def __str__(self) -> str:
+        ledger = self.ledger
+        return (
+            f"{self.database.kind}: {ledger.claims:,} of {CLAIMS:,} claims ({ledger.asks:,} asked), "
+            f"{len(self.accounts):,} jobs, {self.starts} processes, {self.boards_checked} boards checked, "
+            + ", ".join(f"{count} {what}" for what, count in sorted(self.troubles.items()))
+        )
+
+    def _bury(self) -> None:
+        for pid, status in self._nursery.ended().items():
+            self.ledger.leave(pid)
+            assert status in (0, -signal.SIGKILL), "its error is on stderr"
+
+    async def _feed(self) -> None:
+        if self.ledger.claims < self._fed_at + FEED_EVERY:
+            return
+        self._fed_at = self.ledger.claims
+        counts = await _again(lambda: self.store.counts(QUEUE))
+        if counts.ready < FEED:
+            await self.enqueue(FEED)
+
+    async def enqueue(self, count: int) -> None:
+        began = time.monotonic_ns()
+        policy, first = policy_of(TOTALS[0]), len(self.accounts)
+        jobs = [
+            job
+            for number in range(first, first + count)
+            for job in new_jobs(policy, {"account": number % ACCOUNTS}, max_attempts=100)
+        ]
+        with contextlib.suppress(DuplicateJob):  # it has landed, and nobody heard of it
+            await _again(lambda: self.store.enqueue(jobs))
+        self.accounts |= {job.id: str(job.keys["account"]) for job in jobs}
+        self.ledger.durable.append((began, time.monotonic_ns()))
 
     async def _trouble(self) -> None:
         what = next(self._troubles)
-        if what == "crash" and self.troubles["crash"] >= CRASHES:
+        if what == "crash" and self.database.kind == "sqlite-file" and self.troubles["crash"] >= POWER_LOSSES:
             what = "kill"
         self.troubles[what] += 1
         match what:
-            case "kill" if self._running:
-                self.chance.choice(list(self._running.values())).kill()
-                await self.start()
+            case "kill":
+                await self._kill(next(self._phases))
+                self.start()
             case "terminate":
                 async with self.database.transaction() as mine:
                     await mine.tx.execute(
                         "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() "
                         "and application_name = 'fairlane' order by random() limit 2"
                     )
+            case "fault":
+                await self._fail()
             case "cancel":
-                job = self.chance.choice(self.jobs)
+                job = self.chance.choice(list(self.accounts)[-2 * FEED :])
                 await _again(lambda: self.store.cancel(job))
-                self._cancelled.append(job)
+                self.cancelled.add(job)
             case "policy":
                 declared = await _again(lambda: self.store.apply(policy_of(self.chance.choice(TOTALS))))
                 self._version = declared.version
@@ -129,40 +175,83 @@ class Fleet:
             case _:
                 await _again(lambda: boards.checkpoint(self.store, QUEUE))
 
+    async def _kill(self, phase: str) -> None:
+        """Kill somebody in the middle of a claim, or of a settlement."""
+
+        async def is_killed() -> bool:
+            await self._feed()  # everybody goes on meanwhile
+            pid = self.chance.choice(sorted(self._nursery.alive))
+            is_there = self._nursery.stop(pid) and self.ledger.phase(pid) == phase
+            if is_there:
+                self._nursery.kill(pid)
+                self.troubles[f"kill while {phase}"] += 1
+            self._nursery.go_on(pid)
+            return is_there
+
+        await until_found(is_killed, WATCHDOG)
+
+    async def _fail(self) -> None:
+        """Claims fail after their plan and before their commit, until a few have."""
+        enough = self.ledger.failures + 3
+
+        async def have_failed() -> bool:
+            self.ledger.read()
+            return self.ledger.failures >= enough
+
+        await set_fault(self.database, self.chance.choice([1, 2]))
+        try:
+            await until_found(have_failed, WATCHDOG)
+        finally:
+            await set_fault(self.database, None)
+
     async def _crash(self) -> None:
-        """A backend is killed, so that the server starts again from what is flushed. Nobody goes on before we know what
-        the database holds then; whoever claimed last remembers more."""
+        """A backend is killed, so that the server starts again from what is flushed. Nobody goes on before that;
+        whoever claimed last remembers more than the database."""
         async with self._standing_still():
-            at = time.monotonic_ns()
+            self.ledger.crashes.append(time.monotonic_ns())
             victim, other = await asyncpg.connect(self.database.url), await asyncpg.connect(self.database.url)
             os.kill(victim.get_server_pid(), signal.SIGKILL)
             # Until the server has noticed, it still lets people in.
             await until_found(lambda: _is_gone(other))
             await until_found(lambda: _answers(self.database.url))
-            self.ledger.crash(at, await self.running())
+            if self.troubles["crash"] % 4 >= 2:
+                await self.check_board()
+            if self.troubles["crash"] % 3:  # else whoever remembers too much may be the first to claim
+                await self._go_on_without(self.ledger.last_claimer())
+
+    async def _go_on_without(self, late: int) -> None:
+        """The numbers of changes that were lost are used again before the one who remembers them comes back."""
+        (self._folder / HOLD).unlink(missing_ok=True)
+        self._go_on([pid for pid in self._nursery.alive if pid != late])
+        enough = self.ledger.claims + USED_AGAIN
+
+        async def are_used_again() -> bool:
+            self.ledger.read()
+            return self.ledger.claims >= enough
+
+        await until_found(are_used_again, WATCHDOG)
 
     async def _lose_power(self) -> None:
         async with self._standing_still():
-            await self._kill_all()
-        at = time.monotonic_ns()
+            self._nursery.kill_all()
+        self._bury()
+        self.ledger.crashes.append(time.monotonic_ns())
         loss = PowerLoss(Path(self.database.url))
         await self.database.close()
         loss.happen(self._is_durable)
         self.store = await self.database.open()
-        self.ledger.crash(at, await self.running())
-        self.ledger.end_all(at)
+        await self.check_board()
         for _ in range(PROCESSES):
-            await self.start()
+            self.start()
 
     def _is_durable(self, file: sqlite3.Connection) -> bool:
         """Whether it holds all that was acknowledged as durable."""
-        states = {UUID(bytes=job): State(state) for job, state in file.execute("select id, state from jobs")}
-        asked = {UUID(bytes=job) for (job,) in file.execute("select id from jobs where cancel_requested")}
+        found = {UUID(bytes=job): (State(state), bool(asked)) for job, state, asked in file.execute(CANCELS)}
         ((version,),) = file.execute("select version from queues")
-        ended = {State.CANCELLED, State.DONE}
         return (
-            all(states.get(job) is State.DONE for job in self.ledger.done())
-            and all(job in asked or states.get(job) in ended for job in self._cancelled)
+            self.accounts.keys() <= found.keys()
+            and self.ledger.settled() <= ended_in(file)
+            and all(found[job][0].is_final or found[job][1] for job in self.cancelled)
             and version >= self._version
         )
 
@@ -170,20 +259,20 @@ class Fleet:
     async def _standing_still(self) -> AsyncIterator[None]:
         """Everybody is stopped, wherever they are: every other time at any moment, else once somebody has claimed what
         nobody has flushed yet."""
-        stopped: list[Process] = []
+        stopped: list[int] = []
         going = 0.001
 
         async def is_worth_it() -> bool:
             # Longer every time: processes that are stopped again at once never come to claim on a busy machine.
             nonlocal going
-            _go_on(stopped)
-            await asyncio.wait(self._running, timeout=going)
+            self._go_on(stopped)
+            await self._nursery.until_one_ends(going)
             going = min(1.5 * going, LONGEST_GOING)
-            stopped[:] = [each for each in self._running.values() if stand_still_now(each.pid)]
+            stopped[:] = [pid for pid in sorted(self._nursery.alive) if self._nursery.stop(pid)]
             self.ledger.read()
-            return not stopped or not is_held or (self.ledger.has_tail() and await self._is_unflushed())
+            return not is_held or (self.ledger.has_tail() and await self._is_unflushed())
 
-        hold, is_held = self.ledger.folder / "hold", self.troubles["crash"] % 2 == 1
+        hold, is_held = self._folder / HOLD, self.troubles["crash"] % 2 == 1
         try:
             if is_held:
                 hold.touch()
@@ -191,7 +280,11 @@ class Fleet:
             yield
         finally:
             hold.unlink(missing_ok=True)
-            _go_on(stopped)
+            self._go_on(stopped)
+
+    def _go_on(self, pids: list[int]) -> None:
+        for pid in pids:
+            self._nursery.go_on(pid)
 
     async def _is_unflushed(self) -> bool:
         if self.database.kind == "sqlite-file":
@@ -199,41 +292,29 @@ class Fleet:
         async with self.database.transaction(begin=False) as mine:
             return bool(await mine.tx.fetchval("select pg_current_wal_insert_lsn() > pg_current_wal_flush_lsn()"))
 
-    async def _look(self) -> None:
-        """By what the database holds to run, no limit is exceeded. (While it is lowered, what runs goes on.)"""
-        running = Counter({lane: count for lane, state, count in await self.states() if state == State.RUNNING})
-        assert max(running.values(), default=0) <= PER_ACCOUNT
-        assert running.total() <= max(TOTALS)
+    async def check_board(self) -> boards.Said:
+        """While nobody else is at it: the board that we remember is what the database says, and that is what a count of
+        the jobs gives."""
+        await _again(lambda: boards.fold(self.store, QUEUE))
+        board = await _again(lambda: boards.catch_up(self.store, QUEUE))
+        found: boards.Said = await _again(lambda: boards.said(self.store, QUEUE))
+        wrong = boards.differences(board, found) + boards.miscounts(found)
+        assert not wrong, "\n".join(wrong)
+        self.boards_checked += 1
+        return found
 
-    async def states(self) -> list[Any]:
-        return await self._select("select lane, state, count(*) from jobs group by lane, state")
-
-    async def running(self) -> set[Token]:
-        """The claims that the database holds."""
-        found = await self._select("select id, lease from jobs where state = 2")
-        return {(_uuid(job), _uuid(lease)) for job, lease in found}
-
-    async def ended(self) -> list[tuple[UUID, bool]]:
-        """Every job that has ended, and whether it is done."""
-        found = await self._select("select id, state from jobs where state in (3, 5)")
-        return [(_uuid(job), State(state) is State.DONE) for job, state in found]
-
-    async def _select(self, statement: str) -> list[Any]:
+    async def states(self) -> dict[UUID, State]:
+        """Every job that the database has."""
+        jobs = "jobs" if self.database.kind == "sqlite-file" else "fairlane.jobs"
         async with self.database.transaction(begin=False) as mine:
-            if self.database.kind == "postgres":
-                await mine.tx.execute("set search_path to fairlane")
-                return [tuple(row) for row in await mine.tx.fetch(statement)]
-            return list(mine.tx.execute(statement))
+            statement = f"select id, state from {jobs}"
+            found = mine.tx.execute(statement) if jobs == "jobs" else await mine.tx.fetch(statement)
+            return {uuid_of(job): State(state) for job, state in found}
 
 
-def _uuid(value: Any) -> UUID:
-    return value if isinstance(value, UUID) else UUID(bytes=value)
-
-
-def _go_on(processes: list[Process]) -> None:
-    for each in processes:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(each.pid, signal.SIGCONT)
+def limits_of(policy: str) -> Limits:
+    by_account, total = (each for each in Policy.decode(policy).limits if isinstance(each, Concurrency))
+    return int(by_account.max), int(total.max)
 
 
 async def _is_gone(connection: asyncpg.Connection[Any]) -> bool:
@@ -284,43 +365,32 @@ async def test_processes_take_over_from_one_another_and_are_killed_and_so_is_the
 ) -> None:
     store = await own_database.open()
     await store.declare(policy_of(TOTALS[0]))
+    await attend(own_database)
     folder = tmp_path / "ledger"
     folder.mkdir()
-    fleet = Fleet(own_database, store, folder)
-    jobs = [
-        job
-        for number in range(CLAIMS * 2)
-        for job in new_jobs(policy_of(TOTALS[0]), {"account": number % ACCOUNTS}, max_attempts=100)
-    ]
-    await store.enqueue(jobs)
-    fleet.jobs = [job.id for job in jobs]
-    async with asyncio.timeout(WATCHDOG):
-        await fleet.run()
-    ledger, ended, states = fleet.ledger, await fleet.ended(), Counter[State]()
-    for _, state, count in await fleet.states():
-        states[State(state)] += count
-    happened = f"{ledger.claims:,} claims, {dict(fleet.troubles)}, {ledger.lost} claims lost"
-    print(f"\n{own_database.kind}: {happened}, {dict(states)}")
+    with Nursery("tests.store.takeover", "run") as nursery:
+        fleet = Fleet(own_database, store, nursery, folder)
+        await fleet.enqueue(2 * FEED)
+        async with asyncio.timeout(WATCHDOG):
+            await fleet.run()
+    ledger, store, moves, states = fleet.ledger, fleet.store, await read_moves(own_database), await fleet.states()
+    account = ledger.check(moves, fleet.accounts, limits_of)
+    print(f"\n{fleet}\n{account}, {dict(Counter(states.values()))}")
     assert ledger.claims >= CLAIMS
-    assert ledger.lost, "no crash has lost a claim: this shows nothing"
-    assert {job for job, _ in ended} == set(fleet.jobs), "a job is lost"
-    ledger.check_ends(ended)
-    ledger.check_fences()
-    assert ledger.most_at_once(lambda held: held.token[0]) == 1, "a job was held twice"
-    assert ledger.most_at_once(lambda held: held.account) <= PER_ACCOUNT
-    assert ledger.most_at_once(lambda held: None) <= max(TOTALS)
-    store = fleet.store
-    await _again(lambda: boards.fold(store, QUEUE))
-    board = await boards.catch_up(store, QUEUE)
-    found = await boards.said(store, QUEUE)
-    assert boards.differences(board, found) == []
+    assert account.lost, "no crash has lost a claim: this shows nothing"
+    assert states.keys() == fleet.accounts.keys(), "a job is lost"
+    done = {move.job for move in moves if move.state == State.DONE}
+    assert {job for job, state in states.items() if state is State.DONE} == done
+    cancelled = states.keys() - done
+    assert {states[job] for job in cancelled} <= {State.CANCELLED}
+    assert cancelled <= fleet.cancelled
+    found = await fleet.check_board()
     assert [row for row in found.now.lanes if row.ready or row.in_flight] == []
     assert [row for row in found.now.gates if row.in_flight or row.waiting or row.awake] == []
     assert await store.counts(QUEUE) == QueueCounts(ready=0, running=0, parked_lanes=0, bells=0)
-    accounts = {job.id: job.keys["account"] for job in jobs}
-    ran = [
+    ran: list[tuple[str | None, str]] = [
         (account, each.outcome)
-        for job, account in accounts.items()
+        for job, account in fleet.accounts.items()
         for each in await store.attempts(job)
         # Given back unstarted; if somebody had asked for that meanwhile, cancelled.
         if each.outcome != "released" and each.error != GIVEN_BACK.reason
@@ -334,12 +404,12 @@ async def check_stats(store: Store, ran: list[tuple[str | None, str]]) -> None:
         pass
     ended = Counter(account for account, _ in ran)
     failed = Counter(account for account, outcome in ran if outcome in ("failed", "lost"))
-    page = await store.list_keys([QUEUE], ("account",), limit=ACCOUNTS + 1)
+    page = await store.ask(lambda moment: moment.list_keys([QUEUE], ("account",), limit=ACCOUNTS + 1))
     shown = {figures.key[0]: figures for _, figures in page.keys}
     assert {key: (each.waiting, each.running) for key, each in shown.items()} == dict.fromkeys(shown, (0, 0))
     assert {key: each.done for key, each in shown.items()} == ended
     assert {key: each.failed for key, each in shown.items()} == {key: failed[key] for key in shown}
     assert all(sum(hour.done for hour in each.hours) == each.done for each in shown.values())
-    minutes = (await store.minutes([QUEUE], 0))[QUEUE]
+    minutes = (await store.ask(lambda moment: moment.minutes([QUEUE], 0)))[QUEUE]
     assert sum(each.ended for each in minutes) == ended.total()
     assert sum(each.failed for each in minutes) == failed.total()

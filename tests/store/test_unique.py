@@ -406,6 +406,12 @@ deeds = st.builds(
 )
 
 
+def test_a_job_that_is_replaced_by_another_of_the_same_replay_stays_cancelled(place: Database) -> None:
+    life = [Deed(what, 0, 0, "replace") for what in ("enqueue", "cancel", "enqueue", "replay")]
+    with asyncio.Runner() as loop:
+        loop.run(_live(place, life))
+
+
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(life=st.lists(deeds, min_size=6, max_size=30))
 def test_whatever_happens_a_unique_key_has_at_most_one_live_job(place: Database, life: list[Deed]) -> None:

@@ -14,6 +14,7 @@ from fairlane.clock import SECOND, Instant
 from fairlane.scheduler.figures import KeyFigures
 from fairlane.store.figures import Tallied
 from fairlane.store.protocol import Store
+from fairlane.store.stats import Moment
 from fairlane.worker.tallying import EVERY, RESTS, keep_figures
 from fairlane.worker.timing import Outage
 from fairlane.worker.troubles import Troubles
@@ -47,7 +48,7 @@ async def test_figures_come_by_themselves(clock: ManualClock) -> None:
         while not found:
             await turns()
             clock.advance("1s")
-            found = await store.real.keys_named(["mail"], [(("account",), ("acme",))])
+            found = await store.real.ask(lambda moment: moment.keys_named(["mail"], [(("account",), ("acme",))]))
         assert found[0][1].done >= 1
 
 
@@ -56,11 +57,11 @@ async def test_a_worker_reports_and_takes_it_back_when_it_stops(clock: ManualClo
     async with app:
         async with working(app, name="worker-1", concurrency=7) as worker:
             await store.finished("report")
-            (seen,) = await store.real.workers()
+            (seen,) = await store.real.ask(Moment.workers)
             assert (seen.id, seen.report.name, seen.report.concurrency) == (worker.identity.id.hex, "worker-1", 7)
             assert (seen.report.queues, seen.report.tasks) == ({"mail": 1.0}, ["send"])
             assert seen.report.loops["tallying"] == "running"
-        assert await store.real.workers() == []
+        assert await store.real.ask(Moment.workers) == []
 
 
 async def test_a_failure_to_keep_figures_is_visible_and_stops_no_job(
@@ -86,7 +87,7 @@ async def test_a_failure_to_keep_figures_is_visible_and_stops_no_job(
             await reaches(await send.enqueue("acme"), State.DONE)
             del store.before["report"]
             await advance_until(clock, store, "report", store.ended["report"] + 1)
-            (seen,) = await store.real.workers()
+            (seen,) = await store.real.ask(Moment.workers)
             assert set(seen.report.troubles) == {"tallying", "reporting"}
             store.restore()
             await advance_until(clock, store, "tally", store.ended["tally"] + 2)

@@ -249,12 +249,14 @@ async def test_figures_and_reports_of_worker_processes_come_by_themselves(
         assert await (await shop.registry["shop.wait_for"].enqueue(str(tmp_path / "go"))).result() == "in peace"
         store = shop.make_store()
         await store.open()
-        (seen,) = await store.workers()
+        (seen,) = await store.ask(lambda moment: moment.workers())
         assert seen.report.pid == pid
         place = (("task",), ("shop.wait_for",))
-        while not any(figures.done for _, figures in await store.keys_named(["default"], [place])):
+        while not any(
+            figures.done for _, figures in await store.ask(lambda moment: moment.keys_named(["default"], [place]))
+        ):
             pass  # every look is a wait for the database
         worker.send_signal(signal.SIGTERM)
         await ended(worker)
-        assert await store.workers() == []
+        assert await store.ask(lambda moment: moment.workers()) == []
         await store.close()

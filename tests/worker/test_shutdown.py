@@ -119,7 +119,10 @@ async def test_an_interrupted_job_that_had_its_last_attempt_is_dead(app: App) ->
     assert await job.status() is State.DEAD
 
 
-async def test_a_second_stop_does_not_wait_for_the_deadline_and_loses_nothing(app: App) -> None:
+async def test_a_second_stop_does_not_wait_for_the_deadline_and_loses_nothing(
+    app: App, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "fairlane")
     started = asyncio.Event()
 
     @app.task
@@ -132,6 +135,7 @@ async def test_a_second_stop_does_not_wait_for_the_deadline_and_loses_nothing(ap
         await started.wait()
         worker.stop()
         worker.stop()  # the clock stands still
+    assert "waiting for 1 running job to end" in caplog.text
     assert await job.status() is State.READY
 
 

@@ -305,7 +305,7 @@ async def test_a_run_that_is_stuck_is_named_by_log_doctor_status_and_metrics(url
 
 
 async def test_a_run_that_holds_a_limit_for_which_others_wait_is_named_with_it(url: str, shop: Path) -> None:
-    """N10: it is not long yet, by its own timeout; but its limit does not work "as the policy wants it"."""
+    """N10: it is not long yet, by its own timeout; but its limit does not work "as the policy requires"."""
     options = ("--queues", "shop", "--name", "one", "--long-run", "1s")
     async with producer(url) as app, worker_process(shop, url, *options) as worker:
         held, *_ = [await app.registry["export"].enqueue(str(shop / "go"), "acme") for _ in range(3)]

@@ -25,7 +25,7 @@ def who_options(function: F) -> F:
     """Who acts, and why."""
     default = "[default: FAIRLANE_ACTOR, else user@host]"
     function = click.option("--as", "actor", metavar="ACTOR", help=f"Who acts.  {default}")(function)
-    return click.option("--reason", default="", help="Why; it is recorded.")(function)
+    return click.option("--reason", default="", help="The reason; recorded in the audit log.")(function)
 
 
 def action_options(function: F) -> F:
@@ -33,10 +33,12 @@ def action_options(function: F) -> F:
     function = who_options(function)
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print a JSON object."),
-        click.option("--yes", is_flag=True, help="Do not ask."),
-        click.option("--dry-run", is_flag=True, help="Say what would be done, and change nothing."),
-        click.option("--limit", type=click.IntRange(1), default=1_000, show_default=True, help="At most so many jobs."),
-        click.option("--all", "all", is_flag=True, help="All jobs that this is for, up to --limit."),
+        click.option("--yes", is_flag=True, help="Do not ask for confirmation."),
+        click.option("--dry-run", is_flag=True, help="Show what would be done, and change nothing."),
+        click.option(
+            "--limit", type=click.IntRange(1), default=1_000, show_default=True, help="Maximum number of jobs."
+        ),
+        click.option("--all", "all", is_flag=True, help="All matching jobs, up to --limit."),
     ):
         function = option(function)
     return function

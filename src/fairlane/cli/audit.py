@@ -18,8 +18,8 @@ __all__ = ["audit"]
 
 @click.command()
 @click.option("--queue", help="Only of this queue.")
-@click.option("--limit", type=click.IntRange(1, 1_000), default=50, show_default=True, help="At most so many.")
-@click.option("--before", type=int, metavar="ENTRY", help="Go on where an earlier list has ended.")
+@click.option("--limit", type=click.IntRange(1, 1_000), default=50, show_default=True, help="Maximum number to list.")
+@click.option("--before", type=int, metavar="ENTRY", help="Continue from the end of an earlier page.")
 @app_or_url_options
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def audit(queue: str | None, limit: int, before: int | None, app: str | None, url: str | None, as_json: bool) -> None:

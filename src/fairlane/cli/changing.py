@@ -27,18 +27,18 @@ def change_options(function: F) -> F:
     """Who changes something, why, and whether in earnest."""
     function = who_options(place_options(function))
     function = click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")(function)
-    return click.option("--dry-run", is_flag=True, help="Say what would change, and change nothing.")(function)
+    return click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")(function)
 
 
 def lasting_options(function: F) -> F:
     """Until when; then it ends by itself."""
-    function = click.option("--until", metavar="WHEN", help="It ends at this time: 2030-01-31T08:00 (UTC).")(function)
-    return click.option("--for", "lasting", metavar="DURATION", help="It ends after this time: 30m, 2h.")(function)
+    function = click.option("--until", metavar="WHEN", help="End at this time: 2030-01-31T08:00 (UTC).")(function)
+    return click.option("--for", "lasting", metavar="DURATION", help="End after this long: 30m, 2h.")(function)
 
 
 def key_option(function: F) -> F:
     return click.option(
-        "--key", "keys", metavar="NAME=VALUE", multiple=True, help="Of this key only; several name one together."
+        "--key", "keys", metavar="NAME=VALUE", multiple=True, help="Only this key; repeat to combine several."
     )(function)
 
 

@@ -109,8 +109,8 @@ def _app_options(function: F, *, is_required: bool) -> F:
 def filter_options(function: F, *, states: tuple[str, ...] = STATES) -> F:
     """Which jobs of it."""
     for option in (
-        click.option("--until", metavar="WHEN", help="Before this time, or so long ago."),
-        click.option("--since", metavar="WHEN", help="From this time on, or so long ago: 2h, 2030-01-31T08:00."),
+        click.option("--until", metavar="WHEN", help="Until this time, or this long ago."),
+        click.option("--since", metavar="WHEN", help="Since this time, or this long ago: 2h, 2030-01-31T08:00."),
         click.option("--key", "keys", metavar="NAME=VALUE", multiple=True, help="With this key; may be repeated."),
         click.option("--task", help="Only of this task."),
         click.option("--queue", help="Only of this queue."),

@@ -36,8 +36,8 @@ def dead() -> None:
 
 @dead.command("list")
 @_which
-@click.option("--limit", type=click.IntRange(1, 1_000), default=50, show_default=True, help="At most so many.")
-@click.option("--after", metavar="CURSOR", help="Go on where an earlier list has ended.")
+@click.option("--limit", type=click.IntRange(1, 1_000), default=50, show_default=True, help="Maximum number to list.")
+@click.option("--after", metavar="CURSOR", help="Continue from the end of an earlier page.")
 @place_options
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def list_(as_json: bool, **options: Any) -> None:
@@ -80,7 +80,7 @@ def list_(as_json: bool, **options: Any) -> None:
 @dead.command()
 @click.argument("ids", metavar="[ID]...", nargs=-1)
 @_which_ended
-@click.option("--delay", metavar="DURATION", help="Run them after this time.  [default: at once]")
+@click.option("--delay", metavar="DURATION", help="Run them after this delay.  [default: immediately]")
 @click.option(
     "--on-conflict",
     type=click.Choice(["reject", "replace"]),

@@ -20,7 +20,7 @@ STYLES = {"fault": "red", "warning": "yellow", "note": "cyan"}
 
 @click.command()
 @app_or_url_options
-@click.option("--strict", is_flag=True, help="End with status 1 at a warning too.")
+@click.option("--strict", is_flag=True, help="Exit with status 1 on warnings too.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def doctor(app: str | None, url: str | None, strict: bool, as_json: bool) -> None:
     """Look for what is wrong, and say what to do. Looking changes nothing.

@@ -26,7 +26,7 @@ __all__ = ["enqueue"]
 @click.option("--kwargs", "kwargs", metavar="JSON", default="{}", help="Arguments by name: a JSON object.")
 @click.option("--queue", help="Another queue than the task's.")
 @click.option("--priority", type=int, help="Another priority than the task's.")
-@click.option("--delay", metavar="DURATION", help="Run it after this time.")
+@click.option("--delay", metavar="DURATION", help="Run it after this delay.")
 @click.option("--keys", metavar="NAME=VALUE", multiple=True, help="A key of the job; may be repeated.")
 @click.option("--context", metavar="JSON", help="What the queue's policy asks about the job: a JSON object.")
 @click.option("--dry-run", is_flag=True, help="Check the call and print the job, but do not store it.")

@@ -23,7 +23,9 @@ HOLDERS = 5
 @click.command()
 @click.argument("job", required=False, metavar="[ID]")
 @click.option("--queue", help="Explain this queue instead of a job.")
-@click.option("--key", "keys", metavar="NAME=VALUE", multiple=True, help="Of that queue, this key; may be repeated.")
+@click.option(
+    "--key", "keys", metavar="NAME=VALUE", multiple=True, help="Explain this key of the queue; may be repeated."
+)
 @place_options
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def explain(
@@ -111,5 +113,8 @@ def _tell_times(told: Explanation) -> None:
         click.echo("  it cannot start until somebody acts")
         return
     earliest = "now" if told.earliest <= told.now else ago(told.earliest, told.now)
-    guess = "" if told.estimate is None or told.estimate <= told.now else f", probably {ago(told.estimate, told.now)}"
+    if told.estimate is None:
+        guess = "; how much later is unknown, because no run has ended yet"
+    else:
+        guess = "" if told.estimate <= told.now else f", probably {ago(told.estimate, told.now)}"
     click.echo(f"  earliest start: {earliest}{guess}")

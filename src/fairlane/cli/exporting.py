@@ -32,10 +32,14 @@ INTERRUPTED = 130
 @filter_options
 @click.option("--format", "form", type=click.Choice(["jsonl", "csv"]), help="JSON Lines or CSV.  [default: jsonl]")
 @click.option("--json", "as_json", is_flag=True, help="The same as --format jsonl.")
-@click.option("--with-payload", is_flag=True, help="With calls and results, which may hold secrets and personal data.")
-@click.option("--output", type=click.Path(dir_okay=False), metavar="FILE", help="Into this file, which must be new.")
-@click.option("--limit", type=click.IntRange(1), help="At most so many jobs.  [default: all]")
-@click.option("--after", metavar="CURSOR", help="Go on where an export has ended; a file is then appended to.")
+@click.option(
+    "--with-payload", is_flag=True, help="Include calls and results, which may contain secrets and personal data."
+)
+@click.option(
+    "--output", type=click.Path(dir_okay=False), metavar="FILE", help="Write to this file, which must not exist yet."
+)
+@click.option("--limit", type=click.IntRange(1), help="Maximum number of jobs.  [default: all]")
+@click.option("--after", metavar="CURSOR", help="Continue from the end of an earlier export, appending to the file.")
 @place_options
 def export(form: str | None, as_json: bool, with_payload: bool, output: str | None, **options: Any) -> None:
     """Write jobs to a file or a pipe, the newest first: one job a line, or as CSV. Looking changes nothing.

@@ -19,12 +19,12 @@ __all__ = ["forward"]
 @click.command()
 @click.argument("forwarder", metavar="MODULE:FORWARDER")
 @click.option("--queues", help="Which queues to dispatch, with weights.  [default: all of the forwarder]")
-@click.option("--concurrency", type=int, default=16, show_default=True, help="Messages published at the same time.")
+@click.option("--concurrency", type=int, default=16, show_default=True, help="Concurrent publishes.")
 @click.option(
-    "--lease", default="30s", show_default=True, help="How long a job that is not begun is held without a sign of life."
+    "--lease", default="30s", show_default=True, help="How long a job that has not begun is held without a heartbeat."
 )
 @click.option("--drain-timeout", default="30s", show_default=True, help="How long publishing may go on after SIGTERM.")
-@click.option("--name", help="How people see this dispatcher.  [default: host:pid]")
+@click.option("--name", help="Display name of this dispatcher.  [default: host:pid]")
 @metrics_options()
 @logging_options
 def forward(

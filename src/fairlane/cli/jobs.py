@@ -37,8 +37,8 @@ jobs.add_command(export)
 
 @jobs.command("list")
 @filter_options
-@click.option("--limit", type=click.IntRange(1, 1_000), default=50, show_default=True, help="At most so many.")
-@click.option("--after", metavar="CURSOR", help="Go on where an earlier list has ended.")
+@click.option("--limit", type=click.IntRange(1, 1_000), default=50, show_default=True, help="Maximum number to list.")
+@click.option("--after", metavar="CURSOR", help="Continue from the end of an earlier page.")
 @place_options
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def list_(as_json: bool, **options: Any) -> None:
@@ -186,7 +186,7 @@ def retry(ids: tuple[str, ...], **options: Any) -> None:
 
 @jobs.command()
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done, and change nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 @who_options
 @place_options

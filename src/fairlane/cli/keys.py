@@ -34,13 +34,13 @@ TEXT = ("KEY", "QUEUE", "HELD BY")
 
 @click.command()
 @click.argument("queue")
-@click.option("--by", metavar="KEYS", help="Which of its keys: account, or account,region.  [default: those of turns]")
+@click.option("--by", metavar="KEYS", help="List these keys: account, or account,region.  [default: the fair key]")
 @click.option("--sort", type=click.Choice(SORTS), default="waiting", show_default=True, help="Most first, or by name.")
-@click.option("--search", default="", metavar="TEXT", help="Only keys in whose values this is.")
+@click.option("--search", default="", metavar="TEXT", help="Only keys whose values contain this text.")
 @click.option("--held", is_flag=True, help="Only keys that a limit or a pause of their own holds back.")
-@click.option("--limit", type=click.IntRange(1, 500), default=50, show_default=True, help="At most so many.")
-@click.option("--after", metavar="CURSOR", help="Go on where an earlier list has ended.")
-@click.option("--key", "named", metavar="NAME=VALUE", multiple=True, help="Show this key; several name one together.")
+@click.option("--limit", type=click.IntRange(1, 500), default=50, show_default=True, help="Maximum number to list.")
+@click.option("--after", metavar="CURSOR", help="Continue from the end of an earlier page.")
+@click.option("--key", "named", metavar="NAME=VALUE", multiple=True, help="Show this key; repeat to combine several.")
 @place_options
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def keys(
@@ -167,7 +167,9 @@ def draw_key(one: OneKey, width: int) -> list[Text]:
     title = f"{printable(key_words(view.keys))} in {view.queue}, {one.now:%H:%M:%S} UTC"
     lines = [Text(title, "bold"), *draw_keys([view], one.now, width)]
     if view.drained_in is not None:
-        lines += wrapped(f"what waits has started in {wait(view.drained_in)}, if limits are all that slows it", width)
+        lines += wrapped(
+            f"what waits will have started in {wait(view.drained_in)}, if limits are all that slows it", width
+        )
     if view.weight_words:
         lines += wrapped(f"weight {view.weight:g}: {view.weight_words}", width)
     for title, told in (("WHY IT WAITS", one.why), ("CHANGED BY OPERATORS", one.overrides)):

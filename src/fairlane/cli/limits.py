@@ -195,7 +195,7 @@ def clear_weight(queue: str, keys: tuple[str, ...], **options: Any) -> None:
 @click.command()
 @click.argument("queue")
 @key_option
-@click.option("--by", "factor", type=float, required=True, help="How many times its weight.")
+@click.option("--by", "factor", type=float, required=True, help="Multiply its weight by this factor.")
 @lasting_options
 @change_options
 def boost(queue: str, keys: tuple[str, ...], factor: float, **options: Any) -> None:

@@ -36,13 +36,13 @@ def _resumable() -> Iterator[None]:
 @click.command()
 @_resumable()
 @click.argument("queue")
-@click.option("--to", "to", type=click.IntRange(1), required=True, help="How many partitions it is to have.")
-@click.option("--by", "by", multiple=True, help="The key that says where jobs belong, if it has had one partition.")
+@click.option("--to", "to", type=click.IntRange(1), required=True, help="The new number of partitions.")
+@click.option("--by", "by", multiple=True, help="The key to partition by, if the queue has had only one partition.")
 @click.option(
-    "--accept-missing-keys", is_flag=True, help="Even if waiting jobs lack that key: they count under None together."
+    "--accept-missing-keys", is_flag=True, help="Proceed even if waiting jobs lack that key; they all count under None."
 )
 @click.option("--abandon", is_flag=True, help="Give up a change to another number that is under way.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @change_options
 def partition(queue: str, to: int, by: tuple[str, ...], yes: bool, **options: Any) -> None:
     """Change the number of a queue's partitions while it works.

@@ -15,7 +15,7 @@ __all__ = ["pause", "resume", "suspend", "unsuspend"]
 @click.command()
 @click.argument("queue")
 @key_option
-@click.option("--task", help="Of this task only.")
+@click.option("--task", help="Only of this task.")
 @lasting_options
 @change_options
 def pause(queue: str, keys: tuple[str, ...], task: str | None, **options: Any) -> None:
@@ -38,7 +38,7 @@ def pause(queue: str, keys: tuple[str, ...], task: str | None, **options: Any) -
 @click.command()
 @click.argument("queue")
 @key_option
-@click.option("--task", help="Of this task only.")
+@click.option("--task", help="Only of this task.")
 @change_options
 def resume(queue: str, keys: tuple[str, ...], task: str | None, **options: Any) -> None:
     """End a pause: the one of exactly this queue, key or task. Who waited starts at once.

@@ -107,9 +107,9 @@ def diff(app: str, names: tuple[str, ...], as_json: bool) -> None:
 @app_options
 @click.option("--queue", "names", multiple=True, help="Only this queue; may be given several times.")
 @click.option(
-    "--accept-missing-keys", is_flag=True, help="Even if waiting jobs lack a key: they count under None together."
+    "--accept-missing-keys", is_flag=True, help="Proceed even if waiting jobs lack a key; they all count under None."
 )
-@click.option("--dry-run", is_flag=True, help="Say what would change, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
 @who_options
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def apply(app: str, names: tuple[str, ...], accept_missing_keys: bool, as_json: bool, **options: Any) -> None:

@@ -53,9 +53,7 @@ def _draw_list(views: list[QueueView], width: int) -> list[Text]:
 
     if not views:
         return [Text("no queue is known to this database yet")]
-    as_of = views[0].figures_as_of
-    head = [] if as_of is None else [Text(f"{as_of:%H:%M:%S} UTC", "bold")]
-    return [*head, *draw_queues(views, width)]
+    return [Text(f"{views[0].figures_as_of:%H:%M:%S} UTC", "bold"), *draw_queues(views, width)]
 
 
 def draw_queue(one: OneQueue, width: int) -> list[Text]:

@@ -29,12 +29,14 @@ __all__ = ["simulate"]
 @click.option("--history", metavar="QUEUE", help="What ran in a queue of --app or --url; its policy, unless named.")
 @click.option("--last", default="1h", show_default=True, help="How far back --history goes.")
 @click.option("--limit", type=click.IntRange(1), default=200_000, show_default=True, help="Jobs of --history, at most.")
-@click.option("--slots", type=click.IntRange(1), default=100, show_default=True, help="Jobs at the same time, in all.")
+@click.option(
+    "--slots", type=click.IntRange(1), default=100, show_default=True, help="Total number of concurrent jobs."
+)
 @click.option("--seed", type=int, help="Another seed than the workload's.")
 @click.option("--claim-time", default="4ms", show_default=True, help="How long a claim takes.")
 @click.option("--settle-time", default="4ms", show_default=True, help="How long a settlement takes.")
-@click.option("--until", metavar="DURATION", help="Stop after so much time.  [default: when all is done]")
-@click.option("--by", metavar="KEY[,KEY]", help="What keys are told apart by.  [default: the fair key]")
+@click.option("--until", metavar="DURATION", help="Stop after this long.  [default: when all is done]")
+@click.option("--by", metavar="KEY[,KEY]", help="Group results by these keys.  [default: the fair key]")
 @click.option("--keys", "shown_keys", type=click.IntRange(0), default=5, show_default=True, help="Keys to list.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object, with every key.")
 @click.option("--plot", metavar="DIR", help="Write plots into this folder, as SVG.")

@@ -32,10 +32,11 @@ WIDE_ENOUGH = 100
 def status(watch: float | None, app: str | None, url: str | None, as_json: bool) -> None:
     """Say whether work flows, who waits and why, and which knob to turn. Looking changes nothing.
 
-    A queue is idle, flowing, limited (its limits hold back all that wait, as the policy wants it), lagging (jobs could
-    start and have no slot), paused, or stopped (no worker serves it, none knows its tasks, or the broker of its engine
-    refuses). HELD are those of the READY ones that limits hold back; /MIN and FAIL are starts and failures a minute, of
-    the last five; 24H and FAIL 24H are what has ended in the last 24 hours, and how much of it failed.
+    A queue is idle, flowing, limited (its limits hold back everything that waits, as the policy requires), lagging
+    (jobs could start and have no slot), paused, or stopped (no worker serves it, none knows its tasks, or the broker
+    of its engine refuses). HELD are those of the READY ones that limits hold back; /MIN and FAIL are starts and
+    failures in the last 60 seconds; 24H and FAIL 24H are what has ended in the last 24 hours, and how much of it
+    failed.
 
     \b
     Example:

@@ -27,7 +27,7 @@ IN_A_PIPE = 50
 
 @click.command()
 @click.argument("queue", required=False, metavar="[QUEUE]")
-@click.option("--by", metavar="KEYS", help="Which of the queue's keys.  [default: those of its turns]")
+@click.option("--by", metavar="KEYS", help="List these keys of the queue.  [default: the fair key]")
 @click.option("--sort", type=click.Choice(list(SORTS.values())), default="waiting", show_default=True)
 @click.option("--every", type=click.FloatRange(0.2, 3_600), default=2.0, show_default=True, help="Seconds.")
 @place_options

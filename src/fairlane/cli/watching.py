@@ -27,7 +27,7 @@ def watch_option(function: F) -> F:
         flag_value=EVERY,
         type=click.FloatRange(min=SHORTEST, max=3_600),
         metavar="[SECONDS]",
-        help=f"Look again every so often, until Ctrl-C.  [{EVERY:g} if no number follows]",
+        help=f"Refresh every so many seconds, until Ctrl-C.  [{EVERY:g} if no number follows]",
     )(function)
 
 

@@ -50,9 +50,9 @@ def metrics_options() -> Callable[[F], F]:
     port = click.option(
         "--metrics-port",
         type=click.IntRange(0, 65_535),
-        help="Answer /metrics, /healthz and /readyz there.  [default: none]",
+        help="Serve /metrics, /healthz and /readyz on this port.  [default: none]",
     )
-    host = click.option("--metrics-host", default="127.0.0.1", show_default=True, help="The address to answer at.")
+    host = click.option("--metrics-host", default="127.0.0.1", show_default=True, help="The address to bind to.")
     return lambda command: port(host(command))
 
 
@@ -69,7 +69,7 @@ def metrics_options() -> Callable[[F], F]:
     show_default=True,
     help="Between queues: by weight, or strictly in the order given.",
 )
-@click.option("--concurrency", type=int, default=100, show_default=True, help="Jobs at the same time, in each process.")
+@click.option("--concurrency", type=int, default=100, show_default=True, help="Concurrent jobs in each process.")
 @click.option(
     "--processes",
     type=click.IntRange(1, 256),
@@ -77,18 +77,18 @@ def metrics_options() -> Callable[[F], F]:
     show_default=True,
     help="Processes that run jobs; one more claims for them.",
 )
-@click.option("--lease", default="30s", show_default=True, help="How long a claim is held without a sign of life.")
+@click.option("--lease", default="30s", show_default=True, help="How long a claim is held without a heartbeat.")
 @click.option("--drain-timeout", default="30s", show_default=True, help="How long jobs may go on after SIGTERM.")
 @click.option(
     "--long-run", default="30s", show_default=True, help="The least time after which a run is reported as long."
 )
-@click.option("--name", help="How people see this worker.  [default: host:pid]")
+@click.option("--name", help="Display name of this worker.  [default: host:pid]")
 @metrics_options()
 @click.option(
     "--metrics-fleet/--no-metrics-fleet",
     default=True,
     show_default=True,
-    help="Tell of the whole fleet too, from the database.",
+    help="Report on the whole fleet too, from the database.",
 )
 @click.option(
     "--metrics-keys",

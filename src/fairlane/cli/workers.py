@@ -31,11 +31,11 @@ STYLES = {
 
 
 @click.command()
-@click.option("--check", is_flag=True, help="End with status 1 if a worker is late, unwell or blocked.")
+@click.option("--check", is_flag=True, help="Exit with status 1 if a worker is late, unhealthy or blocked.")
 @app_or_url_options
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def workers(check: bool, app: str | None, url: str | None, as_json: bool) -> None:
-    """List the workers: slots in use, what they serve, when each was last heard of. Looking changes nothing.
+    """List the workers: slots in use, what they serve, when each was last heard from. Looking changes nothing.
 
     A worker is well, stopping, troubled (something fails around it: a dispatcher's broker refuses), blocked (a handler
     blocks its event loop), unwell (a loop of it died), late (it has missed several reports in a row, so it died or
@@ -64,7 +64,7 @@ def draw_workers(found: WorkerList, width: int) -> list[Text]:
     from fairlane.cli.drawing import columns, wait, wrapped
 
     if not found.workers:
-        return [Text("no worker has reported within the last day")]
+        return [Text("no worker is running")]
     right = ("SLOTS", "WAIT", "UP", "SEEN", "CLOCK")
     rows = [_row(each, found.now) for each in found.workers]
     head, *told = columns(HEADINGS, rows, width, flexible=("WORKER", "QUEUES"), right=right)

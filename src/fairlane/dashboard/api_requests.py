@@ -267,6 +267,6 @@ class Simulate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     seed: Annotated[int, Meta(ge=0, le=LARGEST)] | None = None
     """Another seed than the workload's."""
     until: Duration | None = None
-    """Stop after so much time."""
+    """Stop after this long."""
     by: Annotated[list[Name], Meta(max_length=20)] = []
     """What tells the keys of the answer apart; by default, what takes turns."""

@@ -15,8 +15,9 @@ from fairlane.policy.overrides import Scope
 from fairlane.policy.partitions import parse_partition
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.store.auditing import Note
+from fairlane.store.decoding import Declared
 from fairlane.store.finding import known_partitions
-from fairlane.store.protocol import Declared, Store
+from fairlane.store.protocol import Store
 from fairlane.store.queue_time import QueueTime
 
 __all__ = ["Intent", "find_limit", "in_force", "partitions_of", "scope_of"]

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from fairlane.clock import SECOND, Instant, as_datetime
 from fairlane.operations.views import Chart, KeyMinute, MinuteView
 from fairlane.scheduler.figures import Minute, Span
 
-__all__ = ["MINUTE", "SHOWN", "chart_of", "key_minutes", "per_minute"]
+__all__ = ["MINUTE", "SHOWN", "chart_of", "key_minutes", "lately", "per_minute"]
 
 MINUTE = 60 * SECOND
 SHOWN = 60
 """Minutes of a chart."""
 RECENT = 5
-"""Minutes that say how things go now. The one that has just begun says too little, and is left out."""
+"""Minutes that say how things go of late, besides the one that has begun."""
 
 
 def chart_of(minutes: Iterable[Minute], now: Instant) -> Chart:
@@ -77,16 +77,21 @@ def _view(minute: Minute) -> MinuteView:
     )
 
 
-def per_minute(minutes: Sequence[Minute], now: Instant) -> tuple[float, float, float]:
-    """Starts, ends and failures in a minute, as of late."""
-    current = now // MINUTE
-    since = max(current - RECENT, min((each.minute for each in minutes), default=current))
-    # Of a queue that has just begun to work, the minute that has just begun is all there is.
-    until = current if since < current - 1 else current + 1
-    recent = [each for each in minutes if since <= each.minute < until]
-    passed = max(1.0, (min(now, until * MINUTE) - since * MINUTE) / MINUTE)
-    return (
-        sum(each.started for each in recent) / passed,
-        sum(each.ended for each in recent) / passed,
-        sum(each.failed for each in recent) / passed,
-    )
+def per_minute(minutes: Iterable[Minute], now: Instant) -> tuple[float, float, float]:
+    """Starts, ends and failures of the last 60 seconds: all of the minute that has begun, and of the one before it
+    the part that is not yet 60 seconds old."""
+    current, passed = divmod(now, MINUTE)
+    rest = 1.0 - passed / MINUTE
+    started = ended = failed = 0.0
+    for each in minutes:
+        share = 1.0 if each.minute >= current else rest if each.minute == current - 1 else 0.0
+        started += share * each.started
+        ended += share * each.ended
+        failed += share * each.failed
+    return started, ended, failed
+
+
+def lately(minutes: Iterable[Minute], now: Instant) -> tuple[int, int, int]:
+    """Starts, ends and failures of the minute that has begun and the five before it."""
+    recent = [each for each in minutes if each.minute >= now // MINUTE - RECENT]
+    return sum(each.started for each in recent), sum(each.ended for each in recent), sum(each.failed for each in recent)

@@ -100,5 +100,6 @@ async def _about_all(store: Store, policies: dict[str, Policy]) -> list[Finding]
     names, now = list(policies), await store.now()
     overdue = now - LONG_OVERDUE
     found = await store.standstills(names, overdue, MOST_STANDSTILLS)
-    minutes = await store.minutes(names, overdue) if found else {}
-    return [*about_figures(await store.survey(names), now), *about_standstills(found, policies, minutes)]
+    minutes = await store.ask(lambda moment: moment.minutes(names, overdue)) if found else {}
+    figures = await store.ask(lambda moment: moment.survey(names))
+    return [*about_figures(figures, now), *about_standstills(found, policies, minutes)]

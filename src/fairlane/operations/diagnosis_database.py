@@ -93,7 +93,7 @@ def _settings(settings: dict[str, str]) -> Iterator[Finding]:
         yield _of_database(
             "durability",
             "synchronous_commit is off: what was enqueued or settled in the last moment before a crash may be lost",
-            "set synchronous_commit = on for this role or database, unless that is meant so",
+            "set synchronous_commit = on for this role or database, unless that is intended",
             Level.WARNING,
         )
 
@@ -157,7 +157,8 @@ def _connections(health: PostgresHealth) -> Iterator[Finding]:
         if part >= CROWDED:
             yield _of_database(
                 "connections",
-                f"{limit.used:,} of {limit.most:,} connections are in use ({limit.setting}): soon some are refused",
+                f"{limit.used:,} of {limit.most:,} connections are in use ({limit.setting}): new ones will soon "
+                "be refused",
                 "raise that limit, or let programs share connections; a worker process needs about ten",
                 Level.FAULT if part >= FULL else Level.WARNING,
             )
@@ -167,7 +168,7 @@ def _journal_mode(health: SqliteHealth) -> Iterator[Finding]:
     if health.path is not None and health.journal_mode != "wal":
         yield _of_database(
             "journal mode",
-            f"{health.path} is in journal mode {health.journal_mode!r}: whoever reads holds up whoever writes",
+            f"{health.path} is in journal mode {health.journal_mode!r}: readers block writers",
             "keep it on a local disk, where SQLite can share memory between processes",
         )
 

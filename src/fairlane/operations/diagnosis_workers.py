@@ -31,14 +31,14 @@ def about_workers(workers: Sequence[WorkerView]) -> Iterator[Finding]:
                 check="dead loop",
                 queue=None,
                 message=f"worker {each.name}: its loop {name} died ({state})",
-                remedy="restart it, and look at its log",
+                remedy="restart it, and check its log",
             )
         if not each.is_well and not dead:
             yield Finding(
                 check="unwell worker",
                 queue=None,
-                message=f"worker {each.name} says that it is not well",
-                remedy="look at its log, and restart it",
+                message=f"worker {each.name} reports that it is unhealthy",
+                remedy="check its log, and restart it",
             )
         if each.blocked is not None:
             yield _blocked(each, each.blocked)
@@ -51,7 +51,7 @@ def about_workers(workers: Sequence[WorkerView]) -> Iterator[Finding]:
                 check="clock skew",
                 queue=None,
                 message=f"the clock of worker {each.name} differs from the database's by {each.clock_offset:+.1f} s",
-                remedy="let both machines keep time (NTP)",
+                remedy="synchronize both clocks (NTP)",
             )
 
 
@@ -92,7 +92,7 @@ def _blocked(worker: WorkerView, block: BlockView) -> Finding:
     lasted = lasting(block.seconds)
     when = f"has been blocked for {lasted}" if block.until is None else f"was blocked for {lasted}"
     since = f" since {block.since:%H:%M:%S} UTC" if block.until is None else f" until {block.until:%H:%M:%S} UTC"
-    beside = f"; with it {', '.join(block.beside)} stood still" if block.beside else ""
+    beside = f"; jobs stuck behind it: {', '.join(block.beside)}" if block.beside else ""
     return Finding(
         check="blocked event loop",
         level=Level.FAULT if block.until is None else Level.WARNING,
@@ -114,7 +114,8 @@ def _long_run(run: LongRunView) -> Finding:
         queue=whole_of(run.queue),
         message=f"job {run.job} ({run.task}) has run for {lasting(run.ran)}, since {run.since:%Y-%m-%d %H:%M:%S} UTC, "
         f"in worker {run.worker}: {usual}{holds}",
-        remedy=f"see what it waits for; `fairlane jobs cancel {run.job}` asks it to stop; a timeout on its task would",
+        remedy=f"see what it waits for; `fairlane jobs cancel {run.job}` asks it to stop; a timeout on the "
+        "task prevents this",
     )
 
 
@@ -125,7 +126,7 @@ def _trouble(worker: WorkerView, name: str, words: str) -> Finding:
             queue=None,
             message=f"dispatcher {worker.name}: its broker refuses what it publishes ({words}); the jobs of "
             f"{', '.join(worker.queues)} wait in their place",
-            remedy="look at the broker; it is tried again until it takes messages",
+            remedy="check the broker; publishing is retried until it accepts messages",
         )
     if worker.is_dispatcher and name in map(unbegun_in, worker.queues):
         return Finding(
@@ -133,33 +134,33 @@ def _trouble(worker: WorkerView, name: str, words: str) -> Finding:
             level=Level.WARNING,
             queue=None,
             message=f"dispatcher {worker.name}: {words}",
-            remedy="start a worker of the engine that consumes the queue, or look at those that do",
+            remedy="start a worker of the engine that consumes the queue, or check those that do",
         )
     return Finding(
         check="troubled worker",
         level=Level.WARNING,
         queue=None,
         message=f"worker {worker.name}: {name} fails ({words}); its jobs go on",
-        remedy="look at its log; it tries again by itself",
+        remedy="check its log; it retries on its own",
     )
 
 
 def _late(worker: WorkerView, alone: list[str]) -> Finding:
     """Once others serve all that it served, its death is past: it is told for as long as it is listed, and no more."""
-    last = f"worker {worker.name} was last heard of at {worker.seen_at:%Y-%m-%d %H:%M:%S} UTC"
+    last = f"worker {worker.name} was last heard from at {worker.seen_at:%Y-%m-%d %H:%M:%S} UTC"
     if worker.is_replaced:
         return Finding(
             check="late worker",
             level=Level.NOTE,
             queue=None,
             message=f"{last}: it died, and others have taken its place",
-            remedy="look at its log, if it was not meant to end; its jobs run again once their leases end",
+            remedy="check its log if it was not meant to end; its jobs run again once their leases end",
         )
     lost = f", and nobody else serves {', '.join(alone)}" if alone else ""
     return Finding(
         check="late worker",
         level=Level.FAULT if alone else Level.WARNING,
         queue=None,
-        message=f"{last}{lost}: it died, or stands still",
+        message=f"{last}{lost}: it died or is frozen",
         remedy="restart it; its jobs run again once their leases end",
     )

@@ -8,26 +8,19 @@ from fairlane.clock import SECOND, Instant, as_datetime
 from fairlane.operations.views import GaugeView
 from fairlane.policy.overrides import PauseGate
 from fairlane.policy.policy import BoundLimit, Policy
-from fairlane.scheduler.estimate import starts_at
-from fairlane.scheduler.gauge import Gauge, gauges, shared_gates_of
-from fairlane.store.stats import Looking, Moment
+from fairlane.scheduler.estimate import drains_at, run_time_of
+from fairlane.scheduler.gauge import Gauge, gauges
+from fairlane.store.stats import Looking, Moment, Wanted
 
 __all__ = ["drained_in", "gauge_view", "gauges_of", "limit_words"]
-
-Key = tuple[str | None, ...]
-Wanted = tuple[BoundLimit, Key]
 
 
 def gauges_of(
     moment: Moment, policies: Mapping[str, Policy], wanted: Mapping[str, Sequence[Wanted]]
 ) -> Looking[dict[str, list[Gauge]]]:
     """By queue, a gauge for everything that was asked for, in that order."""
-    gates = {queue: [policies[queue].gate_of(bound, key) for bound, key in asked] for queue, asked in wanted.items()}
-    shared = [gate for asked in wanted.values() for gate in shared_gates_of(asked)]
-    if not any(gates.values()):
-        return {queue: [] for queue in wanted}
-    known, known_shared = yield from moment.gates_named(gates, shared)
-    return {queue: gauges(policies[queue], moment.now, asked, known, known_shared) for queue, asked in wanted.items()}
+    boards = yield from moment.boards(policies, wanted)
+    return {queue: gauges(boards[queue], asked) for queue, asked in wanted.items()}
 
 
 def gauge_view(gauge: Gauge, bound: BoundLimit) -> GaugeView:
@@ -57,12 +50,25 @@ def _pause_words(bound: BoundLimit) -> str | None:
     return f"a pause by {', '.join(bound.limit.by)}" if bound.limit.by else "a pause of the queue"
 
 
-def drained_in(waiting: int, run_time: float, told: Iterable[Gauge], now: Instant, pace: float | None) -> float | None:
+def drained_in(
+    waiting: int,
+    run_time: float,
+    told: Iterable[Gauge],
+    now: Instant,
+    pace: float | None,
+    *,
+    running_for: int = 0,
+    can_start: bool = True,
+) -> float | None:
     """Seconds until all that waits has started: as limits allow it, or as fast as jobs were really started (`pace`, a
-    second), whichever is slower. `None`: nothing says so."""
-    if not waiting:
+    second), whichever is slower. What runs has run for `running_for` at least. `can_start` is False where it is
+    paused or no worker serves it. `None`: nothing says so, it depends on run times that are not known, or somebody has
+    to act first."""
+    if not waiting or not can_start:
         return None
-    starts = [starts_at(each.in_force, each.gate, now, waiting, round(run_time * SECOND)) for each in told]
-    times = [(at - now) / SECOND for at in starts if at is not None]
-    times += [waiting / pace] if pace else []
-    return max(times, default=None)
+    known = run_time_of(round(run_time * SECOND), [running_for])
+    gates = [(each.in_force, each.gate) for each in told]
+    started = drains_at(gates, now, waiting, known)
+    if started is None:
+        return None
+    return max((started - now) / SECOND, waiting / pace if pace else 0.0)

@@ -6,7 +6,7 @@ Pure: they say what the views show. A limit that does its work is told apart fro
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from shlex import quote
 
 from fairlane.clock import lasting
@@ -49,13 +49,16 @@ def status_of(view: QueueView) -> tuple[QueueStatus, str]:
     eligible = ready - held
     if eligible <= 0:
         if view.held and all(each.limit.startswith("pause:") for each in view.held):
-            return QueueStatus.LIMITED, f"pauses hold back all that wait ({_jobs(ready)}), as operators want it"
+            return (
+                QueueStatus.LIMITED,
+                f"pauses hold back everything that waits ({_jobs(ready)}), as operators requested",
+            )
         holding = [run for run in view.long_runs if run.limit is not None]
         if holding:
             longest = holding[0]
             words = f"; job {longest.job} ({longest.task}) has held {longest.limit} for {lasting(longest.ran)}"
-            return QueueStatus.LIMITED, f"limits hold back all that wait ({_jobs(ready)}){words}"
-        return QueueStatus.LIMITED, f"limits hold back all that wait ({_jobs(ready)}), as the policy wants it"
+            return QueueStatus.LIMITED, f"limits hold back everything that waits ({_jobs(ready)}){words}"
+        return QueueStatus.LIMITED, f"limits hold back everything that waits ({_jobs(ready)}), as the policy requires"
     if _is_lagging(view, eligible):
         oldest = "" if held or view.oldest_wait is None else f"; the oldest waits for {lasting(view.oldest_wait)}"
         return QueueStatus.LAGGING, f"{_jobs(eligible)} could start, and no slot is free{oldest}"
@@ -67,7 +70,7 @@ def _is_lagging(view: QueueView, eligible: int) -> bool:
     then by whether all slots are busy, and more could start than start in a minute."""
     if not view.held_jobs:
         return view.oldest_wait is not None and view.oldest_wait > LAGGING_AFTER
-    return _is_busy(view) and eligible > view.started_per_minute > 0
+    return _is_busy(view) and view.recently_started > 0 and eligible > view.started_per_minute
 
 
 def _is_busy(view: QueueView) -> bool:
@@ -76,7 +79,8 @@ def _is_busy(view: QueueView) -> bool:
 
 def hints_of(queues: Sequence[QueueView], keys: Iterable[KeyView], findings: Iterable[Finding]) -> list[Hint]:
     """Faults first, then lag, then pauses, then limits that do their work."""
-    hints = [*_of_findings(findings), *_about_queues(queues), *_about_keys(keys)]
+    stopped = {each.queue for each in queues if each.status is QueueStatus.STOPPED}
+    hints = [*_of_findings(findings), *_about_queues(queues), *_about_keys(keys, stopped)]
     order = {HintKind.FAULT: 0, HintKind.LAG: 1, HintKind.PAUSE: 2, HintKind.LIMIT: 3}
     return sorted(hints, key=lambda hint: order[hint.kind])[:MOST_HINTS]
 
@@ -93,7 +97,7 @@ def _of_findings(findings: Iterable[Finding]) -> Iterator[Hint]:
 def _about_queues(queues: Sequence[QueueView]) -> Iterator[Hint]:
     for each in queues:
         if each.status is QueueStatus.STOPPED and each.ready:  # of tasks that nobody knows, a finding tells
-            knob = "look at the broker; it is tried again until it takes messages"
+            knob = "check the broker; publishing is retried until it accepts messages"
             if each.refusal is None:
                 knob = start_command(each.queue, is_forwarded=each.is_forwarded)
             yield Hint(kind=HintKind.FAULT, queue=each.queue, words=f"{each.queue}: {each.words}", knob=knob)
@@ -107,26 +111,25 @@ def _about_queues(queues: Sequence[QueueView]) -> Iterator[Hint]:
             knob = f"fairlane resume {quote(each.queue)}"
             yield Hint(kind=HintKind.PAUSE, queue=each.queue, words=f"{each.queue} is {each.words}", knob=knob)
         if each.unbegun is not None:
-            knob = "start a worker of the engine that consumes the queue, or look at those that do"
+            knob = "start a worker of the engine that consumes the queue, or check those that do"
             yield Hint(kind=HintKind.LAG, queue=each.queue, words=f"{each.queue}: {each.unbegun}", knob=knob)
         yield from _about_failures(each)
 
 
 def _about_failures(view: QueueView) -> Iterator[Hint]:
     knob = f"fairlane dead list --queue {quote(view.queue)}"
-    if view.ended_per_minute and view.failed_per_minute > OFTEN_FAILING * view.ended_per_minute:
-        share = view.failed_per_minute / view.ended_per_minute
+    if view.recently_failed > OFTEN_FAILING * view.recently_ended:
+        share = view.recently_failed / view.recently_ended
         words = f"{view.queue}: {share:.0%} of the runs of the last five minutes failed"
         yield Hint(kind=HintKind.FAULT, queue=view.queue, words=words, knob=knob)
-    elif view.failed_per_minute and view.dead.count:
+    elif view.recently_failed and view.dead.count:
         more = "" if view.dead.is_all else " or more"
-        words = (
-            f"{view.queue}: {view.failed_per_minute:.1f} runs a minute fail, and {_jobs(view.dead.count)}{more} died"
-        )
+        runs = "1 run" if view.recently_failed == 1 else f"{view.recently_failed:,} runs"
+        words = f"{view.queue}: {runs} of the last five minutes failed, and {_jobs(view.dead.count)}{more} died"
         yield Hint(kind=HintKind.FAULT, queue=view.queue, words=words, knob=knob)
 
 
-def _about_keys(keys: Iterable[KeyView]) -> Iterator[Hint]:
+def _about_keys(keys: Iterable[KeyView], stopped: Collection[str]) -> Iterator[Hint]:
     told = Counter[tuple[str, str]]()
     for each in keys:
         if not each.held_by or not each.waiting:
@@ -144,7 +147,7 @@ def _about_keys(keys: Iterable[KeyView]) -> Iterator[Hint]:
         if gauge is None:
             continue
         words = f"{who} is held by its {_bound_words(gauge)}: {_waiting(each.waiting)}"
-        if each.drained_in is not None:
+        if each.drained_in is not None and queue not in stopped:
             words += f", {lasting(each.drained_in)} to drain"
         knob = f"fairlane limit set {quote(queue)} {quote(gauge.limit)} NUMBER {_key_options(each)}"
         yield Hint(kind=HintKind.LIMIT, queue=queue, words=words, knob=knob, keys=each.keys, limit=gauge.limit)

@@ -14,7 +14,8 @@ from fairlane.operations.seeing_keys import page_at
 from fairlane.operations.seeing_workers import workers_at
 from fairlane.operations.views import KeyView, QueueView
 from fairlane.policy.partitions import whole_of
-from fairlane.store.protocol import Declared, Store
+from fairlane.store.decoding import Declared
+from fairlane.store.protocol import Store
 from fairlane.store.stats import Looking, Moment
 from fairlane.telemetry.metrics import NO_TASK, OTHER, Labels
 
@@ -91,8 +92,12 @@ def _keys(
     for view in busiest if count else ():
         for key in (yield from page_at(moment, view.queue, limit=count)).keys:
             found.append((float(key.waiting), (view.queue, _words(key))))
-            for gauge in key.gauges:
-                _fuller(saturation, (view.queue, gauge.limit), gauge.saturation)
+            _fill(saturation, view.queue, key)
+        policy = policies[view.queue].policy
+        limited = {bound.limit.by for bound in policy.keyed_limits}
+        for by in (by for by in policy.scopes[1:] if by in limited):
+            for key in (yield from page_at(moment, view.queue, by, limit=count)).keys:
+                _fill(saturation, view.queue, key)
     first = sorted(found, key=lambda each: (-each[0], each[1]))[:count]
     rest = {view.queue: float(view.ready) for view in waiting}
     for jobs, (queue, _) in first:
@@ -100,6 +105,11 @@ def _keys(
     return [(labels, jobs) for jobs, labels in first if jobs] + [
         ((queue, OTHER), jobs) for queue, jobs in rest.items() if jobs
     ]
+
+
+def _fill(saturation: dict[Labels, float], queue: str, key: KeyView) -> None:
+    for gauge in key.gauges:
+        _fuller(saturation, (queue, gauge.limit), gauge.saturation)
 
 
 def _fuller(found: dict[Labels, float], labels: Labels, saturation: float) -> None:

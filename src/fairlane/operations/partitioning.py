@@ -20,7 +20,8 @@ from fairlane.policy.policy import Policy
 from fairlane.policy.repartition import Phase, abandoned, begun, next_phase, phase_of, widths
 from fairlane.scheduler.rebuild import refuse_to_strand
 from fairlane.scheduler.strays import WaitingLane, stray_lanes
-from fairlane.store.protocol import Declared, Store
+from fairlane.store.decoding import Declared
+from fairlane.store.protocol import Store
 from fairlane.store.repartition import PARTITION, Advanced, advance
 
 __all__ = ["A_MOMENT", "PartitionPlan", "Repartitioned", "change_partitions", "declared_by", "plan_partitions"]

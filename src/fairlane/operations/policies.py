@@ -15,7 +15,9 @@ from fairlane.policy.overrides import everyone_in, without_place
 from fairlane.policy.partitions import parse_partition, partition_name, whole_of
 from fairlane.policy.policy import Policy
 from fairlane.store.auditing import AuditEntry
-from fairlane.store.protocol import Declared, Store
+from fairlane.store.decoding import Declared
+from fairlane.store.protocol import Store
+from fairlane.store.stats import Moment
 
 __all__ = [
     "AuditPage",
@@ -110,7 +112,7 @@ async def show_policies(
     given = declared or {}
     queues = [name if (place := parse_partition(name)) is None else partition_name(*place) for name in queues]
     now = await store.now()
-    known = await store.policies()
+    known = await store.ask(Moment.policies)
     if absent := next((name for name in queues if name not in known and name not in given), None):
         await in_force(store, absent)  # which says what it may have been
     wholes = [name for name in given if parse_partition(name) is None]

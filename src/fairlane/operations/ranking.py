@@ -42,7 +42,6 @@ class Ranking(msgspec.Struct, frozen=True, kw_only=True):
     """How many others there are, which have less to do."""
     sort: str
     keys: list[KeyView]
-    figures_as_of: datetime | None
 
 
 async def rank_keys(
@@ -79,5 +78,4 @@ def _ranked(
         left_out=left_out,
         sort=sort,
         keys=keys[:limit],
-        figures_as_of=now,
     )

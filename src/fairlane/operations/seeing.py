@@ -12,7 +12,7 @@ import msgspec
 from fairlane.clock import SECOND, Instant, as_datetime
 from fairlane.explaining import is_routed
 from fairlane.operations.asking import in_force
-from fairlane.operations.charting import MINUTE, SHOWN, chart_of, per_minute
+from fairlane.operations.charting import MINUTE, SHOWN, chart_of, lately, per_minute
 from fairlane.operations.diagnosis import findings_at_a_glance
 from fairlane.operations.diagnosis_workers import about_reported_tasks, about_workers, knows, unknown_tasks
 from fairlane.operations.findings import Finding
@@ -41,8 +41,9 @@ from fairlane.scheduler.explain import forwarded_to_an_engine
 from fairlane.scheduler.figures import Held, Minute
 from fairlane.scheduler.gauge import Gauge
 from fairlane.scheduler.measures import describe
+from fairlane.store.decoding import Declared
 from fairlane.store.figures import QueueFigures, WorkerSeen, service_of
-from fairlane.store.protocol import Declared, Store
+from fairlane.store.protocol import Store
 from fairlane.store.stats import Looking, Moment
 
 __all__ = ["list_queues", "overview", "overview_beside", "queues_at", "show_queue"]
@@ -182,7 +183,9 @@ def _view(queue: str, names: Sequence[str], look: _Look) -> QueueView:
     policy = look.policies[names[0]].policy
     ready = sum(each.ready for each in figures)
     held = _held(look, names, ready)
-    started, ended, failed = per_minute([each for name in names for each in look.minutes.get(name, [])], look.now)
+    minutes = [each for name in names for each in look.minutes.get(name, [])]
+    started, ended, failed = per_minute(minutes, look.now)
+    recently_started, recently_ended, recently_failed = lately(minutes, look.now)
     serving = [each for each in look.workers.workers if not each.is_late and not each.queues.keys().isdisjoint(names)]
     oldest = min((each.oldest_ready_at for each in figures if each.oldest_ready_at is not None), default=None)
     service = service_of(look.seen, names, look.now)
@@ -192,7 +195,7 @@ def _view(queue: str, names: Sequence[str], look: _Look) -> QueueView:
         words="",
         ready=ready,
         held=held,
-        held_jobs=_held_jobs(held, ready),
+        held_jobs=sum(_held_jobs(look, name) for name in names),
         running=sum(each.running for each in figures),
         scheduled=_sum(each.scheduled for each in figures),
         dead=_sum(each.dead for each in figures),
@@ -202,6 +205,9 @@ def _view(queue: str, names: Sequence[str], look: _Look) -> QueueView:
         started_per_minute=started,
         ended_per_minute=ended,
         failed_per_minute=failed,
+        recently_started=recently_started,
+        recently_ended=recently_ended,
+        recently_failed=recently_failed,
         workers=len(serving),
         slots=sum(each.concurrency for each in serving),
         slots_in_use=sum(each.running for each in serving),
@@ -245,7 +251,8 @@ def _held(look: _Look, names: Sequence[str], ready: int) -> list[HeldView]:
             sums[limit] = Held(known.keys + held.keys, known.jobs + held.jobs)
         for gauge in look.gauges[name]:
             if gauge.room <= 0:
-                sums[gauge.limit] = Held(0, ready)
+                known = sums.get(gauge.limit, Held())
+                sums[gauge.limit] = Held(0, known.jobs + look.figures[name].ready)
     views = []
     for limit, held in sums.items():
         bound = policy.bound_named(limit)
@@ -256,13 +263,10 @@ def _held(look: _Look, names: Sequence[str], ready: int) -> list[HeldView]:
     return sorted(views, key=lambda each: (-each.jobs, each.limit))
 
 
-def _held_jobs(held: Iterable[HeldView], ready: int) -> int:
-    """How many jobs something holds back. A job that two limits of one scope hold back is counted once."""
-    by_scope: dict[tuple[str, ...], int] = {}
-    for each in held:
-        scope = tuple(each.by)
-        by_scope[scope] = max(by_scope.get(scope, 0), each.jobs)
-    return min(ready, sum(by_scope.values()))
+def _held_jobs(look: _Look, name: str) -> int:
+    """How many jobs of a partition something holds back."""
+    figures = look.figures[name]
+    return figures.ready if any(gauge.room <= 0 for gauge in look.gauges[name]) else figures.held_jobs
 
 
 def _limits(policy: Policy, look: _Look, denied: Mapping[str, int]) -> list[LimitView]:

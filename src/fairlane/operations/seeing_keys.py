@@ -9,10 +9,10 @@ import msgspec
 
 from fairlane.clock import SECOND, Instant, as_datetime
 from fairlane.errors import ConfigurationError
-from fairlane.explaining import explain_queue, not_told_apart
+from fairlane.explaining import explained, not_told_apart
 from fairlane.job import JobRecord, State
 from fairlane.operations.asking import in_force
-from fairlane.operations.charting import key_minutes
+from fairlane.operations.charting import MINUTE, key_minutes
 from fairlane.operations.gauging import drained_in, gauge_view, gauges_of
 from fairlane.operations.views import Counted, KeyList, KeyView, LaneView, NextJob, OneKey
 from fairlane.policy.by import By
@@ -24,7 +24,7 @@ from fairlane.scheduler.figures import HOUR, HOURS, KeyFigures
 from fairlane.scheduler.gauge import Gauge, origin_of_weight
 from fairlane.scheduler.snapshot import LaneTally
 from fairlane.store.figures import FlowWeight, KeySort
-from fairlane.store.finding import find_jobs, partitions_among
+from fairlane.store.finding import partitions_among
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
 from fairlane.store.stats import Looking, Moment
@@ -112,26 +112,17 @@ def page_at(
         held_only=held_only,
         keys=(yield from _views(moment, look, found)),
         after=page.after,
-        figures_as_of=as_datetime(look.now),
     )
 
 
 async def show_key(store: Store, queue: str, keys: Mapping[str, object]) -> OneKey:
     """Everything about one key, whether it has jobs or not."""
     await in_force(store, whole_of(queue))
-    canonical = canonical_keys(keys)
-    shown = await store.ask(lambda moment: _key_at(moment, queue, canonical))
-    wanted = {name: value for name, value in canonical.items() if name != "task"}
-    asked = JobFilter(queue=queue, state=State.RUNNING, keys=wanted, task=canonical.get("task"))
-    running = await find_jobs(store, asked, None, SHOWN_JOBS)
-    told = await explain_queue(store, queue, canonical)
-    return msgspec.structs.replace(
-        shown, running=[_job(each) for each in running.jobs], why=[hold.words for hold in told.holds]
-    )
+    return await store.ask(lambda moment: _key_at(moment, queue, canonical_keys(keys)))
 
 
 def _key_at(moment: Moment, queue: str, canonical: Mapping[str, str | None]) -> Looking[OneKey]:
-    """A key as of one moment, without the jobs that run and without why it waits."""
+    """The same, as of one moment."""
     policy = yield from moment.policy(whole_of(queue))
     scope = next((by for by in policy.scopes if set(by) == set(canonical)), None)
     if scope is None:
@@ -139,15 +130,21 @@ def _key_at(moment: Moment, queue: str, canonical: Mapping[str, str | None]) -> 
     look = yield from _look(moment, queue, scope)
     ((where, figures),) = yield from _named(moment, look, scope, [tuple(canonical[name] for name in scope)])
     (view,) = yield from _views(moment, look, [(where, figures)])
+    wanted = {name: value for name, value in canonical.items() if name != "task"}
+    running: list[JobRecord] = []
+    for name in look.policies:
+        asked = JobFilter(queue=name, state=State.RUNNING, keys=wanted, task=canonical.get("task"))
+        running += yield from moment.find_jobs(asked, SHOWN_JOBS)
+    known = yield from explained(moment, queue, canonical)
     return OneKey(
         now=as_datetime(look.now),
         view=view,
         hours_failed=[each.failed for each in _hours(figures, look.now)],
         minutes=key_minutes(figures.at(look.now).minutes, look.now),
         lanes=(yield from _lanes(moment, look.policies[where], canonical)),
-        running=[],
+        running=[_job(each) for each in sorted(running, key=lambda job: job.id, reverse=True)[:SHOWN_JOBS]],
         next_jobs=[_job(each) for each in (yield from moment.next_jobs(where, canonical, SHOWN_JOBS))],
-        why=[],
+        why=[hold.words for hold in known.told([()] * len(known.parts)).holds],
         overrides=[each.describe() for each in policy.overrides.all if dict(each.scope) == canonical],
     )
 
@@ -323,8 +320,7 @@ def _view(look: _Look, queue: str, stored: KeyFigures, gauges: Mapping[tuple[str
     held = [name for name in figures.held_by if policy.bound_named(name) is not None]
     passed = [gauges[queue, bound.name, its_key] for bound, its_key in _passed_by(policy, figures.by, key)]
     seen = look.seen.get(whole_of(queue))
-    # Nothing has arrived since, and some still wait: so they have waited all the time.
-    pace = None if seen is None else seen.pace(figures.arrived_at)
+    pace = None if seen is None else seen.pace(_served_since(figures))
     return KeyView(
         keys=dict(zip(figures.by, key, strict=True)),
         queue=queue,
@@ -344,8 +340,28 @@ def _view(look: _Look, queue: str, stored: KeyFigures, gauges: Mapping[tuple[str
         hours=[each.done for each in _hours(figures, look.now)],
         mean_wait=sum(each.waited for each in figures.minutes) / started / SECOND if started else None,
         waits=[round(each.mean_wait, 3) if each.started else None for each in key_minutes(figures.minutes, look.now)],
-        drained_in=drained_in(waiting, figures.run_time, passed, look.now, pace) if held else None,
+        drained_in=drained_in(
+            waiting,
+            figures.run_time,
+            passed,
+            look.now,
+            pace,
+            running_for=look.now - figures.started_at if figures.running and figures.started_at else 0,
+            can_start=not any(name.startswith("pause:") for name in held),
+        )
+        if held
+        else None,
     )
+
+
+def _served_since(figures: KeyFigures) -> Instant | None:
+    """Since when jobs of a key have waited all the time while jobs of it were started: nothing has arrived since, and
+    some still wait. The minute of the first start is left out, since nobody may have served it in its beginning."""
+    if figures.arrived_at is None:
+        return None
+    arrived_in = figures.arrived_at // MINUTE
+    first = min((each.number for each in figures.minutes if each.started and each.number >= arrived_in), default=None)
+    return figures.arrived_at if first is None else max(figures.arrived_at, first * MINUTE + 1)
 
 
 def _weight(policy: Policy, figures: KeyFigures, known: Mapping[bytes, FlowWeight]) -> dict[str, Any]:
@@ -378,18 +394,15 @@ def _lanes(moment: Moment, policy: Policy, keys: Mapping[str, str | None]) -> Lo
     """The lanes of a key that is a flow of its own; of any other key, none are told."""
     if not policy.is_flow(keys):
         return []
-    rows = yield from moment.lanes_of(policy.queue, policy.flow_of(0, keys), SHOWN_LANES)
-    gates, _ = yield from moment.gates_named({policy.queue: [row.gate for row in rows if row.gate is not None]}, [])
-    names = {gate.id: gate.limit for gate in gates}
     return [
         LaneView(
             keys=row.keys,
             priority=row.priority,
             waiting=max(0, row.ready),
             running=row.in_flight,
-            held_by=names.get(row.gate or b"") if row.ready > 0 else None,
+            held_by=gate.name if gate is not None and row.ready > 0 else None,
         )
-        for row in rows
+        for row, gate in (yield from moment.lanes_of(policy, keys, SHOWN_LANES))
     ]
 
 

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
-
-import msgspec
 
 from fairlane.clock import SECOND, Instant, as_datetime
 from fairlane.operations.views import BlockView, LongRunView, WorkerList, WorkerView
-from fairlane.store.figures import BlockedLoop, LongRun, WorkerSeen
+from fairlane.store.figures import BlockedLoop, LongRun, WorkerSeen, replaced
 from fairlane.store.protocol import Store
 from fairlane.store.stats import Looking, Moment
 
 __all__ = ["list_workers", "worker_list", "workers_at"]
-
-GONE_AFTER = 15 * 60 * SECOND
-OVERLAP = timedelta(seconds=10)
-"""The last report of a process that died is older than its death."""
 
 
 async def list_workers(store: Store) -> WorkerList:
@@ -33,9 +26,9 @@ def workers_at(moment: Moment) -> Looking[WorkerList]:
 
 def worker_list(seen: Sequence[WorkerSeen], now: Instant) -> WorkerList:
     """The same, of those that were seen."""
-    views = [_view(each, now) for each in seen]
+    past = replaced(seen, now)
+    views = [_view(each, now, is_replaced=each.id in past) for each in seen]
     alive = [each for each in views if not each.is_late]
-    views = [msgspec.structs.replace(each, is_replaced=_is_replaced(each, alive)) for each in views]
     views = [each for each in views if not (each.is_gone and each.is_replaced)]
     return WorkerList(
         now=as_datetime(now),
@@ -47,25 +40,7 @@ def worker_list(seen: Sequence[WorkerSeen], now: Instant) -> WorkerList:
     )
 
 
-def _is_replaced(worker: WorkerView, alive: Sequence[WorkerView]) -> bool:
-    """Whether live workers of its kind serve all of its queues: those that have started on its host, or under its name,
-    since it was last heard of; and once it is long gone, any."""
-    if not worker.is_late:
-        return False
-    heirs = [
-        each
-        for each in alive
-        if each.is_dispatcher == worker.is_dispatcher
-        and (worker.is_gone or (_is_same_place(each, worker) and each.started_at > worker.seen_at - OVERLAP))
-    ]
-    return set(worker.queues) <= {queue for each in heirs for queue in each.queues}
-
-
-def _is_same_place(one: WorkerView, other: WorkerView) -> bool:
-    return one.host == other.host or one.name == other.name
-
-
-def _view(seen: WorkerSeen, now: Instant) -> WorkerView:
+def _view(seen: WorkerSeen, now: Instant, *, is_replaced: bool) -> WorkerView:
     report = seen.report
     return WorkerView(
         id=seen.id,
@@ -81,7 +56,8 @@ def _view(seen: WorkerSeen, now: Instant) -> WorkerView:
         is_well=report.is_well,
         is_stopping=report.is_stopping,
         is_late=seen.is_late(now),
-        is_gone=now - seen.seen_at > GONE_AFTER,
+        is_gone=seen.is_gone(now),
+        is_replaced=is_replaced,
         started_at=as_datetime(report.started_at),
         seen_at=as_datetime(seen.seen_at),
         clock_offset=report.clock_offset / SECOND,

@@ -50,7 +50,7 @@ class QueueStatus(StrEnum):
     FLOWING = "flowing"
     """What waits is being started."""
     LIMITED = "limited"
-    """All that waits is held back by limits, as the policy wants it."""
+    """All that waits is held back by limits, as the policy requires."""
     LAGGING = "lagging"
     """Jobs could start, and have waited for a while: there are too few slots."""
     PAUSED = "paused"
@@ -174,7 +174,8 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     """All that could run as far as time is concerned: with those that limits hold back."""
     held: list[HeldView]
     held_jobs: int
-    """Of the ready ones, those that limits hold back."""
+    """Of the ready ones, those that at least one limit or pause holds back. Where limits of unrelated scopes hold jobs
+    at the same time, it may be too large, but never too small."""
     running: int
     scheduled: Counted
     dead: Counted
@@ -185,9 +186,13 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     failed: int = 0
     """Of these."""
     started_per_minute: float
-    """Of the last five minutes, as the next two."""
+    """In the last 60 seconds, as the next two."""
     ended_per_minute: float
     failed_per_minute: float
+    recently_started: int = 0
+    """In the last five minutes and the one that has begun, as the next two."""
+    recently_ended: int = 0
+    recently_failed: int = 0
     workers: int
     """Workers that serve it and are alive."""
     slots: int
@@ -197,8 +202,8 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     partitions: int
     unseen: int
     """Of the ready ones, those that no claim has seen yet."""
-    figures_as_of: datetime | None
-    """Up to when the figures by key and by minute are complete; `None`: no worker has kept any."""
+    figures_as_of: datetime
+    """When it was looked at: all of its figures are of that moment."""
     is_forwarded: bool | None = False
     """An engine runs its jobs, as far as is known here: the app says so, or a dispatcher was heard of."""
     refusal: str | None = None
@@ -323,6 +328,7 @@ class KeyView(msgspec.Struct, frozen=True, kw_only=True):
     gauges: list[GaugeView]
     """The limits of exactly this scope."""
     last_enqueued_at: datetime | None
+    """When its newest job became ready; of jobs that were enqueued together, the first counts."""
     last_started_at: datetime | None
     hours: list[int]
     """What ended in each of the last 24 hours, the oldest first."""
@@ -331,7 +337,8 @@ class KeyView(msgspec.Struct, frozen=True, kw_only=True):
     waits: list[float | None] = []
     """The same minute by minute, the oldest first."""
     drained_in: float | None
-    """Seconds until what waits has started if its limits are all that slows it down; `None`: nothing says so."""
+    """Seconds until what waits will have started if its limits are all that slows it down; `None`: nothing says so, or
+    no run has ended yet."""
     weight_from: Origin | None = None
     """Where the weight came from, a boost aside."""
     boost: float = 1.0
@@ -361,7 +368,6 @@ class KeyList(msgspec.Struct, frozen=True, kw_only=True):
     keys: list[KeyView]
     after: str | None
     """Where the next page begins; `None`: this is the last one."""
-    figures_as_of: datetime | None
 
 
 class LaneView(msgspec.Struct, frozen=True, kw_only=True):

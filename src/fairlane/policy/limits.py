@@ -123,7 +123,8 @@ class Concurrency:
         """A claimed job holds its slot, started or not."""
 
     def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
-        gate.in_flight = max(0, gate.in_flight - ending.ended - ending.unstarted)
+        left = gate.in_flight - ending.ended - ending.unstarted
+        gate.in_flight = left if left > 0 else 0
         return True
 
     def opens_again_at(self, gate: GateState) -> Instant | None:
@@ -253,8 +254,10 @@ class Rate:
 
     def room(self, in_flight: int, tat: Instant, now: Instant) -> int:
         """How many jobs may start now."""
-        base = tat if tat > now else now
-        return max(0, (now + self.burst * self.interval - base) // self.interval)
+        if tat <= now:
+            return self.burst
+        room = self.burst + (now - tat) // self.interval
+        return room if room > 0 else 0
 
     def charged(self, tat: Instant, now: Instant, count: int) -> Instant:
         return (tat if tat > now else now) + count * self.interval
@@ -323,7 +326,9 @@ class Rate:
         if self.rolling:
             window.postpone(gate, self.per, now, lag)
         else:
-            gate.tat += max(0, now + lag - max(before, now))
+            later = now + lag - (before if before > now else now)
+            if later > 0:
+                gate.tat += later
 
     def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
         """Tokens come back for what never started, unless they were never taken here."""

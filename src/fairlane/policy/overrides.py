@@ -316,7 +316,7 @@ def check_override(policy: Policy, override: Override) -> None:
             if unknown:
                 known = ", ".join(dict.fromkeys([*policy.lane_keys, *BUILT_IN]))
                 raise InvalidOverride(
-                    f"{what} does not tell its jobs apart by {unknown[0]!r}; it can pause by: {known}. "
+                    f"{what} has no key {unknown[0]!r}; it can pause by: {known}. "
                     f"Declare the key first: app.queue({policy.queue!r}, keys=({unknown[0]!r}, …))"
                 )
         case Kind.LIMIT:

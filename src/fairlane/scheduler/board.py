@@ -18,7 +18,7 @@ from fairlane.policy.backlog import Backlog
 from fairlane.policy.gates import Limit
 from fairlane.policy.keys import Keys, select, shared_gate_id
 from fairlane.policy.limits import PLANNED_AHEAD, Rate
-from fairlane.policy.policy import BoundLimit, Policy
+from fairlane.policy.policy import BoundLimit, Level, Policy
 from fairlane.policy.sequence import Sequence
 from fairlane.scheduler.shared import SharedGate
 from fairlane.scheduler.snapshot import FlowRow, GateRow, Head, LaneRow, QueueRow, Release, SharedGateRow, Standing
@@ -50,6 +50,8 @@ class Gate:
         "given_by",
         "id",
         "in_flight",
+        "is_of_queue",
+        "is_resident",
         "key",
         "known",
         "limit",
@@ -70,9 +72,12 @@ class Gate:
         self.name = row.limit
         self.key = row.key
         self.bound = bound
+        self.is_of_queue = bound.level is Level.QUEUE
         self._obey(limit)
         self.alarm: Instant | None = None
         """Where the index of alarms has it."""
+        self.is_resident = False
+        """It is the one that memory has of its limit and key, and no other queue's: lanes may keep it."""
         self.in_flight = row.in_flight
         self.tat = row.tat
         self.waiting = row.waiting
@@ -227,6 +232,8 @@ class Lane:
         self.priority = row.priority
         self.keys = row.keys
         self.passes: list[tuple[bytes, BoundLimit]] | None = None
+        self.gates: list[Gate] | None = None
+        """The keyed gates that its jobs pass, where they are known."""
         self.entry: tuple[int, bytes | None, tuple[Any, ...]] | None = None
         """Where an index has it: its standing, whose list it is in, and its place there."""
         self.next_head = 0
@@ -247,7 +254,6 @@ class Lane:
 
     def begin(self) -> None:
         """Take part in another claim."""
-        self.gates: list[Gate] | None = None
         self.was = (self.ready, self.in_flight, self.standing == PARKED)
         self.dirty = False
         if self.next_head:
@@ -501,9 +507,22 @@ class Board:
                     self.flows[flow.id] = flow
                 lane.begin()
                 self.lanes[lane.id] = lane
+                if lane.gates is not None:
+                    self._keep_gates(lane, lane.gates)
                 flow.known += 1
                 if lane.standing == READY:
                     flow.push(lane)
+
+    def _keep_gates(self, lane: Lane, gates: list[Gate]) -> None:
+        """Put the gates of a lane on the table, unless one of them has been replaced since they were looked up."""
+        known = self.gates
+        for gate in gates:
+            if not gate.is_resident:
+                lane.gates = None
+                return
+            if gate.id not in known:
+                gate.begin()
+                known[gate.id] = gate
 
     def new_lane(self, lane_id: bytes, priority: int, keys: dict[str, str | None], floor: int) -> Lane:
         """A lane seen for the first time; its flow too, if nobody knew it."""

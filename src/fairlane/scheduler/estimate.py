@@ -1,4 +1,4 @@
-"""Estimates: when the jobs that wait will have started, as limits allow it and as it really goes.
+"""Drains: when all jobs that wait will have started, as limits allow it and as it really goes.
 
 What a limit allows is reckoned from its gate as it stands: the instant at which the n-th job from now may start if all
 before it start as soon as they may. What really goes is what was seen while jobs waited. Whatever is slower decides, so
@@ -7,8 +7,8 @@ that no estimate lies before what the limits allow.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from math import floor, inf
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -18,14 +18,35 @@ from fairlane.policy.limits import Rate
 from fairlane.policy.overrides import PauseGate, Suspended
 from fairlane.scheduler.figures import MINUTE, Minute
 
-__all__ = ["TURNAROUND", "Line", "Others", "OwnLane", "Passed", "Rival", "Seen", "starts_at", "starts_by"]
+__all__ = ["TURNAROUND", "Seen", "at_any_run_time", "drains_at", "run_time_of", "starts_at"]
+
+T = TypeVar("T")
 
 TURNAROUND = 8_000
 """Microseconds between the end of a run and the next start in its place: a settlement and a claim take that long."""
 TELLING = 10 * SECOND
 """Of a minute that has just begun, so much must have passed before it says how fast things go."""
+OLD_ENOUGH = SECOND
+"""What has only just begun says nothing of how long runs take."""
+ASSUMED = (100_000, SECOND)
+"""Run times to try where none is known."""
 RECENT = 5
 """Minutes that say how fast things go now."""
+
+
+def run_time_of(known: int, ages: Sequence[int]) -> int:
+    """Microseconds that a run takes: what those that ended took (0: none has), but no less than those that still go on
+    have taken in the mean. 0: nothing is known."""
+    mean = sum(ages) // len(ages) if ages else 0
+    return max(known, mean) if mean >= OLD_ENOUGH else known
+
+
+def at_any_run_time(run_time: int, told: Callable[[int], T]) -> T | None:
+    """What is told for a run time; where none is known (0), what is told for any. `None`: it depends on it."""
+    if run_time:
+        return told(run_time)
+    short, long = map(told, ASSUMED)
+    return short if short == long else None
 
 
 def starts_at(limit: Limit, gate: GateState, now: Instant, nth: int, run_time: int) -> Instant | None:
@@ -97,114 +118,30 @@ class Seen(msgspec.Struct, frozen=True):
         return started * SECOND / passed if started else None
 
 
-class Passed(msgspec.Struct, frozen=True):
-    """A gate that a job has to pass."""
-
-    id: bytes
-    limit: Limit
-    gate: GateState
-    is_of_queue: bool
-    """Every job of the queue passes it."""
-    sharers: int = 1
-    """Queues that wait for a shared one, this one included."""
-    crowd: float = 1.0
-    """How many wait at it for each of those that were looked at."""
+def drains_at(gates: Iterable[tuple[Limit, GateState]], now: Instant, jobs: int, run_time: int) -> Instant | None:
+    """When as many jobs have started, all of which pass these gates and nobody else does; `run_time` is 0 if it is not
+    known. `None`: no gate says so, it depends on a run time that is not known, or somebody has to act first."""
+    passed = [(limit, gate, jobs) for limit, gate in gates if not _is_lifted(limit, gate, now)]
+    if any(starts_at(limit, gate, now, 1, run_time) is None for limit, gate, _ in passed):
+        return None
+    return at_any_run_time(run_time, lambda assumed: _together(passed, now, assumed))
 
 
-class OwnLane(msgspec.Struct, frozen=True):
-    """Another lane of the job's flow."""
-
-    id: bytes
-    priority: int
-    ready: int
-    floor: int
-    gates: frozenset[bytes]
+def _is_lifted(limit: Limit, gate: GateState, now: Instant) -> bool:
+    """A pause that is over, and no limit."""
+    return isinstance(limit, PauseGate) and limit.room_at(gate, now) > 0
 
 
-class Rival(msgspec.Struct, frozen=True):
-    """Another flow that takes turns."""
-
-    tag: float
-    step: float
-    """What a turn adds to its virtual time."""
-    waiting: Mapping[bytes, int]
-    """Its ready jobs, by the keyed gates that they pass."""
-
-    def turns(self, own: float, turn: float) -> int:
-        """How many turns it has while another flow goes from one virtual time to the other. One that is ahead of the
-        other waits no longer for it: who is woken at a gate is raised to where the others are."""
-        return floor((turn - min(self.tag, own)) / self.step + 1e-9) + 1
-
-
-class Others(msgspec.Struct, frozen=True):
-    """The lanes and flows beside a job's own, as far as they were looked at."""
-
-    tag: float = 0.0
-    """When it is its own flow's turn, in virtual time."""
-    step: float = 1.0
-    """What a turn adds to that."""
-    lanes: list[OwnLane] = []
-    lanes_each: float = 1.0
-    """How many lanes its flow has for each of these."""
-    rivals: list[Rival] = []
-    reach: float = inf
-    """Every flow whose turn comes up to this virtual time is among the rivals."""
-
-
-class Line(msgspec.Struct, frozen=True):
-    """Who goes before a job: others of its own flow by rank, and other flows by their turns."""
-
-    ahead: int
-    """Jobs of its own lane before it."""
-    ahead_in: Mapping[bytes, int]
-    """The same in other lanes of its flow; of a lane that is not in it, all."""
-    ready: int
-    """Ready jobs of the whole queue."""
-    others: Others
-
-    def _in(self, lanes: Iterable[OwnLane]) -> int:
-        return round(self.others.lanes_each * sum(self.ahead_in.get(each.id, each.ready) for each in lanes))
-
-    def before(self) -> int:
-        """How many jobs of the queue go before it."""
-        others = self.others
-        own = self.ahead + self._in(others.lanes)
-        turn = others.tag + others.step * own
-        if turn > others.reach:
-            return max(own, self.ready - 1)
-        foreign = sum(each.turns(others.tag, turn) for each in others.rivals)
-        return max(own, min(self.ready - 1, own + foreign))
-
-    def before_at(self, gate: Passed) -> int:
-        """How many of them pass one of its gates."""
-        if gate.is_of_queue:
-            return self.before()
-        others = self.others
-        own = self.ahead + self._in(each for each in others.lanes if gate.id in each.gates)
-        # While it waits at the gate, other lanes of its flow have turns too, and its own comes later for it.
-        busy = self.ahead + others.lanes_each * sum(each.ready for each in others.lanes)
-        turn = others.tag + others.step * busy
-        foreign = sum(min(each.waiting.get(gate.id, 0), each.turns(others.tag, turn)) for each in others.rivals)
-        return own + round(gate.crowd * foreign)
-
-
-def starts_by(gates: Iterable[Passed], line: Line, opens_at: Instant, run_time: int) -> Instant:
-    """When a job may start, by all its gates. None of them lets anybody through before `opens_at`: what a bucket would
-    have given until then is lost."""
-    passed = [
-        (each, (line.before_at(each) + 1) * each.sharers) for each in gates if not isinstance(each.limit, PauseGate)
-    ]
-    return _together(passed, opens_at, run_time)
-
-
-def _together(passed: list[tuple[Passed, int]], now: Instant, run_time: int) -> Instant:
+def _together(passed: list[tuple[Limit, GateState, int]], now: Instant, run_time: int) -> Instant | None:
     """When each gate has let as many through as it has to. Where places come round again, whatever held up the first
     that took them has held up all who follow."""
-    latest = now
-    for gate, nth in passed:
-        at = starts_at(gate.limit, gate.gate, now, nth, run_time)
-        place, later = _round_of(gate.limit, gate.gate, now, nth, run_time)
-        others = [(each, min(n, place)) for each, n in passed if each is not gate]
-        first = _together(others, now, run_time) if later else now
-        latest = max(latest, first + later, now if at is None else at)
-    return latest
+    times = []
+    for at, (limit, gate, nth) in enumerate(passed):
+        opens = starts_at(limit, gate, now, nth, run_time)
+        if opens is None:
+            continue
+        place, later = _round_of(limit, gate, now, nth, run_time)
+        others = [(each, its, min(n, place)) for other, (each, its, n) in enumerate(passed) if other != at]
+        first = _together(others, now, run_time) if later else None
+        times.append(max(opens, (first or now) + later))
+    return max(times, default=None)

@@ -6,8 +6,7 @@ words. What a gate says here is what it says to a claim: it is asked the same wa
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from copy import copy, deepcopy
 from itertools import zip_longest
 from math import inf
@@ -26,11 +25,12 @@ from fairlane.policy.overrides import Override, PauseGate
 from fairlane.policy.partitions import whole_of
 from fairlane.policy.policy import Policy
 from fairlane.policy.reasons import Reason, Why
-from fairlane.scheduler.board import FIRST_GUESS, IDLE, Gate, Lane
+from fairlane.scheduler.board import IDLE, PARKED, Board, Flow, Gate, Lane
 from fairlane.scheduler.census import Miscount
-from fairlane.scheduler.estimate import TURNAROUND, Line, Others, OwnLane, Passed, Rival, Seen, starts_by
+from fairlane.scheduler.estimate import Seen, at_any_run_time, run_time_of
 from fairlane.scheduler.gauge import origin_at
 from fairlane.scheduler.plan import Working
+from fairlane.scheduler.rehearsal import Contest, Contestant, Entrants, Passed, rehearse
 from fairlane.scheduler.settlement import DISPATCHER
 from fairlane.scheduler.shared import SharedGate, ask_for_shared
 from fairlane.scheduler.snapshot import FlowRow, LaneRow, Need, Plan, QueueRow, Snapshot, Supply
@@ -62,6 +62,12 @@ COUNTED_BESIDE = 1_000
 """Jobs ahead are counted one by one up to this in each of those but its own."""
 RIVALS = 200
 """Flows that take turns beside its own, and lanes that wait at its gates, which are looked at one by one."""
+LANES_EACH = 5
+"""Lanes of each such flow."""
+BLURRED = 4
+"""The order of jobs in other lanes is only known roughly: a quarter of the time is added where there are any."""
+UNSEEN = Entrants(1 << 30, (), is_pool=True)
+LAST = 1 << 62
 
 
 class Subject(msgspec.Struct, frozen=True):
@@ -137,6 +143,35 @@ class Shut(msgspec.Struct, frozen=True):
     """When it opens by itself; `None`: not by time."""
     origin: Origin
     """Where its number came from."""
+    words: str
+    """The limit in force, as one would write it in Python."""
+
+
+class OwnLane(msgspec.Struct, frozen=True):
+    """Another lane of the subject's flow."""
+
+    id: bytes
+    priority: int
+    ready: int
+    floor: int
+    head: int
+    gates: tuple[bytes, ...]
+    parked: tuple[bytes, float] | None
+
+
+class Others(msgspec.Struct, frozen=True):
+    """The lanes and flows beside the subject's own, as far as they were looked at."""
+
+    own: Contestant | None = None
+    """Its own flow, without its lanes."""
+    parked: tuple[bytes, float] | None = None
+    """Where its own lane waits."""
+    lanes: list[OwnLane] = []
+    lanes_each: float = 1.0
+    """How many lanes its flow has for each of these."""
+    rivals: list[Contestant] = []
+    gates: dict[bytes, Passed] = {}
+    """The keyed gates that all these lanes pass."""
 
 
 class Examined(msgspec.Struct, frozen=True):
@@ -149,8 +184,8 @@ class Examined(msgspec.Struct, frozen=True):
     """When it is the flow's turn, in virtual time."""
     full: tuple[bytes, ...] = ()
     """Those of them that count what runs; of shared ones the shared half."""
-    gates: list[Passed] = []
-    """Every gate that the subject passes."""
+    gates: dict[bytes, Passed] = {}
+    """Every gate that the subject passes, by id; those of the whole queue come last."""
     others: Others = Others()
     arrived: int = 0
     """Jobs of the queue that bells tell of, and no claim has seen."""
@@ -172,7 +207,6 @@ class Facts(msgspec.Struct, frozen=True):
     """Ready jobs before it in its lane, up to `COUNTED`."""
     flows_ahead: int
     """Flows whose turn comes before its own, up to `COUNTED`."""
-    has_worker: bool
     next_up: list[UUID]
     """The jobs that would start next, in their order."""
     kept: list[Kept] = []
@@ -182,12 +216,10 @@ class Facts(msgspec.Struct, frozen=True):
     service: Service = Service()
     miscounts: list[Miscount] = []
     """Of the gates without room, those that do not count what runs."""
+    parked: int = 0
+    """Lanes of the queue that wait at gates of keys, as far as bells have been folded."""
     ahead_in: dict[bytes, int] = {}
     """Ready jobs before its position in other lanes of its flow, up to `COUNTED_BESIDE` each."""
-
-    @property
-    def is_served(self) -> bool:
-        return self.has_worker or self.service.is_served
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -230,7 +262,8 @@ class Explanation(msgspec.Struct, frozen=True):
     earliest: Instant | None
     """No start before this, whatever is released meanwhile; `None`: no time is known, somebody has to act."""
     estimate: Instant | None
-    """When it will start if things go on as they do; a guess. `None`: they cannot."""
+    """When it will start if things go on as they do; a guess. `None`: they cannot, or nothing is known of how long runs
+    take."""
     next_up: list[UUID]
 
     @property
@@ -270,18 +303,8 @@ def _ask_gates(working: Working, snapshot: Snapshot, subject: Subject) -> Genera
                 full.append((gate.shared or gate).id)
             why = gate.limit.why(gate.shared or gate, now)
             origin = origin_at(policy, gate.bound, values, gate.value)
-            shut.append(Shut(values, gate.bound.name, why, gate.opens_at(now), origin))
-    passed = [
-        Passed(
-            gate.id,
-            gate.limit,
-            _as_it_is(gate.shared or gate),
-            not gate.bound.limit.by,
-            1 if gate.shared is None else max(1, gate.shared.waiting),
-            max(1.0, gate.waiting / RIVALS),
-        )
-        for gate, _ in gates
-    ]
+            shut.append(Shut(values, gate.bound.name, why, gate.opens_at(now), origin, repr(gate.limit)))
+    passed = {gate.id: _passed(gate) for gate, _ in gates}
     arrived = sum(bell.count for bell in snapshot.arrivals)
     if lane is None:
         return Examined(None, None, shut, 0.0, tuple(full), passed, arrived=arrived)
@@ -292,11 +315,12 @@ def _ask_gates(working: Working, snapshot: Snapshot, subject: Subject) -> Genera
     return Examined(lane.row(), lane.flow.row(), shut, turn, tuple(full), passed, others, arrived)
 
 
-def _as_it_is(gate: Gate | SharedGate) -> Gate | SharedGate:
-    """A gate that stays as it is while the plan goes on."""
-    kept = copy(gate)
-    kept.memo = deepcopy(gate.memo)
-    return kept
+def _passed(gate: Gate) -> Passed:
+    """A gate as it is now: the plan goes on."""
+    asked: Gate | SharedGate = gate.shared or gate
+    kept = copy(asked)
+    kept.memo = deepcopy(asked.memo)
+    return Passed(gate.limit, kept, 1 if gate.shared is None else max(1, gate.shared.waiting))
 
 
 def _line_up(working: Working, lane: Lane, gates: Sequence[Gate]) -> Generator[Need, Supply, Others]:
@@ -311,30 +335,68 @@ def _line_up(working: Working, lane: Lane, gates: Sequence[Gate]) -> Generator[N
     )
     board.add_flows((*supply.flows, *supply.scan.flows))
     board.add_lanes((*supply.lanes, *supply.scan.lanes))
-    own: list[OwnLane] = []
-    waiting: dict[bytes, Counter[bytes]] = {}
-    for each in board.lanes.values():
-        if each is lane or each.ready <= 0:
-            continue
-        passes = [gate_id for gate_id, _ in board.passes(each)]
-        if each.flow is flow:
-            own.append(OwnLane(each.id, each.priority, each.ready, each.floor, frozenset(passes)))
-        else:
-            waiting.setdefault(each.flow.id, Counter()).update(dict.fromkeys(passes, each.ready))
-    rivals = [
-        Rival(board.tag(each), board.charge(each) / each.weight, waiting.get(each.id, {}))
-        for each in board.flows.values()
-        if each is not flow and (each.standing != IDLE or each.id in waiting)
-    ]
-    last = supply.scan.flows[-1] if not supply.scan.ended and supply.scan.flows else None
+    # A flow that waits as a whole comes without its lanes.
+    hidden = [each.id for each in board.flows.values() if each is not flow and each.known < min(LANES_EACH, each.open)]
+    if hidden:
+        board.add_lanes((yield Need(lanes=tuple((each, LANES_EACH) for each in hidden))).lanes)
+    lanes = [each for each in board.lanes.values() if each is not lane and each.ready > 0]
+    passes = {each.id: tuple(gate_id for gate_id, _ in board.passes(each)) for each in lanes}
+    if unknown := {gate for ids in passes.values() for gate in ids if gate not in board.gates}:
+        board.add_gates((yield Need(gates=tuple(sorted(unknown)))).gates)
+    passed = {gate.id: _passed(gate) for each in lanes for gate in board.gates_of(each)}
+    own = [each for each in lanes if each.flow is flow]
+    rivals = _rivals(board, flow, lanes, passes, {gate.id: gate.waiting / RIVALS for gate in gates})
+    if not supply.scan.ended and supply.scan.flows:
+        # Flows that were not looked at, all of them together: one after the other has its turn.
+        rivals.append(replace(_contestant(board, supply.scan.flows[-1], [UNSEEN]), step=0.0))
     return Others(
-        board.tag(flow),
-        board.charge(flow) / flow.weight,
-        own,
+        _contestant(board, flow, []),
+        _parked(board, lane),
+        [
+            OwnLane(each.id, each.priority, each.ready, each.floor, each.head, passes[each.id], _parked(board, each))
+            for each in own
+        ],
         max(1.0, (flow.open + flow.shut - 1) / len(own)) if own else 1.0,
         rivals,
-        inf if last is None else board.tag(last),
+        passed,
     )
+
+
+def _rivals(
+    board: Board,
+    own: Flow,
+    lanes: Iterable[Lane],
+    passes: Mapping[bytes, tuple[bytes, ...]],
+    crowds: Mapping[bytes, float],
+) -> list[Contestant]:
+    """The other flows that take turns. Where only some of those that wait at a gate were looked at, they stand for all
+    of them (`crowds`)."""
+    theirs: dict[bytes, list[Entrants]] = {}
+    for each in lanes:
+        if each.flow is not own:
+            crowd = max((crowds.get(gate, 1.0) for gate in passes[each.id]), default=1.0)
+            entrants = Entrants(
+                round(each.ready * max(1.0, crowd)), passes[each.id], float(each.head), parked=_parked(board, each)
+            )
+            theirs.setdefault(each.flow.id, []).append(entrants)
+    found = []
+    for flow in board.flows.values():
+        known = theirs.get(flow.id, [])
+        if flow is not own and (known or flow.standing != IDLE):
+            found.append(_contestant(board, flow, known))
+    return found
+
+
+def _parked(board: Board, lane: Lane) -> tuple[bytes, float] | None:
+    if lane.standing != PARKED or lane.gate is None:
+        return None
+    return lane.gate, lane.tag if board.policy.fair else board.tag(lane.flow)
+
+
+def _contestant(board: Board, flow: Flow, lanes: list[Entrants]) -> Contestant:
+    run_time = round((flow.cost or board.cost) * SECOND)
+    step = board.charge(flow) / flow.weight if board.policy.fair else 0.0
+    return Contestant(board.tag(flow), step, run_time, lanes)
 
 
 def _gates(policy: Policy, subject: Subject) -> list[tuple[bytes, Any, tuple[str | None, ...]]]:
@@ -379,14 +441,16 @@ def explain(
         words = f"is next at its rate: worker {subject.worker} starts it in {_seconds(at - facts.now)}"
         return _told(facts, [Hold(Reason.RATE, words, until=at)], at, at)
     if subject.state is State.RUNNING:
-        words = f"runs since {_seconds(facts.now - (subject.claimed_at or 0))} on {subject.worker or 'a worker'}"
+        words = (
+            f"has been running for {_seconds(facts.now - (subject.claimed_at or 0))} on {subject.worker or 'a worker'}"
+        )
         return _told(facts, [Hold(Reason.RUNNING, words)], facts.now, facts.now)
     if subject.state is not None and subject.state.is_final:
         return _told(facts, [Hold(Reason.ENDED, f"is {subject.state}; it waits for nothing")], None, None)
     if facts.is_forced:
-        words = "an operator wants it to start next, whatever holds it: it starts with the next free slot"
+        words = "an operator has forced it to start next: it starts as soon as a slot is free"
         holds = [*_outside(facts, tasks, forwarded), Hold(Reason.FORCED, words)]
-        earliest = facts.now if facts.is_served and facts.service.refusal is None else None
+        earliest = facts.now if facts.service.is_served and facts.service.refusal is None else None
         return _told(facts, holds, earliest, earliest)
     holds = [*_outside(facts, tasks, forwarded), *_scheduled(facts), *_shut(facts)]
     stops = [hold for hold in holds if hold.until is None and not _is_released(hold)]
@@ -438,8 +502,8 @@ def _published(facts: Facts) -> Hold:
     subject = facts.subject
     since = _seconds(facts.now - (subject.claimed_at or 0))
     words = (
-        f"is at the broker since {since}, published by dispatcher {subject.worker}, and no worker of the engine has "
-        f"begun it; look whether one consumes the engine's queue"
+        f"has been at the broker for {since}, published by dispatcher {subject.worker}, and no worker of the engine "
+        f"has begun it; check that one consumes the engine's queue"
     )
     return Hold(Reason.PUBLISHED, words)
 
@@ -453,9 +517,11 @@ def _unbegun(facts: Facts) -> list[Hold]:
 def _outside(facts: Facts, tasks: Collection[str] | None, forwarded: Collection[str] | None) -> list[Hold]:
     subject, service, holds = facts.subject, facts.service, []
     if service.refusal is not None:
-        words = f"the broker refuses what is published: {service.refusal}; it is tried again until it takes messages"
+        words = (
+            f"the broker refuses what is published: {service.refusal}; publishing is retried until it accepts messages"
+        )
         holds.append(Hold(Reason.BROKER, words))
-    elif not facts.is_served:
+    elif not facts.service.is_served:
         is_forwarded = forwarded_to_an_engine(subject.queue, forwarded, was_seen=service.is_forwarded)
         who = "dispatcher" if is_forwarded else "worker"
         command = start_command(subject.queue, is_forwarded=is_forwarded)
@@ -523,7 +589,7 @@ def _in_sequence(facts: Facts, name: str, key: Mapping[str, str | None], why: Wh
     until = max((each.due_at for each in kept if each.job != facts.subject.job), default=None)
     words = f"the jobs of {key_words(key)} run one after the other{_miscount_words(facts, name, key)}"
     for first in holders[:1]:
-        does = "runs since" if first.due_at is None else "runs again in"
+        does = "has been running for" if first.due_at is None else "runs again in"
         words += f"; job {first.job} ({first.task}) {does} {_seconds(abs(facts.now - first.since))}"
     return [Hold(why.reason, words, name, dict(key), why.used, why.bound, until, holders[:HOLDERS], count=len(holders))]
 
@@ -547,7 +613,7 @@ def _limit_words(
 ) -> str:
     name, why, opens_at = shut.limit, shut.why, shut.opens_at
     where = key_words(key) or "the whole queue"
-    text = f"{where} is at its limit {name}: {why.used:g} of {why.bound:g}"
+    text = f"{where} is at its limit {shut.words}: {why.used:g} of {why.bound:g}"
     if why.words:
         text += f" ({why.words})"
     if override is not None:
@@ -566,7 +632,8 @@ def _miscount_words(facts: Facts, name: str, key: Mapping[str, str | None]) -> s
     """A count that is wrong is no reason to wait for anybody."""
     for each in facts.miscounts:
         if each.limit == name and each.key == tuple(key.values()):
-            running = "no running job holds it" if not each.running else f"only {each.running} running jobs hold it"
+            some = "only 1 running job holds it" if each.running == 1 else f"only {each.running} running jobs hold it"
+            running = some if each.running else "no running job holds it"
             return f"; {running}, so the count is wrong: a worker of the queue corrects it within two minutes"
     return ""
 
@@ -629,25 +696,91 @@ def _ahead_in(facts: Facts) -> dict[bytes, int]:
 
 
 def _estimate(facts: Facts, earliest: Instant | None, seen: Seen | None) -> Instant | None:
-    """When it starts if things go on as they do: as the limits allow with all that are before it, with the slots
-    that there are, and as fast as jobs were really started while it waited. The slowest of these decides."""
+    """When it starts if things go on as they do: as a rehearsal shows it with all that are before it, the limits and
+    the slots that there are, or as fast as jobs were really started while it waited. The slower one decides. `None`:
+    it depends on how long runs take, and nothing is known of that."""
     if earliest is None or facts.subject.job is None:
         return None
-    examined = facts.examined
-    cost = (examined.flow.cost if examined.flow else 0.0) or facts.queue.cost or FIRST_GUESS
-    run_time = round(cost * SECOND)
-    line = Line(_ahead(facts), _ahead_in(facts), facts.ready + examined.arrived, examined.others)
-    opens_at = max([facts.now, *(each.opens_at for each in examined.shut if each.opens_at is not None)])
-    before = line.before()
-    slots = max(1, len(facts.running), facts.service.slots)
-    times = [earliest, starts_by(examined.gates, line, opens_at, run_time)]
-    times.append(facts.now + before // slots * (run_time + TURNAROUND))
-    lane = examined.lane
+    contest = _with_run_times(_contest(facts), facts)
+    shortest = min(each.run_time for each in (contest.own, *contest.rivals))
+    told = at_any_run_time(shortest, lambda assumed: rehearse(_assuming(contest, assumed), facts.now))
+    if told is None:
+        return None
+    times = [earliest, told.at]
+    if contest.rivals or len(contest.own.lanes) > 1:
+        times.append(told.at + (told.at - facts.now) // BLURRED)
+    lane = facts.examined.lane
     if seen is not None and lane is not None and facts.subject.state is State.READY:
         since = lane.rank + lane.priority * facts.policy.priority_step
         if pace := seen.pace(since):
-            times.append(facts.now + round(before / pace * SECOND))
+            times.append(facts.now + round(told.before / pace * SECOND))
     return max(times)
+
+
+def _contest(facts: Facts) -> Contest:
+    """Who may go before the subject, from what a store has found of them."""
+    examined, subject = facts.examined, facts.subject
+    others, of_queue = examined.others, tuple(gate_id for gate_id, _ in facts.policy.queue_gates)
+    position = subject.position if subject.state is State.READY else LAST
+    head = position if examined.lane is None else min(examined.lane.head, position)
+    ahead_in = _ahead_in(facts)
+    lanes = [
+        Entrants(
+            _ahead(facts), tuple(gate for gate in examined.gates if gate not in of_queue), head, parked=others.parked
+        )
+    ]
+    for each in others.lanes:
+        first = -inf if each.priority > subject.priority else min(each.head, position)
+        ahead = round(others.lanes_each * ahead_in.get(each.id, each.ready))
+        lanes.append(Entrants(round(others.lanes_each * each.ready), each.gates, first, ahead, each.parked))
+    theirs = [each for flow in others.rivals for each in flow.lanes if not each.is_pool]
+    mine = lanes[0].jobs + 1 if examined.lane is None else max(lanes[0].jobs + 1, examined.lane.ready)
+    pool = max(0, facts.ready + examined.arrived - mine - sum(each.jobs for each in (*lanes[1:], *theirs)))
+    own = replace(others.own or Contestant(0.0, 1.0, round(facts.queue.cost * SECOND), []), lanes=lanes)
+    rivals = others.rivals
+    if pool and facts.policy.fair is not None:
+        # Who waits at gates that are not the subject's was not looked at, and has its turn when such a gate opens.
+        unseen = max(1, facts.parked - sum(each.parked is not None for each in (*lanes, *theirs)))
+        rivals = [*rivals, replace(own, step=own.step / unseen, lanes=[UNSEEN])]
+    return Contest(
+        own,
+        position,
+        rivals,
+        {**others.gates, **examined.gates},
+        of_queue,
+        pool,
+        max(1, len(facts.running), facts.service.slots),
+        len(facts.running),
+    )
+
+
+def _with_run_times(contest: Contest, facts: Facts) -> Contest:
+    """Runs take as long as those that ended, and no less than those that hold the places others wait for."""
+    everybody = [facts.now - each.since for each in facts.running]
+    of_queue: list[int] = [] if len(everybody) < facts.service.slots else everybody
+    own = of_queue
+    for shut in facts.examined.shut:
+        bound = facts.policy.bound_named(shut.limit)
+        if bound is None or not bound.limit.counts_in_flight:
+            continue
+        key = dict(zip(bound.limit.by, shut.key, strict=True))
+        holding = [facts.now - each.since for each in _holders(facts, key)]
+        own = max(own, holding, key=_mean)
+        of_queue = of_queue if key else holding
+
+    rivals = [replace(each, run_time=run_time_of(each.run_time, of_queue)) for each in contest.rivals]
+    mine = replace(contest.own, run_time=run_time_of(contest.own.run_time, own))
+    return replace(contest, own=mine, rivals=rivals)
+
+
+def _assuming(contest: Contest, run_time: int) -> Contest:
+    """The same with this run time for those of which none is known."""
+    own, *rivals = (replace(each, run_time=each.run_time or run_time) for each in (contest.own, *contest.rivals))
+    return replace(contest, own=own, rivals=rivals)
+
+
+def _mean(ages: Sequence[int]) -> float:
+    return sum(ages) / len(ages) if ages else 0.0
 
 
 def _many(count: int) -> str:

@@ -1,8 +1,7 @@
 """Stats: what the journal says, added up. Who waits and runs by key, how the last minutes and hours went.
 
 Nothing here takes part in a claim. Counts are sums of what claims did, so they agree with the lanes at every moment for
-which all tallies are in; a scope that a policy looks at for the first time is counted from the lanes once, and so are
-all where tallies are too many to be added up.
+which all tallies are in; a scope that a policy looks at for the first time is counted from the lanes once.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ from fairlane.policy.by import By
 from fairlane.policy.keys import select
 from fairlane.policy.policy import Policy
 from fairlane.policy.smoothing import smoothed
-from fairlane.scheduler.snapshot import GateTally, LaneRow, LaneTally, Tally
+from fairlane.scheduler.gauge import Ends
+from fairlane.scheduler.snapshot import GateTally, LaneRow, LaneTally, Release, Tally
 
 __all__ = [
     "DAY",
@@ -27,13 +27,15 @@ __all__ = [
     "Held",
     "KeyFigures",
     "Minute",
-    "Pending",
     "Place",
     "Recent",
     "Span",
     "Sums",
+    "Unseen",
     "changes_of_held",
     "count_lanes",
+    "ended_at",
+    "jobs_held",
     "place_of_gate",
 ]
 
@@ -47,6 +49,8 @@ DAY = HOURS * HOUR
 Key = tuple[str | None, ...]
 Place = tuple[By, Key]
 """A key among those of its scope."""
+NONE_HELD: Mapping[str, bool] = {}
+NONE_ARRIVED: tuple[int, Instant] = (0, 0)
 
 
 class Span(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -75,7 +79,7 @@ class KeyFigures(msgspec.Struct, frozen=True, kw_only=True):
     held_by: tuple[str, ...] = ()
     """The limits (and pauses) of exactly this scope that hold jobs of this key back, by name."""
     arrived_at: Instant | None = None
-    """When a job of it last became ready."""
+    """When a job of it last became ready. Of jobs that were enqueued together, it is the first that counts."""
     started_at: Instant | None = None
     run_time: float = 0.0
     """Moving average, in seconds; 0 until a job has ended."""
@@ -190,8 +194,8 @@ class _Sum:
         self.arrived += told.arrived
         self.started += told.started
         self.unstarted += told.unstarted
-        if told.arrived > 0:
-            self.arrived_at = at
+        if told.arrived > 0 or told.newest:
+            self.arrived_at = max(self.arrived_at or 0, min(told.newest or at, at))
         if told.started:
             self.started_at = at
         if told.ended:
@@ -216,32 +220,18 @@ class Sums:
         self._policy = policy
         self._keys: dict[Place, _Sum] = {}
         self._minutes: dict[int, Minute] = {}
-        self.last_at: Instant = 0
 
     def add(self, told: Tally) -> None:
-        self.add_lanes(told.lanes, told.at)
-        self.add_gates(told.gates)
-        self.add_minute(told)
-
-    def add_gates(self, gates: Iterable[GateTally]) -> None:
-        """Take in whom limits hold back."""
-        for gate in gates:
+        for lane in told.lanes:
+            for by in self._policy.scopes:
+                self._at((by, select(by, lane.keys, lane.priority))).add(lane, told.at)
+        for gate in told.gates:
             place = place_of_gate(self._policy, gate.limit, gate.key)
             if place is not None:
                 self._at(place).held[gate.limit] = gate.is_held
-
-    def add_lanes(self, lanes: Iterable[LaneTally], at: Instant) -> None:
-        """Take in what happened to whom, and not when."""
-        for lane in lanes:
-            for by in self._policy.scopes:
-                self._at((by, select(by, lane.keys, lane.priority))).add(lane, at)
-
-    def add_minute(self, told: Tally) -> None:
-        """Take in what happened when, and not to whom: keys have to be counted anew then."""
         minute = _minute(told)
         known = self._minutes.get(minute.minute)
         self._minutes[minute.minute] = minute if known is None else known.and_also(minute)
-        self.last_at = max(self.last_at, told.at)
 
     def _at(self, place: Place) -> _Sum:
         found = self._keys.get(place)
@@ -271,65 +261,113 @@ class Sums:
         self, known: Mapping[Place, KeyFigures], now: Instant, places: Iterable[Place] | None = None
     ) -> list[KeyFigures]:
         """Every key that they concern, or some of them, as it is after them."""
-        return [
-            _after(known.get(place) or KeyFigures(by=place[0], key=place[1]), self._keys[place], now)
-            for place in (self._keys if places is None else places)
-        ]
+        return [self.applied_at(place, known.get(place), now) for place in (self._keys if places is None else places)]
+
+    def applied_at(
+        self,
+        place: Place,
+        known: KeyFigures | None,
+        now: Instant,
+        arrived: tuple[int, Instant] = NONE_ARRIVED,
+        held_now: Mapping[str, bool] = NONE_HELD,
+    ) -> KeyFigures:
+        """One key as it is after them, and after what no claim has told of: jobs came, or its gates have changed."""
+        told = self._keys.get(place) or _Sum()
+        return _after(known or KeyFigures(by=place[0], key=place[1]), told, now, arrived, held_now)
 
 
-class Pending(msgspec.Struct, frozen=True):
-    """What has happened that no claim has seen: jobs that came and claims that ended, by lane."""
+class Unseen(msgspec.Struct, frozen=True):
+    """How much has come that no claim has seen."""
 
-    arrivals: list[LaneTally] = []
-    releases: list[tuple[Instant, LaneTally]] = []
-    """Each with about when it ended."""
+    ready: int = 0
+    """Jobs, less those that ceased to wait."""
     oldest: Instant | None = None
-    """Since when the first of those that came is ready."""
-    bells: int = 0
-    """Arrivals and ends, one by one."""
-
-    @property
-    def ready(self) -> int:
-        return sum(each.arrived for each in self.arrivals)
-
-    @property
-    def ended(self) -> int:
-        return sum(each.ended + each.unstarted for _, each in self.releases)
+    """Since when the first of them is ready."""
+    events: int = 0
 
 
 class Recent:
     """What is not in the stored stats of a queue: claims that nobody has added up, and what no claim has seen."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        tallies: Iterable[Tally],
-        pending: Pending,
-        now: Instant,
-        gates: Sequence[GateTally] = (),
-    ) -> None:
-        """`gates`: what has become of gates since the last claim."""
-        self.pending = pending
+    def __init__(self, policy: Policy, told: Iterable[Tally], unseen: Unseen, ends: Ends, now: Instant) -> None:
         self.now = now
-        self.claims = 0
+        self.unseen = unseen
+        self.ends = ends
+        self.lanes: list[LaneTally] | None = None if unseen.events else []
+        """What is unseen, by lane; `None`: nobody has asked for it yet."""
+        self._policy = policy
+        self._arrived: dict[By, dict[Key, int]] = {}
+        self._newest: dict[By, dict[Key, Instant]] = {}
+        self._held: dict[Place, dict[str, bool]] = {}
         self._sums = Sums(policy)
-        for told in tallies:
-            self._sums.add(told)
+        self.claims = 0
+        for tally in told:
+            self._sums.add(tally)
             self.claims += 1
-        if pending.arrivals:
-            self._sums.add_lanes(pending.arrivals, now)
-        for at, lane in pending.releases:
-            self._sums.add(Tally(min(at, now), 0, 0, [lane], []))
-        self._sums.add_gates(gates)
+        for release in ends.releases:
+            if (lane := ends.lanes.get(release.lane)) is not None:
+                counts = (0, 0, release.ended, release.failed, release.unstarted, release.ran)
+                self._sums.add(Tally(min(ended_at(release), now), 0, 0, [LaneTally(*lane, *counts)], []))
+
+    @property
+    def ended(self) -> int:
+        """Claims that have ended, and that no claim has seen."""
+        return sum(each.ended + each.unstarted for each in self.ends.releases)
+
+    def hold(self, gates: Iterable[GateTally]) -> None:
+        """Take in what has become of gates since the last claim."""
+        for gate in gates:
+            place = place_of_gate(self._policy, gate.limit, gate.key)
+            if place is not None:
+                self._held.setdefault(place, {})[gate.limit] = gate.is_held
+
+    def arrived(self, by: By) -> Mapping[Key, int]:
+        """By key, the jobs that came and that no claim has seen."""
+        found = self._arrived.get(by)
+        if found is None:
+            assert self.lanes is not None, "unseen lanes are asked for first"
+            found = self._arrived[by] = {}
+            newest = self._newest[by] = {}
+            for lane in self.lanes:
+                key = select(by, lane.keys, lane.priority)
+                found[key] = found.get(key, 0) + lane.arrived
+                newest[key] = max(newest.get(key, 0), lane.newest)
+        return found
+
+    def _came(self, place: Place) -> tuple[int, Instant]:
+        """How many jobs of a key came that no claim has seen, and when the last of them did."""
+        by, key = place
+        return self.arrived(by).get(key, 0), self._newest[by].get(key, 0)
+
+    def lanes_over(self, left: Iterable[LaneRow], flow: Key) -> list[LaneRow]:
+        """The lanes of a flow, by its key, as they are now, given how the last claim has left them."""
+        lanes = {(lane.priority, *sorted(lane.keys.items())): lane for lane in left}
+        ended: dict[bytes, int] = {}
+        for release in self.ends.releases:
+            ended[release.lane] = ended.get(release.lane, 0) + release.ended + release.unstarted
+        for place, lane in lanes.items():
+            running = max(0, lane.in_flight - ended.get(lane.id, 0))
+            lanes[place] = msgspec.structs.replace(lane, in_flight=running)
+        for came in self.lanes or ():
+            if self._policy.flow_key(came.priority, came.keys) == flow:
+                place = (came.priority, *sorted(came.keys.items()))
+                lane = lanes.get(place) or LaneRow(b"", b"", came.priority, came.keys, 0, 0, 0, 0, 0, None, 0.0)
+                lanes[place] = msgspec.structs.replace(lane, ready=lane.ready + came.arrived)
+        return list(lanes.values())
 
     @property
     def places(self) -> list[Place]:
-        """The keys that it concerns."""
-        return self._sums.places
+        """The keys of which more has changed than that jobs came."""
+        return list(dict.fromkeys((*self._sums.places, *self._held)))
 
-    def over(self, known: Iterable[KeyFigures]) -> list[KeyFigures]:
-        """Every key that it concerns, given what is stored of them."""
-        return self._sums.applied_to({(each.by, each.key): each for each in known}, self.now)
+    def over(self, known: Iterable[KeyFigures], places: Iterable[Place] | None = None) -> list[KeyFigures]:
+        """These keys as they are now, or all of `places`, given what is stored of them."""
+        stored = {(each.by, each.key): each for each in known}
+        return [
+            self._sums.applied_at(place, stored.get(place), self.now, self._came(place), held)
+            for place in (self.places if places is None else places)
+            for held in (self._held.get(place, {}),)
+        ]
 
     def over_hours(self, known: Iterable[Span]) -> tuple[Span, ...]:
         """The last day of the queue as it is now, hour by hour."""
@@ -343,18 +381,35 @@ class Recent:
         return [sums[minute] for minute in sorted(sums)]
 
 
-def _after(known: KeyFigures, told: _Sum, now: Instant) -> KeyFigures:
-    held = {*known.held_by, *(limit for limit, is_held in told.held.items() if is_held)}
-    held -= {limit for limit, is_held in told.held.items() if not is_held}
+def ended_at(release: Release) -> Instant:
+    """About when the claims of a release ended: when they were claimed, and how long they ran."""
+    return release.latest + release.ran // max(1, release.ended)
+
+
+def _after(
+    known: KeyFigures,
+    told: _Sum,
+    now: Instant,
+    arrived: tuple[int, Instant] = NONE_ARRIVED,
+    held_now: Mapping[str, bool] = NONE_HELD,
+) -> KeyFigures:
+    came, newest = arrived
+    waiting = max(0, known.waiting + told.arrived + came - told.started)
+    if not waiting:
+        held_now = {limit: is_held for limit, is_held in held_now.items() if not is_held}
+    held = {*known.held_by}
+    for said in (told.held, held_now):
+        held |= {limit for limit, is_held in said.items() if is_held}
+        held -= {limit for limit, is_held in said.items() if not is_held}
     run_time = known.run_time
     if told.ended:
         run_time = smoothed(run_time, told.ran / told.ended / SECOND, told.ended)
     after = msgspec.structs.replace(
         known,
-        waiting=max(0, known.waiting + told.arrived - told.started),
+        waiting=waiting,
         running=max(0, known.running + told.started - told.ended - told.unstarted),
         held_by=tuple(sorted(held)),
-        arrived_at=told.arrived_at or known.arrived_at,
+        arrived_at=max(known.arrived_at or 0, told.arrived_at or 0, min(newest, now)) or None,
         started_at=told.started_at or known.started_at,
         run_time=run_time,
     )
@@ -450,3 +505,23 @@ def changes_of_held(before: Iterable[KeyFigures], after: Iterable[KeyFigures]) -
                 known = changed.get(limit, Held())
                 changed[limit] = Held(known.keys + sign, known.jobs + sign * each.waiting)
     return {limit: held for limit, held in changed.items() if held.keys or held.jobs}
+
+
+def jobs_held(waiting: Mapping[Place, int]) -> int:
+    """How many jobs wait behind held keys, given how many wait behind each: a bound that is never too small.
+
+    A job is counted once however many limits hold its key, and once where a key is part of another (an account, and one
+    endpoint of that account). Only a job of two held keys of which neither is part of the other is counted twice."""
+    held: dict[By, dict[Key, int]] = {}
+    for (by, key), count in waiting.items():
+        held.setdefault(by, {})[key] = count
+    jobs = 0
+    wider: list[By] = []
+    for by in sorted(held, key=lambda by: (len(by), by)):
+        around = [other for other in wider if set(other) <= set(by)]
+        for key, count in held[by].items():
+            values = dict(zip(by, key, strict=True))
+            if not any(tuple(values[name] for name in other) in held[other] for other in around):
+                jobs += count
+        wider.append(by)
+    return jobs

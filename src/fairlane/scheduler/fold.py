@@ -40,7 +40,10 @@ def fold_releases(board: Board, releases: Iterable[Release], policy_since: Insta
     back with the flow that has carried it away on a wrong guess."""
     ready = nsmallest(2, ((flow.vtime + flow.debt, flow.id) for flow in board.flows.values() if flow.standing == READY))
     lanes, charges_time, has_limits = board.lanes, board.charges_time, bool(board.policy.limits)
-    for release in sorted(releases, key=_order) if has_limits else releases:
+    releases = list(releases)
+    if has_limits and any(release.failed or release.unstarted for release in releases):
+        releases.sort(key=_order)
+    for release in releases:
         lane = lanes.get(release.lane)
         if lane is None:
             continue
@@ -74,12 +77,15 @@ def _order(release: Release) -> tuple[bool, Instant]:
 
 
 def _free_gates(board: Board, lane: Lane, release: Release, policy_since: Instant) -> None:
-    # A claim from before the policy came into force was charged by other limits than these.
-    held = max(0, board.now - release.since) if release.since > policy_since else None
-    for gate in (*board.gates_of(lane), *board.queue_gates()):
-        # One that was to start shortly after the change may have been planned before it.
-        known = held if gate.smooth is None or release.since > policy_since + AHEAD else None
-        gate.free(release, board.now, known, lane.keys.get("task"))
+    now, task, held = board.now, lane.keys.get("task"), None
+    gates, of_queue = board.gates_of(lane), board.queue_gates()
+    for gate in [*gates, *of_queue] if of_queue else gates:
+        if release.unstarted:
+            # A claim from before the policy came into force was charged by other limits than these. One that was to
+            # start shortly after the change may have been planned before it.
+            known_since = policy_since if gate.smooth is None else policy_since + AHEAD
+            held = max(0, now - release.since) if release.since > known_since else None
+        gate.free(release, now, held, task)
 
 
 def _move_back(board: Board, flow: Flow, others: float) -> None:

@@ -2,37 +2,49 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from fairlane.clock import Instant
-from fairlane.policy import sequence
 from fairlane.policy.gates import GateState, Limit
-from fairlane.policy.keys import select, shared_gate_id
+from fairlane.policy.keys import Keys, select, shared_gate_id
 from fairlane.policy.numbers import Origin
-from fairlane.policy.overrides import Kind, Override, PauseGate, pause_name
+from fairlane.policy.overrides import Kind, Override, pause_name
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.policy.reasons import Reason
-from fairlane.scheduler.board import Board, gate_of
-from fairlane.scheduler.figures import Pending
-from fairlane.scheduler.snapshot import GateRow, GateTally, QueueRow, SharedGateRow
+from fairlane.scheduler.board import Board, Flow, Gate, Lane, gate_of
+from fairlane.scheduler.fold import fold_releases
+from fairlane.scheduler.shared import fold_shared
+from fairlane.scheduler.snapshot import (
+    FlowRow,
+    GateRow,
+    GateTally,
+    LaneRow,
+    QueueRow,
+    Release,
+    SharedGateRow,
+    SharedRelease,
+)
 
 __all__ = [
+    "Ends",
     "Gauge",
-    "Touched",
-    "freed_slots",
+    "LaneKeys",
+    "board_now",
+    "first_shut",
+    "gates_in_doubt",
     "gauges",
     "held_now",
+    "is_in_doubt",
     "origin_at",
     "origin_of_weight",
     "shared_gates_of",
-    "touched_gates",
-    "without",
 ]
 
 Key = tuple[str | None, ...]
+LaneKeys = tuple[dict[str, str | None], int]
+"""The keys of a lane, and its priority."""
 
 
 class Gauge(msgspec.Struct, frozen=True):
@@ -57,20 +69,48 @@ class Gauge(msgspec.Struct, frozen=True):
     gate: GateState
 
 
-def gauges(
+class Ends(msgspec.Struct, frozen=True):
+    """Ends of claims that no claim has folded: those of a queue, and those at gates that queues share."""
+
+    releases: list[Release] = []
+    lanes: dict[bytes, LaneKeys] = {}
+    """What their lanes are told apart by, where they are known."""
+    policy_since: Instant = 0
+    shared: list[SharedRelease] = []
+
+
+NO_ENDS = Ends()
+
+
+def board_now(
     policy: Policy,
     now: Instant,
-    wanted: Sequence[tuple[BoundLimit, Key]],
     known: Iterable[GateRow],
+    wanted: Iterable[tuple[BoundLimit, Key]] = (),
     shared: Iterable[SharedGateRow] = (),
-) -> list[Gauge]:
-    """Every limit for the key it was asked for. A gate that no store knows is new, and open."""
+    ends: Ends = NO_ENDS,
+) -> Board:
+    """Gates as they are now: as they are stored, with everything folded that has ended since. A gate that is wanted and
+    that no store knows is new."""
     board = Board(policy, now, QueueRow(0.0, 0.0, 0, 0, 0.0))
     board.add_gates(gate for row in known if (gate := gate_of(policy, row)) is not None)
-    gates = [(board.gate(policy.gate_of(bound, key), bound, key), key) for bound, key in wanted]
+    for bound, key in wanted:
+        board.gate(policy.gate_of(bound, key), bound, key)
     board.add_shared(shared)
+    fold_shared(board, ends.shared)
+    flow = Flow(FlowRow(b"", [], 1.0, 0.0, 0, 0.0, 0.0, 0, 0, 0, None), 1.0)
+    for lane, (keys, priority) in ends.lanes.items():
+        board.lanes[lane] = Lane(LaneRow(lane, flow.id, priority, keys, 0, 0, 0, 0, 0, None, 0.0), flow)
+    fold_releases(board, ends.releases, ends.policy_since, 0.0)
+    return board
+
+
+def gauges(board: Board, wanted: Iterable[tuple[BoundLimit, Key]]) -> list[Gauge]:
+    """Every limit for the key it was asked for, from a board that was made for these."""
+    policy, now = board.policy, board.now
     found = []
-    for gate, key in gates:
+    for bound, key in wanted:
+        gate = board.gates[policy.gate_of(bound, key)]
         room = gate.room(now)
         state = gate.shared or gate
         why = gate.limit.why(state, now)
@@ -81,69 +121,54 @@ def gauges(
     return found
 
 
-def freed_slots(policy: Policy, pending: Pending) -> Counter[bytes]:
-    """By gate, how many of the claims that it counts have ended and are not folded. Of gates that queues share, and of
-    sequences, in which a job may keep its place, nothing is said."""
-    freed: Counter[bytes] = Counter()
-    for _, lane in pending.releases:
-        for gate, bound in (*policy.gates_of(lane.priority, lane.keys), *policy.queue_gates):
-            if bound.limit.counts_in_flight and not bound.is_shared and not isinstance(bound.limit, sequence.Sequence):
-                freed[gate] += lane.ended + lane.unstarted
-    return freed
-
-
-def without(freed: Mapping[bytes, int], rows: Iterable[GateRow]) -> list[GateRow]:
-    """Gates as they are once these slots are free."""
-    return [
-        msgspec.structs.replace(row, in_flight=max(0, row.in_flight - freed[row.id])) if row.id in freed else row
-        for row in rows
-    ]
-
-
-class Touched(msgspec.Struct):
-    """A gate of one key, and how many of its jobs have come that no claim has seen."""
-
-    bound: BoundLimit
-    key: Key
-    arrived: int = 0
-
-
-def touched_gates(policy: Policy, pending: Pending, ended: Iterable[Override] = ()) -> dict[bytes, Touched]:
-    """By id, the gates of all keys of which no claim has seen everything, or which these overrides were about; without
-    those that queues share."""
-    found: dict[bytes, Touched] = {}
-    for each in ended:
+def gates_in_doubt(policy: Policy, ends: Ends, ended: Iterable[Override] = ()) -> dict[bytes, tuple[BoundLimit, Key]]:
+    """By id, gates of keys that may not be as the last claim has left them: somebody's claims have ended, an operator
+    has paused a key, or has had something changed until now (`ended`). And those that are shut from the beginning: a
+    number of 0 holds for them."""
+    pauses = [(pause_name(by), key) for by, keys in policy.overrides.pauses.items() if by for key in keys]
+    for limited in policy.keyed_limits:
+        named = getattr(limited.limit, "named", {})
+        pauses += [(limited.name, (key,)) for key, number in named.items() if number == 0]
+    zeros = [each for each in policy.overrides.limits.values() if each.value == 0]
+    for each in (*ended, *zeros):
         values = dict(each.scope)
-        limit = policy.bound_named(pause_name(tuple(values)) if each.kind is Kind.PAUSE else each.limit or "")
-        if limit is not None and not limit.is_shared and values and set(limit.limit.by) == set(values):
-            key = tuple(values[name] for name in limit.limit.by)
-            found[policy.gate_of(limit, key)] = Touched(limit, key)
-    for lane in (*pending.arrivals, *(released for _, released in pending.releases)):
-        for gate, bound in policy.gates_of(lane.priority, lane.keys):
-            if not bound.is_shared:
-                key = select(bound.limit.by, lane.keys, lane.priority)
-                touched = found.setdefault(gate, Touched(bound, key))
-                touched.arrived += lane.arrived
-    return found
+        name = pause_name(tuple(values)) if each.kind is Kind.PAUSE else each.limit or ""
+        bound = policy.bound_named(name)
+        if bound is not None and values and set(bound.limit.by) == set(values):
+            pauses.append((name, tuple(values[name] for name in bound.limit.by)))
+    found = [(bound, key) for name, key in pauses if (bound := policy.bound_named(name)) is not None]
+    for lane in {release.lane for release in ends.releases} & ends.lanes.keys():
+        keys, priority = ends.lanes[lane]
+        found += [(bound, select(bound.limit.by, keys, priority)) for _, bound in policy.passes(lane, priority, keys)]
+    return {policy.gate_of(bound, key): (bound, key) for bound, key in found}
 
 
-def held_now(
-    policy: Policy, now: Instant, touched: Mapping[bytes, Touched], known: Iterable[GateRow]
-) -> list[GateTally]:
-    """Which limits of keys hold somebody back now, and which do no more, where the last claim has left it otherwise:
-    claims have ended since, jobs have come, or time has passed. `known` are gates as they are now."""
-    rows = {row.id: row for row in known}
-    # A gate that no store knows is open, unless it is a pause.
-    pauses = {id_ for id_, each in touched.items() if isinstance(each.bound.limit, PauseGate)}
-    wanted = [(each.bound, each.key) for id_, each in touched.items() if id_ in rows or id_ in pauses]
-    named = [(policy.bound_named(row.limit), tuple(row.key)) for row in rows.values() if row.id not in touched]
-    wanted += [(bound, key) for bound, key in named if bound is not None and not bound.is_shared]
+def is_in_doubt(gate: GateRow, now: Instant) -> bool:
+    """A gate that is in use may be shut although nobody waits on it: no claim has come to those behind it since it was
+    filled. And one on which somebody waits may have opened by time."""
+    if gate.waiting > 0:
+        return gate.wake_at is not None and gate.wake_at <= now
+    return gate.in_flight > 0 or gate.tat > now
+
+
+def held_now(board: Board, gates: Iterable[bytes]) -> list[GateTally]:
+    """Of these gates, those that hold back whoever comes although nobody waits on them, and those that hold nobody back
+    although somebody does: no claim has looked since."""
     told = []
-    for gauge, (bound, key) in zip(gauges(policy, now, wanted, rows.values()), wanted, strict=True):
-        seen = touched.get(policy.gate_of(bound, key))
-        if gauge.room > 0 or (seen is not None and seen.arrived > 0):
-            told.append(GateTally(bound.name, list(key), gauge.room <= 0, 0))
+    for gate in (board.gates[each] for each in gates if each in board.gates):
+        is_shut = gate.room(board.now) <= 0
+        if is_shut != (gate.waiting > 0):
+            told.append(GateTally(gate.name, gate.key, is_shut, 0))
     return told
+
+
+def first_shut(board: Board, priority: int, keys: Keys) -> Gate | None:
+    """The gate that holds a lane back, if one does: the first without room, as for a claim."""
+    for gate_id, bound in board.policy.gates_of(priority, keys):
+        gate = board.gate(gate_id, bound, select(bound.limit.by, keys, priority))
+        if gate.room(board.now) <= 0:
+            return gate
+    return None
 
 
 def origin_at(policy: Policy, bound: BoundLimit, key: Sequence[str | None], value: float | None) -> Origin:

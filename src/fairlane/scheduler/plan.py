@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator, Iterable
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heapreplace
 from math import ceil, inf
 from typing import NamedTuple
 
@@ -105,7 +105,10 @@ class Working:
         """By when what is started now will have started."""
         self.instants: dict[int, _Instant] = {}
         """When starts are planned that pass a smooth rate, by their place among the starts."""
+        self.shares = bool(snapshot.policy.shared_limits)
         self.wanted_now = want
+        self.is_smooth = False
+        """A smooth rate holds for the whole queue."""
         self.is_full = False
         """There is no slot for the next job in turn."""
         self.is_spoken_for = False
@@ -115,7 +118,7 @@ class Working:
         """How many jobs may pass: now, or at instants that are near enough to be handed out."""
         rate = gate.smooth if self.paces else None
         if rate is None:
-            return gate.limit.room_at(gate, self.now) if gate.shared is None else gate.shared.room(self.now)
+            return gate.room(self.now)
         room = rate.room_at(gate, self.soonest)
         if self.ahead <= 0 or gate.name not in self.policy.paceable:
             return room
@@ -215,11 +218,13 @@ class Working:
         for entry in self.heap:
             entry[3].queued = True
         room = min((self.room(gate) for gate in board.queue_gates()), default=UNBOUNDED)
+        self.is_smooth = any(gate.smooth is not None for gate in board.queue_gates())
         self.wanted_now = self.want - len(self.starts)
         budget = min(self.wanted_now + (self.ahead if self.paces and self.want > 0 else 0), room)
         visits = IDLE_VISITS * self.want + MORE_IDLE_VISITS
         if budget > 0:
-            yield from self._prepare(min(budget, self.want))
+            most = min(budget, self.want)
+            yield from self._prepare(self._first(most), most)
         while budget > 0 and visits > 0 and not self.is_full:
             if not self.scan_ended and (not self.heap or self._is_beyond(self.heap[0])):
                 yield from self._scan(budget)
@@ -229,12 +234,11 @@ class Working:
                 forget_awake(self.board)
                 if (yield from self.wake_due()):
                     self._requeue_woken()
-                    yield from self._prepare(budget)
+                    yield from self._prepare(self._first(budget), budget)
                     visits -= 1
                     continue
                 break
-            flow = heappop(self.heap)[3]
-            flow.queued = False
+            flow = self.heap[0][3]
             if self._lacks_rows(flow):
                 yield from self._provide(flow, budget)
             if self._visit(flow):
@@ -242,7 +246,10 @@ class Working:
             else:
                 visits -= 1
             if flow.standing == READY:
-                self._push(flow)
+                heapreplace(self.heap, (board.tag(flow), flow.tie, flow.id, flow))
+            else:
+                heappop(self.heap)
+                flow.queued = False
         self._pass_over()
         is_left = bool(self.heap or not self.scan_ended) and not self.is_spoken_for
         self.left_behind = is_left and (budget > 0 or room > self.want)
@@ -265,7 +272,9 @@ class Working:
 
     def _visit(self, flow: Flow) -> bool:
         """Start one job of this flow, or find out why not. What is to be known of it is on the board."""
-        self._visited(flow)
+        if flow.gate is not None:
+            self._answered(flow.gate)
+            flow.gate, flow.dirty = None, True
         if flow.debt:
             settle_debt(self.board, flow)
         if flow.loaded == 0:
@@ -274,10 +283,13 @@ class Working:
             return False
         lane = flow.lanes[0][2]
         head = lane.heads[lane.next_head] if lane.next_head < len(lane.heads) else None
+        is_smooth, now = self.is_smooth, self.now
         if self.policy.has_keyed_gates and (lane.ready > 0 or head is not None):
             # Cancelled to the last job it is not parked: it would be woken in place of a lane that has some.
             for gate in lane.gates if lane.gates is not None else self.board.gates_of(lane):
-                if self.room(gate) <= 0:
+                if gate.smooth is not None:
+                    is_smooth = True
+                if (gate.room(now) if gate.smooth is None else self.room(gate)) <= 0:
                     self._park(lane, gate)
                     return False
         if head is None:
@@ -290,7 +302,7 @@ class Working:
                 lane.rank, lane.head, lane.dirty = rank, head.position, True
                 flow.reorder(lane)
                 return False
-        instant = self._instant(lane) if self.paces else None
+        instant = self._instant(lane) if is_smooth and self.paces else None
         is_ahead = instant is not None and instant.at > self.soonest
         if (self.ahead if is_ahead else self.wanted_now) <= 0:
             self.is_full, self.is_spoken_for = True, is_ahead
@@ -321,7 +333,9 @@ class Working:
         if not flow.lanes:
             return False
         lane = flow.lanes[0][2]
-        return lane.lacks_heads or (lane.gates is None and self.policy.has_keyed_gates)
+        if lane.gates is None and self.policy.has_keyed_gates:
+            return True
+        return len(lane.heads) - lane.next_head <= 1 and lane.lacks_heads
 
     def _provide(self, flow: Flow, budget: int) -> Generator[Need, Supply, None]:
         """Ask for what a visit looks at: its first lane, the gates of that and, if they have room, its next job."""
@@ -339,7 +353,8 @@ class Working:
             others = [
                 front
                 for other in self.board.flows.values()
-                if other.queued and other.lanes and (front := other.lanes[0][2]).known_heads < self.spare // 2
+                if other.queued and other is not flow
+                if other.lanes and (front := other.lanes[0][2]).known_heads < self.spare // 2
             ]
             lanes = [lane, *others][:budget]
             yield from self._load_heads(lanes, [ceil(budget / len(lanes)) + 1] * len(lanes))
@@ -358,18 +373,19 @@ class Working:
         if instant is not None:
             self.instants[len(self.starts)] = instant
             at = instant.earliest
-        for gate in [*lane.gates, *self.board.queue_gates()] if lane.gates else self.board.queue_gates():
+        gates, of_queue = lane.gates, self.board.queue_gates()
+        for gate in [*gates, *of_queue] if gates and of_queue else gates or of_queue:
             if instant is not None and (rate := gate.smooth) is not None:
                 gate.plan(rate, instant.at, self.now)
             else:
                 gate.charge(self.now)
         flow.vtime += charge / flow.weight
         flow.tie = self.board.next_tie()
-        flow.dirty = True
         lane.ready -= 1
         lane.in_flight += 1
-        lane.dirty = True
-        self.starts.append(Start(head, lane.id, charge, self.board.passed_by(lane), at))
+        flow.dirty = lane.dirty = True
+        shared = self.board.passed_by(lane) if self.shares else ()
+        self.starts.append(Start(head, lane.id, charge, shared, at))
 
     def _start(self, lane: Lane, head: Head, instant: _Instant | None) -> None:
         flow = lane.flow
@@ -378,7 +394,8 @@ class Working:
         self._charge(lane, head, instant)
         lane.next_head += 1
         lane.floor = head.position + 1
-        self._unwake(lane)
+        if lane.gate is not None:
+            self._unwake(lane)
         if lane.next_head >= len(lane.heads) and (lane.exhausted or lane.ready <= 0):
             self._close(lane)
             return
@@ -420,11 +437,6 @@ class Working:
         if flow.open <= 0:
             flow.standing = IDLE
 
-    def _visited(self, flow: Flow) -> None:
-        if flow.gate is not None:
-            self._answered(flow.gate)
-            flow.gate, flow.dirty = None, True
-
     def _unwake(self, lane: Lane) -> None:
         if lane.gate is not None:
             self._answered(lane.gate)
@@ -457,25 +469,30 @@ class Working:
         self.frontier = scan.reached or self.frontier
         for flow in fresh:
             self._push(flow)
-        yield from self._prepare(budget)
+        yield from self._prepare(fresh[:budget], budget)
 
-    def _prepare(self, budget: int) -> Generator[Need, Supply, None]:
-        """Load what the next `budget` turns will look at, in as few questions as possible."""
-        first = [entry[3] for entry in sorted(self.heap)[:budget]]
-        if any(self._is_short(flow, FEW_HEADS) for flow in first):
-            short = [flow for flow in first if self._is_short(flow, self.spare)]
+    def _first(self, count: int) -> list[Flow]:
+        """The flows whose turns are next."""
+        return [entry[3] for entry in sorted(self.heap)[:count]]
+
+    def _prepare(self, first: list[Flow], budget: int) -> Generator[Need, Supply, None]:
+        """Load what turns of these flows will look at, `budget` at the most, in as few questions as possible."""
+        known = [self._known_turns(flow) for flow in first]
+        # Twice as many turns as fall to each on average, which is mostly one.
+        if first and min(known) <= min(FEW_HEADS, 2 * budget // len(first)):
+            short = [flow for flow, turns in zip(first, known, strict=True) if turns <= self.spare]
             # The turns of the others are theirs.
             yield from self._load(short, ceil(budget * len(short) / len(first)))
 
-    def _is_short(self, flow: Flow, count: int) -> bool:
-        """Whether so many turns of a flow may need rows that are not on the board."""
-        lanes = flow.lanes
-        if len(lanes) != 1 or flow.open != 1:
-            return True
-        lane = lanes[0][2]
+    def _known_turns(self, flow: Flow) -> float:
+        """How many turns of a flow need no rows that are not on the board."""
+        if flow.open != 1 or len(flow.lanes) != 1:
+            return 0
+        lane = flow.lanes[0][2]
         if lane.gates is None and self.policy.has_keyed_gates and self._has_unasked_gates(lane):
-            return True
-        return len(lane.heads) - lane.next_head <= count and not lane.exhausted
+            return 0
+        known = len(lane.heads) - lane.next_head
+        return inf if lane.exhausted or 0 < lane.ready <= known else known
 
     def _load(self, flows: list[Flow], budget: int) -> Generator[Need, Supply, None]:
         quota = turns(self.board, flows, budget)
@@ -516,7 +533,7 @@ class Working:
         is_short = False
         for lane, count in zip(lanes, counts, strict=True):
             known = len(lane.heads) - lane.next_head
-            if lane.exhausted or known >= count + self.spare // 2:
+            if lane.exhausted or known >= count + self.spare * 3 // 4:
                 continue
             if self.paces and lane.gates:
                 count = min(count, min(map(self.room, lane.gates)))
@@ -566,9 +583,9 @@ class Working:
         board, lag = self.board, self.snapshot.lag
         self._unspeak()
         for gate in board.gates.values():
-            if lag:
+            if lag and (gate.before is not None or gate.shared is not None):
                 gate.postpone(self.now, lag)
-            if gate.waiting or gate.wake_at is not None or gate.shared is not None or gate.bound.level is Level.QUEUE:
+            if gate.waiting or gate.wake_at is not None or gate.shared is not None or gate.is_of_queue:
                 self._set_alarm(gate)
         self._leave_others()
         queue = QueueRow(self.vtime, *self._cursor(), board.tie, board.cost)
@@ -612,7 +629,7 @@ class Working:
     def _set_alarm(self, gate: Gate) -> None:
         """When this gate must be looked at although nothing is released."""
         room = self.room(gate)
-        stops_queue = gate.bound.level is Level.QUEUE and bool(self.heap or not self.scan_ended)
+        stops_queue = gate.is_of_queue and bool(self.heap or not self.scan_ended)
         waits = room <= 0 and bool(gate.waiting or stops_queue)
         gate.denied += waits and stops_queue
         if gate.shared is not None:

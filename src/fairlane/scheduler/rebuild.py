@@ -67,7 +67,11 @@ def carried_gates(policy: Policy, now: Instant, gates: Iterable[GateRow]) -> lis
     carried = []
     for row in gates:
         bound = policy.bound_named(row.limit)
-        limit = None if bound is None or bound.is_shared else policy.limit_at(bound, tuple(row.key), row.value)
+        if bound is not None and bound.is_shared:
+            # What it holds is with the gate that queues share.
+            carried += [msgspec.structs.replace(row, wake_at=now)] if row.waiting else []
+            continue
+        limit = None if bound is None else policy.limit_at(bound, tuple(row.key), row.value)
         if bound is not None and limit is not None:
             gate = Gate(row, bound, limit)
             if not limit.counts_in_flight:

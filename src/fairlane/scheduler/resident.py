@@ -153,7 +153,8 @@ class ResidentBoard:
         snapshot = yield from self.snapshot(events, want, lag=lag, listens=listens, ahead=ahead)
         plan = yield from self.answer(plan_claims(snapshot, want))
         for gate in plan.gates:
-            self._place_gate(gate)  # now: the next alarm is asked for before the plan is written
+            if not gate.is_resident or gate.alarm != gate.wake_at:
+                self._place_gate(gate)  # now: the next alarm is asked for before the plan is written
         return plan
 
     def snapshot(
@@ -313,7 +314,7 @@ class ResidentBoard:
         for flow in self.flows.values():
             flow.weight = policy.weight_at(flow.key, flow.own_weight)
         for lane in self.lanes.values():
-            lane.passes = None
+            lane.passes = lane.gates = None
         for row in [gate.row() for gate in self.gates.values()]:
             self._replace_gate(row)
 
@@ -507,6 +508,7 @@ class ResidentBoard:
 
     def _place_gate(self, gate: Gate) -> None:
         self.gates[gate.id] = gate
+        gate.is_resident = not gate.bound.is_shared
         if gate.alarm != gate.wake_at:
             if gate.alarm is not None:
                 self._alarms.drop((gate.alarm, gate.id))
@@ -522,8 +524,10 @@ class ResidentBoard:
 
     def _drop_gate(self, gate_id: bytes) -> None:
         gate = self.gates.pop(gate_id, None)
-        if gate is not None and gate.alarm is not None:
-            self._alarms.drop((gate.alarm, gate_id))
+        if gate is not None:
+            gate.is_resident = False
+            if gate.alarm is not None:
+                self._alarms.drop((gate.alarm, gate_id))
 
     def _drop_flow(self, flow: Flow) -> None:
         self._unplace_flow(flow)

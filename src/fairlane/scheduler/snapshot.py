@@ -365,6 +365,8 @@ class LaneTally(msgspec.Struct, array_like=True, gc=False):
     """Microseconds, of all that ended."""
     waited: int = 0
     """Microseconds for which those that started had been ready, added up."""
+    newest: Instant = 0
+    """When the last of those that arrived joined the lane, as far as their bells say; 0: none arrived."""
 
 
 class GateTally(msgspec.Struct, array_like=True, frozen=True, gc=False):

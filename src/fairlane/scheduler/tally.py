@@ -30,14 +30,18 @@ def tally(snapshot: Snapshot, board: Board, starts: Iterable[Start]) -> Tally | 
         if wait > 0:
             told.waited += wait
             waited += wait
-            longest = max(longest, wait)
+            if wait > longest:
+                longest = wait
     for bell in snapshot.arrivals:
         # As it was folded: what is taken from a lane that nobody knows is taken from nobody.
         if bell.count and (lane := board.lanes.get(bell.lane)) is not None:
-            _of(lane, lanes).arrived += bell.count
+            told = _of(lane, lanes)
+            told.arrived += bell.count
+            if bell.count > 0 and bell.since > told.newest:
+                told.newest = bell.since
     for release in snapshot.releases:
         if (lane := board.lanes.get(release.lane)) is not None:
-            told = _of(lane, lanes)
+            told = lanes.get(release.lane) or _of(lane, lanes)
             told.ended += release.ended
             told.failed += release.failed
             told.unstarted += release.unstarted

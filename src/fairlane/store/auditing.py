@@ -12,21 +12,12 @@ from fairlane.clock import Instant
 from fairlane.policy.overrides import Amendment, Override
 from fairlane.scheduler.census import Miscount
 from fairlane.store.operators import Handled
-
-__all__ = [
-    "EXPIRY",
-    "RECOUNT",
-    "UPKEEP",
-    "AuditEntry",
-    "Note",
-    "describe_amendments",
-    "describe_handled",
-    "describe_miscounts",
-    "entry_of",
-]
+from fairlane.store.procedures import Procedure, query
 
 TARGET = 5
 """Its place in a row."""
+LAST_ENTRY = 1 << 62
+"""What lies behind every entry."""
 EXPIRY = "expiry"
 """Who ends an override whose time has come."""
 UPKEEP = "upkeep"
@@ -94,13 +85,42 @@ def describe_handled(handled: Sequence[Handled]) -> tuple[int, str] | None:
     return (len(touched), msgspec.json.encode(touched | replaced).decode()) if touched else None
 
 
-def entry_of(row: Sequence[Any]) -> AuditEntry:
+def _entry_of(row: Sequence[Any]) -> AuditEntry:
     """A row of the audit, its target in words; of an action on jobs, how many there were in all of its parts."""
     *fields, jobs = row
     if jobs is not None:
         about = fields[TARGET]
         fields[TARGET] = f"{jobs:,} job{'s' * (jobs != 1)}{f': {about}' if about else ''}"
     return AuditEntry(*fields)
+
+
+def record(
+    note: Note,
+    now: Instant | None,
+    queue: str | None,
+    target: str,
+    before: str | None,
+    after: str | None,
+    jobs: int | None = None,
+) -> Procedure[None]:
+    """Leave an entry in the audit."""
+    said = (note.actor, note.action, queue, target, before, after, note.reason)
+    yield query("insert_audit", now, *said, note.act, note.part, jobs)
+
+
+def record_jobs(note: Note | None, now: Instant | None, handled: Sequence[Handled]) -> Procedure[None]:
+    """The same for an action on jobs: those that it touched, with the state they were in."""
+    told = describe_handled(handled)
+    if note is not None and told is not None:
+        count, before = told
+        yield from record(note, now, note.queue, note.about, before, None, count)
+
+
+def entries(queue: str | None, before: int | None, limit: int) -> Procedure[list[AuditEntry]]:
+    """The audit, the newest first."""
+    asked = (LAST_ENTRY if before is None else before, limit)
+    found = yield query("select_audit", *asked) if queue is None else query("select_audit_of_queue", *asked, queue)
+    return [_entry_of(row) for row in found]
 
 
 def _encoded(overrides: tuple[Override, ...]) -> str | None:

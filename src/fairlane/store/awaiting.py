@@ -10,8 +10,6 @@ from uuid import UUID
 
 from fairlane.job import JobRecord
 
-__all__ = ["Awaited", "forever", "see_end"]
-
 LOOK_EVERY = 10.0
 """Seconds between looks at a job of which nothing is heard: the last resort, if who ended it died before telling."""
 

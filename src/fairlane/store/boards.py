@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from fairlane.scheduler.resident import MOST_RESIDENT, ResidentBoard
 
-__all__ = ["MOST_WHOLE", "Boards"]
+__all__ = ["MOST_WHOLE", "PLANS_AT_MOST", "Boards", "Raced"]
 
 MOST_WHOLE = 2_000
 """Pieces of a kind that are read at once, so that the whole of a small board is in memory from the first claim on."""
 CHECKPOINT_AT = 20_000
 """Pieces that differ from the tables, and bytes of the journal, after which the tables are written."""
-CHECKPOINT_BYTES = 2 * 2**20
+CHECKPOINT_BYTES = 4 * 2**20
+
+PLANS_AT_MOST = 50
+"""How often a claim is planned anew because a job it had planned was cancelled meanwhile."""
+
+
+class Raced(Exception):
+    """A job that was planned is not ready any more. Its board is forgotten, and the claim is planned anew."""
 
 
 class Boards:

@@ -12,8 +12,6 @@ from fairlane.policy.kinds import read_limit
 from fairlane.policy.overrides import Override, Overrides
 from fairlane.policy.policy import Policy
 
-__all__ = ["Declared", "decode_limit", "decode_overrides", "decode_policy", "encode_limit"]
-
 
 class Declared(msgspec.Struct, frozen=True):
     """The policy in force for a queue once a declaration has been made."""

@@ -15,8 +15,6 @@ from fairlane.job import NewJob, Outcome, new_job_ids
 from fairlane.policy.unique import Conflict
 from fairlane.scheduler.settlement import Settlement
 
-__all__ = ["dying", "not_taken", "refused", "tell_of_conflicts"]
-
 log = logging.getLogger("fairlane.store")
 
 

@@ -11,8 +11,6 @@ from enum import Enum
 
 from fairlane.errors import FairlaneError
 
-__all__ = ["Fault", "of_sqlite", "of_sqlstate", "remedy_for"]
-
 
 class Fault(Enum):
     """Whose fault an error is, and so what helps."""

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import msgspec
 
-from fairlane.clock import Instant
+from fairlane.clock import SECOND, Instant
 from fairlane.policy.by import By
 from fairlane.policy.partitions import whole_of
 from fairlane.scheduler.explain import Service
@@ -44,6 +44,10 @@ LANES_AT_MOST = 2_000
 """Bells that no claim has folded and that are looked at one by one."""
 LONG_RUNS_AT_MOST = 20
 """Of one worker."""
+
+GONE_AFTER = 15 * 60 * SECOND
+OVERLAP = 10 * SECOND
+"""The last report of a process that died is older than its death."""
 
 
 class Counted(msgspec.Struct, frozen=True):
@@ -81,6 +85,8 @@ class QueueFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Of the newest dead jobs of all queues, those of this one; `is_all` if all dead jobs were looked at."""
     held: dict[str, Held]
     """By limit, whom it holds back. Gates of the whole queue hold back whoever is ready, and are not among them."""
+    held_jobs: int
+    """Of the ready ones, how many at least one of them holds back: see `jobs_held`."""
     oldest_ready_at: Instant | None
     """When the oldest job that still waits became ready."""
     next_due_at: Instant | None
@@ -212,7 +218,7 @@ def dead_loops(loops: Mapping[str, str]) -> dict[str, str]:
 
 
 class WorkerSeen(msgspec.Struct, frozen=True):
-    """A worker, and when it was last heard of. One that stopped has taken its report back."""
+    """A worker, and when it was last heard from. One that stopped has taken its report back."""
 
     id: str
     seen_at: Instant
@@ -222,10 +228,35 @@ class WorkerSeen(msgspec.Struct, frozen=True):
         """It has missed several reports in a row: it is gone, or stands still."""
         return now - self.seen_at > 4 * self.report.every
 
+    def is_gone(self, now: Instant) -> bool:
+        """It has been late for so long that it will not be back."""
+        return now - self.seen_at > GONE_AFTER
+
     @property
     def is_dispatcher(self) -> bool:
         """It publishes what it claims, and runs nothing."""
         return UUID(self.id).version == DISPATCHER
+
+
+def replaced(workers: Iterable[WorkerSeen], now: Instant) -> set[str]:
+    """The ids of those that are gone and whose queues are all served by live workers of their kind: by those that have
+    started on their host, or under their name, since they were last heard of; and of those long gone, by any."""
+    seen = list(workers)
+    alive = [each for each in seen if not each.is_late(now)]
+    return {
+        each.id
+        for each in seen
+        if each.is_late(now)
+        and set(each.report.queues)
+        <= {queue for heir in alive if _is_heir(heir, each, now) for queue in heir.report.queues}
+    }
+
+
+def _is_heir(heir: WorkerSeen, gone: WorkerSeen, now: Instant) -> bool:
+    if heir.is_dispatcher != gone.is_dispatcher:
+        return False
+    is_same_place = heir.report.host == gone.report.host or heir.report.name == gone.report.name
+    return gone.is_gone(now) or (is_same_place and heir.report.started_at > gone.seen_at - OVERLAP)
 
 
 def service_of(workers: Iterable[WorkerSeen], queues: Iterable[str], now: Instant) -> Service:

@@ -12,8 +12,6 @@ from fairlane.policy.partitions import parse_partition, partition_name
 from fairlane.store.operators import Cursor, JobFilter, JobPage
 from fairlane.store.protocol import Store
 
-__all__ = ["find_jobs", "known_partitions", "partitions_among"]
-
 
 async def known_partitions(store: Store, queue: str) -> list[str]:
     """A queue and every partition of it that the database knows, in order: also those that it has no more. Of a

@@ -12,8 +12,6 @@ from typing import Any
 from fairlane.blocking import ask_caller, is_blocking_call
 from fairlane.errors import ConfigurationError
 
-__all__ = ["DRIVERS", "driver_of", "is_a", "refuse_in_blocking_call"]
-
 DRIVERS = {
     "PostgreSQL": "an asyncpg or psycopg connection, or one of SQLAlchemy or Django over these",
     "SQLite": "a sqlite3 or aiosqlite connection, or one of SQLAlchemy or Django over these",

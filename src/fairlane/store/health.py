@@ -8,18 +8,6 @@ from fairlane.clock import Instant
 from fairlane.scheduler.journal import Delta
 from fairlane.scheduler.snapshot import QueueRow, Standing
 
-__all__ = [
-    "ConnectionLimit",
-    "Health",
-    "HorizonHolder",
-    "PostgresHealth",
-    "SqliteHealth",
-    "Standstill",
-    "TableHealth",
-    "Traces",
-    "standstills_in",
-]
-
 
 class ConnectionLimit(msgspec.Struct, frozen=True, kw_only=True):
     """A bound on connections to PostgreSQL, and how many there are."""

@@ -9,20 +9,9 @@ from uuid import UUID
 
 import msgspec
 
-from fairlane.errors import JobNotFound, SchemaTooNew, UnknownQueue
-from fairlane.job import AttemptRecord, FrozenKeys, State
+from fairlane.errors import JobNotFound, SchemaTooNew, StoreUnavailable, UnknownQueue
+from fairlane.job import AttemptRecord, FrozenKeys, JobRecord, State, told_in
 from fairlane.scheduler.journal import FORMAT
-
-__all__ = [
-    "attempts_of",
-    "decode_given",
-    "decode_key",
-    "decode_keys",
-    "journal_too_new",
-    "no_such_job",
-    "no_such_queue",
-    "not_among",
-]
 
 
 @lru_cache(maxsize=65_536)
@@ -40,6 +29,24 @@ def decode_key(text: str) -> list[str | None]:
 def decode_given(text: str | None) -> dict[str, float] | None:
     """Numbers that a job brought along, by name."""
     return None if text is None else msgspec.json.decode(text, type=dict[str, float])
+
+
+def uuid_of(found: UUID | bytes) -> UUID:
+    """An id as a database brings it."""
+    return UUID(bytes=found) if isinstance(found, bytes) else found
+
+
+def record_of(row: Sequence[Any]) -> JobRecord:
+    """A row of `select_job` as people see it."""
+    job, queue, task, state, priority, keys, *rest, is_cancelled, replays, has_on_dead, context = row
+    told = (bool(is_cancelled), replays, bool(has_on_dead), told_in(context))
+    values = (uuid_of(job), queue, task, State(state), priority, decode_keys(keys), *rest, *told)
+    return JobRecord(*values)
+
+
+def cancelled_too_fast(queue: str) -> StoreUnavailable:
+    """What a claim is refused with whose every plan was overtaken."""
+    return StoreUnavailable(f"queue {queue!r}: jobs were cancelled faster than they could be claimed; try again")
 
 
 def journal_too_new(queue: str, found: int) -> SchemaTooNew:

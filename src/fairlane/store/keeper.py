@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from fairlane.clock import Instant
-from fairlane.job import JobRecord
-from fairlane.policy.by import By
-from fairlane.scheduler.figures import Minute, Place
-from fairlane.scheduler.snapshot import GateRow, LaneRow, SharedGateRow
-from fairlane.store.decoding import Declared
-from fairlane.store.figures import KeyPage, KeySort, LanesCounted, QueueFigures, Tallied, WorkerSeen
+from fairlane.store.figures import Tallied
 from fairlane.store.health import Health, Standstill
-from fairlane.store.stats import Looking, Moment, Named
+from fairlane.store.stats import Looking, Moment
 from fairlane.store.sums import NOTHING, Work, work_of
 
 __all__ = ["StatsKeeper"]
@@ -28,7 +23,7 @@ AT_CHECKPOINT = 1_000
 
 
 class StatsKeeper(Protocol):
-    """A store, as far as stats are concerned. A question by itself is `ask` with one method of `Moment`."""
+    """A store, as far as stats are concerned. What there is to ask are the methods of `Moment`."""
 
     async def ask(self, question: Callable[[Moment], Looking[T]]) -> T:
         """Answer a question from one snapshot, as of one moment: whatever it asks, and however much. It may be asked
@@ -65,55 +60,6 @@ class StatsKeeper(Protocol):
         """The tables of a queue were written. Perhaps no worker is there to add up, and nobody but those who claim."""
         if (await self.tally(queue, AT_CHECKPOINT, EVER)).more:
             await self._add_all_up(queue)
-
-    async def policies(self) -> dict[str, Declared]:
-        return await self.ask(Moment.policies)
-
-    async def survey(self, queues: Sequence[str]) -> list[QueueFigures]:
-        return await self.ask(lambda moment: moment.survey(queues))
-
-    async def minutes(self, queues: Sequence[str], since: Instant) -> dict[str, list[Minute]]:
-        return await self.ask(lambda moment: moment.minutes(queues, since))
-
-    async def list_keys(
-        self,
-        queues: Sequence[str],
-        by: By,
-        *,
-        sort: KeySort = KeySort.WAITING,
-        search: str = "",
-        held_only: bool = False,
-        after: str | None = None,
-        limit: int = 50,
-    ) -> KeyPage:
-        return await self.ask(
-            lambda moment: moment.list_keys(
-                queues, by, sort=sort, search=search, held_only=held_only, after=after, limit=limit
-            )
-        )
-
-    async def keys_named(self, queues: Sequence[str], places: Sequence[Place]) -> list[Named]:
-        return await self.ask(lambda moment: moment.keys_named(queues, places))
-
-    async def list_held(self, queues: Sequence[str], limit: int = 20) -> list[Named]:
-        return await self.ask(lambda moment: moment.list_held(queues, limit))
-
-    async def lanes_of(self, queue: str, flow: bytes, limit: int = 50) -> list[LaneRow]:
-        return await self.ask(lambda moment: moment.lanes_of(queue, flow, limit))
-
-    async def scheduled_by_lane(self, queues: Sequence[str]) -> LanesCounted:
-        return await self.ask(lambda moment: moment.scheduled_by_lane(queues))
-
-    async def gates_named(
-        self, gates: Mapping[str, Sequence[bytes]], shared: Sequence[bytes]
-    ) -> tuple[list[GateRow], list[SharedGateRow]]:
-        return await self.ask(lambda moment: moment.gates_named(gates, shared))
-
-    async def next_jobs(self, queue: str, keys: Mapping[str, str | None], limit: int = 20) -> list[JobRecord]:
-        return await self.ask(lambda moment: moment.next_jobs(queue, keys, limit))
-
-    async def workers(self) -> list[WorkerSeen]:
-        return await self.ask(Moment.workers)
 
     async def health(self, *, brief: bool = False) -> Health:
         """The condition of the database itself, as far as it tells; `brief`: only what comes and goes, and is cheap to

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
+from heapq import nsmallest
 from typing import Any
 from uuid import UUID
 
@@ -14,34 +15,38 @@ from fairlane.clock import Instant
 from fairlane.errors import ConfigurationError
 from fairlane.policy.by import By
 from fairlane.policy.policy import Policy
-from fairlane.scheduler.figures import HOUR, HOURS, Held, KeyFigures, Minute, Place, Recent, Span
+from fairlane.scheduler.figures import HOUR, HOURS, Held, KeyFigures, Minute, Place, Span
 from fairlane.scheduler.snapshot import LaneTally
 from fairlane.store.figures import KeyPage, KeySort, WorkerReport, WorkerSeen, key_scope
 
 __all__ = [
     "FEW",
     "HIGHEST",
+    "LISTS",
     "LONGEST_KEY",
     "LOWEST",
     "Kept",
     "KeyPlace",
+    "KeySums",
     "add_held",
     "decode_held",
     "decode_hours",
+    "decode_lanes",
     "decode_minute",
+    "decode_sums",
     "encode",
+    "first_of",
     "key_figures",
     "key_text",
     "label_of",
-    "listing",
     "matching",
     "most_held",
-    "named_now",
     "page_of",
     "parameters",
-    "release_tally",
+    "place_of",
     "sought",
     "start_of",
+    "with_arrivals",
     "worker_seen",
 ]
 
@@ -203,11 +208,6 @@ LISTS = {
 }
 
 
-def listing(sort: KeySort, *, held_only: bool) -> str:
-    """The statement that lists keys in this order."""
-    return "list_keys_by_waiting_if_held" if held_only and sort is KeySort.WAITING else LISTS[sort]
-
-
 def start_of(place: KeyPlace | None) -> tuple[int, str, str]:
     """After what a list goes on, as its statement takes it."""
     return (LOWEST, "", "") if place is None else (place.value, place.key, place.queue)
@@ -270,28 +270,78 @@ def matching(found: Iterable[tuple[str, KeyFigures]], sought: str) -> list[tuple
     ]
 
 
-def named_now(stored: Iterable[KeyFigures], recent: Recent, places: Iterable[Place]) -> list[KeyFigures]:
-    """The keys that were asked for, wherever anything is known of them."""
-    known = {(each.by, each.key): each for each in stored}
-    changed = {(each.by, each.key): each for each in recent.over(known.values())}
-    found = [changed.get(place) or known.get(place) for place in dict.fromkeys(places)]
-    return [each for each in found if each is not None and not each.is_idle]
-
-
 def most_held(found: Iterable[tuple[str, KeyFigures]], limit: int) -> list[tuple[str, KeyFigures]]:
     """Of these keys, those behind whose limits most jobs wait."""
     held = [each for each in found if each[1].held_by]
     return sorted(held, key=lambda each: (-each[1].waiting, each[0], key_text(each[1].key)))[:limit]
 
 
-def release_tally(
-    keys: dict[str, str | None], priority: int, ended: int, failed: int, unstarted: int, ran: int, latest: Instant
-) -> tuple[Instant, LaneTally]:
-    """What claims that nobody has folded say of a lane, and about when they ended."""
-    return latest + ran // max(1, ended), LaneTally(keys, priority, 0, 0, ended, failed, unstarted, ran)
+class KeySums(msgspec.Struct, array_like=True, gc=False):
+    """What a list of keys is sorted by, of one key."""
+
+    scope: str
+    key: str
+    waiting: int = 0
+    running: int = 0
+    done: int = 0
+    started_at: Instant = 0
+    held_by: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> Place:
+        return place_of(self.scope, self.key)
 
 
-def _sorted_by(sort: KeySort, figures: KeyFigures) -> Instant | int:
+decode_sums = msgspec.json.Decoder(list[KeySums]).decode
+decode_lanes = msgspec.json.Decoder(list[LaneTally]).decode
+
+
+def place_of(scope: str, key: str) -> Place:
+    return _by(scope), _key(key)
+
+
+def with_arrivals(
+    stored: Iterable[KeySums], by: By, arrived: Mapping[tuple[str | None, ...], int], known: Collection[str]
+) -> list[KeySums]:
+    """The same with jobs that came since, of all keys but those that are known better."""
+    sums = {each.key: each for each in stored if each.key not in known}
+    scope = key_scope(by)
+    for key, count in arrived.items():
+        text = key_text(key)
+        found = sums.get(text)
+        if found is not None:
+            found.waiting += count
+        elif count > 0 and text not in known:
+            sums[text] = KeySums(scope, text, count)
+    return list(sums.values())
+
+
+def first_of(
+    sums: Iterable[KeySums],
+    sort: KeySort,
+    place: KeyPlace | None,
+    queue: str,
+    limit: int,
+    sought: str,
+    *,
+    held_only: bool,
+) -> list[str]:
+    """The first keys after that place of a list, by their names."""
+    name = queue.encode()
+    placed = (
+        (-_sorted_by(sort, each), each.key.encode(), name, each.key)
+        for each in sums
+        if (each.held_by or not held_only)
+        and len(each.key) < LONGEST_KEY
+        and (not sought or sought in label_of(_read_key(each.key)))
+    )
+    if place is not None:
+        start = place.order
+        placed = (each for each in placed if each[:3] > start)
+    return [key for *_, key in nsmallest(limit, placed)]
+
+
+def _sorted_by(sort: KeySort, figures: KeyFigures | KeySums) -> Instant | int:
     match sort:
         case KeySort.WAITING:
             return figures.waiting

@@ -7,6 +7,7 @@ its checksum is stored with it, and a database that was built from another text 
 from __future__ import annotations
 
 import re
+import sqlite3
 from collections.abc import Mapping, Sequence
 from functools import cache
 from hashlib import sha256
@@ -15,8 +16,6 @@ from importlib.resources import files
 import msgspec
 
 from fairlane.errors import SchemaError, SchemaOutOfDate, SchemaTooNew
-
-__all__ = ["Migration", "load_migrations", "pending", "require_current"]
 
 _FILE = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql\Z")
 
@@ -46,6 +45,17 @@ def _load(package: str) -> tuple[Migration, ...]:
     if numbers != list(range(1, len(numbers) + 1)):
         raise SchemaError(f"{package}: its migrations are numbered {numbers}; number them from 1 without a gap")
     return tuple(found[number] for number in numbers)
+
+
+def single_statements(script: str) -> list[str]:
+    """A script for SQLite, taken apart: `executescript` would commit the transaction that it is run in."""
+    statements, current = [], ""
+    for line in script.splitlines(keepends=True):
+        current += line
+        if sqlite3.complete_statement(current):
+            statements.append(current)
+            current = ""
+    return statements
 
 
 def load_migrations(package: str) -> list[Migration]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
 from uuid import UUID
 
 import msgspec
@@ -12,27 +13,19 @@ from fairlane.errors import ConfigurationError
 from fairlane.job import JobRecord, State
 from fairlane.parameters import check_fields
 from fairlane.policy.unique import Holder, Readmission
-
-__all__ = [
-    "AT_ONCE",
-    "BUSY",
-    "CANCEL",
-    "FORCE",
-    "LOOK_AT_MOST",
-    "PURGE",
-    "REPLAY",
-    "RETRY",
-    "Action",
-    "Cursor",
-    "Handled",
-    "JobFilter",
-    "JobPage",
-]
+from fairlane.store.job_rows import record_of, uuid_of
+from fairlane.store.procedures import Performer, Procedure, query
 
 AT_ONCE = 1_000
 """Jobs that one action handles: it is one transaction, and holds the jobs it changes."""
 LOOK_AT_MOST = 10_000
 """Jobs that one page of a listing looks at, whatever the filter lets through."""
+STRETCH = 1_000
+"""Jobs of a walk that are looked at together."""
+ENTRIES = 100
+"""Entries of finished jobs that are read together; one may name as many jobs as were settled together."""
+LAST = 2**63 - 1
+LAST_ID = UUID(int=2**128 - 1)
 BUSY = "somebody else is changing it at this moment"
 _NO_SUCH_JOB = "there is no such job: it was never stored, or its retention has passed"
 
@@ -166,3 +159,89 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True):
             raise ConfigurationError(
                 f"after={text!r} is no place in this listing; give what its last page said"
             ) from None
+
+
+class Listing(Performer, Protocol):
+    """A store, as far as listing jobs is concerned."""
+
+    async def find_jobs(self, filter: JobFilter, after: str | None = None, limit: int = 100) -> JobPage:
+        """A page of the jobs that fit, the newest first: by id, or by their end where `filter.state` is final.
+
+        While jobs come, change and go, paging on brings no job twice that stays as it is, and leaves none out.
+        """
+        queue = None if filter.queue is None else await self._queue_number(filter.queue)
+        return await self._look_up_together(lambda: find(filter, queue, after, limit))
+
+    async def _queue_number(self, name: str) -> int:
+        """The number of a queue, or `UnknownQueue`."""
+        ...
+
+
+def find(wanted: JobFilter, queue: int | None, after: str | None, limit: int) -> Procedure[JobPage]:
+    """Walk the index that serves this filter, a stretch at a time, until the page is full or enough was looked at."""
+    place = Cursor.decode(after, by_end=wanted.is_by_end)
+    found: list[JobRecord] = []
+    looked_at = 0
+    while looked_at < LOOK_AT_MOST:
+        stretch = yield from _stretch(wanted, queue, place, min(STRETCH, LOOK_AT_MOST - looked_at))
+        if not stretch:
+            return JobPage(found, None)
+        found += yield from _fitting(stretch, wanted, queue, limit - len(found))
+        if len(found) >= limit:
+            last = next(each for each in stretch if each.job == found[-1].id)
+            return JobPage(found, last.encode())
+        place = stretch[-1]
+        looked_at += len(stretch)
+    assert place is not None
+    return JobPage(found, place.encode())
+
+
+def _stretch(wanted: JobFilter, queue: int | None, place: Cursor | None, count: int) -> Procedure[list[Cursor]]:
+    """The next places of the walk that serves a filter."""
+    before = None if place is None else place.job
+    match wanted.state:
+        case State.DONE | State.DEAD | State.CANCELLED as state:
+            return (yield from _stretch_of_ended(wanted, state, place, count))
+        case State.RUNNING:
+            walked = yield query("walk_running_jobs", before, count)
+        case _ if queue is not None:
+            walked = yield query("walk_jobs_of_queue", before, count, queue)
+        case _:
+            walked = yield query("walk_jobs", before, count)
+    return [Cursor(uuid_of(job)) for (job,) in walked]
+
+
+def _stretch_of_ended(wanted: JobFilter, state: State, place: Cursor | None, count: int) -> Procedure[list[Cursor]]:
+    until = LAST if wanted.finished_until is None else wanted.finished_until
+    start = place or Cursor(LAST_ID, until, 0 if wanted.finished_until is not None else LAST)
+    while True:
+        asked = (int(state), start.at, start.entry, wanted.finished_since or 0, ENTRIES)
+        entries = yield query("walk_finished", *asked)
+        found = [Cursor(job, at, entry) for at, entry, named in entries for job in _in_order(named)]
+        # The entry that an earlier page has come to may name jobs that are still to be looked at.
+        found = [each for each in found if (each.at, each.entry) != (start.at, start.entry) or each.job < start.job]
+        if found or len(entries) < ENTRIES:
+            return found[:count]
+        start = Cursor(UUID(int=0), entries[-1][0], entries[-1][1])
+
+
+def _in_order(named: bytes | list[UUID]) -> list[UUID]:
+    """The jobs that an entry names: on PostgreSQL those that ended together, on SQLite each by itself."""
+    return sorted(named, reverse=True) if isinstance(named, list) else [uuid_of(named)]
+
+
+def _fitting(stretch: Sequence[Cursor], wanted: JobFilter, queue: int | None, limit: int) -> Procedure[list[JobRecord]]:
+    found = yield query(
+        "select_fitting",
+        [each.job for each in stretch],
+        queue,
+        wanted.task,
+        None if wanted.state is None else int(wanted.state),
+        msgspec.json.encode(wanted.keys).decode(),
+        wanted.enqueued_since,
+        wanted.enqueued_until,
+        wanted.finished_since,
+        wanted.finished_until,
+        limit,
+    )
+    return [record_of(row) for row in found]

@@ -13,45 +13,25 @@ from uuid import UUID, uuid4
 import msgspec
 
 from fairlane.clock import SECOND, Instant
-from fairlane.job import AttemptRecord, Claim, JobRecord, NewJob, State
+from fairlane.job import Claim, JobRecord, NewJob, State
 from fairlane.policy.overrides import Amendment, Override
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import NO_KEYS, Conflict, Holder, OnReplayConflict
 from fairlane.scheduler.census import Miscount
-from fairlane.scheduler.explain import Facts
 from fairlane.scheduler.pace import Pace
 from fairlane.scheduler.settlement import DISPATCHER, Settlement
 from fairlane.scheduler.snapshot import GateRow, Start
 from fairlane.scheduler.strays import WaitingLane
-from fairlane.store.auditing import AuditEntry, Note
+from fairlane.store.auditing import Note
 from fairlane.store.decoding import Declared
 from fairlane.store.figures import WorkerReport
 from fairlane.store.health import Traces
 from fairlane.store.keeper import StatsKeeper
-from fairlane.store.operators import Handled, JobFilter, JobPage
+from fairlane.store.operators import Handled, Listing
 from fairlane.store.queue_time import QueueTime
+from fairlane.store.records import Records
 from fairlane.store.schedules import ScheduleKeeping
-
-__all__ = [
-    "Adopted",
-    "Choice",
-    "Claimed",
-    "Counted",
-    "Declared",
-    "Landings",
-    "Listener",
-    "Looked",
-    "Pruned",
-    "QueueCounts",
-    "Reaped",
-    "Rehomed",
-    "Renewed",
-    "Retention",
-    "Store",
-    "Traces",
-    "WorkerIdentity",
-    "paces_of",
-]
+from fairlane.store.values import Values
 
 FOLD_AT_MOST = 1_000
 """Arrival bells folded by one claim: activating a lane has a cost, and releases must not wait behind a flood."""
@@ -62,8 +42,6 @@ PROMOTE_AT_MOST = 1_000
 LANES_PER_SCANNED_FLOW = 2
 EVERYONE = 1 << 20
 """More than ever wait for a queue's jobs."""
-LAST_ENTRY = 1 << 62
-"""What lies behind every entry of the audit."""
 CLOCKS_DIFFER_BY = 3_600 * SECOND
 """An ended session is remembered for so much longer than it would have lasted: sessions expire by other clocks."""
 UNFOLDED_AT_MOST = 200
@@ -232,7 +210,7 @@ class Listener(Protocol):
         ...
 
 
-class Store(StatsKeeper, ScheduleKeeping, Protocol):
+class Store(StatsKeeper, Records, Values, Listing, ScheduleKeeping, Protocol):
     """A durable home for jobs. Every method is one transaction, or says otherwise."""
 
     async def open(self) -> None:
@@ -295,18 +273,6 @@ class Store(StatsKeeper, ScheduleKeeping, Protocol):
         the first name; in force at every claimer's next claim. `InvalidOverride` where one has no place. One whose time
         has come ends by itself, and whoever it held back is looked at then."""
         ...
-
-    async def audit(self, queue: str | None = None, before: int | None = None, limit: int = 100) -> list[AuditEntry]:
-        """What operators did, the newest first."""
-        ...
-
-    async def end_session(self, session: str, expires_at: Instant) -> None:
-        """Remember that a session of the dashboard has ended, at least until it would have expired."""
-        ...
-
-    async def is_session_ended(self, session: str) -> bool: ...
-
-    async def queues(self) -> list[str]: ...
 
     async def enqueue(
         self, jobs: Sequence[NewJob], tx: Any = None, progress: Callable[[int], None] | None = None
@@ -438,50 +404,10 @@ class Store(StatsKeeper, ScheduleKeeping, Protocol):
         """Note how far a running job is; a claim that is gone reports nothing."""
         ...
 
-    async def job(self, job: UUID) -> JobRecord:
-        """The job as it stands, or `JobNotFound`."""
-        ...
-
-    async def attempts(self, job: UUID) -> list[AttemptRecord]:
-        """Every attempt of a job, the last one included, in order."""
-        ...
-
-    async def contexts(self, ids: Sequence[UUID]) -> dict[UUID, str]:
-        """The contexts of these jobs, as JSON; those that have none are left out."""
-        ...
-
-    async def given(self, ids: Sequence[UUID]) -> dict[UUID, dict[str, float]]:
-        """The numbers that these jobs brought along, by the name of their limit; those without any are left out."""
-        ...
-
-    async def retries(self, ids: Sequence[UUID]) -> dict[UUID, int]:
-        """How often each of these jobs asked for a retry since it was enqueued or replayed; those at 0 are left out."""
-        ...
-
     async def counts(self, queue: str) -> QueueCounts: ...
 
     async def listen(self, worker: WorkerIdentity) -> Listener:
         """Open this worker's ear."""
-        ...
-
-    async def get_value(self, key: str, tx: Any = None) -> bytes | None:
-        """The value of a key; `None` where there is none. All of these take the caller's transaction as `tx`."""
-        ...
-
-    async def put_value(self, key: str, value: bytes, tx: Any = None) -> None: ...
-
-    async def delete_value(self, key: str, tx: Any = None) -> bool:
-        """Remove a key. Returns whether it was there."""
-        ...
-
-    async def compare_and_set_value(
-        self, key: str, expected: bytes | None, value: bytes | None, tx: Any = None
-    ) -> bool:
-        """Replace a key's value if it is the expected one; `None` stands for no value. Returns whether it was."""
-        ...
-
-    async def scan_values(self, low: str, end: str, limit: int, tx: Any = None) -> list[tuple[str, bytes]]:
-        """The keys from `low` to before `end` in the order of their bytes, with their values."""
         ...
 
     async def wait_until_ended(self, job: UUID, until: Instant | None) -> JobRecord:
@@ -491,24 +417,8 @@ class Store(StatsKeeper, ScheduleKeeping, Protocol):
         """
         ...
 
-    async def examine(
-        self, queue: str | None = None, job: UUID | None = None, keys: Mapping[str, str | None] | None = None
-    ) -> Facts:
-        """What there is to know of why a job, the jobs of some keys, or a queue's jobs wait.
-
-        Looking changes nothing, and reads a bounded number of rows. The queue need not be given for a job.
-        """
-        ...
-
     # The operator's side of a job's life. Each action is one transaction over at most `AT_ONCE` jobs, and reports on
     # every one of them: on those that it skipped too, and why.
-
-    async def find_jobs(self, filter: JobFilter, after: str | None = None, limit: int = 100) -> JobPage:
-        """A page of the jobs that fit, the newest first: by id, or by their end where `filter.state` is final.
-
-        While jobs come, change and go, paging on brings no job twice that stays as it is, and leaves none out.
-        """
-        ...
 
     async def replay(
         self,
@@ -575,10 +485,6 @@ class Store(StatsKeeper, ScheduleKeeping, Protocol):
     async def lanes(self, queue: str, *, keeps: bool = False) -> list[WaitingLane]:
         """The lanes of jobs that wait or run, and those that scheduled jobs will join, once bells are folded as a claim
         would: which changes nothing unless it `keeps` what it has folded."""
-        ...
-
-    async def policy_versions(self, queues: Sequence[str]) -> dict[str, int]:
-        """The versions of the policies in force, by queue: what a producer asks again and again."""
         ...
 
     async def report(self, worker: WorkerIdentity, report: WorkerReport | None) -> None:

@@ -18,8 +18,6 @@ import msgspec
 
 from fairlane.clock import Clock, Instant
 
-__all__ = ["KEPT_EVERY", "UNKNOWN", "Expected", "QueueClock", "QueueTime", "Witness"]
-
 KEPT_EVERY = 100_000
 """Microseconds after which the latest instant is stored again."""
 

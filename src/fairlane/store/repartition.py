@@ -17,9 +17,9 @@ from fairlane.policy.partitions import parse_partition, partition_name
 from fairlane.policy.repartition import LEARNED_AFTER, Phase, in_phase, next_phase, others, phase_of, widths
 from fairlane.scheduler.snapshot import GateRow
 from fairlane.store.auditing import Note
-from fairlane.store.protocol import Declared, Store
-
-__all__ = ["MOVED_AT_ONCE", "PARTITION", "Advanced", "advance"]
+from fairlane.store.decoding import Declared
+from fairlane.store.protocol import Store
+from fairlane.store.stats import Moment
 
 PARTITION = "partition"
 """What the audit calls it."""
@@ -63,7 +63,7 @@ async def advance(store: Store, queue: str, note: Note, limit: int = MOVED_AT_ON
 async def _partitions(store: Store, queue: str) -> dict[int, Declared]:
     """What is in force in each partition, all of one moment."""
     found = {}
-    for name, declared in (await store.policies()).items():
+    for name, declared in (await store.ask(Moment.policies)).items():
         of, index = parse_partition(name) or (name, 0)
         if of == queue:
             found[index] = declared

@@ -11,9 +11,9 @@ import msgspec
 from fairlane.clock import Instant
 from fairlane.job import NewJob, Outcome
 from fairlane.policy.unique import Conflict
-from fairlane.store.auditing import Note
-
-__all__ = ["ORPHANED_AFTER", "Fired", "ScheduleKeeping", "ScheduleRow"]
+from fairlane.store.auditing import Note, record
+from fairlane.store.job_rows import uuid_of
+from fairlane.store.procedures import Performer, Procedure, is_done, query
 
 ORPHANED_AFTER = 180 * 1_000_000
 """Microseconds after which a schedule that no worker has said to have is nobody's."""
@@ -68,18 +68,21 @@ class Fired(msgspec.Struct, frozen=True):
         return met.holder if met.outcome is Outcome.DUPLICATE else None
 
 
-class ScheduleKeeping(Protocol):
+class ScheduleKeeping(Performer, Protocol):
     """What a store does for schedules. Every method is one transaction."""
 
     async def schedules(self, names: Collection[str] | None = None) -> list[ScheduleRow]:
         """All of them, or those of these names; by name."""
-        ...
+        return await self._look_up(lambda: _select(names))
 
     async def put_schedule(
         self, name: str, digest: bytes, document: str, next_at: Instant | None, *, instead_of: bytes | None
     ) -> bool:
         """Store a declaration, new or instead of the one with this digest; False if it is another one by now."""
-        ...
+        given = (name, digest, document, next_at)
+        if instead_of is None:
+            return await self._transact(lambda: is_done("insert_schedule", self._now(), *given))
+        return await self._transact(lambda: is_done("replace_schedule", self._now(), *given, instead_of))
 
     async def keep_schedules(self, digests: dict[str, bytes], worker: UUID | None = None) -> None:
         """Say that a worker has these declarations. Others of the same names are left alone. From now on its listener
@@ -97,3 +100,44 @@ class ScheduleKeeping(Protocol):
         """Pause or resume a schedule (from `next_at` on), or trigger it once where neither is said; recorded. Returns
         how it stands now; `None`: there is none of this name."""
         ...
+
+
+def _select(names: Collection[str] | None) -> Procedure[list[ScheduleRow]]:
+    asked = query("select_schedules") if names is None else query("select_schedules_named", list(names))
+    return [_row(row) for row in (yield asked)]
+
+
+def lock(name: str) -> Procedure[ScheduleRow | None]:
+    """A schedule that nobody else changes until this transaction has ended."""
+    found = yield query("lock_schedule", name)
+    return _row(found[0]) if found else None
+
+
+def fire(row: ScheduleRow, fired: Fired, now: Instant | None) -> Procedure[bool]:
+    """Whether the schedule stood as in `row`, and has been moved on."""
+    after = (fired.next_at, fired.triggered, fired.slot, fired.job)
+    before = (row.name, row.digest, row.next_at, row.triggered, row.is_paused)
+    return is_done("fire_schedule", now, *after, *before)
+
+
+def name_job(row: ScheduleRow, fired: Fired, conflicts: Mapping[UUID, Conflict]) -> Procedure[None]:
+    """Name the job that stands for what was fired, if it is another than was thought."""
+    if (standing := fired.standing(conflicts)) != fired.job:
+        yield query("name_last_job", row.name, standing)
+
+
+def amend(
+    row: ScheduleRow, note: Note, now: Instant | None, is_paused: bool | None, next_at: Instant | None
+) -> Procedure[ScheduleRow]:
+    paused, due, triggers = row.is_paused, row.next_at, row.triggers + 1
+    if is_paused is not None:
+        paused, due, triggers = is_paused, row.next_at if is_paused else next_at, row.triggers
+    changed = yield query("amend_schedule", row.name, paused, due, triggers)
+    yield from record(note, now, note.queue, f"schedule {row.name}", None, None)
+    return _row(changed[0])
+
+
+def _row(row: Sequence[Any]) -> ScheduleRow:
+    values = list(row)
+    values[4], values[8] = bool(row[4]), None if row[8] is None else uuid_of(row[8])
+    return ScheduleRow(*values)

@@ -6,16 +6,14 @@ What they apply is recorded as our own `migrate` records it, so that each finds 
 from __future__ import annotations
 
 import re
-import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fairlane.errors import ConfigurationError, SchemaError
-from fairlane.store.migrate import Migration, load_migrations, pending
+from fairlane.store.migrate import Migration, load_migrations, pending, require_current
+from fairlane.store.procedures import Procedure, Script, query
 from fairlane.store.statements import load_statements
-
-__all__ = ["Schema", "single_statements"]
 
 _PACKAGES = {"postgresql": "fairlane.store.postgres", "sqlite": "fairlane.store.sqlite"}
 _RECORD = re.compile(r"create table if not exists (\S+)")
@@ -49,7 +47,9 @@ class Schema:
         newest = self.newest
         to = newest if to is None else to
         if to > newest:
-            raise SchemaError(f"this version of Fairlane has {newest} migrations, not {to}; upgrade Fairlane first")
+            raise SchemaError(
+                f"the newest migration of this version of Fairlane is {newest}, not {to}; upgrade Fairlane first"
+            )
         if not 0 <= after < to:
             raise SchemaError(f"after={after} and to={to} name no migration; say 0 <= after < to <= {newest}")
         return load_migrations(self.package)[after:to]
@@ -60,20 +60,40 @@ class Schema:
         parts += [self._with_record(migration) for migration in self.between(after, to)]
         return "\n\n".join(parts) + "\n"
 
+    def require_current(self) -> Procedure[None]:
+        """Raise `SchemaOutOfDate` or `SchemaTooNew` unless the database is what this program needs."""
+        require_current(load_migrations(self.package), (yield from self._applied()))
+
+    def migrate(self, to: int | None = None) -> Procedure[list[str]]:
+        """Apply what is missing, one process at a time, all of it or nothing; the names of what was applied."""
+        if self.package == _PACKAGES["postgresql"]:
+            yield query("lock_migrations")
+        yield Script(f"{self._statement('create_migrations')};")
+        todo = pending(load_migrations(self.package), (yield from self._applied()))
+        todo = [each for each in todo if to is None or each.number <= to]
+        for migration in todo:
+            yield Script(self._with_record(migration))
+        return [migration.name for migration in todo]
+
     def apply(self, to: int, ask: Callable[[str], Rows], run: Callable[[str], object]) -> list[str]:
-        """Apply what the database lacks up to `to`, in the caller's transaction; the names of what was applied.
+        """The same up to `to`, in the caller's transaction.
 
         `ask` returns the rows of one statement; `run` runs a script of several, and ends no transaction.
         """
         self.between(0, to)
-        if self.package == _PACKAGES["postgresql"]:
-            ask(self._statement("lock_migrations"))
-        run(f"{self._statement('create_migrations')};")
-        applied = {row[0]: row[1] for row in ask(self._statement("select_migrations"))}
-        todo = [each for each in pending(load_migrations(self.package), applied) if each.number <= to]
-        for migration in todo:
-            run(self._with_record(migration))
-        return [migration.name for migration in todo]
+        migrating, found = self.migrate(to), None
+        try:
+            while True:
+                asked = migrating.send(found)
+                found = run(asked.sql) if isinstance(asked, Script) else list(ask(self._statement(asked.name)))
+        except StopIteration as stop:
+            applied: list[str] = stop.value
+            return applied
+
+    def _applied(self) -> Procedure[dict[int, str]]:
+        """The checksum of each migration that the database has."""
+        is_there = (yield query("has_migrations"))[0][0]
+        return {row[0]: row[1] for row in (yield query("select_migrations"))} if is_there else {}
 
     def _with_record(self, migration: Migration) -> str:
         # Numbers, file names and checksums of our own package: nothing here comes from a user.
@@ -89,14 +109,3 @@ class Schema:
 
     def _statement(self, name: str) -> str:
         return load_statements(self.package, "queries.sql")[name]
-
-
-def single_statements(script: str) -> list[str]:
-    """A script for SQLite, taken apart: `executescript` would commit the transaction that it is run in."""
-    statements, current = [], ""
-    for line in script.splitlines(keepends=True):
-        current += line
-        if sqlite3.complete_statement(current):
-            statements.append(current)
-            current = ""
-    return statements

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 
-__all__ = ["load_statements"]
+from fairlane.store.migrate import load_migrations
 
 _NAME = re.compile(r"^-- name: ([a-z_]+)\s*$", re.MULTILINE)
 
 
 @cache
-def load_statements(package: str, *names: str) -> Mapping[str, str]:
+def load_functions(package: str, *names: str) -> dict[str, str]:
+    """The bodies of functions of a store's schema, as its last migration that defines each has it: a statement that
+    the database carries out by itself and is also sent is written once."""
+    schema = "\n".join(migration.sql for migration in load_migrations(package))
+    return {
+        name: re.findall(rf"function fairlane\.{name}\(.*?\nas \$\$\n(.*?)\n\$\$;", schema, re.DOTALL)[-1]
+        for name in names
+    }
+
+
+@cache
+def load_statements(package: str, *names: str) -> dict[str, str]:
     """The statements of one store's `.sql` files by name. `-- name: claim_jobs` starts one; comments stay with it."""
     statements: dict[str, str] = {}
     for name in names:

@@ -7,8 +7,8 @@ nothing.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from heapq import nsmallest
 from itertools import product
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
@@ -17,13 +17,46 @@ import msgspec
 
 from fairlane.clock import Instant
 from fairlane.job import JobRecord
+from fairlane.policy.backlog import Backlog
 from fairlane.policy.by import By
-from fairlane.policy.policy import Policy
-from fairlane.scheduler.figures import DAY, MINUTE, KeyFigures, Minute, Pending, Place, Recent, changes_of_held
-from fairlane.scheduler.gauge import freed_slots, held_now, touched_gates, without
+from fairlane.policy.keys import select
+from fairlane.policy.policy import BoundLimit, Policy
+from fairlane.scheduler.board import Board, Gate
+from fairlane.scheduler.explain import OWN_LANES, Facts, Subject, siblings_of
+from fairlane.scheduler.figures import (
+    DAY,
+    MINUTE,
+    Held,
+    KeyFigures,
+    Minute,
+    Place,
+    Recent,
+    Unseen,
+    changes_of_held,
+    jobs_held,
+)
+from fairlane.scheduler.gauge import (
+    Ends,
+    LaneKeys,
+    board_now,
+    first_shut,
+    gates_in_doubt,
+    held_now,
+    is_in_doubt,
+    shared_gates_of,
+)
 from fairlane.scheduler.journal import Tail
 from fairlane.scheduler.resident import Ask, Found, ResidentBoard
-from fairlane.scheduler.snapshot import Arrival, Forced, GateRow, GateTally, LaneRow, LaneTally, SharedGateRow
+from fairlane.scheduler.snapshot import (
+    Arrival,
+    Forced,
+    GateRow,
+    LaneRow,
+    LaneTally,
+    Release,
+    SharedGateRow,
+    SharedRelease,
+)
 from fairlane.scheduler.tally import decode_tally
 from fairlane.scheduler.upcoming import upcoming
 from fairlane.store import key_rows
@@ -39,11 +72,17 @@ from fairlane.store.figures import (
     QueueFigures,
     WorkerSeen,
     key_scope,
+    service_of,
 )
 from fairlane.store.job_rows import decode_key, decode_keys, no_such_queue
-from fairlane.store.key_rows import KeyPlace
+from fairlane.store.key_rows import KeyPlace, KeySums, decode_lanes, decode_sums
+from fairlane.store.operators import JobFilter, JobPage
+from fairlane.store.procedures import Query
 
 __all__ = [
+    "Examine",
+    "FindJobs",
+    "LaneNow",
     "Looking",
     "Many",
     "Moment",
@@ -54,27 +93,24 @@ __all__ = [
     "Records",
     "Rows",
     "Some",
+    "SubjectOf",
     "Tables",
+    "Wanted",
 ]
 
 T = TypeVar("T")
 S = TypeVar("S")
 Named = tuple[str, KeyFigures]
 """A key, and the partition that it is in."""
+Wanted = tuple[BoundLimit, tuple[str | None, ...]]
+"""A limit, and the key that it is asked for."""
+MANY = 2_000
+"""Keys of which jobs came that no claim has seen, and that are looked up one by one. Where there are more, a list is
+made from what it is sorted by, of all keys."""
 
 OLDEST_LANES = 1_000
 OLDEST_AT_ONCE = 20
 """Lanes whose heads are looked up together, to find the job that has waited for the longest."""
-
-
-class Query(NamedTuple):
-    """A statement by its name, to be answered with its rows.
-
-    Parameters are alike on every store: numbers, texts, lists of them (lists of ids as well), and `Rows`.
-    """
-
-    name: str
-    parameters: tuple[Any, ...]
 
 
 class Some(NamedTuple):
@@ -109,6 +145,14 @@ class Tables(NamedTuple):
     ask: Ask
 
 
+class LaneNow(NamedTuple):
+    """A lane as it is now."""
+
+    row: LaneRow
+    gate: Gate | None
+    """What holds it back; `None`: nothing does."""
+
+
 class Peek(NamedTuple):
     """What a claim of this queue would start from, to be answered with `Peeked`."""
 
@@ -130,7 +174,28 @@ class Records(NamedTuple):
     refs: Sequence[Any]
 
 
-Question = Query | Some | Many | Tables | Peek | Records
+class SubjectOf(NamedTuple):
+    """A job, as far as it concerns its waiting; or `JobNotFound`."""
+
+    job: UUID
+
+
+class Examine(NamedTuple):
+    """What is known of what holds a job, a key or a queue, these lanes included; to be answered with `Facts`."""
+
+    subject: Subject
+    lanes: Sequence[bytes]
+    now: Instant
+
+
+class FindJobs(NamedTuple):
+    """The newest jobs that fit, to be answered with a `JobPage`."""
+
+    filter: JobFilter
+    limit: int
+
+
+Question = Query | Some | Many | Tables | Peek | Records | SubjectOf | Examine | FindJobs
 Looking = Generator[Question, Any, T]
 """A procedure that asks a store for what it needs."""
 
@@ -147,7 +212,7 @@ class Moment:
         self._policies: dict[str, Declared] | None = None
         self._recents: dict[str, Recent] = {}
         self._tails: dict[str, Tail] = {}
-        self._freed: dict[str, Counter[bytes]] = {}
+        self._ends: dict[str, Ends] = {}
 
     def policies(self) -> Looking[dict[str, Declared]]:
         """Every queue's policy, with what operators have changed."""
@@ -168,28 +233,30 @@ class Moment:
     def survey(self, queues: Sequence[str]) -> Looking[list[QueueFigures]]:
         """These queues at a glance, in a fixed number of statements however many they are."""
         recents = yield from self._recents_of(queues)
-        stored = yield from self._stored_of(recents)
+        found = yield _query("survey", list(recents), COUNTED_AT_MOST)
+        stored_held = {name: key_rows.decode_held(held) for name, *_, held, _ in found}
+        held = yield from self._held_in(recents, stored_held)
         dead: dict[str | None, int] = dict(map(tuple, (yield _query("count_newest_dead", COUNTED_AT_MOST))))
         has_all_dead = dead.pop(None, sum(dead.values())) < COUNTED_AT_MOST
         figures = []
-        found = yield _query("survey", list(recents), COUNTED_AT_MOST)
         oldest = yield from self._oldest_in([row[0] for row in found if row[1] > 0])
-        for name, ready, running, parked, scheduled, due_at, counted_at, held, hours in found:
-            recent, before = recents[name], stored[name]
-            unseen, ended, bells = recent.pending.ready, recent.pending.ended, recent.pending.bells
-            waiting = max(0, ready + unseen)
-            since = [each for each in (oldest.get(name), recent.pending.oldest) if each is not None and waiting]
+        for name, ready, running, parked, scheduled, due_at, counted_at, _, hours in found:
+            recent = recents[name]
+            unseen = recent.unseen
+            waiting = max(0, ready + unseen.ready)
+            since = [each for each in (oldest.get(name), unseen.oldest) if each is not None and waiting]
             figures.append(
                 QueueFigures(
                     queue=name,
                     ready=waiting,
-                    running=max(0, running - ended),
+                    running=max(0, running - recent.ended),
                     parked_lanes=parked,
-                    unseen=max(0, unseen),
-                    bells=bells,
+                    unseen=max(0, unseen.ready),
+                    bells=unseen.events + len(recent.ends.releases),
                     scheduled=Counted(scheduled, scheduled < COUNTED_AT_MOST),
                     dead=Counted(dead.get(name, 0), has_all_dead),
-                    held=key_rows.add_held(key_rows.decode_held(held), changes_of_held(before, recent.over(before))),
+                    held=held[name][0],
+                    held_jobs=min(waiting, held[name][1]),
                     oldest_ready_at=min(since, default=None),
                     next_due_at=due_at,
                     counted_at=counted_at,
@@ -198,6 +265,43 @@ class Moment:
                 )
             )
         return figures
+
+    def _held_in(
+        self, recents: Mapping[str, Recent], stored: Mapping[str, Mapping[str, Held]]
+    ) -> Looking[dict[str, tuple[dict[str, Held], int]]]:
+        """By queue: by limit, whom it holds back now; and how many jobs they hold back together."""
+        policies = yield from self.policies()
+        before = yield from self._stored_of(recents)
+        joined = yield from self._held_sums(
+            {n: each for n, each in recents.items() if stored[n] and each.unseen.events}
+        )
+        after = {n: recent.over(before[n]) if recent.places else [] for n, recent in recents.items()}
+        held: dict[str, dict[str, Held]] = {}
+        for name in recents:
+            changes = changes_of_held(before[name], after[name])
+            for each, came in joined.get(name, ()):
+                for limit in each.held_by:
+                    known = changes.get(limit, Held())
+                    changes[limit] = Held(known.keys, known.jobs + came)
+            found = key_rows.add_held(stored[name], changes)
+            policy = policies[name].policy
+            held[name] = {limit: each for limit, each in found.items() if policy.bound_named(limit) is not None}
+        # One limit holds every key once. Of several, the keys tell which jobs they hold together.
+        several = {name: recents[name] for name, limits in held.items() if len(limits) > 1}
+        joined |= yield from self._held_sums({n: each for n, each in several.items() if n not in joined})
+        together = {name: sum(each.jobs for each in limits.values()) for name, limits in held.items()}
+        for name in several:
+            keys = {each.place: each.waiting for each, _ in joined.get(name, ()) if held[name].keys() & each.held_by}
+            keys |= {(each.by, each.key): each.waiting for each in after[name] if held[name].keys() & each.held_by}
+            together[name] = jobs_held(keys)
+        return {name: (held[name], together[name]) for name in recents}
+
+    def _sums_of(
+        self, queues: Sequence[str], by: By | None, *, held_only: bool = False
+    ) -> Looking[dict[str, list[KeySums]]]:
+        """What lists are sorted by, of every key that is stored, by queue."""
+        asked = (list(queues), None if by is None else key_scope(by), held_only)
+        return {name: decode_sums(text) for name, text in (yield Query("select_key_sums", asked))} if queues else {}
 
     def minutes(self, queues: Sequence[str], since: Instant) -> Looking[dict[str, list[Minute]]]:
         """What happened in each queue, minute by minute, the oldest first; minutes without anything are left out."""
@@ -226,147 +330,250 @@ class Moment:
         sought, scope = key_rows.sought(search), key_scope(by)
         if sought is None:
             return KeyPage([], None)
-        changed = yield from self._changed(queues, by)
+        recents = yield from self._recents_of(queues, with_lanes=True)
+        changed = yield from self._changed(recents, by)
         known = {key_rows.key_text(figures.key) for _, figures in changed}
         changed = key_rows.matching(changed, sought)
         some = (yield _query("find_keys", list(queues), scope, sought, key_rows.FEW + 1)) if sought else ()
-        if sought and len(some) <= key_rows.FEW:
+        listed: list[tuple[str, str, str]] = []
+        if held_only or any(len(recent.arrived(by)) > MANY for recent in recents.values()):
+            sums = yield from self._sums_of(list(recents), by, held_only=held_only)
+            for name, recent in recents.items():
+                all_sums = key_rows.with_arrivals(sums.get(name, ()), by, recent.arrived(by), known)
+                first = key_rows.first_of(all_sums, sort, place, name, limit + 1, sought, held_only=held_only)
+                listed += [(name, scope, key) for key in first]
+        elif sought and len(some) <= key_rows.FEW:
             listed = list(product(queues, [scope], sorted({key for (key,) in some} - known)))
         else:
-            listed, statement = [], key_rows.listing(sort, held_only=held_only)
             for queue in queues:
-                asked = (queue, scope, sought, held_only, *key_rows.start_of(place))
-                listed += [(queue, scope, key) for (key,) in (yield Some(statement, asked, limit + 1, known))]
-        found = yield _query("select_keys", Rows(listed, 3))
-        return key_rows.page_of([*map(_named, found), *changed], sort, place, limit, held_only=held_only)
+                asked = (queue, scope, sought, *key_rows.start_of(place))
+                listed += [
+                    (queue, scope, key) for (key,) in (yield Some(key_rows.LISTS[sort], asked, limit + 1, known))
+                ]
+        found = yield from self._over(recents, listed)
+        return key_rows.page_of([*found, *changed], sort, place, limit, held_only=held_only)
 
     def keys_named(self, queues: Sequence[str], places: Sequence[Place]) -> Looking[list[Named]]:
         """The figures of single keys, wherever they are known."""
-        asked = [(queue, key_scope(by), key_rows.key_text(key)) for queue, (by, key) in product(queues, places)]
-        stored = _figures((yield _query("select_keys", Rows(asked, 3))))
-        return [
-            (name, figures)
-            for name, recent in (yield from self._recents_of(queues)).items()
-            for figures in key_rows.named_now(stored.get(name, ()), recent, places)
-        ]
+        recents = yield from self._recents_of(queues, with_lanes=True)
+        asked = [(queue, key_scope(by), key_rows.key_text(key)) for queue, (by, key) in product(recents, places)]
+        return [each for each in (yield from self._over(recents, asked)) if not each[1].is_idle]
 
     def list_held(self, queues: Sequence[str], limit: int = 20) -> Looking[list[Named]]:
         """Of all scopes of these queues, the keys behind whose limits and pauses most jobs wait, the most first."""
-        changed = yield from self._changed(queues)
-        known = {f"{key_scope(figures.by)} {key_rows.key_text(figures.key)}" for _, figures in changed}
-        listed = yield _query("list_held_keys", list(queues), limit, list(known))
-        found = yield _query("select_keys", Rows(listed, 3))
-        return key_rows.most_held([*map(_named, found), *changed], limit)
-
-    def _changed(self, queues: Sequence[str], by: By | None = None) -> Looking[list[Named]]:
-        """Keys of which the stored stats do not say everything, as they are now; of one scope, if one is given."""
         recents = yield from self._recents_of(queues)
-        stored = yield from self._stored_of(recents, by)
+        changed = yield from self._changed(recents)
+        held = yield from self._held_sums(recents)
+        listed = [
+            (name, each.scope, each.key)
+            for name, several in held.items()
+            for each, _ in nsmallest(limit, several, key=lambda each: (-each[0].waiting, each[0].key))
+        ]
+        return key_rows.most_held([*(yield from self._over(recents, listed)), *changed], limit)
+
+    def _held_sums(self, recents: Mapping[str, Recent]) -> Looking[dict[str, list[tuple[KeySums, int]]]]:
+        """By queue, the keys that are stored as held and of which no more has changed than that jobs came; each with
+        how many, which are counted."""
+        sums = yield from self._sums_of(list(recents), None, held_only=True)
+        yield from self._load_lanes(list(sums))
+        held: dict[str, list[tuple[KeySums, int]]] = {}
+        for name, several in sums.items():
+            recent, known = recents[name], set(recents[name].places)
+            for each in several:
+                by, key = each.place
+                if (by, key) not in known:
+                    came = recent.arrived(by).get(key, 0)
+                    each.waiting += came
+                    held.setdefault(name, []).append((each, came))
+        return held
+
+    def _changed(self, recents: Mapping[str, Recent], by: By | None = None) -> Looking[list[Named]]:
+        """Keys of which the stored stats do not say everything, as they are now, in every partition; of one scope, if
+        one is given. Those that are only unseen are among them where they are few."""
+        places = {place: None for recent in recents.values() for place in recent.places if by in (None, place[0])}
+        for recent in recents.values():
+            if by is not None and len(recent.arrived(by)) <= MANY:
+                places |= {(by, key): None for key in recent.arrived(by)}
+        named = [(key_scope(by), key_rows.key_text(key)) for by, key in places]
+        return (yield from self._over(recents, [(name, *each) for name in recents for each in named]))
+
+    def _over(self, recents: Mapping[str, Recent], listed: Sequence[Sequence[str]]) -> Looking[list[Named]]:
+        """Keys as they are now, each by its queue, scope and name."""
+        stored = _figures((yield _query("select_keys", Rows(listed, 3))) if listed else ())
+        if listed and any(recent.lanes is None for recent in recents.values()):
+            yield from self._recents_of(list(recents), with_lanes=True)
+        places: dict[str, dict[Place, None]] = {}
+        for name, scope, key in listed:
+            places.setdefault(name, {})[key_rows.place_of(scope, key)] = None
         return [
             (name, figures)
-            for name, recent in recents.items()
-            for figures in recent.over(stored[name])
-            if by is None or figures.by == by
+            for name, each in places.items()
+            for figures in recents[name].over(stored.get(name, ()), each)
         ]
 
-    def _stored_of(self, recents: Mapping[str, Recent], by: By | None = None) -> Looking[dict[str, list[KeyFigures]]]:
+    def _stored_of(self, recents: Mapping[str, Recent]) -> Looking[dict[str, list[KeyFigures]]]:
         """What is stored of the keys that they concern, by queue."""
         wanted = [
-            (name, key_scope(place[0]), key_rows.key_text(place[1]))
+            (name, key_scope(by), key_rows.key_text(key))
             for name, recent in recents.items()
-            for place in recent.places
-            if by is None or place[0] == by
+            for by, key in recent.places
         ]
+        if wanted:
+            yield from self._recents_of(list(recents), with_lanes=True)
         stored = _figures((yield _query("select_keys", Rows(wanted, 3))) if wanted else ())
         return {name: stored.get(name, []) for name in recents}
 
     # What the stored stats do not say.
 
-    def _recents_of(self, queues: Sequence[str]) -> Looking[dict[str, Recent]]:
-        """What is not in the stored stats, of those of these queues that are known."""
+    def _recents_of(self, queues: Sequence[str], *, with_lanes: bool = False) -> Looking[dict[str, Recent]]:
+        """What is not in the stored stats, of those of these queues that are known; with the lanes of what is unseen,
+        if they are asked for."""
         policies = yield from self.policies()
         known = [name for name in queues if name in policies]
         if fresh := [name for name in known if name not in self._recents]:
             told = _by_name((yield _query("select_told_of", fresh)), decode_tally)
-            pending = yield from self._pending_of(fresh)
-            self._freed |= {name: freed_slots(policies[name].policy, pending[name]) for name in fresh}
-            gates = yield from self._held_now({name: policies[name].policy for name in fresh}, pending)
+            unseen = {name: Unseen(*counts) for name, *counts in (yield _query("select_unseen", fresh))}
+            ends = yield from self._ends_of(fresh)
             for name in fresh:
-                policy = policies[name].policy
-                self._recents[name] = Recent(policy, told.get(name, ()), pending[name], self.now, gates[name])
+                of = (told.get(name, ()), unseen.get(name, Unseen()), ends[name], self.now)
+                self._recents[name] = Recent(policies[name].policy, *of)
+            yield from self._load_lanes([name for name in fresh if self._recents[name].unseen.events <= MANY])
+            yield from self._hold({name: policies[name].policy for name in fresh})
+        if with_lanes:
+            yield from self._load_lanes(known)
         return {name: self._recents[name] for name in known}
 
-    def _pending_of(self, queues: Sequence[str]) -> Looking[dict[str, Pending]]:
-        """What no claim has seen."""
-        pending = {name: Pending([], []) for name in queues}
-        for name, priority, keys, count, since, bells in (yield _query("select_pending_arrivals", list(queues))):
-            before = pending[name]
-            before.arrivals.append(LaneTally(decode_keys(keys), priority, count))
-            oldest = min((each for each in (before.oldest, since) if each is not None), default=None)
-            pending[name] = msgspec.structs.replace(before, oldest=oldest, bells=before.bells + bells)
-        ended = [
-            (name, lane if isinstance(lane, bytes) else bytes.fromhex(lane), counts)
-            for name, lane, *counts in (yield _query("select_pending_releases", list(queues)))
-        ]
-        if ended:
-            tails = yield from self._tails_of({name for name, _, _ in ended})
-            asked = [name for name, _, _ in ended], [lane for _, lane, _ in ended]
-            stored = {
-                lane: (decode_keys(keys), priority)
-                for lane, priority, keys in (yield _query("select_keys_of_lanes", *asked))
-            }
-            for name, lane, (*counts, bells) in ended:
-                pending[name] = msgspec.structs.replace(pending[name], bells=pending[name].bells + bells)
-                changed = tails[name].lanes.get(lane)
-                of = stored.get(lane) if changed is None else (changed.keys, changed.priority)
-                if of is not None:
-                    pending[name].releases.append(key_rows.release_tally(*of, *counts))
-        return pending
+    def _load_lanes(self, queues: Sequence[str]) -> Looking[None]:
+        if fresh := [name for name in queues if self._recents[name].lanes is None]:
+            found = dict(map(tuple, (yield _query("select_unseen_lanes", fresh))))
+            for name in fresh:
+                self._recents[name].lanes = decode_lanes(found[name]) if name in found else []
 
-    def _held_now(
-        self, policies: Mapping[str, Policy], pending: Mapping[str, Pending]
-    ) -> Looking[dict[str, list[GateTally]]]:
-        """By queue, whom limits hold back now, where the last claim has left it otherwise: see `held_now`. Gates that
-        queues share are as it has left them."""
-        ended = {name: policy.overrides.expired(self.now) for name, policy in policies.items()}
-        policies = {name: policy.without(ended[name]) for name, policy in policies.items()}
-        limited = [
-            name for name, policy in policies.items() if policy.keyed_limits or policy.overrides.pauses or ended[name]
-        ]
-        tails = yield from self._tails_of(limited)
-        touched = {name: touched_gates(policies[name], pending[name], ended[name]) for name in limited}
-        due: dict[str, list[GateRow]] = {name: [] for name in policies}
-        for name, *row in (yield _query("select_woken_gates", limited, self.now)) if limited else ():
-            if (gate := _gate(row)).id not in tails[name].gates:
-                due[name].append(gate)
-        for name, tail in tails.items():
-            rows = [row for row in tail.gates.values() if row is not None and row.waiting > 0]
-            due[name] += [row for row in rows if row.wake_at is not None and row.wake_at <= self.now]
-        owners = {gate: name for name, each in touched.items() for gate in each}
-        for row in (yield from self._gates_left({name: list(each) for name, each in touched.items()})):
-            due[owners[row.id]].append(row)
+    def _ends_of(self, queues: Sequence[str]) -> Looking[dict[str, Ends]]:
+        """Claims that have ended and that no claim has seen."""
+        if fresh := [name for name in queues if name not in self._ends]:
+            self._ends |= yield from self._select_ends(fresh)
+        return {name: self._ends[name] for name in queues}
+
+    def _select_ends(self, queues: Sequence[str]) -> Looking[dict[str, Ends]]:
+        releases: dict[str, list[Release]] = {}
+        since: dict[str, Instant] = {}
+        for name, applied_at, lane, *counts in (yield _query("select_pending_releases", list(queues))):
+            since[name] = applied_at
+            lane = lane if isinstance(lane, bytes) else bytes.fromhex(lane)
+            releases.setdefault(name, []).append(Release(lane, *counts))
+        if not releases:
+            return dict.fromkeys(queues, Ends())
+        tails = yield from self.tails(releases)
+        asked = {(name, release.lane) for name, each in releases.items() for release in each}
+        others = [each for each in asked if each[1] not in tails[each[0]].lanes]
+        lanes: dict[bytes, LaneKeys] = {
+            lane: (decode_keys(keys), priority)
+            for lane, priority, keys in (yield _query("select_keys_of_lanes", *_in_step(others)))
+        }
+        changed = [row for name, lane in asked if (row := tails[name].lanes.get(lane)) is not None]
+        lanes |= {row.id: (row.keys, row.priority) for row in changed}
         return {
-            name: held_now(policies[name], self.now, touched.get(name, {}), without(self._freed[name], rows))
-            for name, rows in due.items()
+            name: Ends(each, {one.lane: lanes[one.lane] for one in each if one.lane in lanes}, since.get(name, 0))
+            for name in queues
+            for each in (releases.get(name, []),)
         }
 
-    def _tails_of(self, queues: Collection[str]) -> Looking[dict[str, Tail]]:
+    def _hold(self, policies: Mapping[str, Policy]) -> Looking[None]:
+        """Find out whom limits hold back now, where the last claim has left it otherwise: see `held_now`."""
+        ended = {name: policy.overrides.expired(self.now) for name, policy in policies.items()}
+        policies = {name: policy.without(ended[name]) for name, policy in policies.items()}
+        limited = {
+            name: policy
+            for name, policy in policies.items()
+            if policy.keyed_limits or policy.overrides.pauses or ended[name]
+        }
+        if not limited:
+            return
+        tails = yield from self.tails(limited)
+        named = {n: gates_in_doubt(policy, self._recents[n].ends, ended[n]) for n, policy in limited.items()}
+        for name, places in (yield from self._shared_in_use(limited)).items():
+            named[name] |= {limited[name].gate_of(*each): each for each in places}
+        for name, each in (yield from self._rung(limited)).items():
+            named[name] |= each
+        rows: dict[str, dict[bytes, GateRow]] = {name: {} for name in limited}
+        for name, *row in (yield from self._stored_in_doubt(limited)):
+            if (gate := _gate(row)).id not in tails[name].gates:
+                rows[name][gate.id] = gate
+        owners = {gate: name for name, gates in named.items() for gate in gates}
+        for gate in (yield from self._gates_left({name: list(gates) for name, gates in named.items()})):
+            rows[owners[gate.id]][gate.id] = gate
+        for name, policy in limited.items():
+            changed = [gate for gate in tails[name].gates.values() if gate is not None and is_in_doubt(gate, self.now)]
+            rows[name] |= {gate.id: gate for gate in changed}
+            wanted = list(named[name].values())
+            shared, freed = yield from self._shared_behind(wanted)
+            ends = msgspec.structs.replace(self._recents[name].ends, shared=freed)
+            board = board_now(policy, self.now, rows[name].values(), wanted, shared, ends)
+            self._recents[name].hold(held_now(board, {*rows[name], *named[name]}))
+
+    def _shared_in_use(self, policies: Mapping[str, Policy]) -> Looking[dict[str, list[Wanted]]]:
+        """By queue, the gates of keys that are behind shared ones in use."""
+        bounds = {
+            name: {bound.name: bound for bound in policy.keyed_limits if bound.is_shared}
+            for name, policy in policies.items()
+            if policy.keyed_shared_limits
+        }
+        if not bounds:
+            return {}
+        names = sorted({bound.limit.name or "" for each in bounds.values() for bound in each.values()})
+        found = [
+            (limit, tuple(decode_key(key))) for limit, key in (yield _query("select_shared_in_use", names, self.now))
+        ]
+        return {
+            name: [(each[limit], key) for limit, key in found if limit in each and key] for name, each in bounds.items()
+        }
+
+    def _rung(self, policies: Mapping[str, Policy]) -> Looking[dict[str, dict[bytes, Wanted]]]:
+        """By queue and id, gates that other queues have left room at since somebody began to wait there."""
+        sharing = [name for name, policy in policies.items() if policy.keyed_shared_limits]
+        rung: dict[str, list[bytes]] = {}
+        for name, gate in (yield _query("select_rung", sharing)) if sharing else ():
+            rung.setdefault(name, []).append(gate)
+        owners = {gate: name for name, gates in rung.items() for gate in gates}
+        found: dict[str, dict[bytes, Wanted]] = {}
+        for row in (yield from self._gates_left(rung)):
+            if (bound := policies[owners[row.id]].bound_named(row.limit)) is not None:
+                found.setdefault(owners[row.id], {})[row.id] = (bound, tuple(row.key))
+        return found
+
+    def _stored_in_doubt(self, policies: Mapping[str, Policy]) -> Looking[Sequence[Any]]:
+        """Gates of the tables that `is_in_doubt`. Of those that are in use, and at which nobody is known to wait, only
+        those of keys of which jobs are waiting: others hold nobody back."""
+        asked = [
+            (name, bound.name, key_scope(bound.limit.by))
+            for name, policy in policies.items()
+            for bound in policy.keyed_limits
+            if not bound.is_shared and not isinstance(bound.limit, Backlog)
+        ] or [(name, "", "") for name in policies]
+        recents = [self._recents[name] for name in policies]
+        keys: list[str] | None = None
+        if all(recent.lanes is not None and len(recent.places) <= MANY for recent in recents):
+            scopes = {bound.limit.by for policy in policies.values() for bound in policy.keyed_limits}
+            named = [key for recent in recents for _, key in recent.places]
+            named += [key for recent in recents for by in scopes for key in recent.arrived(by)]
+            keys = sorted(set(map(key_rows.key_text, named)))
+        found: Sequence[Any] = yield _query("select_gates_in_doubt", Rows(asked, 3), self.now, keys)
+        return found
+
+    def tails(self, queues: Collection[str]) -> Looking[dict[str, Tail]]:
         """What the tables of these queues may not hold."""
         if fresh := [name for name in queues if name not in self._tails]:
             deltas = _by_name((yield _query("select_tails", fresh)), lambda delta: delta)
             self._tails |= {name: Tail(deltas.get(name, ())) for name in fresh}
         return {name: self._tails[name] for name in queues}
 
-    def tail(self, queue: str) -> Looking[Tail]:
-        """What the tables of a queue may not hold."""
-        return (yield from self._tails_of([queue]))[queue]
-
     # The board.
 
     def _oldest_in(self, queues: Sequence[str]) -> Looking[dict[str, Instant]]:
         """Since when the oldest job of each queue waits, of those that claims have seen: exact, unless the heads of a
         thousand lanes were cancelled."""
-        policies, tails = (yield from self.policies()), (yield from self._tails_of(queues))
+        policies, tails = (yield from self.policies()), (yield from self.tails(queues))
         steps = {name: policies[name].policy.priority_step for name in queues}
         most = OLDEST_LANES + max((len(tail.lanes) for tail in tails.values()), default=0)
         lanes: dict[str, list[tuple[Instant, bytes, int]]] = {
@@ -392,12 +599,44 @@ class Moment:
             lanes = {name: each[OLDEST_AT_ONCE:] for name, each in lanes.items()}
         return oldest
 
-    def lanes_of(self, queue: str, flow: bytes, limit: int = 50) -> Looking[list[LaneRow]]:
-        """The lanes of a flow, those that jobs wait in first."""
-        tail = yield from self.tail(queue)
+    def lanes_left(self, queue: str, flow: bytes, limit: int) -> Looking[list[LaneRow]]:
+        """The lanes of a flow as the last claim has left them, those that jobs wait in first."""
+        tail = (yield from self.tails([queue]))[queue]
         found = yield Some("select_all_lanes_of_flow", (flow,), LANES_AT_MOST, tail.lanes)
         changed = [lane for lane in tail.lanes.values() if lane is not None and lane.flow == flow]
         return sorted([*map(_lane, found), *changed], key=lambda lane: (-lane.ready, lane.rank))[:limit]
+
+    def lanes_of(self, policy: Policy, keys: Mapping[str, str | None], limit: int = 50) -> Looking[list[LaneNow]]:
+        """The lanes of a flow as they are now, those that jobs wait in first, each with the gate that holds it back."""
+        queue = policy.queue
+        recent = (yield from self._recents_of([queue], with_lanes=True))[queue]
+        left = yield from self.lanes_left(queue, policy.flow_of(0, keys), LANES_AT_MOST)
+        lanes = sorted(recent.lanes_over(left, policy.flow_key(0, keys)), key=lambda lane: -lane.ready)[:limit]
+        gates = {
+            gate: (bound, select(bound.limit.by, lane.keys, lane.priority))
+            for lane in lanes
+            for gate, bound in policy.gates_of(lane.priority, lane.keys)
+        }
+        board = (yield from self.boards({queue: policy}, {queue: gates.values()}))[queue]
+        return [LaneNow(lane, first_shut(board, lane.priority, lane.keys)) for lane in lanes]
+
+    def examine(
+        self, queue: str | None = None, job: UUID | None = None, keys: Mapping[str, str | None] | None = None
+    ) -> Looking[Facts]:
+        """What holds a job back, or all jobs of a queue, or all of some keys in it."""
+        subject: Subject = Subject(queue or "", dict(keys or {})) if job is None else (yield SubjectOf(job))
+        policy = yield from self.policy(subject.queue)
+        lanes = [] if subject.lane is None else [subject.lane]
+        if (flow := siblings_of(policy, subject)) is not None:
+            lanes += [lane.id for lane in (yield from self.lanes_left(subject.queue, flow, OWN_LANES))]
+        facts: Facts = yield Examine(subject, lanes, self.now)
+        service = service_of((yield from self.workers()), [subject.queue], self.now)
+        return msgspec.structs.replace(facts, service=service)
+
+    def find_jobs(self, wanted: JobFilter, limit: int) -> Looking[list[JobRecord]]:
+        """The newest jobs that fit."""
+        page: JobPage = yield FindJobs(wanted, limit)
+        return page.jobs
 
     def scheduled_by_lane(self, queues: Sequence[str]) -> Looking[LanesCounted]:
         """The scheduled jobs that are due first, up to `COUNTED_AT_MOST`, by lane."""
@@ -405,20 +644,36 @@ class Moment:
         lanes = [LaneTally(decode_keys(keys), priority, count) for priority, keys, count in found]
         return LanesCounted(lanes, sum(lane.arrived for lane in lanes) < COUNTED_AT_MOST)
 
-    def gates_named(
-        self, gates: Mapping[str, Sequence[bytes]], shared: Sequence[bytes]
-    ) -> Looking[tuple[list[GateRow], list[SharedGateRow]]]:
-        """Gates of queues, and shared ones, by their ids, where they exist: the former as they are now, the latter as
-        the last claims have left them."""
-        yield from self._recents_of(list(gates))
-        freed = {gate: count for name in gates for gate, count in self._freed.get(name, {}).items()}
+    def boards(
+        self, policies: Mapping[str, Policy], wanted: Mapping[str, Iterable[Wanted]]
+    ) -> Looking[dict[str, Board]]:
+        """By queue, its board as it is now, as far as these gates are concerned."""
+        asked = {name: list(each) for name, each in wanted.items()}
+        if not any(asked.values()):
+            return {name: board_now(policies[name], self.now, ()) for name in asked}
+        ends = yield from self._ends_of(list(asked))
+        gates = {name: [policies[name].gate_of(*each) for each in several] for name, several in asked.items()}
         left = yield from self._gates_left(gates)
-        known: Found = (yield Tables("", Ask(shared=tuple(shared)))) if shared else Found()
-        return without(freed, left), known.shared
+        shared, freed = yield from self._shared_behind(each for several in asked.values() for each in several)
+        boards = {}
+        for name, several in asked.items():
+            policy = policies[name].without(policies[name].overrides.expired(self.now))
+            of = msgspec.structs.replace(ends[name], shared=freed) if freed else ends[name]
+            boards[name] = board_now(policy, self.now, left, several, shared, of)
+        return boards
+
+    def _shared_behind(self, wanted: Iterable[Wanted]) -> Looking[tuple[list[SharedGateRow], list[SharedRelease]]]:
+        """The gates that queues share behind these, and what has ended there that no claim has folded."""
+        shared = [each for each in wanted if each[0].is_shared]
+        if not shared:
+            return [], []
+        known: Found = yield Tables("", Ask(shared=tuple(shared_gates_of(shared))))
+        freed = yield _query("select_shared_ends", sorted({bound.limit.name or "" for bound, _ in shared}))
+        return known.shared, [SharedRelease(*row) for row in freed]
 
     def _gates_left(self, gates: Mapping[str, Sequence[bytes]]) -> Looking[list[GateRow]]:
         """The same as the last claims have left them."""
-        tails = yield from self._tails_of(gates)
+        tails = yield from self.tails(gates)
         wanted = [(name, gate) for name, named in gates.items() for gate in named]
         others = [each for each in wanted if each[1] not in tails[each[0]].gates]
         stored = (yield _query("select_gates_named", *_in_step(others))) if others else ()
@@ -427,7 +682,7 @@ class Moment:
 
     def weights_named(self, flows: Mapping[str, Sequence[bytes]]) -> Looking[dict[bytes, FlowWeight]]:
         """The weights of flows by their ids, where they exist, as they are stored."""
-        tails = yield from self._tails_of(flows)
+        tails = yield from self.tails(flows)
         wanted = [(name, flow) for name, named in flows.items() for flow in named]
         others = [each for each in wanted if each[1] not in tails[each[0]].flows]
         stored = (yield _query("select_weights_named", *_in_step(others))) if others else ()

@@ -29,7 +29,8 @@ from fairlane.store import key_rows
 from fairlane.store.figures import Tallied, key_scope
 from fairlane.store.job_rows import decode_key, decode_keys
 from fairlane.store.key_rows import LONGEST_KEY, Kept
-from fairlane.store.stats import Looking, Many, Moment, Query, Rows
+from fairlane.store.procedures import Query
+from fairlane.store.stats import Looking, Many, Moment, Rows
 
 __all__ = ["NOTHING", "Work", "add_up", "work_of"]
 
@@ -121,7 +122,7 @@ def _count_anew(adding: _AddingUp, moment: Moment, work: Work) -> Looking[None]:
     """Every tally that this transaction sees is in: what lanes say, and what their claims have told, agree."""
     yield Query("forget_scopes", (work.id, adding.scopes))
     if adding.new_scopes:
-        yield from _count(adding, (yield from moment.tail(work.queue)), work.id)
+        yield from _count(adding, (yield from moment.tails([work.queue]))[work.queue], work.id)
     adding.count_held_anew()
     scope = key = ""
     while held := (yield Query("select_held_keys", (work.id, scope, key, STRETCH))):

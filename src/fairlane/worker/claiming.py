@@ -207,7 +207,7 @@ class Claiming:
         if claimed.paces:
             self._execution.note_start(claimed.at)
         self._execution.start(queue, claimed.claims, asked_at + microseconds(self._lease), claimed.paces)
-        if self._slots.is_closed:
+        if self._slots.is_closed or self._slots.is_stopping:
             self._execution.give_back_unstarted("its worker was stopped")
         self._plan_next(queue, claimed, asked)
 

@@ -553,6 +553,8 @@ class Execution:
         if not isinstance(outcome, Released):
             self.run_times.note(run.claim.task, ran)
         self.running.discard(run)
+        # Its task's context holds the run: left as a cycle, every job would wait for the collector.
+        run.handle = None
         run.queue.used -= 1
         if run is self._alone:
             self._alone = None

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from uuid import UUID
 
 from fairlane.clock import SECOND, Clock
-from fairlane.store.figures import WorkerReport
+from fairlane.store.figures import WorkerReport, WorkerSeen, replaced
 from fairlane.store.protocol import Store, WorkerIdentity
+from fairlane.store.stats import Looking, Moment
 from fairlane.worker.timing import Outage, jittered, pause
 from fairlane.worker.troubles import Troubles
 
@@ -36,9 +38,19 @@ async def keep_reporting(
 
 
 async def take_back(store: Store, worker: WorkerIdentity) -> None:
-    """It has stopped, and is not missed. Where that cannot be said, it is: until its report is a day old."""
+    """It has stopped, and is not missed; nor is anybody whose place it had taken. Where that cannot be said, they are:
+    until their reports are a day old."""
     try:
         async with asyncio.timeout(ANSWER_WITHIN):
+            for each in await store.ask(lambda moment: _only_replaced_by(moment, worker.id)):
+                await store.report(WorkerIdentity(UUID(each.id), each.report.name), None)
             await store.report(worker, None)
     except Exception as error:
         log.info("the report of worker %s could not be taken back: %s", worker.name, error)
+
+
+def _only_replaced_by(moment: Moment, worker: UUID) -> Looking[list[WorkerSeen]]:
+    """Workers that died, of whose queues some would be served by nobody once this one has stopped."""
+    seen = yield from moment.workers()
+    past = replaced(seen, moment.now) - replaced([each for each in seen if UUID(each.id) != worker], moment.now)
+    return [each for each in seen if each.id in past]

@@ -108,6 +108,8 @@ class Slots:
         self.prefetches = False
         """It was told to hold jobs ahead, of whatever queue."""
         self.is_closed = False
+        self.is_stopping = False
+        """The worker was asked to stop, and is about to close them: what a claim brings is given back."""
         self.is_paused = False
         """What jobs are handed to takes none for now."""
 

@@ -179,6 +179,7 @@ class Worker:
         """Drain and end. A second call ends without draining."""
         if self._stop.is_set():
             self._hurry.set()
+        self._slots.is_stopping = True
         self._stop.set()
 
     def health(self) -> Health:
@@ -356,10 +357,11 @@ class Worker:
         self._supervisor.let_end("claiming")
         self._claiming.stop()
         self._execution.give_back_unstarted("its worker was stopped")
-        if self._execution.running:
+        if running := len(self._execution.running):
             log.info(
-                "waiting for %d running jobs to end, at most %s; a second signal stops at once",
-                len(self._execution.running),
+                "waiting for %d running %s to end, at most %s; a second signal stops at once",
+                running,
+                "job" if running == 1 else "jobs",
                 lasting(self.options.time("drain_timeout").total_seconds()),
             )
         # What these two hold must still reach the store, whatever one of them died of.

@@ -17,8 +17,7 @@ def upgrade() -> None:
         sa.Column("month", sa.String(), nullable=False),
         sa.Column("text", sa.String()),
     )
-    is_sqlite = op.get_context().dialect.name == "sqlite"
-    fairlane.upgrade(op, to=1 if is_sqlite else 2)  # a project on one database says one number
+    fairlane.upgrade(op, to=1)
 
 
 def downgrade() -> None:

@@ -57,7 +57,7 @@ def _remarks(worker: WorkerView) -> tuple[str, ...]:
     state, dead = worker.state, worker.dead_loops
     remarks = [f"Its loop {name} died: {cause}. Restart it, and look at its log." for name, cause in dead.items()]
     if state == "late":
-        remarks.append("It died, or stands still. Its jobs run again once their leases end; restart it.")
+        remarks.append("It died or is frozen. Its jobs run again once their leases end; restart it.")
     elif state == "unwell" and not dead:
         remarks.append("It says of itself that it is not well. Look at its log.")
     elif state == "stopping":

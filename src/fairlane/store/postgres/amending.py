@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
 import msgspec
@@ -14,16 +13,11 @@ from fairlane.policy.overrides import Amendment, Override, amend
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.rebuild import carried_gates, rebuild
 from fairlane.scheduler.resident import Ask
-from fairlane.store.auditing import EXPIRY, AuditEntry, Note, describe_amendments, describe_handled, entry_of
+from fairlane.store.auditing import EXPIRY, Note, describe_amendments, record
 from fairlane.store.operators import FORCE, Handled
-from fairlane.store.postgres.connections import STATEMENTS
+from fairlane.store.postgres.connections import STATEMENTS, Connection, perform
 from fairlane.store.postgres.scheduling import Loaded, Scheduling
 from fairlane.store.protocol import EVERYONE
-
-if TYPE_CHECKING:
-    from fairlane.store.postgres.connections import Connection
-
-__all__ = ["apply", "entries", "expire", "force", "record", "record_jobs"]
 
 
 async def apply(
@@ -88,7 +82,7 @@ async def _record(
     connection: Connection, note: Note, now: Instant, queue: str, amendments: Sequence[Amendment]
 ) -> None:
     if any(each.changes for each in amendments):
-        await record(connection, note, now, queue, *describe_amendments(amendments))
+        await perform(connection, record(note, now, queue, *describe_amendments(amendments)))
 
 
 async def force(connection: Connection, given: Sequence[UUID], now: Instant | None) -> list[Handled]:
@@ -96,38 +90,3 @@ async def force(connection: Connection, given: Sequence[UUID], now: Instant | No
     listed = FORCE.bounded(given)
     found = await connection.fetch(STATEMENTS["force"], now, listed)
     return FORCE.handled(listed, {row["id"]: State(row["state"]) for row in found})
-
-
-async def record(
-    connection: Connection,
-    note: Note,
-    now: Instant | None,
-    queue: str | None,
-    target: str,
-    before: str | None,
-    after: str | None,
-    jobs: int | None = None,
-) -> None:
-    """Leave an entry in the audit."""
-    said = (note.actor, note.action, queue, target, before, after, note.reason)
-    await connection.execute(STATEMENTS["insert_audit"], now, *said, note.act, note.part, jobs)
-
-
-async def record_jobs(
-    connection: Connection, note: Note | None, now: Instant | None, handled: Sequence[Handled]
-) -> None:
-    """The same for an action on jobs: those that it touched, with the state they were in."""
-    told = describe_handled(handled)
-    if note is not None and told is not None:
-        count, before = told
-        await record(connection, note, now, note.queue, note.about, before, None, count)
-
-
-async def entries(connection: Connection, queue: str | None, before: int, limit: int) -> list[AuditEntry]:
-    """The audit, the newest first."""
-    found = (
-        await connection.fetch(STATEMENTS["select_audit"], before, limit)
-        if queue is None
-        else await connection.fetch(STATEMENTS["select_audit_of_queue"], before, limit, queue)
-    )
-    return [entry_of(row) for row in found]

@@ -278,11 +278,11 @@ set seq = $2, token = $3, ready = q.ready - $5::bigint, running = q.running - $6
 where q.ctid = (select s.ctid from fairlane.queue_states s where s.queue_id = $1 order by s.version desc limit 1)
 
 -- name: select_journal
--- Every change that the tables may not hold.
+-- Every change that the tables do not hold. Those before would remove what has come back since.
 select j.seq, j.token, j.delta
 from fairlane.journal j
 where j.queue_id = $1::integer
-  and j.seq > (select s.base from fairlane.queue_states s where s.queue_id = $1 order by s.version desc limit 1)
+  and j.seq > (select s.stored from fairlane.queue_states s where s.queue_id = $1 order by s.version desc limit 1)
 order by j.seq
 
 -- name: note_told

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from fairlane.store.postgres.connections import Connection
 
-__all__ = ["OwnJson", "Row", "borrowed", "check_types", "literal", "reads_own_json", "speaking"]
-
 TYPES = ("bytea", "uuid", "bigint", "integer", "smallint", "boolean")
 """What jobs are made of, besides text and jsonb."""
 

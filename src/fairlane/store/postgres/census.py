@@ -22,13 +22,12 @@ from fairlane.scheduler.rebuild import rebuild
 from fairlane.scheduler.resident import ResidentBoard
 from fairlane.scheduler.shared import rings_for_all
 from fairlane.scheduler.snapshot import GateRow, SharedGateRow
+from fairlane.store import auditing
 from fairlane.store.auditing import RECOUNT, describe_miscounts
-from fairlane.store.postgres import amending, rows
-from fairlane.store.postgres.connections import STATEMENTS
+from fairlane.store.postgres import rows
+from fairlane.store.postgres.connections import STATEMENTS, perform
 from fairlane.store.postgres.scheduling import Scheduling
 from fairlane.store.protocol import EVERYONE, Counted
-
-__all__ = ["at_gates", "count", "recount"]
 
 ALL = 2**31 - 1
 
@@ -83,7 +82,7 @@ async def recount(scheduling: Scheduling) -> list[Miscount]:
             await scheduling.sharing.put(mended, rings_for_all(mended))
         found += [each for each, _ in wrong]
     if found:
-        await amending.record(connection, RECOUNT, now, policy.queue, *describe_miscounts(found))
+        await perform(connection, auditing.record(RECOUNT, now, policy.queue, *describe_miscounts(found)))
         await connection.execute(STATEMENTS["nudge"], scheduling.queue.id, EVERYONE, None)
         await connection.execute(STATEMENTS["nudge_sharers"], scheduling.queue.id, EVERYONE)
     return found

@@ -16,14 +16,13 @@ from uuid import UUID, uuid4
 
 import msgspec
 
-from fairlane.errors import StoreUnavailable
-from fairlane.store.boards import Boards
+from fairlane.store.boards import PLANS_AT_MOST, Boards, Raced
 from fairlane.store.checkpoints import Checkpoints
-from fairlane.store.job_rows import no_such_queue
+from fairlane.store.job_rows import cancelled_too_fast, no_such_queue
 from fairlane.store.postgres import amending
 from fairlane.store.postgres.carriage import Carriage
 from fairlane.store.postgres.connections import STATEMENTS, Connections, Session, hang_up
-from fairlane.store.postgres.scheduling import Ending, Loaded, QueueHandle, Raced, Scheduling
+from fairlane.store.postgres.scheduling import Ending, Loaded, QueueHandle, Scheduling
 from fairlane.store.postgres.timing import StoreClock
 from fairlane.store.postgres.together import SLOTS_AT_MOST, Crowding, Holder, Seat, deal
 from fairlane.store.postgres.wakeups import PostgresListener, Registration
@@ -33,9 +32,6 @@ if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
 
 __all__ = ["Asked", "Claimer", "Watch", "look"]
-
-PLANS_AT_MOST = 50
-"""How often a claim is planned anew because a job it had planned was cancelled meanwhile."""
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -114,9 +110,7 @@ class Claimer:
                     is_together = False
         finally:
             self.carriage.arrive()
-        raise StoreUnavailable(
-            f"queue {queues[0].name!r}: jobs were cancelled faster than they could be claimed; try again"
-        )
+        raise cancelled_too_fast(queues[0].name)
 
     async def _claim_alone(self, queues: Sequence[QueueHandle], asked: Asked, watches: dict[int, Watch]) -> Claimed:
         clock = asyncio.get_running_loop().time

@@ -18,23 +18,21 @@ import logging
 import socket
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import asyncpg
+from asyncpg.pool import PoolConnectionProxy
 
 from fairlane.errors import ConfigurationError, StoreUnavailable
 from fairlane.store.faults import Fault, of_sqlstate, remedy_for
-from fairlane.store.statements import load_statements
+from fairlane.store.procedures import Each, Procedure, Query, Script
+from fairlane.store.statements import load_functions, load_statements
 
+Connection: TypeAlias = "asyncpg.Connection[Any] | PoolConnectionProxy[Any]"
 if TYPE_CHECKING:
-    from asyncpg.pool import PoolConnectionProxy
-
-    Connection = asyncpg.Connection[Any] | PoolConnectionProxy[Any]
     DriverConnection = asyncpg.Connection[Any]
 else:
     DriverConnection = asyncpg.Connection
-
-__all__ = ["CONFLICTS", "STATEMENTS", "Connections", "Session", "fault_of", "hang_up", "translating"]
 
 log = logging.getLogger("fairlane.store.postgres")
 
@@ -52,7 +50,7 @@ STATEMENTS = load_statements(
     "sums.sql",
     "stats.sql",
     "health.sql",
-)
+) | load_functions("fairlane.store.postgres", "store_job", "cancel_job")
 
 T = TypeVar("T")
 
@@ -366,6 +364,23 @@ class Connections:
             await asyncio.sleep(pause)
             pause *= 2
         raise AssertionError("the last try returns or raises")
+
+
+async def perform(connection: Connection, procedure: Procedure[T]) -> T:
+    """Carry out a procedure on this connection."""
+    found: Any = None
+    try:
+        while True:
+            match procedure.send(found):
+                case Each(name, rows, width):
+                    found = await connection.fetch(STATEMENTS[name], *([row[n] for row in rows] for n in range(width)))
+                case Query(name, parameters):
+                    found = await connection.fetch(STATEMENTS[name], *parameters)
+                case Script(sql):
+                    found = await connection.execute(sql)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
 
 
 class _Use:

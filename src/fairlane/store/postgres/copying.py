@@ -11,19 +11,14 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from functools import lru_cache
 from struct import Struct
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec.structs import replace
 
 from fairlane.clock import Instant
 from fairlane.job import NewJob, State
 from fairlane.store.postgres import rows
-from fairlane.store.postgres.connections import STATEMENTS
-
-if TYPE_CHECKING:
-    from fairlane.store.postgres.connections import Connection
-
-__all__ = ["copy_in"]
+from fairlane.store.postgres.connections import STATEMENTS, Connection
 
 COLUMNS = (
     "id",

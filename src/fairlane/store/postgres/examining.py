@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from fairlane.clock import Instant
 from fairlane.job import State
 from fairlane.scheduler.explain import (
     COUNTED,
     COUNTED_BESIDE,
-    OWN_LANES,
     Examined,
     Facts,
     Kept,
@@ -19,18 +17,14 @@ from fairlane.scheduler.explain import (
     Subject,
     examine,
     sequence_lane,
-    siblings_of,
 )
 from fairlane.scheduler.journal import Delta
 from fairlane.scheduler.resident import Events, ResidentBoard
 from fairlane.scheduler.snapshot import LaneRow, QueueRow, Snapshot
-from fairlane.store.figures import service_of
 from fairlane.store.job_rows import no_such_job
 from fairlane.store.postgres import census, rows
 from fairlane.store.postgres.connections import STATEMENTS
 from fairlane.store.postgres.scheduling import QueueHandle, Scheduling
-from fairlane.store.postgres.stats import answer
-from fairlane.store.stats import Moment
 
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
@@ -66,37 +60,32 @@ async def find_subject(connection: Connection, job: UUID) -> Subject:
     )
 
 
-async def look_at(
-    connection: Connection, handle: QueueHandle, now: Instant | None, job: UUID | None, keys: Mapping[str, str | None]
-) -> Facts:
-    """Everything that is known of what holds it."""
-    async with connection.transaction(isolation="repeatable_read", readonly=True):
-        subject = Subject(handle.name, dict(keys)) if job is None else await find_subject(connection, job)
-        scheduling = Scheduling(connection, handle, now)
-        board, snapshot = await _peek(scheduling, subject)
-        examined, plan = await scheduling.answer(board.answer(examine(snapshot, subject, NEXT_UP)))
-        ready = (await connection.fetchrow(STATEMENTS["select_counts"], handle.id) or (0,))[0]
-        next_up = await connection.fetch(STATEMENTS["select_ids"], [start.head.ref for start in plan.starts])
-        running = await connection.fetch(STATEMENTS["select_running_of_queue"], handle.id, RUNNING)
-        ahead, flows_ahead = await _count_ahead(connection, handle.id, subject, snapshot.queue, examined, board)
-        return Facts(
-            subject,
-            snapshot.policy,
-            snapshot.now,
-            snapshot.queue,
-            examined,
-            ready,
-            [Running(job, task, level, rows.decode_keys(held), *rest) for job, task, level, held, *rest in running],
-            ahead,
-            flows_ahead,
-            await connection.fetchval(STATEMENTS["has_worker"], handle.id),
-            [row["id"] for row in next_up],
-            await _kept(connection, handle.id, sequence_lane(snapshot.policy, subject)),
-            job is not None and await connection.fetchval(STATEMENTS["is_forced"], job),
-            service_of(await answer(connection, Moment(snapshot.now).workers()), [handle.name], snapshot.now),
-            await census.at_gates(scheduling, snapshot.policy, examined.full, RUNNING),
-            await _ahead_in(connection, subject, examined),
-        )
+async def look_at(scheduling: Scheduling, subject: Subject, lanes: Sequence[bytes]) -> Facts:
+    """Everything that is known of what holds it, these lanes included."""
+    connection, queue = scheduling.connection, scheduling.queue.id
+    board, snapshot = await _peek(scheduling, lanes)
+    examined, plan = await scheduling.answer(board.answer(examine(snapshot, subject, NEXT_UP)))
+    ready, _, parked, *_ = await connection.fetchrow(STATEMENTS["select_counts"], queue) or (0, 0, 0)
+    next_up = await connection.fetch(STATEMENTS["select_ids"], [start.head.ref for start in plan.starts])
+    running = await connection.fetch(STATEMENTS["select_running_of_queue"], queue, RUNNING)
+    ahead, flows_ahead = await _count_ahead(connection, queue, subject, snapshot.queue, examined, board)
+    return Facts(
+        subject,
+        snapshot.policy,
+        snapshot.now,
+        snapshot.queue,
+        examined,
+        ready,
+        [Running(job, task, level, rows.decode_keys(held), *rest) for job, task, level, held, *rest in running],
+        ahead,
+        flows_ahead,
+        [row["id"] for row in next_up],
+        await _kept(connection, queue, sequence_lane(snapshot.policy, subject)),
+        subject.job is not None and await connection.fetchval(STATEMENTS["is_forced"], subject.job),
+        miscounts=await census.at_gates(scheduling, snapshot.policy, examined.full, RUNNING),
+        parked=parked,
+        ahead_in=await _ahead_in(connection, subject, examined),
+    )
 
 
 async def _kept(connection: Connection, queue: int, lane: bytes | None) -> list[Kept]:
@@ -118,7 +107,7 @@ async def waiting_lanes(connection: Connection, handle: QueueHandle) -> list[Lan
     return [lane for lane in board.over(Delta(lanes=rows_of_tables)).lanes if lane.ready > 0]
 
 
-async def _peek(scheduling: Scheduling, subject: Subject) -> tuple[ResidentBoard, Snapshot]:
+async def _peek(scheduling: Scheduling, lanes: Sequence[bytes]) -> tuple[ResidentBoard, Snapshot]:
     """What a claim would start from; what has happened stays where it is."""
     loaded = await scheduling.load(0)
     board, opened, policy = loaded.board, loaded.opened, loaded.policy
@@ -129,10 +118,6 @@ async def _peek(scheduling: Scheduling, subject: Subject) -> tuple[ResidentBoard
         policy, events = await scheduling.sharing.look(policy, events)
     if board.policy is not policy:
         board.rebind(policy)
-    lanes = [] if subject.lane is None else [subject.lane]
-    if (flow := siblings_of(policy, subject)) is not None:
-        found = Moment(opened.now).lanes_of(scheduling.queue.name, flow, OWN_LANES)
-        lanes += [lane.id for lane in await answer(scheduling.connection, found)]
     return board, await scheduling.answer(board.snapshot(events, NEXT_UP, lanes))
 
 

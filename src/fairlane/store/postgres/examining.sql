@@ -59,11 +59,6 @@ where l.queue_id = $1::integer and l.ready > 0
 -- name: is_forced
 select exists (select from fairlane.forced x where x.job = $1::uuid)
 
--- name: has_worker
--- Somebody waits for work in the queue, or holds some of it.
-select exists (select from fairlane.waiters w where w.queue_id = $1::integer)
-    or exists (select from fairlane.leases l where l.expires_at > 0 and l.queue_id = $1)
-
 -- name: select_ids
 -- Jobs by their place, in the same snapshot.
 select u.nth, j.id

@@ -10,18 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from fairlane.errors import DuplicateJob, InvalidJob
 from fairlane.job import NewJob
 from fairlane.store.postgres import jobs
-from fairlane.store.postgres.connections import Connections
+from fairlane.store.postgres.connections import Connection, Connections
 from fairlane.store.postgres.timing import StoreClock
-
-if TYPE_CHECKING:
-    from fairlane.store.postgres.connections import Connection
-
-__all__ = ["Gathering"]
 
 STATEMENTS_AT_ONCE = 2
 """While the server carries out one, the next is made."""

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from fairlane.errors import ConfigurationError
 from fairlane.store.statements import load_statements
 
-__all__ = ["ROLES", "grants"]
-
 ROLES = ("producer", "worker", "viewer", "operator")
 LONGEST_NAME = 63
 

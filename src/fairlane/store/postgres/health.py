@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,13 +15,8 @@ from fairlane.store.health import (
     TableHealth,
     standstills_in,
 )
-from fairlane.store.postgres.connections import STATEMENTS
+from fairlane.store.postgres.connections import STATEMENTS, Connection
 from fairlane.store.postgres.scheduling import QueueHandle, Scheduling
-
-if TYPE_CHECKING:
-    from fairlane.store.postgres.connections import Connection
-
-__all__ = ["examine_server", "find_standstills"]
 
 HOLDERS = 10
 

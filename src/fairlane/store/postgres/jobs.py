@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import asyncpg
 
 from fairlane.clock import Instant
 from fairlane.errors import DuplicateJob, InvalidJob
-from fairlane.job import AttemptRecord, JobRecord, NewJob, State, told_in
+from fairlane.job import NewJob, State
 from fairlane.policy.unique import Conflict
-from fairlane.store.job_rows import attempts_of, no_such_job
+from fairlane.store.job_rows import no_such_job
+from fairlane.store.job_rows import record_of as record_of
 from fairlane.store.postgres import copying, rows, uniques
 from fairlane.store.postgres.borrowing import OwnJson
-from fairlane.store.postgres.connections import STATEMENTS
-
-if TYPE_CHECKING:
-    from fairlane.store.postgres.connections import Connection
-
-__all__ = ["attempts", "cancel", "insert", "record", "record_of"]
+from fairlane.store.postgres.connections import STATEMENTS, Connection
 
 AT_ONCE = 5_000
 """Jobs that one statement stores; more of them go in several, in one transaction."""
@@ -91,7 +86,7 @@ async def _store(
         if len(jobs) == 1 and not isinstance(connection, OwnJson):
             (job,) = jobs
             beside = (job.on_dead, _given(job), job.context)
-            await connection.execute(STATEMENTS["enqueue_one"], now, is_callers, *_columns(job, queues), *beside)
+            await connection.execute(STATEMENTS["store_job"], now, is_callers, *_columns(job, queues), *beside)
         elif isinstance(connection, OwnJson) or _are_copied(jobs):
             async with contextlib.nullcontext() if connection.is_in_transaction() else connection.transaction():
                 await copying.copy_in(connection, jobs, queues, now, is_callers=is_callers)
@@ -149,45 +144,7 @@ async def cancel(
     connection: Connection, job: UUID, now: Instant | None, *, only_waiting: bool = False, reason: str | None = None
 ) -> tuple[State, State]:
     """Cancel what waits; what runs is asked to stop, or left alone. Returns its state before and now."""
-    row = await connection.fetchrow(STATEMENTS["cancel"], job, now, only_waiting, reason)
+    row = await connection.fetchrow(STATEMENTS["cancel_job"], job, now, only_waiting, reason)
     if row is None:
         raise no_such_job(job)
     return State(row["was"]), State(row["state"])
-
-
-async def record(connection: Connection, job: UUID) -> JobRecord:
-    row = await connection.fetchrow(STATEMENTS["select_job"], job)
-    if row is None:
-        raise no_such_job(job)
-    return record_of(row)
-
-
-async def contexts(connection: Connection, jobs: Sequence[UUID]) -> dict[UUID, str]:
-    return {row[0]: row[1] for row in await connection.fetch(STATEMENTS["select_contexts"], jobs)}
-
-
-async def given(connection: Connection, jobs: Sequence[UUID]) -> dict[UUID, dict[str, float]]:
-    found = await connection.fetch(STATEMENTS["select_given"], jobs)
-    return {job: numbers for job, text in found if (numbers := rows.decode_given(text)) is not None}
-
-
-async def retries(connection: Connection, jobs: Sequence[UUID]) -> dict[UUID, int]:
-    return {row[0]: row[1] for row in await connection.fetch(STATEMENTS["select_retries"], jobs)}
-
-
-def record_of(row: Sequence[Any]) -> JobRecord:
-    """A row of `select_job` as people see it."""
-    job, queue, task, state, priority, keys, *rest, context = row
-    keys, context = rows.decode_keys(keys), told_in(context)
-    values = (job, queue, task, State(state), priority, keys, *rest, context)
-    return JobRecord(*values)
-
-
-async def attempts(connection: Connection, job: UUID) -> list[AttemptRecord]:
-    """The past ones, and the one that runs or was the last."""
-    async with connection.transaction(isolation="repeatable_read", readonly=True):
-        row = await connection.fetchrow(STATEMENTS["select_last_attempt"], job)
-        past = await connection.fetch(STATEMENTS["select_attempts"], job)
-    if row is None:
-        raise no_such_job(job)
-    return attempts_of(past, row)

@@ -13,8 +13,6 @@ from fairlane.store.protocol import Looked, WorkerIdentity
 if TYPE_CHECKING:
     from fairlane.store.postgres.wakeups import PostgresListener
 
-__all__ = ["look", "stop_looking"]
-
 
 async def look(
     claimer: Claimer, queue: QueueHandle, want: int, worker: WorkerIdentity, listener: PostgresListener

@@ -32,10 +32,10 @@ limit $2::integer
 
 -- name: walk_finished
 -- The entries of jobs that ended, the newest first.
--- $1 whether dead (0 or 1), $2 up to which time, $3 and which entry of that time, $4 since when, $5 how many
+-- $1 their state (what is done and what was cancelled is filed together), $2 up to which time, $3 and which entry of that time, $4 since when, $5 how many
 select f.at, f.id, f.jobs
 from fairlane.finished f
-where f.is_dead::integer = $1::integer and (f.at, f.id) <= ($2::bigint, $3::bigint) and f.at >= $4::bigint
+where f.is_dead::integer = ($1::integer = 4)::integer and (f.at, f.id) <= ($2::bigint, $3::bigint) and f.at >= $4::bigint
 order by f.at desc, f.id desc
 limit $5::integer
 
@@ -84,15 +84,10 @@ where j.id = any ($1::uuid[])
 order by j.id
 for update skip locked
 
--- name: select_present
-select j.id
-from fairlane.jobs j
-where j.id = any ($1::uuid[])
-
 -- name: replay
 -- Put ended jobs back at the end of their lanes, with bells, and wake one waiter for each. The last attempt moves from
 -- the job's row into its history.
--- $1 now or null, $2 jobs, $3 delay, $4 and $5 entries that name them
+-- $1 now or null, $2 jobs, $3 delay
 with
 clock as materialized (
     select fairlane.instant($1::bigint) as now
@@ -137,28 +132,6 @@ rung as (
     group by queue_id, lane, priority
     order by min(position)
 ),
-entries as materialized (
-    select f.is_dead, f.id,
-        array(select u.id from unnest(f.jobs) as u (id) where u.id <> all (array(select id from placed))) as rest
-    from unnest($4::boolean[], $5::bigint[]) as named (is_dead, id)
-    cross join lateral (
-        select f.*
-        from fairlane.finished f
-        where f.is_dead = named.is_dead and f.id = named.id
-        limit 1
-    ) f
-),
-emptied as (
-    delete from fairlane.finished f
-    using entries e
-    where f.is_dead = any (array[e.is_dead]) and f.id = any (array[e.id]) and cardinality(e.rest) = 0
-),
-shortened as (
-    update fairlane.finished f
-    set jobs = e.rest
-    from entries e
-    where f.is_dead = any (array[e.is_dead]) and f.id = any (array[e.id]) and cardinality(e.rest) > 0
-),
 -- One waiter for each job that can start, and one to hold the timer of those that are due later.
 woken as (
     select sum(fairlane.nudge(wanted.queue_id, wanted.most)) as told
@@ -173,14 +146,65 @@ select given.id, given.state, woken.told
 from given
 cross join woken
 
+-- name: unfile_jobs
+-- Take jobs that are no longer ended, or no longer there, off the entries that name them.
+-- $1 jobs, $2 and $3 entries
+with
+entries as materialized (
+    select f.is_dead, f.id,
+        array(select u.id from unnest(f.jobs) as u (id) where u.id <> all ($1::uuid[])) as rest
+    from unnest($2::boolean[], $3::bigint[]) as named (is_dead, id)
+    cross join lateral (
+        select f.*
+        from fairlane.finished f
+        where f.is_dead = named.is_dead and f.id = named.id
+        limit 1
+    ) f
+),
+emptied as (
+    delete from fairlane.finished f
+    using entries e
+    where f.is_dead = any (array[e.is_dead]) and f.id = any (array[e.id]) and cardinality(e.rest) = 0
+)
+update fairlane.finished f
+set jobs = e.rest
+from entries e
+where f.is_dead = any (array[e.is_dead]) and f.id = any (array[e.id]) and cardinality(e.rest) > 0
+
+-- name: forget_jobs
+-- The history of jobs that were removed goes, and their unique keys are free; what somebody decides on at this moment is
+-- left to them, and a window outlives its job. $1 jobs
+with
+history as (
+    delete from fairlane.attempts a
+    using unnest($1::uuid[]) as removed (id)
+    where a.job = any (array[removed.id])
+),
+forgotten as (
+    delete from fairlane.unique_jobs u
+    using unnest($1) as removed (id)
+    where u.job = any (array[removed.id])
+)
+delete from fairlane.uniques
+where id = any (array(
+    select u.id
+    from unnest($1) as removed (id)
+    cross join lateral (
+        select u.id
+        from fairlane.uniques u
+        where u.job = removed.id and u.expires_at is null
+        limit 1
+        for update skip locked
+    ) u
+))
+
 -- name: select_states
 select j.id, j.state
 from fairlane.jobs j
 where j.id = any ($1::uuid[])
 
 -- name: purge
--- Remove ended jobs for good, with their history.
--- $1 jobs, $2 and $3 entries that name them
+-- Remove ended jobs for good. $1 jobs
 with
 given as materialized (
     select j.id, j.state
@@ -194,53 +218,6 @@ removed as (
     using given g
     where j.id = any (array[g.id]) and g.state > 2
     returning j.id
-),
-history as (
-    delete from fairlane.attempts a
-    using removed
-    where a.job = any (array[removed.id])
-),
--- A key whose job is gone is free; what somebody decides on at this moment is left to them.
-forgotten as (
-    delete from fairlane.unique_jobs u
-    using removed
-    where u.job = any (array[removed.id])
-),
-freed as (
-    delete from fairlane.uniques
-    where id = any (array(
-        select u.id
-        from removed r
-        cross join lateral (
-            select u.id
-            from fairlane.uniques u
-            where u.job = r.id and u.expires_at is null
-            limit 1
-            for update skip locked
-        ) u
-    ))
-),
-entries as materialized (
-    select f.is_dead, f.id,
-        array(select u.id from unnest(f.jobs) as u (id) where u.id <> all (array(select id from removed))) as rest
-    from unnest($2::boolean[], $3::bigint[]) as named (is_dead, id)
-    cross join lateral (
-        select f.*
-        from fairlane.finished f
-        where f.is_dead = named.is_dead and f.id = named.id
-        limit 1
-    ) f
-),
-emptied as (
-    delete from fairlane.finished f
-    using entries e
-    where f.is_dead = any (array[e.is_dead]) and f.id = any (array[e.id]) and cardinality(e.rest) = 0
-),
-shortened as (
-    update fairlane.finished f
-    set jobs = e.rest
-    from entries e
-    where f.is_dead = any (array[e.is_dead]) and f.id = any (array[e.id]) and cardinality(e.rest) > 0
 )
 select id, state
 from given

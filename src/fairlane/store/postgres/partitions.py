@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -12,14 +12,9 @@ from fairlane.policy.policy import Policy
 from fairlane.scheduler.snapshot import FlowRow, GateRow
 from fairlane.scheduler.strays import StrayLane, WaitingLane, gates_of_strays, stray_lanes, weights_of_strays
 from fairlane.store.postgres import rows
-from fairlane.store.postgres.connections import STATEMENTS
+from fairlane.store.postgres.connections import STATEMENTS, Connection
 from fairlane.store.postgres.scheduling import Scheduling
 from fairlane.store.protocol import Rehomed
-
-if TYPE_CHECKING:
-    from fairlane.store.postgres.connections import Connection
-
-__all__ = ["rehome", "select_gates_of_strays", "select_lanes"]
 
 Number = Callable[[str], Awaitable[int]]
 """The number of a queue by its name."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from fairlane.clock import Instant
 from fairlane.errors import InvalidPolicy
@@ -12,17 +11,13 @@ from fairlane.policy.policy import Policy
 from fairlane.scheduler.rebuild import rebuild, refuse_to_strand
 from fairlane.scheduler.snapshot import GateRow
 from fairlane.scheduler.strays import imported, shared_tokens, tokens_of_its_own, tokens_to_share
+from fairlane.store import auditing
 from fairlane.store.auditing import Note
 from fairlane.store.decoding import Declared
-from fairlane.store.postgres import amending, sharing
-from fairlane.store.postgres.connections import STATEMENTS
+from fairlane.store.postgres import sharing
+from fairlane.store.postgres.connections import STATEMENTS, Connection, perform
 from fairlane.store.postgres.scheduling import Scheduling, select_overrides
 from fairlane.store.protocol import EVERYONE
-
-if TYPE_CHECKING:
-    from fairlane.store.postgres.connections import Connection
-
-__all__ = ["declare", "divide", "in_force", "insert", "replace"]
 
 INSERTED = "INSERT 0 1"
 
@@ -36,7 +31,7 @@ async def insert(connection: Connection, policy: Policy, note: Note | None = Non
             done = await connection.execute(STATEMENTS["insert_queue"], policy.queue, policy.encoded, policy.digest)
             is_new = done == INSERTED
         if note is not None and is_new:
-            await amending.record(connection, note, now, policy.queue, "version 1", None, policy.encoded)
+            await perform(connection, auditing.record(note, now, policy.queue, "version 1", None, policy.encoded))
     return is_new
 
 
@@ -123,7 +118,7 @@ async def _put_in_force(
     version = await connection.fetchval(STATEMENTS["update_policy"], queue, policy.encoded, policy.digest, loaded.now)
     if note is not None:
         target, before = f"version {version}", found.policy.encoded
-        await amending.record(connection, note, loaded.now, policy.queue, target, before, policy.encoded)
+        await perform(connection, auditing.record(note, loaded.now, policy.queue, target, before, policy.encoded))
     await connection.execute(STATEMENTS["nudge"], queue, EVERYONE, None)
     await connection.execute(STATEMENTS["nudge_sharers"], queue, EVERYONE)
     await connection.execute(STATEMENTS["tell_holders"], queue)

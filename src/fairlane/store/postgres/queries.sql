@@ -101,10 +101,6 @@ select pg_advisory_xact_lock(1717660018, 0)
 select number, checksum
 from fairlane.migrations
 
--- name: insert_migration
-insert into fairlane.migrations (number, name, checksum)
-values ($1, $2, $3)
-
 -- name: insert_queue
 with declared as (
     insert into fairlane.queues (name, policy, digest)
@@ -184,44 +180,8 @@ select sum(case
 end)
 from wanted
 
--- name: enqueue_one
--- The same for a single job, at half the price: nothing to take apart and nothing to add up.
--- $1 now or null, $2 whether in the caller's transaction, then the columns of `fairlane.new_job`, $14 for its death, $15 the
--- numbers that it brings along, $16 its context
-with
-clock as materialized (
-    select fairlane.instant($1::bigint) as now, fairlane.ahead($1) as ahead, nextval('fairlane.positions') as position
-),
-stored as (
-    insert into fairlane.jobs (id, queue_id, task, priority, lane, lane_keys, keys, payload, max_attempts, position,
-        enqueued_at, ready_at, state, due_at, on_dead, given, given_by, context)
-    select $3::uuid, $4::integer, $5::text, $6::smallint, $7::bytea, $8::jsonb, $9::jsonb, $10::bytea, $11::integer,
-        position, now, now,
-        case when coalesce($13::bigint + ahead, now + $12::bigint) > now then 0 else 1 end,
-        case when coalesce($13 + ahead, now + $12) > now then coalesce($13 + ahead, now + $12) end,
-        $14::bytea, $15::text, case when $15 is not null then position end, $16::text
-    from clock
-    returning position, ready_at, state, given_by
-),
-rung as (
-    -- One that is due later rings for its numbers alone: they hold from now on.
-    insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since, given, given_by)
-    select $4, $7, $6, fairlane.keys_of_lane($8, $9, $5), state, position, ready_at, $15, given_by
-    from stored
-    where state = 1 or given_by is not null
-)
-select case
-    when $2::boolean and (
-        current_setting('transaction_isolation') <> 'read committed' or fairlane.nudge($4, 1) = 0
-    ) then length(pg_notify('fairlane', $4::text)::text)
-    when $2 then 0
-    when exists (select from fairlane.waiters w where w.queue_id = $4) then fairlane.nudge($4, 1)
-    else 0
-end
-from stored
-
 -- name: ring
--- The same for jobs whose rows this transaction copies in next: take their positions, ring their lanes' bells, wake waiters.
+-- As `enqueue`, for jobs whose rows this transaction copies in next: take their positions, ring their lanes' bells, wake waiters.
 -- Keys come as text: the connection may be a caller's who has jsonb written in another way.
 -- $1 now or null, $2 whether in the caller's transaction, $3 how many jobs; of each bell $4 queue, $5 lane, $6 priority, $7
 -- keys, $8 how many jobs, $9 the place of the first of them, $10 the numbers that they bring along; $11 queues and $12 how
@@ -346,7 +306,9 @@ ended as (
     from given g
     where j.id = any (array[g.id]) and j.lease = g.lease and j.state = 2
     returning j.id, j.queue_id, j.lane, j.task, j.shared, j.shared_limits, j.priority, j.position, j.ready_at,
-        fairlane.keys_of_lane(j.lane_keys, j.keys, j.task) as keys, j.state, j.claimed_at, j.worker, j.charge, j.lease, j.outcome, j.error, g.ran, g.lag, g.unstarted, g.is_spent, g.verdict, g.now,
+        fairlane.keys_of_lane(j.lane_keys, j.keys, j.task) as keys, j.state, j.claimed_at, j.worker, j.charge, j.lease, j.outcome, j.error, g.ran, g.lag, g.unstarted, g.is_spent, g.now,
+        -- Whoever goes on no more because it was asked to stop says nothing about what it called.
+        case when j.cancel_requested and g.state_if_cancelled <> g.state then 2 else g.verdict end as verdict,
         case when g.counts_attempt then j.attempt else j.attempt + 1 end as attempt
 ),
 freed as (
@@ -575,64 +537,6 @@ select fairlane.nudge($1::integer, $2::bigint, $3::uuid)
 -- The lock says that this ear is alive; it goes with the session.
 select pg_advisory_lock($1::bigint), fairlane.channel($2::uuid) as channel
 
--- name: cancel
--- Whatever waits is cancelled here and now; what runs is asked to stop, and its worker is told.
--- $1 job, $2 now or null, $3 whether what runs is left alone, $4 the reason
-with
-job as materialized (
-    select j.*, fairlane.instant($2::bigint) as now
-    from fairlane.jobs j
-    where j.id = $1::uuid
-    for update
-),
-ended as (
-    update fairlane.jobs j
-    set state = 5, outcome = 'cancelled', cancel_requested = true, finished_at = job.now, due_at = null,
-        claimed_at = null, worker = null, error = $4::text, keeps_place = false
-    from job
-    where j.id = any (array[job.id]) and job.state < 2
-    returning j.id
-),
-rung as (
-    insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since, resumed)
-    select queue_id, lane, priority, fairlane.keys_of_lane(lane_keys, keys, task), -state, position, ready_at,
-        keeps_place::integer
-    from job
-    where state = 1 or (state = 0 and keeps_place)
-),
-filed as (
-    insert into fairlane.finished (is_dead, at, jobs)
-    select false, now, array[id]
-    from job
-    where state < 2
-),
-asked as (
-    update fairlane.jobs j
-    set cancel_requested = true
-    from job
-    where j.id = any (array[job.id]) and job.state = 2 and not $3::boolean
-    returning j.id
-),
-noted as (
-    insert into fairlane.cancellations (lease, job)
-    select lease, id
-    from job
-    where state = 2 and not $3
-    on conflict do nothing
-)
-select
-    job.state as was,
-    case when job.state < 2 then 5 else job.state end as state,
-    (select pg_notify(fairlane.channel(l.worker_id), 'cancel')
-     from fairlane.leases l
-     where l.id = job.lease and job.state = 2 and not $3)::text as told,
-    case when job.state < 2 then fairlane.announce(array[job.id]) end as announced,
-    -- Whoever has waited behind it in a sequence can start now.
-    case when job.state = 0 and job.keeps_place
-        and exists (select from fairlane.waiters w where w.queue_id = job.queue_id)
-        then fairlane.nudge(job.queue_id, 1) end as woken
-from job
-
 -- name: update_progress
 update fairlane.jobs
 set progress = $3, progress_message = $4
@@ -731,31 +635,6 @@ removed as (
     where j.id = any (array[t.id]) and (case when $1 then j.state = 4 else j.state in (3, 5) end) and j.finished_at <= $2
     returning j.id
 ),
-history as (
-    delete from fairlane.attempts a
-    using removed
-    where a.job = any (array[removed.id])
-),
--- A key whose job is gone is free; what somebody decides on at this moment is left to them.
-forgotten as (
-    delete from fairlane.unique_jobs u
-    using removed
-    where u.job = any (array[removed.id])
-),
-freed as (
-    delete from fairlane.uniques
-    where id = any (array(
-        select u.id
-        from removed r
-        cross join lateral (
-            select u.id
-            from fairlane.uniques u
-            where u.job = r.id and u.expires_at is null
-            limit 1
-            for update skip locked
-        ) u
-    ))
-),
 emptied as (
     delete from fairlane.finished f
     using taken t
@@ -767,7 +646,7 @@ shortened as (
     from taken t
     where f.is_dead = $1 and f.id = any (array[t.id]) and cardinality(t.rest) > 0
 )
-select (select count(*) from removed) as jobs, (select coalesce(sum(cardinality(jobs)), 0) from taken) as filed
+select array(select id from removed) as jobs, (select coalesce(sum(cardinality(jobs)), 0) from taken) as filed
 
 -- name: prune_uniques
 -- Windows that are over.

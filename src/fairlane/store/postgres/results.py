@@ -16,19 +16,14 @@ import contextlib
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID, uuid4
 
 from fairlane.errors import StoreUnavailable
 from fairlane.job import JobRecord
 from fairlane.store.awaiting import Awaited, see_end
-from fairlane.store.postgres.connections import STATEMENTS, Connections, Session, hang_up
+from fairlane.store.postgres.connections import STATEMENTS, Connection, Connections, Session, hang_up
 from fairlane.store.postgres.wakeups import FIRST_PAUSE, LONGEST_PAUSE, PULSE_EVERY, Registration, has_pulse
-
-if TYPE_CHECKING:
-    from fairlane.store.postgres.connections import Connection
-
-__all__ = ["ResultListener"]
 
 log = logging.getLogger("fairlane.store.postgres")
 

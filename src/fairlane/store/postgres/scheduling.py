@@ -19,7 +19,7 @@ from fairlane.scheduler.rebuild import Rebuilt
 from fairlane.scheduler.resident import Ask, Events, Found, ResidentBoard
 from fairlane.scheduler.snapshot import Arrival, FlowRow, Forced, GateRow, Head, KeptPlaces, LaneRow, Plan
 from fairlane.scheduler.tally import encode_tally
-from fairlane.store.boards import MOST_WHOLE, Boards
+from fairlane.store.boards import MOST_WHOLE, Boards, Raced
 from fairlane.store.decoding import decode_overrides
 from fairlane.store.job_rows import journal_too_new
 from fairlane.store.postgres import rows
@@ -36,7 +36,6 @@ __all__ = [
     "Ending",
     "Loaded",
     "QueueHandle",
-    "Raced",
     "Scheduling",
     "select_overrides",
 ]
@@ -96,10 +95,6 @@ class Ending(msgspec.Struct, frozen=True):
     waiter: UUID | None = None
     ear: int | None = None
     nudges: int = 0
-
-
-class Raced(Exception):
-    """A job was cancelled between the plan and the write."""
 
 
 class Scheduling:

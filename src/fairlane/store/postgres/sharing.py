@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -18,13 +18,8 @@ from fairlane.scheduler.shared import rings_for_all
 from fairlane.scheduler.snapshot import Contender, Plan, Ring, SharedGateRow, SharedRelease, Start
 from fairlane.store.decoding import decode_limit, encode_limit
 from fairlane.store.postgres import rows
-from fairlane.store.postgres.connections import STATEMENTS
+from fairlane.store.postgres.connections import STATEMENTS, Connection
 from fairlane.store.protocol import RELEASES_AT_MOST
-
-if TYPE_CHECKING:
-    from fairlane.store.postgres.connections import Connection
-
-__all__ = ["Sharing", "declare", "put_in_force", "resolved", "take_over"]
 
 MOST_RESOLVED = 1_000
 """Policies that are kept with their shared limits."""

@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from fairlane.clock import Instant
 from fairlane.scheduler.figures import DAY
-from fairlane.store import key_rows, sums
+from fairlane.store import key_rows, operators, sums
+from fairlane.store import stats as questions
 from fairlane.store.figures import Tallied, WorkerReport
 from fairlane.store.health import Health, Standstill
 from fairlane.store.keeper import StatsKeeper
-from fairlane.store.postgres import health, jobs, rows
+from fairlane.store.postgres import examining, health, jobs, rows
 from fairlane.store.postgres.claims import Claimer
-from fairlane.store.postgres.connections import CONFLICTS, STATEMENTS, Connections
+from fairlane.store.postgres.connections import CONFLICTS, STATEMENTS, Connections, perform
 from fairlane.store.postgres.scheduling import QueueHandle, Scheduling
 from fairlane.store.postgres.timing import StoreClock
+from fairlane.store.procedures import Query
 from fairlane.store.protocol import WorkerIdentity
-from fairlane.store.stats import Looking, Many, Moment, Peek, Peeked, Query, Question, Records, Rows, Some, Tables
+from fairlane.store.stats import Looking, Moment, Peeked, Question, Rows
 
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
@@ -43,18 +45,25 @@ async def _answer(connection: Connection, asked: Question) -> Any:
     match asked:
         case Query(name, parameters):
             return await connection.fetch(STATEMENTS[name], *_parameters(parameters))
-        case Some(name, parameters, most, but_not):
+        case questions.Some(name, parameters, most, but_not):
             return await connection.fetch(STATEMENTS[name], *_parameters(parameters), most, list(but_not))
-        case Many(name, queue, written):
+        case questions.Many(name, queue, written):
             return await connection.execute(STATEMENTS[name], queue, written)
-        case Tables(queue, ask):
+        case questions.Tables(queue, ask):
             return await (await _scheduling(connection, queue if ask.is_of_board else None)).ask(ask)
-        case Peek(queue, limit):
+        case questions.Peek(queue, limit):
             scheduling = await _scheduling(connection, queue)
             loaded = await scheduling.load(0)
             return Peeked(loaded.policy, loaded.board, loaded.arrivals, await scheduling.forced(limit))
-        case Records(refs):
+        case questions.Records(refs):
             return [jobs.record_of(row) for row in await connection.fetch(STATEMENTS["select_jobs_at"], refs)]
+        case questions.SubjectOf(job):
+            return await examining.find_subject(connection, job)
+        case questions.Examine(subject, lanes, now):
+            return await examining.look_at(await _scheduling(connection, subject.queue, now), subject, lanes)
+        case questions.FindJobs(wanted, limit):
+            number = await connection.fetchval(STATEMENTS["select_queue_id"], wanted.queue)
+            return await perform(connection, operators.find(wanted, number, None, limit))
 
 
 def _parameters(given: Sequence[Any]) -> list[Any]:
@@ -66,10 +75,10 @@ def _parameters(given: Sequence[Any]) -> list[Any]:
     return parameters
 
 
-async def _scheduling(connection: Connection, queue: str | None) -> Scheduling:
+async def _scheduling(connection: Connection, queue: str | None, now: Instant | None = None) -> Scheduling:
     """A look at a queue's board, without its lock."""
     number = 0 if queue is None else await connection.fetchval(STATEMENTS["select_queue_id"], queue)
-    return Scheduling(connection, QueueHandle(queue or "", number, "", "", "", ""), None)
+    return Scheduling(connection, QueueHandle(queue or "", number, "", "", "", ""), now)
 
 
 class Stats(StatsKeeper):

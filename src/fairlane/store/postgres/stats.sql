@@ -72,6 +72,20 @@ cross join lateral (
     limit 1
 ) k
 
+-- name: select_key_sums
+-- What lists of keys are sorted by, of every key of some queues, or of those that are held: of each queue one JSON array. $1 queues by name, $2 scope, or null for all, $3 whether only those that are held
+select q.name, '[' || string_agg(k.sums, ',') || ']'
+from unnest($1::text[]) as u (name)
+cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
+cross join lateral (
+    select '[' || to_json(k.scope) || ',' || to_json(k.key) || ',' || k.waiting || ',' || k.running || ',' || k.done || ','
+        || coalesce(k.started_at, 0) || ',' || coalesce(k.held_by, '[]') || ']' as sums
+    from fairlane.key_figures k
+    where k.queue_id = q.id and ($2::text is null or k.scope = $2) and (not $3::boolean or k.held_by is not null)
+    offset 0
+) k
+group by q.name
+
 -- name: find_keys
 -- Keys by a part of their names, in no order that matters: most searches find few, and the index alone says which. Whatever
 -- finds many is asked of a list. $1 queues by name, $2 scope, $3 what labels have in them, $4 how many
@@ -87,8 +101,8 @@ cross join lateral (
 ) k
 limit $4
 
--- A list of keys: most first. $1 the queue's name, $2 scope, $3 what labels have in them, $4 whether only those that are held,
--- $5 to $7 after which (what it is sorted by, key, queue), $8 how many, $9 keys that are known better.
+-- A list of keys: most first. $1 the queue's name, $2 scope, $3 what labels have in them, $4 to $6 after which (what it is
+-- sorted by, key, queue), $7 how many, $8 keys that are known better.
 
 -- name: list_keys_by_waiting
 select k.key
@@ -97,13 +111,12 @@ cross join lateral (
     select k.key
     from fairlane.key_figures k
     where k.list = q.id::text || '/' || $2::text
-      and (-k.waiting, k.key collate "POSIX") >= ($5::bigint, $6::text)
-      and (-k.waiting, k.key collate "POSIX", q.name collate "C") > ($5::bigint, $6, $7::text)
+      and (-k.waiting, k.key collate "POSIX") >= ($4::bigint, $5::text)
+      and (-k.waiting, k.key collate "POSIX", q.name collate "C") > ($4::bigint, $5, $6::text)
       and position($3::text in k.label) > 0
-      and (not $4::boolean or k.held_by is not null)
-      and not k.key = any ($9::text[])
+      and not k.key = any ($8::text[])
     order by -k.waiting, k.key collate "POSIX"
-    limit $8::integer
+    limit $7::integer
 ) k
 where q.name = $1::text
 
@@ -114,13 +127,12 @@ cross join lateral (
     select k.key
     from fairlane.key_figures k
     where k.list = q.id::text || '/' || $2::text
-      and (-k.running, k.key collate "POSIX") >= ($5::bigint, $6::text)
-      and (-k.running, k.key collate "POSIX", q.name collate "C") > ($5::bigint, $6, $7::text)
+      and (-k.running, k.key collate "POSIX") >= ($4::bigint, $5::text)
+      and (-k.running, k.key collate "POSIX", q.name collate "C") > ($4::bigint, $5, $6::text)
       and position($3::text in k.label) > 0
-      and (not $4::boolean or k.held_by is not null)
-      and not k.key = any ($9::text[])
+      and not k.key = any ($8::text[])
     order by -k.running, k.key collate "POSIX"
-    limit $8::integer
+    limit $7::integer
 ) k
 where q.name = $1::text
 
@@ -131,13 +143,12 @@ cross join lateral (
     select k.key
     from fairlane.key_figures k
     where k.list = q.id::text || '/' || $2::text
-      and (-k.done, k.key collate "POSIX") >= ($5::bigint, $6::text)
-      and (-k.done, k.key collate "POSIX", q.name collate "C") > ($5::bigint, $6, $7::text)
+      and (-k.done, k.key collate "POSIX") >= ($4::bigint, $5::text)
+      and (-k.done, k.key collate "POSIX", q.name collate "C") > ($4::bigint, $5, $6::text)
       and position($3::text in k.label) > 0
-      and (not $4::boolean or k.held_by is not null)
-      and not k.key = any ($9::text[])
+      and not k.key = any ($8::text[])
     order by -k.done, k.key collate "POSIX"
-    limit $8::integer
+    limit $7::integer
 ) k
 where q.name = $1::text
 
@@ -148,13 +159,12 @@ cross join lateral (
     select k.key
     from fairlane.key_figures k
     where k.list = q.id::text || '/' || $2::text
-      and (-coalesce(k.started_at, 0), k.key collate "POSIX") >= ($5::bigint, $6::text)
-      and (-coalesce(k.started_at, 0), k.key collate "POSIX", q.name collate "C") > ($5::bigint, $6, $7::text)
+      and (-coalesce(k.started_at, 0), k.key collate "POSIX") >= ($4::bigint, $5::text)
+      and (-coalesce(k.started_at, 0), k.key collate "POSIX", q.name collate "C") > ($4::bigint, $5, $6::text)
       and position($3::text in k.label) > 0
-      and (not $4::boolean or k.held_by is not null)
-      and not k.key = any ($9::text[])
+      and not k.key = any ($8::text[])
     order by -coalesce(k.started_at, 0), k.key collate "POSIX"
-    limit $8::integer
+    limit $7::integer
 ) k
 where q.name = $1::text
 
@@ -165,49 +175,14 @@ cross join lateral (
     select k.key
     from fairlane.key_figures k
     where k.queue_id = q.id and k.scope = $2::text
-      and k.key >= $6::text and $5::bigint is not null
-      and (k.key, q.name collate "C") > ($6, $7::text)
+      and k.key >= $5::text and $4::bigint is not null
+      and (k.key, q.name collate "C") > ($5, $6::text)
       and position($3::text in k.label) > 0
-      and (not $4::boolean or k.held_by is not null)
-      and not k.key = any ($9::text[])
+      and not k.key = any ($8::text[])
     order by k.key
-    limit $8::integer
+    limit $7::integer
 ) k
 where q.name = $1::text
-
--- name: list_keys_by_waiting_if_held
-select k.key
-from fairlane.queues q
-cross join lateral (
-    select k.key
-    from fairlane.key_figures k
-    where k.list = q.id::text || '/' || $2::text
-      and (-k.waiting, k.key collate "POSIX") >= ($5::bigint, $6::text)
-      and (-k.waiting, k.key collate "POSIX", q.name collate "C") > ($5::bigint, $6, $7::text)
-      and position($3::text in k.label) > 0
-      and k.held_by is not null and $4::boolean
-      and not k.key = any ($9::text[])
-    order by -k.waiting, k.key collate "POSIX"
-    limit $8::integer
-) k
-where q.name = $1::text
-
--- name: list_held_keys
--- Of all scopes, the keys behind whose limits most jobs wait. $1 queues by name, $2 how many, $3 scopes and keys that are
--- known better
-select q.name, k.scope, k.key
-from unnest($1::text[]) as u (name)
-cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
-cross join lateral (
-    select k.scope, k.key, k.waiting
-    from fairlane.key_figures k
-    where k.queue_id = q.id and k.held_by > ''  -- as the index says it, which is not for lists of one scope
-      and not (k.scope || ' ' || k.key) = any ($3::text[])
-    order by k.waiting desc
-    limit $2::integer
-) k
-order by k.waiting desc, q.name, k.key
-limit $2
 
 -- name: select_all_lanes_of_flow
 -- Lanes of a flow, in no order. $1 flow, $2 how many, $3 but not these
@@ -258,11 +233,10 @@ cross join lateral (
     limit $3::integer
 ) l
 
--- name: select_pending_arrivals
--- Jobs that came and that no claim has seen, by queue and lane. $1 queues by name. (`offset 0`, here and below: a join that is
--- turned round would walk the whole index.)
-select q.name, a.priority, min(a.keys::text) as keys, sum(a.count)::bigint as count,
-    min(a.since) filter (where a.count > 0) as since, count(*) as bells
+-- name: select_unseen
+-- How much has come that no claim has seen: jobs, since when the first of them is ready, and events. $1 queues by name.
+-- (`offset 0`, here and below: a join that is turned round would walk the whole index.)
+select q.name, sum(a.count)::bigint, min(a.since) filter (where a.count > 0), count(*)
 from unnest($1::text[]) as u (name)
 cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
 cross join lateral (
@@ -273,15 +247,35 @@ cross join lateral (
     limit 1
 ) s
 cross join lateral (select a.* from fairlane.arrivals a where a.queue_id = q.id and a.xid >= s.since offset 0) a
-group by q.name, a.lane, a.priority
+group by q.name
+
+-- name: select_unseen_lanes
+-- The same by lane: of each queue one JSON array of lane tallies (the zeros are what only claims tell), since rows one by one
+-- would take longer than all the rest. $1 queues by name
+select q.name, '[' || string_agg(lanes.lane, ',') || ']'
+from unnest($1::text[]) as u (name)
+cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
+cross join lateral (
+    select least(s.arrivals_from, pg_snapshot_xmin(pg_current_snapshot())) as since
+    from fairlane.queue_states s
+    where s.queue_id = q.id
+    order by s.version desc
+    limit 1
+) s
+cross join lateral (
+    select '[' || min(a.keys::text) || ',' || a.priority || ',' || sum(a.count) || ',0,0,0,0,0,0,'
+        || max(case when a.count > 0 then a.since else 0 end) || ']' as lane
+    from (select a.* from fairlane.arrivals a where a.queue_id = q.id and a.xid >= s.since offset 0) a
+    group by a.lane, a.priority
+) lanes
+group by q.name
 
 -- name: select_pending_releases
--- Claims that have ended and that no claim has seen, by queue and lane. $1 queues by name
-select q.name, u.lane, sum(u.ended)::bigint as ended, coalesce(sum(u.failed), 0)::bigint as failed,
-    sum(u.unstarted)::bigint as unstarted, sum(u.ran)::bigint as ran, coalesce(max(u.latest), 0) as latest,
-    count(*) as bells
+-- Claims that have ended and that no claim has seen, each with since when the queue's policy is in force. $1 queues by name
+select q.name, q.applied_at, u.lane, u.ended, u.ran, u.charged, u.unstarted, u.refund, u.since, coalesce(u.failed, 0),
+    coalesce(u.neutral, 0), coalesce(u.latest, 0), coalesce(u.kept, 0), u.signal
 from unnest($1::text[]) as n (name)
-cross join lateral (select q.id, q.name from fairlane.queues q where q.name = n.name limit 1) q
+cross join lateral (select q.id, q.name, q.applied_at from fairlane.queues q where q.name = n.name limit 1) q
 cross join lateral (
     select least(s.releases_from, pg_snapshot_xmin(pg_current_snapshot())) as since
     from fairlane.queue_states s
@@ -290,9 +284,9 @@ cross join lateral (
     limit 1
 ) s
 cross join lateral (select r.* from fairlane.releases r where r.queue_id = q.id and r.xid >= s.since offset 0) r
-cross join lateral unnest(r.lanes, r.ended, r.failed, r.unstarted, r.ran, r.latest)
-    as u (lane, ended, failed, unstarted, ran, latest)
-group by q.name, u.lane
+cross join lateral unnest(
+    r.lanes, r.ended, r.ran, r.charged, r.unstarted, r.refund, r.since, r.failed, r.neutral, r.latest, r.kept, r.signal
+) as u (lane, ended, ran, charged, unstarted, refund, since, failed, neutral, latest, kept, signal)
 
 -- name: select_keys_of_lanes
 -- $1 queues by name, $2 lanes
@@ -319,15 +313,15 @@ cross join lateral (
 order by q.name, j.seq
 
 -- name: select_tails
--- What the tables of these queues may not hold, in order. $1 queues by name
+-- What the tables of these queues do not hold, in order. $1 queues by name
 select q.name, j.delta
 from unnest($1::text[]) as u (name)
 cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
 cross join lateral (
-    select s.base from fairlane.queue_states s where s.queue_id = q.id order by s.version desc limit 1
+    select s.stored from fairlane.queue_states s where s.queue_id = q.id order by s.version desc limit 1
 ) s
 cross join lateral (
-    select j.seq, j.delta from fairlane.journal j where j.queue_id = q.id and j.seq > s.base offset 0
+    select j.seq, j.delta from fairlane.journal j where j.queue_id = q.id and j.seq > s.stored offset 0
 ) j
 order by q.name, j.seq
 
@@ -338,14 +332,54 @@ from unnest($1::text[], $2::bytea[]) as u (name, id)
 cross join lateral (select q.id from fairlane.queues q where q.name = u.name limit 1) q
 cross join lateral (select g.* from fairlane.gates g where g.queue_id = q.id and g.id = u.id limit 1) g
 
--- name: select_woken_gates
--- Gates that were to open by now, and on which lanes still wait: nobody has claimed since. $1 queues by name, $2 now
+-- name: select_gates_in_doubt
+-- Gates that may be open although lanes wait on them, since their time has come; and those in use on which none wait, and
+-- which may be shut all the same. Of the latter, those that jobs may wait for.
+-- $1 queues by name, $2 limits, $3 their scopes, $4 now, $5 keys of which jobs wait besides those that stats say; null: any
 select q.name, g.id, g."limit", g.key, g.in_flight, g.tat, g.waiting, g.awake, g.wake_at, g.memo, g.value, g.given_by
+from (select distinct u.name from unnest($1::text[]) as u (name)) n
+cross join lateral (select q.id, q.name from fairlane.queues q where q.name = n.name limit 1) q
+cross join lateral (
+    select g.* from fairlane.gates g where g.queue_id = q.id and g.wake_at <= $4::bigint and g.waiting > 0 offset 0
+) g
+union all
+select q.name, g.id, g."limit", g.key, g.in_flight, g.tat, g.waiting, g.awake, g.wake_at, g.memo, g.value, g.given_by
+from (select distinct u.name from unnest($1) as u (name)) n
+cross join lateral (select q.id, q.name from fairlane.queues q where q.name = n.name limit 1) q
+cross join lateral (
+    select g.*
+    from fairlane.gates g
+    where g.queue_id = q.id and g.waiting <= 0 and (g.in_flight > 0 or g.tat > $4)
+    offset 0
+) g
+join unnest($1, $2::text[], $3::text[]) as u (name, "limit", scope) on u.name = q.name and u."limit" = g."limit"
+where $5::text[] is null
+   or g.key = any ($5)
+   or (select k.waiting from fairlane.key_figures k where k.queue_id = q.id and k.scope = u.scope and k.key = g.key) > 0
+
+-- name: select_shared_in_use
+-- Gates of keys that queues share, and that may be shut. $1 limits by name, $2 now
+select g."limit", g.key
+from unnest($1::text[]) as u (name)
+cross join lateral (select l.id from fairlane.shared_limits l where l.name = u.name limit 1) l
+cross join lateral (
+    select g.* from fairlane.shared_gates g where g.shared_limit = l.id and (g.in_flight > 0 or g.tat > $2::bigint) offset 0
+) g
+
+-- name: select_rung
+-- Gates that these queues are to look at, because another queue has left them room. $1 queues by name
+select q.name, r.gate
 from unnest($1::text[]) as u (name)
 cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
-cross join lateral (
-    select g.* from fairlane.gates g where g.queue_id = q.id and g.wake_at <= $2::bigint and g.waiting > 0 offset 0
-) g
+cross join lateral (select r.gate from fairlane.rings r where r.queue_id = q.id offset 0) r
+
+-- name: select_shared_ends
+-- What has ended at limits that queues share, and no claim has folded. $1 limits by name
+select r.gate, q.name, r.task, r.ended, r.ran, r.unstarted, r.since, r.failed, r.neutral, r.latest
+from unnest($1::text[]) as u (name)
+cross join lateral (select l.id from fairlane.shared_limits l where l.name = u.name limit 1) l
+cross join lateral (select r.* from fairlane.shared_releases r where r.shared_limit = l.id offset 0) r
+cross join lateral (select q.name from fairlane.queues q where q.id = r.queue_id limit 1) q
 
 -- name: select_weights_named
 -- Flows: their own weights, and by which jobs those were given. $1 queues by name, $2 flows

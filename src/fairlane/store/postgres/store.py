@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, TypeVar, cast
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
@@ -14,22 +14,25 @@ from asyncpg.pool import PoolConnectionProxy
 
 from fairlane.clock import Clock, Instant, microseconds
 from fairlane.errors import ConfigurationError
-from fairlane.job import AttemptRecord, Claim, JobRecord, NewJob, State
+from fairlane.job import Claim, JobRecord, NewJob, State
 from fairlane.policy.overrides import Amendment, Override
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import NO_KEYS, Conflict, Holder, OnReplayConflict
+from fairlane.scheduler.backlog import add_bells
 from fairlane.scheduler.census import Miscount
-from fairlane.scheduler.explain import Facts
 from fairlane.scheduler.rebuild import refuse_to_strand
 from fairlane.scheduler.settlement import Settlement
 from fairlane.scheduler.snapshot import GateRow
 from fairlane.scheduler.strays import WaitingLane
-from fairlane.store.auditing import AuditEntry, Note
+from fairlane.store import auditing, schedules
+from fairlane.store.auditing import Note
 from fairlane.store.awaiting import forever
-from fairlane.store.operators import CANCEL, Handled, JobFilter, JobPage
+from fairlane.store.decoding import Declared
+from fairlane.store.health import Traces
+from fairlane.store.job_rows import decode_keys
+from fairlane.store.operators import CANCEL, Handled, Listing
 from fairlane.store.postgres import (
     amending,
-    backlogs,
     census,
     examining,
     jobs,
@@ -37,30 +40,27 @@ from fairlane.store.postgres import (
     operators,
     partitions,
     policies,
-    schema,
     uniques,
     upkeep,
-    values,
 )
-from fairlane.store.postgres.adopting import Adopter
 from fairlane.store.postgres.borrowing import OwnJson, borrowed, check_types, reads_own_json, speaking
 from fairlane.store.postgres.claims import Asked, Claimer
-from fairlane.store.postgres.connections import STATEMENTS, Connections, hang_up
+from fairlane.store.postgres.connections import STATEMENTS, Connection, Connections, hang_up, perform
 from fairlane.store.postgres.gathering import Gathering
 from fairlane.store.postgres.results import ResultListener
-from fairlane.store.postgres.rows import storable
-from fairlane.store.postgres.schedules import ScheduleKeeper
+from fairlane.store.postgres.rows import claim_of, storable
 from fairlane.store.postgres.scheduling import Scheduling
 from fairlane.store.postgres.settling import Settler, claims_beside
 from fairlane.store.postgres.stats import Stats
 from fairlane.store.postgres.timing import StoreClock
 from fairlane.store.postgres.wakeups import PostgresListener
+from fairlane.store.procedures import Procedure, query
 from fairlane.store.protocol import (
-    LAST_ENTRY,
+    UNFOLDED_AT_MOST,
+    Adopted,
     Choice,
     Claimed,
     Counted,
-    Declared,
     Landings,
     Listener,
     Looked,
@@ -70,18 +70,19 @@ from fairlane.store.protocol import (
     Rehomed,
     Renewed,
     Retention,
-    Traces,
     WorkerIdentity,
 )
 from fairlane.store.queue_time import QueueTime
+from fairlane.store.records import Records
+from fairlane.store.schedules import Fired, ScheduleKeeping, ScheduleRow
+from fairlane.store.scripting import Schema
+from fairlane.store.values import Values
 
-if TYPE_CHECKING:
-    from fairlane.store.postgres.connections import Connection
-
-__all__ = ["PostgresStore"]
+T = TypeVar("T")
+SCHEMA = Schema.of("postgresql")
 
 
-class PostgresStore(Stats, ScheduleKeeper, Adopter):
+class PostgresStore(Stats, Records, Values, ScheduleKeeping, Listing):
     """Jobs in a PostgreSQL database, in a schema of their own. Its time is the database's, unless a clock is given."""
 
     def __init__(
@@ -110,7 +111,7 @@ class PostgresStore(Stats, ScheduleKeeper, Adopter):
         self._results.open()
         try:
             async with self._connections.session() as connection:
-                await schema.require_current(connection)
+                await perform(connection, SCHEMA.require_current())
                 if self._clock.given() is not None:
                     stored = await connection.fetchrow(STATEMENTS["select_stored_time"])
                     assert stored is not None
@@ -129,7 +130,8 @@ class PostgresStore(Stats, ScheduleKeeper, Adopter):
         connection = await self._connections.connect()
         try:
             with self._connections.in_use(connection):
-                return await schema.migrate(connection)
+                async with connection.transaction():
+                    return await perform(connection, SCHEMA.migrate())
         finally:
             await hang_up(connection)
 
@@ -204,30 +206,12 @@ class PostgresStore(Stats, ScheduleKeeper, Adopter):
         async with self._claimer.locked_together(handles) as schedulings:
             return await amending.apply(schedulings, put, remove, note)
 
-    async def audit(self, queue: str | None = None, before: int | None = None, limit: int = 100) -> list[AuditEntry]:
-        return await self._ask(lambda connection: amending.entries(connection, queue, before or LAST_ENTRY, limit))
-
-    async def end_session(self, session: str, expires_at: Instant) -> None:
-        await self._ask(lambda connection: connection.execute(STATEMENTS["end_session"], session, expires_at))
-
-    async def is_session_ended(self, session: str) -> bool:
-        ended: bool = await self._ask(lambda connection: connection.fetchval(STATEMENTS["is_session_ended"], session))
-        return ended
-
     async def check_waiting(self, policy: Policy) -> None:
         handle = await self._claimer.queue(policy.queue)
         refuse_to_strand(policy, await self._ask(lambda connection: examining.waiting_lanes(connection, handle)))
 
     async def policy(self, queue: str) -> Declared | None:
         return await self._ask(lambda connection: policies.in_force(connection, queue))
-
-    async def policy_versions(self, queues: Sequence[str]) -> dict[str, int]:
-        found = await self._ask(lambda connection: connection.fetch(STATEMENTS["select_policy_versions"], queues))
-        return dict(map(tuple, found))
-
-    async def queues(self) -> list[str]:
-        found = await self._ask(lambda connection: connection.fetch(STATEMENTS["select_queue_names"]))
-        return [name for (name,) in found]
 
     async def enqueue(
         self, new: Sequence[NewJob], tx: Any = None, progress: Callable[[int], None] | None = None
@@ -278,19 +262,12 @@ class PostgresStore(Stats, ScheduleKeeper, Adopter):
 
     async def count_ready(self, policy: Policy, gates: Sequence[bytes], tx: Any = None) -> dict[bytes, int]:
         queue = await self._claimer.queue(policy.queue)
-
-        async def count() -> tuple[dict[bytes, int], bool]:
-            if tx is None:
-                return await self._ask(lambda own: backlogs.count_ready(own, queue.id, policy, gates))
-            async with self._lent(tx) as connection:
-                return await backlogs.count_ready(connection, queue.id, policy, gates)
-
-        counts, is_partial = await count()
+        counts, is_partial = await self._look_up(lambda: _count_ready(queue.id, policy, gates), tx)
         if is_partial:
             # In a transaction of our own, also where the caller has one: the state of a queue is nobody's to roll back.
             async with self._claimer.locked(queue, durable=False) as scheduling:
                 await scheduling.fold_all()
-            counts, _ = await count()
+            counts, _ = await self._look_up(lambda: _count_ready(queue.id, policy, gates), tx)
         return counts
 
     async def foresee(self, new: Sequence[NewJob]) -> dict[UUID, Conflict]:
@@ -351,6 +328,36 @@ class PostgresStore(Stats, ScheduleKeeper, Adopter):
         self._settler.gone(gone)
         return Renewed(gone, row["cancelled"])
 
+    async def adopt(
+        self,
+        job: UUID,
+        lease: UUID,
+        own: UUID,
+        *,
+        tasks: Sequence[str],
+        worker: WorkerIdentity,
+        lease_for: timedelta,
+    ) -> Adopted | None:
+        row = await self._connections.again(
+            lambda connection, _: connection.fetchrow(
+                STATEMENTS["adopt"],
+                self._clock.parameter(),
+                job,
+                lease,
+                own,
+                worker.id,
+                worker.name,
+                microseconds(lease_for),
+                list(tasks),
+            )
+        )
+        if row is None:
+            return None
+        *columns, claimed_at, queue, now, ahead = row
+        claim = claim_of(columns, own, queue, claimed_at)
+        self._settler.claimed(own, [claim])
+        return Adopted(claim, self._clock.given() or QueueTime(now, ahead))
+
     async def held(self, claims: Sequence[tuple[UUID, UUID]]) -> list[UUID]:
         async with self._connections.session() as connection:
             rows = await connection.fetch(
@@ -401,7 +408,7 @@ class PostgresStore(Stats, ScheduleKeeper, Adopter):
             now = self._clock.parameter()
             async with connection.transaction():
                 was, state = await jobs.cancel(connection, job, now)
-                await amending.record_jobs(connection, note, now, CANCEL.handled([job], {job: was}))
+                await perform(connection, auditing.record_jobs(note, now, CANCEL.handled([job], {job: was})))
             return state
 
         return await self._connections.again(attempt)
@@ -409,21 +416,6 @@ class PostgresStore(Stats, ScheduleKeeper, Adopter):
     async def report_progress(self, claim: Claim, fraction: float, message: str | None) -> None:
         async with self._connections.session() as connection:
             await connection.execute(STATEMENTS["update_progress"], claim.id, claim.lease, fraction, storable(message))
-
-    async def job(self, job: UUID) -> JobRecord:
-        return await self._ask(lambda connection: jobs.record(connection, job))
-
-    async def given(self, ids: Sequence[UUID]) -> dict[UUID, dict[str, float]]:
-        return await self._ask(lambda connection: jobs.given(connection, ids))
-
-    async def contexts(self, ids: Sequence[UUID]) -> dict[UUID, str]:
-        return await self._ask(lambda connection: jobs.contexts(connection, ids))
-
-    async def retries(self, ids: Sequence[UUID]) -> dict[UUID, int]:
-        return await self._ask(lambda connection: jobs.retries(connection, ids))
-
-    async def attempts(self, job: UUID) -> list[AttemptRecord]:
-        return await self._ask(lambda connection: jobs.attempts(connection, job))
 
     async def wait_until_ended(self, job: UUID, until: Instant | None) -> JobRecord:
         record = await self.job(job)
@@ -436,7 +428,7 @@ class PostgresStore(Stats, ScheduleKeeper, Adopter):
         handle = await self._claimer.queue(queue)
         row = await self._ask(lambda connection: connection.fetchrow(STATEMENTS["select_counts"], handle.id))
         assert row is not None
-        return QueueCounts(row["ready"], row["running"], row["parked"], row["bells"])
+        return QueueCounts(*row)
 
     async def traces(self, queue: str, flows: Sequence[bytes], gates: Sequence[bytes]) -> Traces:
         handle = await self._claimer.queue(queue)
@@ -461,32 +453,35 @@ class PostgresStore(Stats, ScheduleKeeper, Adopter):
         await listener.open()
         return listener
 
-    async def get_value(self, key: str, tx: Any = None) -> bytes | None:
-        async with self._lent(tx) as connection:
-            return await values.get(connection, key)
+    def _now(self) -> Instant | None:
+        return self._clock.parameter()
 
-    async def put_value(self, key: str, value: bytes, tx: Any = None) -> None:
-        async with self._lent(tx) as connection:
-            await values.put(connection, key, value)
+    async def _look_up(self, procedure: Callable[[], Procedure[T]], tx: Any = None) -> T:
+        if tx is not None:
+            return await self._change(procedure, tx)
+        return await self._ask(lambda connection: perform(connection, procedure()))
 
-    async def delete_value(self, key: str, tx: Any = None) -> bool:
-        async with self._lent(tx) as connection:
-            return await values.delete(connection, key)
+    async def _look_up_together(self, procedure: Callable[[], Procedure[T]]) -> T:
+        async def look(connection: Connection) -> T:
+            async with connection.transaction(isolation="repeatable_read", readonly=True):
+                return await perform(connection, procedure())
 
-    async def compare_and_set_value(
-        self, key: str, expected: bytes | None, value: bytes | None, tx: Any = None
-    ) -> bool:
-        async with self._lent(tx) as connection:
-            return await values.compare_and_set(connection, key, expected, value)
+        return await self._ask(look)
 
-    async def scan_values(self, low: str, end: str, limit: int, tx: Any = None) -> list[tuple[str, bytes]]:
+    async def _change(self, procedure: Callable[[], Procedure[T]], tx: Any = None) -> T:
         async with self._lent(tx) as connection:
-            return await values.scan(connection, low, end, limit)
+            return await perform(connection, procedure())
+
+    async def _transact(self, procedure: Callable[[], Procedure[T]]) -> T:
+        async def attempt(connection: Connection) -> T:
+            async with connection.transaction():
+                return await perform(connection, procedure())
+
+        return await self._ask(attempt)
 
     @contextlib.asynccontextmanager
     async def _lent(self, tx: Any) -> AsyncIterator[Connection]:
-        """The caller's connection, or one of ours. Nothing is tried again: a write whose answer was lost may have been
-        done, and doing it twice could undo what another has written since."""
+        """The caller's connection, or one of ours."""
         if tx is not None:
             connection = await borrowed(tx)
             with speaking():
@@ -495,20 +490,47 @@ class PostgresStore(Stats, ScheduleKeeper, Adopter):
         async with self._connections.session() as own:
             yield own
 
-    async def find_jobs(self, filter: JobFilter, after: str | None = None, limit: int = 100) -> JobPage:
-        queue = None if filter.queue is None else (await self._claimer.queue(filter.queue)).id
-        async with self._connections.session() as connection:
-            return await operators.find(connection, filter, queue, after, limit)
+    async def keep_schedules(self, digests: dict[str, bytes], worker: UUID | None = None) -> None:
+        # Every listener is told: who it is need not be known.
+        given = (self._now(), list(digests), list(digests.values()))
+        await self._connections.again(lambda connection, _: connection.execute(STATEMENTS["keep_schedules"], *given))
 
-    async def examine(
-        self, queue: str | None = None, job: UUID | None = None, keys: Mapping[str, str | None] | None = None
-    ) -> Facts:
-        if queue is None:
-            assert job is not None
-            queue = (await self._ask(lambda connection: examining.find_subject(connection, job))).queue
-        handle = await self._claimer.queue(queue)
-        now = self._clock.parameter()
-        return await self._ask(lambda connection: examining.look_at(connection, handle, now, job, keys or {}))
+    async def fire_schedule(self, row: ScheduleRow, fired: Fired, new: Sequence[NewJob]) -> bool:
+        queues = {job.queue: await self._queue_number(job.queue) for job in new}
+
+        async def attempt(connection: Connection, _: bool) -> bool:
+            now = self._now()
+            async with connection.transaction():
+                if not await perform(connection, schedules.fire(row, fired, now)):
+                    return False
+                if new:
+                    # As in a caller's transaction: it ends later than the statement.
+                    conflicts = await jobs.insert(connection, new, queues, now, is_callers=True)
+                    await perform(connection, schedules.name_job(row, fired, conflicts))
+            return True
+
+        return await self._connections.again(attempt)
+
+    async def amend_schedule(
+        self, name: str, note: Note, *, is_paused: bool | None = None, next_at: Instant | None = None
+    ) -> ScheduleRow | None:
+        tried: str | None = None
+
+        async def attempt(connection: Connection, is_repeated: bool) -> ScheduleRow | None:
+            nonlocal tried
+            async with connection.transaction():
+                row = await perform(connection, schedules.lock(name))
+                # Whoever tried has let the lock go, and so has ended. A second trigger would be a second job.
+                if row is None or (
+                    is_repeated and tried and await connection.fetchval(STATEMENTS["has_committed"], tried)
+                ):
+                    return row
+                tried = await connection.fetchval(STATEMENTS["this_transaction"])
+                changed = await perform(connection, schedules.amend(row, note, self._now(), is_paused, next_at))
+                await connection.execute(STATEMENTS["announce_schedules"])
+            return changed
+
+        return await self._connections.again(attempt)
 
     async def replay(
         self,
@@ -550,7 +572,15 @@ class PostgresStore(Stats, ScheduleKeeper, Adopter):
             now = self._clock.parameter()
             async with connection.transaction():
                 handled = await action(connection, now)
-                await amending.record_jobs(connection, note, now, handled)
+                await perform(connection, auditing.record_jobs(note, now, handled))
             return handled
 
         return await self._connections.again(attempt)
+
+
+def _count_ready(queue: int, policy: Policy, gates: Sequence[bytes]) -> Procedure[tuple[dict[bytes, int], bool]]:
+    """Ready jobs by gate, and whether so many bells wait that they should be folded: not all of them were counted."""
+    found = yield query("count_ready", queue, gates, UNFOLDED_AT_MOST + 1)
+    counts = dict.fromkeys(gates, 0) | {row["gate"]: row["count"] for row in found if row["gate"] is not None}
+    bells = [(row["priority"], decode_keys(row["keys"]), row["count"]) for row in found if row["gate"] is None]
+    return add_bells(policy, counts, bells), len(bells) > UNFOLDED_AT_MOST

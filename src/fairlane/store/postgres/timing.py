@@ -5,8 +5,6 @@ from __future__ import annotations
 from fairlane.clock import Clock, Instant, SystemClock
 from fairlane.store.queue_time import UNKNOWN, Expected, QueueClock, QueueTime, Witness
 
-__all__ = ["StoreClock"]
-
 
 class StoreClock:
     """What statements take as their time (`parameter()`: nothing, where the database is to say), and waiting for it."""

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from fairlane.clock import Instant
 from fairlane.job import NewJob, State, Until
 from fairlane.policy.unique import Admission, Ended, Holder, OnReplayConflict, Readmission, admit, readmit
-from fairlane.store.postgres.connections import STATEMENTS
-
-if TYPE_CHECKING:
-    from fairlane.store.postgres.connections import Connection
-
-__all__ = ["admitted", "foreseen", "readmitted", "take", "take_back"]
+from fairlane.store.postgres.connections import STATEMENTS, Connection
 
 
 async def admitted(connection: Connection, jobs: Sequence[NewJob], now: Instant | None) -> Admission:

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fairlane.clock import Instant
 from fairlane.policy.numbers import VALUES_LAST
 from fairlane.scheduler.journal import Removed
-from fairlane.store.postgres.connections import STATEMENTS
+from fairlane.store.postgres.connections import STATEMENTS, Connection
 from fairlane.store.postgres.scheduling import Scheduling
 from fairlane.store.protocol import CLOCKS_DIFFER_BY, Pruned, Retention
 from fairlane.store.queue_time import QueueTime
-
-if TYPE_CHECKING:
-    from fairlane.store.postgres.connections import Connection
-
-__all__ = ["Walk", "collect", "prune"]
-
 
 EVER = 2**63 - 1
 """A time that every job ended before."""
@@ -60,7 +52,8 @@ async def _prune(connection: Connection, is_dead: bool, until: Instant, limit: i
     """How many jobs were named by what was taken off the files, and how many of them were removed."""
     row = await connection.fetchrow(STATEMENTS["prune"], is_dead, until, limit)
     assert row is not None
-    return row["filed"], row["jobs"]
+    await connection.execute(STATEMENTS["forget_jobs"], row["jobs"])
+    return row["filed"], len(row["jobs"])
 
 
 async def collect(scheduling: Scheduling, walk: Walk, now: Instant | None, limit: int) -> Pruned:

@@ -18,18 +18,13 @@ import contextlib
 import logging
 import secrets
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fairlane.clock import Instant
 from fairlane.errors import StoreUnavailable
-from fairlane.store.postgres.connections import STATEMENTS, Connections, Session, hang_up
+from fairlane.store.postgres.connections import STATEMENTS, Connection, Connections, Session, hang_up
 from fairlane.store.postgres.timing import StoreClock
 from fairlane.store.protocol import WorkerIdentity
-
-if TYPE_CHECKING:
-    from fairlane.store.postgres.connections import Connection
-
-__all__ = ["PostgresListener", "Registration"]
 
 log = logging.getLogger("fairlane.store.postgres")
 

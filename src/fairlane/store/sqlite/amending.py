@@ -11,12 +11,10 @@ from fairlane.clock import Instant
 from fairlane.job import State
 from fairlane.policy.overrides import Amendment, Override, amend
 from fairlane.scheduler.rebuild import carried_gates
-from fairlane.store.auditing import EXPIRY, AuditEntry, Note, describe_amendments, describe_handled, entry_of
+from fairlane.store.auditing import EXPIRY, Note, describe_amendments, record
 from fairlane.store.operators import FORCE, Handled
 from fairlane.store.sqlite import claims, rows
 from fairlane.store.sqlite.database import Transaction
-
-__all__ = ["apply", "entries", "expire", "force", "record", "record_jobs"]
 
 
 def apply(
@@ -35,7 +33,7 @@ def apply(
         if amendment.changes:
             _store(tx, queue, amendment, now)
     if any(each.changes for each in amendments):
-        record(tx, note, now, found[0].policy.queue, *describe_amendments(amendments))
+        tx.perform(record(note, now, found[0].policy.queue, *describe_amendments(amendments)))
     return amendments
 
 
@@ -62,7 +60,8 @@ def expire(tx: Transaction, queue: claims.QueueInForce, now: Instant) -> claims.
         return queue
     amendment = amend(queue.policy, [], [each.id for each in expired])
     _store(tx, queue, amendment, now)
-    record(tx, Note(actor=EXPIRY, action="expire"), now, queue.policy.queue, *describe_amendments([amendment]))
+    note = Note(actor=EXPIRY, action="expire")
+    tx.perform(record(note, now, queue.policy.queue, *describe_amendments([amendment])))
     return claims.load_queue(tx, queue.policy.queue) or queue
 
 
@@ -79,36 +78,3 @@ def force(tx: Transaction, given: Sequence[UUID], now: Instant) -> tuple[list[Ha
             tx.run("force_job", job.bytes, row[2])
             woken[row[2]] = woken.get(row[2], 0) + 1
     return FORCE.handled(listed, states), woken
-
-
-def record(
-    tx: Transaction,
-    note: Note,
-    now: Instant,
-    queue: str | None,
-    target: str,
-    before: str | None,
-    after: str | None,
-    jobs: int | None = None,
-) -> None:
-    """Leave an entry in the audit."""
-    said = (note.actor, note.action, queue, target, before, after, note.reason)
-    tx.run("insert_audit", now, *said, None if note.act is None else note.act.bytes, note.part, jobs)
-
-
-def record_jobs(tx: Transaction, note: Note | None, now: Instant, handled: Sequence[Handled]) -> None:
-    """The same for an action on jobs: those that it touched, with the state they were in."""
-    told = describe_handled(handled)
-    if note is not None and told is not None:
-        count, before = told
-        record(tx, note, now, note.queue, note.about, before, None, count)
-
-
-def entries(tx: Transaction, queue: str | None, before: int, limit: int) -> list[AuditEntry]:
-    """The audit, the newest first."""
-    found = (
-        tx.all("select_audit", before, limit)
-        if queue is None
-        else tx.all("select_audit_of_queue", before, limit, queue)
-    )
-    return [entry_of(row) for row in found]

@@ -13,8 +13,6 @@ from fairlane.errors import ConfigurationError, FairlaneError, StoreUnavailable
 from fairlane.store.foreign import DRIVERS, driver_of, is_a, refuse_in_blocking_call
 from fairlane.store.sqlite.database import Transaction
 
-__all__ = ["in_callers_transaction"]
-
 T = TypeVar("T")
 
 

@@ -20,12 +20,11 @@ from fairlane.scheduler.census import (
 from fairlane.scheduler.journal import Delta
 from fairlane.scheduler.shared import rings_for_all
 from fairlane.scheduler.snapshot import GateRow, KeptPlaces, SharedGateRow
+from fairlane.store import auditing
 from fairlane.store.auditing import RECOUNT, describe_miscounts
 from fairlane.store.protocol import Counted
-from fairlane.store.sqlite import amending, claims, rows, sharing
+from fairlane.store.sqlite import claims, rows, sharing
 from fairlane.store.sqlite.database import Transaction
-
-__all__ = ["at_gates", "count", "recount"]
 
 ALL = -1
 
@@ -67,7 +66,7 @@ def recount(tx: Transaction, queue: claims.QueueInForce, now: Instant) -> list[M
     sharing.ring(tx, rings_for_all(mended))
     found += [each for each, _ in wrong]
     if found:
-        amending.record(tx, RECOUNT, now, queue.policy.queue, *describe_miscounts(found))
+        tx.perform(auditing.record(RECOUNT, now, queue.policy.queue, *describe_miscounts(found)))
     return found
 
 

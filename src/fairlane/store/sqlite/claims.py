@@ -136,7 +136,8 @@ def board_of(tx: Transaction, queue: QueueInForce) -> ResidentBoard:
     elif board is not None and board.mark is not None and _knows(tx, queue, board.mark):
         after = board.mark.seq
     else:
-        board, after = _read_board(tx, queue), queue.base
+        # The tables hold the changes before. Laid over them again, a removal would take away what has come back since.
+        board, after = _read_board(tx, queue), queue.stored
     _catch_up(tx, queue, board, after)
     if board.policy is not queue.policy:
         board.rebind(queue.policy)
@@ -148,7 +149,7 @@ def tail_of(tx: Transaction, queue: QueueInForce) -> ResidentBoard:
     """What the tables do not hold, for those who only look: a board that asks them for the rest."""
     _check_format(queue)
     board = ResidentBoard(queue.policy)
-    _catch_up(tx, queue, board, queue.base)
+    _catch_up(tx, queue, board, queue.stored)
     return board
 
 
@@ -244,14 +245,15 @@ def heads_of(tx: Transaction, asked: Iterable[tuple[bytes, int, int]]) -> dict[b
     return heads
 
 
-def checkpoint(tx: Transaction, queue: QueueInForce, now: Instant) -> None:
-    """Write what the tables do not hold."""
+def checkpoint(tx: Transaction, queue: QueueInForce, now: Instant) -> QueueInForce:
+    """Write what the tables do not hold; returns the queue's row as it is then."""
     board = board_of(tx, queue)
     _put(tx, queue.id, board.changed_rows(), now)
     tx.run("store_journal", queue.mark.seq, queue.id)
     tx.run("delete_deltas", queue.id)
     board.wrote(queue.mark.seq)
     tx.boards.written(queue.id)
+    return msgspec.structs.replace(queue, base=queue.stored, stored=queue.mark.seq)
 
 
 def to_tables(tx: Transaction, queue: QueueInForce, now: Instant) -> None:

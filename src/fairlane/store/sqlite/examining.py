@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from uuid import UUID
 
 from fairlane.clock import Instant
@@ -10,7 +10,6 @@ from fairlane.job import State
 from fairlane.scheduler.explain import (
     COUNTED,
     COUNTED_BESIDE,
-    OWN_LANES,
     Examined,
     Facts,
     Kept,
@@ -18,16 +17,12 @@ from fairlane.scheduler.explain import (
     Subject,
     examine,
     sequence_lane,
-    siblings_of,
 )
 from fairlane.scheduler.resident import ResidentBoard
 from fairlane.scheduler.snapshot import QueueRow
-from fairlane.store.figures import service_of
 from fairlane.store.job_rows import no_such_job
 from fairlane.store.sqlite import census, claims, rows
 from fairlane.store.sqlite.database import Transaction
-from fairlane.store.sqlite.stats import answer
-from fairlane.store.stats import Moment
 
 __all__ = ["find_subject", "look_at"]
 
@@ -46,14 +41,9 @@ def find_subject(tx: Transaction, job: UUID) -> Subject:
 
 
 def look_at(
-    tx: Transaction, queue: claims.QueueInForce, job: UUID | None, keys: Mapping[str, str | None], now: Instant
+    tx: Transaction, queue: claims.QueueInForce, subject: Subject, lanes: Sequence[bytes], now: Instant
 ) -> Facts:
-    """Everything that is known of what holds it."""
-    subject = Subject(queue.policy.queue, dict(keys)) if job is None else find_subject(tx, job)
-    lanes = [subject.lane] if subject.lane is not None else []
-    if (flow := siblings_of(queue.policy, subject)) is not None:
-        found = answer(tx, Moment(now).lanes_of(queue.policy.queue, flow, OWN_LANES))
-        lanes += [lane.id for lane in found]
+    """Everything that is known of what holds it, these lanes included."""
     board, snapshot = claims.peek(tx, queue, NEXT_UP, now, lanes)
     examined, plan = claims.answer(tx, queue, board.answer(examine(snapshot, subject, NEXT_UP)))
     running = [
@@ -61,7 +51,7 @@ def look_at(
         for held, task, priority, its_keys, worker, since in tx.all("select_running_of_queue", queue.id, RUNNING)
     ]
     ahead, flows_ahead = _count_ahead(tx, queue.id, subject, snapshot.queue, examined, board)
-    ready, _, _ = tx.one("select_counts", queue.id) or (0, 0, 0)
+    ready, _, parked = tx.one("select_counts", queue.id) or (0, 0, 0)
     return Facts(
         subject,
         snapshot.policy,
@@ -72,13 +62,12 @@ def look_at(
         running,
         ahead,
         flows_ahead,
-        bool(running) or bool(tx.value("has_waiter", queue.id)),
         [UUID(bytes=tx.value("select_id", start.head.ref)) for start in plan.starts],
         _kept(tx, queue.id, sequence_lane(snapshot.policy, subject)),
-        job is not None and bool(tx.value("is_forced", job.bytes)),
-        service_of(answer(tx, Moment(now).workers()), [queue.policy.queue], now),
-        census.at_gates(tx, queue, snapshot.policy, examined.full, RUNNING),
-        _ahead_in(tx, subject, examined),
+        subject.job is not None and bool(tx.value("is_forced", subject.job.bytes)),
+        miscounts=census.at_gates(tx, queue, snapshot.policy, examined.full, RUNNING),
+        parked=parked,
+        ahead_in=_ahead_in(tx, subject, examined),
     )
 
 

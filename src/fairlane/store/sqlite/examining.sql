@@ -36,9 +36,6 @@ limit ?2
 -- name: is_forced
 select exists (select 1 from forced where job = ?)
 
--- name: has_waiter
-select exists (select 1 from waiters where queue = ?)
-
 -- name: select_id
 select id
 from jobs

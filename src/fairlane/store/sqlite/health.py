@@ -14,8 +14,6 @@ from fairlane.store.health import SqliteHealth, Standstill, standstills_in
 from fairlane.store.sqlite import claims
 from fairlane.store.sqlite.database import Transaction
 
-__all__ = ["examine_file", "find_standstills"]
-
 
 def examine_file(tx: Transaction, path: str | None, *, brief: bool) -> SqliteHealth:
     wal = 0 if path is None else _size(f"{path}-wal")

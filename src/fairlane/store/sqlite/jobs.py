@@ -5,20 +5,18 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 from uuid import UUID
 
 import msgspec
 
 from fairlane.clock import Instant
 from fairlane.errors import DuplicateJob
-from fairlane.job import AttemptRecord, JobRecord, NewJob, State, told_in
+from fairlane.job import NewJob, State
 from fairlane.policy.unique import Conflict
-from fairlane.store.job_rows import attempts_of, no_such_job, no_such_queue
+from fairlane.store.job_rows import no_such_job, no_such_queue
+from fairlane.store.job_rows import record_of as record_of
 from fairlane.store.sqlite import rows, uniques
 from fairlane.store.sqlite.database import Transaction
-
-__all__ = ["Cancelled", "attempts", "cancel", "insert", "record", "record_of"]
 
 
 def insert(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> tuple[dict[int, int], dict[UUID, Conflict]]:
@@ -168,41 +166,3 @@ def cancel(
         return Cancelled(state, State.CANCELLED)
     tx.run("insert_arrival", queue, lane, priority, lane_keys, 0, position, ready_at, None, 1, None)
     return Cancelled(state, State.CANCELLED, frees=queue)
-
-
-def record(tx: Transaction, job: UUID) -> JobRecord:
-    row = tx.one("select_job", job.bytes)
-    if row is None:
-        raise no_such_job(job)
-    return record_of(row)
-
-
-def contexts(tx: Transaction, jobs: Sequence[UUID]) -> dict[UUID, str]:
-    found = ((job, tx.value("select_context", job.bytes)) for job in jobs)
-    return {job: context for job, context in found if context is not None}
-
-
-def given(tx: Transaction, jobs: Sequence[UUID]) -> dict[UUID, dict[str, float]]:
-    found = ((job, rows.decode_given(tx.value("select_given", job.bytes))) for job in jobs)
-    return {job: numbers for job, numbers in found if numbers is not None}
-
-
-def retries(tx: Transaction, jobs: Sequence[UUID]) -> dict[UUID, int]:
-    found = ((job, tx.value("count_retries", job.bytes)) for job in jobs)
-    return {job: count for job, count in found if count}
-
-
-def record_of(row: Sequence[Any]) -> JobRecord:
-    """A row of `select_job` as people see it."""
-    values = list(row)
-    values[0], values[3], values[5] = UUID(bytes=row[0]), State(row[3]), rows.decode_keys(row[5])
-    values[-4], values[-2], values[-1] = bool(row[-4]), bool(row[-2]), told_in(row[-1])
-    return JobRecord(*values)
-
-
-def attempts(tx: Transaction, job: UUID) -> list[AttemptRecord]:
-    """The past ones, and the one that runs or was the last."""
-    row = tx.one("select_last_attempt", job.bytes)
-    if row is None:
-        raise no_such_job(job)
-    return attempts_of(tx.all("select_attempts", job.bytes), row)

@@ -7,81 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-import msgspec
-
 from fairlane.clock import Instant
-from fairlane.job import JobRecord, State
+from fairlane.job import State
 from fairlane.policy.unique import Holder, OnReplayConflict
-from fairlane.store.operators import LOOK_AT_MOST, PURGE, REPLAY, RETRY, Cursor, Handled, JobFilter, JobPage
-from fairlane.store.sqlite import jobs, rows, uniques
+from fairlane.store.operators import PURGE, REPLAY, RETRY, Handled
+from fairlane.store.sqlite import jobs, uniques
 from fairlane.store.sqlite.database import Row, Transaction
-
-__all__ = ["find", "foresee_replay", "purge", "replay", "retry_now"]
-
-STRETCH = 1_000
-"""Jobs of a walk that are looked at together."""
-LAST = 2**63 - 1
-AFTER_EVERY_ID = b"\xff" * 17
-
-
-def find(tx: Transaction, wanted: JobFilter, queue: int | None, after: str | None, limit: int) -> JobPage:
-    """Walk the index that serves this filter, a stretch at a time, until the page is full or enough was looked at."""
-    place = Cursor.decode(after, by_end=wanted.is_by_end)
-    found: list[JobRecord] = []
-    looked_at = 0
-    while looked_at < LOOK_AT_MOST:
-        stretch = _stretch(tx, wanted, queue, place, min(STRETCH, LOOK_AT_MOST - looked_at))
-        if not stretch:
-            return JobPage(found, None)
-        found += _fitting(tx, [position for position, _ in stretch], wanted, queue, limit - len(found))
-        if len(found) >= limit:
-            last = next(each for _, each in stretch if each.job == found[-1].id)
-            return JobPage(found, last.encode())
-        place = stretch[-1][1]
-        looked_at += len(stretch)
-    assert place is not None
-    return JobPage(found, place.encode())
-
-
-def _stretch(
-    tx: Transaction, wanted: JobFilter, queue: int | None, place: Cursor | None, count: int
-) -> list[tuple[int, Cursor]]:
-    """The next jobs of the walk that serves a filter: their positions, and their places in it."""
-    before = AFTER_EVERY_ID if place is None else place.job.bytes
-    match wanted.state:
-        case State.DONE | State.DEAD | State.CANCELLED:
-            # Without a place: before the first position of the end of the span.
-            at, position = (LAST if wanted.finished_until is None else wanted.finished_until), 0
-            if place is not None and place.at is not None:
-                at, position = place.at, place.entry
-            ended = tx.all("walk_finished", int(wanted.state), at, position, wanted.finished_since or 0, count)
-            return [(position, Cursor(UUID(bytes=job), at, position)) for position, job, at in ended]
-        case State.RUNNING:
-            walked = tx.all("walk_running_jobs", before, count)
-        case _ if queue is not None:
-            walked = tx.all("walk_jobs_of_queue", before, count, queue)
-        case _:
-            walked = tx.all("walk_jobs", before, count)
-    return [(position, Cursor(UUID(bytes=job))) for position, job in walked]
-
-
-def _fitting(
-    tx: Transaction, positions: Sequence[int], wanted: JobFilter, queue: int | None, limit: int
-) -> list[JobRecord]:
-    found = tx.all(
-        "select_fitting",
-        msgspec.json.encode(positions).decode(),
-        queue,
-        wanted.task,
-        None if wanted.state is None else int(wanted.state),
-        rows.encode_keys(wanted.keys),
-        wanted.enqueued_since,
-        wanted.enqueued_until,
-        wanted.finished_since,
-        wanted.finished_until,
-        limit,
-    )
-    return [jobs.record_of(row) for row in found]
 
 
 def foresee_replay(

@@ -1,51 +1,52 @@
 -- The operator's statements: listing jobs, putting dead ones back, removing them. Those that PostgreSQL has too bear the
 -- same name there.
 --
--- A listing walks an index and brings places only; `select_fitting` then looks at the jobs themselves.
+-- A listing walks an index and brings ids only; `select_fitting` then looks at the jobs themselves.
 
 -- name: walk_jobs
--- ?1 before which id, ?2 how many
-select position, id
+-- ?1 before which id (null: the last), ?2 how many
+select id
 from jobs
-where id < ?1
+where id < coalesce(?1, x'ffffffffffffffffffffffffffffffffff')
 order by id desc
 limit ?2
 
 -- name: walk_jobs_of_queue
 -- ?1 before which id, ?2 how many, ?3 queue
-select position, id
+select id
 from jobs
-where queue = ?3 and id < ?1
+where queue = ?3 and id < coalesce(?1, x'ffffffffffffffffffffffffffffffffff')
 order by id desc
 limit ?2
 
 -- name: walk_running_jobs
 -- From the leases: what runs is few beside what waits. (An older lease may still name a job that was given back.)
 -- ?1 before which id, ?2 how many
-select distinct jobs.position, jobs.id
+select distinct jobs.id
 from leases
 cross join json_each(leases.jobs) as held
 cross join jobs on jobs.position = held.value
-where jobs.id < ?1
+where jobs.id < coalesce(?1, x'ffffffffffffffffffffffffffffffffff')
 order by jobs.id desc
 limit ?2
 
 -- name: walk_finished
 -- Jobs that ended in this state, the newest first.
--- ?1 state, ?2 up to which time, ?3 before which position of that time, ?4 since when, ?5 how many
-select position, id, finished_at
+-- ?1 state, ?2 up to which time, ?3 and which position of that time, ?4 since when, ?5 how many
+select finished_at, position, id
 from jobs indexed by jobs_by_end
-where state = ?1 and finished_at is not null and (finished_at, position) < (?2, ?3) and finished_at >= ?4
+where state = ?1 and finished_at is not null and (finished_at, position) <= (?2, ?3) and finished_at >= ?4
 order by finished_at desc, position desc
 limit ?5
 
 -- name: select_fitting
 -- Of these jobs, in their order, those that fit.
--- ?1 positions, ?2 queue, ?3 task, ?4 state, ?5 keys, ?6 and ?7 enqueued since and until, ?8 and ?9 finished, ?10 how many
+-- ?1 ids, one after the other, ?2 queue, ?3 task, ?4 state, ?5 keys, ?6 and ?7 enqueued since and until, ?8 and ?9 finished, ?10 how many
+with recursive given (n) as (select 0 union all select n + 1 from given where 16 * (n + 1) < length(?1))
 select jobs.id, queues.name, task, state, priority, keys, payload, attempt, max_attempts, enqueued_at, due_at, claimed_at,
     finished_at, worker, error, result, progress, progress_message, cancel_requested, replays, on_dead is not null, context
-from json_each(?1) as given
-cross join jobs on jobs.position = given.value
+from given
+cross join jobs on jobs.id = substr(?1, 16 * n + 1, 16)
 cross join queues on queues.id = jobs.queue
 where (?2 is null or jobs.queue = ?2)
   and (?3 is null or task = ?3)
@@ -59,7 +60,7 @@ where (?2 is null or jobs.queue = ?2)
   and (?7 is null or enqueued_at < ?7)
   and (?8 is null or finished_at >= ?8)
   and (?9 is null or finished_at < ?9)
-order by given.id
+order by n
 limit ?10
 
 -- name: select_ended

@@ -12,8 +12,6 @@ from fairlane.store.protocol import Rehomed
 from fairlane.store.sqlite import claims, rows
 from fairlane.store.sqlite.database import Transaction
 
-__all__ = ["folded_lanes", "rehome", "select_gates_of_strays"]
-
 
 def rehome(tx: Transaction, queue: claims.QueueInForce, limit: int, now: Instant) -> tuple[Rehomed, dict[int, int]]:
     """Move up to `limit` ready and as many scheduled jobs that belong elsewhere. With it: how many to wake by queue."""

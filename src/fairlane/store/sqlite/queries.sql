@@ -29,8 +29,8 @@ insert into queue_time (only, ahead, latest)
 values (1, ?, ?)
 on conflict (only) do update set ahead = excluded.ahead, latest = excluded.latest
 
--- name: select_policy_version
-select version
+-- name: select_policy_versions
+select name, version
 from queues
 where name = ?
 
@@ -288,24 +288,25 @@ from jobs
 join queues on queues.id = jobs.queue
 where jobs.id = ?
 
--- name: select_context
-select context
+-- name: select_contexts
+select id, context
 from jobs
-where id = ?
+where id = ? and context is not null
 
 -- name: select_given
-select given
+select id, given
 from jobs
-where id = ?
+where id = ? and given is not null
 
--- name: count_retries
+-- name: select_retries
 -- How often a job has asked for a retry since it was enqueued or replayed: an engine's own count.
-select count(*)
+select a.job, count(*)
 from attempts a
 where a.job = ? and a.outcome = 'retry' and not exists (
     select 1 from attempts later
     where later.job = a.job and later.rowid > a.rowid and later.outcome in ('done', 'dead', 'cancelled')
 )
+group by a.job
 
 -- name: select_last_attempt
 select state, attempt, claimed_at, finished_at, worker, outcome, error
@@ -391,10 +392,6 @@ where type = 'table' and name = 'migrations'
 select number, checksum
 from migrations
 
--- name: insert_migration
-insert into migrations (number, name, checksum)
-values (?, ?, ?)
-
 -- name: select_holder
 -- Who has taken a unique key, and how that job stands now.
 select u.job, u.digest, u.until, u.expires_at, j.state, j.claimed_at is not null
@@ -452,8 +449,8 @@ on conflict (key) do nothing
 
 -- name: replace_value
 update stored_values
-set value = ?
-where key = ? and value = ?
+set value = ?3
+where key = ?1 and value = ?2
 
 -- name: delete_value
 delete from stored_values

@@ -19,8 +19,6 @@ from fairlane.store.awaiting import Awaited, see_end
 from fairlane.store.sqlite.database import Database, Transaction
 from fairlane.store.sqlite.wakeups import Mailbox, is_listening
 
-__all__ = ["ResultListener", "forget_deaf_waiters", "take_waiters"]
-
 
 class ResultListener:
     """The ear of everyone in this process who waits for a job to end."""

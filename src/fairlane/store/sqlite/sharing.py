@@ -18,22 +18,6 @@ from fairlane.store.protocol import RELEASES_AT_MOST
 from fairlane.store.sqlite import rows
 from fairlane.store.sqlite.database import Transaction
 
-__all__ = [
-    "check",
-    "count_running",
-    "fold_into",
-    "gates_of",
-    "limits_in_force",
-    "look_into",
-    "put_in_force",
-    "put_tokens",
-    "ring",
-    "rung",
-    "select_gates",
-    "sharers",
-    "write",
-]
-
 
 def limits_in_force(tx: Transaction, queue: int) -> dict[str, str]:
     """The shared limits of a queue as they are stored, by name."""

@@ -9,16 +9,18 @@ import msgspec
 
 from fairlane.clock import Instant
 from fairlane.scheduler.figures import DAY
-from fairlane.store import key_rows, sums
+from fairlane.store import key_rows, operators, sums
+from fairlane.store import stats as questions
 from fairlane.store.figures import Tallied, WorkerReport
 from fairlane.store.health import Health, Standstill
 from fairlane.store.job_rows import no_such_queue
 from fairlane.store.keeper import StatsKeeper
+from fairlane.store.procedures import Query
 from fairlane.store.protocol import FOLD_AT_MOST, WorkerIdentity
 from fairlane.store.queue_time import QueueClock
-from fairlane.store.sqlite import claims, health, jobs, rows
+from fairlane.store.sqlite import claims, examining, health, jobs, rows
 from fairlane.store.sqlite.database import Database, Transaction
-from fairlane.store.stats import Looking, Many, Moment, Peek, Peeked, Query, Question, Records, Rows, Some, Tables
+from fairlane.store.stats import Looking, Moment, Peeked, Question, Rows
 
 __all__ = ["Stats", "answer", "known_queue"]
 
@@ -51,18 +53,24 @@ def _answer(tx: Transaction, asked: Question) -> Any:
     match asked:
         case Query(name, parameters):
             return tx.all(name, *map(_parameter, parameters))
-        case Some(name, parameters, most, but_not):
+        case questions.Some(name, parameters, most, but_not):
             return tx.some(name, most, but_not, *map(_parameter, parameters))
-        case Many(name, queue, written):
+        case questions.Many(name, queue, written):
             return tx.run_many(name, [(queue, *row) for row in written])
-        case Tables(whose, ask):
+        case questions.Tables(whose, ask):
             return claims.found(tx, claims.queue_number(tx, whose) if ask.is_of_board else 0, ask)
-        case Peek(whose, limit):
+        case questions.Peek(whose, limit):
             known = known_queue(tx, whose)
             arrivals = [rows.arrival(row) for row in tx.all("select_arrivals", known.id, FOLD_AT_MOST)]
             return Peeked(known.policy, claims.tail_of(tx, known), arrivals, claims.forced_jobs(tx, known.id, limit))
-        case Records(refs):
+        case questions.Records(refs):
             return [jobs.record_of(row) for row in tx.all("select_jobs_at", key_rows.encode(refs))]
+        case questions.SubjectOf(job):
+            return examining.find_subject(tx, job)
+        case questions.Examine(subject, lanes, now):
+            return examining.look_at(tx, known_queue(tx, subject.queue), subject, lanes, now)
+        case questions.FindJobs(wanted, limit):
+            return tx.perform(operators.find(wanted, known_queue(tx, wanted.queue or "").id, None, limit))
 
 
 def _parameter(value: Any) -> Any:

@@ -34,6 +34,18 @@ from json_each(?1) as n
 cross join queues as q on q.name = n.value ->> 0
 cross join key_figures as k on k.queue = q.id and k.scope = n.value ->> 1 and k.key = n.value ->> 2
 
+-- name: select_key_sums
+-- What lists of keys are sorted by, of every key of some queues, or of those that are held: of each queue one JSON array. ?1 queues by name, ?2 scope, or null for all, ?3 whether only those that are held
+select q.name, '[' || group_concat(
+    '[' || json_quote(k.scope) || ',' || json_quote(k.key) || ',' || k.waiting || ',' || k.running || ',' || k.done || ','
+    || coalesce(k.started_at, 0) || ',' || coalesce(k.held_by, '[]') || ']'
+) || ']'
+from json_each(?1) as u
+cross join queues as q on q.name = u.value
+cross join key_figures as k on k.queue = q.id
+where (?2 is null or k.scope = ?2) and (not ?3 or k.held_by is not null)
+group by q.name
+
 -- name: find_keys
 -- Keys by a part of their names, each once: most searches find few, and the table is walked in its own order. Whatever finds
 -- many is asked of a list. ?1 queues by name, ?2 scope, ?3 what labels have in them, ?4 how many
@@ -44,18 +56,17 @@ cross join key_figures as k on k.queue = q.id
 where k.scope = ?2 and instr(k.label, ?3) > 0
 limit ?4
 
--- A list of keys: most first. ?1 the queue's name, ?2 scope, ?3 what labels have in them, ?4 whether only those that are held,
--- ?5 to ?7 after which (what it is sorted by, key, queue).
+-- A list of keys: most first. ?1 the queue's name, ?2 scope, ?3 what labels have in them, ?4 to ?6 after which (what it is
+-- sorted by, key, queue).
 
 -- name: list_keys_by_waiting
 select k.key
 from queues as q
 cross join key_figures as k on k.queue = q.id
 where q.name = ?1 and k.scope = ?2
-  and (-k.waiting, k.key) >= (?5, ?6)
-  and (-k.waiting, k.key, q.name) > (?5, ?6, ?7)
+  and (-k.waiting, k.key) >= (?4, ?5)
+  and (-k.waiting, k.key, q.name) > (?4, ?5, ?6)
   and (?3 = '' or instr(k.label, ?3) > 0)
-  and (not ?4 or k.held_by is not null)
 order by -k.waiting, k.key
 
 -- name: list_keys_by_running
@@ -63,10 +74,9 @@ select k.key
 from queues as q
 cross join key_figures as k on k.queue = q.id
 where q.name = ?1 and k.scope = ?2
-  and (-k.running, k.key) >= (?5, ?6)
-  and (-k.running, k.key, q.name) > (?5, ?6, ?7)
+  and (-k.running, k.key) >= (?4, ?5)
+  and (-k.running, k.key, q.name) > (?4, ?5, ?6)
   and (?3 = '' or instr(k.label, ?3) > 0)
-  and (not ?4 or k.held_by is not null)
 order by -k.running, k.key
 
 -- name: list_keys_by_done
@@ -74,10 +84,9 @@ select k.key
 from queues as q
 cross join key_figures as k on k.queue = q.id
 where q.name = ?1 and k.scope = ?2
-  and (-k.done, k.key) >= (?5, ?6)
-  and (-k.done, k.key, q.name) > (?5, ?6, ?7)
+  and (-k.done, k.key) >= (?4, ?5)
+  and (-k.done, k.key, q.name) > (?4, ?5, ?6)
   and (?3 = '' or instr(k.label, ?3) > 0)
-  and (not ?4 or k.held_by is not null)
 order by -k.done, k.key
 
 -- name: list_keys_by_start
@@ -85,10 +94,9 @@ select k.key
 from queues as q
 cross join key_figures as k on k.queue = q.id
 where q.name = ?1 and k.scope = ?2
-  and (-coalesce(k.started_at, 0), k.key) >= (?5, ?6)
-  and (-coalesce(k.started_at, 0), k.key, q.name) > (?5, ?6, ?7)
+  and (-coalesce(k.started_at, 0), k.key) >= (?4, ?5)
+  and (-coalesce(k.started_at, 0), k.key, q.name) > (?4, ?5, ?6)
   and (?3 = '' or instr(k.label, ?3) > 0)
-  and (not ?4 or k.held_by is not null)
 order by -coalesce(k.started_at, 0), k.key
 
 -- name: list_keys_by_name
@@ -96,39 +104,10 @@ select k.key
 from queues as q
 cross join key_figures as k on k.queue = q.id
 where q.name = ?1 and k.scope = ?2
-  and k.key >= ?6 and ?5 is not null
-  and (k.key, q.name) > (?6, ?7)
+  and k.key >= ?5 and ?4 is not null
+  and (k.key, q.name) > (?5, ?6)
   and (?3 = '' or instr(k.label, ?3) > 0)
-  and (not ?4 or k.held_by is not null)
 order by k.key
-
--- name: list_keys_by_waiting_if_held
-select k.key
-from queues as q
-cross join key_figures as k on k.queue = q.id
-where q.name = ?1 and k.scope = ?2
-  and (-k.waiting, k.key) >= (?5, ?6)
-  and (-k.waiting, k.key, q.name) > (?5, ?6, ?7)
-  and (?3 = '' or instr(k.label, ?3) > 0)
-  and k.held_by is not null and ?4
-order by -k.waiting, k.key
-
--- name: list_held_keys
--- Of all scopes, the keys behind whose limits most jobs wait. ?1 queues by name, ?2 how many, ?3 scopes and keys that are known
--- better
-select q.name, k.scope, k.key
-from json_each(?1) as u
-cross join queues as q on q.name = u.value
-cross join key_figures as k on k.queue = q.id and (k.scope, k.key) in (
-    select most.scope, most.key
-    from key_figures as most
-    where most.queue = q.id and most.held_by is not null
-      and most.scope || ' ' || most.key not in (select value from json_each(?3))
-    order by -most.waiting
-    limit ?2
-)
-order by k.waiting desc, q.name, k.key
-limit ?2
 
 -- name: select_all_lanes_of_flow
 -- Every lane of a flow, one by one.
@@ -166,23 +145,36 @@ from (
 )
 where nth <= ?2
 
--- name: select_pending_arrivals
--- Jobs that came and that no claim has seen, by queue and lane. ?1 queues by name
-select q.name, a.priority, min(a.keys), sum(a.count), min(iif(a.count > 0, a.since, null)), count(*)
+-- name: select_unseen
+-- How much has come that no claim has seen: jobs, since when the first of them is ready, and events. ?1 queues by name
+select q.name, sum(a.count), min(iif(a.count > 0, a.since, null)), count(*)
 from json_each(?1) as u
 cross join queues as q on q.name = u.value
 cross join arrivals as a on a.queue = q.id
-group by q.name, a.lane, a.priority
+group by q.name
+
+-- name: select_unseen_lanes
+-- The same by lane: of each queue one JSON array of lane tallies (the zeros are what only claims tell). ?1 queues by name
+select name, '[' || group_concat('[' || keys || ',' || priority || ',' || jobs || ',0,0,0,0,0,0,' || newest || ']') || ']'
+from (
+    select q.name, a.priority, a.keys, sum(a.count) as jobs,
+        max(case when a.count > 0 then a.since else 0 end) as newest
+    from json_each(?1) as u
+    cross join queues as q on q.name = u.value
+    cross join arrivals as a on a.queue = q.id
+    group by q.name, a.lane, a.priority
+)
+group by name
 
 -- name: select_pending_releases
--- Claims that have ended and that no claim has seen, by queue and lane (in hexadecimal). ?1 queues by name
-select q.name, b.value ->> 0, sum(b.value ->> 1), sum(b.value ->> 7), sum(b.value ->> 4), sum(b.value ->> 2), max(b.value ->> 9),
-    count(*)
+-- Claims that have ended and that no claim has seen, each with since when the queue's policy is in force, and with its lane in
+-- hexadecimal. ?1 queues by name
+select q.name, q.applied_at, b.value ->> 0, b.value ->> 1, b.value ->> 2, b.value ->> 3, b.value ->> 4, b.value ->> 5,
+    b.value ->> 6, b.value ->> 7, b.value ->> 8, b.value ->> 9, b.value ->> 10, b.value ->> 11
 from json_each(?1) as u
 cross join queues as q on q.name = u.value
 cross join releases as r on r.queue = q.id
 cross join json_each(r.bells) as b
-group by q.name, b.value ->> 0
 
 -- name: select_told_of
 -- What claims have told that is not in the stats, in order. ?1 queues by name
@@ -194,11 +186,11 @@ where j.seq > coalesce((select f.counted from queue_figures as f where f.queue =
 order by q.id, j.seq
 
 -- name: select_tails
--- What the tables of these queues may not hold, in order. ?1 queues by name
+-- What the tables of these queues do not hold, in order. ?1 queues by name
 select q.name, j.delta
 from json_each(?1) as u
 cross join queues as q on q.name = u.value
-cross join journal as j on j.queue = q.id and j.seq > q.base
+cross join journal as j on j.queue = q.id and j.seq > q.stored
 order by q.id, j.seq
 
 -- name: select_keys_of_lanes
@@ -215,12 +207,44 @@ from json_each(?1) as u
 cross join queues as q on q.name = u.value
 cross join gates as g on g.queue = q.id and g.id = substr(?2, 16 * u.key + 1, 16)
 
--- name: select_woken_gates
--- Gates that were to open by now, and on which lanes still wait: nobody has claimed since. ?1 queues by name, ?2 now
+-- name: select_gates_in_doubt
+-- Gates that may be open although lanes wait on them, since their time has come; and those in use on which none wait, and
+-- which may be shut all the same. Of the latter, those that jobs may wait for.
+-- ?1 [[queue, limit, its scope], …], ?2 now, ?3 keys of which jobs wait besides those that stats say; null: any
+select q.name, g.id, g."limit", g.key, g.in_flight, g.tat, g.waiting, g.awake, g.wake_at, g.memo, g.value, g.given_by
+from (select distinct value ->> 0 as name from json_each(?1)) as n
+cross join queues as q on q.name = n.name
+cross join gates as g on g.queue = q.id and g.wake_at is not null and g.wake_at <= ?2 and g.waiting > 0
+union all
 select q.name, g.id, g."limit", g.key, g.in_flight, g.tat, g.waiting, g.awake, g.wake_at, g.memo, g.value, g.given_by
 from json_each(?1) as u
+cross join queues as q on q.name = u.value ->> 0
+cross join gates as g on g.queue = q.id and g.waiting <= 0 and (g.in_flight > 0 or g.tat > ?2) and g."limit" = u.value ->> 1
+where ?3 is null
+   or g.key in (select value from json_each(?3))
+   or (select k.waiting from key_figures as k where k.queue = q.id and k.scope = u.value ->> 2 and k.key = g.key) > 0
+
+-- name: select_shared_in_use
+-- Gates of keys that queues share, and that may be shut. ?1 limits by name, ?2 now
+select g."limit", g.key
+from json_each(?1) as u
+cross join shared_limits as l on l.name = u.value
+cross join shared_gates as g on g.shared_limit = l.id and (g.in_flight > 0 or g.tat > ?2)
+
+-- name: select_rung
+-- Gates that these queues are to look at, because another queue has left them room. ?1 queues by name
+select q.name, r.gate
+from json_each(?1) as u
 cross join queues as q on q.name = u.value
-cross join gates as g on g.queue = q.id and g.wake_at is not null and g.wake_at <= ?2 and g.waiting > 0
+cross join rings as r on r.queue = q.id
+
+-- name: select_shared_ends
+-- What has ended at limits that queues share, and no claim has folded. ?1 limits by name
+select r.gate, q.name, r.task, r.ended, r.ran, r.unstarted, r.since, r.failed, r.neutral, r.latest
+from json_each(?1) as u
+cross join shared_limits as l on l.name = u.value
+cross join shared_releases as r on r.shared_limit = l.id
+cross join queues as q on q.id = r.queue
 
 -- name: select_weights_named
 -- Flows: their own weights, and by which jobs those were given. ?1 queues by name, ?2 flows, one after the other

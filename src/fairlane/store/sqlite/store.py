@@ -9,29 +9,37 @@ from datetime import timedelta
 from typing import Any, TypeVar
 from uuid import UUID
 
+import msgspec
+
 from fairlane.clock import Clock, Instant, SystemClock, microseconds
-from fairlane.errors import InvalidPolicy, JobNotFound
-from fairlane.job import AttemptRecord, Claim, JobRecord, NewJob, Outcome, State
+from fairlane.errors import InvalidPolicy, JobNotFound, SchemaOutOfDate
+from fairlane.job import Claim, JobRecord, NewJob, Outcome, State
 from fairlane.policy.dividing import as_divided
 from fairlane.policy.overrides import Amendment, Override
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import NO_KEYS, Conflict, Holder, OnReplayConflict
+from fairlane.scheduler.backlog import add_bells
 from fairlane.scheduler.census import Miscount
-from fairlane.scheduler.explain import Facts
 from fairlane.scheduler.settlement import Settlement
 from fairlane.scheduler.snapshot import GateRow
 from fairlane.scheduler.strays import WaitingLane
-from fairlane.store.auditing import AuditEntry, Note
+from fairlane.store import auditing, schedules
+from fairlane.store.auditing import Note
 from fairlane.store.awaiting import forever
+from fairlane.store.boards import PLANS_AT_MOST, Raced
 from fairlane.store.checkpoints import Checkpoints
-from fairlane.store.operators import CANCEL, Handled, JobFilter, JobPage
+from fairlane.store.decoding import Declared
+from fairlane.store.health import Traces
+from fairlane.store.job_rows import cancelled_too_fast
+from fairlane.store.operators import CANCEL, Handled, Listing
+from fairlane.store.procedures import Procedure
 from fairlane.store.protocol import (
     EVERYONE,
-    LAST_ENTRY,
+    UNFOLDED_AT_MOST,
+    Adopted,
     Choice,
     Claimed,
     Counted,
-    Declared,
     Landings,
     Listener,
     Looked,
@@ -41,41 +49,40 @@ from fairlane.store.protocol import (
     Rehomed,
     Renewed,
     Retention,
-    Traces,
     WorkerIdentity,
 )
 from fairlane.store.queue_time import KEPT_EVERY, QueueClock, QueueTime
+from fairlane.store.records import Records
+from fairlane.store.schedules import ORPHANED_AFTER, Fired, ScheduleKeeping, ScheduleRow
+from fairlane.store.scripting import Schema
 from fairlane.store.sqlite import (
     amending,
-    backlogs,
     census,
     claims,
-    examining,
     jobs,
     operators,
     partitions,
     results,
-    schema,
     settling,
     sharing,
     uniques,
     upkeep,
-    values,
 )
-from fairlane.store.sqlite.adopting import Adopter
 from fairlane.store.sqlite.borrowing import in_callers_transaction
 from fairlane.store.sqlite.database import Database, Transaction
-from fairlane.store.sqlite.schedules import ScheduleKeeper
+from fairlane.store.sqlite.rows import arrival, claim_of
 from fairlane.store.sqlite.stats import Stats, known_queue
-from fairlane.store.sqlite.wakeups import SqliteListener, is_listening, nudge
+from fairlane.store.sqlite.wakeups import SCHEDULES, SqliteListener, is_listening, nudge
 from fairlane.store.sqlite.wakeups import take_waiters as _take_waiters
-
-__all__ = ["SqliteStore"]
+from fairlane.store.values import Values
 
 T = TypeVar("T")
+SCHEMA = Schema.of("sqlite")
+IN_FLIGHT = 3
+"""Its place in a row of `select_gate`."""
 
 
-class SqliteStore(Stats, ScheduleKeeper, Adopter):
+class SqliteStore(Stats, Records, Values, Listing, ScheduleKeeping):
     """Jobs in a SQLite file, shared by the processes of one machine; or in memory, for tests."""
 
     def __init__(self, path: str | None, *, clock: Clock | None = None, durable_claims: bool = False) -> None:
@@ -111,9 +118,10 @@ class SqliteStore(Stats, ScheduleKeeper, Adopter):
     async def migrate(self) -> list[str]:
         await self._database.open()
         # Looked at first: a database that is up to date is opened without waiting for whoever writes.
-        if await self._database.read(schema.is_current):
+        with contextlib.suppress(SchemaOutOfDate):
+            await self._look_up(SCHEMA.require_current)
             return []
-        return await self._write(schema.migrate)
+        return await self._transact(SCHEMA.migrate)
 
     async def now(self) -> Instant:
         return (await self.time()).now
@@ -160,14 +168,14 @@ class SqliteStore(Stats, ScheduleKeeper, Adopter):
             tx.run("insert_queue", policy.queue, policy.encoded, policy.digest)
             sharing.put_in_force(tx, claims.queue_number(tx, policy.queue), policy, now)
             if note is not None:
-                amending.record(tx, note, now, policy.queue, "version 1", None, policy.encoded)
+                tx.perform(auditing.record(note, now, policy.queue, "version 1", None, policy.encoded))
             return Declared(policy, 1, is_drift=False)
         if queue.policy.digest == policy.digest:
             return Declared(queue.policy, queue.version, is_drift=False)
         claims.replace_policy(tx, queue, policy, now, accept_missing_keys=accept_missing_keys, coming=coming or ())
         if note is not None:
             target = f"version {queue.version + 1}"
-            amending.record(tx, note, now, policy.queue, target, queue.policy.encoded, policy.encoded)
+            tx.perform(auditing.record(note, now, policy.queue, target, queue.policy.encoded, policy.encoded))
         return Declared(policy.overridden(queue.policy.overrides), queue.version + 1, is_drift=False)
 
     async def divide(
@@ -211,14 +219,6 @@ class SqliteStore(Stats, ScheduleKeeper, Adopter):
         found = await self._database.read(lambda tx: claims.load_queue(tx, queue))
         return None if found is None else Declared(found.policy, found.version, is_drift=False)
 
-    async def policy_versions(self, queues: Sequence[str]) -> dict[str, int]:
-        return await self._database.read(
-            lambda tx: {name: row[0] for name in queues if (row := tx.one("select_policy_version", name)) is not None}
-        )
-
-    async def queues(self) -> list[str]:
-        return await self._database.read(lambda tx: [name for (name,) in tx.all("select_queue_names")])
-
     async def enqueue(
         self, new: Sequence[NewJob], tx: Any = None, progress: Callable[[int], None] | None = None
     ) -> dict[UUID, Conflict]:
@@ -243,10 +243,10 @@ class SqliteStore(Stats, ScheduleKeeper, Adopter):
         return conflicts
 
     async def count_ready(self, policy: Policy, gates: Sequence[bytes], tx: Any = None) -> dict[bytes, int]:
-        counts = await self._looked(lambda inner: backlogs.count_ready(inner, policy, gates), tx)
+        counts = await self._looked(lambda inner: _count_ready(inner, policy, gates), tx)
         if counts is not None:
             return counts
-        return await self._written(lambda inner: backlogs.count_folded(inner, policy, gates, self._clock.now()), tx)
+        return await self._written(lambda inner: _count_folded(inner, policy, gates, self._clock.now()), tx)
 
     async def foresee(self, new: Sequence[NewJob]) -> dict[UUID, Conflict]:
         return await self._database.read(lambda tx: uniques.admitted(tx, new, self._clock.now()).conflicts)
@@ -290,10 +290,15 @@ class SqliteStore(Stats, ScheduleKeeper, Adopter):
             left = {found.id: 1} if claimed.more and len(claimed.claims) >= count else {}
             return found.id, claimed, _take_waiters(tx, left | rung)
 
-        number, claimed, waiters = await self._database.write(work, durable=self._durable_claims)
-        self._checkpoints.soon(number)
-        await self._nudge(waiters)
-        return claimed
+        for _ in range(PLANS_AT_MOST):
+            try:
+                number, claimed, waiters = await self._database.write(work, durable=self._durable_claims)
+            except Raced:
+                continue
+            self._checkpoints.soon(number)
+            await self._nudge(waiters)
+            return claimed
+        raise cancelled_too_fast(queue)
 
     async def _checkpoint(self, queue: int) -> None:
         """Write what the tables of a queue do not hold."""
@@ -363,6 +368,40 @@ class SqliteStore(Stats, ScheduleKeeper, Adopter):
 
         return await self._database.write(work, durable=False)
 
+    async def adopt(
+        self,
+        job: UUID,
+        lease: UUID,
+        own: UUID,
+        *,
+        tasks: Sequence[str],
+        worker: WorkerIdentity,
+        lease_for: timedelta,
+    ) -> Adopted | None:
+        def work(tx: Transaction) -> Adopted | None:
+            found = tx.one("select_adoptable", job.bytes, lease.bytes, own.bytes)
+            if found is None:
+                return None
+            *columns, claimed_at, queue, position, under = found
+            claim = claim_of(columns, own, queue, claimed_at)
+            if claim.task not in tasks:
+                return None
+            at = self._clock.time()
+            now = at.now
+            ends_at = now + microseconds(lease_for)
+            if under == own.bytes:
+                tx.run("renew_lease", ends_at, now, own.bytes)
+            else:
+                held = msgspec.json.encode([position]).decode()
+                tx.run("insert_lease", own.bytes, worker.id.bytes, ends_at, now, 1, held)
+                tx.run("adopt_job", own.bytes, worker.name, position)
+                if tx.value("drop_claims", 1, lease.bytes) == 0:
+                    tx.run("delete_lease", lease.bytes)
+                    tx.run("delete_cancellations", lease.bytes)
+            return Adopted(claim, at)
+
+        return await self._database.write(work, durable=True)
+
     async def held(self, pairs: Sequence[tuple[UUID, UUID]]) -> list[UUID]:
         return await self._database.read(
             lambda tx: [job for job, lease in pairs if tx.one("select_running", job.bytes, lease.bytes) is not None]
@@ -417,7 +456,7 @@ class SqliteStore(Stats, ScheduleKeeper, Adopter):
         def work(tx: Transaction) -> tuple[jobs.Cancelled, list[UUID], set[UUID]]:
             now = self._clock.now()
             cancelled = jobs.cancel(tx, job, now)
-            amending.record_jobs(tx, note, now, CANCEL.handled([job], {job: cancelled.was}))
+            tx.perform(auditing.record_jobs(note, now, CANCEL.handled([job], {job: cancelled.was})))
             waiters = [] if cancelled.frees is None else _take_waiters(tx, {cancelled.frees: 1})
             return cancelled, waiters, results.take_waiters(tx, [job])
 
@@ -436,7 +475,7 @@ class SqliteStore(Stats, ScheduleKeeper, Adopter):
                 with contextlib.suppress(JobNotFound):
                     ended[job] = jobs.cancel(tx, job, now)
             handled = CANCEL.handled(given, {job: each.was for job, each in ended.items()})
-            amending.record_jobs(tx, note, now, handled)
+            tx.perform(auditing.record_jobs(note, now, handled))
             freed = Counter(each.frees for each in ended.values() if each.frees is not None)
             return handled, ended, _take_waiters(tx, freed), results.take_waiters(tx, list(ended))
 
@@ -451,21 +490,6 @@ class SqliteStore(Stats, ScheduleKeeper, Adopter):
         await self._database.write(
             lambda tx: tx.run("update_progress", fraction, message, claim.id.bytes, claim.lease.bytes), durable=False
         )
-
-    async def job(self, job: UUID) -> JobRecord:
-        return await self._database.read(lambda tx: jobs.record(tx, job))
-
-    async def given(self, ids: Sequence[UUID]) -> dict[UUID, dict[str, float]]:
-        return await self._database.read(lambda tx: jobs.given(tx, ids))
-
-    async def contexts(self, ids: Sequence[UUID]) -> dict[UUID, str]:
-        return await self._database.read(lambda tx: jobs.contexts(tx, ids))
-
-    async def retries(self, ids: Sequence[UUID]) -> dict[UUID, int]:
-        return await self._database.read(lambda tx: jobs.retries(tx, ids))
-
-    async def attempts(self, job: UUID) -> list[AttemptRecord]:
-        return await self._database.read(lambda tx: jobs.attempts(tx, job))
 
     async def wait_until_ended(self, job: UUID, until: Instant | None) -> JobRecord:
         record = await self.job(job)
@@ -485,22 +509,23 @@ class SqliteStore(Stats, ScheduleKeeper, Adopter):
     async def listen(self, worker: WorkerIdentity) -> Listener:
         return SqliteListener(worker, self._database, self._clock)
 
-    async def get_value(self, key: str, tx: Any = None) -> bytes | None:
-        return await self._looked(lambda inner: values.get(inner, key), tx)
+    async def _queue_number(self, name: str) -> int:
+        return await self._database.read(lambda tx: known_queue(tx, name).id)
 
-    async def put_value(self, key: str, value: bytes, tx: Any = None) -> None:
-        await self._written(lambda inner: values.put(inner, key, value), tx)
+    def _now(self) -> Instant:
+        return self._clock.now()
 
-    async def delete_value(self, key: str, tx: Any = None) -> bool:
-        return await self._written(lambda inner: values.delete(inner, key), tx)
+    async def _look_up(self, procedure: Callable[[], Procedure[T]], tx: Any = None) -> T:
+        return await self._looked(lambda inner: inner.perform(procedure()), tx)
 
-    async def compare_and_set_value(
-        self, key: str, expected: bytes | None, value: bytes | None, tx: Any = None
-    ) -> bool:
-        return await self._written(lambda inner: values.compare_and_set(inner, key, expected, value), tx)
+    async def _look_up_together(self, procedure: Callable[[], Procedure[T]]) -> T:
+        return await self._look_up(procedure)
 
-    async def scan_values(self, low: str, end: str, limit: int, tx: Any = None) -> list[tuple[str, bytes]]:
-        return await self._looked(lambda inner: values.scan(inner, low, end, limit), tx)
+    async def _change(self, procedure: Callable[[], Procedure[T]], tx: Any = None) -> T:
+        return await self._written(lambda inner: inner.perform(procedure()), tx)
+
+    async def _transact(self, procedure: Callable[[], Procedure[T]]) -> T:
+        return await self._change(procedure)
 
     async def _looked(self, work: Callable[[Transaction], T], tx: Any) -> T:
         return await self._database.read(work) if tx is None else await self._borrowed(tx, work, writes=False)
@@ -515,24 +540,44 @@ class SqliteStore(Stats, ScheduleKeeper, Adopter):
 
         return await in_callers_transaction(tx, self._database.path, begun, writes=writes)
 
-    async def find_jobs(self, filter: JobFilter, after: str | None = None, limit: int = 100) -> JobPage:
-        def look(tx: Transaction) -> JobPage:
-            queue = None if filter.queue is None else known_queue(tx, filter.queue).id
-            return operators.find(tx, filter, queue, after, limit)
+    async def keep_schedules(self, digests: dict[str, bytes], worker: UUID | None = None) -> None:
+        def work(tx: Transaction) -> None:
+            now = self._now()
+            tx.run("forget_schedule_holders", now - ORPHANED_AFTER)
+            if worker is not None:
+                tx.run("put_schedule_holder", worker.bytes, now)
+            tx.run_many("keep_schedule", [(now, name, digest) for name, digest in digests.items()])
 
-        return await self._database.read(look)
+        await self._database.write(work, durable=False)
 
-    async def examine(
-        self, queue: str | None = None, job: UUID | None = None, keys: Mapping[str, str | None] | None = None
-    ) -> Facts:
-        def look(tx: Transaction) -> Facts:
-            name = queue
-            if name is None:
-                assert job is not None
-                name = examining.find_subject(tx, job).queue
-            return examining.look_at(tx, known_queue(tx, name), job, keys or {}, self._clock.now())
+    async def fire_schedule(self, row: ScheduleRow, fired: Fired, new: Sequence[NewJob]) -> bool:
+        def work(tx: Transaction) -> list[UUID] | None:
+            now = self._now()
+            if not tx.perform(schedules.fire(row, fired, now)):
+                return None
+            ready, conflicts = jobs.insert(tx, new, now) if new else ({}, {})
+            tx.perform(schedules.name_job(row, fired, conflicts))
+            return _take_waiters(tx, ready)
 
-        return await self._database.read(look)
+        waiters = await self._database.write(work, durable=True)
+        await self._nudge(waiters or [])
+        return waiters is not None
+
+    async def amend_schedule(
+        self, name: str, note: Note, *, is_paused: bool | None = None, next_at: Instant | None = None
+    ) -> ScheduleRow | None:
+        def work(tx: Transaction) -> tuple[ScheduleRow | None, list[UUID]]:
+            row = tx.perform(schedules.lock(name))
+            if row is None:
+                return None, []
+            changed = tx.perform(schedules.amend(row, note, self._now(), is_paused, next_at))
+            return changed, [UUID(bytes=worker) for (worker,) in tx.all("select_schedule_holders")]
+
+        changed, holders = await self._database.write(work, durable=True)
+        for worker in holders:
+            # Who does not listen yet looks once it does; who is gone is forgotten in time.
+            nudge(worker, SCHEDULES)
+        return changed
 
     async def replay(
         self,
@@ -582,22 +627,13 @@ class SqliteStore(Stats, ScheduleKeeper, Adopter):
         found, waiters = await self._database.read(look)
         return Traces(found, sum(map(is_listening, waiters)))
 
-    async def audit(self, queue: str | None = None, before: int | None = None, limit: int = 100) -> list[AuditEntry]:
-        return await self._database.read(lambda tx: amending.entries(tx, queue, before or LAST_ENTRY, limit))
-
-    async def end_session(self, session: str, expires_at: Instant) -> None:
-        await self._write(lambda tx: tx.run("end_session", session, expires_at))
-
-    async def is_session_ended(self, session: str) -> bool:
-        return bool(await self._database.read(lambda tx: tx.value("is_session_ended", session)))
-
     async def _handle(
         self, action: Callable[[Transaction, Instant], tuple[list[Handled], dict[int, int]]], note: Note | None
     ) -> list[Handled]:
         def work(tx: Transaction) -> tuple[list[Handled], list[UUID]]:
             now = self._clock.now()
             handled, ready = action(tx, now)
-            amending.record_jobs(tx, note, now, handled)
+            tx.perform(auditing.record_jobs(note, now, handled))
             return handled, _take_waiters(tx, ready)
 
         handled, waiters = await self._write(work)
@@ -655,3 +691,23 @@ def _announce(waiters: Iterable[UUID]) -> None:
 def _replace(tx: Transaction, gone: Sequence[UUID]) -> list[UUID]:
     tx.run_many("withdraw_worker", [(worker.bytes,) for worker in gone])
     return [UUID(bytes=worker) for (worker,) in tx.all("take_all_waiters")]
+
+
+def _count_ready(tx: Transaction, policy: Policy, gates: Sequence[bytes]) -> dict[bytes, int] | None:
+    """Ready jobs by gate; `None` where so many bells wait that they are to be folded first."""
+    queue = claims.queue_number(tx, policy.queue)
+    arrived = tx.all("select_arrivals", queue, UNFOLDED_AT_MOST + 1)
+    if len(arrived) > UNFOLDED_AT_MOST:
+        return None
+    found = {gate: tx.one("select_gate", queue, gate) for gate in gates}
+    counts = {gate: 0 if row is None else row[IN_FLIGHT] for gate, row in found.items()}
+    bells = [arrival(row) for row in arrived]
+    return add_bells(policy, counts, [(bell.priority, bell.keys, bell.count) for bell in bells])
+
+
+def _count_folded(tx: Transaction, policy: Policy, gates: Sequence[bytes], now: Instant) -> dict[bytes, int]:
+    """The same, once every bell is folded: nobody claims, and somebody has to."""
+    queue = claims.load_queue(tx, policy.queue)
+    if queue is not None:
+        claims.fold_all(tx, queue, now)
+    return _count_ready(tx, policy, gates) or {}

@@ -10,8 +10,6 @@ from fairlane.job import NewJob, State, Until
 from fairlane.policy.unique import Admission, Ended, Holder, OnReplayConflict, Readmission, admit, digest_of, readmit
 from fairlane.store.sqlite.database import Transaction
 
-__all__ = ["admitted", "forget", "readmitted", "take", "take_back"]
-
 
 def admitted(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> Admission:
     """What may be stored of these jobs."""

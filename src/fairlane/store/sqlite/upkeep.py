@@ -14,8 +14,6 @@ from fairlane.store.queue_time import QueueTime
 from fairlane.store.sqlite import claims, uniques
 from fairlane.store.sqlite.database import Row, Transaction
 
-__all__ = ["Walk", "collect", "prune"]
-
 
 class Walk:
     """How far collection has come, by queue and table; it starts over at the end."""
@@ -66,7 +64,7 @@ def _remove(tx: Transaction, found: Sequence[tuple[Any, ...]]) -> int:
 
 def collect(tx: Transaction, queue: claims.QueueInForce, walk: Walk, now: Instant, limit: int) -> Pruned:
     """Walk a stretch of the lanes, flows and gates, and remove what is idle."""
-    claims.checkpoint(tx, queue, now)
+    queue = claims.checkpoint(tx, queue, now)
     lanes, more_lanes = walk.stretch(tx, queue.id, "lanes", limit)
     tx.run_many("delete_lane", [(queue.id, row[0]) for row in lanes])
     flows, more_flows = walk.stretch(tx, queue.id, "flows", limit, now, VALUES_LAST)

@@ -21,8 +21,6 @@ from fairlane.clock import Clock, Instant
 from fairlane.store.protocol import WorkerIdentity
 from fairlane.store.sqlite.database import Database, Transaction
 
-__all__ = ["SCHEDULES", "Mailbox", "SqliteListener", "is_listening", "nudge", "take_waiters"]
-
 WORK = b"!"
 SCHEDULES = b"s"
 """What a nudge says."""

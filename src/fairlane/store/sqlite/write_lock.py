@@ -7,8 +7,6 @@ import fcntl
 import os
 from pathlib import Path
 
-__all__ = ["WriteLock", "make_private"]
-
 PRIVATE = 0o600
 REMEMBERED = 32
 """Writes without anybody else in the way, until the others are held to be gone."""

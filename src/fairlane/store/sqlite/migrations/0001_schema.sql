@@ -410,8 +410,6 @@ create index key_figures_by_waiting on key_figures (queue, scope, -waiting, key)
 create index key_figures_by_running on key_figures (queue, scope, -running, key);
 create index key_figures_by_done on key_figures (queue, scope, -done, key);
 create index key_figures_by_start on key_figures (queue, scope, -coalesce(started_at, 0), key);
-create index key_figures_held on key_figures (queue, scope, -waiting, key) where held_by is not null;
-create index key_figures_held_most on key_figures (queue, -waiting) where held_by is not null;
 create index key_figures_to_refresh on key_figures (queue, refresh_at) where refresh_at is not null;
 
 -- What happened in a queue, minute by minute (`scheduler.figures.Minute`, JSON). Kept for a day.
