@@ -13,7 +13,7 @@ from fairlane.effects import Effects
 from fairlane.errors import FairlaneError, InvalidJob, InvalidKey, PayloadTooLarge
 from fairlane.job import NewJob, OnDead, StampedEffects, with_trace
 from fairlane.parameters import shown
-from fairlane.policy.keys import BUILT_IN, canonical_key, canonical_keys, lane_id
+from fairlane.policy.keys import BUILT_IN, KEYS_REMEMBERED, canonical_key, canonical_keys, lane_id
 from fairlane.policy.partitions import Partition, partition_name, partition_of
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import unique_key
@@ -129,7 +129,7 @@ class Stamper:
         )
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=KEYS_REMEMBERED)
 def _lane(
     queue: str, priority: int, task: str, names: tuple[str, ...], *keys: tuple[str, str | None]
 ) -> tuple[bytes, dict[str, str | None]]:

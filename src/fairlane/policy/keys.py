@@ -18,6 +18,7 @@ from fairlane.errors import InvalidKey
 from fairlane.parameters import is_storable, shown
 
 __all__ = [
+    "KEYS_REMEMBERED",
     "MAX_KEY_BYTES",
     "Keys",
     "canonical_key",
@@ -34,6 +35,9 @@ __all__ = [
 
 MAX_KEY_BYTES = 512
 BUILT_IN = ("priority", "task")
+KEYS_REMEMBERED = 16_384
+"""How many keys have their ids and decoded forms cached. More keys than that, taken in turns, would only fill a larger
+cache without ever being found in it."""
 
 Keys = Mapping[str, str | None]
 """Canonical keys by name."""
@@ -113,24 +117,24 @@ def lane_id(queue: str, priority: int, keys: Keys) -> bytes:
     return _lane_id(queue, priority, tuple(sorted(keys.items())))
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=KEYS_REMEMBERED)
 def _lane_id(queue: str, priority: int, items: tuple[tuple[str, str | None], ...]) -> bytes:
     return _digest("fairlane/lane/1", (queue, str(priority), *(part for item in items for part in item)))
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=KEYS_REMEMBERED)
 def flow_id(queue: str, by: tuple[str, ...], values: tuple[str | None, ...]) -> bytes:
     """The flow of a fair key. `by` takes part: a flow by account is not the flow by region of the same value."""
     return _digest("fairlane/flow/1", (queue, str(len(by)), *by, *values))
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=KEYS_REMEMBERED)
 def gate_id(queue: str, limit: str, values: tuple[str | None, ...]) -> bytes:
     """The gate of one limit for one key."""
     return _digest("fairlane/gate/1", (queue, limit, *values))
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=KEYS_REMEMBERED)
 def shared_gate_id(limit: str, values: tuple[str | None, ...]) -> bytes:
     """The gate of a limit that queues share, for one key: it belongs to no queue."""
     return _digest("fairlane/shared-gate/1", (limit, *values))

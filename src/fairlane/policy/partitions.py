@@ -17,7 +17,7 @@ from fairlane.clock import Instant
 from fairlane.errors import ConfigurationError, InvalidKey, InvalidPolicy
 from fairlane.parameters import shown
 from fairlane.policy.by import By, normalize_by
-from fairlane.policy.keys import BUILT_IN, Keys, canonical_key, routing_number
+from fairlane.policy.keys import BUILT_IN, KEYS_REMEMBERED, Keys, canonical_key, routing_number
 
 __all__ = [
     "MOST_PARTITIONS",
@@ -130,7 +130,7 @@ def _routed(key: object) -> tuple[str | None, ...]:
     return tuple(canonical_key("partition_by", value) for value in values)
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=KEYS_REMEMBERED)
 def partition_of(values: tuple[str | None, ...], width: int) -> int:
     """The same for canonical values."""
     number = routing_number(values)

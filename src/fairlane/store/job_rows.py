@@ -11,21 +11,22 @@ import msgspec
 
 from fairlane.errors import JobNotFound, SchemaTooNew, StoreUnavailable, UnknownQueue
 from fairlane.job import AttemptRecord, FrozenKeys, JobRecord, State, told_in
+from fairlane.policy.keys import KEYS_REMEMBERED
 from fairlane.scheduler.journal import FORMAT
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=KEYS_REMEMBERED)
 def decode_keys(text: str) -> FrozenKeys:
     """Keys by name. The same text gives the same mapping, which nobody can write to."""
     return FrozenKeys(msgspec.json.decode(text, type=dict[str, str | None]))
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=KEYS_REMEMBERED)
 def decode_key(text: str) -> list[str | None]:
     return msgspec.json.decode(text, type=list[str | None])
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=KEYS_REMEMBERED)
 def decode_given(text: str | None) -> dict[str, float] | None:
     """Numbers that a job brought along, by name."""
     return None if text is None else msgspec.json.decode(text, type=dict[str, float])

@@ -14,6 +14,7 @@ import msgspec
 from fairlane.clock import Instant
 from fairlane.errors import ConfigurationError
 from fairlane.policy.by import By
+from fairlane.policy.keys import KEYS_REMEMBERED
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.figures import HOUR, HOURS, Held, KeyFigures, Minute, Place, Span
 from fairlane.scheduler.snapshot import LaneTally
@@ -80,7 +81,7 @@ def key_text(key: Sequence[str | None]) -> str:
     return encode(key)
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=KEYS_REMEMBERED)
 def _key(text: str) -> tuple[str | None, ...]:
     return _read_key(text)
 

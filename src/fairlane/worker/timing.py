@@ -169,6 +169,10 @@ class Outage:
         self._asking.add(task)
         try:
             return await call()
+        except StoreUnavailable as error:
+            if task.cancelling():  # to leave a session that does not answer fails as well: that must not keep us
+                raise asyncio.CancelledError from error
+            raise
         finally:
             self._asking.discard(task)
             if task in self._cancel_then:

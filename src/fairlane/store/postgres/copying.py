@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from fairlane.clock import Instant
 from fairlane.job import NewJob, State
+from fairlane.policy.keys import KEYS_REMEMBERED
 from fairlane.store.postgres import rows
 from fairlane.store.postgres.connections import STATEMENTS, Connection
 
@@ -187,7 +188,7 @@ def _rest_of_row(job: NewJob, queue: int, now: Instant, *, is_ready: bool) -> by
     )
 
 
-@lru_cache(maxsize=16_384)
+@lru_cache(maxsize=KEYS_REMEMBERED)
 def _lane_of_row(
     lane: bytes, task: str, lane_keys: tuple[tuple[str, str | None], ...], *keys: tuple[str, str | None]
 ) -> bytes:
