@@ -95,7 +95,7 @@ def key(**figures: object) -> KeyView:
         scheduled=Counted(),
         running=5,
         held_by=["concurrency:account"],
-        done=0,
+        ended=0,
         failed=0,
         run_time=2.767,
         share=None,

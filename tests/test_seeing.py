@@ -316,7 +316,7 @@ async def test_a_key_tells_how_long_its_jobs_waited_by_minute(shop: Shop) -> Non
     assert (sum(each.ended for each in busy), sum(each.failed for each in busy), len(one.minutes)) == (2, 1, 60)
     shop.clock.advance("61m")
     (view,) = await shop.see.show_keys("webhooks", [{"account": "acme"}])
-    assert (view.mean_wait, view.done, set(view.waits)) == (None, 2, {None})
+    assert (view.mean_wait, view.ended, set(view.waits)) == (None, 2, {None})
 
 
 async def test_a_queue_tells_what_ended_in_a_day_as_its_keys_do(shop: Shop) -> None:
@@ -329,13 +329,13 @@ async def test_a_queue_tells_what_ended_in_a_day_as_its_keys_do(shop: Shop) -> N
         await shop.tally()
     overview = await shop.see.overview()
     email, webhooks = overview.queues
-    assert ((webhooks.done, webhooks.failed), (email.done, email.failed)) == ((4, 2), (0, 0))
-    assert (overview.totals.done, overview.totals.failed) == (4, 2)
+    assert ((webhooks.ended, webhooks.failed), (email.ended, email.failed)) == ((4, 2), (0, 0))
+    assert (overview.totals.ended, overview.totals.failed) == (4, 2)
     keys = (await shop.see.list_keys("webhooks")).keys
-    assert (sum(each.done for each in keys), sum(each.failed for each in keys)) == (4, 2)
+    assert (sum(each.ended for each in keys), sum(each.failed for each in keys)) == (4, 2)
     shop.clock.advance("21h")
     (webhooks,) = [each for each in await shop.see.list_queues() if each.queue == "webhooks"]
-    assert (webhooks.done, webhooks.failed) == (2, 2)
+    assert (webhooks.ended, webhooks.failed) == (2, 2)
 
 
 async def test_the_oldest_wait_is_of_now_whether_anybody_has_added_up_or_not(shop: Shop) -> None:

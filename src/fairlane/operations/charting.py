@@ -41,10 +41,10 @@ def key_minutes(minutes: Iterable[Span], now: Instant) -> list[KeyMinute]:
         KeyMinute(
             at=as_datetime(each.number * MINUTE),
             started=each.started,
-            ended=each.done,
+            ended=each.ended,
             failed=each.failed,
             mean_wait=_mean(each.waited, each.started),
-            mean_run=_mean(each.ran, each.done),
+            mean_run=_mean(each.ran, each.ended),
         )
         for each in (known.get(number, Span(number)) for number in _shown(known, now))
     ]

@@ -258,8 +258,8 @@ def _place(figures: KeyFigures, sort: KeySort) -> tuple[Any, ...]:
             return (-figures.waiting, name)
         case KeySort.RUNNING:
             return (-figures.running, name)
-        case KeySort.DONE:
-            return (-figures.done, name)
+        case KeySort.ENDED:
+            return (-figures.ended, name)
         case KeySort.STARTED:
             return (-(figures.started_at or 0), name)
         case _:
@@ -328,16 +328,16 @@ def _view(look: _Look, queue: str, stored: KeyFigures, gauges: Mapping[tuple[str
         scheduled=Counted(look.scheduled.get(key, 0), look.has_all_scheduled),
         running=figures.running,
         held_by=held if waiting else [],
-        done=figures.done,
+        ended=figures.ended,
         failed=figures.failed,
-        run_time=figures.run_time if figures.run_time > 0 or figures.done else None,
+        run_time=figures.run_time if figures.run_time > 0 or figures.ended else None,
         share=figures.ran / look.ran if look.ran else None,
         weight=None,
         is_paused=key in policy.overrides.pauses.get(figures.by, {}),
         gauges=views,
         last_enqueued_at=None if figures.arrived_at is None else as_datetime(figures.arrived_at),
         last_started_at=None if figures.started_at is None else as_datetime(figures.started_at),
-        hours=[each.done for each in _hours(figures, look.now)],
+        hours=[each.ended for each in _hours(figures, look.now)],
         mean_wait=sum(each.waited for each in figures.minutes) / started / SECOND if started else None,
         waits=[round(each.mean_wait, 3) if each.started else None for each in key_minutes(figures.minutes, look.now)],
         drained_in=drained_in(
@@ -379,13 +379,13 @@ def _weight(policy: Policy, figures: KeyFigures, known: Mapping[bytes, FlowWeigh
 
 
 class _Hour(msgspec.Struct, frozen=True):
-    done: int = 0
+    ended: int = 0
     failed: int = 0
 
 
 def _hours(figures: KeyFigures, now: Instant) -> list[_Hour]:
     """The last day, the oldest hour first."""
-    known = {each.number: _Hour(each.done, each.failed) for each in figures.hours}
+    known = {each.number: _Hour(each.ended, each.failed) for each in figures.hours}
     last = now // HOUR
     return [known.get(hour, _Hour()) for hour in range(last - HOURS + 1, last + 1)]
 

@@ -181,7 +181,7 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     dead: Counted
     oldest_wait: float | None
     """Seconds since the oldest ready job became ready; `None`: nothing waits, or it is not known yet."""
-    done: int = 0
+    ended: int = 0
     """Ended in the last 24 hours, failures included."""
     failed: int = 0
     """Of these."""
@@ -225,7 +225,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     scheduled: Counted = Counted()
     dead: Counted = Counted()
     oldest_wait: float | None = None
-    done: int = 0
+    ended: int = 0
     """Ended in the last 24 hours, failures included."""
     failed: int = 0
     """Of these."""
@@ -315,7 +315,7 @@ class KeyView(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     held_by: list[str]
     """Limits and pauses of this scope that hold jobs of it back, by name."""
-    done: int
+    ended: int
     """In the last 24 hours, as `failed`."""
     failed: int
     run_time: float | None
@@ -337,8 +337,8 @@ class KeyView(msgspec.Struct, frozen=True, kw_only=True):
     waits: list[float | None] = []
     """The same minute by minute, the oldest first."""
     drained_in: float | None
-    """Seconds until what waits will have started if its limits are all that slows it down; `None`: nothing says so, or
-    no run has ended yet."""
+    """Seconds until what waits will have started if its limits are all that slows it down; `None`: nothing says so, no
+    run has ended yet, it is paused, or no live worker serves its queue."""
     weight_from: Origin | None = None
     """Where the weight came from, a boost aside."""
     boost: float = 1.0

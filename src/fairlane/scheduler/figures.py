@@ -58,7 +58,7 @@ class Span(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     number: int
     """Which hour or minute, since 1970."""
-    done: int = 0
+    ended: int = 0
     """However they ended, failures included."""
     failed: int = 0
     ran: int = 0
@@ -87,7 +87,7 @@ class KeyFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The last day, the oldest first; hours in which nothing started or ended are left out."""
     minutes: tuple[Span, ...] = ()
     """The last hour, likewise."""
-    done: int = 0
+    ended: int = 0
     """What the hours add up to."""
     failed: int = 0
     ran: int = 0
@@ -102,7 +102,7 @@ class KeyFigures(msgspec.Struct, frozen=True, kw_only=True):
             self,
             hours=hours,
             minutes=minutes,
-            done=sum(each.done for each in hours),
+            ended=sum(each.ended for each in hours),
             failed=sum(each.failed for each in hours),
             ran=sum(each.ran for each in hours),
         )
@@ -447,13 +447,13 @@ def _since(spans: tuple[Span, ...], oldest: int) -> tuple[Span, ...]:
 
 
 def _renumbered(span: Span, number: int) -> Span:
-    return Span(number, span.done, span.failed, span.ran, span.started, span.waited)
+    return Span(number, span.ended, span.failed, span.ran, span.started, span.waited)
 
 
 def _added(one: Span, other: Span) -> Span:
     return Span(
         one.number,
-        one.done + other.done,
+        one.ended + other.ended,
         one.failed + other.failed,
         one.ran + other.ran,
         one.started + other.started,

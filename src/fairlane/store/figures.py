@@ -104,7 +104,7 @@ class KeySort(StrEnum):
 
     WAITING = "waiting"
     RUNNING = "running"
-    DONE = "done"
+    ENDED = "ended"
     STARTED = "started"
     """The one that started last first."""
     NAME = "name"

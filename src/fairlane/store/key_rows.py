@@ -105,9 +105,9 @@ def sought(search: str) -> str | None:
 
 
 def key_figures(row: Row) -> KeyFigures:
-    """A row of a key as its figures: scope, key, waiting, running, done, failed, ran, arrived_at, started_at, run_time,
-    held_by, hours, minutes."""
-    scope, key, waiting, running, done, failed, ran, arrived_at, started_at, run_time, held_by, hours, minutes = row
+    """A row of a key as its figures: scope, key, waiting, running, ended, failed, ran, arrived_at, started_at,
+    run_time, held_by, hours, minutes."""
+    scope, key, waiting, running, ended, failed, ran, arrived_at, started_at, run_time, held_by, hours, minutes = row
     return KeyFigures(
         by=_by(scope),
         key=_key(key),
@@ -119,7 +119,7 @@ def key_figures(row: Row) -> KeyFigures:
         run_time=run_time,
         hours=decode_hours(hours),
         minutes=() if minutes is None else _read_minutes(minutes),
-        done=done,
+        ended=ended,
         failed=failed,
         ran=ran,
     )
@@ -134,7 +134,7 @@ def parameters(figures: KeyFigures) -> Row:
         label_of(figures.key),
         figures.waiting,
         figures.running,
-        figures.done,
+        figures.ended,
         figures.failed,
         figures.ran,
         figures.arrived_at,
@@ -202,7 +202,7 @@ def worker_seen(worker: UUID, seen_at: Instant, report: str) -> WorkerSeen:
 LISTS = {
     KeySort.WAITING: "list_keys_by_waiting",
     KeySort.RUNNING: "list_keys_by_running",
-    KeySort.DONE: "list_keys_by_done",
+    KeySort.ENDED: "list_keys_by_ended",
     KeySort.STARTED: "list_keys_by_start",
     KeySort.NAME: "list_keys_by_name",
 }
@@ -283,7 +283,7 @@ class KeySums(msgspec.Struct, array_like=True, gc=False):
     key: str
     waiting: int = 0
     running: int = 0
-    done: int = 0
+    ended: int = 0
     started_at: Instant = 0
     held_by: tuple[str, ...] = ()
 
@@ -347,8 +347,8 @@ def _sorted_by(sort: KeySort, figures: KeyFigures | KeySums) -> Instant | int:
             return figures.waiting
         case KeySort.RUNNING:
             return figures.running
-        case KeySort.DONE:
-            return figures.done
+        case KeySort.ENDED:
+            return figures.ended
         case KeySort.STARTED:
             return figures.started_at or 0
         case KeySort.NAME:

@@ -61,7 +61,7 @@ order by q.name, m.minute
 
 -- name: select_keys
 -- Keys by queue, scope and name, where they are stored. $1 queues, $2 scopes, $3 keys
-select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
+select q.name, k.scope, k.key, k.waiting, k.running, k.ended, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
     k.held_by, k.hours, k.minutes
 from unnest($1::text[], $2::text[], $3::text[]) as n (name, scope, key)
 cross join lateral (select q.id, q.name from fairlane.queues q where q.name = n.name limit 1) q
@@ -78,7 +78,7 @@ select q.name, '[' || string_agg(k.sums, ',') || ']'
 from unnest($1::text[]) as u (name)
 cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
 cross join lateral (
-    select '[' || to_json(k.scope) || ',' || to_json(k.key) || ',' || k.waiting || ',' || k.running || ',' || k.done || ','
+    select '[' || to_json(k.scope) || ',' || to_json(k.key) || ',' || k.waiting || ',' || k.running || ',' || k.ended || ','
         || coalesce(k.started_at, 0) || ',' || coalesce(k.held_by, '[]') || ']' as sums
     from fairlane.key_figures k
     where k.queue_id = q.id and ($2::text is null or k.scope = $2) and (not $3::boolean or k.held_by is not null)
@@ -136,18 +136,18 @@ cross join lateral (
 ) k
 where q.name = $1::text
 
--- name: list_keys_by_done
+-- name: list_keys_by_ended
 select k.key
 from fairlane.queues q
 cross join lateral (
     select k.key
     from fairlane.key_figures k
     where k.list = q.id::text || '/' || $2::text
-      and (-k.done, k.key collate "POSIX") >= ($4::bigint, $5::text)
-      and (-k.done, k.key collate "POSIX", q.name collate "C") > ($4::bigint, $5, $6::text)
+      and (-k.ended, k.key collate "POSIX") >= ($4::bigint, $5::text)
+      and (-k.ended, k.key collate "POSIX", q.name collate "C") > ($4::bigint, $5, $6::text)
       and position($3::text in k.label) > 0
       and not k.key = any ($8::text[])
-    order by -k.done, k.key collate "POSIX"
+    order by -k.ended, k.key collate "POSIX"
     limit $7::integer
 ) k
 where q.name = $1::text

@@ -28,7 +28,7 @@ order by q.name, m.minute
 
 -- name: select_keys
 -- Keys by queue, scope and name, where they are stored. ?1 [[queue, scope, key], …]
-select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
+select q.name, k.scope, k.key, k.waiting, k.running, k.ended, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
     k.held_by, k.hours, k.minutes
 from json_each(?1) as n
 cross join queues as q on q.name = n.value ->> 0
@@ -37,7 +37,7 @@ cross join key_figures as k on k.queue = q.id and k.scope = n.value ->> 1 and k.
 -- name: select_key_sums
 -- What lists of keys are sorted by, of every key of some queues, or of those that are held: of each queue one JSON array. ?1 queues by name, ?2 scope, or null for all, ?3 whether only those that are held
 select q.name, '[' || group_concat(
-    '[' || json_quote(k.scope) || ',' || json_quote(k.key) || ',' || k.waiting || ',' || k.running || ',' || k.done || ','
+    '[' || json_quote(k.scope) || ',' || json_quote(k.key) || ',' || k.waiting || ',' || k.running || ',' || k.ended || ','
     || coalesce(k.started_at, 0) || ',' || coalesce(k.held_by, '[]') || ']'
 ) || ']'
 from json_each(?1) as u
@@ -79,15 +79,15 @@ where q.name = ?1 and k.scope = ?2
   and (?3 = '' or instr(k.label, ?3) > 0)
 order by -k.running, k.key
 
--- name: list_keys_by_done
+-- name: list_keys_by_ended
 select k.key
 from queues as q
 cross join key_figures as k on k.queue = q.id
 where q.name = ?1 and k.scope = ?2
-  and (-k.done, k.key) >= (?4, ?5)
-  and (-k.done, k.key, q.name) > (?4, ?5, ?6)
+  and (-k.ended, k.key) >= (?4, ?5)
+  and (-k.ended, k.key, q.name) > (?4, ?5, ?6)
   and (?3 = '' or instr(k.label, ?3) > 0)
-order by -k.done, k.key
+order by -k.ended, k.key
 
 -- name: list_keys_by_start
 select k.key
