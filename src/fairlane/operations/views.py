@@ -117,7 +117,7 @@ class MinuteView(KeyMinute, frozen=True, kw_only=True):
 
 
 class Chart(msgspec.Struct, frozen=True, kw_only=True):
-    """The last hour, minute by minute, the oldest first; quiet minutes are there too."""
+    """The last hour, minute by minute, the oldest first, up to the one that has begun; quiet minutes are there too."""
 
     minutes: list[MinuteView]
     denied: dict[str, int]
@@ -398,7 +398,7 @@ class OneKey(msgspec.Struct, frozen=True, kw_only=True):
     view: KeyView
     hours_failed: list[int]
     minutes: list[KeyMinute]
-    """The last hour, the oldest first; quiet minutes are there too."""
+    """The last hour, the oldest first, up to the minute that has begun; quiet minutes are there too."""
     lanes: list[LaneView]
     running: list[NextJob]
     next_jobs: list[NextJob]
