@@ -72,7 +72,7 @@ def queue(name: str = "webhooks", **given: Any) -> QueueView:
         "failed_per_minute": 0.4,
         "workers": 3,
         "slots": 60,
-        "slots_in_use": 60,
+        "slots_free": 0,
         "is_paused": False,
         "partitions": 1,
         "unseen": 0,

@@ -74,7 +74,7 @@ def _is_lagging(view: QueueView, eligible: int) -> bool:
 
 
 def _is_busy(view: QueueView) -> bool:
-    return view.slots > 0 and view.slots_in_use >= FEW_SLOTS * view.slots
+    return view.slots > 0 and view.slots - view.slots_free >= FEW_SLOTS * view.slots
 
 
 def hints_of(queues: Sequence[QueueView], keys: Iterable[KeyView], findings: Iterable[Finding]) -> list[Hint]:
@@ -102,7 +102,7 @@ def _about_queues(queues: Sequence[QueueView]) -> Iterator[Hint]:
                 knob = start_command(each.queue, is_forwarded=each.is_forwarded)
             yield Hint(kind=HintKind.FAULT, queue=each.queue, words=f"{each.queue}: {each.words}", knob=knob)
         elif each.status is QueueStatus.LAGGING:
-            busy = f"; {each.slots_in_use:,} of {each.slots:,} slots are in use" if each.slots else ""
+            busy = f"; {each.slots_free:,} of {each.slots:,} slots are free" if each.slots else ""
             knob = "start more workers, or give them more --concurrency"
             if each.slots and not _is_busy(each):
                 knob = f"slots are free, so it is not the workers: fairlane explain --queue {quote(each.queue)}"

@@ -210,7 +210,7 @@ def _view(queue: str, names: Sequence[str], look: _Look) -> QueueView:
         recently_failed=recently_failed,
         workers=len(serving),
         slots=sum(each.concurrency for each in serving),
-        slots_in_use=sum(each.running for each in serving),
+        slots_free=sum(max(0, each.concurrency - each.running) for each in serving),
         is_paused=all(() in look.policies[name].policy.overrides.pauses for name in _in_use(names, policy)),
         partitions=len(_in_use(names, policy)),
         unseen=max(0, sum(each.unseen for each in figures)),

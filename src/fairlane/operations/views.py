@@ -197,7 +197,8 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     """Workers that serve it and are alive."""
     slots: int
     """What they run at the same time at most, for all their queues."""
-    slots_in_use: int
+    slots_free: int
+    """Of these, how many nothing runs in, of whatever queue: its jobs could start there."""
     is_paused: bool
     partitions: int
     unseen: int
