@@ -6,7 +6,7 @@ Pure: they say what the views show. A limit that does its work is told apart fro
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from shlex import quote
 
 from fairlane.clock import lasting
@@ -79,8 +79,7 @@ def _is_busy(view: QueueView) -> bool:
 
 def hints_of(queues: Sequence[QueueView], keys: Iterable[KeyView], findings: Iterable[Finding]) -> list[Hint]:
     """Faults first, then lag, then pauses, then limits that do their work."""
-    stopped = {each.queue for each in queues if each.status is QueueStatus.STOPPED}
-    hints = [*_of_findings(findings), *_about_queues(queues), *_about_keys(keys, stopped)]
+    hints = [*_of_findings(findings), *_about_queues(queues), *_about_keys(keys)]
     order = {HintKind.FAULT: 0, HintKind.LAG: 1, HintKind.PAUSE: 2, HintKind.LIMIT: 3}
     return sorted(hints, key=lambda hint: order[hint.kind])[:MOST_HINTS]
 
@@ -129,7 +128,7 @@ def _about_failures(view: QueueView) -> Iterator[Hint]:
         yield Hint(kind=HintKind.FAULT, queue=view.queue, words=words, knob=knob)
 
 
-def _about_keys(keys: Iterable[KeyView], stopped: Collection[str]) -> Iterator[Hint]:
+def _about_keys(keys: Iterable[KeyView]) -> Iterator[Hint]:
     told = Counter[tuple[str, str]]()
     for each in keys:
         if not each.held_by or not each.waiting:
@@ -147,7 +146,7 @@ def _about_keys(keys: Iterable[KeyView], stopped: Collection[str]) -> Iterator[H
         if gauge is None:
             continue
         words = f"{who} is held by its {_bound_words(gauge)}: {_waiting(each.waiting)}"
-        if each.drained_in is not None and queue not in stopped:
+        if each.drained_in is not None:
             words += f", {lasting(each.drained_in)} to drain"
         knob = f"fairlane limit set {quote(queue)} {quote(gauge.limit)} NUMBER {_key_options(each)}"
         yield Hint(kind=HintKind.LIMIT, queue=queue, words=words, knob=knob, keys=each.keys, limit=gauge.limit)

@@ -42,7 +42,7 @@ from fairlane.scheduler.figures import Held, Minute
 from fairlane.scheduler.gauge import Gauge
 from fairlane.scheduler.measures import describe
 from fairlane.store.decoding import Declared
-from fairlane.store.figures import QueueFigures, WorkerSeen, service_of
+from fairlane.store.figures import QueueFigures, WorkerSeen, serves, service_of
 from fairlane.store.protocol import Store
 from fairlane.store.stats import Looking, Moment
 
@@ -153,7 +153,8 @@ def _held_keys(moment: Moment, look: _Look) -> Looking[list[KeyView]]:
     for name in look.figures:
         known = seen.get(whole_of(name), Seen([], look.now))
         seen[whole_of(name)] = Seen([*known.minutes, *look.minutes.get(name, [])], look.now)
-    return (yield from held_keys(moment, {name: look.policies[name].policy for name in look.figures}, seen))
+    policies = {name: look.policies[name].policy for name in look.figures}
+    return (yield from held_keys(moment, policies, seen, look.seen))
 
 
 def _findings_of(queue: str, workers: Sequence[WorkerView]) -> list[Finding]:
@@ -186,7 +187,7 @@ def _view(queue: str, names: Sequence[str], look: _Look) -> QueueView:
     minutes = [each for name in names for each in look.minutes.get(name, [])]
     started, ended, failed = per_minute(minutes, look.now)
     recently_started, recently_ended, recently_failed = lately(minutes, look.now)
-    serving = [each for each in look.workers.workers if not each.is_late and not each.queues.keys().isdisjoint(names)]
+    serving = [each for each in look.workers.workers if not each.is_late and serves(each.queues, names)]
     oldest = min((each.oldest_ready_at for each in figures if each.oldest_ready_at is not None), default=None)
     service = service_of(look.seen, names, look.now)
     view = QueueView(

@@ -112,6 +112,11 @@ class Service(msgspec.Struct, frozen=True):
     slots: int = 0
     """What the workers that serve it run at the same time at most, for all their queues."""
 
+    @property
+    def can_start(self) -> bool:
+        """Somebody is there who starts what may start."""
+        return self.is_served and self.refusal is None
+
 
 class Running(msgspec.Struct, frozen=True):
     """A job that runs, with what tells its lane apart."""
@@ -451,7 +456,7 @@ def explain(
     if facts.is_forced:
         words = "an operator has forced it to start next: it starts as soon as a slot is free"
         holds = [*_outside(facts, tasks, forwarded), Hold(Reason.FORCED, words)]
-        earliest = facts.now if facts.service.is_served and facts.service.refusal is None else None
+        earliest = facts.now if facts.service.can_start else None
         return _told(facts, holds, earliest, earliest)
     holds = [*_outside(facts, tasks, forwarded), *_scheduled(facts), *_shut(facts)]
     stops = [hold for hold in holds if hold.until is None and not _is_released(hold)]
