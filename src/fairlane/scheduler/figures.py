@@ -37,6 +37,7 @@ __all__ = [
     "ended_at",
     "jobs_held",
     "place_of_gate",
+    "still_held",
 ]
 
 MINUTE = 60 * SECOND
@@ -494,6 +495,12 @@ def place_of_gate(policy: Policy, limit: str, key: Sequence[str | None]) -> Plac
     """The key that a gate holds back; `None`: its limit is no more, or is one of the whole queue."""
     bound = policy.bound_named(limit)
     return (bound.limit.by, tuple(key)) if bound is not None and bound.limit.by else None
+
+
+def still_held(policy: Policy, figures: KeyFigures) -> KeyFigures:
+    """A key without the limits that are no more. A pause may always come back."""
+    held_by = tuple(name for name in figures.held_by if policy.bound_named(name) is not None)
+    return msgspec.structs.replace(figures, held_by=held_by)
 
 
 def changes_of_held(before: Iterable[KeyFigures], after: Iterable[KeyFigures]) -> dict[str, Held]:

@@ -10,7 +10,7 @@ from fairlane.clock import Instant
 from fairlane.policy.gates import GateState, Limit
 from fairlane.policy.keys import Keys, select, shared_gate_id
 from fairlane.policy.numbers import Origin
-from fairlane.policy.overrides import Kind, Override, pause_name
+from fairlane.policy.overrides import Override
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.policy.reasons import Reason
 from fairlane.scheduler.board import Board, Flow, Gate, Lane, gate_of
@@ -123,20 +123,8 @@ def gauges(board: Board, wanted: Iterable[tuple[BoundLimit, Key]]) -> list[Gauge
 
 def gates_in_doubt(policy: Policy, ends: Ends, ended: Iterable[Override] = ()) -> dict[bytes, tuple[BoundLimit, Key]]:
     """By id, gates of keys that may not be as the last claim has left them: somebody's claims have ended, an operator
-    has paused a key, or has had something changed until now (`ended`). And those that are shut from the beginning: a
-    number of 0 holds for them."""
-    pauses = [(pause_name(by), key) for by, keys in policy.overrides.pauses.items() if by for key in keys]
-    for limited in policy.keyed_limits:
-        named = getattr(limited.limit, "named", {})
-        pauses += [(limited.name, (key,)) for key, number in named.items() if number == 0]
-    zeros = [each for each in policy.overrides.limits.values() if each.value == 0]
-    for each in (*ended, *zeros):
-        values = dict(each.scope)
-        name = pause_name(tuple(values)) if each.kind is Kind.PAUSE else each.limit or ""
-        bound = policy.bound_named(name)
-        if bound is not None and values and set(bound.limit.by) == set(values):
-            pauses.append((name, tuple(values[name] for name in bound.limit.by)))
-    found = [(bound, key) for name, key in pauses if (bound := policy.bound_named(name)) is not None]
+    has stopped a key, or has had something changed until now (`ended`)."""
+    found = [*policy.stopped, *(place for each in ended if (place := policy.place_of(each)) is not None and place[1])]
     for lane in {release.lane for release in ends.releases} & ends.lanes.keys():
         keys, priority = ends.lanes[lane]
         found += [(bound, select(bound.limit.by, keys, priority)) for _, bound in policy.passes(lane, priority, keys)]

@@ -168,11 +168,6 @@ class Kept(msgspec.Struct, frozen=True):
     def new_scopes(self, before: Kept) -> list[By]:
         return [by for by in self.scopes if by not in before.scopes]
 
-    def still_holding(self, figures: KeyFigures) -> KeyFigures:
-        """A key without the limits that are no more. A pause may always come back."""
-        held_by = tuple(name for name in figures.held_by if name in self.limits or name.startswith("pause:"))
-        return msgspec.structs.replace(figures, held_by=held_by)
-
 
 def decode_held(text: str) -> dict[str, Held]:
     return _read_held(text)
