@@ -84,6 +84,11 @@ class BoundLimit:
         """Whether it holds for every key as it is declared."""
         return self.named is None and self.from_job is None and not isinstance(self.limit, PauseGate)
 
+    @property
+    def is_stop(self) -> bool:
+        """Whether it lets nothing start, of any key: its number is 0."""
+        return self.is_the_same_for_all and self.limit.room_at(AT_REST, 0) <= 0
+
 
 _MOVING = BoundLimit(MOVING, MovingGate(), Level.LANE)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -28,6 +28,7 @@ from fairlane.scheduler.snapshot import (
 )
 
 __all__ = [
+    "Brought",
     "Ends",
     "Gauge",
     "LaneKeys",
@@ -43,6 +44,8 @@ __all__ = [
 ]
 
 Key = tuple[str | None, ...]
+Brought = dict[Key, tuple[float, int]]
+"""By key, a number that a job brought, and the position that the job had at its enqueue."""
 LaneKeys = tuple[dict[str, str | None], int]
 """The keys of a lane, and its priority."""
 
@@ -80,6 +83,7 @@ class Ends(msgspec.Struct, frozen=True):
 
 
 NO_ENDS = Ends()
+NONE_BROUGHT: Mapping[str, Brought] = {}
 
 
 def board_now(
@@ -89,9 +93,10 @@ def board_now(
     wanted: Iterable[tuple[BoundLimit, Key]] = (),
     shared: Iterable[SharedGateRow] = (),
     ends: Ends = NO_ENDS,
+    brought: Mapping[str, Brought] = NONE_BROUGHT,
 ) -> Board:
-    """Gates as they are now: as they are stored, with everything folded that has ended since. A gate that is wanted and
-    that no store knows is new."""
+    """Gates as they are now: as they are stored, with everything folded that has ended since, and with the numbers that
+    jobs have brought since, by limit. A gate that is wanted and that no store knows is new."""
     board = Board(policy, now, QueueRow(0.0, 0.0, 0, 0, 0.0))
     board.add_gates(gate for row in known if (gate := gate_of(policy, row)) is not None)
     for bound, key in wanted:
@@ -102,6 +107,10 @@ def board_now(
     for lane, (keys, priority) in ends.lanes.items():
         board.lanes[lane] = Lane(LaneRow(lane, flow.id, priority, keys, 0, 0, 0, 0, 0, None, 0.0), flow)
     fold_releases(board, ends.releases, ends.policy_since, 0.0)
+    for gate in board.gates.values() if brought else ():
+        number = brought.get(gate.name, {}).get(tuple(gate.key))
+        if number is not None:
+            gate.bring(*number, policy, now)
     return board
 
 
@@ -132,11 +141,11 @@ def gates_in_doubt(policy: Policy, ends: Ends, ended: Iterable[Override] = ()) -
 
 
 def is_in_doubt(gate: GateRow, now: Instant) -> bool:
-    """A gate that is in use may be shut although nobody waits on it: no claim has come to those behind it since it was
-    filled. And one on which somebody waits may have opened by time."""
+    """A gate that is in use, or whose number is 0, may be shut although nobody waits on it: no claim has come to those
+    behind it since. And one on which somebody waits may have opened by time."""
     if gate.waiting > 0:
         return gate.wake_at is not None and gate.wake_at <= now
-    return gate.in_flight > 0 or gate.tat > now
+    return gate.in_flight > 0 or gate.tat > now or gate.value == 0
 
 
 def held_now(board: Board, gates: Iterable[bytes]) -> list[GateTally]:

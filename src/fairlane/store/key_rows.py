@@ -16,7 +16,7 @@ from fairlane.errors import ConfigurationError
 from fairlane.policy.by import By
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.figures import HOUR, HOURS, Held, KeyFigures, Minute, Place, Span
-from fairlane.scheduler.snapshot import LaneTally
+from fairlane.scheduler.snapshot import UnseenLane
 from fairlane.store.figures import KeyPage, KeySort, WorkerReport, WorkerSeen, key_scope
 
 __all__ = [
@@ -288,7 +288,7 @@ class KeySums(msgspec.Struct, array_like=True, gc=False):
 
 
 decode_sums = msgspec.json.Decoder(list[KeySums]).decode
-decode_lanes = msgspec.json.Decoder(list[LaneTally]).decode
+decode_lanes = msgspec.json.Decoder(list[UnseenLane]).decode
 
 
 def place_of(scope: str, key: str) -> Place:
