@@ -142,9 +142,10 @@ def gates_in_doubt(policy: Policy, ends: Ends, ended: Iterable[Override] = ()) -
 
 def is_in_doubt(gate: GateRow, now: Instant) -> bool:
     """A gate that is in use, or whose number is 0, may be shut although nobody waits on it: no claim has come to those
-    behind it since. And one on which somebody waits may have opened by time."""
+    behind it since. And one on which somebody waits may have opened by time, or may have room that somebody else was
+    woken for."""
     if gate.waiting > 0:
-        return gate.wake_at is not None and gate.wake_at <= now
+        return gate.awake > 0 or (gate.wake_at is not None and gate.wake_at <= now)
     return gate.in_flight > 0 or gate.tat > now or gate.value == 0
 
 

@@ -351,7 +351,8 @@ cross join lateral (select g.* from fairlane.gates g where g.queue_id = q.id and
 
 -- name: select_gates_in_doubt
 -- Gates that may be open although lanes wait on them, since their time has come; and those in use on which none wait, and
--- which may be shut all the same. Of the latter, those that jobs may wait for. And those on which lanes wait for a number that unseen jobs may have brought.
+-- which may be shut all the same, and those with room that somebody was woken for while others wait. Of the latter, those that
+-- jobs may wait for. And those on which lanes wait for a number that unseen jobs may have brought.
 -- $1 queues by name, $2 limits, $3 their scopes, $4 whether unseen jobs bring their numbers, $5 now, $6 keys of which jobs wait
 -- besides those that stats say; null: any
 select q.name, g.id, g."limit", g.key, g.in_flight, g.tat, g.waiting, g.awake, g.wake_at, g.memo, g.value, g.given_by
@@ -368,7 +369,7 @@ cross join lateral (
     select g.*
     from fairlane.gates g
     where g.queue_id = q.id
-      and g.waiting <= 0 and (g.in_flight > 0 or g.tat > $5 or g.value = 0)
+      and case when g.waiting > 0 then g.awake > 0 else g.in_flight > 0 or g.tat > $5 or g.value = 0 end
     offset 0
 ) g
 join unnest($1, $2::text[], $3::text[]) as u (name, "limit", scope) on u.name = q.name and u."limit" = g."limit"

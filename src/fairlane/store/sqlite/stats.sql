@@ -222,7 +222,8 @@ cross join gates as g on g.queue = q.id and g.id = substr(?2, 16 * u.key + 1, 16
 
 -- name: select_gates_in_doubt
 -- Gates that may be open although lanes wait on them, since their time has come; and those in use on which none wait, and
--- which may be shut all the same. Of the latter, those that jobs may wait for. And those on which lanes wait for a number that unseen jobs may have brought.
+-- which may be shut all the same, and those with room that somebody was woken for while others wait. Of the latter, those that
+-- jobs may wait for. And those on which lanes wait for a number that unseen jobs may have brought.
 -- ?1 [[queue, limit, its scope, whether unseen jobs bring its numbers], …], ?2 now, ?3 keys of which jobs wait besides those
 -- that stats say; null: any
 select q.name, g.id, g."limit", g.key, g.in_flight, g.tat, g.waiting, g.awake, g.wake_at, g.memo, g.value, g.given_by
@@ -234,7 +235,7 @@ select q.name, g.id, g."limit", g.key, g.in_flight, g.tat, g.waiting, g.awake, g
 from json_each(?1) as u
 cross join queues as q on q.name = u.value ->> 0
 cross join gates as g on g.queue = q.id and g."limit" = u.value ->> 1
-where g.waiting <= 0 and (g.in_flight > 0 or g.tat > ?2 or g.value = 0)
+where case when g.waiting > 0 then g.awake > 0 else g.in_flight > 0 or g.tat > ?2 or g.value = 0 end
   and (
     ?3 is null
     or g.key in (select value from json_each(?3))
