@@ -637,6 +637,28 @@ async def test_a_slot_that_was_freed_holds_nobody_back_though_no_claim_has_seen_
 
 
 @pytest.mark.parametrize("is_added_up", [True, False])
+async def test_room_that_a_lane_was_woken_for_and_has_not_used_holds_nobody_back(
+    store: Store, is_added_up: bool
+) -> None:
+    """The claim that wakes it starts another key's job, and leaves the gate alone for a while."""
+    policy = Policy("webhooks", limits=(Concurrency(1, by="account"),), keys=("account", "endpoint"))
+    await store.declare(policy)
+    for endpoint in range(3):
+        await given_jobs(store, policy, keys("acme", endpoint), 1)
+    first = await claim(store, "webhooks", 10)
+    assert len(first) == 1
+    await finish(store, first)
+    await given_jobs(store, policy, keys("globex"), 1, priority=5)
+    (other,) = await claim(store, "webhooks", 1)
+    assert other.keys["account"] == "globex"
+    if is_added_up:
+        await store.conclude("webhooks")
+    assert await held_of(store) == ({}, {})
+    assert len(await claim(store, "webhooks", 10)) == 1
+    assert (await held_of(store))[0] == {"concurrency:account": Held(1, 1)}
+
+
+@pytest.mark.parametrize("is_added_up", [True, False])
 async def test_a_full_limit_holds_jobs_back_though_no_claim_has_come_to_them(store: Store, is_added_up: bool) -> None:
     """The claim that fills a limit has no slot left to find out that it is full: nothing is parked."""
     await store.declare(POLICY)

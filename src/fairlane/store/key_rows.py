@@ -16,7 +16,7 @@ from fairlane.errors import ConfigurationError
 from fairlane.policy.by import By
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.figures import HOUR, HOURS, Held, KeyFigures, Minute, Place, Span
-from fairlane.scheduler.snapshot import LaneTally
+from fairlane.scheduler.snapshot import UnseenLane
 from fairlane.store.figures import KeyPage, KeySort, WorkerReport, WorkerSeen, key_scope
 
 __all__ = [
@@ -168,11 +168,6 @@ class Kept(msgspec.Struct, frozen=True):
     def new_scopes(self, before: Kept) -> list[By]:
         return [by for by in self.scopes if by not in before.scopes]
 
-    def still_holding(self, figures: KeyFigures) -> KeyFigures:
-        """A key without the limits that are no more. A pause may always come back."""
-        held_by = tuple(name for name in figures.held_by if name in self.limits or name.startswith("pause:"))
-        return msgspec.structs.replace(figures, held_by=held_by)
-
 
 def decode_held(text: str) -> dict[str, Held]:
     return _read_held(text)
@@ -293,7 +288,7 @@ class KeySums(msgspec.Struct, array_like=True, gc=False):
 
 
 decode_sums = msgspec.json.Decoder(list[KeySums]).decode
-decode_lanes = msgspec.json.Decoder(list[LaneTally]).decode
+decode_lanes = msgspec.json.Decoder(list[UnseenLane]).decode
 
 
 def place_of(scope: str, key: str) -> Place:
