@@ -58,6 +58,7 @@ class Shop:
         await store.tally(queue, 5_000)
 
     async def drained_in(self, queue: str) -> tuple[int, float]:
+        await serving(await self.app.opened(), self.clock, queue)
         view: KeyView = (await self.app.operations.show_key(queue, {"account": "acme"})).view
         assert view.drained_in is not None, view
         return view.waiting, view.drained_in
@@ -147,3 +148,14 @@ async def test_a_paused_key_has_no_time_to_drain(shop: Shop) -> None:
     await shop.app.operations.pause("calls", keys={"account": "acme"})
     (key,) = (await shop.app.operations.list_keys("calls")).keys
     assert key.drained_in is None
+
+
+async def test_a_key_has_no_time_to_drain_where_no_live_worker_serves_its_queue(shop: Shop) -> None:
+    await shop.call.enqueue_many([shop.call.call("acme")] * 20)
+    await shop.serve("calls", 3)
+    (listed,) = (await shop.app.operations.list_keys("calls")).keys
+    assert (listed.drained_in, (await view_of(shop)).drained_in) == (None, None)
+    await serving(await shop.app.opened(), shop.clock, "calls")
+    assert (await shop.drained_in("calls"))[1] > 0
+    shop.clock.advance("1m")
+    assert (await view_of(shop)).drained_in is None, "that worker has gone silent"

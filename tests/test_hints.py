@@ -43,7 +43,7 @@ def queue(**figures: object) -> QueueView:
         failed_per_minute=0.0,
         workers=1,
         slots=100,
-        slots_in_use=100,
+        slots_free=0,
         is_paused=False,
         partitions=1,
         unseen=0,
@@ -66,7 +66,7 @@ def queue(**figures: object) -> QueueView:
         ({"ready": 5_000, "running": 100, "oldest_wait": 600.0}, QueueStatus.LAGGING),
         ({"ready": 500, "held_jobs": 5, "started_per_minute": 100.0, "recently_started": 500}, QueueStatus.LAGGING),
         (
-            {"ready": 500, "held_jobs": 5, "started_per_minute": 100.0, "recently_started": 500, "slots_in_use": 9},
+            {"ready": 500, "held_jobs": 5, "started_per_minute": 100.0, "recently_started": 500, "slots_free": 91},
             QueueStatus.FLOWING,
         ),
         ({"ready": 50, "held_jobs": 5, "started_per_minute": 100.0, "recently_started": 500}, QueueStatus.FLOWING),
@@ -95,7 +95,7 @@ def key(**figures: object) -> KeyView:
         scheduled=Counted(),
         running=5,
         held_by=["concurrency:account"],
-        done=0,
+        ended=0,
         failed=0,
         run_time=2.767,
         share=None,
@@ -133,7 +133,7 @@ def test_lag_is_told_before_limits_and_says_whether_slots_are_the_reason() -> No
     full = hints_of([lagging], [key()], [])
     assert [hint.kind for hint in full] == [HintKind.LAG, HintKind.LIMIT]
     assert "start more workers" in full[0].knob
-    (free, _) = hints_of([msgspec.structs.replace(lagging, slots_in_use=10)], [key()], [])
+    (free, _) = hints_of([msgspec.structs.replace(lagging, slots_free=90)], [key()], [])
     assert free.knob == "slots are free, so it is not the workers: fairlane explain --queue webhooks"
 
 

@@ -15,6 +15,7 @@ from fairlane import App, Concurrency, Fair, ManualClock, Rate, Task
 from fairlane.cli.program import program
 from fairlane.explaining import describe_explanation, explain_job, explain_queue
 from fairlane.policy.numbers import Origin
+from tests.store.harness import serving
 
 PLAN = {"weight": 4, "slots": 8, "rpm": 120, "all": 20}
 WHO: dict[str, Any] = {"actor": "ann", "reason": "a test"}
@@ -127,7 +128,9 @@ async def test_what_is_left_to_drain_is_reckoned_by_the_number_that_a_job_brough
     app, deliver = shop
     await deliver.using(context={**PLAN, "slots": 500, "all": 500}).enqueue_many([deliver.call("acme", "api")] * 360)
     await app.queues["webhooks"].claim(500)
-    await (await app.opened()).tally("webhooks")
+    store = await app.opened()
+    await store.tally("webhooks")
+    await serving(store, app.clock, "webhooks")
     (view,) = (await app.operations.list_keys("webhooks", "endpoint")).keys
     assert (view.waiting, view.held_by) == (240, ["rate/60s:endpoint"])
     assert view.drained_in == pytest.approx(120, rel=0.01), "at 120 a minute, not at 1"

@@ -15,8 +15,11 @@ import pytest
 from fairlane import App, Concurrency, Fair, ManualClock, Rate
 from fairlane.clock import as_datetime
 from fairlane.errors import ConfigurationError, UnknownQueue
+from fairlane.explaining import explain_queue
 from fairlane.job import Claim
+from fairlane.operations.diagnosis import diagnose
 from fairlane.operations.views import HintKind, QueueStatus
+from fairlane.policy.reasons import Reason
 from fairlane.scheduler.settlement import Done, Failed, settle
 from fairlane.store.figures import WorkerReport
 from fairlane.store.protocol import Store, WorkerIdentity
@@ -212,7 +215,7 @@ async def test_a_queue_tells_its_policy_its_limits_and_its_last_hour(shop: Shop)
     assert [limit.limit for limit in shown.limits] == ["concurrency:account", "rate/60s:endpoint", "concurrency:"]
     assert shown.scopes == [["account"], ["endpoint"], ["task"]]
     assert len(shown.chart.minutes) == 60
-    first, second = shown.chart.minutes[-2:]
+    first, second, _ = shown.chart.minutes[-3:]
     assert (first.arrived, first.started, first.ended) == (4, 2, 0)
     assert (second.started, second.ended, second.failed, second.mean_run) == (1, 2, 1, 2.0)
     assert shown.chart.denied == {"concurrency:account": 1}
@@ -316,7 +319,7 @@ async def test_a_key_tells_how_long_its_jobs_waited_by_minute(shop: Shop) -> Non
     assert (sum(each.ended for each in busy), sum(each.failed for each in busy), len(one.minutes)) == (2, 1, 60)
     shop.clock.advance("61m")
     (view,) = await shop.see.show_keys("webhooks", [{"account": "acme"}])
-    assert (view.mean_wait, view.done, set(view.waits)) == (None, 2, {None})
+    assert (view.mean_wait, view.ended, set(view.waits)) == (None, 2, {None})
 
 
 async def test_a_queue_tells_what_ended_in_a_day_as_its_keys_do(shop: Shop) -> None:
@@ -329,13 +332,13 @@ async def test_a_queue_tells_what_ended_in_a_day_as_its_keys_do(shop: Shop) -> N
         await shop.tally()
     overview = await shop.see.overview()
     email, webhooks = overview.queues
-    assert ((webhooks.done, webhooks.failed), (email.done, email.failed)) == ((4, 2), (0, 0))
-    assert (overview.totals.done, overview.totals.failed) == (4, 2)
+    assert ((webhooks.ended, webhooks.failed), (email.ended, email.failed)) == ((4, 2), (0, 0))
+    assert (overview.totals.ended, overview.totals.failed) == (4, 2)
     keys = (await shop.see.list_keys("webhooks")).keys
-    assert (sum(each.done for each in keys), sum(each.failed for each in keys)) == (4, 2)
+    assert (sum(each.ended for each in keys), sum(each.failed for each in keys)) == (4, 2)
     shop.clock.advance("21h")
     (webhooks,) = [each for each in await shop.see.list_queues() if each.queue == "webhooks"]
-    assert (webhooks.done, webhooks.failed) == (2, 2)
+    assert (webhooks.ended, webhooks.failed) == (2, 2)
 
 
 async def test_the_oldest_wait_is_of_now_whether_anybody_has_added_up_or_not(shop: Shop) -> None:
@@ -469,3 +472,60 @@ async def test_a_key_that_a_number_of_zero_stops_is_held_before_any_claim_has_me
     (key,) = (await shop.see.list_keys("webhooks")).keys
     assert (key.waiting, key.held_by) == (3, ["concurrency:account"])
     assert (await shop.see.show_queue("webhooks")).view.held_jobs == 3
+
+
+async def test_what_is_called_ended_counts_failures_too_for_keys_queues_and_their_order(shop: Shop) -> None:
+    await shop.enqueue("acme", 2)
+    await shop.enqueue("globex")
+    claims = await shop.claim(10)
+    await shop.settle([each for each in claims if each.keys["account"] == "acme"], failed=True)
+    page = await shop.see.list_keys("webhooks", sort="ended")
+    assert [(key.keys["account"], key.ended, key.failed) for key in page.keys] == [("acme", 2, 2), ("globex", 0, 0)]
+    (_, view) = await shop.see.list_queues()
+    assert (view.ended, view.failed) == (2, 2)
+    assert not hasattr(view, "done")
+
+
+async def test_free_slots_are_those_that_jobs_of_a_queue_could_take_whoever_uses_the_others(shop: Shop) -> None:
+    await shop.report(running=9)
+    (email, webhooks) = await shop.see.list_queues()
+    assert [(each.running, each.slots, each.slots_free) for each in (email, webhooks)] == [(0, 10, 1)] * 2
+
+
+async def test_explaining_a_queue_names_its_paused_keys_with_how_many_jobs_wait(shop: Shop) -> None:
+    await shop.enqueue("acme", 3)
+    await shop.see.pause("webhooks", keys={"account": "acme"}, actor="ann", reason="a flood")
+    store = await shop.store()
+    for keys in ({}, {"account": "acme"}):
+        told = await explain_queue(store, "webhooks", keys)
+        (hold,) = [each for each in told.holds if each.reason is Reason.PAUSED]
+        assert hold.key == {"account": "acme"}
+        assert hold.words.startswith("account=acme is paused by ann: a flood")
+        assert keys or (hold.count, hold.words[-13:]) == (3, "; 3 jobs wait")
+
+
+async def test_a_chart_has_the_minute_that_has_begun_as_rates_do(shop: Shop) -> None:
+    await shop.enqueue("acme", 2)
+    await shop.settle(await shop.claim(10))
+    shop.clock.advance("3m")
+    await shop.enqueue("acme")
+    await shop.settle(await shop.claim(10))
+    seen = await shop.see.show_queue("webhooks")
+    key = await shop.see.show_key("webhooks", {"account": "acme"})
+    for minutes in (seen.chart.minutes, key.minutes):
+        assert [each.started for each in minutes] == [*[0] * 56, 2, 0, 0, 1]
+    assert seen.view.started_per_minute == 1
+
+
+async def test_the_doctor_and_a_queues_status_agree_on_who_serves_it(shop: Shop) -> None:
+    """A worker died while a job ran: until its lease ends, the job counts as running, and nobody serves the queue."""
+    await shop.send.enqueue()
+    await shop.send.enqueue()
+    assert len(await shop.claim(10, "email")) == 1
+    store = await shop.store()
+    for is_served in (False, True):
+        if is_served:
+            await shop.report()
+        (email, _) = await shop.see.list_queues()
+        found = {each.check for each in await diagnose(store) if each.queue == "email"}
+        assert (email.status is not QueueStatus.STOPPED, "no worker" not in found) == (is_served, is_served)

@@ -8,15 +8,15 @@ from uuid import UUID
 
 import msgspec
 
-from fairlane.clock import SECOND, iso_text
+from fairlane.clock import SECOND, Instant, iso_text
 from fairlane.errors import ConfigurationError
 from fairlane.job import ENGINES_MESSAGE, State, stored_in
 from fairlane.policy.keys import canonical_keys, key_words
-from fairlane.policy.overrides import PauseGate
+from fairlane.policy.overrides import Override, PauseGate
 from fairlane.policy.partitions import parse_partition, partition_name, whole_of
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.scheduler.estimate import Seen
-from fairlane.scheduler.explain import Explanation, Facts, Hold, explain, together
+from fairlane.scheduler.explain import Explanation, Facts, Hold, explain, paused, together
 from fairlane.scheduler.gauge import Gauge, gauges
 from fairlane.store.finding import find_jobs
 from fairlane.store.job_rows import not_among
@@ -156,8 +156,8 @@ def _told(facts: Facts, some: Sequence[Hold], forwarded: Collection[str] | None)
 
 
 def _behind_limits(moment: Moment, policy: Policy, keys: Mapping[str, str | None]) -> Looking[list[Hold]]:
-    """Limits that hold some of the jobs back: of a key that takes turns, those that its lanes wait on; of a whole
-    queue, those that most wait on."""
+    """Limits and pauses that hold some of the jobs back: of a key that takes turns, those that its lanes wait on; of a
+    whole queue, those that most wait on."""
     counts: dict[Wanted, int] = {}
     if not keys:
         for _, figures in (yield from moment.list_held([policy.queue])):
@@ -169,11 +169,23 @@ def _behind_limits(moment: Moment, policy: Policy, keys: Mapping[str, str | None
             if gate is not None and lane.ready > 0:
                 wanted = (gate.bound, tuple(gate.key))
                 counts[wanted] = counts.get(wanted, 0) + lane.ready
-    limits = {each: count for each, count in counts.items() if not isinstance(each[0].limit, PauseGate)}
-    most = sorted(limits.items(), key=lambda item: -item[1])[:MOST_LIMITS]
-    board = (yield from moment.boards({policy.queue: policy}, {policy.queue: [each for each, _ in most]}))[policy.queue]
-    told = gauges(board, [each for each, _ in most])
-    return [_held(bound, gauge, count) for gauge, ((bound, _), count) in zip(told, most, strict=True)]
+    most = dict(sorted(counts.items(), key=lambda item: -item[1])[:MOST_LIMITS])
+    limits = [each for each in most if not isinstance(each[0].limit, PauseGate)]
+    board = (yield from moment.boards({policy.queue: policy}, {policy.queue: limits}))[policy.queue]
+    told = dict(zip(limits, gauges(board, limits), strict=True))
+    holds = []
+    for each, count in most.items():
+        if each in told:
+            holds.append(_held(each[0], told[each], count))
+        elif (pause := policy.overrides.pauses.get(each[0].limit.by, {}).get(each[1])) is not None:
+            holds.append(_held_by_pause(pause, count, moment.now))
+    return holds
+
+
+def _held_by_pause(pause: Override, count: int, now: Instant) -> Hold:
+    hold = paused(pause, now)
+    jobs = "1 job waits" if count == 1 else f"{count:,} jobs wait"
+    return msgspec.structs.replace(hold, words=f"{hold.words}; {jobs}", count=count)
 
 
 def _held(bound: BoundLimit, gauge: Gauge, count: int) -> Hold:

@@ -72,7 +72,7 @@ def queue(name: str = "webhooks", **given: Any) -> QueueView:
         "failed_per_minute": 0.4,
         "workers": 3,
         "slots": 60,
-        "slots_in_use": 60,
+        "slots_free": 0,
         "is_paused": False,
         "partitions": 1,
         "unseen": 0,
@@ -95,7 +95,7 @@ def key(value: str = "acme", **given: Any) -> KeyView:
         "scheduled": Counted(3),
         "running": 5,
         "held_by": ["concurrency:account"],
-        "done": 1_234_567,
+        "ended": 1_234_567,
         "failed": 12,
         "run_time": 0.21,
         "share": 0.42,
@@ -338,7 +338,7 @@ def test_keys_say_how_long_they_waited_beside_how_long_they_run() -> None:
 
 def test_what_ended_in_a_day_is_told_by_queue_however_wide_the_terminal() -> None:
     """N8."""
-    views = overview(queue(done=1_234, failed=5), queue("email", done=7, failed=0))
+    views = overview(queue(ended=1_234, failed=5), queue("email", ended=7, failed=0))
     narrow = text(draw_status(views, 80))
     assert "  1,234 ended in 24 h, 5 of them failed" in narrow
     assert "  7 ended in 24 h, 0 of them failed" in narrow

@@ -142,7 +142,7 @@ def test_minutes_of_keys_are_those_in_which_their_jobs_started(policy: Policy, s
         (place, each.number): each.started for place, key in figures.items() for each in key.minutes if each.started
     } == {(place, minute): count for (place, minute), count in started.items() if minute > oldest}
     if bench.now - EPOCH < HOUR - MINUTE:
-        assert {place: sum(each.done for each in key.minutes) for place, key in figures.items()} == {
+        assert {place: sum(each.ended for each in key.minutes) for place, key in figures.items()} == {
             place: ended[place] for place in figures
         }
 
@@ -166,7 +166,7 @@ def test_a_key_is_held_by_the_limit_that_is_full_and_not_when_it_has_room_again(
     bench.claim(5)
     acme = bench.figures()[("account",), ("acme",)]
     assert (acme.waiting, acme.running, acme.held_by) == (0, 1, ())
-    assert (acme.done, acme.run_time, acme.started_at) == (4, 1.0, bench.now)
+    assert (acme.ended, acme.run_time, acme.started_at) == (4, 1.0, bench.now)
 
 
 def test_a_full_limit_counts_whom_it_turns_away() -> None:
@@ -197,10 +197,10 @@ def test_waits_are_told_from_ready_to_start() -> None:
 
 def test_what_ended_more_than_a_day_ago_is_forgotten() -> None:
     hour = EPOCH // HOUR
-    old = KeyFigures(by=("account",), key=("a",), hours=(Span(hour, 5, 1, 10), Span(hour + 1, 2, 0, 4)), done=7)
-    assert old.at(EPOCH).done == 7
+    old = KeyFigures(by=("account",), key=("a",), hours=(Span(hour, 5, 1, 10), Span(hour + 1, 2, 0, 4)), ended=7)
+    assert old.at(EPOCH).ended == 7
     assert old.at(EPOCH + DAY).hours == (Span(hour + 1, 2, 0, 4),)
-    assert (old.at(EPOCH + DAY).done, old.at(EPOCH + DAY).failed, old.at(EPOCH + DAY).ran) == (2, 0, 4)
+    assert (old.at(EPOCH + DAY).ended, old.at(EPOCH + DAY).failed, old.at(EPOCH + DAY).ran) == (2, 0, 4)
     assert old.at(EPOCH + DAY + HOUR).is_idle
 
 
@@ -267,7 +267,7 @@ def test_a_key_in_two_partitions_is_told_as_one() -> None:
     )
     both = one.and_also(other)
     assert (both.waiting, both.running, both.held_by, both.arrived_at, both.started_at) == (5, 1, ("l",), 5, 7)
-    assert (both.hours, both.done, both.failed) == ((Span(1, 3, 1, 10), Span(2, 4, 0, 4)), 7, 1)
+    assert (both.hours, both.ended, both.failed) == ((Span(1, 3, 1, 10), Span(2, 4, 0, 4)), 7, 1)
     assert both.minutes == (Span(60, 1, 0, 2), Span(61, 2, 1, 8, 2, 30))
 
 

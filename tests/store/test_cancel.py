@@ -155,7 +155,7 @@ async def test_a_run_that_was_asked_to_stop_is_not_counted_as_failed_however_it_
     assert await claim(store, "webhooks") == []
     await store.tally("webhooks")
     ((_, figures),) = (await store.ask(lambda moment: moment.list_keys(["webhooks"], ("account",)))).keys
-    assert (figures.done, figures.failed) == (1, 0)
+    assert (figures.ended, figures.failed) == (1, 0)
 
 
 async def test_cancelled_jobs_are_no_longer_counted_as_ready(store: Store, clock: ManualClock) -> None:

@@ -133,7 +133,7 @@ async def test_what_ends_is_counted_for_a_day(store: Store, clock: ManualClock) 
     await claim(store, "webhooks", 1)
     await tally_all(store)
     acme = await figures_of(store, "acme")
-    assert (acme.done, acme.failed, acme.ran) == (2, 0, 4 * SECOND)
+    assert (acme.ended, acme.failed, acme.ran) == (2, 0, 4 * SECOND)
     assert acme.run_time == pytest.approx(2.0)
     assert acme.started_at == clock.now()
     clock.advance("25h")
@@ -150,7 +150,7 @@ async def test_a_queue_forgets_what_ended_more_than_a_day_ago(store: Store, cloc
     (before,) = await store.ask(lambda moment: moment.survey(["webhooks"]))
     clock.advance("25h")
     (after,) = await store.ask(lambda moment: moment.survey(["webhooks"]))
-    assert (sum(each.done for each in before.hours), after.hours) == (2, ())
+    assert (sum(each.ended for each in before.hours), after.hours) == (2, ())
 
 
 async def test_a_forged_place_is_refused(store: Store) -> None:
@@ -204,7 +204,7 @@ async def test_what_ended_by_key_and_minute_equals_a_ledger(store: Store, clock:
             oldest = minute - 60
             for account in "012":
                 assert {
-                    each.number: (each.started, each.waited, each.done, each.failed, each.ran)
+                    each.number: (each.started, each.waited, each.ended, each.failed, each.ran)
                     for each in (await figures_of(store, account)).at(clock.now()).minutes
                 } == {
                     at: (of["started"], of["waited"], of["done"], of["failed"], of["ran"])
@@ -215,7 +215,7 @@ async def test_what_ended_by_key_and_minute_equals_a_ledger(store: Store, clock:
             by_hour: dict[int, Counter[str]] = defaultdict(Counter)
             for (_, at), of in ledger.items():
                 by_hour[at // 60].update(of)
-            assert {each.number: (each.started, each.done, each.failed, each.ran) for each in queue.hours} == {
+            assert {each.number: (each.started, each.ended, each.failed, each.ran) for each in queue.hours} == {
                 hour: (of["started"], of["done"], of["failed"], of["ran"]) for hour, of in by_hour.items()
             }
 
@@ -517,7 +517,7 @@ async def test_several_who_add_up_at_once_count_everything_once(shared_database:
         await finish(stores[n % 3], await claim(stores[n % 3], "webhooks", 3))
         await asyncio.gather(*(store.tally("webhooks", 2) for store in stores))
     await assert_true(stores[0], POLICY)
-    assert sum(each.done for each in await all_keys(stores[0])) == sum(
+    assert sum(each.ended for each in await all_keys(stores[0])) == sum(
         job.state is State.DONE for job in await every_job(stores[0])
     )
 
@@ -634,6 +634,28 @@ async def test_a_slot_that_was_freed_holds_nobody_back_though_no_claim_has_seen_
     assert (await held_of(store))[0] == {"concurrency:account": Held(1, 3)}
     await finish(store, [first])
     assert await held_of(store) == ({}, {})
+
+
+@pytest.mark.parametrize("is_added_up", [True, False])
+async def test_room_that_a_lane_was_woken_for_and_has_not_used_holds_nobody_back(
+    store: Store, is_added_up: bool
+) -> None:
+    """The claim that wakes it starts another key's job, and leaves the gate alone for a while."""
+    policy = Policy("webhooks", limits=(Concurrency(1, by="account"),), keys=("account", "endpoint"))
+    await store.declare(policy)
+    for endpoint in range(3):
+        await given_jobs(store, policy, keys("acme", endpoint), 1)
+    first = await claim(store, "webhooks", 10)
+    assert len(first) == 1
+    await finish(store, first)
+    await given_jobs(store, policy, keys("globex"), 1, priority=5)
+    (other,) = await claim(store, "webhooks", 1)
+    assert other.keys["account"] == "globex"
+    if is_added_up:
+        await store.conclude("webhooks")
+    assert await held_of(store) == ({}, {})
+    assert len(await claim(store, "webhooks", 10)) == 1
+    assert (await held_of(store))[0] == {"concurrency:account": Held(1, 1)}
 
 
 @pytest.mark.parametrize("is_added_up", [True, False])

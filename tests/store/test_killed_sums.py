@@ -83,7 +83,7 @@ class Book:
         keys = {str(figures.key[0]): figures for _, figures in page.keys}
         minutes = (await self.store.ask(lambda moment: moment.minutes([QUEUE], 0)))[QUEUE]
         return (
-            Counter({key: each.done for key, each in keys.items()}),
+            Counter({key: each.ended for key, each in keys.items()}),
             Counter({key: each.failed for key, each in keys.items()}),
             sum(each.ended for each in minutes),
             sum(each.failed for each in minutes),

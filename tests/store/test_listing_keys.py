@@ -38,7 +38,7 @@ async def test_paging_brings_every_key_once_under_every_order(store: Store, cloc
         {
             KeySort.WAITING: -each.waiting,
             KeySort.RUNNING: -each.running,
-            KeySort.DONE: -each.done,
+            KeySort.ENDED: -each.ended,
             KeySort.STARTED: -(each.started_at or 0),
             KeySort.NAME: 0,
         }[sort]

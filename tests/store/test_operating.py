@@ -49,16 +49,16 @@ from fairlane.store.protocol import Store
 from tests.store.harness import (
     MINUTE,
     SECOND,
+    WORKER,
     by_key,
     claim,
     diagnosed,
     finish,
     given_jobs,
-    hear,
     ids,
     new_jobs,
+    serving,
     state_of,
-    worker_named,
 )
 
 POLICY = Policy(
@@ -320,7 +320,10 @@ def checks(findings: list[Finding]) -> list[str]:
     return [each.check for each in findings]
 
 
-async def test_the_doctor_of_a_healthy_database_finds_nothing_and_changes_nothing(store: Store) -> None:
+async def test_the_doctor_of_a_healthy_database_finds_nothing_and_changes_nothing(
+    store: Store, clock: ManualClock
+) -> None:
+    await serving(store, clock, "webhooks")
     await given_jobs(store, POLICY, ACME, 3)
     running = await claim(store, "webhooks", 1)
     before = await state_of_queue(store)
@@ -387,7 +390,7 @@ async def test_what_an_operator_has_suspended_or_paused_by_priority_is_nothing_w
     assert await diagnosed(store) == []
 
 
-async def test_the_doctor_says_that_no_worker_listens_while_jobs_wait(store: Store) -> None:
+async def test_the_doctor_says_that_no_worker_serves_a_queue_where_jobs_wait(store: Store, clock: ManualClock) -> None:
     await given_jobs(store, POLICY, ACME, 1)
     assert checks(await diagnosed(store)) == ["no worker"]
     await pause(store, "webhooks", ADA)
@@ -395,11 +398,9 @@ async def test_the_doctor_says_that_no_worker_listens_while_jobs_wait(store: Sto
     assert await diagnosed(store) == []
     await resume(store, "webhooks", ADA)
     await pause(store, "webhooks", ADA, keys={"account": "acme"})
-    worker = worker_named("idle")
-    listener = await store.listen(worker)
-    await hear(store, "webhooks", listener, worker=worker)
+    await serving(store, clock, "webhooks")
     assert await diagnosed(store) == []
-    await listener.close()
+    await store.report(WORKER, None)
     assert checks(await diagnosed(store)) == ["no worker"]
 
 

@@ -34,6 +34,7 @@ INDEXES = {
     "select_alarms": {"gates_by_alarm"},
     "select_gates_in_doubt": {"gates_by_alarm", "sqlite_autoindex_queues_1"},
     "select_unseen": {"arrivals_by_queue", "sqlite_autoindex_queues_1"},
+    "select_unseen_given": {"arrivals_by_queue", "sqlite_autoindex_queues_1"},
     "select_unseen_lanes": {"arrivals_by_queue", "sqlite_autoindex_queues_1"},
     "select_key_sums": {"sqlite_autoindex_queues_1"},
     "select_all_lanes": set(),

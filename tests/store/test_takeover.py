@@ -407,9 +407,9 @@ async def check_stats(store: Store, ran: list[tuple[str | None, str]]) -> None:
     page = await store.ask(lambda moment: moment.list_keys([QUEUE], ("account",), limit=ACCOUNTS + 1))
     shown = {figures.key[0]: figures for _, figures in page.keys}
     assert {key: (each.waiting, each.running) for key, each in shown.items()} == dict.fromkeys(shown, (0, 0))
-    assert {key: each.done for key, each in shown.items()} == ended
+    assert {key: each.ended for key, each in shown.items()} == ended
     assert {key: each.failed for key, each in shown.items()} == {key: failed[key] for key in shown}
-    assert all(sum(hour.done for hour in each.hours) == each.done for each in shown.values())
+    assert all(sum(hour.ended for hour in each.hours) == each.ended for each in shown.values())
     minutes = (await store.ask(lambda moment: moment.minutes([QUEUE], 0)))[QUEUE]
     assert sum(each.ended for each in minutes) == ended.total()
     assert sum(each.failed for each in minutes) == failed.total()

@@ -49,7 +49,7 @@ async def test_figures_come_by_themselves(clock: ManualClock) -> None:
             await turns()
             clock.advance("1s")
             found = await store.real.ask(lambda moment: moment.keys_named(["mail"], [(("account",), ("acme",))]))
-        assert found[0][1].done >= 1
+        assert found[0][1].ended >= 1
 
 
 async def test_a_worker_reports_and_takes_it_back_when_it_stops(clock: ManualClock) -> None:

@@ -247,10 +247,10 @@ class World:
         ran = [(key, each.outcome) for job, key in jobs for each in await store.attempts(job) if _is_run(each)]
         ended, failed = Counter(key for key, _ in ran), Counter(key for key, how in ran if how in FAILED)
         page = await store.ask(lambda moment: moment.list_keys([QUEUE], ("account",), limit=500))
-        assert {each.key[0]: (each.done, each.failed) for _, each in page.keys} == {
+        assert {each.key[0]: (each.ended, each.failed) for _, each in page.keys} == {
             key: (ended[key], failed[key]) for key in ended
         }, f"seed {SEED}"
-        assert all(sum(hour.done for hour in each.hours) == each.done for _, each in page.keys)
+        assert all(sum(hour.ended for hour in each.hours) == each.ended for _, each in page.keys)
         minutes = (await store.ask(lambda moment: moment.minutes([QUEUE], 0)))[QUEUE]
         told = sum(each.ended for each in minutes), sum(each.failed for each in minutes)
         assert told == (ended.total(), failed.total()), f"seed {SEED}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 import tempfile
@@ -167,7 +168,7 @@ async def test_a_worker_whose_processes_keep_dying_gives_up_loudly(
 ) -> None:
     monkeypatch.setattr(crew, "FIRST_RESTART", SECOND // 1_000)
     (tmp_path / "shop.py").write_text(REPORT + DIES + SHOP)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     command = (sys.executable, "-m", "fairlane.cli", "worker", "shop:app")
     async with shop:
         worker = await shop.worker(WorkerOptions(processes=2, command=command))
@@ -253,7 +254,7 @@ async def test_figures_and_reports_of_worker_processes_come_by_themselves(
         assert seen.report.pid == pid
         place = (("task",), ("shop.wait_for",))
         while not any(
-            figures.done for _, figures in await store.ask(lambda moment: moment.keys_named(["default"], [place]))
+            figures.ended for _, figures in await store.ask(lambda moment: moment.keys_named(["default"], [place]))
         ):
             pass  # every look is a wait for the database
         worker.send_signal(signal.SIGTERM)

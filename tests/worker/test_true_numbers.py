@@ -26,7 +26,7 @@ async def test_n2_when_the_last_worker_has_stopped_every_count_is_right_and_stay
         (view,) = await app.operations.list_queues()
         assert (view.ready, view.running, view.held_jobs) == (0, 0, 0)
         page = await app.operations.list_keys("webhooks", "account")
-        assert [(key.keys["account"], key.waiting, key.running, key.done) for key in page.keys] == [("acme", 0, 0, 30)]
+        assert [(key.keys["account"], key.waiting, key.running, key.ended) for key in page.keys] == [("acme", 0, 0, 30)]
         shown = await app.operations.show_queue("webhooks")
         assert sum(minute.ended for minute in shown.chart.minutes) == 30
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_keys", "keys"]
 
-SORTS = ("waiting", "running", "done", "started", "name")
+SORTS = ("waiting", "running", "ended", "started", "name")
 NARROW = ("KEY", "WAIT", "RUN", "ENDED", "FAIL", "LIMIT", "WAITED", "TIME", "HELD BY")
 # fmt: off
 WIDE = (
@@ -132,7 +132,7 @@ def _cells(view: KeyView, now: datetime) -> dict[str, str]:
         "WAIT": number(view.waiting),
         "SCHED": counted(view.scheduled),
         "RUN": number(view.running),
-        "ENDED": number(view.done),
+        "ENDED": number(view.ended),
         "FAIL": number(view.failed),
         "LIMIT": "" if fullest is None else f"{fullest.used:.4g}/{fullest.bound:.4g}",
         "WAITED": wait(view.mean_wait),

@@ -85,7 +85,7 @@ def _totals(totals: Totals, width: int) -> list[Text]:
         f"{counted(totals.dead)} dead",
         f"{per_minute(totals.started_per_minute)} started, {per_minute(totals.ended_per_minute)} ended, "
         f"{per_minute(totals.failed_per_minute)} failed a minute{oldest}",
-        f"{number(totals.done)} ended in 24 h, {number(totals.failed)} of them failed",
+        f"{number(totals.ended)} ended in 24 h, {number(totals.failed)} of them failed",
         f"{workers} with {number(totals.slots)} slots{late}",
     )
     return [line for text in said for line in wrapped(text, width, "")]
@@ -104,8 +104,8 @@ def draw_queues(queues: list[QueueView], width: int) -> list[Text]:
         lines.append(row)
         if each.ready or each.is_paused or each.status == "stopped":
             lines += wrapped(each.words, width)
-        if each.done and not is_wide:
-            lines += wrapped(f"{number(each.done)} ended in 24 h, {number(each.failed)} of them failed", width)
+        if each.ended and not is_wide:
+            lines += wrapped(f"{number(each.ended)} ended in 24 h, {number(each.failed)} of them failed", width)
         for held in each.held:
             lines += wrapped(_held(held), width, "  - ", "    ")
     return lines
@@ -125,7 +125,7 @@ def _row(view: QueueView) -> tuple[str | Text, ...]:
         wait(view.oldest_wait),
         per_minute(view.started_per_minute),
         per_minute(view.failed_per_minute),
-        number(view.done),
+        number(view.ended),
         number(view.failed),
     )
 

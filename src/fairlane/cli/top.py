@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["top"]
 
-SORTS = {"w": "waiting", "r": "running", "d": "done", "s": "started", "n": "name"}
-HELP = "w waiting  r running  d done  s started  n name  q quit"
+SORTS = {"w": "waiting", "r": "running", "e": "ended", "s": "started", "n": "name"}
+HELP = "w waiting  r running  e ended  s started  n name  q quit"
 AROUND = 4
 """Lines of the screen that are not keys: two above the headings and them, and one below."""
 IN_A_PIPE = 50

@@ -69,13 +69,13 @@ def denial_chart(chart: Chart) -> dict[str, Any]:
     }
 
 
-def hours_chart(now: datetime, done: Sequence[int], failed: Sequence[int]) -> dict[str, Any]:
+def hours_chart(now: datetime, ended: Sequence[int], failed: Sequence[int]) -> dict[str, Any]:
     """What ended of a key, by hour."""
     last = int(now.timestamp()) // HOUR * HOUR
     return {
-        "x": [last - HOUR * (len(done) - 1 - number) for number in range(len(done))],
+        "x": [last - HOUR * (len(ended) - 1 - number) for number in range(len(ended))],
         "series": [
-            _series("ended", done, color="series-1", fill=True),
+            _series("ended", ended, color="series-1", fill=True),
             _series("failed", failed, color="series-2"),
         ],
     }

@@ -23,7 +23,7 @@ def chart_of(minutes: Iterable[Minute], now: Instant) -> Chart:
     for each in minutes:
         known = sums.get(each.minute)
         sums[each.minute] = each if known is None else known.and_also(each)
-    shown = [sums.get(number, Minute(minute=number)) for number in _shown(sums, now)]
+    shown = [sums.get(number, Minute(minute=number)) for number in _shown(now)]
     denied: dict[str, int] = {}
     for each in shown:
         for limit, count in each.denied.items():
@@ -41,21 +41,18 @@ def key_minutes(minutes: Iterable[Span], now: Instant) -> list[KeyMinute]:
         KeyMinute(
             at=as_datetime(each.number * MINUTE),
             started=each.started,
-            ended=each.done,
+            ended=each.ended,
             failed=each.failed,
             mean_wait=_mean(each.waited, each.started),
-            mean_run=_mean(each.ran, each.done),
+            mean_run=_mean(each.ran, each.ended),
         )
-        for each in (known.get(number, Span(number)) for number in _shown(known, now))
+        for each in (known.get(number, Span(number)) for number in _shown(now))
     ]
 
 
-def _shown(known: Iterable[int], now: Instant) -> range:
-    """Which minutes a chart has."""
-    # The minute that has just begun would look like a standstill, unless it is the only one of which there is anything.
-    current = now // MINUTE
-    last = current - 1 if any(number < current for number in known) else current
-    return range(last - SHOWN + 1, last + 1)
+def _shown(now: Instant) -> range:
+    """Which minutes a chart has: up to the one that has begun, as rates do."""
+    return range(now // MINUTE - SHOWN + 1, now // MINUTE + 1)
 
 
 def _mean(microseconds: int, count: int) -> float:

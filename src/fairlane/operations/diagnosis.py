@@ -29,6 +29,7 @@ from fairlane.operations.views import WorkerView
 from fairlane.policy.partitions import whole_of
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.explain import forwarded_to_an_engine
+from fairlane.store.figures import serves
 from fairlane.store.protocol import Store
 
 __all__ = ["about_no_database", "diagnose", "findings_at_a_glance"]
@@ -78,7 +79,7 @@ async def _about_one(
     flows = [flow for each in named for flow in each.flows]
     gates = [gate for each in named for gate in each.gates]
     traces, counts = await store.traces(queue, flows, gates), await store.counts(queue)
-    is_served = bool(traces.listeners) or any(queue in each.queues for each in alive)
+    is_served = any(serves(each.queues, [queue]) for each in alive)
     return [
         *await about_named_keys(store, named, traces.found),
         *about_bells(queue, counts),

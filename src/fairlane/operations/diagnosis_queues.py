@@ -45,8 +45,7 @@ async def about_service(
 ) -> list[Finding]:
     """Jobs wait, and nobody is there to run them."""
     queue = policy.queue
-    # A worker whose slots are all in use does not listen; what runs shows that there is one.
-    if counts.running or is_served or () in policy.overrides.pauses or not await has_ready_jobs(store, queue, counts):
+    if is_served or () in policy.overrides.pauses or not await has_ready_jobs(store, queue, counts):
         return []
     if is_forwarded is None:
         is_forwarded = await is_routed(store, queue) or None
@@ -54,7 +53,7 @@ async def about_service(
         Finding(
             check="no dispatcher" if is_forwarded else "no worker",
             queue=queue,
-            message=f"jobs wait, none runs, and no {'dispatcher' if is_forwarded else 'worker'} listens",
+            message=f"jobs wait, and no {'dispatcher' if is_forwarded else 'worker'} serves the queue",
             remedy=f"start one: {start_command(queue, is_forwarded=is_forwarded)}",
         )
     ]

@@ -6,7 +6,7 @@ Pure: they say what the views show. A limit that does its work is told apart fro
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from shlex import quote
 
 from fairlane.clock import lasting
@@ -74,13 +74,12 @@ def _is_lagging(view: QueueView, eligible: int) -> bool:
 
 
 def _is_busy(view: QueueView) -> bool:
-    return view.slots > 0 and view.slots_in_use >= FEW_SLOTS * view.slots
+    return view.slots > 0 and view.slots - view.slots_free >= FEW_SLOTS * view.slots
 
 
 def hints_of(queues: Sequence[QueueView], keys: Iterable[KeyView], findings: Iterable[Finding]) -> list[Hint]:
     """Faults first, then lag, then pauses, then limits that do their work."""
-    stopped = {each.queue for each in queues if each.status is QueueStatus.STOPPED}
-    hints = [*_of_findings(findings), *_about_queues(queues), *_about_keys(keys, stopped)]
+    hints = [*_of_findings(findings), *_about_queues(queues), *_about_keys(keys)]
     order = {HintKind.FAULT: 0, HintKind.LAG: 1, HintKind.PAUSE: 2, HintKind.LIMIT: 3}
     return sorted(hints, key=lambda hint: order[hint.kind])[:MOST_HINTS]
 
@@ -102,7 +101,7 @@ def _about_queues(queues: Sequence[QueueView]) -> Iterator[Hint]:
                 knob = start_command(each.queue, is_forwarded=each.is_forwarded)
             yield Hint(kind=HintKind.FAULT, queue=each.queue, words=f"{each.queue}: {each.words}", knob=knob)
         elif each.status is QueueStatus.LAGGING:
-            busy = f"; {each.slots_in_use:,} of {each.slots:,} slots are in use" if each.slots else ""
+            busy = f"; {each.slots_free:,} of {each.slots:,} slots are free" if each.slots else ""
             knob = "start more workers, or give them more --concurrency"
             if each.slots and not _is_busy(each):
                 knob = f"slots are free, so it is not the workers: fairlane explain --queue {quote(each.queue)}"
@@ -129,7 +128,7 @@ def _about_failures(view: QueueView) -> Iterator[Hint]:
         yield Hint(kind=HintKind.FAULT, queue=view.queue, words=words, knob=knob)
 
 
-def _about_keys(keys: Iterable[KeyView], stopped: Collection[str]) -> Iterator[Hint]:
+def _about_keys(keys: Iterable[KeyView]) -> Iterator[Hint]:
     told = Counter[tuple[str, str]]()
     for each in keys:
         if not each.held_by or not each.waiting:
@@ -147,7 +146,7 @@ def _about_keys(keys: Iterable[KeyView], stopped: Collection[str]) -> Iterator[H
         if gauge is None:
             continue
         words = f"{who} is held by its {_bound_words(gauge)}: {_waiting(each.waiting)}"
-        if each.drained_in is not None and queue not in stopped:
+        if each.drained_in is not None:
             words += f", {lasting(each.drained_in)} to drain"
         knob = f"fairlane limit set {quote(queue)} {quote(gauge.limit)} NUMBER {_key_options(each)}"
         yield Hint(kind=HintKind.LIMIT, queue=queue, words=words, knob=knob, keys=each.keys, limit=gauge.limit)

@@ -33,7 +33,7 @@ _OF_A_QUEUE: dict[str, Callable[[QueueView], float]] = {
     "fairlane_queue_running_jobs": lambda view: view.running,
     "fairlane_queue_scheduled_jobs": lambda view: view.scheduled.count,
     "fairlane_queue_dead_jobs": lambda view: view.dead.count,
-    "fairlane_queue_day_ended_jobs": lambda view: view.done,
+    "fairlane_queue_day_ended_jobs": lambda view: view.ended,
     "fairlane_queue_day_failed_jobs": lambda view: view.failed,
     "fairlane_queue_oldest_wait_seconds": lambda view: view.oldest_wait or 0.0,
     "fairlane_queue_workers": lambda view: view.workers,

@@ -25,7 +25,7 @@ MOST_QUEUES = 8
 PLACES: dict[str, Callable[[KeyView], Any]] = {
     "waiting": lambda view: -view.waiting,
     "running": lambda view: -view.running,
-    "done": lambda view: -view.done,
+    "ended": lambda view: -view.ended,
     "started": lambda view: 0.0 if view.last_started_at is None else -view.last_started_at.timestamp(),
     "name": lambda view: [value or "" for value in view.keys.values()],
 }

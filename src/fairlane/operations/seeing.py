@@ -42,7 +42,7 @@ from fairlane.scheduler.figures import Held, Minute
 from fairlane.scheduler.gauge import Gauge
 from fairlane.scheduler.measures import describe
 from fairlane.store.decoding import Declared
-from fairlane.store.figures import QueueFigures, WorkerSeen, service_of
+from fairlane.store.figures import QueueFigures, WorkerSeen, serves, service_of
 from fairlane.store.protocol import Store
 from fairlane.store.stats import Looking, Moment
 
@@ -153,7 +153,8 @@ def _held_keys(moment: Moment, look: _Look) -> Looking[list[KeyView]]:
     for name in look.figures:
         known = seen.get(whole_of(name), Seen([], look.now))
         seen[whole_of(name)] = Seen([*known.minutes, *look.minutes.get(name, [])], look.now)
-    return (yield from held_keys(moment, {name: look.policies[name].policy for name in look.figures}, seen))
+    policies = {name: look.policies[name].policy for name in look.figures}
+    return (yield from held_keys(moment, policies, seen, look.seen))
 
 
 def _findings_of(queue: str, workers: Sequence[WorkerView]) -> list[Finding]:
@@ -186,7 +187,7 @@ def _view(queue: str, names: Sequence[str], look: _Look) -> QueueView:
     minutes = [each for name in names for each in look.minutes.get(name, [])]
     started, ended, failed = per_minute(minutes, look.now)
     recently_started, recently_ended, recently_failed = lately(minutes, look.now)
-    serving = [each for each in look.workers.workers if not each.is_late and not each.queues.keys().isdisjoint(names)]
+    serving = [each for each in look.workers.workers if not each.is_late and serves(each.queues, names)]
     oldest = min((each.oldest_ready_at for each in figures if each.oldest_ready_at is not None), default=None)
     service = service_of(look.seen, names, look.now)
     view = QueueView(
@@ -200,7 +201,7 @@ def _view(queue: str, names: Sequence[str], look: _Look) -> QueueView:
         scheduled=_sum(each.scheduled for each in figures),
         dead=_sum(each.dead for each in figures),
         oldest_wait=None if oldest is None or not ready else max(0.0, (look.now - oldest) / SECOND),
-        done=sum(hour.done for each in figures for hour in each.hours),
+        ended=sum(hour.ended for each in figures for hour in each.hours),
         failed=sum(hour.failed for each in figures for hour in each.hours),
         started_per_minute=started,
         ended_per_minute=ended,
@@ -210,7 +211,7 @@ def _view(queue: str, names: Sequence[str], look: _Look) -> QueueView:
         recently_failed=recently_failed,
         workers=len(serving),
         slots=sum(each.concurrency for each in serving),
-        slots_in_use=sum(each.running for each in serving),
+        slots_free=sum(max(0, each.concurrency - each.running) for each in serving),
         is_paused=all(() in look.policies[name].policy.overrides.pauses for name in _in_use(names, policy)),
         partitions=len(_in_use(names, policy)),
         unseen=max(0, sum(each.unseen for each in figures)),
@@ -303,7 +304,7 @@ def _totals(views: Sequence[QueueView], workers: WorkerList) -> Totals:
         scheduled=_sum(view.scheduled for view in views),
         dead=_sum(view.dead for view in views),
         oldest_wait=max(waits, default=None),
-        done=sum(view.done for view in views),
+        ended=sum(view.ended for view in views),
         failed=sum(view.failed for view in views),
         started_per_minute=sum(view.started_per_minute for view in views),
         ended_per_minute=sum(view.ended_per_minute for view in views),

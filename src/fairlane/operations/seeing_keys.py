@@ -23,7 +23,7 @@ from fairlane.scheduler.estimate import Seen
 from fairlane.scheduler.figures import HOUR, HOURS, KeyFigures
 from fairlane.scheduler.gauge import Gauge, origin_of_weight
 from fairlane.scheduler.snapshot import LaneTally
-from fairlane.store.figures import FlowWeight, KeySort
+from fairlane.store.figures import FlowWeight, KeySort, WorkerSeen, service_of
 from fairlane.store.finding import partitions_among
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
@@ -55,6 +55,7 @@ class _Look(msgspec.Struct, frozen=True):
     has_all_scheduled: bool = True
     seen: Mapping[str, Seen] = {}
     """By whole queue."""
+    workers: Sequence[WorkerSeen] = ()
 
 
 async def list_keys(
@@ -184,10 +185,12 @@ def keys_at(moment: Moment, queue: str, wanted: Sequence[Mapping[str, object]]) 
     return [views[scope, key] for scope, keys_of_scope in places.items() for key in dict.fromkeys(keys_of_scope)]
 
 
-def held_keys(moment: Moment, policies: Mapping[str, Policy], seen: Mapping[str, Seen]) -> Looking[list[KeyView]]:
+def held_keys(
+    moment: Moment, policies: Mapping[str, Policy], seen: Mapping[str, Seen], workers: Sequence[WorkerSeen]
+) -> Looking[list[KeyView]]:
     """The keys of which most jobs wait behind a limit or a pause, in all these queues."""
     found = yield from moment.list_held(list(policies), HINTED)
-    return (yield from _views(moment, _Look(moment.now, policies, seen=seen), found))
+    return (yield from _views(moment, _Look(moment.now, policies, seen=seen, workers=workers), found))
 
 
 def _look(moment: Moment, queue: str, scope: By) -> Looking[_Look]:
@@ -204,6 +207,7 @@ def _look(moment: Moment, queue: str, scope: By) -> Looking[_Look]:
         _by_key(scope, scheduled.lanes),
         scheduled.is_all,
         {whole_of(queue): Seen(every, now)},
+        (yield from moment.workers()),
     )
 
 
@@ -258,8 +262,8 @@ def _place(figures: KeyFigures, sort: KeySort) -> tuple[Any, ...]:
             return (-figures.waiting, name)
         case KeySort.RUNNING:
             return (-figures.running, name)
-        case KeySort.DONE:
-            return (-figures.done, name)
+        case KeySort.ENDED:
+            return (-figures.ended, name)
         case KeySort.STARTED:
             return (-(figures.started_at or 0), name)
         case _:
@@ -328,16 +332,16 @@ def _view(look: _Look, queue: str, stored: KeyFigures, gauges: Mapping[tuple[str
         scheduled=Counted(look.scheduled.get(key, 0), look.has_all_scheduled),
         running=figures.running,
         held_by=held if waiting else [],
-        done=figures.done,
+        ended=figures.ended,
         failed=figures.failed,
-        run_time=figures.run_time if figures.run_time > 0 or figures.done else None,
+        run_time=figures.run_time if figures.run_time > 0 or figures.ended else None,
         share=figures.ran / look.ran if look.ran else None,
         weight=None,
         is_paused=key in policy.overrides.pauses.get(figures.by, {}),
         gauges=views,
         last_enqueued_at=None if figures.arrived_at is None else as_datetime(figures.arrived_at),
         last_started_at=None if figures.started_at is None else as_datetime(figures.started_at),
-        hours=[each.done for each in _hours(figures, look.now)],
+        hours=[each.ended for each in _hours(figures, look.now)],
         mean_wait=sum(each.waited for each in figures.minutes) / started / SECOND if started else None,
         waits=[round(each.mean_wait, 3) if each.started else None for each in key_minutes(figures.minutes, look.now)],
         drained_in=drained_in(
@@ -347,11 +351,15 @@ def _view(look: _Look, queue: str, stored: KeyFigures, gauges: Mapping[tuple[str
             look.now,
             pace,
             running_for=look.now - figures.started_at if figures.running and figures.started_at else 0,
-            can_start=not any(name.startswith("pause:") for name in held),
+            can_start=_can_start(look, queue) and not any(name.startswith("pause:") for name in held),
         )
         if held
         else None,
     )
+
+
+def _can_start(look: _Look, queue: str) -> bool:
+    return service_of(look.workers, [queue], look.now).can_start
 
 
 def _served_since(figures: KeyFigures) -> Instant | None:
@@ -379,13 +387,13 @@ def _weight(policy: Policy, figures: KeyFigures, known: Mapping[bytes, FlowWeigh
 
 
 class _Hour(msgspec.Struct, frozen=True):
-    done: int = 0
+    ended: int = 0
     failed: int = 0
 
 
 def _hours(figures: KeyFigures, now: Instant) -> list[_Hour]:
     """The last day, the oldest hour first."""
-    known = {each.number: _Hour(each.done, each.failed) for each in figures.hours}
+    known = {each.number: _Hour(each.ended, each.failed) for each in figures.hours}
     last = now // HOUR
     return [known.get(hour, _Hour()) for hour in range(last - HOURS + 1, last + 1)]
 

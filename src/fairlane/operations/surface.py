@@ -144,7 +144,7 @@ class Operations:
         after: str | None = None,
         limit: int = 50,
     ) -> KeyList:
-        """A page of a queue's keys, by one of its scopes; sorted by `waiting`, `running`, `done`, `started`, `name`."""
+        """A page of a queue's keys, by one of its scopes; by `waiting`, `running`, `ended`, `started` or `name`."""
         return await seeing_keys.list_keys(
             await self._source.opened(),
             queue,

@@ -117,7 +117,7 @@ class MinuteView(KeyMinute, frozen=True, kw_only=True):
 
 
 class Chart(msgspec.Struct, frozen=True, kw_only=True):
-    """The last hour, minute by minute, the oldest first; quiet minutes are there too."""
+    """The last hour, minute by minute, the oldest first, up to the one that has begun; quiet minutes are there too."""
 
     minutes: list[MinuteView]
     denied: dict[str, int]
@@ -181,7 +181,7 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     dead: Counted
     oldest_wait: float | None
     """Seconds since the oldest ready job became ready; `None`: nothing waits, or it is not known yet."""
-    done: int = 0
+    ended: int = 0
     """Ended in the last 24 hours, failures included."""
     failed: int = 0
     """Of these."""
@@ -197,7 +197,8 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     """Workers that serve it and are alive."""
     slots: int
     """What they run at the same time at most, for all their queues."""
-    slots_in_use: int
+    slots_free: int
+    """Of these, how many nothing runs in, of whatever queue: its jobs could start there."""
     is_paused: bool
     partitions: int
     unseen: int
@@ -225,7 +226,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     scheduled: Counted = Counted()
     dead: Counted = Counted()
     oldest_wait: float | None = None
-    done: int = 0
+    ended: int = 0
     """Ended in the last 24 hours, failures included."""
     failed: int = 0
     """Of these."""
@@ -315,7 +316,7 @@ class KeyView(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     held_by: list[str]
     """Limits and pauses of this scope that hold jobs of it back, by name."""
-    done: int
+    ended: int
     """In the last 24 hours, as `failed`."""
     failed: int
     run_time: float | None
@@ -337,8 +338,8 @@ class KeyView(msgspec.Struct, frozen=True, kw_only=True):
     waits: list[float | None] = []
     """The same minute by minute, the oldest first."""
     drained_in: float | None
-    """Seconds until what waits will have started if its limits are all that slows it down; `None`: nothing says so, or
-    no run has ended yet."""
+    """Seconds until what waits will have started if its limits are all that slows it down; `None`: nothing says so, no
+    run has ended yet, it is paused, or no live worker serves its queue."""
     weight_from: Origin | None = None
     """Where the weight came from, a boost aside."""
     boost: float = 1.0
@@ -398,7 +399,7 @@ class OneKey(msgspec.Struct, frozen=True, kw_only=True):
     view: KeyView
     hours_failed: list[int]
     minutes: list[KeyMinute]
-    """The last hour, the oldest first; quiet minutes are there too."""
+    """The last hour, the oldest first, up to the minute that has begun; quiet minutes are there too."""
     lanes: list[LaneView]
     running: list[NextJob]
     next_jobs: list[NextJob]

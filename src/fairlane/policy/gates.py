@@ -8,7 +8,7 @@ from fairlane.clock import Instant
 from fairlane.policy.by import By
 from fairlane.policy.reasons import Why
 
-__all__ = ["CountsNothing", "Ending", "GateState", "Limit"]
+__all__ = ["AT_REST", "CountsNothing", "Ending", "GateState", "Limit"]
 
 
 class GateState(Protocol):
@@ -22,6 +22,21 @@ class GateState(Protocol):
     """What a limit keeps besides, as JSON can hold it; `None` to begin with."""
     waiting: int
     """How many lanes and flows are parked on it."""
+
+
+class _AtRest:
+    """The state of a gate that nothing has passed."""
+
+    __slots__ = ("in_flight", "memo", "tat", "waiting")
+
+    def __init__(self) -> None:
+        self.in_flight: int = 0
+        self.tat: Instant = 0
+        self.memo: Any = None
+        self.waiting: int = 0
+
+
+AT_REST: GateState = _AtRest()
 
 
 class Ending(Protocol):

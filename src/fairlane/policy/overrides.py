@@ -20,7 +20,7 @@ from fairlane.policy.by import By
 from fairlane.policy.checking import is_number
 from fairlane.policy.fair import is_weight
 from fairlane.policy.gates import CountsNothing, Ending, GateState, Limit
-from fairlane.policy.keys import BUILT_IN, gate_id, key_words
+from fairlane.policy.keys import BUILT_IN, key_words
 from fairlane.policy.limits import UNBOUNDED
 from fairlane.policy.reasons import Reason, Why
 
@@ -49,6 +49,7 @@ __all__ = [
 MOST_OVERRIDES = 10_000
 """Of one queue: every claimer knows them all."""
 
+_PAUSE = "pause:"
 EVERYONE = "the whole queue"
 """What an override without keys is about, unless a partition is."""
 
@@ -115,6 +116,13 @@ class PauseGate(CountsNothing):
     def __init__(self, by: By = (), *, is_shut: bool) -> None:
         self.by = by
         self._is_shut = is_shut
+
+    @classmethod
+    def named(cls, name: str) -> PauseGate | None:
+        """The pause whose gates have this name; `None`: it is no pause's."""
+        if not name.startswith(_PAUSE):
+            return None
+        return cls(tuple(part for part in name.removeprefix(_PAUSE).split(",") if part), is_shut=True)
 
     def __repr__(self) -> str:
         return f"PauseGate({self.by!r}, is_shut={self._is_shut})"
@@ -185,7 +193,7 @@ class Suspended:
 
 def pause_name(by: By) -> str:
     """The name of the gates at which lanes wait that are paused by these keys."""
-    return f"pause:{','.join(by)}"
+    return f"{_PAUSE}{','.join(by)}"
 
 
 @dataclass(frozen=True)
@@ -278,25 +286,10 @@ def amend(policy: Policy, put: Iterable[Override], remove: Iterable[str] = ()) -
             "Let the number come with the jobs instead: Concurrency(lambda job: …, by=…)"
         )
     touched = [*before, *given.values()]
-    wakes = tuple(dict.fromkeys(gate for each in touched for gate in _gates(policy, each)))
+    places = (place for each in touched if (place := policy.place_of(each)) is not None)
+    wakes = tuple(dict.fromkeys(policy.gate_of(*place) for place in places))
     rebuilds = any(each.kind is Kind.SUSPEND for each in touched)
     return Amendment(Overrides(tuple(after.values())), before, tuple(given.values()), wakes, rebuilds)
-
-
-def _gates(policy: Policy, override: Override) -> list[bytes]:
-    """The gates whose room it changes."""
-    names, values = _split(override.scope)
-    match override.kind:
-        case Kind.PAUSE:
-            return [gate_id(policy.queue, pause_name(names), values)]
-        case Kind.LIMIT:
-            bound = policy.bound_named(override.limit or "")
-            if bound is None or set(bound.limit.by) != set(names):
-                return []
-            by_name = dict(override.scope)
-            return [policy.gate_of(bound, tuple(by_name[name] for name in bound.limit.by))]
-        case _:
-            return []
 
 
 def check_override(policy: Policy, override: Override) -> None:

@@ -23,13 +23,23 @@ from fairlane.policy.breaker import Breaker
 from fairlane.policy.by import NAME, By, normalize_by
 from fairlane.policy.checking import is_whole
 from fairlane.policy.fair import Fair, checked_weight
-from fairlane.policy.gates import Limit
+from fairlane.policy.gates import AT_REST, Limit
 from fairlane.policy.keys import BUILT_IN, Keys, flow_id, gate_id, select, shared_gate_id
 from fairlane.policy.kinds import KINDS, read_limit
 from fairlane.policy.limits import Concurrency, Rate
 from fairlane.policy.moving import MOVING, MovingGate
 from fairlane.policy.numbers import FromJob
-from fairlane.policy.overrides import NO_OVERRIDES, OPEN, SHUT, Override, Overrides, PauseGate, Suspended, pause_name
+from fairlane.policy.overrides import (
+    NO_OVERRIDES,
+    OPEN,
+    SHUT,
+    Kind,
+    Override,
+    Overrides,
+    PauseGate,
+    Suspended,
+    pause_name,
+)
 from fairlane.policy.partitions import Partition, checked_partition
 from fairlane.policy.sequence import Sequence
 
@@ -73,6 +83,11 @@ class BoundLimit:
     def is_the_same_for_all(self) -> bool:
         """Whether it holds for every key as it is declared."""
         return self.named is None and self.from_job is None and not isinstance(self.limit, PauseGate)
+
+    @property
+    def is_stop(self) -> bool:
+        """Whether it lets nothing start, of any key: its number is 0."""
+        return self.is_the_same_for_all and self.limit.room_at(AT_REST, 0) <= 0
 
 
 _MOVING = BoundLimit(MOVING, MovingGate(), Level.LANE)
@@ -235,10 +250,23 @@ class Policy:
         found = self._by_name.get(name)
         if name == MOVING:
             return _MOVING
-        if found is None and name.startswith("pause:"):
-            by = tuple(part for part in name.removeprefix("pause:").split(",") if part)
-            return BoundLimit(name, PauseGate(by, is_shut=True), self._level(by))
+        if found is None and (pause := PauseGate.named(name)) is not None:
+            return BoundLimit(name, pause, self._level(pause.by))
         return found
+
+    def place_of(self, override: Override) -> tuple[BoundLimit, tuple[str | None, ...]] | None:
+        """The limit and the key whose room an override changes; `None`: it changes no room, or has no effect."""
+        values = dict(override.scope)
+        match override.kind:
+            case Kind.PAUSE:
+                bound = self.bound_named(pause_name(tuple(values)))
+            case Kind.LIMIT:
+                bound = self.bound_named(override.limit or "")
+            case _:
+                return None
+        if bound is None or set(bound.limit.by) != set(values):
+            return None
+        return bound, tuple(values[name] for name in bound.limit.by)
 
     def limit_at(self, bound: BoundLimit, values: tuple[str | None, ...], value: float | None = None) -> Limit | None:
         """What holds for one key: the limit as it is declared, with the number that a job has brought along, or as an
@@ -260,6 +288,19 @@ class Policy:
             if override is not None and override.value is not None:
                 limit = bound.limit.with_bound(override.value)
         return Suspended(limit) if self.overrides.suspension and not bound.is_shared else limit
+
+    def is_stopped(self, bound: BoundLimit, values: tuple[str | None, ...], value: float | None = None) -> bool:
+        """Whether a limit lets nothing of a key start although nothing of it runs: it is paused, or its number is 0."""
+        limit = self.limit_at(bound, values, value)
+        return limit is not None and limit.room_at(AT_REST, 0) <= 0
+
+    @cached_property
+    def stopped(self) -> tuple[tuple[BoundLimit, tuple[str | None, ...]], ...]:
+        """The limits and keys that are stopped, of those that it names or that operators have changed."""
+        places: list[tuple[BoundLimit, tuple[str | None, ...]]] = []
+        places += [(bound, (key,)) for bound in self.keyed_limits for key in bound.named or ()]
+        places += [place for each in self.overrides.all if (place := self.place_of(each)) is not None and place[1]]
+        return tuple(place for place in places if self.is_stopped(*place))
 
     @cached_property
     def queue_gates(self) -> tuple[tuple[bytes, BoundLimit], ...]:

@@ -143,11 +143,12 @@ class Gate:
             self.bound.limit.arrive(self, count)
             self.dirty = True
 
-    def bring(self, value: float, given_by: int, limit: Limit | None, now: Instant) -> None:
+    def bring(self, value: float, given_by: int, policy: Policy, now: Instant) -> None:
         """Put a number in force, unless a job that was enqueued later has brought one already."""
         if given_by <= self.given_by:
             return
         self.given_by, self.dirty = given_by, True
+        limit = policy.limit_at(self.bound, tuple(self.key), value)
         if limit is not None and value != self.value:
             before, self.value = self.tat, value
             self._obey(limit)

@@ -46,6 +46,7 @@ __all__ = [
     "examine",
     "explain",
     "forwarded_to_an_engine",
+    "paused",
     "sequence_lane",
     "siblings_of",
     "start_command",
@@ -110,6 +111,11 @@ class Service(msgspec.Struct, frozen=True):
     """What a dispatcher says of messages that nobody begins."""
     slots: int = 0
     """What the workers that serve it run at the same time at most, for all their queues."""
+
+    @property
+    def can_start(self) -> bool:
+        """Somebody is there who starts what may start."""
+        return self.is_served and self.refusal is None
 
 
 class Running(msgspec.Struct, frozen=True):
@@ -450,7 +456,7 @@ def explain(
     if facts.is_forced:
         words = "an operator has forced it to start next: it starts as soon as a slot is free"
         holds = [*_outside(facts, tasks, forwarded), Hold(Reason.FORCED, words)]
-        earliest = facts.now if facts.service.is_served and facts.service.refusal is None else None
+        earliest = facts.now if facts.service.can_start else None
         return _told(facts, holds, earliest, earliest)
     holds = [*_outside(facts, tasks, forwarded), *_scheduled(facts), *_shut(facts)]
     stops = [hold for hold in holds if hold.until is None and not _is_released(hold)]
@@ -548,7 +554,7 @@ def _shut(facts: Facts) -> list[Hold]:
         assert bound is not None
         key = dict(zip(bound.limit.by, values, strict=True))
         if isinstance(bound.limit, PauseGate):
-            holds.append(_paused(facts, bound.limit.by, tuple(values)))
+            holds.append(paused(facts.policy.overrides.pauses[bound.limit.by][tuple(values)], facts.now))
             continue
         if why.reason is Reason.MOVING:
             holds.append(Hold(why.reason, "its key moves to another partition of the queue, and starts there"))
@@ -594,12 +600,12 @@ def _in_sequence(facts: Facts, name: str, key: Mapping[str, str | None], why: Wh
     return [Hold(why.reason, words, name, dict(key), why.used, why.bound, until, holders[:HOLDERS], count=len(holders))]
 
 
-def _paused(facts: Facts, by: tuple[str, ...], values: tuple[str | None, ...]) -> Hold:
-    override = facts.policy.overrides.pauses[by][values]
-    key = dict(zip(by, values, strict=True))
+def paused(override: Override, now: Instant) -> Hold:
+    """What a pause does, who has set it, and until when."""
+    key = dict(override.scope)
     who = f" by {override.set_by}" if override.set_by else ""
     because = f": {override.reason}" if override.reason else ""
-    end = "" if override.expires_at is None else f", for another {_seconds(override.expires_at - facts.now)}"
+    end = "" if override.expires_at is None else f", for another {_seconds(override.expires_at - now)}"
     words = f"{key_words(key) or 'the queue'} is paused{who}{end}{because}"
     return Hold(Reason.PAUSED, words, key=key, until=override.expires_at, override=override)
 

@@ -7,17 +7,17 @@ which all tallies are in; a scope that a policy looks at for the first time is c
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from fairlane.clock import SECOND, Instant
 from fairlane.policy.by import By
 from fairlane.policy.keys import select
-from fairlane.policy.policy import Policy
+from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.policy.smoothing import smoothed
-from fairlane.scheduler.gauge import Ends
-from fairlane.scheduler.snapshot import GateTally, LaneRow, LaneTally, Release, Tally
+from fairlane.scheduler.gauge import Brought, Ends
+from fairlane.scheduler.snapshot import GateTally, LaneRow, LaneTally, Release, Tally, UnseenLane
 
 __all__ = [
     "DAY",
@@ -37,6 +37,7 @@ __all__ = [
     "ended_at",
     "jobs_held",
     "place_of_gate",
+    "still_held",
 ]
 
 MINUTE = 60 * SECOND
@@ -51,6 +52,7 @@ Place = tuple[By, Key]
 """A key among those of its scope."""
 NONE_HELD: Mapping[str, bool] = {}
 NONE_ARRIVED: tuple[int, Instant] = (0, 0)
+NO_NUMBER: tuple[float | None, int] = (None, 0)
 
 
 class Span(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -58,7 +60,7 @@ class Span(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     number: int
     """Which hour or minute, since 1970."""
-    done: int = 0
+    ended: int = 0
     """However they ended, failures included."""
     failed: int = 0
     ran: int = 0
@@ -87,7 +89,7 @@ class KeyFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The last day, the oldest first; hours in which nothing started or ended are left out."""
     minutes: tuple[Span, ...] = ()
     """The last hour, likewise."""
-    done: int = 0
+    ended: int = 0
     """What the hours add up to."""
     failed: int = 0
     ran: int = 0
@@ -102,7 +104,7 @@ class KeyFigures(msgspec.Struct, frozen=True, kw_only=True):
             self,
             hours=hours,
             minutes=minutes,
-            done=sum(each.done for each in hours),
+            ended=sum(each.ended for each in hours),
             failed=sum(each.failed for each in hours),
             ran=sum(each.ran for each in hours),
         )
@@ -289,15 +291,26 @@ class Unseen(msgspec.Struct, frozen=True):
 class Recent:
     """What is not in the stored stats of a queue: claims that nobody has added up, and what no claim has seen."""
 
-    def __init__(self, policy: Policy, told: Iterable[Tally], unseen: Unseen, ends: Ends, now: Instant) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        told: Iterable[Tally],
+        unseen: Unseen,
+        ends: Ends,
+        now: Instant,
+        given: Sequence[tuple[Mapping[str, float], int]] = (),
+    ) -> None:
         self.now = now
         self.unseen = unseen
+        self.given = given
+        """The numbers that unseen jobs brought, however many brought the same; each with the latest that did."""
         self.ends = ends
-        self.lanes: list[LaneTally] | None = None if unseen.events else []
+        self.lanes: list[UnseenLane] | None = None if unseen.events else []
         """What is unseen, by lane; `None`: nobody has asked for it yet."""
         self._policy = policy
         self._arrived: dict[By, dict[Key, int]] = {}
         self._newest: dict[By, dict[Key, Instant]] = {}
+        self._brought: dict[str, Brought] = {}
         self._held: dict[Place, dict[str, bool]] = {}
         self._sums = Sums(policy)
         self.claims = 0
@@ -333,6 +346,45 @@ class Recent:
                 found[key] = found.get(key, 0) + lane.arrived
                 newest[key] = max(newest.get(key, 0), lane.newest)
         return found
+
+    def brought(self, name: str, by: By) -> Brought:
+        """By key of a scope, the number of this name that the last of the unseen jobs has brought."""
+        found = self._brought.get(name)
+        if found is None:
+            found = self._brought[name] = {}
+            for key, given, given_by in self._given_by_key(by):
+                if name in given and given_by > found.get(key, NO_NUMBER)[1]:
+                    found[key] = (given[name], given_by)
+        return found
+
+    def _given_by_key(self, by: By) -> Iterator[tuple[Key, Mapping[str, float], int]]:
+        if not by:
+            yield from (((), *each) for each in self.given)
+            return
+        assert self.lanes is not None, "unseen lanes are asked for first"
+        for lane in self.lanes:
+            if lane.given:
+                yield select(by, lane.keys, lane.priority), lane.given, lane.given_by
+
+    def stopped(self, policy: Policy) -> list[tuple[BoundLimit, Key]]:
+        """Of the keys of unseen jobs, those that a number of 0 stops. Their lanes are known, if `may_be_stopped`."""
+        return [
+            (bound, key)
+            for bound in policy.keyed_limits
+            if self._may_stop(bound)
+            for numbers in (self.brought(bound.name, bound.limit.by) if bound.from_job else {},)
+            for key in self.arrived(bound.limit.by)
+            if policy.is_stopped(bound, key, numbers.get(key, NO_NUMBER)[0])
+        ]
+
+    def may_be_stopped(self, policy: Policy) -> bool:
+        """Whether a number of 0 may hold for keys of unseen jobs."""
+        return any(map(self._may_stop, policy.keyed_limits))
+
+    def _may_stop(self, bound: BoundLimit) -> bool:
+        return self.unseen.events > 0 and (
+            bound.is_stop or (bound.from_job is not None and any(given.get(bound.name) == 0 for given, _ in self.given))
+        )
 
     def _came(self, place: Place) -> tuple[int, Instant]:
         """How many jobs of a key came that no claim has seen, and when the last of them did."""
@@ -447,13 +499,13 @@ def _since(spans: tuple[Span, ...], oldest: int) -> tuple[Span, ...]:
 
 
 def _renumbered(span: Span, number: int) -> Span:
-    return Span(number, span.done, span.failed, span.ran, span.started, span.waited)
+    return Span(number, span.ended, span.failed, span.ran, span.started, span.waited)
 
 
 def _added(one: Span, other: Span) -> Span:
     return Span(
         one.number,
-        one.done + other.done,
+        one.ended + other.ended,
         one.failed + other.failed,
         one.ran + other.ran,
         one.started + other.started,
@@ -494,6 +546,12 @@ def place_of_gate(policy: Policy, limit: str, key: Sequence[str | None]) -> Plac
     """The key that a gate holds back; `None`: its limit is no more, or is one of the whole queue."""
     bound = policy.bound_named(limit)
     return (bound.limit.by, tuple(key)) if bound is not None and bound.limit.by else None
+
+
+def still_held(policy: Policy, figures: KeyFigures) -> KeyFigures:
+    """A key without the limits that are no more. A pause may always come back."""
+    held_by = tuple(name for name in figures.held_by if policy.bound_named(name) is not None)
+    return msgspec.structs.replace(figures, held_by=held_by)
 
 
 def changes_of_held(before: Iterable[KeyFigures], after: Iterable[KeyFigures]) -> dict[str, Held]:

@@ -153,8 +153,7 @@ def _bring(board: Board, lane: Lane, given: Mapping[str, float], given_by: int) 
     for gate in (*board.gates_of(lane), *board.queue_gates()):
         name = gate.bound.name
         if name in brought and name in given:
-            limit = board.policy.limit_at(gate.bound, tuple(gate.key), given[name])
-            gate.bring(given[name], given_by, limit, board.now)
+            gate.bring(given[name], given_by, board.policy, board.now)
     if WEIGHT in brought and WEIGHT in given:
         lane.flow.weigh(given[WEIGHT], given_by, board.policy)
 

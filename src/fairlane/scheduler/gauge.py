@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -10,7 +10,7 @@ from fairlane.clock import Instant
 from fairlane.policy.gates import GateState, Limit
 from fairlane.policy.keys import Keys, select, shared_gate_id
 from fairlane.policy.numbers import Origin
-from fairlane.policy.overrides import Kind, Override, pause_name
+from fairlane.policy.overrides import Override
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.policy.reasons import Reason
 from fairlane.scheduler.board import Board, Flow, Gate, Lane, gate_of
@@ -28,6 +28,7 @@ from fairlane.scheduler.snapshot import (
 )
 
 __all__ = [
+    "Brought",
     "Ends",
     "Gauge",
     "LaneKeys",
@@ -43,6 +44,8 @@ __all__ = [
 ]
 
 Key = tuple[str | None, ...]
+Brought = dict[Key, tuple[float, int]]
+"""By key, a number that a job brought, and the position that the job had at its enqueue."""
 LaneKeys = tuple[dict[str, str | None], int]
 """The keys of a lane, and its priority."""
 
@@ -80,6 +83,7 @@ class Ends(msgspec.Struct, frozen=True):
 
 
 NO_ENDS = Ends()
+NONE_BROUGHT: Mapping[str, Brought] = {}
 
 
 def board_now(
@@ -89,9 +93,10 @@ def board_now(
     wanted: Iterable[tuple[BoundLimit, Key]] = (),
     shared: Iterable[SharedGateRow] = (),
     ends: Ends = NO_ENDS,
+    brought: Mapping[str, Brought] = NONE_BROUGHT,
 ) -> Board:
-    """Gates as they are now: as they are stored, with everything folded that has ended since. A gate that is wanted and
-    that no store knows is new."""
+    """Gates as they are now: as they are stored, with everything folded that has ended since, and with the numbers that
+    jobs have brought since, by limit. A gate that is wanted and that no store knows is new."""
     board = Board(policy, now, QueueRow(0.0, 0.0, 0, 0, 0.0))
     board.add_gates(gate for row in known if (gate := gate_of(policy, row)) is not None)
     for bound, key in wanted:
@@ -102,6 +107,10 @@ def board_now(
     for lane, (keys, priority) in ends.lanes.items():
         board.lanes[lane] = Lane(LaneRow(lane, flow.id, priority, keys, 0, 0, 0, 0, 0, None, 0.0), flow)
     fold_releases(board, ends.releases, ends.policy_since, 0.0)
+    for gate in board.gates.values() if brought else ():
+        number = brought.get(gate.name, {}).get(tuple(gate.key))
+        if number is not None:
+            gate.bring(*number, policy, now)
     return board
 
 
@@ -123,20 +132,8 @@ def gauges(board: Board, wanted: Iterable[tuple[BoundLimit, Key]]) -> list[Gauge
 
 def gates_in_doubt(policy: Policy, ends: Ends, ended: Iterable[Override] = ()) -> dict[bytes, tuple[BoundLimit, Key]]:
     """By id, gates of keys that may not be as the last claim has left them: somebody's claims have ended, an operator
-    has paused a key, or has had something changed until now (`ended`). And those that are shut from the beginning: a
-    number of 0 holds for them."""
-    pauses = [(pause_name(by), key) for by, keys in policy.overrides.pauses.items() if by for key in keys]
-    for limited in policy.keyed_limits:
-        named = getattr(limited.limit, "named", {})
-        pauses += [(limited.name, (key,)) for key, number in named.items() if number == 0]
-    zeros = [each for each in policy.overrides.limits.values() if each.value == 0]
-    for each in (*ended, *zeros):
-        values = dict(each.scope)
-        name = pause_name(tuple(values)) if each.kind is Kind.PAUSE else each.limit or ""
-        bound = policy.bound_named(name)
-        if bound is not None and values and set(bound.limit.by) == set(values):
-            pauses.append((name, tuple(values[name] for name in bound.limit.by)))
-    found = [(bound, key) for name, key in pauses if (bound := policy.bound_named(name)) is not None]
+    has stopped a key, or has had something changed until now (`ended`)."""
+    found = [*policy.stopped, *(place for each in ended if (place := policy.place_of(each)) is not None and place[1])]
     for lane in {release.lane for release in ends.releases} & ends.lanes.keys():
         keys, priority = ends.lanes[lane]
         found += [(bound, select(bound.limit.by, keys, priority)) for _, bound in policy.passes(lane, priority, keys)]
@@ -144,11 +141,12 @@ def gates_in_doubt(policy: Policy, ends: Ends, ended: Iterable[Override] = ()) -
 
 
 def is_in_doubt(gate: GateRow, now: Instant) -> bool:
-    """A gate that is in use may be shut although nobody waits on it: no claim has come to those behind it since it was
-    filled. And one on which somebody waits may have opened by time."""
+    """A gate that is in use, or whose number is 0, may be shut although nobody waits on it: no claim has come to those
+    behind it since. And one on which somebody waits may have opened by time, or may have room that somebody else was
+    woken for."""
     if gate.waiting > 0:
-        return gate.wake_at is not None and gate.wake_at <= now
-    return gate.in_flight > 0 or gate.tat > now
+        return gate.awake > 0 or (gate.wake_at is not None and gate.wake_at <= now)
+    return gate.in_flight > 0 or gate.tat > now or gate.value == 0
 
 
 def held_now(board: Board, gates: Iterable[bytes]) -> list[GateTally]:

@@ -42,6 +42,7 @@ __all__ = [
     "Start",
     "Supply",
     "Tally",
+    "UnseenLane",
 ]
 
 
@@ -367,6 +368,14 @@ class LaneTally(msgspec.Struct, array_like=True, gc=False):
     """Microseconds for which those that started had been ready, added up."""
     newest: Instant = 0
     """When the last of those that arrived joined the lane, as far as their bells say; 0: none arrived."""
+
+
+class UnseenLane(LaneTally, array_like=True, gc=False):
+    """Jobs of one lane that no claim has seen, of those that brought the same numbers along."""
+
+    given: dict[str, float] | None = None
+    given_by: int = 0
+    """The latest position at which one of them was given."""
 
 
 class GateTally(msgspec.Struct, array_like=True, frozen=True, gc=False):

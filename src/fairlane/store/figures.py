@@ -34,6 +34,7 @@ __all__ = [
     "WorkerSeen",
     "dead_loops",
     "key_scope",
+    "serves",
     "service_of",
     "unbegun_in",
 ]
@@ -104,7 +105,7 @@ class KeySort(StrEnum):
 
     WAITING = "waiting"
     RUNNING = "running"
-    DONE = "done"
+    ENDED = "ended"
     STARTED = "started"
     """The one that started last first."""
     NAME = "name"
@@ -259,10 +260,15 @@ def _is_heir(heir: WorkerSeen, gone: WorkerSeen, now: Instant) -> bool:
     return gone.is_gone(now) or (is_same_place and heir.report.started_at > gone.seen_at - OVERLAP)
 
 
+def serves(served: Iterable[str], queues: Iterable[str]) -> bool:
+    """Whether a worker with these queues serves one of those, by its name or that of the queue it is a partition of."""
+    return not {name for queue in queues for name in (queue, whole_of(queue))}.isdisjoint(served)
+
+
 def service_of(workers: Iterable[WorkerSeen], queues: Iterable[str], now: Instant) -> Service:
     """Who serves a queue, by its name and those of its partitions."""
     names = {name for queue in queues for name in (queue, whole_of(queue))}
-    concerned = [each for each in workers if not names.isdisjoint(each.report.queues)]
+    concerned = [each for each in workers if serves(each.report.queues, names)]
     alive = [each for each in concerned if not each.is_late(now)]
     refusals = [
         f"{each.report.troubles[PUBLISHING]} (dispatcher {each.report.name})"

@@ -17,7 +17,7 @@ from fairlane.policy.by import By
 from fairlane.policy.keys import KEYS_REMEMBERED
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.figures import HOUR, HOURS, Held, KeyFigures, Minute, Place, Span
-from fairlane.scheduler.snapshot import LaneTally
+from fairlane.scheduler.snapshot import UnseenLane
 from fairlane.store.figures import KeyPage, KeySort, WorkerReport, WorkerSeen, key_scope
 
 __all__ = [
@@ -106,9 +106,9 @@ def sought(search: str) -> str | None:
 
 
 def key_figures(row: Row) -> KeyFigures:
-    """A row of a key as its figures: scope, key, waiting, running, done, failed, ran, arrived_at, started_at, run_time,
-    held_by, hours, minutes."""
-    scope, key, waiting, running, done, failed, ran, arrived_at, started_at, run_time, held_by, hours, minutes = row
+    """A row of a key as its figures: scope, key, waiting, running, ended, failed, ran, arrived_at, started_at,
+    run_time, held_by, hours, minutes."""
+    scope, key, waiting, running, ended, failed, ran, arrived_at, started_at, run_time, held_by, hours, minutes = row
     return KeyFigures(
         by=_by(scope),
         key=_key(key),
@@ -120,7 +120,7 @@ def key_figures(row: Row) -> KeyFigures:
         run_time=run_time,
         hours=decode_hours(hours),
         minutes=() if minutes is None else _read_minutes(minutes),
-        done=done,
+        ended=ended,
         failed=failed,
         ran=ran,
     )
@@ -135,7 +135,7 @@ def parameters(figures: KeyFigures) -> Row:
         label_of(figures.key),
         figures.waiting,
         figures.running,
-        figures.done,
+        figures.ended,
         figures.failed,
         figures.ran,
         figures.arrived_at,
@@ -169,11 +169,6 @@ class Kept(msgspec.Struct, frozen=True):
     def new_scopes(self, before: Kept) -> list[By]:
         return [by for by in self.scopes if by not in before.scopes]
 
-    def still_holding(self, figures: KeyFigures) -> KeyFigures:
-        """A key without the limits that are no more. A pause may always come back."""
-        held_by = tuple(name for name in figures.held_by if name in self.limits or name.startswith("pause:"))
-        return msgspec.structs.replace(figures, held_by=held_by)
-
 
 def decode_held(text: str) -> dict[str, Held]:
     return _read_held(text)
@@ -203,7 +198,7 @@ def worker_seen(worker: UUID, seen_at: Instant, report: str) -> WorkerSeen:
 LISTS = {
     KeySort.WAITING: "list_keys_by_waiting",
     KeySort.RUNNING: "list_keys_by_running",
-    KeySort.DONE: "list_keys_by_done",
+    KeySort.ENDED: "list_keys_by_ended",
     KeySort.STARTED: "list_keys_by_start",
     KeySort.NAME: "list_keys_by_name",
 }
@@ -284,7 +279,7 @@ class KeySums(msgspec.Struct, array_like=True, gc=False):
     key: str
     waiting: int = 0
     running: int = 0
-    done: int = 0
+    ended: int = 0
     started_at: Instant = 0
     held_by: tuple[str, ...] = ()
 
@@ -294,7 +289,7 @@ class KeySums(msgspec.Struct, array_like=True, gc=False):
 
 
 decode_sums = msgspec.json.Decoder(list[KeySums]).decode
-decode_lanes = msgspec.json.Decoder(list[LaneTally]).decode
+decode_lanes = msgspec.json.Decoder(list[UnseenLane]).decode
 
 
 def place_of(scope: str, key: str) -> Place:
@@ -348,8 +343,8 @@ def _sorted_by(sort: KeySort, figures: KeyFigures | KeySums) -> Instant | int:
             return figures.waiting
         case KeySort.RUNNING:
             return figures.running
-        case KeySort.DONE:
-            return figures.done
+        case KeySort.ENDED:
+            return figures.ended
         case KeySort.STARTED:
             return figures.started_at or 0
         case KeySort.NAME:

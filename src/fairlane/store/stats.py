@@ -20,7 +20,7 @@ from fairlane.job import JobRecord
 from fairlane.policy.backlog import Backlog
 from fairlane.policy.by import By
 from fairlane.policy.keys import select
-from fairlane.policy.policy import BoundLimit, Policy
+from fairlane.policy.policy import WEIGHT, BoundLimit, Policy
 from fairlane.scheduler.board import Board, Gate
 from fairlane.scheduler.explain import OWN_LANES, Facts, Subject, siblings_of
 from fairlane.scheduler.figures import (
@@ -36,6 +36,7 @@ from fairlane.scheduler.figures import (
     jobs_held,
 )
 from fairlane.scheduler.gauge import (
+    Brought,
     Ends,
     LaneKeys,
     board_now,
@@ -74,7 +75,7 @@ from fairlane.store.figures import (
     key_scope,
     service_of,
 )
-from fairlane.store.job_rows import decode_key, decode_keys, no_such_queue
+from fairlane.store.job_rows import decode_given, decode_key, decode_keys, no_such_queue
 from fairlane.store.key_rows import KeyPlace, KeySums, decode_lanes, decode_sums
 from fairlane.store.operators import JobFilter, JobPage
 from fairlane.store.procedures import Query
@@ -433,15 +434,23 @@ class Moment:
         if fresh := [name for name in known if name not in self._recents]:
             told = _by_name((yield _query("select_told_of", fresh)), decode_tally)
             unseen = {name: Unseen(*counts) for name, *counts in (yield _query("select_unseen", fresh))}
+            given = yield from self._given_in([name for name in unseen if policies[name].policy.brought])
             ends = yield from self._ends_of(fresh)
             for name in fresh:
-                of = (told.get(name, ()), unseen.get(name, Unseen()), ends[name], self.now)
+                of = (told.get(name, ()), unseen.get(name, Unseen()), ends[name], self.now, given.get(name, ()))
                 self._recents[name] = Recent(policies[name].policy, *of)
             yield from self._load_lanes([name for name in fresh if self._recents[name].unseen.events <= MANY])
             yield from self._hold({name: policies[name].policy for name in fresh})
         if with_lanes:
             yield from self._load_lanes(known)
         return {name: self._recents[name] for name in known}
+
+    def _given_in(self, queues: Sequence[str]) -> Looking[dict[str, list[tuple[Mapping[str, float], int]]]]:
+        """By queue, the numbers that unseen jobs brought along."""
+        found: dict[str, list[tuple[Mapping[str, float], int]]] = {}
+        for name, text, given_by in (yield _query("select_unseen_given", queues)) if queues else ():
+            found.setdefault(name, []).append((decode_given(text) or {}, given_by))
+        return found
 
     def _load_lanes(self, queues: Sequence[str]) -> Looking[None]:
         if fresh := [name for name in queues if self._recents[name].lanes is None]:
@@ -496,21 +505,43 @@ class Moment:
             named[name] |= {limited[name].gate_of(*each): each for each in places}
         for name, each in (yield from self._rung(limited)).items():
             named[name] |= each
+        brought = {name: self._brought_by_key(policy) for name, policy in limited.items()}
         rows: dict[str, dict[bytes, GateRow]] = {name: {} for name in limited}
         for name, *row in (yield from self._stored_in_doubt(limited)):
             if (gate := _gate(row)).id not in tails[name].gates:
                 rows[name][gate.id] = gate
+        for name, tail in ((name, tails[name]) for name in limited):
+            changed = [gate for gate in tail.gates.values() if gate is not None]
+            rows[name] |= {g.id: g for g in changed if is_in_doubt(g, self.now) or g.limit in brought[name]}
+        # Numbers are looked up key by key only where one may have shut or opened something.
+        may_stop = {name for name, policy in limited.items() if self._recents[name].may_be_stopped(policy)}
+        numbered = [
+            name
+            for name, limits in brought.items()
+            if name in may_stop or not limits.keys().isdisjoint(_limits_of(rows[name], named[name]))
+        ]
+        yield from self._load_lanes(numbered)
+        for name in may_stop:
+            stopped = self._recents[name].stopped(limited[name])
+            named[name] |= {limited[name].gate_of(*each): each for each in stopped}
         owners = {gate: name for name, gates in named.items() for gate in gates}
         for gate in (yield from self._gates_left({name: list(gates) for name, gates in named.items()})):
             rows[owners[gate.id]][gate.id] = gate
         for name, policy in limited.items():
-            changed = [gate for gate in tails[name].gates.values() if gate is not None and is_in_doubt(gate, self.now)]
-            rows[name] |= {gate.id: gate for gate in changed}
+            recent = self._recents[name]
             wanted = list(named[name].values())
             shared, freed = yield from self._shared_behind(wanted)
-            ends = msgspec.structs.replace(self._recents[name].ends, shared=freed)
-            board = board_now(policy, self.now, rows[name].values(), wanted, shared, ends)
-            self._recents[name].hold(held_now(board, {*rows[name], *named[name]}))
+            ends = msgspec.structs.replace(recent.ends, shared=freed)
+            numbers = (
+                {n: recent.brought(n, each.limit.by) for n, each in brought[name].items()} if name in numbered else {}
+            )
+            board = board_now(policy, self.now, rows[name].values(), wanted, shared, ends, numbers)
+            recent.hold(held_now(board, {*rows[name], *named[name]}))
+
+    def _brought_by_key(self, policy: Policy) -> dict[str, BoundLimit]:
+        """By name, the limits of keys whose numbers unseen jobs may have brought."""
+        is_brought = bool(self._recents[policy.queue].given)
+        return {bound.name: bound for bound in policy.keyed_limits if is_brought and bound.from_job is not None}
 
     def _shared_in_use(self, policies: Mapping[str, Policy]) -> Looking[dict[str, list[Wanted]]]:
         """By queue, the gates of keys that are behind shared ones in use."""
@@ -543,14 +574,15 @@ class Moment:
         return found
 
     def _stored_in_doubt(self, policies: Mapping[str, Policy]) -> Looking[Sequence[Any]]:
-        """Gates of the tables that `is_in_doubt`. Of those that are in use, and at which nobody is known to wait, only
-        those of keys of which jobs are waiting: others hold nobody back."""
+        """Gates of the tables that `is_in_doubt`, or whose numbers unseen jobs may have brought. Of those that are in
+        use, and at which nobody is known to wait, only those of keys of which jobs are waiting: others hold nobody
+        back."""
         asked = [
-            (name, bound.name, key_scope(bound.limit.by))
+            (name, bound.name, key_scope(bound.limit.by), bound.name in self._brought_by_key(policy))
             for name, policy in policies.items()
             for bound in policy.keyed_limits
             if not bound.is_shared and not isinstance(bound.limit, Backlog)
-        ] or [(name, "", "") for name in policies]
+        ] or [(name, "", "", False) for name in policies]
         recents = [self._recents[name] for name in policies]
         keys: list[str] | None = None
         if all(recent.lanes is not None and len(recent.places) <= MANY for recent in recents):
@@ -558,7 +590,7 @@ class Moment:
             named = [key for recent in recents for _, key in recent.places]
             named += [key for recent in recents for by in scopes for key in recent.arrived(by)]
             keys = sorted(set(map(key_rows.key_text, named)))
-        found: Sequence[Any] = yield _query("select_gates_in_doubt", Rows(asked, 3), self.now, keys)
+        found: Sequence[Any] = yield _query("select_gates_in_doubt", Rows(asked, 4), self.now, keys)
         return found
 
     def tails(self, queues: Collection[str]) -> Looking[dict[str, Tail]]:
@@ -652,6 +684,7 @@ class Moment:
         if not any(asked.values()):
             return {name: board_now(policies[name], self.now, ()) for name in asked}
         ends = yield from self._ends_of(list(asked))
+        brought = yield from self._brought_to(asked)
         gates = {name: [policies[name].gate_of(*each) for each in several] for name, several in asked.items()}
         left = yield from self._gates_left(gates)
         shared, freed = yield from self._shared_behind(each for several in asked.values() for each in several)
@@ -659,8 +692,19 @@ class Moment:
         for name, several in asked.items():
             policy = policies[name].without(policies[name].overrides.expired(self.now))
             of = msgspec.structs.replace(ends[name], shared=freed) if freed else ends[name]
-            boards[name] = board_now(policy, self.now, left, several, shared, of)
+            boards[name] = board_now(policy, self.now, left, several, shared, of, brought.get(name, {}))
         return boards
+
+    def _brought_to(self, wanted: Mapping[str, Iterable[Wanted]]) -> Looking[dict[str, dict[str, Brought]]]:
+        """By queue and limit, the numbers that unseen jobs have brought to these."""
+        bounds = {name: {bound.name: bound for bound, _ in each if bound.from_job} for name, each in wanted.items()}
+        recents = yield from self._recents_of([name for name, each in bounds.items() if each])
+        recents = {name: recent for name, recent in recents.items() if recent.given}
+        yield from self._load_lanes([n for n in recents if any(each.limit.by for each in bounds[n].values())])
+        return {
+            name: {limit: recent.brought(limit, bound.limit.by) for limit, bound in bounds[name].items()}
+            for name, recent in recents.items()
+        }
 
     def _shared_behind(self, wanted: Iterable[Wanted]) -> Looking[tuple[list[SharedGateRow], list[SharedRelease]]]:
         """The gates that queues share behind these, and what has ended there that no claim has folded."""
@@ -681,14 +725,30 @@ class Moment:
         return [*map(_gate, stored), *changed]
 
     def weights_named(self, flows: Mapping[str, Sequence[bytes]]) -> Looking[dict[bytes, FlowWeight]]:
-        """The weights of flows by their ids, where they exist, as they are stored."""
+        """The weights of flows by their ids, where they are known."""
         tails = yield from self.tails(flows)
         wanted = [(name, flow) for name, named in flows.items() for flow in named]
         others = [each for each in wanted if each[1] not in tails[each[0]].flows]
         stored = (yield _query("select_weights_named", *_in_step(others))) if others else ()
         changed = [row for name, flow in wanted if (row := tails[name].flows.get(flow)) is not None]
         numbers = [*stored, *((row.id, row.weight, row.given_by) for row in changed)]
-        return {flow: FlowWeight(weight, given_by > 0) for flow, weight, given_by in numbers}
+        weights: dict[bytes, tuple[float, int]] = {flow: (weight, given_by) for flow, weight, given_by in numbers}
+        for flow, brought in (yield from self._weights_brought([name for name in flows if flows[name]])).items():
+            weights[flow] = max(brought, weights.get(flow, brought), key=lambda each: each[1])
+        return {flow: FlowWeight(weight, given_by > 0) for flow, (weight, given_by) in weights.items()}
+
+    def _weights_brought(self, queues: Collection[str]) -> Looking[dict[bytes, tuple[float, int]]]:
+        """By flow, the weights that unseen jobs have brought."""
+        policies = yield from self.policies()
+        weighed = {n: p for n in queues if n in policies and WEIGHT in (p := policies[n].policy).brought and p.fair}
+        recents = yield from self._recents_of(list(weighed))
+        recents = {name: recent for name, recent in recents.items() if recent.given}
+        yield from self._load_lanes(list(recents))
+        return {
+            weighed[name].flow_of_key(key): brought
+            for name, recent in recents.items()
+            for key, brought in recent.brought(WEIGHT, weighed[name].fair_by).items()
+        }
 
     def next_jobs(self, queue: str, keys: Mapping[str, str | None], limit: int = 20) -> Looking[list[JobRecord]]:
         """Ready jobs of one flow of a queue (or, without `Fair`, of the whole) in the order in which it would start
@@ -749,6 +809,10 @@ def _lane(row: Sequence[Any]) -> LaneRow:
 
 def _gate(row: Sequence[Any]) -> GateRow:
     return GateRow(row[0], row[1], decode_key(row[2]), *row[3:])
+
+
+def _limits_of(rows: Mapping[bytes, GateRow], named: Mapping[bytes, Wanted]) -> set[str]:
+    return {row.limit for row in rows.values()} | {bound.name for bound, _ in named.values()}
 
 
 def _in_step(wanted: Sequence[tuple[str, bytes]]) -> tuple[list[str], list[bytes]]:

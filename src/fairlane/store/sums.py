@@ -21,6 +21,7 @@ from fairlane.scheduler.figures import (
     changes_of_held,
     count_lanes,
     place_of_gate,
+    still_held,
 )
 from fairlane.scheduler.journal import Tail
 from fairlane.scheduler.snapshot import LaneRow
@@ -283,7 +284,7 @@ class _AddingUp:
     def still_held(self, found: Iterable[Row]) -> _Changed:
         """What becomes of keys that some limit held back: it may be no more."""
         known = [key_rows.key_figures(row) for row in found]
-        after = [self.kept.still_holding(each) for each in known]
+        after = [still_held(self.policy, each) for each in known]
         self._held = key_rows.add_held(self._held, changes_of_held([], after))
         return _Changed.of([each for each, old in zip(after, known, strict=True) if each != old])
 

@@ -15,7 +15,7 @@ SORTS = {
     "name": "Key",
     "waiting": "Waiting",
     "running": "Running",
-    "done": "Done 24 h",
+    "ended": "Ended 24 h",
     "started": "Last start",
 }
 LONGEST_SEARCH = 200

@@ -61,7 +61,7 @@ order by q.name, m.minute
 
 -- name: select_keys
 -- Keys by queue, scope and name, where they are stored. $1 queues, $2 scopes, $3 keys
-select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
+select q.name, k.scope, k.key, k.waiting, k.running, k.ended, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
     k.held_by, k.hours, k.minutes
 from unnest($1::text[], $2::text[], $3::text[]) as n (name, scope, key)
 cross join lateral (select q.id, q.name from fairlane.queues q where q.name = n.name limit 1) q
@@ -78,7 +78,7 @@ select q.name, '[' || string_agg(k.sums, ',') || ']'
 from unnest($1::text[]) as u (name)
 cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
 cross join lateral (
-    select '[' || to_json(k.scope) || ',' || to_json(k.key) || ',' || k.waiting || ',' || k.running || ',' || k.done || ','
+    select '[' || to_json(k.scope) || ',' || to_json(k.key) || ',' || k.waiting || ',' || k.running || ',' || k.ended || ','
         || coalesce(k.started_at, 0) || ',' || coalesce(k.held_by, '[]') || ']' as sums
     from fairlane.key_figures k
     where k.queue_id = q.id and ($2::text is null or k.scope = $2) and (not $3::boolean or k.held_by is not null)
@@ -136,18 +136,18 @@ cross join lateral (
 ) k
 where q.name = $1::text
 
--- name: list_keys_by_done
+-- name: list_keys_by_ended
 select k.key
 from fairlane.queues q
 cross join lateral (
     select k.key
     from fairlane.key_figures k
     where k.list = q.id::text || '/' || $2::text
-      and (-k.done, k.key collate "POSIX") >= ($4::bigint, $5::text)
-      and (-k.done, k.key collate "POSIX", q.name collate "C") > ($4::bigint, $5, $6::text)
+      and (-k.ended, k.key collate "POSIX") >= ($4::bigint, $5::text)
+      and (-k.ended, k.key collate "POSIX", q.name collate "C") > ($4::bigint, $5, $6::text)
       and position($3::text in k.label) > 0
       and not k.key = any ($8::text[])
-    order by -k.done, k.key collate "POSIX"
+    order by -k.ended, k.key collate "POSIX"
     limit $7::integer
 ) k
 where q.name = $1::text
@@ -249,9 +249,25 @@ cross join lateral (
 cross join lateral (select a.* from fairlane.arrivals a where a.queue_id = q.id and a.xid >= s.since offset 0) a
 group by q.name
 
+-- name: select_unseen_given
+-- The different numbers that these jobs brought along, each with the latest job that did. $1 queues by name
+select q.name, a.given, max(a.given_by)
+from unnest($1::text[]) as u (name)
+cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
+cross join lateral (
+    select least(s.arrivals_from, pg_snapshot_xmin(pg_current_snapshot())) as since
+    from fairlane.queue_states s
+    where s.queue_id = q.id
+    order by s.version desc
+    limit 1
+) s
+cross join lateral (select a.* from fairlane.arrivals a where a.queue_id = q.id and a.xid >= s.since offset 0) a
+where a.given is not null
+group by q.name, a.given
+
 -- name: select_unseen_lanes
--- The same by lane: of each queue one JSON array of lane tallies (the zeros are what only claims tell), since rows one by one
--- would take longer than all the rest. $1 queues by name
+-- All of them by lane and by what they brought along: of each queue one JSON array of lane tallies (the zeros are what only
+-- claims tell), since rows one by one would take longer than all the rest. $1 queues by name
 select q.name, '[' || string_agg(lanes.lane, ',') || ']'
 from unnest($1::text[]) as u (name)
 cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
@@ -264,9 +280,10 @@ cross join lateral (
 ) s
 cross join lateral (
     select '[' || min(a.keys::text) || ',' || a.priority || ',' || sum(a.count) || ',0,0,0,0,0,0,'
-        || max(case when a.count > 0 then a.since else 0 end) || ']' as lane
+        || max(case when a.count > 0 then a.since else 0 end) || ',' || coalesce(a.given, 'null') || ','
+        || coalesce(max(a.given_by), 0) || ']' as lane
     from (select a.* from fairlane.arrivals a where a.queue_id = q.id and a.xid >= s.since offset 0) a
-    group by a.lane, a.priority
+    group by a.lane, a.priority, a.given
 ) lanes
 group by q.name
 
@@ -334,13 +351,15 @@ cross join lateral (select g.* from fairlane.gates g where g.queue_id = q.id and
 
 -- name: select_gates_in_doubt
 -- Gates that may be open although lanes wait on them, since their time has come; and those in use on which none wait, and
--- which may be shut all the same. Of the latter, those that jobs may wait for.
--- $1 queues by name, $2 limits, $3 their scopes, $4 now, $5 keys of which jobs wait besides those that stats say; null: any
+-- which may be shut all the same, and those with room that somebody was woken for while others wait. Of the latter, those that
+-- jobs may wait for. And those on which lanes wait for a number that unseen jobs may have brought.
+-- $1 queues by name, $2 limits, $3 their scopes, $4 whether unseen jobs bring their numbers, $5 now, $6 keys of which jobs wait
+-- besides those that stats say; null: any
 select q.name, g.id, g."limit", g.key, g.in_flight, g.tat, g.waiting, g.awake, g.wake_at, g.memo, g.value, g.given_by
 from (select distinct u.name from unnest($1::text[]) as u (name)) n
 cross join lateral (select q.id, q.name from fairlane.queues q where q.name = n.name limit 1) q
 cross join lateral (
-    select g.* from fairlane.gates g where g.queue_id = q.id and g.wake_at <= $4::bigint and g.waiting > 0 offset 0
+    select g.* from fairlane.gates g where g.queue_id = q.id and g.wake_at <= $5::bigint and g.waiting > 0 offset 0
 ) g
 union all
 select q.name, g.id, g."limit", g.key, g.in_flight, g.tat, g.waiting, g.awake, g.wake_at, g.memo, g.value, g.given_by
@@ -349,13 +368,22 @@ cross join lateral (select q.id, q.name from fairlane.queues q where q.name = n.
 cross join lateral (
     select g.*
     from fairlane.gates g
-    where g.queue_id = q.id and g.waiting <= 0 and (g.in_flight > 0 or g.tat > $4)
+    where g.queue_id = q.id
+      and case when g.waiting > 0 then g.awake > 0 else g.in_flight > 0 or g.tat > $5 or g.value = 0 end
     offset 0
 ) g
 join unnest($1, $2::text[], $3::text[]) as u (name, "limit", scope) on u.name = q.name and u."limit" = g."limit"
-where $5::text[] is null
-   or g.key = any ($5)
+where $6::text[] is null
+   or g.key = any ($6)
    or (select k.waiting from fairlane.key_figures k where k.queue_id = q.id and k.scope = u.scope and k.key = g.key) > 0
+union all
+select q.name, g.id, g."limit", g.key, g.in_flight, g.tat, g.waiting, g.awake, g.wake_at, g.memo, g.value, g.given_by
+from (select u.* from unnest($1, $2, $4::boolean[]) as u (name, "limit", is_brought) where u.is_brought) u
+cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
+cross join lateral (
+    select g.* from fairlane.gates g where g.queue_id = q.id and g."limit" = u."limit" and g.waiting > 0 offset 0
+) g
+where $6 is null or g.key = any ($6)
 
 -- name: select_shared_in_use
 -- Gates of keys that queues share, and that may be shut. $1 limits by name, $2 now

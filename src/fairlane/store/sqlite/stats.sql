@@ -28,7 +28,7 @@ order by q.name, m.minute
 
 -- name: select_keys
 -- Keys by queue, scope and name, where they are stored. ?1 [[queue, scope, key], …]
-select q.name, k.scope, k.key, k.waiting, k.running, k.done, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
+select q.name, k.scope, k.key, k.waiting, k.running, k.ended, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
     k.held_by, k.hours, k.minutes
 from json_each(?1) as n
 cross join queues as q on q.name = n.value ->> 0
@@ -37,7 +37,7 @@ cross join key_figures as k on k.queue = q.id and k.scope = n.value ->> 1 and k.
 -- name: select_key_sums
 -- What lists of keys are sorted by, of every key of some queues, or of those that are held: of each queue one JSON array. ?1 queues by name, ?2 scope, or null for all, ?3 whether only those that are held
 select q.name, '[' || group_concat(
-    '[' || json_quote(k.scope) || ',' || json_quote(k.key) || ',' || k.waiting || ',' || k.running || ',' || k.done || ','
+    '[' || json_quote(k.scope) || ',' || json_quote(k.key) || ',' || k.waiting || ',' || k.running || ',' || k.ended || ','
     || coalesce(k.started_at, 0) || ',' || coalesce(k.held_by, '[]') || ']'
 ) || ']'
 from json_each(?1) as u
@@ -79,15 +79,15 @@ where q.name = ?1 and k.scope = ?2
   and (?3 = '' or instr(k.label, ?3) > 0)
 order by -k.running, k.key
 
--- name: list_keys_by_done
+-- name: list_keys_by_ended
 select k.key
 from queues as q
 cross join key_figures as k on k.queue = q.id
 where q.name = ?1 and k.scope = ?2
-  and (-k.done, k.key) >= (?4, ?5)
-  and (-k.done, k.key, q.name) > (?4, ?5, ?6)
+  and (-k.ended, k.key) >= (?4, ?5)
+  and (-k.ended, k.key, q.name) > (?4, ?5, ?6)
   and (?3 = '' or instr(k.label, ?3) > 0)
-order by -k.done, k.key
+order by -k.ended, k.key
 
 -- name: list_keys_by_start
 select k.key
@@ -153,16 +153,29 @@ cross join queues as q on q.name = u.value
 cross join arrivals as a on a.queue = q.id
 group by q.name
 
+-- name: select_unseen_given
+-- The different numbers that these jobs brought along, each with the latest job that did. ?1 queues by name
+select q.name, a.given, max(a.given_by)
+from json_each(?1) as u
+cross join queues as q on q.name = u.value
+cross join arrivals as a on a.queue = q.id
+where a.given is not null
+group by q.name, a.given
+
 -- name: select_unseen_lanes
--- The same by lane: of each queue one JSON array of lane tallies (the zeros are what only claims tell). ?1 queues by name
-select name, '[' || group_concat('[' || keys || ',' || priority || ',' || jobs || ',0,0,0,0,0,0,' || newest || ']') || ']'
+-- All of them by lane and by what they brought along: of each queue one JSON array of lane tallies (the zeros are what only
+-- claims tell). ?1 queues by name
+select name, '[' || group_concat(
+    '[' || keys || ',' || priority || ',' || jobs || ',0,0,0,0,0,0,' || newest || ',' || given || ',' || given_by || ']'
+) || ']'
 from (
     select q.name, a.priority, a.keys, sum(a.count) as jobs,
-        max(case when a.count > 0 then a.since else 0 end) as newest
+        max(case when a.count > 0 then a.since else 0 end) as newest,
+        coalesce(a.given, 'null') as given, coalesce(max(a.given_by), 0) as given_by
     from json_each(?1) as u
     cross join queues as q on q.name = u.value
     cross join arrivals as a on a.queue = q.id
-    group by q.name, a.lane, a.priority
+    group by q.name, a.lane, a.priority, a.given
 )
 group by name
 
@@ -209,8 +222,10 @@ cross join gates as g on g.queue = q.id and g.id = substr(?2, 16 * u.key + 1, 16
 
 -- name: select_gates_in_doubt
 -- Gates that may be open although lanes wait on them, since their time has come; and those in use on which none wait, and
--- which may be shut all the same. Of the latter, those that jobs may wait for.
--- ?1 [[queue, limit, its scope], …], ?2 now, ?3 keys of which jobs wait besides those that stats say; null: any
+-- which may be shut all the same, and those with room that somebody was woken for while others wait. Of the latter, those that
+-- jobs may wait for. And those on which lanes wait for a number that unseen jobs may have brought.
+-- ?1 [[queue, limit, its scope, whether unseen jobs bring its numbers], …], ?2 now, ?3 keys of which jobs wait besides those
+-- that stats say; null: any
 select q.name, g.id, g."limit", g.key, g.in_flight, g.tat, g.waiting, g.awake, g.wake_at, g.memo, g.value, g.given_by
 from (select distinct value ->> 0 as name from json_each(?1)) as n
 cross join queues as q on q.name = n.name
@@ -219,10 +234,19 @@ union all
 select q.name, g.id, g."limit", g.key, g.in_flight, g.tat, g.waiting, g.awake, g.wake_at, g.memo, g.value, g.given_by
 from json_each(?1) as u
 cross join queues as q on q.name = u.value ->> 0
-cross join gates as g on g.queue = q.id and g.waiting <= 0 and (g.in_flight > 0 or g.tat > ?2) and g."limit" = u.value ->> 1
-where ?3 is null
-   or g.key in (select value from json_each(?3))
-   or (select k.waiting from key_figures as k where k.queue = q.id and k.scope = u.value ->> 2 and k.key = g.key) > 0
+cross join gates as g on g.queue = q.id and g."limit" = u.value ->> 1
+where case when g.waiting > 0 then g.awake > 0 else g.in_flight > 0 or g.tat > ?2 or g.value = 0 end
+  and (
+    ?3 is null
+    or g.key in (select value from json_each(?3))
+    or (select k.waiting from key_figures as k where k.queue = q.id and k.scope = u.value ->> 2 and k.key = g.key) > 0
+  )
+union all
+select q.name, g.id, g."limit", g.key, g.in_flight, g.tat, g.waiting, g.awake, g.wake_at, g.memo, g.value, g.given_by
+from json_each(?1) as u
+cross join queues as q on q.name = u.value ->> 0 and u.value ->> 3
+cross join gates as g on g.queue = q.id and g."limit" = u.value ->> 1 and g.waiting > 0
+where ?3 is null or g.key in (select value from json_each(?3))
 
 -- name: select_shared_in_use
 -- Gates of keys that queues share, and that may be shut. ?1 limits by name, ?2 now

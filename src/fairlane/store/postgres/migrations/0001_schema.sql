@@ -1325,7 +1325,7 @@ create table fairlane.key_figures (
     label text collate "C" not null,
     waiting bigint not null default 0,
     running bigint not null default 0,
-    done bigint not null default 0,
+    ended bigint not null default 0,
     failed bigint not null default 0,
     ran bigint not null default 0,
     arrived_at bigint,
@@ -1344,7 +1344,7 @@ comment on column fairlane.key_figures.minutes is 'What started and ended in the
 comment on column fairlane.key_figures.refresh_at is 'When the oldest of its hours is a day old; where it says no more than a key that was never seen: at once.';
 create index key_figures_by_waiting on fairlane.key_figures (list, (-waiting), key collate "POSIX");
 create index key_figures_by_running on fairlane.key_figures (list, (-running), key collate "POSIX");
-create index key_figures_by_done on fairlane.key_figures (list, (-done), key collate "POSIX");
+create index key_figures_by_ended on fairlane.key_figures (list, (-ended), key collate "POSIX");
 create index key_figures_by_start on fairlane.key_figures (list, (-coalesce(started_at, 0)), key collate "POSIX");
 create index key_figures_to_refresh on fairlane.key_figures (queue_id, refresh_at) where refresh_at is not null;
 
@@ -1354,7 +1354,7 @@ create type fairlane.key_figure as (
     label text,
     waiting bigint,
     running bigint,
-    done bigint,
+    ended bigint,
     failed bigint,
     ran bigint,
     arrived_at bigint,

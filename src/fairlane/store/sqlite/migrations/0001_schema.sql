@@ -390,7 +390,7 @@ create table key_figures (
     label text not null,
     waiting integer not null default 0,
     running integer not null default 0,
-    done integer not null default 0,
+    ended integer not null default 0,
     failed integer not null default 0,
     ran integer not null default 0,
     arrived_at integer,
@@ -408,7 +408,7 @@ create table key_figures (
 ) strict, without rowid;
 create index key_figures_by_waiting on key_figures (queue, scope, -waiting, key);
 create index key_figures_by_running on key_figures (queue, scope, -running, key);
-create index key_figures_by_done on key_figures (queue, scope, -done, key);
+create index key_figures_by_ended on key_figures (queue, scope, -ended, key);
 create index key_figures_by_start on key_figures (queue, scope, -coalesce(started_at, 0), key);
 create index key_figures_to_refresh on key_figures (queue, refresh_at) where refresh_at is not null;
 
