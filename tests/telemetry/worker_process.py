@@ -81,6 +81,7 @@ def _get(url: str) -> tuple[int, str]:
 @asynccontextmanager
 async def worker_process(folder: Path, url: str, *options: str) -> AsyncIterator[WorkerProcess]:
     """`fairlane worker shop:app` in this folder, killed at the end if it has not ended."""
+    paths = filter(None, [os.environ.get("PYTHONPATH")])
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -89,7 +90,8 @@ async def worker_process(folder: Path, url: str, *options: str) -> AsyncIterator
         "shop:app",
         *options,
         cwd=folder,
-        env={**os.environ, "FAIRLANE_URL": url, "PYTHONPATH": str(folder)},
+        # Before what is there: the sources under test may be on it.
+        env={**os.environ, "FAIRLANE_URL": url, "PYTHONPATH": os.pathsep.join((str(folder), *paths))},
         stderr=asyncio.subprocess.PIPE,
     )
     worker = WorkerProcess(process)

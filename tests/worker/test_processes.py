@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 import tempfile
@@ -167,7 +168,7 @@ async def test_a_worker_whose_processes_keep_dying_gives_up_loudly(
 ) -> None:
     monkeypatch.setattr(crew, "FIRST_RESTART", SECOND // 1_000)
     (tmp_path / "shop.py").write_text(REPORT + DIES + SHOP)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     command = (sys.executable, "-m", "fairlane.cli", "worker", "shop:app")
     async with shop:
         worker = await shop.worker(WorkerOptions(processes=2, command=command))

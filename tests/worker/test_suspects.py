@@ -174,7 +174,7 @@ def lone_shop(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tupl
     name = f"lone_{uuid4().hex}"
     (tmp_path / f"{name}.py").write_text(SHOP)
     monkeypatch.setenv("FAIRLANE_URL", url)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.syspath_prepend(str(tmp_path))
     module = __import__(name)
     return module.app, (sys.executable, "-m", "fairlane.cli", "worker", f"{name}:app", "--log-level", "warning")
