@@ -22,6 +22,7 @@ from fairlane.job import Claim, State
 from fairlane.scheduler.pace import AHEAD, Pace
 from fairlane.scheduler.settlement import SEEN, Cancelled, Died, Done, Lost, Outcome, Released, Settlement, settle
 from fairlane.stamping import Stamp
+from fairlane.store.figures import BlockedLoop
 from fairlane.store.protocol import Store
 from fairlane.task import Registry, Task
 from fairlane.worker.context import JobContext, current_run
@@ -719,6 +720,11 @@ class Execution:
             log.info("%d claimed jobs were given back unstarted: %s", len(unstarted), reason)
 
     # For those who look.
+
+    def blocks(self) -> list[BlockedLoop]:
+        """What blocks, or has blocked last, the event loops of processes that run jobs for us. From any thread."""
+        block = None if self._lone is None else self._lone.block
+        return [] if block is None else [block]
 
     def unstarted(self) -> list[Run]:
         """Every claim in hand whose handler has not been called."""
