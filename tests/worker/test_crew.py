@@ -119,8 +119,11 @@ async def test_the_death_of_a_process_costs_only_its_own_jobs(scene: Scene) -> N
         lost = {job for job, _, pid in scene.noted("waits") if pid == victim}
         os.kill(victim, signal.SIGKILL)
         await until(lambda: len(mates(worker)) == 3 and victim not in mates(worker))
+        times, task = worker._execution.run_times, scene.shop.wait_for.name
+        assert times.usual(task) is None, "a run that was lost does not say how long its task takes"
         Path(go).touch()
         assert await results(jobs) == ["in peace"] * 6
+        assert times.usual(task) is not None
         runs = Counter(job for job, _, _ in scene.noted("waits"))
         assert {job for job, count in runs.items() if count > 1} == lost
         assert len(lost) == 2

@@ -14,6 +14,7 @@ from fairlane import App, Concurrency, ManualClock, State
 from fairlane.scheduler.settlement import Released, settle
 from fairlane.store.figures import BlockedLoop
 from fairlane.worker.execution import Run
+from fairlane.worker.outcomes import Stop
 from fairlane.worker.runs import RunTimes
 from tests.telemetry.test_metrics import of, parsed
 from tests.telemetry.worker_process import WorkerProcess, worker_process
@@ -377,6 +378,25 @@ async def test_a_run_is_long_by_what_its_task_usually_takes(
     assert len(told) == 1
     assert told[0].levelno == logging.WARNING
     assert "95 of 100 runs of its task take at most 60 s" in told[0].getMessage()
+
+
+@pytest.mark.parametrize("stop", [Stop.GONE, Stop.SHUTDOWN])
+async def test_a_run_that_was_cut_short_does_not_say_what_its_task_usually_takes(
+    app: App, clock: ManualClock, gate: asyncio.Event, stop: Stop
+) -> None:
+    task = slow(app, gate)
+    async with app, working(app) as worker:
+        execution = worker._execution
+        await reaches(await task.enqueue(True), State.RUNNING)
+        await until(lambda: [run.started_at for run in execution.running])
+        clock.advance("10m")
+        [run] = execution.running
+        execution.interrupt(run, stop)
+        await until(lambda: run not in execution.running)
+        assert execution.run_times.usual("slow") is None
+        gate.set()
+        await (await task.enqueue(False)).result(timeout=PATIENCE)
+        assert execution.run_times.usual("slow") is not None
 
 
 @pytest.mark.parametrize(

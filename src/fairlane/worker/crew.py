@@ -270,6 +270,7 @@ class Crew(Execution):
         else:
             if settlement.to is not State.DONE:
                 self._count(settlement)
+            self._note_time(settlement, run)
             self.settle_later(settlement, run.queue, may_be_settled=may_be_settled)
         if self.watching is not None:
             self.watching.count_end(run.claim, settlement, 0 if settlement is None else settlement.ran)

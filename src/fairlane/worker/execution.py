@@ -551,8 +551,6 @@ class Execution:
         brings its settlement."""
         ran = self.ran(run)
         self.mean_run += (ran - self.mean_run) * 0.1
-        if not isinstance(outcome, Released):
-            self.run_times.note(run.claim.task, ran)
         self.running.discard(run)
         # Its task's context holds the run: left as a cycle, every job would wait for the collector.
         run.handle = None
@@ -575,9 +573,15 @@ class Execution:
         elif settlement.to is not State.DONE:
             self._count(settlement)
         if settlement is not None:
+            self._note_time(settlement, run)
             self.settle_later(settlement, run.queue, may_be_settled=run.may_be_settled)
         self._refill()
         return settlement
+
+    def _note_time(self, settlement: Settlement, run: Run) -> None:
+        """Learn how long runs of its task take; one that was cut short or given back does not say."""
+        if settlement.outcome not in ("lost", "released"):
+            self.run_times.note(run.claim.task, settlement.ran)
 
     def _refill(self) -> None:
         """A slot may be free."""
