@@ -14,6 +14,7 @@ import asyncpg
 import pytest
 
 from fairlane import App, ManualClock, Rate, State
+from fairlane.cli.workers import draw_workers
 from fairlane.clock import SECOND
 from fairlane.operations import diagnosis_database
 from fairlane.operations.views import HintKind, QueueStatus, QueueView, WorkerList
@@ -197,13 +198,22 @@ async def test_what_presses_the_database_is_a_hint(shop: App, url: str, monkeypa
 
 async def test_long_runs_and_blocked_loops_of_a_worker_that_is_gone_are_past(shop: App) -> None:
     run = LongRun(job=str(uuid4()), task="mail", queue="plain", since=shop.clock.now())
-    await report(shop, "one", long_runs=[run], blocked=BlockedLoop(since=shop.clock.now(), task="mail", where="mail"))
+    block = BlockedLoop(since=shop.clock.now(), job=run.job, task="mail", where="mail")
+    await report(shop, "one", long_runs=[run], blocked=block)
     figures = await shop.operations.fleet_figures(0)
     assert figures["fairlane_queue_long_runs"] == [(("plain", "mail"), 1.0)]
     assert figures["fairlane_workers_blocked"] == [(("mail",), 1.0)]
     advance(shop, "1m")
-    figures = await shop.operations.fleet_figures(0)
-    assert figures["fairlane_queue_long_runs"] == figures["fairlane_workers_blocked"] == []
+    for state in ("late", "replaced"):
+        figures = await shop.operations.fleet_figures(0)
+        assert figures["fairlane_queue_long_runs"] == figures["fairlane_workers_blocked"] == []
+        workers = await shop.operations.list_workers()
+        gone = next(each for each in workers.workers if each.name == "one")
+        assert (gone.state, gone.long_runs, gone.blocked) == (state, [], None)
+        assert run.job not in "".join(line.plain for line in draw_workers(workers, 200))
+        assert not any(run.job in each.message for each in await shop.operations.diagnose())
+        assert not any(run.job in hint.words for hint in (await shop.operations.overview()).hints)
+        await report(shop, "two")
 
 
 # N11: what could start.

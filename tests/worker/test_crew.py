@@ -58,7 +58,7 @@ def scene(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     ledger.touch()
     monkeypatch.setenv("FAIRLANE_URL", url)
     monkeypatch.setenv("CREW_LEDGER", str(ledger))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
     name = "tests.worker.crew_shop"
     sys.modules.pop(name, None)
     return Scene(importlib.import_module(name), ledger, tmp_path)
@@ -119,8 +119,11 @@ async def test_the_death_of_a_process_costs_only_its_own_jobs(scene: Scene) -> N
         lost = {job for job, _, pid in scene.noted("waits") if pid == victim}
         os.kill(victim, signal.SIGKILL)
         await until(lambda: len(mates(worker)) == 3 and victim not in mates(worker))
+        times, task = worker._execution.run_times, scene.shop.wait_for.name
+        assert times.usual(task) is None, "a run that was lost does not say how long its task takes"
         Path(go).touch()
         assert await results(jobs) == ["in peace"] * 6
+        assert times.usual(task) is not None
         runs = Counter(job for job, _, _ in scene.noted("waits"))
         assert {job for job, count in runs.items() if count > 1} == lost
         assert len(lost) == 2
@@ -130,9 +133,7 @@ async def test_the_death_of_a_process_costs_only_its_own_jobs(scene: Scene) -> N
             assert outcomes == (["lost", "done"] if str(job.id) in lost else ["done"])
 
 
-async def test_a_process_whose_loop_is_blocked_keeps_no_unstarted_job_from_the_others(
-    scene: Scene, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_process_whose_loop_is_blocked_keeps_no_unstarted_job_from_the_others(scene: Scene) -> None:
     # L24, and nothing runs twice: what is taken back from it is not begun there any more.
     async with scene.app, scene.crew(2, 4) as worker:
         shop, go = scene.shop, scene.folder / "go"
@@ -142,8 +143,11 @@ async def test_a_process_whose_loop_is_blocked_keeps_no_unstarted_job_from_the_o
         jobs = await shop.where.enqueue_many([shop.where.call(number) for number in range(200)])
         assert set(await results(jobs)) == set(mates(worker)) - {blocked}
         assert await blocker.status() is State.RUNNING
-        assert "tests.worker.crew_shop.block" in worker.health().troubles["processes"]
-        assert f"the one with pid {blocked} begins no jobs" in caplog.text
+        await until(lambda: worker.report().blocked is not None)
+        block = worker.report().blocked
+        assert block is not None
+        assert (block.job, block.task) == (str(blocker.id), "tests.worker.crew_shop.block")
+        assert not worker.health().troubles, "it is known what keeps it"
         # Once it goes on, it takes its part again.
         go.touch()
         assert await blocker.result(timeout=PATIENCE) == blocked

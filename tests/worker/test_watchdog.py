@@ -14,6 +14,7 @@ from fairlane import App, Concurrency, ManualClock, State
 from fairlane.scheduler.settlement import Released, settle
 from fairlane.store.figures import BlockedLoop
 from fairlane.worker.execution import Run
+from fairlane.worker.outcomes import Stop
 from fairlane.worker.runs import RunTimes
 from tests.telemetry.test_metrics import of, parsed
 from tests.telemetry.worker_process import WorkerProcess, worker_process
@@ -131,9 +132,10 @@ async def ends(worker: WorkerProcess) -> None:
     assert await worker.ended() == 0
 
 
-async def test_a_handler_that_blocks_the_loop_is_named_while_it_does(url: str, shop: Path) -> None:
-    """O18: the loop cannot say so itself."""
-    options = ("--queues", "plain", "--name", "one", "--metrics-port", "0")
+@pytest.mark.parametrize("processes", [1, 2])
+async def test_a_handler_that_blocks_the_loop_is_named_while_it_does(url: str, shop: Path, processes: int) -> None:
+    """O18: the loop cannot say so itself. With --processes it is named by the worker all the same."""
+    options = ("--queues", "plain", "--name", "one", "--metrics-port", "0", "--processes", str(processes))
     async with producer(url) as app, worker_process(shop, url, *options) as worker:
         beside = await app.registry["wait_for"].enqueue(str(shop / "go"))
         await reaches(beside, State.RUNNING)
@@ -143,7 +145,7 @@ async def test_a_handler_that_blocks_the_loop_is_named_while_it_does(url: str, s
         assert "block (" in line
         assert "> hold (" in line
         assert "shop.py:" in line
-        assert "1 other job stands still" in line
+        assert processes > 1 or "1 other job stands still" in line, "with two, it may run in the other process"
 
         async def is_reported() -> bool:
             [seen] = [each for each in (await app.operations.list_workers()).workers if each.name == "one"]
@@ -158,6 +160,7 @@ async def test_a_handler_that_blocks_the_loop_is_named_while_it_does(url: str, s
         assert any(str(job.id) in hint.words for hint in (await app.operations.overview()).hints)
         figures = await app.operations.fleet_figures(0)
         assert figures["fairlane_workers_blocked"] == [(("block",), 1.0)]
+        assert not any(each.check == "troubled worker" for each in await app.operations.diagnose())
 
         (shop / "go").touch()
         await job.result(timeout=PATIENCE)
@@ -375,6 +378,25 @@ async def test_a_run_is_long_by_what_its_task_usually_takes(
     assert len(told) == 1
     assert told[0].levelno == logging.WARNING
     assert "95 of 100 runs of its task take at most 60 s" in told[0].getMessage()
+
+
+@pytest.mark.parametrize("stop", [Stop.GONE, Stop.SHUTDOWN])
+async def test_a_run_that_was_cut_short_does_not_say_what_its_task_usually_takes(
+    app: App, clock: ManualClock, gate: asyncio.Event, stop: Stop
+) -> None:
+    task = slow(app, gate)
+    async with app, working(app) as worker:
+        execution = worker._execution
+        await reaches(await task.enqueue(True), State.RUNNING)
+        await until(lambda: [run.started_at for run in execution.running])
+        clock.advance("10m")
+        [run] = execution.running
+        execution.interrupt(run, stop)
+        await until(lambda: run not in execution.running)
+        assert execution.run_times.usual("slow") is None
+        gate.set()
+        await (await task.enqueue(False)).result(timeout=PATIENCE)
+        assert execution.run_times.usual("slow") is not None
 
 
 @pytest.mark.parametrize(

@@ -98,8 +98,8 @@ def _blocked(worker: WorkerView, block: BlockView) -> Finding:
         level=Level.FAULT if block.until is None else Level.WARNING,
         queue=None,
         message=f"worker {worker.name}: its event loop {when}{since} by {block.who}, at {block.where}{beside}",
-        remedy="make the task a plain `def`, which runs in a thread, or await what it waits for; its lease is not "
-        "renewed meanwhile, so it may run twice",
+        remedy="make the task a plain `def`, which runs in a thread, or await what it waits for; without "
+        "`--processes`, its lease is not renewed meanwhile, so it may run twice",
     )
 
 

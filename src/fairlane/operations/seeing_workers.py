@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from fairlane.clock import SECOND, Instant, as_datetime
 from fairlane.operations.views import BlockView, LongRunView, WorkerList, WorkerView
 from fairlane.store.figures import BlockedLoop, LongRun, WorkerSeen, replaced
@@ -42,6 +44,9 @@ def worker_list(seen: Sequence[WorkerSeen], now: Instant) -> WorkerList:
 
 def _view(seen: WorkerSeen, now: Instant, *, is_replaced: bool) -> WorkerView:
     report = seen.report
+    if is_late := seen.is_late(now):
+        # What it ran may have ended since, or runs elsewhere.
+        report = msgspec.structs.replace(report, long_runs=[], blocked=None)
     return WorkerView(
         id=seen.id,
         name=report.name,
@@ -55,7 +60,7 @@ def _view(seen: WorkerSeen, now: Instant, *, is_replaced: bool) -> WorkerView:
         unsettled=report.unsettled,
         is_well=report.is_well,
         is_stopping=report.is_stopping,
-        is_late=seen.is_late(now),
+        is_late=is_late,
         is_gone=seen.is_gone(now),
         is_replaced=is_replaced,
         started_at=as_datetime(report.started_at),

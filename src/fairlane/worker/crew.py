@@ -17,11 +17,12 @@ from fairlane.clock import SECOND
 from fairlane.errors import FairlaneError
 from fairlane.job import Claim, State
 from fairlane.scheduler.settlement import SEEN, UNSEEN, Interrupted, Lost, Outcome, Released, Settlement, settle
+from fairlane.store.figures import BlockedLoop
 from fairlane.task import Task
 from fairlane.worker.black_box import Noted
 from fairlane.worker.execution import ALONE_LATER, NOT_YET_ALONE, Execution, Run
 from fairlane.worker.logs import log_end
-from fairlane.worker.mate import Began, Begin, End, Ended, Handed, Interrupt, Mate
+from fairlane.worker.mate import Began, Begin, Blocked, End, Ended, Handed, Interrupt, Mate
 from fairlane.worker.outcomes import Stop
 from fairlane.worker.timing import Alarm, jittered, pause
 from fairlane.worker.troubles import Troubles
@@ -213,7 +214,7 @@ class Crew(Execution):
 
     # What processes tell.
 
-    def _hear(self, mate: Mate, news: Began | Ended) -> None:
+    def _hear(self, mate: Mate, news: Began | Ended | Blocked) -> None:
         match news:
             case Began(job=job, at=at):
                 run = mate.runs.get(job)
@@ -221,6 +222,10 @@ class Crew(Execution):
                     self._pacer.began(run, at)
             case Ended(jobs=ends):
                 self._take(mate, ends)
+            case Blocked(block=BlockedLoop(until=None)):
+                self._clear_trouble("are blocked by a handler that is known")
+            case Blocked(block=block) if block.until is not None and self.watching is not None:
+                self.watching.loop_blocked(block.task, (block.until - block.since) / SECOND)
 
     def _take(self, mate: Mate, ends: Sequence[End]) -> None:
         now, is_full = self._now(), mate.capacity < mate.slots
@@ -265,6 +270,7 @@ class Crew(Execution):
         else:
             if settlement.to is not State.DONE:
                 self._count(settlement)
+            self._note_time(settlement, run)
             self.settle_later(settlement, run.queue, may_be_settled=may_be_settled)
         if self.watching is not None:
             self.watching.count_end(run.claim, settlement, 0 if settlement is None else settlement.ran)
@@ -319,19 +325,23 @@ class Crew(Execution):
         late = [run for run in overdue if mate.runs.get(run.claim.id) is run and run.claim.id not in begun]
         if not late:
             return
-        there = sorted({mate.runs[job].task.name for job in begun if job in mate.runs})
-        self._troubles.tell(
-            TROUBLE,
-            f"the one with pid {mate.pid} begins no jobs, and others run them: its event loop is blocked, by a handler "
-            f"of {' or '.join(there[:NAMED]) or 'an unknown task'}, or it gets no processor; blocking code belongs in "
-            "a task that is not async",
-        )
+        if not mate.is_blocked:
+            self._tell_trouble(mate, sorted({mate.runs[job].task.name for job in begun if job in mate.runs}))
         for run in late:
             del mate.runs[run.claim.id]
             mate.revoked[run.claim.id] = run.started_at
         self._measure()
         self._unbegun(late)
         self._refill()
+
+    def _tell_trouble(self, mate: Mate, there: Sequence[str]) -> None:
+        """Its watchdog has not said what blocks it, or not yet."""
+        self._troubles.tell(
+            TROUBLE,
+            f"the one with pid {mate.pid} begins no jobs, and others run them: its event loop is blocked, by a handler "
+            f"of {' or '.join(there[:NAMED]) or 'an unknown task'}, or it gets no processor; blocking code belongs in "
+            "a task that is not async",
+        )
 
     def _lose(self, mate: Mate, ending: str) -> int:
         """A process is gone: how many jobs may have done it. What had not begun there goes elsewhere."""
@@ -357,9 +367,12 @@ class Crew(Execution):
         self._refill()
         return len(suspects)
 
-    def _clear_trouble(self) -> None:
-        if not any(mate.revoked for mate in self._all()):
-            self._troubles.clear(TROUBLE, "begin jobs again")
+    def _clear_trouble(self, now: str = "begin jobs again") -> None:
+        if not any(mate.revoked and not mate.is_blocked for mate in self._all()):
+            self._troubles.clear(TROUBLE, now)
+
+    def blocks(self) -> list[BlockedLoop]:
+        return [mate.block for mate in self._all() if mate.block is not None]
 
     def _end_of_lost(self, run: Run, noted: Noted, ending: str, *, is_alone: bool) -> Settlement | None:
         outcome: Outcome

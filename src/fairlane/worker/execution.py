@@ -22,6 +22,7 @@ from fairlane.job import Claim, State
 from fairlane.scheduler.pace import AHEAD, Pace
 from fairlane.scheduler.settlement import SEEN, Cancelled, Died, Done, Lost, Outcome, Released, Settlement, settle
 from fairlane.stamping import Stamp
+from fairlane.store.figures import BlockedLoop
 from fairlane.store.protocol import Store
 from fairlane.task import Registry, Task
 from fairlane.worker.context import JobContext, current_run
@@ -550,8 +551,6 @@ class Execution:
         brings its settlement."""
         ran = self.ran(run)
         self.mean_run += (ran - self.mean_run) * 0.1
-        if not isinstance(outcome, Released):
-            self.run_times.note(run.claim.task, ran)
         self.running.discard(run)
         # Its task's context holds the run: left as a cycle, every job would wait for the collector.
         run.handle = None
@@ -574,9 +573,15 @@ class Execution:
         elif settlement.to is not State.DONE:
             self._count(settlement)
         if settlement is not None:
+            self._note_time(settlement, run)
             self.settle_later(settlement, run.queue, may_be_settled=run.may_be_settled)
         self._refill()
         return settlement
+
+    def _note_time(self, settlement: Settlement, run: Run) -> None:
+        """Learn how long runs of its task take; one that was cut short or given back does not say."""
+        if settlement.outcome not in ("lost", "released"):
+            self.run_times.note(run.claim.task, settlement.ran)
 
     def _refill(self) -> None:
         """A slot may be free."""
@@ -719,6 +724,11 @@ class Execution:
             log.info("%d claimed jobs were given back unstarted: %s", len(unstarted), reason)
 
     # For those who look.
+
+    def blocks(self) -> list[BlockedLoop]:
+        """What blocks, or has blocked last, the event loops of processes that run jobs for us. From any thread."""
+        block = None if self._lone is None else self._lone.block
+        return [] if block is None else [block]
 
     def unstarted(self) -> list[Run]:
         """Every claim in hand whose handler has not been called."""

@@ -12,6 +12,7 @@ import contextlib
 import os
 import signal
 import socket
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ import msgspec
 
 from fairlane.job import Claim
 from fairlane.scheduler.settlement import Settlement
+from fairlane.store.figures import BlockedLoop
 from fairlane.worker.black_box import BlackBox, Noted
 from fairlane.worker.outcomes import Stop
 from fairlane.worker.processes import how
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Began",
     "Begin",
+    "Blocked",
     "End",
     "Ended",
     "Gone",
@@ -111,8 +114,14 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
     jobs: list[End]
 
 
+class Blocked(msgspec.Struct, frozen=True, array_like=True, tag="blocked"):
+    """A handler blocks the event loop there, or has done so."""
+
+    block: BlockedLoop
+
+
 Order = Begin | Interrupt | Leave
-News = Ready | Began | Ended
+News = Ready | Began | Ended | Blocked
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_news: Callable[[bytes], News] = msgspec.msgpack.Decoder(News).decode
@@ -130,6 +139,7 @@ class Line:
         self._on_end = on_end
         self._received = b""
         self._unsent = bytearray()
+        self._sending = threading.Lock()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(connection.fileno(), self._read)
 
@@ -139,15 +149,21 @@ class Line:
         return not self._unsent
 
     def send(self, message: Order | News) -> None:
+        """From any thread: a blocked event loop sends nothing."""
         body = _encode(message)
         data = len(body).to_bytes(LENGTH, "big") + body
-        if not self._unsent:
-            sent = self._try(data)
-            if sent == len(data):
-                return
-            data = data[sent:]
+        with self._sending:
+            if not self._unsent:
+                sent = self._try(data)
+                if sent == len(data):
+                    return
+                data = data[sent:]
+                self._loop.call_soon_threadsafe(self._await_room)
+            self._unsent += data
+
+    def _await_room(self) -> None:
+        if self._socket.fileno() >= 0:
             self._loop.add_writer(self._socket.fileno(), self._write)
-        self._unsent += data
 
     def _try(self, data: bytes | bytearray) -> int:
         try:
@@ -158,9 +174,10 @@ class Line:
             return len(data)  # nobody is there any more, which is found out elsewhere
 
     def _write(self) -> None:
-        del self._unsent[: self._try(self._unsent)]
-        if not self._unsent:
-            self._loop.remove_writer(self._socket.fileno())
+        with self._sending:
+            del self._unsent[: self._try(self._unsent)]
+            if not self._unsent:
+                self._loop.remove_writer(self._socket.fileno())
 
     def _read(self) -> bool:
         """Take what has come; whether there was anything."""
@@ -202,7 +219,9 @@ class Line:
 class Mate:
     """The worker's end: one process, and what was handed to it."""
 
-    def __init__(self, command: Sequence[str], slots: int, hear: Callable[[Mate, Began | Ended], None]) -> None:
+    def __init__(
+        self, command: Sequence[str], slots: int, hear: Callable[[Mate, Began | Ended | Blocked], None]
+    ) -> None:
         self.slots = slots
         self.runs: dict[UUID, Run] = {}
         """What it has been handed and has not ended, by job."""
@@ -213,6 +232,8 @@ class Mate:
         """What was handed to it and is not known to have begun, with the time by which it has to."""
         self.is_alone = False
         """It runs a job that nothing may run beside."""
+        self.block: BlockedLoop | None = None
+        """What blocks its event loop, or has blocked it last."""
         self._command = list(command)
         self._hear_news = hear
         self._box: BlackBox | None = None
@@ -228,6 +249,11 @@ class Mate:
     def is_ready(self) -> bool:
         """Whether a job could begin there at once."""
         return self._ready.done() and self._process is not None and self._process.returncode is None
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether a handler that is known blocks its event loop."""
+        return self.block is not None and self.block.until is None
 
     @property
     def free(self) -> int:
@@ -281,6 +307,8 @@ class Mate:
 
     def _hear(self, body: bytes) -> None:
         news = _decode_news(body)
+        if isinstance(news, Blocked):
+            self.block = news.block
         if not isinstance(news, Ready):
             self._hear_news(self, news)
         elif not self._ready.done():
@@ -365,10 +393,15 @@ class LoneProcess:
         self._mate = Mate(self._command, 1, self._hear)
         await self._mate.start()
 
-    def _hear(self, _mate: Mate, news: Began | Ended) -> None:
+    @property
+    def block(self) -> BlockedLoop | None:
+        """What blocks its event loop, or has blocked it last."""
+        return None if self._mate is None else self._mate.block
+
+    def _hear(self, _mate: Mate, news: Began | Ended | Blocked) -> None:
         if isinstance(news, Began):
             self._on_begin(news.at)
-        elif self._ended is not None and not self._ended.done():
+        elif isinstance(news, Ended) and self._ended is not None and not self._ended.done():
             self._ended.set_result(news.jobs[0])
 
     async def run(self, begin: Begin, on_begin: Callable[[int], None]) -> End | Gone:

@@ -24,11 +24,12 @@ from fairlane.task import Registry
 from fairlane.telemetry.telemetry import Telemetry
 from fairlane.worker.black_box import BlackBox, Noted
 from fairlane.worker.execution import Execution, Run
-from fairlane.worker.mate import Began, Begin, End, Ended, Interrupt, Leave, Line, Ready, decode_order
+from fairlane.worker.mate import Began, Begin, Blocked, End, Ended, Interrupt, Leave, Line, Ready, decode_order
 from fairlane.worker.middleware import Middleware
 from fairlane.worker.options import QueueShare, WorkerOptions
 from fairlane.worker.slots import QueueSlots, ShareSlots, Slots
 from fairlane.worker.timing import Alarm, jittered, pause
+from fairlane.worker.watchdog import Watchdog
 from fairlane.worker.watching import WatchedExecution, Watching
 
 __all__ = ["Runner", "RunnerHost", "serve"]
@@ -173,6 +174,7 @@ class Runner:
             box=box,
             tell=self._tell,
         )
+        self._watchdog = Watchdog(self._execution)
         self._watching: Watching | None = None
         if isinstance(self._execution, WatchedHiredExecution):
             identity = WorkerIdentity(uuid4(), options.name or "")
@@ -190,10 +192,13 @@ class Runner:
         """Run what the worker sends, until it says that there is nothing more."""
         line = self._line = Line(connection, self._hear, self._left.set)
         self._execution.began = lambda job, at: line.send(Began(job, at))
+        self._watchdog.on_blocked = lambda block: line.send(Blocked(block))
+        self._watchdog.on_block_ended = lambda block, seconds: line.send(Blocked(block))
         following = asyncio.ensure_future(self._follow())
         line.send(Ready())
         await self._left.wait()
         following.cancel()
+        await self._watchdog.stop()
         self._execution.close()
 
     def _hear(self, body: bytes) -> None:
@@ -202,6 +207,7 @@ class Runner:
                 if self._watching is not None:
                     self._watching.remember_origins({each.claim.id: each.trace for each in begin.jobs if each.trace})
                 self._execution.take(self._queue, begin)
+                self._watchdog.start()  # not before: the clock by which a block is dated comes with a job
             case Interrupt(job=job, reason=reason):
                 for run in self._execution.find([job]):
                     self._execution.interrupt(run, reason)

@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 from uuid import UUID
@@ -32,7 +33,7 @@ from fairlane.worker.context import current_run
 from fairlane.worker.execution import Execution, Run
 from fairlane.worker.timing import jittered, pause
 
-__all__ = ["LongRuns", "WaitedFor", "Watchdog"]
+__all__ = ["LongRuns", "Rescue", "WaitedFor", "Watchdog"]
 
 log = logging.getLogger("fairlane.worker")
 
@@ -130,23 +131,23 @@ class LongRuns:
         return f"job {found.job} ({found.task}) has run for {ran}: {usual}{holds}"
 
 
-class Watchdog:
-    """Looks at a worker's event loop from a thread of its own."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rescue:
+    """What the watchdog needs to act in the place of a worker whose event loop is blocked."""
 
-    def __init__(
-        self,
-        execution: Execution,
-        identity: WorkerIdentity,
-        say: Callable[[], WorkerReport],
-        leases: Callable[[], Collection[UUID]],
-        make_store: Callable[[], Store] | None = None,
-    ) -> None:
+    make_store: Callable[[], Store]
+    identity: WorkerIdentity
+    say: Callable[[], WorkerReport]
+    leases: Callable[[], Collection[UUID]]
+
+
+class Watchdog:
+    """Looks at the event loop of a worker, or of a process that runs jobs for one, from a thread of its own."""
+
+    def __init__(self, execution: Execution, rescue: Rescue | None = None) -> None:
         self._execution = execution
-        self._identity = identity
-        self._say = say
-        self._leases = leases
         # A dispatcher's claims have begun elsewhere, as far as it knows.
-        self._make_store = make_store if execution.calls_handlers else None
+        self._rescue = rescue if execution.calls_handlers else None
         self._loop = execution.loop
         self._beats = 0
         self._beat_at = self._back_at = time.monotonic()
@@ -160,12 +161,16 @@ class Watchdog:
         self._has_failed = False
         self._owed: list[Settlement] = []
         """What was given back here, and could not be recorded yet."""
+        self.on_blocked: Callable[[BlockedLoop], None] = lambda block: None
+        """Called in the thread, while the event loop is blocked."""
         self.on_block_ended: Callable[[BlockedLoop, float], None] = lambda block, seconds: None
         """Called in the event loop, with how many seconds it was blocked."""
 
     def start(self) -> None:
-        self._beat()
-        self._thread.start()
+        """Look from now on."""
+        if self._next_beat is None:
+            self._beat()
+            self._thread.start()
 
     async def stop(self) -> None:
         """Return once nothing more will be said of this worker."""
@@ -177,11 +182,14 @@ class Watchdog:
 
     @property
     def block(self) -> BlockedLoop | None:
-        """What blocks the event loop, or has done so last, if that was within the last minutes."""
-        block = self._block
-        if block is None or block.until is None:
-            return block
-        return block if self._execution.store_now() - block.until <= TOLD_FOR else None
+        """What blocks this event loop, or that of a process that runs jobs for it: the longest of those that do, or
+        the last that did so within the last minutes."""
+        blocks = [each for each in (self._block, *self._execution.blocks()) if each is not None]
+        if blocking := [each for each in blocks if each.until is None]:
+            return min(blocking, key=lambda each: each.since)
+        since = self._execution.store_now() - TOLD_FOR
+        ended = [(each.until, each) for each in blocks if each.until is not None and each.until >= since]
+        return max(ended, key=lambda each: each[0])[1] if ended else None
 
     def _beat(self) -> None:
         self._beat_at = time.monotonic()
@@ -204,7 +212,7 @@ class Watchdog:
                 try:
                     self._on_blocked(seen)
                 except Exception:
-                    log.exception("the watchdog of worker %s failed; jobs go on", self._identity.name)
+                    log.exception("the watchdog failed; jobs go on")
 
     def _on_blocked(self, beats: int) -> None:
         began, self._is_awaited, self._has_failed = self._beat_at, True, False
@@ -218,10 +226,11 @@ class Watchdog:
         )
         extra = None if run is None else {"claim": run.claim}
         log.warning("%s", self._words(block, time.monotonic() - began), extra=extra)
-        self._is_rescuing = self._make_store is not None
+        self.on_blocked(block)
+        self._is_rescuing = self._rescue is not None
         try:
-            while self._is_blocked(beats) and self._make_store is not None:
-                asyncio.run(self._rescue(self._make_store, beats))
+            while self._is_blocked(beats) and self._rescue is not None:
+                asyncio.run(self._act(self._rescue, beats))
             while self._is_blocked(beats):
                 self._stopped.wait(TICK)
         finally:
@@ -265,19 +274,19 @@ class Watchdog:
 
     # In the thread, with an event loop and a store of its own.
 
-    async def _rescue(self, make_store: Callable[[], Store], beats: int) -> None:
+    async def _act(self, rescue: Rescue, beats: int) -> None:
         """Say what is wrong and give back what has not begun, for as long as the worker's loop cannot."""
-        store = make_store()
+        store = rescue.make_store()
         reported_at = -float(SECOND)
         try:
             await store.open()
             while self._is_blocked(beats):
-                await self._give_back(store)
+                await self._give_back(store, rescue)
                 for queue in self._execution.queues:
-                    await store.wake_another(queue, self._identity.id)
+                    await store.wake_another(queue, rescue.identity.id)
                 if time.monotonic() - reported_at >= LOOKED_EVERY / SECOND:
                     reported_at = time.monotonic()
-                    await store.report(self._identity, self._say())
+                    await store.report(rescue.identity, rescue.say())
                 for _ in range(MISSED):
                     await asyncio.sleep(TICK if self._is_blocked(beats) else 0)
         except Exception as error:
@@ -288,11 +297,11 @@ class Watchdog:
             with contextlib.suppress(Exception):
                 await store.close()
 
-    async def _give_back(self, store: Store) -> None:
+    async def _give_back(self, store: Store, rescue: Rescue) -> None:
         execution = self._execution
         try:
             # Asked before the store is: whatever is settled in between is no claim of ours there any more.
-            known = self._leases()
+            known = rescue.leases()
             taken = [run for run in execution.unstarted() if execution.give_back(run)]
         except RuntimeError:
             return  # the loop is back, and changes what we look at
@@ -300,7 +309,7 @@ class Watchdog:
         self._owed += [settle(run.claim, execution.released(run, BLOCKED), 0) for run in taken]
         if taken:
             self._tell_loop(execution.forget, taken)
-        unheard = await store.claims_beside(self._identity.id, known)
+        unheard = await store.claims_beside(rescue.identity.id, known)
         self._owed += [settle(claim, Released(BLOCKED), 0) for claim in execution.revoke(unheard)]
         if self._owed:
             count = len(self._owed)

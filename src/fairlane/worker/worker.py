@@ -50,7 +50,7 @@ from fairlane.worker.tallying import conclude, keep_figures
 from fairlane.worker.timing import Outage, first_of, pause
 from fairlane.worker.troubles import Troubles
 from fairlane.worker.upkeep import audit_gates, reap_leases, remove_idle_state, remove_old_jobs
-from fairlane.worker.watchdog import LongRuns, WaitedFor, Watchdog
+from fairlane.worker.watchdog import LongRuns, Rescue, WaitedFor, Watchdog
 from fairlane.worker.watching import WatchedExecution, Watching
 
 __all__ = ["Worker", "name_of_process"]
@@ -134,7 +134,10 @@ class Worker:
         self._claiming.on_unexplained_nudge = self._leases.look_now
         self._settling.on_settled = self._claiming.look_after_settling
         self._long_runs = LongRuns(self._execution, clock, microseconds(options.long_run), waited_for)
-        self._watchdog = Watchdog(self._execution, self.identity, self.report, self._leases.held, make_store)
+        rescue = None
+        if make_store is not None:
+            rescue = Rescue(make_store=make_store, identity=self.identity, say=self.report, leases=self._leases.held)
+        self._watchdog = Watchdog(self._execution, rescue)
         self._watchdog.on_block_ended = self._on_block_ended
         self._watching: Watching | None = None
         if self._telemetry.is_watched:
