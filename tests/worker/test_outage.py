@@ -6,6 +6,7 @@ import asyncio
 
 from fairlane.errors import StoreUnavailable
 from fairlane.worker.timing import Outage
+from tests.waiting import until
 
 
 async def test_a_session_that_fails_while_it_is_left_does_not_keep_a_loop_that_is_to_end() -> None:
@@ -22,8 +23,7 @@ async def test_a_session_that_fails_while_it_is_left_does_not_keep_a_loop_that_i
 
     outage = Outage(lambda: None)
     loop = asyncio.create_task(outage.ride_out(ask, "claiming"))
-    while not asked:
-        await asyncio.sleep(0)
+    await until(lambda: asked)
     loop.cancel()
     [ended] = await asyncio.wait_for(asyncio.gather(loop, return_exceptions=True), 60)
     assert isinstance(ended, asyncio.CancelledError)
