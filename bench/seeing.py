@@ -122,7 +122,7 @@ def questions(store: Store) -> dict[str, Question]:
     asked["list_keys, search: common"] = partial(store.ask, partial(listed, search="77"))
     asked["list_keys, search: none"] = partial(store.ask, partial(listed, search="nobody"))
     asked["list_keys, held"] = partial(store.ask, partial(listed, held_only=True))
-    asked["list_keys, held, by done"] = partial(store.ask, partial(listed, sort=KeySort.ENDED, held_only=True))
+    asked["list_keys, held, by ended"] = partial(store.ask, partial(listed, sort=KeySort.ENDED, held_only=True))
     return asked
 
 

@@ -43,7 +43,7 @@ def top(
 ) -> None:
     """Watch the keys of a queue, or of the busiest queues. Looking changes nothing.
 
-    On a terminal it is drawn anew every so often, and a key sorts it: w, r, d, s, n; q quits. In a pipe it prints once.
+    On a terminal it is drawn anew every so often, and a key sorts it: w, r, e, s, n; q quits. In a pipe it prints once.
     What the columns mean, `fairlane keys --help` says.
 
     \b

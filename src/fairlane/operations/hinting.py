@@ -60,8 +60,9 @@ def status_of(view: QueueView) -> tuple[QueueStatus, str]:
             return QueueStatus.LIMITED, f"limits hold back everything that waits ({_jobs(ready)}){words}"
         return QueueStatus.LIMITED, f"limits hold back everything that waits ({_jobs(ready)}), as the policy requires"
     if _is_lagging(view, eligible):
+        slots = f"{view.slots_free:,} of {view.slots:,} slots are free" if view.slots_free else "no slot is free"
         oldest = "" if held or view.oldest_wait is None else f"; the oldest waits for {lasting(view.oldest_wait)}"
-        return QueueStatus.LAGGING, f"{_jobs(eligible)} could start, and no slot is free{oldest}"
+        return QueueStatus.LAGGING, f"{_jobs(eligible)} could start, and {slots}{oldest}"
     return QueueStatus.FLOWING, f"{_jobs(eligible)} could start now, {held:,} are held back by limits"
 
 
@@ -101,11 +102,10 @@ def _about_queues(queues: Sequence[QueueView]) -> Iterator[Hint]:
                 knob = start_command(each.queue, is_forwarded=each.is_forwarded)
             yield Hint(kind=HintKind.FAULT, queue=each.queue, words=f"{each.queue}: {each.words}", knob=knob)
         elif each.status is QueueStatus.LAGGING:
-            busy = f"; {each.slots_free:,} of {each.slots:,} slots are free" if each.slots else ""
             knob = "start more workers, or give them more --concurrency"
             if each.slots and not _is_busy(each):
                 knob = f"slots are free, so it is not the workers: fairlane explain --queue {quote(each.queue)}"
-            yield Hint(kind=HintKind.LAG, queue=each.queue, words=f"{each.queue}: {each.words}{busy}", knob=knob)
+            yield Hint(kind=HintKind.LAG, queue=each.queue, words=f"{each.queue}: {each.words}", knob=knob)
         elif each.status is QueueStatus.PAUSED and each.ready:
             knob = f"fairlane resume {quote(each.queue)}"
             yield Hint(kind=HintKind.PAUSE, queue=each.queue, words=f"{each.queue} is {each.words}", knob=knob)

@@ -89,6 +89,10 @@ class BoundLimit:
         """Whether it lets nothing start, of any key: its number is 0."""
         return self.is_the_same_for_all and self.limit.room_at(AT_REST, 0) <= 0
 
+    def is_stop_with(self, value: float) -> bool:
+        """Whether it lets nothing start of a key for which a job brings this number."""
+        return self.limit.with_bound(value).room_at(AT_REST, 0) <= 0
+
 
 _MOVING = BoundLimit(MOVING, MovingGate(), Level.LANE)
 

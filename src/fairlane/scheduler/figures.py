@@ -383,7 +383,11 @@ class Recent:
 
     def _may_stop(self, bound: BoundLimit) -> bool:
         return self.unseen.events > 0 and (
-            bound.is_stop or (bound.from_job is not None and any(given.get(bound.name) == 0 for given, _ in self.given))
+            bound.is_stop
+            or (
+                bound.from_job is not None
+                and any(bound.name in given and bound.is_stop_with(given[bound.name]) for given, _ in self.given)
+            )
         )
 
     def _came(self, place: Place) -> tuple[int, Instant]:
