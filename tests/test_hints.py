@@ -69,6 +69,8 @@ def queue(**figures: object) -> QueueView:
             {"ready": 500, "held_jobs": 5, "started_per_minute": 100.0, "recently_started": 500, "slots_free": 91},
             QueueStatus.FLOWING,
         ),
+        # A rate has room for the next job just now, so nobody is held at this moment: no lag.
+        ({"ready": 500, "oldest_wait": 600.0, "recently_denied": 9, "slots_free": 91}, QueueStatus.FLOWING),
         ({"ready": 50, "held_jobs": 5, "started_per_minute": 100.0, "recently_started": 500}, QueueStatus.FLOWING),
         ({"ready": 5, "is_paused": True, "workers": 0}, QueueStatus.PAUSED),
     ],

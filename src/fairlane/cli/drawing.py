@@ -27,6 +27,7 @@ __all__ = [
     "number",
     "per_minute",
     "printable",
+    "run_time",
     "sparkline",
     "status_word",
     "wait",
@@ -81,6 +82,12 @@ def wait(seconds: float | None) -> str:
     from fairlane.clock import lasting
 
     return "" if seconds is None else lasting(seconds)
+
+
+def run_time(seconds: float | None) -> str:
+    from fairlane.clock import measured
+
+    return measured(seconds) if seconds is not None and seconds < 1 else wait(seconds)
 
 
 def bar(fraction: float, width: int = 10) -> str:

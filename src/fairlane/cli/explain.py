@@ -103,7 +103,7 @@ def _tell(told: Explanation, is_empty: bool) -> None:
     if subject.state in (State.SCHEDULED, State.READY):
         _tell_times(told)
     if subject.job is None and told.next_up:
-        click.echo("  next to start: " + ", ".join(str(job) for job in told.next_up))
+        click.echo("  next to start in the queue: " + ", ".join(str(job) for job in told.next_up))
 
 
 def _tell_times(told: Explanation) -> None:

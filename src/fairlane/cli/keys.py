@@ -122,7 +122,7 @@ def draw_keys(views: Sequence[KeyView], now: datetime, width: int, *, with_queue
 
 
 def _cells(view: KeyView, now: datetime) -> dict[str, str]:
-    from fairlane.cli.drawing import counted, number, wait
+    from fairlane.cli.drawing import counted, number, run_time, wait
     from fairlane.policy.partitions import whole_of
 
     fullest = max(view.gauges, key=lambda gauge: gauge.saturation, default=None)
@@ -136,7 +136,7 @@ def _cells(view: KeyView, now: datetime) -> dict[str, str]:
         "FAIL": number(view.failed),
         "LIMIT": "" if fullest is None else f"{fullest.used:.4g}/{fullest.bound:.4g}",
         "WAITED": wait(view.mean_wait),
-        "TIME": wait(view.run_time),
+        "TIME": run_time(view.run_time),
         "SHARE": "" if view.share is None else f"{view.share:.0%}",
         "WEIGHT": "" if view.weight is None else f"{view.weight:g}",
         "ENQUEUED": _ago(view.last_enqueued_at, now),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import reduce
 
 from fairlane.clock import SECOND, Instant, as_datetime
 from fairlane.operations.views import Chart, KeyMinute, MinuteView
@@ -88,7 +89,7 @@ def per_minute(minutes: Iterable[Minute], now: Instant) -> tuple[float, float, f
     return started, ended, failed
 
 
-def lately(minutes: Iterable[Minute], now: Instant) -> tuple[int, int, int]:
-    """Starts, ends and failures of the minute that has begun and the five before it."""
-    recent = [each for each in minutes if each.minute >= now // MINUTE - RECENT]
-    return sum(each.started for each in recent), sum(each.ended for each in recent), sum(each.failed for each in recent)
+def lately(minutes: Iterable[Minute], now: Instant) -> Minute:
+    """The minute that has begun and the five before it, as one."""
+    first = now // MINUTE - RECENT
+    return reduce(Minute.and_also, (each for each in minutes if each.minute >= first), Minute(minute=first))

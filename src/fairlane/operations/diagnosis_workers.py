@@ -154,7 +154,7 @@ def _late(worker: WorkerView, alone: list[str]) -> Finding:
             level=Level.NOTE,
             queue=None,
             message=f"{last}: it died, and others have taken its place",
-            remedy="check its log if it was not meant to end; its jobs run again once their leases end",
+            remedy="check its log if it was not meant to end; what it ran is run again once the leases end",
         )
     lost = f", and nobody else serves {', '.join(alone)}" if alone else ""
     return Finding(
@@ -162,5 +162,5 @@ def _late(worker: WorkerView, alone: list[str]) -> Finding:
         level=Level.FAULT if alone else Level.WARNING,
         queue=None,
         message=f"{last}{lost}: it died or is frozen",
-        remedy="restart it; its jobs run again once their leases end",
+        remedy="restart it; what it ran is run again once the leases end",
     )

@@ -68,8 +68,9 @@ def status_of(view: QueueView) -> tuple[QueueStatus, str]:
 
 def _is_lagging(view: QueueView, eligible: int) -> bool:
     """Whether jobs that nothing holds back wait for long. Where others are held back, nobody knows which is the oldest:
-    then by whether all slots are busy, and more could start than start in a minute."""
-    if not view.held_jobs:
+    then by whether all slots are busy, and more could start than start in a minute. A rate that has room for the next
+    job just now holds back the others all the same."""
+    if not view.held_jobs and not view.recently_denied:
         return view.oldest_wait is not None and view.oldest_wait > LAGGING_AFTER
     return _is_busy(view) and view.recently_started > 0 and eligible > view.started_per_minute
 

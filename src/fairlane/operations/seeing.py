@@ -186,7 +186,7 @@ def _view(queue: str, names: Sequence[str], look: _Look) -> QueueView:
     held = _held(look, names, ready)
     minutes = [each for name in names for each in look.minutes.get(name, [])]
     started, ended, failed = per_minute(minutes, look.now)
-    recently_started, recently_ended, recently_failed = lately(minutes, look.now)
+    recent = lately(minutes, look.now)
     serving = [each for each in look.workers.workers if not each.is_late and serves(each.queues, names)]
     oldest = min((each.oldest_ready_at for each in figures if each.oldest_ready_at is not None), default=None)
     service = service_of(look.seen, names, look.now)
@@ -206,9 +206,10 @@ def _view(queue: str, names: Sequence[str], look: _Look) -> QueueView:
         started_per_minute=started,
         ended_per_minute=ended,
         failed_per_minute=failed,
-        recently_started=recently_started,
-        recently_ended=recently_ended,
-        recently_failed=recently_failed,
+        recently_started=recent.started,
+        recently_ended=recent.ended,
+        recently_failed=recent.failed,
+        recently_denied=sum(recent.denied.values()),
         workers=len(serving),
         slots=sum(each.concurrency for each in serving),
         slots_free=sum(max(0, each.concurrency - each.running) for each in serving),

@@ -186,13 +186,16 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     failed: int = 0
     """Of these."""
     started_per_minute: float
-    """In the last 60 seconds, as the next two."""
+    """In about the last 60 seconds, as the next two: all of this minute, and the rest of the one before by its share. A
+    job that was given back unstarted is started again, and counts again."""
     ended_per_minute: float
     failed_per_minute: float
     recently_started: int = 0
     """In the last five minutes and the one that has begun, as the next two."""
     recently_ended: int = 0
     recently_failed: int = 0
+    recently_denied: int = 0
+    """How often limits turned jobs away in that time."""
     workers: int
     """Workers that serve it and are alive."""
     slots: int

@@ -66,7 +66,13 @@ _METRICS = (
     # What passes through.
     _counter("fairlane_jobs_enqueued_total", "{job}", "Jobs that this process has stored.", "queue", "task"),
     _counter("fairlane_jobs_claimed_total", "{job}", "Jobs that were handed to this worker.", "queue"),
-    _counter("fairlane_jobs_started_total", "{job}", "Handlers that were called.", "queue", "task"),
+    _counter(
+        "fairlane_jobs_started_total",
+        "{job}",
+        "Jobs handed to handlers; those given back before they began end as `released`.",
+        "queue",
+        "task",
+    ),
     _counter("fairlane_jobs_ended_total", "{job}", "Handlers that have ended.", "queue", "task", "outcome"),
     _seconds("fairlane_job_wait_seconds", "From enqueue to the start of the first attempt; a delay is in it.", "queue"),
     _seconds("fairlane_job_run_seconds", "How long handlers ran.", "queue", "task"),

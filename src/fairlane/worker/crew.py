@@ -282,6 +282,8 @@ class Crew(Execution):
         for run in reversed(list(runs)):
             self.running.discard(run)
             self.attempts -= 1
+            if self.watching is not None:
+                self.watching.count_end(run.claim, settle(run.claim, self._missed(run), 0), 0)
             run.started_at = 0
             run.mate = None
             if run.stop is None and run.pace is None and not self._slots.is_closed and run.begin_by > self._now():

@@ -26,7 +26,7 @@ from fairlane.store.figures import BlockedLoop
 from fairlane.store.protocol import Store
 from fairlane.task import Registry, Task
 from fairlane.worker.context import JobContext, current_run
-from fairlane.worker.logs import log_end, log_lost, log_start, log_unreadable
+from fairlane.worker.logs import claimed_jobs, log_end, log_lost, log_start, log_unreadable
 from fairlane.worker.mate import Begin, Gone, Handed, LoneProcess, Mate
 from fairlane.worker.middleware import Middleware, around_run, wrapping_runs
 from fairlane.worker.outcomes import Stop, outcome_of
@@ -721,7 +721,7 @@ class Execution:
         for run in unstarted:
             self._withdraw(run, self.released(run, reason))
         if unstarted:
-            log.info("%d claimed jobs were given back unstarted: %s", len(unstarted), reason)
+            log.info("%s given back unstarted: %s", claimed_jobs(len(unstarted)), reason)
 
     # For those who look.
 

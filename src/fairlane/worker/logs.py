@@ -24,7 +24,7 @@ from fairlane.worker.outcomes import Stop, summary, users_frames
 if TYPE_CHECKING:
     from fairlane.worker.runs import RunningJob
 
-__all__ = ["JsonLines", "log_end", "log_lost", "log_start", "log_unreadable"]
+__all__ = ["JsonLines", "claimed_jobs", "log_end", "log_lost", "log_start", "log_unreadable"]
 
 LONGEST_REASON = 500
 """Characters of an error in a message; its traceback has the rest."""
@@ -49,6 +49,11 @@ def log_start(run: RunningJob, log: logging.Logger) -> None:
         claim.max_attempts,
         extra={"claim": claim},
     )
+
+
+def claimed_jobs(count: int) -> str:
+    """The subject of a sentence about claims that were given back."""
+    return "1 claimed job was" if count == 1 else f"{count:,} claimed jobs were"
 
 
 def log_end(

@@ -31,6 +31,7 @@ from fairlane.store.figures import LONG_RUNS_AT_MOST, BlockedLoop, LongRun, Work
 from fairlane.store.protocol import Store, WorkerIdentity
 from fairlane.worker.context import current_run
 from fairlane.worker.execution import Execution, Run
+from fairlane.worker.logs import claimed_jobs
 from fairlane.worker.timing import jittered, pause
 
 __all__ = ["LongRuns", "Rescue", "WaitedFor", "Watchdog"]
@@ -315,7 +316,7 @@ class Watchdog:
             count = len(self._owed)
             await store.settle(self._owed, is_repeated=was_tried)
             self._owed = []
-            log.warning("%d claimed jobs were given back unstarted: %s", count, BLOCKED)
+            log.warning("%s given back unstarted: %s", claimed_jobs(count), BLOCKED)
 
     # In the event loop, once it is back.
 

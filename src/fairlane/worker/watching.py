@@ -137,7 +137,8 @@ class Watching:
         if (metrics := self.metrics) is not None:
             is_death = settlement is not None and settlement.is_death
             metrics.ended.add((claim.queue, claim.task, "dead" if is_death else outcome))
-            metrics.run.observe(ran / SECOND, (claim.queue, claim.task))
+            if settlement is None or not settlement.unstarted:
+                metrics.run.observe(ran / SECOND, (claim.queue, claim.task))
         return outcome
 
     def started(self, run: RunningJob) -> object:

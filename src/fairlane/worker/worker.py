@@ -208,7 +208,7 @@ class Worker:
             pid=os.getpid(),
             version=version("fairlane"),
             queues={share.name: share.weight for share in options.shares},
-            concurrency=self._slots.concurrency,
+            concurrency=options.slots,
             started_at=self._started_at,
             every=REPORTS_EVERY,
             running=health.running,
