@@ -184,3 +184,42 @@ async def test_a_job_that_is_given_back_is_found_though_its_lane_is_not_held(
         await finish(second, got)
     assert left.count(given_back.id) == 1
     assert (await second.counts(QUEUE)).ready == 0
+
+
+async def test_a_claimer_that_catches_up_passes_over_no_lane_that_it_does_not_hold(
+    shared_database: Database, clock: ManualClock
+) -> None:
+    policy = Policy(QUEUE, Fair(by="account"), (Concurrency(100, by="endpoint"),), keys=("account", "endpoint"))
+    first, second = [await shared_database.open(clock) for _ in range(2)]
+    await first.declare(policy)
+    (oldest,) = new_jobs(policy, {"account": "vip", "endpoint": "x"}, priority=100)
+    others = [job for n in range(ACCOUNTS) for job in new_jobs(policy, {"account": n, "endpoint": "o"})]
+    await first.enqueue([oldest, *others])
+    await boards.fold(first, QUEUE)
+    await boards.checkpoint(first, QUEUE)
+    for endpoint in ("y", "z"):  # two more claims, each of which folds an arrival
+        clock.advance(SECOND)
+        await first.enqueue(new_jobs(policy, {"account": "vip", "endpoint": endpoint}))
+        await boards.fold(first, QUEUE)
+    (started,) = await claim(second, QUEUE, 1)
+    assert started.id == oldest.id
+
+
+@pytest.mark.parametrize("fair", [None, Fair(by="account")])
+async def test_lanes_and_gates_are_bounded_too(
+    shared_database: Database, clock: ManualClock, fair: Fair | None
+) -> None:
+    policy = Policy(QUEUE, fair, (Concurrency(1, by="account"),))
+    store, _ = await given_stores(shared_database, clock, policy, 1)
+    done: Counter[Any] = Counter()
+    while claims := await claim(store, QUEUE, 40):
+        await finish(store, claims)
+        done.update(ids(claims))
+        await boards.checkpoint(store, QUEUE)
+        board = await boards.remembered(store, QUEUE)
+        assert board is not None
+        assert len(board.lanes) <= 2 * MOST
+        assert len(board.gates) <= 2 * MOST
+        await check(store)
+    assert set(done.values()) == {1}
+    assert sum(done.values()) == ACCOUNTS

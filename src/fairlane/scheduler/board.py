@@ -355,7 +355,7 @@ class Flow:
         self.entry: tuple[int, bytes | None, tuple[Any, ...]] | None = None
         """Where an index has it: its standing, the gate in whose list it is, and its place there."""
         self.ready: list[tuple[int, bytes, Lane]] = []
-        """Its ready lanes in memory, by order, as they were when the claim began."""
+        """Its ready lanes in memory, by order, as they were when the claim began: all of them, if they are `opened`."""
         self.used = 0
         """The last change of the board that it had a part in."""
         self.take_over(row, weight)
@@ -369,7 +369,7 @@ class Flow:
         self.tie = row.tie
         self.cost = row.cost
         self.debt = row.debt
-        self.open = row.open
+        self.open = self.opened = row.open
         self.shut = row.shut
         self.standing = row.standing
         self.gate = row.gate
@@ -381,7 +381,6 @@ class Flow:
         self.loaded = 0
         self.known = 0
         self.reach = -math.inf
-        self.opened = self.open
         self.queued = False
         self.dirty = False
 

@@ -17,7 +17,7 @@ import msgspec
 
 from fairlane.clock import Instant
 from fairlane.policy.policy import Policy
-from fairlane.scheduler.board import PARKED, READY, Flow, Gate, Lane, gate_of, order_of
+from fairlane.scheduler.board import IDLE, PARKED, READY, Flow, Gate, Lane, gate_of, order_of
 from fairlane.scheduler.journal import Delta, Mark
 from fairlane.scheduler.ordered import Entry, Ordered, OrderedByPlace
 from fairlane.scheduler.plan import plan_claims
@@ -44,7 +44,7 @@ __all__ = ["MOST_RESIDENT", "Ask", "Events", "Found", "ResidentBoard"]
 T = TypeVar("T")
 
 MOST_RESIDENT = 20_000
-"""Flows, and gates, that are held from one claim to the next: some two kilobytes each."""
+"""Flows that are held from one claim to the next, and up to twice as many lanes and gates: some two kilobytes each."""
 SPARE_HEADS, MOST_HEADS = 16, 65_536
 """Jobs of a lane that are kept for its next turns, and of all lanes together: some two hundred bytes each."""
 LANES_PER_FLOW = 2
@@ -225,6 +225,7 @@ class ResidentBoard:
         moved: list[Entry] = []
         for flow in plan.flows:
             flow.used = flows[flow.id] = seq
+            flow.opened = flow.open
             entry = flow.entry
             if flow.standing != READY or entry is None or entry[0] != READY:
                 self._place_flow(flow)
@@ -539,6 +540,8 @@ class ResidentBoard:
         """Let go of what is least likely to be needed soon, where more is held than `most`. What has changed stays."""
         if len(self.flows) > most:
             self._forget_flows(most * 3 // 4)
+        if len(self.lanes) > 2 * most:
+            self._forget_lanes(most)
         if len(self.gates) > 2 * most:
             self._forget_gates(most)
 
@@ -560,6 +563,15 @@ class ResidentBoard:
             if flow.entry is not None and flow.entry[0] == READY:
                 self._complete = min(self._complete, flow.entry[2][:2])
             self._drop_flow(flow)
+
+    def _forget_lanes(self, most: int) -> None:
+        """The idle ones first, and of the others those that stand last. Their flows and gates count how many there are."""
+        gone = [lane for lane in self.lanes.values() if lane.id not in self.changed[1]]
+        gone.sort(key=lambda lane: (lane.standing == IDLE, lane.order), reverse=True)
+        for lane in gone[: max(0, len(self.lanes) - most)]:
+            self.is_whole = False
+            self._unplace_lane(lane)
+            del self.lanes[lane.id]
 
     def _forget_gates(self, most: int) -> None:
         passed = {gate for lane in self.lanes.values() for gate, _ in lane.passes or ()}
