@@ -317,7 +317,8 @@ def _passed_by(policy: Policy, by: By, key: Key) -> list[tuple[BoundLimit, Key]]
 def _view(look: _Look, queue: str, stored: KeyFigures, gauges: Mapping[tuple[str, str, Key], Gauge]) -> KeyView:
     policy, key = look.policies[queue], stored.key
     figures = stored.at(look.now)
-    started = sum(each.started for each in figures.minutes)
+    claimed = sum(each.claimed for each in figures.minutes if each.started)
+    waited = sum(each.waited for each in figures.minutes if each.started)
     limits = _limits_for(policy, figures.by, key)
     views = [gauge_view(gauges[queue, bound.name, key], bound) for bound in limits]
     waiting = figures.waiting
@@ -334,15 +335,15 @@ def _view(look: _Look, queue: str, stored: KeyFigures, gauges: Mapping[tuple[str
         held_by=held if waiting else [],
         ended=figures.ended,
         failed=figures.failed,
-        run_time=figures.run_time if figures.run_time > 0 or figures.ended else None,
+        run_time=figures.run_time if figures.run_time > 0 or any(each.timed for each in figures.hours) else None,
         share=figures.ran / look.ran if look.ran else None,
         weight=None,
         is_paused=key in policy.overrides.pauses.get(figures.by, {}),
         gauges=views,
-        last_enqueued_at=None if figures.arrived_at is None else as_datetime(figures.arrived_at),
+        last_arrived_at=None if figures.arrived_at is None else as_datetime(figures.arrived_at),
         last_started_at=None if figures.started_at is None else as_datetime(figures.started_at),
         hours=[each.ended for each in _hours(figures, look.now)],
-        mean_wait=sum(each.waited for each in figures.minutes) / started / SECOND if started else None,
+        mean_wait=waited / claimed / SECOND if claimed else None,
         waits=[round(each.mean_wait, 3) if each.started else None for each in key_minutes(figures.minutes, look.now)],
         drained_in=drained_in(
             waiting,
