@@ -584,3 +584,15 @@ async def test_the_doctor_and_a_queues_status_agree_on_who_serves_it(shop: Shop)
         (email, _) = await shop.see.list_queues()
         found = {each.check for each in await diagnose(store) if each.queue == "email"}
         assert (email.status is not QueueStatus.STOPPED, "no worker" not in found) == (is_served, is_served)
+
+
+async def test_a_preview_counts_exactly_whom_it_is_about_however_many(shop: Shop) -> None:
+    await shop.deliver.enqueue_many([shop.deliver.call("acme", "e")] * 1_690)
+    await shop.deliver.using(delay="1h").enqueue_many([shop.deliver.call("acme", "f")] * 5)
+    await shop.claim(10)
+    who: dict[str, Any] = {"actor": "ann", "reason": "a test", "dry_run": True}
+    for keys in ({"account": "acme"}, None):
+        change = await shop.see.pause("webhooks", keys=keys, **who)
+        assert str(change.affected) == "1,693 jobs wait and 2 run"
+    both = await shop.see.pause("webhooks", keys={"account": "acme", "endpoint": "e"}, **who)
+    assert str(both.affected) == "at least 1,000 jobs wait and at least 2 run"

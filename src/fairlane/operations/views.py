@@ -341,8 +341,9 @@ class KeyView(msgspec.Struct, frozen=True, kw_only=True):
     waits: list[float | None] = []
     """The same minute by minute, the oldest first."""
     drained_in: float | None
-    """Seconds until what waits will have started if its limits are all that slows it down; `None`: nothing says so, no
-    run has ended yet, it is paused, or no live worker serves its queue."""
+    """Seconds until what waits will have started: as all its limits allow it, and no faster than jobs really started.
+    `None`: nothing says so, no run has ended yet, it is paused, no live worker serves its queue, or its jobs pass
+    different limits and are in several flows, or in more than 200 lanes."""
     weight_from: Origin | None = None
     """Where the weight came from, a boost aside."""
     boost: float = 1.0

@@ -416,6 +416,12 @@ from unnest($1::text[], $2::bytea[]) as u (name, id)
 cross join lateral (select q.id from fairlane.queues q where q.name = u.name limit 1) q
 cross join lateral (select f.* from fairlane.flows f where f.queue_id = q.id and f.id = u.id limit 1) f
 
+-- name: select_lanes_of_flows
+-- Lanes with ready jobs of each of these flows, up to a number. $1 queues by name, $2 flows, $3 how many of each
+select l.id, l.flow, l.priority, l.keys, l.ready, l.in_flight, l.floor, l.rank, l.standing, l.gate, l.tag, l.head
+from unnest($1::text[], $2::bytea[]) as u (name, flow)
+cross join lateral (select l.* from fairlane.lanes l where l.flow = u.flow and l.ready > 0 limit $3::integer) l
+
 -- name: select_lanes_of_flow
 -- Lanes with ready jobs, whether they wait at a gate or not: the lowest rank first. $1 flow, $2 how many
 select l.id, l.flow, l.priority, l.keys, l.ready, l.in_flight, l.floor, l.rank, l.standing, l.gate, l.tag, l.head

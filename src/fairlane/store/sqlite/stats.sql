@@ -285,6 +285,12 @@ from lanes
 where flow = ? and standing <> 0
 order by rank, head
 
+-- name: select_lanes_of_flows
+-- Lanes with ready jobs of each of these flows, up to a number. ?1 queues by name, ?2 flows, one after the other, ?3 how many
+select l.id, l.flow, l.priority, l.keys, l.ready, l.in_flight, l.floor, l.rank, l.standing, l.gate, l.tag, l.head
+from json_each(?1) as u
+cross join lanes as l on l.id in (select id from lanes where flow = substr(?2, 16 * u.key + 1, 16) and ready > 0 limit ?3)
+
 -- name: select_jobs_at
 -- Jobs by their positions. ?1 positions
 select jobs.id, queues.name, task, state, priority, keys, payload, attempt, max_attempts, enqueued_at, due_at, claimed_at,
