@@ -13,6 +13,8 @@ from fairlane.job import Claim
 from fairlane.operations.gauging import drained_in
 from fairlane.operations.views import KeyView
 from fairlane.policy import Policy
+from fairlane.scheduler.estimate import Seen
+from fairlane.scheduler.figures import MINUTE, Minute, Within
 from fairlane.scheduler.gauge import board_now, gauges
 from fairlane.scheduler.settlement import Done, settle
 from tests.store.harness import LEASE, WORKER, serving
@@ -126,9 +128,7 @@ async def test_where_no_worker_serves_the_queue_a_hint_gives_no_time(shop: Shop)
     assert hints["concurrency:account"].endswith("to drain")
 
 
-@pytest.mark.parametrize(
-    ("run_time", "running_for", "least"), [(0.25, 40 * SECOND, 360), (0.0, 40 * SECOND, 360), (60.0, SECOND, 540)]
-)
+@pytest.mark.parametrize(("run_time", "running_for", "least"), [(0.25, 40 * SECOND, 360), (60.0, SECOND, 540)])
 def test_what_still_runs_says_how_long_a_run_takes_at_least(run_time: float, running_for: int, least: int) -> None:
     policy = Policy("calls", limits=(Concurrency(2),))
     (bound,) = policy.bound
@@ -139,6 +139,7 @@ def test_what_still_runs_says_how_long_a_run_takes_at_least(run_time: float, run
     assert found is not None
     assert least <= found <= least + 1
     assert drained_in(18, run_time, told, 0, None, can_start=False) is None
+    assert drained_in(18, 0.0, told, 0, None, running_for=running_for) is None, "none has ended: it may run for hours"
 
 
 async def test_a_paused_key_has_no_time_to_drain(shop: Shop) -> None:
@@ -159,3 +160,60 @@ async def test_a_key_has_no_time_to_drain_where_no_live_worker_serves_its_queue(
     assert (await shop.drained_in("calls"))[1] > 0
     shop.clock.advance("1m")
     assert (await view_of(shop)).drained_in is None, "that worker has gone silent"
+
+
+async def test_where_no_run_has_ended_a_rate_beside_a_cap_gives_no_time_either(shop: Shop) -> None:
+    await shop.send.enqueue_many([shop.send.call("acme")] * 40)
+    await shop.serve("slow", 1)
+    await serving(await shop.app.opened(), shop.clock, "slow")
+    shop.clock.advance("4s")
+    view = (await shop.app.operations.show_key("slow", {"account": "acme"})).view
+    assert (view.running, view.held_by, view.drained_in) == (1, ["concurrency:account"], None)
+
+
+@pytest.mark.parametrize("is_seen", [True, False])
+async def test_a_key_drains_no_earlier_than_the_limits_that_some_of_its_jobs_pass_allow(
+    url: str, *, is_seen: bool
+) -> None:
+    """O17: a cap by account, and a rate by endpoint through which the same jobs go."""
+    app = App(url, clock=(clock := ManualClock()))
+    app.queue(
+        "calls",
+        fair=Fair(by="account"),
+        limits=[Concurrency(5, by="account"), Rate(6, per="1m", burst=5, by="endpoint")],
+    )
+
+    @app.task(queue="calls")
+    async def call(account: str, endpoint: str) -> None: ...
+
+    async with app:
+        store = await app.opened()
+        await call.enqueue("acme", "quick")
+        (claim,) = (await store.claim("calls", lambda: 5, worker=WORKER, lease=LEASE)).claims
+        await store.settle([settle(claim, Done(None), 100_000)])
+        await call.enqueue_many([call.call("acme", "slow")] * 500)
+        assert len((await store.claim("calls", lambda: 20, worker=WORKER, lease=LEASE)).claims) == 5
+        await call.enqueue_many([call.call("acme", "slow")] * 5)
+        await call.enqueue_many([call.call("globex", "slow")] * 5)
+        if is_seen:
+            await store.claim("calls", lambda: 5, worker=WORKER, lease=LEASE)
+            await store.tally("calls")
+        await serving(store, clock, "calls")
+        view = (await app.operations.show_key("calls", {"account": "acme"})).view
+        assert (view.waiting, view.held_by) == (500, ["concurrency:account"])
+        assert view.drained_in is not None
+        assert view.drained_in == pytest.approx(500 * 10, rel=0.01)
+        (hint,) = [each for each in (await app.operations.overview()).hints if each.limit == "concurrency:account"]
+        assert hint.words.endswith(f"{lasting(view.drained_in)} to drain")
+        (listed,) = (await app.operations.list_keys("calls", "endpoint", held_only=True)).keys
+        assert (listed.keys, listed.drained_in) == ({"endpoint": "slow"}, None), "its jobs are of several accounts"
+
+
+def test_the_time_in_which_nothing_was_served_does_not_slow_what_was_seen() -> None:
+    """Sixty starts, one a second from the middle of a minute on, by workers that then stopped."""
+    minutes = [
+        Minute(minute=10, claimed=30, claimed_in=Within(10 * MINUTE + 30 * SECOND, 11 * MINUTE - SECOND)),
+        Minute(minute=11, claimed=30, claimed_in=Within(11 * MINUTE, 11 * MINUTE + 29 * SECOND)),
+    ]
+    for until in (12 * MINUTE, 14 * MINUTE):
+        assert Seen(minutes, until).pace(10 * MINUTE) == pytest.approx(1, rel=0.02)

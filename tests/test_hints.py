@@ -104,7 +104,7 @@ def key(**figures: object) -> KeyView:
         weight=1.0,
         is_paused=False,
         gauges=[gauge],
-        last_enqueued_at=None,
+        last_arrived_at=None,
         last_started_at=None,
         hours=[0] * 24,
         drained_in=2_280.0,

@@ -20,7 +20,7 @@ from fairlane.job import Claim
 from fairlane.operations.diagnosis import diagnose
 from fairlane.operations.views import HintKind, QueueStatus
 from fairlane.policy.reasons import Reason
-from fairlane.scheduler.settlement import Done, Failed, settle
+from fairlane.scheduler.settlement import Done, Failed, Released, settle
 from fairlane.store.figures import WorkerReport
 from fairlane.store.protocol import Store, WorkerIdentity
 from tests.store.harness import checkpointed
@@ -219,7 +219,7 @@ async def test_a_queue_tells_its_policy_its_limits_and_its_last_hour(shop: Shop)
     assert (first.arrived, first.started, first.ended) == (4, 2, 0)
     assert (second.started, second.ended, second.failed, second.mean_run) == (1, 2, 1, 2.0)
     assert shown.chart.denied == {"concurrency:account": 1}
-    assert (shown.view.ended_per_minute, shown.view.recently_started) == (2, 3)
+    assert (shown.view.ended_per_minute, shown.view.recently_started) == (0, 3)
     with pytest.raises(UnknownQueue, match="did you mean 'webhooks'"):
         await shop.see.show_queue("webhook")
 
@@ -243,18 +243,73 @@ async def test_runs_of_the_minute_that_has_begun_count_in_rates_and_hints(shop: 
     assert (view.started_per_minute, view.ended_per_minute, view.failed_per_minute) == (10, 10, 0)
     assert (view.recently_ended, view.recently_failed) == (12, 2)
     assert [hint for hint in overview.hints if "failed" in hint.words] == []
-    shop.clock.advance("60s")
+    shop.clock.advance("45s")
     (_, view) = await shop.see.list_queues()
-    assert view.started_per_minute == 7.5, "three quarters of that minute are of the last 60 seconds"
-    shop.clock.advance("60s")
+    assert (view.started_per_minute, view.ended_per_minute) == (0, 10), (
+        "the starts are 60 seconds old, the ends are not"
+    )
+    shop.clock.advance("15s")
     (_, view) = await shop.see.list_queues()
-    assert (view.started_per_minute, view.recently_started) == (0, 12)
+    assert (view.started_per_minute, view.ended_per_minute, view.recently_started) == (0, 0, 12)
+
+
+async def test_a_rate_is_true_while_work_ramps_up_and_nothing_a_minute_after_the_last_start(shop: Shop) -> None:
+    """Twenty starts, one a second from the 50th second of a minute on."""
+    shop.clock.advance("50s")
+    shown = []
+    for second in range(90):
+        if second < 20:
+            await shop.enqueue(f"a{second}")
+            await shop.settle(await shop.claim(1))
+        (_, view) = await shop.see.list_queues()
+        shown.append(view.started_per_minute)
+        shop.clock.advance("1s")
+    truth = [min(second + 1, 20) - min(max(0, second - 59), 20) for second in range(90)]
+    assert shown == pytest.approx(truth, abs=1.2)
+    assert [shown[79:], shown[:60]] == [[0] * 11, truth[:60]]
+
+
+async def test_jobs_that_are_given_back_unstarted_are_no_throughput(shop: Shop) -> None:
+    store = await shop.store()
+    await shop.enqueue("acme")
+    await shop.settle(await shop.claim(1))
+    (view,) = (await shop.see.list_keys("webhooks")).keys
+    started_at = view.last_started_at
+    await shop.enqueue("acme")
+    for _ in range(40):
+        shop.clock.advance("1s")
+        await store.settle([settle(claim, Released("nobody knows its task"), 0) for claim in await shop.claim(1)])
+    for is_added_up in (False, True):
+        if is_added_up:
+            await shop.tally()
+        (_, queue) = await shop.see.list_queues()
+        key = await shop.see.show_key("webhooks", {"account": "acme"})
+        assert (queue.started_per_minute, queue.recently_started) == (1, 1)
+        assert sum(each.started for each in key.minutes) == 1
+        assert (key.view.last_started_at, key.view.waiting) == (started_at, 1)
+
+
+async def test_runs_that_were_lost_are_not_in_the_mean_run_time(shop: Shop) -> None:
+    store = await shop.store()
+    await shop.enqueue("acme", 2)
+    await shop.claim(2)
+    shop.clock.advance("75s")
+    await store.reap()
+    for is_added_up in (False, True):
+        if is_added_up:
+            await shop.claim(0)
+            await shop.tally()
+        (view,) = (await shop.see.list_keys("webhooks")).keys
+        assert (view.ended, view.failed, view.run_time) == (2, 2, None)
+    await shop.settle(await shop.claim(1))
+    (view,) = (await shop.see.list_keys("webhooks")).keys
+    assert (view.ended, view.failed, view.run_time) == (3, 2, 2.0)
 
 
 async def test_a_key_says_when_its_newest_job_was_enqueued_whenever_a_claim_sees_it(shop: Shop) -> None:
     async def last_enqueued() -> datetime | None:
         (view,) = (await shop.see.list_keys("webhooks")).keys
-        return view.last_enqueued_at
+        return view.last_arrived_at
 
     await shop.enqueue("acme")
     shop.clock.advance("10s")
@@ -529,3 +584,15 @@ async def test_the_doctor_and_a_queues_status_agree_on_who_serves_it(shop: Shop)
         (email, _) = await shop.see.list_queues()
         found = {each.check for each in await diagnose(store) if each.queue == "email"}
         assert (email.status is not QueueStatus.STOPPED, "no worker" not in found) == (is_served, is_served)
+
+
+async def test_a_preview_counts_exactly_whom_it_is_about_however_many(shop: Shop) -> None:
+    await shop.deliver.enqueue_many([shop.deliver.call("acme", "e")] * 1_690)
+    await shop.deliver.using(delay="1h").enqueue_many([shop.deliver.call("acme", "f")] * 5)
+    await shop.claim(10)
+    who: dict[str, Any] = {"actor": "ann", "reason": "a test", "dry_run": True}
+    for keys in ({"account": "acme"}, None):
+        change = await shop.see.pause("webhooks", keys=keys, **who)
+        assert str(change.affected) == "1,693 jobs wait and 2 run"
+    both = await shop.see.pause("webhooks", keys={"account": "acme", "endpoint": "e"}, **who)
+    assert str(both.affected) == "at least 1,000 jobs wait and at least 2 run"

@@ -102,7 +102,7 @@ def key(value: str = "acme", **given: Any) -> KeyView:
         "weight": 1.0,
         "is_paused": False,
         "gauges": [GAUGE],
-        "last_enqueued_at": NOW - timedelta(seconds=3),
+        "last_arrived_at": NOW - timedelta(seconds=3),
         "last_started_at": NOW - timedelta(minutes=5),
         "hours": [0] * 23 + [9],
         "drained_in": 2_280.0,

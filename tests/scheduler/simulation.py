@@ -64,8 +64,8 @@ class Bench:
         """The worker is gone: the claim ends, and its job is ready again in its old place."""
         start = self.claimed.pop(position)
         self.queue.give_back(start)
-        self.queue.releases[-1] = Release(start.lane, 1, ran, start.charge, 0, 0.0, kept=1)
         run = self.ledger.end(position, self.now)
+        self.queue.releases[-1] = Release(start.lane, 1, ran, start.charge, 0, 0.0, latest=run.at, kept=1, lost=1)
         self.ledger.arrive(run.lane, position, run.enqueued_at)
 
     def withdraw(self, lane: LaneKey, position: int) -> None:

@@ -115,12 +115,13 @@ def test_minutes_add_up_to_what_happened(policy: Policy, steps: list[Step]) -> N
         sums.add(told)
     happened = Counter[str]()
     for told in bench.told:
-        happened["started"] += sum(lane.started for lane in told.lanes)
+        happened["claimed"] += sum(lane.started for lane in told.lanes)
         happened["ended"] += sum(lane.ended for lane in told.lanes)
-    assert sum(each.started for each in sums.minutes) == happened["started"]
+    assert sum(each.claimed for each in sums.minutes) == happened["claimed"] == len(bench.ledger.runs)
+    begun = sum(not run.given_back for run in bench.ledger.runs)
+    assert sum(each.claimed - each.unstarted for each in sums.minutes) == begun
     assert sum(each.ended for each in sums.minutes) == happened["ended"]
     assert {each.minute for each in sums.minutes} == {told.at // (60 * SECOND) for told in bench.told}
-    assert happened["started"] == len(bench.ledger.runs)
 
 
 @settings(deadline=None, max_examples=100)
@@ -139,12 +140,45 @@ def test_minutes_of_keys_are_those_in_which_their_jobs_started(policy: Policy, s
     oldest = bench.now // MINUTE - MINUTES
     figures = bench.figures()
     assert {
-        (place, each.number): each.started for place, key in figures.items() for each in key.minutes if each.started
+        (place, each.number): each.claimed for place, key in figures.items() for each in key.minutes if each.claimed
     } == {(place, minute): count for (place, minute), count in started.items() if minute > oldest}
     if bench.now - EPOCH < HOUR - MINUTE:
         assert {place: sum(each.ended for each in key.minutes) for place, key in figures.items()} == {
             place: ended[place] for place in figures
         }
+
+
+@settings(deadline=None, max_examples=100)
+@given(policies(), lives())
+def test_a_claim_that_was_given_back_is_no_start_of_its_key(policy: Policy, steps: list[Step]) -> None:
+    bench = Watched(policy)
+    for step in steps:
+        take(bench, step)
+    folded(bench)
+    for place, key in bench.figures().items():
+        runs = [run for run in bench.ledger.runs if place[1] == select(place[0], dict(run.lane[1]), run.lane[0])]
+        begun = [run for run in runs if not run.given_back]
+        assert sum(each.claimed - each.unstarted for each in key.hours) == len(begun)
+        if not key.running:
+            assert key.started_at == max((run.at for run in begun), default=None)
+
+
+def test_a_lost_run_says_nothing_of_how_long_a_run_takes() -> None:
+    bench = Watched(by_account())
+    bench.enqueue({"account": "acme", "endpoint": "e"}, 3)
+    bench.claim(2)
+    bench.now += 75 * SECOND
+    for position in list(bench.claimed):
+        bench.reap(position, 0)
+    folded(bench)
+    acme = bench.figures()[("account",), ("acme",)]
+    assert (acme.ended, acme.run_time, [each.timed for each in acme.hours]) == (2, 0.0, [0])
+    bench.claim(1)
+    bench.settle(next(iter(bench.claimed)), 75 * SECOND)
+    folded(bench)
+    acme = bench.figures()[("account",), ("acme",)]
+    assert (acme.ended, acme.run_time, sum(each.timed for each in acme.hours)) == (3, 75.0, 1)
+    assert [each.cost for each in bench.queue.board.flows.values()] == [75.0]
 
 
 def by_account(limit: int = 2) -> Policy:
@@ -232,9 +266,9 @@ def test_a_tally_says_nothing_when_nothing_happened() -> None:
 
 
 def test_minutes_together() -> None:
-    one = Minute(minute=1, started=2, waited_longest=5, denied={"a": 1})
-    other = Minute(minute=1, started=3, waited_longest=4, denied={"a": 2, "b": 1})
-    assert one.and_also(other) == Minute(minute=1, started=5, waited_longest=5, denied={"a": 3, "b": 1})
+    one = Minute(minute=1, claimed=2, waited_longest=5, denied={"a": 1})
+    other = Minute(minute=1, claimed=3, waited_longest=4, denied={"a": 2, "b": 1})
+    assert one.and_also(other) == Minute(minute=1, claimed=5, waited_longest=5, denied={"a": 3, "b": 1})
 
 
 def test_jobs_that_cease_to_wait_are_no_arrivals() -> None:

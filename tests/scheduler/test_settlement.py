@@ -83,21 +83,31 @@ TABLE: list[tuple[str, int, Outcome, Settlement]] = [
             State.SCHEDULED, "released", ran=0, delay=6, error="unknown task", counts_attempt=False, unstarted=True
         ),
     ),
-    ("interrupted", 2, Interrupted("shut down"), settled(State.READY, "lost", error="shut down")),
-    ("interrupted at last", 3, Interrupted("shut down"), settled(State.DEAD, "lost", error="shut down")),
+    ("interrupted", 2, Interrupted("shut down"), settled(State.READY, "lost", error="shut down", is_cut_short=True)),
+    (
+        "interrupted at last",
+        3,
+        Interrupted("shut down"),
+        settled(State.DEAD, "lost", error="shut down", is_cut_short=True),
+    ),
     (
         "lost, and nobody saw how",
         3,
         Lost("gone", UNSEEN),
-        settled(State.READY, "lost", error="gone", counts_attempt=False, suspicion=1),
+        settled(State.READY, "lost", error="gone", counts_attempt=False, is_cut_short=True, suspicion=1),
     ),
     (
         "lost in company",
         3,
         Lost("gone", SEEN),
-        settled(State.READY, "lost", error="gone", counts_attempt=False, suspicion=2),
+        settled(State.READY, "lost", error="gone", counts_attempt=False, is_cut_short=True, suspicion=2),
     ),
-    ("lost before it ran", 3, Lost("gone", 0), settled(State.READY, "released", error="gone", counts_attempt=False)),
+    (
+        "lost before it ran",
+        3,
+        Lost("gone", 0),
+        settled(State.READY, "released", error="gone", counts_attempt=False, is_cut_short=True),
+    ),
 ]
 
 

@@ -177,6 +177,7 @@ INDEXES = {
     "select_gates_in_doubt": {"gates_pkey", "gates_to_wake", "key_figures_pkey", "queues_name_key"},
     "select_oldest_lanes": {"lanes_pkey", "queues_name_key"},
     "select_all_lanes_of_flow": {"lanes_of_flow"},
+    "select_lanes_of_flows": {"lanes_of_flow"},
     "select_lanes_of_flow": {"lanes_of_flow", "lanes_ready"},
     "select_jobs_at": {"queues_pkey"},
     "put_worker": {"workers_pkey"},

@@ -24,7 +24,7 @@ SORTS = ("waiting", "running", "ended", "started", "name")
 NARROW = ("KEY", "WAIT", "RUN", "ENDED", "FAIL", "LIMIT", "WAITED", "TIME", "HELD BY")
 # fmt: off
 WIDE = (
-    "KEY", "WAIT", "SCHED", "RUN", "ENDED", "FAIL", "LIMIT", "WAITED", "TIME", "SHARE", "WEIGHT", "ENQUEUED", "STARTED",
+    "KEY", "WAIT", "SCHED", "RUN", "ENDED", "FAIL", "LIMIT", "WAITED", "TIME", "SHARE", "WEIGHT", "ARRIVED", "STARTED",
     "HELD BY",
 )
 # fmt: on
@@ -61,7 +61,8 @@ def keys(
 
     ENDED and FAIL, which is part of it, are of the last 24 hours, and so is SHARE, of the queue's run time (110 columns
     and more); LIMIT is how much of its fullest limit is used; WAITED is how long those that started in the last hour
-    were ready before, on average; TIME is how long its jobs take.
+    were ready before, on average; TIME is how long its jobs take. ARRIVED and STARTED are when a job of it last became
+    ready (enqueued, due, or due again) and last started.
 
     \b
     Example:
@@ -139,7 +140,7 @@ def _cells(view: KeyView, now: datetime) -> dict[str, str]:
         "TIME": run_time(view.run_time),
         "SHARE": "" if view.share is None else f"{view.share:.0%}",
         "WEIGHT": "" if view.weight is None else f"{view.weight:g}",
-        "ENQUEUED": _ago(view.last_enqueued_at, now),
+        "ARRIVED": _ago(view.last_arrived_at, now),
         "STARTED": _ago(view.last_started_at, now),
         "HELD BY": "a pause" if view.is_paused else ", ".join(view.held_by),
     }

@@ -35,8 +35,8 @@ def status(watch: float | None, app: str | None, url: str | None, as_json: bool)
     A queue is idle, flowing, limited (its limits hold back everything that waits, as the policy requires), lagging
     (jobs could start and have no slot), paused, or stopped (no worker serves it, none knows its tasks, or the broker
     of its engine refuses). HELD are those of the READY ones that limits hold back; /MIN and FAIL are starts and
-    failures of about the last 60 seconds (this minute, and the rest of the one before); 24H and FAIL 24H are what has
-    ended in the last 24 hours, and how much of it failed.
+    failures of the last 60 seconds; 24H and FAIL 24H are what has ended in the last 24 hours, and how much of it
+    failed.
 
     \b
     Example:

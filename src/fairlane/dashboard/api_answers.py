@@ -225,7 +225,7 @@ class AffectedShown(msgspec.Struct, frozen=True, kw_only=True):
     """Ready or scheduled."""
     running: int
     more: bool
-    """There are more of either than were counted."""
+    """At least so many: not all were counted."""
 
 
 class SkippedShown(msgspec.Struct, frozen=True, kw_only=True):

@@ -44,8 +44,8 @@ def key_minutes(minutes: Iterable[Span], now: Instant) -> list[KeyMinute]:
             started=each.started,
             ended=each.ended,
             failed=each.failed,
-            mean_wait=_mean(each.waited, each.started),
-            mean_run=_mean(each.ran, each.ended),
+            mean_wait=_mean(each.waited, each.claimed),
+            mean_run=_mean(each.ran, each.timed),
         )
         for each in (known.get(number, Span(number)) for number in _shown(now))
     ]
@@ -68,24 +68,25 @@ def _view(minute: Minute) -> MinuteView:
         started=minute.started,
         ended=minute.ended,
         failed=minute.failed,
-        mean_wait=_mean(minute.waited, minute.started),
+        mean_wait=_mean(minute.waited, minute.claimed),
         longest_wait=minute.waited_longest / SECOND,
-        mean_run=_mean(minute.ran, minute.ended),
+        mean_run=_mean(minute.ran, minute.timed),
         denied=minute.denied,
     )
 
 
 def per_minute(minutes: Iterable[Minute], now: Instant) -> tuple[float, float, float]:
-    """Starts, ends and failures of the last 60 seconds: all of the minute that has begun, and of the one before it
-    the part that is not yet 60 seconds old."""
-    current, passed = divmod(now, MINUTE)
-    rest = 1.0 - passed / MINUTE
+    """Starts, ends and failures of the last 60 seconds. Of a minute that is partly older, those count that came since,
+    if they came evenly from the first to the last of that minute."""
+    since = now - MINUTE
     started = ended = failed = 0.0
     for each in minutes:
-        share = 1.0 if each.minute >= current else rest if each.minute == current - 1 else 0.0
-        started += share * each.started
-        ended += share * each.ended
-        failed += share * each.failed
+        if each.claimed_in is not None:
+            started += each.claimed_in.share_after(since) * each.started
+        if each.ended_in is not None:
+            share = each.ended_in.share_after(since)
+            ended += share * each.ended
+            failed += share * each.failed
     return started, ended, failed
 
 

@@ -57,18 +57,22 @@ def drained_in(
     now: Instant,
     pace: float | None,
     *,
+    of_some: Iterable[tuple[Gauge, int]] = (),
     running_for: int = 0,
     can_start: bool = True,
 ) -> float | None:
     """Seconds until all that waits has started: as limits allow it, or as fast as jobs were really started (`pace`, a
-    second), whichever is slower. What runs has run for `running_for` at least. `can_start` is False where it is
-    paused or no worker serves it. `None`: nothing says so, it depends on run times that are not known, or somebody has
-    to act first."""
+    second), whichever is slower. All of it passes the limits that `told` shows, and so many jobs each of those in
+    `of_some`. What runs has run for `running_for` at least. `can_start` is False where it is paused or no worker serves
+    it. `None`: nothing says so, it depends on run times that are not known, or somebody has to act first."""
     if not waiting or not can_start:
         return None
     known = run_time_of(round(run_time * SECOND), [running_for])
     gates = [(each.in_force, each.gate) for each in told]
-    started = drains_at(gates, now, waiting, known)
-    if started is None:
-        return None
-    return max((started - now) / SECOND, waiting / pace if pace else 0.0)
+    latest = now
+    for more, jobs in [([], waiting), *(([(each.in_force, each.gate)], jobs) for each, jobs in of_some)]:
+        started = drains_at([*gates, *more], now, jobs, known)
+        if started is None and (gates or more):
+            return None
+        latest = max(latest, started or now)
+    return max((latest - now) / SECOND, waiting / pace if pace else 0.0)

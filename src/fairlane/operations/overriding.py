@@ -14,6 +14,7 @@ from fairlane.clock import Instant
 from fairlane.errors import InvalidOverride
 from fairlane.job import State
 from fairlane.operations.asking import Intent, find_limit, in_force, partitions_of, scope_of
+from fairlane.operations.seeing_keys import show_keys
 from fairlane.policy.gates import Limit
 from fairlane.policy.overrides import Amendment, Kind, Override, Overrides, Scope, amend, everyone_in, without_effect
 from fairlane.policy.partitions import parse_partition
@@ -58,11 +59,12 @@ class Affected:
     """Ready or scheduled."""
     running: int
     more: bool
-    """There are more of either than were counted."""
+    """At least so many: not all were counted."""
 
     def __str__(self) -> str:
-        more = " or more" if self.more else ""
-        return f"{self.waiting:,} {'job waits' if self.waiting == 1 else 'jobs wait'} and {self.running:,} run{more}"
+        least = "at least " if self.more else ""
+        wait = "job waits" if self.waiting == 1 else "jobs wait"
+        return f"{least}{self.waiting:,} {wait} and {least}{self.running:,} run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,6 +255,16 @@ async def _change(
 
 
 async def _count_affected(store: Store, queue: str, scope: Mapping[str, str | None]) -> Affected | None:
+    """Exact where stats are kept for it: by every scope of the policy, and for the whole queue."""
+    if not scope:
+        names = await partitions_of(store, queue)
+        parts = await store.ask(lambda moment: moment.survey(names))
+        ready_or_scheduled = sum(each.ready + each.scheduled.count for each in parts)
+        more = not all(each.scheduled.is_all for each in parts)
+        return Affected(waiting=ready_or_scheduled, running=sum(each.running for each in parts), more=more)
+    for view in await show_keys(store, queue, [scope]):
+        later = view.scheduled
+        return Affected(waiting=view.waiting + later.count, running=view.running, more=not later.is_all)
     if "priority" in scope:
         return None  # by which no listing can be filtered
     keys = {name: value for name, value in scope.items() if name != "task"}

@@ -273,8 +273,10 @@ def _place(figures: KeyFigures, sort: KeySort) -> tuple[Any, ...]:
 def _views(moment: Moment, look: _Look, found: Sequence[Found]) -> Looking[list[KeyView]]:
     """Views of keys, of whatever scopes and queues, with the gauges of all their limits from one look."""
     asked: dict[str, list[tuple[BoundLimit, Key]]] = {}
-    for queue, figures in found:
+    passed_by_some = yield from _passed_by_some(moment, look, found)
+    for (queue, figures), some in zip(found, passed_by_some, strict=True):
         asked.setdefault(queue, []).extend(_passed_by(look.policies[queue], figures.by, figures.key))
+        asked[queue].extend((bound, key) for bound, key, _ in some or ())
     told = yield from gauges_of(moment, look.policies, asked)
     gauges = {
         (queue, bound.name, key): gauge
@@ -287,8 +289,10 @@ def _views(moment: Moment, look: _Look, found: Sequence[Found]) -> Looking[list[
             flows.setdefault(queue, []).append(flow)
     weights = yield from moment.weights_named(flows)
     return [
-        msgspec.structs.replace(_view(look, queue, figures, gauges), **_weight(look.policies[queue], figures, weights))
-        for queue, figures in found
+        msgspec.structs.replace(
+            _view(look, queue, figures, gauges, some), **_weight(look.policies[queue], figures, weights)
+        )
+        for (queue, figures), some in zip(found, passed_by_some, strict=True)
     ]
 
 
@@ -314,10 +318,64 @@ def _passed_by(policy: Policy, by: By, key: Key) -> list[tuple[BoundLimit, Key]]
     return [each for each in passed if policy.limit_at(*each) is not None]
 
 
-def _view(look: _Look, queue: str, stored: KeyFigures, gauges: Mapping[tuple[str, str, Key], Gauge]) -> KeyView:
+def _passed_by_some(
+    moment: Moment, look: _Look, found: Sequence[Found]
+) -> Looking[list[list[tuple[BoundLimit, Key, int]] | None]]:
+    """For each of these keys, the limits of other keys that only some of its waiting jobs pass, with how many do; of
+    keys that nothing holds, none. `None`: they are not known, since its jobs are in several flows, or in many lanes."""
+    wanted: dict[str, dict[Key, None]] = {}
+    for queue, figures in found:
+        if (flow := _flow_among(look.policies[queue], figures)) is not None:
+            wanted.setdefault(queue, {})[flow] = None
+    lanes = (yield from moment.lanes_in(wanted)) if wanted else {}
+    return [
+        _through(look.policies[queue], figures, lanes.get((queue, flow)) if flow is not None else None)
+        if _is_split(look.policies[queue], figures)
+        else []
+        for queue, figures in found
+        for flow in (_flow_among(look.policies[queue], figures),)
+    ]
+
+
+def _through(
+    policy: Policy, figures: KeyFigures, lanes: Iterable[LaneTally] | None
+) -> list[tuple[BoundLimit, Key, int]] | None:
+    if lanes is None:
+        return None
+    passed: dict[bytes, tuple[BoundLimit, Key, int]] = {}
+    for lane in lanes:
+        if select(figures.by, lane.keys, lane.priority) == figures.key:
+            for gate, bound in policy.gates_of(lane.priority, lane.keys):
+                if not set(bound.limit.by) <= set(figures.by):
+                    jobs = passed[gate][2] if gate in passed else 0
+                    passed[gate] = (bound, select(bound.limit.by, lane.keys, lane.priority), jobs + lane.arrived)
+    return [each for each in passed.values() if each[2] > 0]
+
+
+def _is_split(policy: Policy, figures: KeyFigures) -> bool:
+    """Whether something holds the key, and its jobs may pass different limits."""
+    others = any(not set(bound.limit.by) <= set(figures.by) for bound in policy.bound)
+    return others and figures.waiting > 0 and bool(figures.held_by)
+
+
+def _flow_among(policy: Policy, figures: KeyFigures) -> Key | None:
+    """The flow of all jobs of such a key, if they are in one."""
+    keys = dict(zip(figures.by, figures.key, strict=True))
+    is_in_one = _is_split(policy, figures) and set(policy.fair_by) <= keys.keys()
+    return tuple(keys[name] for name in policy.fair_by) if is_in_one else None
+
+
+def _view(
+    look: _Look,
+    queue: str,
+    stored: KeyFigures,
+    gauges: Mapping[tuple[str, str, Key], Gauge],
+    some: Sequence[tuple[BoundLimit, Key, int]] | None,
+) -> KeyView:
     policy, key = look.policies[queue], stored.key
     figures = stored.at(look.now)
-    started = sum(each.started for each in figures.minutes)
+    claimed = sum(each.claimed for each in figures.minutes if each.started)
+    waited = sum(each.waited for each in figures.minutes if each.started)
     limits = _limits_for(policy, figures.by, key)
     views = [gauge_view(gauges[queue, bound.name, key], bound) for bound in limits]
     waiting = figures.waiting
@@ -334,15 +392,15 @@ def _view(look: _Look, queue: str, stored: KeyFigures, gauges: Mapping[tuple[str
         held_by=held if waiting else [],
         ended=figures.ended,
         failed=figures.failed,
-        run_time=figures.run_time if figures.run_time > 0 or figures.ended else None,
+        run_time=figures.run_time if figures.run_time > 0 or any(each.timed for each in figures.hours) else None,
         share=figures.ran / look.ran if look.ran else None,
         weight=None,
         is_paused=key in policy.overrides.pauses.get(figures.by, {}),
         gauges=views,
-        last_enqueued_at=None if figures.arrived_at is None else as_datetime(figures.arrived_at),
+        last_arrived_at=None if figures.arrived_at is None else as_datetime(figures.arrived_at),
         last_started_at=None if figures.started_at is None else as_datetime(figures.started_at),
         hours=[each.ended for each in _hours(figures, look.now)],
-        mean_wait=sum(each.waited for each in figures.minutes) / started / SECOND if started else None,
+        mean_wait=waited / claimed / SECOND if claimed else None,
         waits=[round(each.mean_wait, 3) if each.started else None for each in key_minutes(figures.minutes, look.now)],
         drained_in=drained_in(
             waiting,
@@ -350,10 +408,11 @@ def _view(look: _Look, queue: str, stored: KeyFigures, gauges: Mapping[tuple[str
             passed,
             look.now,
             pace,
+            of_some=[(gauges[queue, bound.name, its_key], jobs) for bound, its_key, jobs in some or ()],
             running_for=look.now - figures.started_at if figures.running and figures.started_at else 0,
             can_start=_can_start(look, queue) and not any(name.startswith("pause:") for name in held),
         )
-        if held
+        if held and some is not None
         else None,
     )
 

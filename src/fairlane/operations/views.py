@@ -186,8 +186,8 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     failed: int = 0
     """Of these."""
     started_per_minute: float
-    """In about the last 60 seconds, as the next two: all of this minute, and the rest of the one before by its share. A
-    job that was given back unstarted is started again, and counts again."""
+    """In the last 60 seconds, as the next two; claims that were given back do not count. Of a minute that is partly
+    older, those count that came since, if they came evenly from the first to the last of that minute."""
     ended_per_minute: float
     failed_per_minute: float
     recently_started: int = 0
@@ -323,7 +323,7 @@ class KeyView(msgspec.Struct, frozen=True, kw_only=True):
     """In the last 24 hours, as `failed`."""
     failed: int
     run_time: float | None
-    """Moving average in seconds; `None`: nothing has ended yet."""
+    """Moving average in seconds, of runs that were not lost; `None`: none has ended yet."""
     share: float | None
     """Its part of all run time of the queue in the last 24 hours."""
     weight: float | None
@@ -331,18 +331,19 @@ class KeyView(msgspec.Struct, frozen=True, kw_only=True):
     is_paused: bool
     gauges: list[GaugeView]
     """The limits of exactly this scope."""
-    last_enqueued_at: datetime | None
-    """When its newest job became ready; of jobs that were enqueued together, the first counts."""
+    last_arrived_at: datetime | None
+    """When a job of it last became ready: enqueued, due, or due again; of jobs that came together, the first counts."""
     last_started_at: datetime | None
     hours: list[int]
     """What ended in each of the last 24 hours, the oldest first."""
     mean_wait: float | None = None
-    """Seconds from ready to start, of those that started in the last hour; `None`: none did."""
+    """Seconds from ready to start, in the minutes of the last hour in which jobs started; `None`: none did."""
     waits: list[float | None] = []
     """The same minute by minute, the oldest first."""
     drained_in: float | None
-    """Seconds until what waits will have started if its limits are all that slows it down; `None`: nothing says so, no
-    run has ended yet, it is paused, or no live worker serves its queue."""
+    """Seconds until what waits will have started: as all its limits allow it, and no faster than jobs really started.
+    `None`: nothing says so, no run has ended yet, it is paused, no live worker serves its queue, or its jobs pass
+    different limits and are in several flows, or in more than 200 lanes."""
     weight_from: Origin | None = None
     """Where the weight came from, a boost aside."""
     boost: float = 1.0

@@ -25,27 +25,29 @@ T = TypeVar("T")
 TURNAROUND = 8_000
 """Microseconds between the end of a run and the next start in its place: a settlement and a claim take that long."""
 TELLING = 10 * SECOND
-"""Of a minute that has just begun, so much must have passed before it says how fast things go."""
+"""Starts must go on for so long before they say how fast things go."""
 OLD_ENOUGH = SECOND
 """What has only just begun says nothing of how long runs take."""
 ASSUMED = (100_000, SECOND)
-"""Run times to try where none is known."""
+"""Run times to try where none is known, and runs are taken to be short."""
+ANY = (100_000, 24 * 3_600 * SECOND)
+"""Run times to try where none is known: what is the same for both depends on limits alone."""
 RECENT = 5
 """Minutes that say how fast things go now."""
 
 
 def run_time_of(known: int, ages: Sequence[int]) -> int:
-    """Microseconds that a run takes: what those that ended took (0: none has), but no less than those that still go on
-    have taken in the mean. 0: nothing is known."""
+    """Microseconds that a run takes: what those that ended took, but no less than those that still go on have taken in
+    the mean. 0: nothing is known, since none has ended; how old those are that go on does not say when they will."""
     mean = sum(ages) // len(ages) if ages else 0
-    return max(known, mean) if mean >= OLD_ENOUGH else known
+    return max(known, mean) if known and mean >= OLD_ENOUGH else known
 
 
-def at_any_run_time(run_time: int, told: Callable[[int], T]) -> T | None:
+def at_any_run_time(run_time: int, told: Callable[[int], T], assumed: tuple[int, int] = ASSUMED) -> T | None:
     """What is told for a run time; where none is known (0), what is told for any. `None`: it depends on it."""
     if run_time:
         return told(run_time)
-    short, long = map(told, ASSUMED)
+    short, long = map(told, assumed)
     return short if short == long else None
 
 
@@ -104,18 +106,19 @@ class Seen(msgspec.Struct, frozen=True):
     until: Instant
 
     def pace(self, since: Instant | None) -> float | None:
-        """Starts a second in the whole minutes since then, up to the last few; `None`: too little was seen.
+        """Starts a second in the whole minutes since then, up to the last few, from the first to the last of them;
+        `None`: too little was seen.
 
         To be asked of a time in which jobs waited: how fast a queue goes that has nothing to do says nothing.
         """
         if since is None:
             return None
         first = max(-(-since // MINUTE), self.until // MINUTE - RECENT)
-        passed = self.until - first * MINUTE
-        if passed < TELLING:
-            return None
-        started = sum(each.started for each in self.minutes if each.minute >= first)
-        return started * SECOND / passed if started else None
+        seen = [(each.started, each.claimed_in) for each in self.minutes if each.minute >= first]
+        within = [each for _, each in seen if each is not None]
+        passed = max(each.last for each in within) - min(each.first for each in within) if within else 0
+        started = sum(count for count, _ in seen)
+        return started * SECOND / passed if started and passed >= TELLING else None
 
 
 def drains_at(gates: Iterable[tuple[Limit, GateState]], now: Instant, jobs: int, run_time: int) -> Instant | None:
@@ -124,7 +127,7 @@ def drains_at(gates: Iterable[tuple[Limit, GateState]], now: Instant, jobs: int,
     passed = [(limit, gate, jobs) for limit, gate in gates if not _is_lifted(limit, gate, now)]
     if any(starts_at(limit, gate, now, 1, run_time) is None for limit, gate, _ in passed):
         return None
-    return at_any_run_time(run_time, lambda assumed: _together(passed, now, assumed))
+    return at_any_run_time(run_time, lambda assumed: _together(passed, now, assumed), ANY)
 
 
 def _is_lifted(limit: Limit, gate: GateState, now: Instant) -> bool:

@@ -32,6 +32,7 @@ __all__ = [
     "Span",
     "Sums",
     "Unseen",
+    "Within",
     "changes_of_held",
     "count_lanes",
     "ended_at",
@@ -64,10 +65,23 @@ class Span(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """However they ended, failures included."""
     failed: int = 0
     ran: int = 0
-    """Microseconds, added up."""
-    started: int = 0
+    """Microseconds, added up, of those that were not lost."""
+    claimed: int = 0
     waited: int = 0
-    """Microseconds for which those that started had been ready, added up."""
+    """Microseconds for which those that were claimed had been ready, added up."""
+    unstarted: int = 0
+    """Claims that were given back before they started."""
+    lost: int = 0
+    """Of those that ended, how many were lost: nobody knows how long they would have run."""
+
+    @property
+    def started(self) -> int:
+        return max(0, self.claimed - self.unstarted)
+
+    @property
+    def timed(self) -> int:
+        """Runs of which it is known how long they took."""
+        return self.ended - self.lost
 
 
 class KeyFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,8 +97,11 @@ class KeyFigures(msgspec.Struct, frozen=True, kw_only=True):
     arrived_at: Instant | None = None
     """When a job of it last became ready. Of jobs that were enqueued together, it is the first that counts."""
     started_at: Instant | None = None
+    """When a job of it last started; while some run, when the last was claimed."""
+    began_at: Instant | None = None
+    """When the last of those started whose run has ended."""
     run_time: float = 0.0
-    """Moving average, in seconds; 0 until a job has ended."""
+    """Moving average, in seconds; 0 until a job has ended. Runs that were lost are not in it."""
     hours: tuple[Span, ...] = ()
     """The last day, the oldest first; hours in which nothing started or ended are left out."""
     minutes: tuple[Span, ...] = ()
@@ -118,6 +135,7 @@ class KeyFigures(msgspec.Struct, frozen=True, kw_only=True):
             held_by=tuple(sorted({*self.held_by, *other.held_by})),
             arrived_at=max(self.arrived_at or 0, other.arrived_at or 0) or None,
             started_at=max(self.started_at or 0, other.started_at or 0) or None,
+            began_at=max(self.began_at or 0, other.began_at or 0) or None,
             run_time=self.run_time or other.run_time,
         )
         return both._with(_together(self.hours, other.hours), _together(self.minutes, other.minutes))
@@ -128,30 +146,60 @@ class KeyFigures(msgspec.Struct, frozen=True, kw_only=True):
         return not (self.waiting or self.running or self.held_by or self.hours)
 
 
+class Within(msgspec.Struct, frozen=True, array_like=True):
+    """When the first and the last of some claims, or ends, of a minute were."""
+
+    first: Instant
+    last: Instant
+
+    def share_after(self, at: Instant) -> float:
+        """How much of them came later, if they came evenly."""
+        if self.first > at:
+            return 1.0
+        return (self.last - at) / (self.last - self.first) if self.last > at else 0.0
+
+
 class Minute(msgspec.Struct, frozen=True, kw_only=True):
     """What happened in a queue within a minute."""
 
     minute: int
     """Since 1970."""
     arrived: int = 0
-    started: int = 0
+    claimed: int = 0
+    unstarted: int = 0
+    """Claims that were given back before they started."""
     ended: int = 0
     failed: int = 0
+    lost: int = 0
+    """Of those that ended, how many were lost: nobody knows how long they would have run."""
     ran: int = 0
-    """Microseconds, of all that ended."""
+    """Microseconds, of those that ended and were not lost."""
     waited: int = 0
-    """Microseconds for which those that started had been ready, added up."""
+    """Microseconds for which those that were claimed had been ready, added up."""
     waited_longest: int = 0
     denied: dict[str, int] = {}
     """How often claims were turned away, by limit."""
+    claimed_in: Within | None = None
+    ended_in: Within | None = None
+
+    @property
+    def started(self) -> int:
+        return max(0, self.claimed - self.unstarted)
+
+    @property
+    def timed(self) -> int:
+        """Runs of which it is known how long they took."""
+        return self.ended - self.lost
 
     def and_also(self, other: Minute) -> Minute:
         return Minute(
             minute=self.minute,
             arrived=self.arrived + other.arrived,
-            started=self.started + other.started,
+            claimed=self.claimed + other.claimed,
+            unstarted=self.unstarted + other.unstarted,
             ended=self.ended + other.ended,
             failed=self.failed + other.failed,
+            lost=self.lost + other.lost,
             ran=self.ran + other.ran,
             waited=self.waited + other.waited,
             waited_longest=max(self.waited_longest, other.waited_longest),
@@ -159,7 +207,15 @@ class Minute(msgspec.Struct, frozen=True, kw_only=True):
                 limit: self.denied.get(limit, 0) + other.denied.get(limit, 0)
                 for limit in sorted({*self.denied, *other.denied})
             },
+            claimed_in=_within(self.claimed_in, other.claimed_in),
+            ended_in=_within(self.ended_in, other.ended_in),
         )
+
+
+def _within(one: Within | None, other: Within | None) -> Within | None:
+    if one is None or other is None:
+        return one or other
+    return Within(min(one.first, other.first), max(one.last, other.last))
 
 
 class Held(msgspec.Struct, frozen=True, array_like=True):
@@ -175,9 +231,11 @@ class _Sum:
     __slots__ = (
         "arrived",
         "arrived_at",
+        "began_at",
         "ended",
         "failed",
         "held",
+        "lost",
         "minutes",
         "ran",
         "started",
@@ -186,9 +244,10 @@ class _Sum:
     )
 
     def __init__(self) -> None:
-        self.arrived = self.started = self.ended = self.failed = self.unstarted = self.ran = 0
+        self.arrived = self.started = self.ended = self.failed = self.unstarted = self.lost = self.ran = 0
         self.arrived_at: Instant | None = None
         self.started_at: Instant | None = None
+        self.began_at: Instant | None = None
         self.held: dict[str, bool] = {}
         self.minutes: dict[int, Span] = {}
 
@@ -203,10 +262,12 @@ class _Sum:
         if told.ended:
             self.ended += told.ended
             self.failed += told.failed
+            self.lost += told.lost
             self.ran += told.ran
-        if told.ended or told.started:
+            self.began_at = max(self.began_at or 0, told.latest) or None
+        if told.ended or told.started or told.unstarted:
             minute = at // MINUTE
-            more = Span(minute, told.ended, told.failed, told.ran, told.started, told.waited)
+            more = Span(minute, told.ended, told.failed, told.ran, told.started, told.waited, told.unstarted, told.lost)
             known = self.minutes.get(minute)
             self.minutes[minute] = more if known is None else _added(known, more)
 
@@ -254,7 +315,16 @@ class Sums:
     def over_hours(self, known: Iterable[Span], now: Instant) -> tuple[Span, ...]:
         """The last day of the queue, hour by hour, given what is known of it."""
         told = [
-            Span(each.minute * MINUTE // HOUR, each.ended, each.failed, each.ran, each.started, each.waited)
+            Span(
+                each.minute * MINUTE // HOUR,
+                each.ended,
+                each.failed,
+                each.ran,
+                each.claimed,
+                each.waited,
+                each.unstarted,
+                each.lost,
+            )
             for each in self._minutes.values()
         ]
         return _since(_together(known, told), now // HOUR - HOURS)
@@ -319,8 +389,9 @@ class Recent:
             self.claims += 1
         for release in ends.releases:
             if (lane := ends.lanes.get(release.lane)) is not None:
-                counts = (0, 0, release.ended, release.failed, release.unstarted, release.ran)
-                self._sums.add(Tally(min(ended_at(release), now), 0, 0, [LaneTally(*lane, *counts)], []))
+                told_of = LaneTally(*lane)
+                told_of.release(release)
+                self._sums.add(Tally(ended_at(release, now), 0, 0, [told_of], []))
 
     @property
     def ended(self) -> int:
@@ -437,9 +508,9 @@ class Recent:
         return [sums[minute] for minute in sorted(sums)]
 
 
-def ended_at(release: Release) -> Instant:
-    """About when the claims of a release ended: when they were claimed, and how long they ran."""
-    return release.latest + release.ran // max(1, release.ended)
+def ended_at(release: Release, now: Instant) -> Instant:
+    """About when the claims of a release ended: when they were claimed, and how long they ran; `now` if none ran."""
+    return min(now, release.latest + release.ran // release.ended) if release.ended else now
 
 
 def _after(
@@ -458,15 +529,21 @@ def _after(
         held |= {limit for limit, is_held in said.items() if is_held}
         held -= {limit for limit, is_held in said.items() if not is_held}
     run_time = known.run_time
-    if told.ended:
-        run_time = smoothed(run_time, told.ran / told.ended / SECOND, told.ended)
+    if timed := told.ended - told.lost:
+        run_time = smoothed(run_time, told.ran / timed / SECOND, timed)
+    running = max(0, known.running + told.started - told.ended - told.unstarted)
+    started_at = told.started_at or known.started_at
+    began_at = max(known.began_at or 0, told.began_at or 0) or None
+    if not running and (began_at or told.unstarted):
+        started_at = began_at  # whatever else was claimed since was given back
     after = msgspec.structs.replace(
         known,
         waiting=waiting,
-        running=max(0, known.running + told.started - told.ended - told.unstarted),
+        running=running,
         held_by=tuple(sorted(held)),
         arrived_at=max(known.arrived_at or 0, told.arrived_at or 0, min(newest, now)) or None,
-        started_at=told.started_at or known.started_at,
+        started_at=started_at,
+        began_at=began_at,
         run_time=run_time,
     )
     if told.minutes:
@@ -503,7 +580,7 @@ def _since(spans: tuple[Span, ...], oldest: int) -> tuple[Span, ...]:
 
 
 def _renumbered(span: Span, number: int) -> Span:
-    return Span(number, span.ended, span.failed, span.ran, span.started, span.waited)
+    return msgspec.structs.replace(span, number=number)
 
 
 def _added(one: Span, other: Span) -> Span:
@@ -512,8 +589,10 @@ def _added(one: Span, other: Span) -> Span:
         one.ended + other.ended,
         one.failed + other.failed,
         one.ran + other.ran,
-        one.started + other.started,
+        one.claimed + other.claimed,
         one.waited + other.waited,
+        one.unstarted + other.unstarted,
+        one.lost + other.lost,
     )
 
 
@@ -522,16 +601,22 @@ def _minute(told: Tally) -> Minute:
     for gate in told.gates:
         if gate.denied:
             denied[gate.limit] = denied.get(gate.limit, 0) + gate.denied
+    claimed = sum(lane.started for lane in told.lanes)
+    ended = sum(lane.ended for lane in told.lanes)
     return Minute(
         minute=told.at // MINUTE,
         arrived=sum(lane.arrived for lane in told.lanes if lane.arrived > 0),
-        started=sum(lane.started for lane in told.lanes),
-        ended=sum(lane.ended for lane in told.lanes),
+        claimed=claimed,
+        unstarted=sum(lane.unstarted for lane in told.lanes),
+        ended=ended,
         failed=sum(lane.failed for lane in told.lanes),
+        lost=sum(lane.lost for lane in told.lanes),
         ran=sum(lane.ran for lane in told.lanes),
         waited=told.waited,
         waited_longest=told.waited_longest,
         denied=denied,
+        claimed_in=Within(told.at, told.at) if claimed else None,
+        ended_in=Within(told.at, told.at) if ended else None,
     )
 
 

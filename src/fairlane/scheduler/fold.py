@@ -55,8 +55,9 @@ def fold_releases(board: Board, releases: Iterable[Release], policy_since: Insta
         correction = -release.refund
         if ended:
             ran = release.ran / 1e6
-            flow.cost = smoothed(flow.cost, ran / ended, ended)
-            board.cost = smoothed(board.cost, ran / ended, ended)
+            if not release.lost:
+                flow.cost = smoothed(flow.cost, ran / ended, ended)
+                board.cost = smoothed(board.cost, ran / ended, ended)
             if charges_time:
                 correction += ran - release.charged
         flow.debt += correction / flow.weight

@@ -142,6 +142,8 @@ class Settlement(msgspec.Struct, frozen=True):
     """Never ran: its rate tokens and its charge are given back."""
     is_spent: bool = False
     """Its rate tokens are not: the instant that it was to start at has gone by."""
+    is_cut_short: bool = False
+    """It was lost: `ran` is what is known of it, and says nothing of how long a run takes."""
     suspicion: int = 0
     """What is held against the job from now on. A run that ended by itself has cleared it."""
     effects: StampedEffects | None = None
@@ -233,20 +235,30 @@ def _settle(claim: Claim, outcome: Outcome, ran: int) -> Settlement:
                 suspicion=claim.suspicion,
             )
         case Interrupted(reason=reason):
-            return Settlement(job, lease, State.DEAD if last else State.READY, "lost", ran, error=reason)
+            return Settlement(
+                job, lease, State.DEAD if last else State.READY, "lost", ran, error=reason, is_cut_short=True
+            )
         case Lost(reason=reason, suspicion=added) if added and claim.is_suspect:
             # Nothing ran beside it: this loss is its own, and so, if somebody saw it, were those before. Nobody saw it:
             # it may have been lost with its worker while it waited for its turn to run alone.
             before = losses_in_company(claim.suspicion) if added >= SEEN else 0
             is_over = claim.attempt + before >= claim.max_attempts
             to = State.DEAD if is_over else State.READY
-            return Settlement(job, lease, to, "lost", ran, error=reason, suspicion=claim.suspicion)
+            return Settlement(job, lease, to, "lost", ran, error=reason, is_cut_short=True, suspicion=claim.suspicion)
         case Lost(reason=reason, suspicion=added):
             # Any of those that ran may have done it, and most have not. Tokens stay taken, also where nothing ran that
             # anybody knows of.
             name, suspicion = "lost" if added else "released", claim.suspicion + added
             return Settlement(
-                job, lease, State.READY, name, ran, error=reason, counts_attempt=False, suspicion=suspicion
+                job,
+                lease,
+                State.READY,
+                name,
+                ran,
+                error=reason,
+                counts_attempt=False,
+                is_cut_short=True,
+                suspicion=suspicion,
             )
         case _:
             assert_never(outcome)

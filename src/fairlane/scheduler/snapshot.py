@@ -190,6 +190,9 @@ class Release(msgspec.Struct, frozen=True, gc=False):
     """When the last of those that ran was claimed."""
     kept: int = 0
     """Of all claims, how many have not ended their job. It keeps its place in a sequence until it is `resumed`."""
+    lost: int = 0
+    """Of those that ran, how many were lost: all of them, or none. They ran until their last renewal, as far as anybody
+    knows: for so long they are charged, and it says nothing of how long a run takes."""
     signal: int | None = None
     """What adaptive caps look at, in microseconds, added up for those that ran; `None`: their run time."""
 
@@ -363,11 +366,24 @@ class LaneTally(msgspec.Struct, array_like=True, gc=False):
     failed: int = 0
     unstarted: int = 0
     ran: int = 0
-    """Microseconds, of all that ended."""
+    """Microseconds, of those that ended and were not lost."""
     waited: int = 0
     """Microseconds for which those that started had been ready, added up."""
     newest: Instant = 0
     """When the last of those that arrived joined the lane, as far as their bells say; 0: none arrived."""
+    lost: int = 0
+    """Of those that ended."""
+    latest: Instant = 0
+    """When the last of those that ended was claimed."""
+
+    def release(self, release: Release) -> None:
+        """Add the ends of claims."""
+        self.ended += release.ended
+        self.failed += release.failed
+        self.unstarted += release.unstarted
+        self.lost += release.lost
+        self.ran += 0 if release.lost else release.ran
+        self.latest = max(self.latest, release.latest)
 
 
 class UnseenLane(LaneTally, array_like=True, gc=False):

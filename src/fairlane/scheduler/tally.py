@@ -42,10 +42,7 @@ def tally(snapshot: Snapshot, board: Board, starts: Iterable[Start]) -> Tally | 
     for release in snapshot.releases:
         if (lane := board.lanes.get(release.lane)) is not None:
             told = lanes.get(release.lane) or _of(lane, lanes)
-            told.ended += release.ended
-            told.failed += release.failed
-            told.unstarted += release.unstarted
-            told.ran += release.ran
+            told.release(release)
     gates = [_gate(gate) for gate in board.gates.values() if gate.waiting or gate.waited or gate.denied]
     return Tally(now, waited, longest, list(lanes.values()), gates) if lanes or gates else None
 

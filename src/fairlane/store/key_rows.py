@@ -107,8 +107,9 @@ def sought(search: str) -> str | None:
 
 def key_figures(row: Row) -> KeyFigures:
     """A row of a key as its figures: scope, key, waiting, running, ended, failed, ran, arrived_at, started_at,
-    run_time, held_by, hours, minutes."""
-    scope, key, waiting, running, ended, failed, ran, arrived_at, started_at, run_time, held_by, hours, minutes = row
+    began_at, run_time, held_by, hours, minutes."""
+    scope, key, waiting, running, ended, failed, ran, *times, run_time, held_by, hours, minutes = row
+    arrived_at, started_at, began_at = times
     return KeyFigures(
         by=_by(scope),
         key=_key(key),
@@ -117,6 +118,7 @@ def key_figures(row: Row) -> KeyFigures:
         held_by=() if held_by is None else _read_held_by(held_by),
         arrived_at=arrived_at,
         started_at=started_at,
+        began_at=began_at,
         run_time=run_time,
         hours=decode_hours(hours),
         minutes=() if minutes is None else _read_minutes(minutes),
@@ -140,6 +142,7 @@ def parameters(figures: KeyFigures) -> Row:
         figures.ran,
         figures.arrived_at,
         figures.started_at,
+        figures.began_at,
         figures.run_time,
         encode(figures.held_by) if figures.held_by else None,
         encode(hours) if hours else None,

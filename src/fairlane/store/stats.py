@@ -7,6 +7,7 @@ nothing.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from heapq import nsmallest
 from itertools import product
@@ -101,6 +102,7 @@ __all__ = [
 
 T = TypeVar("T")
 S = TypeVar("S")
+Key = tuple[str | None, ...]
 Named = tuple[str, KeyFigures]
 """A key, and the partition that it is in."""
 Wanted = tuple[BoundLimit, tuple[str | None, ...]]
@@ -109,6 +111,8 @@ MANY = 2_000
 """Keys of which jobs came that no claim has seen, and that are looked up one by one. Where there are more, a list is
 made from what it is sorted by, of all keys."""
 
+LANES_EACH = 200
+"""Lanes of one flow that are looked at to tell which limits its jobs pass."""
 OLDEST_LANES = 1_000
 OLDEST_AT_ONCE = 20
 """Lanes whose heads are looked up together, to find the job that has waited for the longest."""
@@ -651,6 +655,28 @@ class Moment:
         }
         board = (yield from self.boards({queue: policy}, {queue: gates.values()}))[queue]
         return [LaneNow(lane, first_shut(board, lane.priority, lane.keys)) for lane in lanes]
+
+    def lanes_in(self, flows: Mapping[str, Iterable[Key]]) -> Looking[dict[tuple[str, Key], list[LaneTally] | None]]:
+        """The jobs that wait in these flows now, by lane, each flow by its queue and key; `None`: in many lanes."""
+        policies, tails = (yield from self.policies()), (yield from self.tails(list(flows)))
+        recents = yield from self._recents_of(list(flows), with_lanes=True)
+        places = {policies[name].policy.flow_of_key(key): (name, key) for name, keys in flows.items() for key in keys}
+        found: dict[tuple[str, Key], list[LaneTally]] = {place: [] for place in places.values()}
+        stored = yield _query(
+            "select_lanes_of_flows", [name for name, _ in places.values()], list(places), LANES_EACH + 1
+        )
+        many = {places[flow] for flow, count in Counter(row[1] for row in stored).items() if count > LANES_EACH}
+        rows = [row for row in map(_lane, stored) if row.id not in tails[places[row.flow][0]].lanes]
+        rows += [row for tail in tails.values() for row in tail.lanes.values() if row is not None]
+        for row in rows:
+            if row.flow in places:
+                found[places[row.flow]].append(LaneTally(row.keys, row.priority, row.ready))
+        for name, recent in recents.items():
+            policy = policies[name].policy
+            for came in recent.lanes or ():
+                if (listed := found.get((name, policy.flow_key(came.priority, came.keys)))) is not None:
+                    listed.append(came)
+        return {place: None if place in many else lanes for place, lanes in found.items()}
 
     def examine(
         self, queue: str | None = None, job: UUID | None = None, keys: Mapping[str, str | None] | None = None

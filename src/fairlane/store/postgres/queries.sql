@@ -306,20 +306,22 @@ ended as (
     from given g
     where j.id = any (array[g.id]) and j.lease = g.lease and j.state = 2
     returning j.id, j.queue_id, j.lane, j.task, j.shared, j.shared_limits, j.priority, j.position, j.ready_at,
-        fairlane.keys_of_lane(j.lane_keys, j.keys, j.task) as keys, j.state, j.claimed_at, j.worker, j.charge, j.lease, j.outcome, j.error, g.ran, g.lag, g.unstarted, g.is_spent, g.now,
+        fairlane.keys_of_lane(j.lane_keys, j.keys, j.task) as keys, j.state, j.claimed_at, j.worker, j.charge, j.lease, j.outcome, j.error, g.ran, g.lag, g.unstarted, g.is_spent, g.is_cut_short, g.now,
         -- Whoever goes on no more because it was asked to stop says nothing about what it called.
         case when j.cancel_requested and g.state_if_cancelled <> g.state then 2 else g.verdict end as verdict,
         case when g.counts_attempt then j.attempt else j.attempt + 1 end as attempt
 ),
 freed as (
     insert into fairlane.releases (queue_id, lanes, ended, ran, charged, unstarted, refund, since, failed, neutral, latest,
-        kept, signal)
+        kept, lost, signal)
     select queue_id, array_agg(lane), array_agg(ended), array_agg(ran), array_agg(charged), array_agg(unstarted),
         array_agg(refund), array_agg(since), array_agg(failed), array_agg(neutral), array_agg(latest), array_agg(kept),
+        case when bool_or(lost > 0) then array_agg(lost) end,
         case when bool_or(lags) then array_agg(signal) end
     from (
         select queue_id, lane,
             (count(*) filter (where state < 2))::integer as kept,
+            (count(*) filter (where is_cut_short))::integer as lost,
             bool_or(lag is not null) as lags,
             coalesce(sum(coalesce(lag, ran)) filter (where not unstarted), 0)::bigint as signal,
             (count(*) filter (where verdict = 1))::integer as failed,
@@ -333,7 +335,8 @@ freed as (
             coalesce(min(case when is_spent then 0 else claimed_at end) filter (where unstarted), 0) as since
         from ended
         -- Failed runs apart, by when they were claimed: whoever counts failures must know whether they are old news.
-        group by queue_id, lane, case when verdict = 1 then claimed_at end
+        -- And those that were lost apart from those of which it is known how long they took.
+        group by queue_id, lane, case when verdict = 1 then claimed_at end, is_cut_short
     ) by_lane
     group by queue_id
 ),

@@ -424,4 +424,5 @@ def _settled_row(each: Settlement) -> tuple[object, ...]:
         each.suspicion,
         each.is_spent,
         each.verdict,
+        each.is_cut_short,
     )

@@ -61,7 +61,7 @@ order by q.name, m.minute
 
 -- name: select_keys
 -- Keys by queue, scope and name, where they are stored. $1 queues, $2 scopes, $3 keys
-select q.name, k.scope, k.key, k.waiting, k.running, k.ended, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
+select q.name, k.scope, k.key, k.waiting, k.running, k.ended, k.failed, k.ran, k.arrived_at, k.started_at, k.began_at, k.run_time,
     k.held_by, k.hours, k.minutes
 from unnest($1::text[], $2::text[], $3::text[]) as n (name, scope, key)
 cross join lateral (select q.id, q.name from fairlane.queues q where q.name = n.name limit 1) q
@@ -280,7 +280,7 @@ cross join lateral (
 ) s
 cross join lateral (
     select '[' || min(a.keys::text) || ',' || a.priority || ',' || sum(a.count) || ',0,0,0,0,0,0,'
-        || max(case when a.count > 0 then a.since else 0 end) || ',' || coalesce(a.given, 'null') || ','
+        || max(case when a.count > 0 then a.since else 0 end) || ',0,0,' || coalesce(a.given, 'null') || ','
         || coalesce(max(a.given_by), 0) || ']' as lane
     from (select a.* from fairlane.arrivals a where a.queue_id = q.id and a.xid >= s.since offset 0) a
     group by a.lane, a.priority, a.given
@@ -290,7 +290,7 @@ group by q.name
 -- name: select_pending_releases
 -- Claims that have ended and that no claim has seen, each with since when the queue's policy is in force. $1 queues by name
 select q.name, q.applied_at, u.lane, u.ended, u.ran, u.charged, u.unstarted, u.refund, u.since, coalesce(u.failed, 0),
-    coalesce(u.neutral, 0), coalesce(u.latest, 0), coalesce(u.kept, 0), u.signal
+    coalesce(u.neutral, 0), coalesce(u.latest, 0), coalesce(u.kept, 0), coalesce(u.lost, 0), u.signal
 from unnest($1::text[]) as n (name)
 cross join lateral (select q.id, q.name, q.applied_at from fairlane.queues q where q.name = n.name limit 1) q
 cross join lateral (
@@ -302,8 +302,8 @@ cross join lateral (
 ) s
 cross join lateral (select r.* from fairlane.releases r where r.queue_id = q.id and r.xid >= s.since offset 0) r
 cross join lateral unnest(
-    r.lanes, r.ended, r.ran, r.charged, r.unstarted, r.refund, r.since, r.failed, r.neutral, r.latest, r.kept, r.signal
-) as u (lane, ended, ran, charged, unstarted, refund, since, failed, neutral, latest, kept, signal)
+    r.lanes, r.ended, r.ran, r.charged, r.unstarted, r.refund, r.since, r.failed, r.neutral, r.latest, r.kept, r.lost, r.signal
+) as u (lane, ended, ran, charged, unstarted, refund, since, failed, neutral, latest, kept, lost, signal)
 
 -- name: select_keys_of_lanes
 -- $1 queues by name, $2 lanes
@@ -415,6 +415,12 @@ select f.id, f.weight, f.given_by
 from unnest($1::text[], $2::bytea[]) as u (name, id)
 cross join lateral (select q.id from fairlane.queues q where q.name = u.name limit 1) q
 cross join lateral (select f.* from fairlane.flows f where f.queue_id = q.id and f.id = u.id limit 1) f
+
+-- name: select_lanes_of_flows
+-- Lanes with ready jobs of each of these flows, up to a number. $1 queues by name, $2 flows, $3 how many of each
+select l.id, l.flow, l.priority, l.keys, l.ready, l.in_flight, l.floor, l.rank, l.standing, l.gate, l.tag, l.head
+from unnest($1::text[], $2::bytea[]) as u (name, flow)
+cross join lateral (select l.* from fairlane.lanes l where l.flow = u.flow and l.ready > 0 limit $3::integer) l
 
 -- name: select_lanes_of_flow
 -- Lanes with ready jobs, whether they wait at a gate or not: the lowest rank first. $1 flow, $2 how many

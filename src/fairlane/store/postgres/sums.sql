@@ -61,14 +61,14 @@ where j.queue_id = $1::integer
 -- name: put_keys
 -- $1 queue, $2 keys as they are now
 insert into fairlane.key_figures
-    (queue_id, scope, key, label, waiting, running, ended, failed, ran, arrived_at, started_at, run_time, held_by, hours,
+    (queue_id, scope, key, label, waiting, running, ended, failed, ran, arrived_at, started_at, began_at, run_time, held_by, hours,
     minutes, refresh_at)
 select $1::integer, u.*
 from unnest($2::fairlane.key_figure[]) u
 on conflict (queue_id, scope, key) do update
 set waiting = excluded.waiting, running = excluded.running, ended = excluded.ended, failed = excluded.failed,
-    ran = excluded.ran, arrived_at = excluded.arrived_at, started_at = excluded.started_at, run_time = excluded.run_time,
-    held_by = excluded.held_by, hours = excluded.hours, minutes = excluded.minutes, refresh_at = excluded.refresh_at
+    ran = excluded.ran, arrived_at = excluded.arrived_at, started_at = excluded.started_at, began_at = excluded.began_at,
+    run_time = excluded.run_time, held_by = excluded.held_by, hours = excluded.hours, minutes = excluded.minutes, refresh_at = excluded.refresh_at
 
 -- name: delete_keys
 -- $1 queue, $2 scopes, $3 keys
@@ -78,7 +78,7 @@ where k.queue_id = $1::integer and k.scope = any (array[u.scope]) and k.key = an
 
 -- name: select_keys_to_refresh
 -- $1 queue, $2 now, $3 how many
-select k.scope, k.key, k.waiting, k.running, k.ended, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time, k.held_by, k.hours, k.minutes
+select k.scope, k.key, k.waiting, k.running, k.ended, k.failed, k.ran, k.arrived_at, k.started_at, k.began_at, k.run_time, k.held_by, k.hours, k.minutes
 from fairlane.key_figures k
 where k.queue_id = $1::integer and k.refresh_at is not null and k.refresh_at <= $2::bigint
 order by k.refresh_at
@@ -129,7 +129,7 @@ limit $3::integer
 
 -- name: walk_keys
 -- $1 queue, $2 scope, $3 after which key, $4 how many
-select k.scope, k.key, k.waiting, k.running, k.ended, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time, k.held_by, k.hours, k.minutes
+select k.scope, k.key, k.waiting, k.running, k.ended, k.failed, k.ran, k.arrived_at, k.started_at, k.began_at, k.run_time, k.held_by, k.hours, k.minutes
 from fairlane.key_figures k
 where k.queue_id = $1::integer and k.scope = $2::text and k.key > $3::text
 order by k.key
@@ -137,7 +137,7 @@ limit $4::integer
 
 -- name: select_held_keys
 -- $1 queue, $2 and $3 after which scope and key, $4 how many
-select k.scope, k.key, k.waiting, k.running, k.ended, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time, k.held_by, k.hours, k.minutes
+select k.scope, k.key, k.waiting, k.running, k.ended, k.failed, k.ran, k.arrived_at, k.started_at, k.began_at, k.run_time, k.held_by, k.hours, k.minutes
 from fairlane.key_figures k
 where k.queue_id = $1::integer and k.held_by is not null and (k.scope, k.key) > ($2::text, $3::text)
 order by k.scope, k.key

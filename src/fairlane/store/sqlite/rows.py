@@ -153,6 +153,7 @@ class Released(msgspec.Struct, array_like=True, gc=False):
     neutral: int = 0
     latest: Instant = 0
     kept: int = 0
+    lost: int = 0
     signal: int | None = None
 
 
@@ -179,6 +180,7 @@ def releases(text: str) -> list[Release]:
             bell.neutral,
             bell.latest,
             bell.kept,
+            bell.lost,
             bell.signal,
         )
         for bell in _decode_released(text)

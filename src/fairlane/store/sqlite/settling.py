@@ -31,7 +31,7 @@ class _Tally:
     def __init__(self, now: Instant) -> None:
         self.now = now
         # Failed runs apart, by when they were claimed: whoever counts failures must know whether they are old news.
-        self.releases: dict[tuple[int, bytes, int | None], rows.Released] = {}
+        self.releases: dict[tuple[int, bytes, int | None, bool], rows.Released] = {}
         self.shared: dict[tuple[bytes, int, str, int | None], rows.Released] = {}
         self.arrivals: list[tuple[object, ...]] = []
         self.landed: Landings = {}
@@ -55,9 +55,10 @@ class _Tally:
         """Count the end of one claim."""
         verdict = settlement.verdict
         apart = claimed_at if verdict is Verdict.FAILED else None
-        bell = self.releases.get((queue, lane, apart))
+        place = (queue, lane, apart, settlement.is_cut_short)
+        bell = self.releases.get(place)
         if bell is None:
-            bell = self.releases[queue, lane, apart] = rows.Released(lane=lane.hex(), since=self.now)
+            bell = self.releases[place] = rows.Released(lane=lane.hex(), since=self.now)
         passed = rows.split_shared(shared) if shared else ()
         for each in (bell, *(self._shared_bell(gate, queue, task, apart) for gate in passed)):
             if settlement.unstarted:
@@ -75,6 +76,7 @@ class _Tally:
                     before = each.ran - settlement.ran if each.signal is None else each.signal
                     each.signal = before + (settlement.ran if settlement.lag is None else settlement.lag)
         bell.kept += not settlement.to.is_final
+        bell.lost += settlement.is_cut_short
         lease = settlement.lease.bytes
         self.ended[lease] = self.ended.get(lease, 0) + 1
 
@@ -105,7 +107,7 @@ def settle(
             tx.run("delete_lease", lease)
             tx.run("delete_cancellations", lease)
     behind = {queue for gate, *_ in tally.shared for (queue,) in tx.all("select_queues_behind", gate)}
-    for queue in behind | {queue for queue, _, _ in tally.releases}:
+    for queue in behind | {queue for queue, *_ in tally.releases}:
         # A freed slot makes a waiting job claimable, and whoever settles may not be there to claim it.
         if queue not in tally.woken and (queue in tally.timed or tx.value("has_waiting_work", queue)):
             tally.woken[queue] = 1
@@ -126,7 +128,7 @@ def truly_lost(tx: Transaction, settlements: Iterable[Settlement], lost: Iterabl
 
 def _ring(tx: Transaction, tally: _Tally) -> None:
     together: dict[int, list[rows.Released]] = {}
-    for (queue, _, _), bell in tally.releases.items():
+    for (queue, *_), bell in tally.releases.items():
         together.setdefault(queue, []).append(bell)
     for queue, bells in together.items():
         tx.run("insert_releases", queue, len(bells), rows.encode_released(bells))

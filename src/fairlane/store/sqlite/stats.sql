@@ -28,7 +28,7 @@ order by q.name, m.minute
 
 -- name: select_keys
 -- Keys by queue, scope and name, where they are stored. ?1 [[queue, scope, key], …]
-select q.name, k.scope, k.key, k.waiting, k.running, k.ended, k.failed, k.ran, k.arrived_at, k.started_at, k.run_time,
+select q.name, k.scope, k.key, k.waiting, k.running, k.ended, k.failed, k.ran, k.arrived_at, k.started_at, k.began_at, k.run_time,
     k.held_by, k.hours, k.minutes
 from json_each(?1) as n
 cross join queues as q on q.name = n.value ->> 0
@@ -166,7 +166,7 @@ group by q.name, a.given
 -- All of them by lane and by what they brought along: of each queue one JSON array of lane tallies (the zeros are what only
 -- claims tell). ?1 queues by name
 select name, '[' || group_concat(
-    '[' || keys || ',' || priority || ',' || jobs || ',0,0,0,0,0,0,' || newest || ',' || given || ',' || given_by || ']'
+    '[' || keys || ',' || priority || ',' || jobs || ',0,0,0,0,0,0,' || newest || ',0,0,' || given || ',' || given_by || ']'
 ) || ']'
 from (
     select q.name, a.priority, a.keys, sum(a.count) as jobs,
@@ -183,7 +183,8 @@ group by name
 -- Claims that have ended and that no claim has seen, each with since when the queue's policy is in force, and with its lane in
 -- hexadecimal. ?1 queues by name
 select q.name, q.applied_at, b.value ->> 0, b.value ->> 1, b.value ->> 2, b.value ->> 3, b.value ->> 4, b.value ->> 5,
-    b.value ->> 6, b.value ->> 7, b.value ->> 8, b.value ->> 9, b.value ->> 10, b.value ->> 11
+    b.value ->> 6, b.value ->> 7, b.value ->> 8, b.value ->> 9, b.value ->> 10, b.value ->> 11,
+    b.value ->> 12
 from json_each(?1) as u
 cross join queues as q on q.name = u.value
 cross join releases as r on r.queue = q.id
@@ -283,6 +284,12 @@ select id, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, 
 from lanes
 where flow = ? and standing <> 0
 order by rank, head
+
+-- name: select_lanes_of_flows
+-- Lanes with ready jobs of each of these flows, up to a number. ?1 queues by name, ?2 flows, one after the other, ?3 how many
+select l.id, l.flow, l.priority, l.keys, l.ready, l.in_flight, l.floor, l.rank, l.standing, l.gate, l.tag, l.head
+from json_each(?1) as u
+cross join lanes as l on l.id in (select id from lanes where flow = substr(?2, 16 * u.key + 1, 16) and ready > 0 limit ?3)
 
 -- name: select_jobs_at
 -- Jobs by their positions. ?1 positions

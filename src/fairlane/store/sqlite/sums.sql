@@ -40,13 +40,13 @@ where queue = ?1 and seq <= ?2 and seq < (select base from queues where id = ?1)
 
 -- name: put_keys
 insert into key_figures
-    (queue, scope, key, label, waiting, running, ended, failed, ran, arrived_at, started_at, run_time, held_by, hours,
+    (queue, scope, key, label, waiting, running, ended, failed, ran, arrived_at, started_at, began_at, run_time, held_by, hours,
     minutes, refresh_at)
-values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 on conflict (queue, scope, key) do update
 set waiting = excluded.waiting, running = excluded.running, ended = excluded.ended, failed = excluded.failed,
-    ran = excluded.ran, arrived_at = excluded.arrived_at, started_at = excluded.started_at, run_time = excluded.run_time,
-    held_by = excluded.held_by, hours = excluded.hours, minutes = excluded.minutes, refresh_at = excluded.refresh_at
+    ran = excluded.ran, arrived_at = excluded.arrived_at, started_at = excluded.started_at, began_at = excluded.began_at,
+    run_time = excluded.run_time, held_by = excluded.held_by, hours = excluded.hours, minutes = excluded.minutes, refresh_at = excluded.refresh_at
 
 -- name: delete_keys
 -- ?1 queue, ?2 [[scope, key], …]
@@ -54,7 +54,7 @@ delete from key_figures
 where queue = ?1 and (scope, key) in (select value ->> 0, value ->> 1 from json_each(?2))
 
 -- name: select_keys_to_refresh
-select scope, key, waiting, running, ended, failed, ran, arrived_at, started_at, run_time, held_by, hours, minutes
+select scope, key, waiting, running, ended, failed, ran, arrived_at, started_at, began_at, run_time, held_by, hours, minutes
 from key_figures
 where queue = ? and refresh_at is not null and refresh_at <= ?
 order by refresh_at
@@ -104,7 +104,7 @@ limit ?3
 
 -- name: walk_keys
 -- ?1 queue, ?2 scope, ?3 after which key, ?4 how many
-select scope, key, waiting, running, ended, failed, ran, arrived_at, started_at, run_time, held_by, hours, minutes
+select scope, key, waiting, running, ended, failed, ran, arrived_at, started_at, began_at, run_time, held_by, hours, minutes
 from key_figures
 where queue = ?1 and scope = ?2 and key > ?3
 order by key
@@ -112,7 +112,7 @@ limit ?4
 
 -- name: select_held_keys
 -- ?1 queue, ?2 and ?3 after which scope and key, ?4 how many
-select scope, key, waiting, running, ended, failed, ran, arrived_at, started_at, run_time, held_by, hours, minutes
+select scope, key, waiting, running, ended, failed, ran, arrived_at, started_at, began_at, run_time, held_by, hours, minutes
 from key_figures
 where queue = ?1 and (scope, key) > (?2, ?3) and held_by is not null
 order by scope, key

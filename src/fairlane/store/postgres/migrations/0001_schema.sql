@@ -340,7 +340,7 @@ comment on column fairlane.arrivals.resumed is 'How many jobs had kept their pla
 create index arrivals_in_order on fairlane.arrivals (queue_id, xid, floor);
 
 -- One row for each settlement and queue; the arrays run in step, one element for each lane. Where all went well,
--- `failed`, `neutral` and `kept` are null.
+-- `failed`, `neutral`, `kept` and `lost` are null.
 create table fairlane.releases (
     queue_id integer not null,
     xid xid8 not null default pg_current_xact_id(),
@@ -355,6 +355,7 @@ create table fairlane.releases (
     neutral integer[],
     latest bigint[],
     kept integer[],
+    lost integer[],
     signal bigint[]
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 alter table fairlane.releases
@@ -364,6 +365,7 @@ alter table fairlane.releases
     alter column since set storage external,
     alter column latest set storage external;
 comment on column fairlane.releases.kept is 'Of the claims that ended, how many have not ended their job. Null: none.';
+comment on column fairlane.releases.lost is 'Of the claims that ran, how many were lost, all of a lane or none: nobody knows how long they would have run. Null: none.';
 comment on column fairlane.releases.signal is 'What adaptive caps look at, added up for the claims that ended: lag, or run time where there is none. Null: run time.';
 create index releases_in_order on fairlane.releases (queue_id, xid);
 
@@ -415,7 +417,8 @@ create type fairlane.settlement as (
     unstarted boolean,
     suspicion smallint,
     is_spent boolean,
-    verdict smallint
+    verdict smallint,
+    is_cut_short boolean
 );
 
 create type fairlane.done as (
@@ -612,7 +615,7 @@ create type fairlane.loaded as (
 -- jobs to start. `due`: when something else opens by itself.
 --
 -- Releases come as they are stored, many in a row: lanes, counts (ended, ran, unstarted, since, failed, neutral, latest, kept
--- and, where there is one, signal, one after the other, each as long as lanes), charges (charged, refund).
+-- and, where there are any, lost and signal, one after the other, each as long as lanes; no signal without lost), charges (charged, refund).
 create function fairlane.open_claim(
     queues integer[],
     locks boolean,
@@ -761,7 +764,8 @@ begin
         r.lanes,
         r.ended::bigint[] || r.ran || r.unstarted::bigint[] || r.since || coalesce(r.failed, n.zeros)::bigint[]
             || coalesce(r.neutral, n.zeros)::bigint[] || coalesce(r.latest, n.zeros::bigint[])
-            || coalesce(r.kept, n.zeros)::bigint[] || coalesce(r.signal, '{}'),
+            || coalesce(r.kept, n.zeros)::bigint[]
+            || coalesce(r.lost, case when r.signal is not null then n.zeros else '{}' end)::bigint[] || coalesce(r.signal, '{}'),
         r.charged || r.refund
     from released r
     cross join lateral (select array_fill(0, array[cardinality(r.lanes)]) as zeros) n
@@ -1330,6 +1334,7 @@ create table fairlane.key_figures (
     ran bigint not null default 0,
     arrived_at bigint,
     started_at bigint,
+    began_at bigint,
     run_time double precision not null default 0,
     held_by text,
     hours text,
@@ -1359,6 +1364,7 @@ create type fairlane.key_figure as (
     ran bigint,
     arrived_at bigint,
     started_at bigint,
+    began_at bigint,
     run_time double precision,
     held_by text,
     hours text,

@@ -395,6 +395,7 @@ create table key_figures (
     ran integer not null default 0,
     arrived_at integer,
     started_at integer,
+    began_at integer,
     run_time real not null default 0,
     -- The limits that hold jobs of it back, as a JSON array.
     held_by text,
