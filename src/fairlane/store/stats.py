@@ -540,8 +540,12 @@ class Moment:
         for gate in (yield from self._gates_left({name: list(gates) for name, gates in named.items()})):
             rows[owners[gate.id]][gate.id] = gate
         for name, policy in limited.items():
-            places = [(policy.bound_named(row.limit), tuple(row.key)) for row in rows[name].values()]
-            named[name] |= holding(policy, [(bound, key) for bound, key in places if bound is not None])
+            places = [
+                (bound, tuple(row.key))
+                for row in rows[name].values()
+                if (bound := policy.bound_named(row.limit)) is not None
+            ]
+            named[name] |= holding(policy, places)
         came = yield from self._came_to({name: gates.values() for name, gates in named.items()})
         for name, policy in limited.items():
             recent, wanted = self._recents[name], named[name].values()
