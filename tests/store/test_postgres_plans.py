@@ -165,6 +165,7 @@ INDEXES = {
     "select_tails": {"journal_in_order", "queue_states_newest", "queues_name_key"},
     "select_unseen": {"arrivals_in_order", "queue_states_newest", "queues_name_key"},
     "select_unseen_given": {"arrivals_in_order", "queue_states_newest", "queues_name_key"},
+    "select_resumed": {"arrivals_in_order", "jobs_keeping_place", "queue_states_newest", "queues_name_key"},
     "select_unseen_lanes": {"arrivals_in_order", "queue_states_newest", "queues_name_key"},
     "select_key_sums": {"key_figures_pkey", "queues_name_key"},
     "select_rung": {"queues_name_key", "rings_pkey"},

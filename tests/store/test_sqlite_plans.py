@@ -35,6 +35,7 @@ INDEXES = {
     "select_gates_in_doubt": {"gates_by_alarm", "sqlite_autoindex_queues_1"},
     "select_unseen": {"arrivals_by_queue", "sqlite_autoindex_queues_1"},
     "select_unseen_given": {"arrivals_by_queue", "sqlite_autoindex_queues_1"},
+    "select_resumed": {"arrivals_by_queue", "jobs_keeping_place", "sqlite_autoindex_queues_1"},
     "select_unseen_lanes": {"arrivals_by_queue", "sqlite_autoindex_queues_1"},
     "select_key_sums": {"sqlite_autoindex_queues_1"},
     "select_all_lanes": set(),

@@ -416,6 +416,12 @@ class Flow:
         self.loaded -= 1
         heappop(self.lanes)
 
+    def drop(self, lane: Lane) -> None:
+        """A lane takes no more part in it."""
+        self.loaded -= 1
+        self.lanes = [entry for entry in self.lanes if entry[2] is not lane]
+        heapify(self.lanes)
+
     def reorder(self, lane: Lane) -> None:
         """The order of the first lane has changed."""
         heapreplace(self.lanes, (lane.order, lane.id, lane))

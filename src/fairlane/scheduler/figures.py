@@ -12,11 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from fairlane.clock import SECOND, Instant
+from fairlane.policy.backlog import Backlog
 from fairlane.policy.by import By
 from fairlane.policy.keys import select
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.policy.smoothing import smoothed
-from fairlane.scheduler.gauge import Brought, Ends
+from fairlane.scheduler.gauge import Brought, Came, Ends, hears_arrivals
 from fairlane.scheduler.snapshot import GateTally, LaneRow, LaneTally, Release, Tally, UnseenLane
 
 __all__ = [
@@ -356,6 +357,9 @@ class Unseen(msgspec.Struct, frozen=True):
     oldest: Instant | None = None
     """Since when the first of them is ready."""
     events: int = 0
+    resumed: Mapping[Key, int] = {}
+    """By key of the queue's sequence, the places in it that are free again: of jobs that came, and of those that are
+    due."""
 
 
 class Recent:
@@ -436,6 +440,26 @@ class Recent:
         for lane in self.lanes:
             if lane.given:
                 yield select(by, lane.keys, lane.priority), lane.given, lane.given_by
+
+    def tells(self, bound: BoundLimit) -> bool:
+        """Whether what is unseen may change gates of this limit."""
+        if bound.from_job is not None:
+            return any(bound.name in given for given, _ in self.given)
+        return hears_arrivals(bound) and (self.unseen.events > 0 or bool(self.unseen.resumed))
+
+    def came_to(self, bound: BoundLimit, key: Key) -> Came:
+        """What is unseen tells one gate. Of a key, the unseen lanes are known, if `needs_lanes`."""
+        by = bound.limit.by
+        if bound.from_job is not None:
+            return Came(number=self.brought(bound.name, by).get(key))
+        if isinstance(bound.limit, Backlog):
+            return Came(count=self.arrived(by).get(key, 0) if by else self.unseen.ready)
+        return Came(resumed=self.unseen.resumed.get(key, 0))
+
+    def needs_lanes(self, bound: BoundLimit) -> bool:
+        """Whether `came_to` looks at the unseen lanes."""
+        is_counted = bound.from_job is not None or isinstance(bound.limit, Backlog)
+        return bool(bound.limit.by) and is_counted and self.tells(bound)
 
     def stopped(self, policy: Policy) -> list[tuple[BoundLimit, Key]]:
         """Of the keys of unseen jobs, those that a number of 0 stops. Their lanes are known, if `may_be_stopped`."""
@@ -522,8 +546,6 @@ def _after(
 ) -> KeyFigures:
     came, newest = arrived
     waiting = max(0, known.waiting + told.arrived + came - told.started)
-    if not waiting:
-        held_now = {limit: is_held for limit, is_held in held_now.items() if not is_held}
     held = {*known.held_by}
     for said in (told.held, held_now):
         held |= {limit for limit, is_held in said.items() if is_held}
@@ -540,7 +562,7 @@ def _after(
         known,
         waiting=waiting,
         running=running,
-        held_by=tuple(sorted(held)),
+        held_by=tuple(sorted(held)) if waiting else (),
         arrived_at=max(known.arrived_at or 0, told.arrived_at or 0, min(newest, now)) or None,
         started_at=started_at,
         began_at=began_at,

@@ -24,6 +24,7 @@ __all__ = [
     "forget_awake",
     "free_room",
     "lag",
+    "leave_if_empty",
     "rung_gates",
     "settle_debt",
     "sleepers",
@@ -140,8 +141,8 @@ def fold_arrivals(board: Board, arrivals: Iterable[Arrival], join_at: float) -> 
         if bell.count > 0:
             lane.floor = min(lane.floor, bell.floor)
             _enter(board, lane, board.policy.rank(bell.since, bell.priority), bell.floor, join_at)
-        elif bell.count < 0 and lane.ready <= 0 and lane.standing == PARKED:
-            _leave(board, lane)
+        elif bell.count < 0:
+            leave_if_empty(board, lane)
 
 
 def _bring(board: Board, lane: Lane, given: Mapping[str, float], given_by: int) -> None:
@@ -159,15 +160,33 @@ def _bring(board: Board, lane: Lane, given: Mapping[str, float], given_by: int) 
         lane.flow.weigh(given[WEIGHT], given_by, board.policy)
 
 
-def _leave(board: Board, lane: Lane) -> None:
-    """The last job of a parked lane is gone: it must not be woken in place of one that has jobs."""
-    gate = board.gates.get(lane.gate) if lane.gate else None
-    if gate is not None:
-        gate.waiting, gate.dirty = max(0, gate.waiting - 1), True
-        gate.known += 1  # the store will still name it
-        lane.standing, lane.gate = IDLE, None
-        lane.flow.shut -= 1
-        lane.flow.dirty = True
+def leave_if_empty(board: Board, lane: Lane) -> None:
+    """The last job of a lane that waits at a gate, alone or with its whole flow, may be gone: neither must be woken in
+    place of one that has jobs."""
+    flow = lane.flow
+    if lane.ready > 0:
+        return
+    if lane.standing == PARKED and _leave(board, lane.gate):
+        flow.shut -= 1
+        flow.dirty = True
+    elif lane.standing == READY and flow.standing == PARKED and (flow.open > 1 or _leave(board, flow.gate)):
+        flow.drop(lane)
+        flow.open -= 1
+        if not flow.open:
+            flow.standing, flow.gate = IDLE, None
+        flow.dirty = True
+    else:
+        return
+    lane.standing, lane.gate, lane.dirty = IDLE, None, True
+
+
+def _leave(board: Board, gate_id: bytes | None) -> bool:
+    gate = board.gates.get(gate_id) if gate_id else None
+    if gate is None:
+        return False
+    gate.waiting, gate.dirty = max(0, gate.waiting - 1), True
+    gate.known += 1  # the store will still name it
+    return True
 
 
 def _enter(board: Board, lane: Lane, rank: int, head: int, join_at: float) -> None:

@@ -7,12 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from fairlane.clock import Instant
+from fairlane.policy.backlog import Backlog
 from fairlane.policy.gates import GateState, Limit
 from fairlane.policy.keys import Keys, select, shared_gate_id
 from fairlane.policy.numbers import Origin
 from fairlane.policy.overrides import Override
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.policy.reasons import Reason
+from fairlane.policy.sequence import Sequence as Sequenced
 from fairlane.scheduler.board import Board, Flow, Gate, Lane, gate_of
 from fairlane.scheduler.fold import fold_releases
 from fairlane.scheduler.shared import fold_shared
@@ -29,6 +31,7 @@ from fairlane.scheduler.snapshot import (
 
 __all__ = [
     "Brought",
+    "Came",
     "Ends",
     "Gauge",
     "LaneKeys",
@@ -36,7 +39,9 @@ __all__ = [
     "first_shut",
     "gates_in_doubt",
     "gauges",
+    "hears_arrivals",
     "held_now",
+    "holding",
     "is_in_doubt",
     "origin_at",
     "origin_of_weight",
@@ -82,8 +87,19 @@ class Ends(msgspec.Struct, frozen=True):
     shared: list[SharedRelease] = []
 
 
+class Came(msgspec.Struct, frozen=True):
+    """What arrivals that no claim has folded tell one gate."""
+
+    count: int = 0
+    """Jobs, less those that ceased to wait."""
+    resumed: int = 0
+    """Jobs that had kept their place in a sequence until now."""
+    number: tuple[float, int] | None = None
+    """The number that the last of them brought, and the position that this job had at its enqueue."""
+
+
 NO_ENDS = Ends()
-NONE_BROUGHT: Mapping[str, Brought] = {}
+NONE_CAME: Mapping[bytes, Came] = {}
 
 
 def board_now(
@@ -93,10 +109,10 @@ def board_now(
     wanted: Iterable[tuple[BoundLimit, Key]] = (),
     shared: Iterable[SharedGateRow] = (),
     ends: Ends = NO_ENDS,
-    brought: Mapping[str, Brought] = NONE_BROUGHT,
+    came: Mapping[bytes, Came] = NONE_CAME,
 ) -> Board:
-    """Gates as they are now: as they are stored, with everything folded that has ended since, and with the numbers that
-    jobs have brought since, by limit. A gate that is wanted and that no store knows is new."""
+    """Gates as they are now: as they are stored, with everything folded that has ended since, and then with what
+    arrivals tell them, by gate. A gate that is wanted and that no store knows is new."""
     board = Board(policy, now, QueueRow(0.0, 0.0, 0, 0, 0.0))
     board.add_gates(gate for row in known if (gate := gate_of(policy, row)) is not None)
     for bound, key in wanted:
@@ -107,11 +123,18 @@ def board_now(
     for lane, (keys, priority) in ends.lanes.items():
         board.lanes[lane] = Lane(LaneRow(lane, flow.id, priority, keys, 0, 0, 0, 0, 0, None, 0.0), flow)
     fold_releases(board, ends.releases, ends.policy_since, 0.0)
-    for gate in board.gates.values() if brought else ():
-        number = brought.get(gate.name, {}).get(tuple(gate.key))
-        if number is not None:
-            gate.bring(*number, policy, now)
+    for gate_id, told in came.items():
+        if (gate := board.gates.get(gate_id)) is not None:
+            gate.resume(told.resumed)
+            gate.arrive(told.count)
+            if told.number is not None:
+                gate.bring(*told.number, policy, now)
     return board
+
+
+def hears_arrivals(bound: BoundLimit) -> bool:
+    """Whether arrivals change gates of this limit: see `fold_arrivals`."""
+    return isinstance(bound.limit, Backlog | Sequenced) or bound.from_job is not None
 
 
 def gauges(board: Board, wanted: Iterable[tuple[BoundLimit, Key]]) -> list[Gauge]:
@@ -130,14 +153,23 @@ def gauges(board: Board, wanted: Iterable[tuple[BoundLimit, Key]]) -> list[Gauge
     return found
 
 
-def gates_in_doubt(policy: Policy, ends: Ends, ended: Iterable[Override] = ()) -> dict[bytes, tuple[BoundLimit, Key]]:
-    """By id, gates of keys that may not be as the last claim has left them: somebody's claims have ended, an operator
-    has stopped a key, or has had something changed until now (`ended`)."""
+def gates_in_doubt(
+    policy: Policy, ends: Ends, ended: Iterable[Override] = (), resumed: Iterable[Key] = ()
+) -> dict[bytes, tuple[BoundLimit, Key]]:
+    """By id, gates of keys that may not be as the last claim has left them: somebody's claims have ended, places in
+    a sequence are free (`resumed`), an operator has stopped a key, or has had something changed until now (`ended`)."""
     found = [*policy.stopped, *(place for each in ended if (place := policy.place_of(each)) is not None and place[1])]
+    if policy.sequence is not None:
+        found += [(policy.sequence, key) for key in resumed]
     for lane in {release.lane for release in ends.releases} & ends.lanes.keys():
         keys, priority = ends.lanes[lane]
         found += [(bound, select(bound.limit.by, keys, priority)) for _, bound in policy.passes(lane, priority, keys)]
-    return {policy.gate_of(bound, key): (bound, key) for bound, key in found}
+    return holding(policy, found)
+
+
+def holding(policy: Policy, places: Iterable[tuple[BoundLimit, Key]]) -> dict[bytes, tuple[BoundLimit, Key]]:
+    """By id, those of these gates that can hold anybody back."""
+    return {policy.gate_of(*each): each for each in places if not isinstance(each[0].limit, Backlog)}
 
 
 def is_in_doubt(gate: GateRow, now: Instant) -> bool:

@@ -23,6 +23,7 @@ from fairlane.scheduler.fold import (
     fold_releases,
     forget_awake,
     free_room,
+    leave_if_empty,
     rung_gates,
     settle_debt,
     sleepers,
@@ -210,6 +211,7 @@ class Working:
             self.forced.add(each.head.position)
             lane.skip(each.head.position)
             self._charge(lane, each.head)
+            leave_if_empty(self.board, lane)
 
     def serve(self) -> Generator[Need, Supply, None]:
         board = self.board

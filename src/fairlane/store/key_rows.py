@@ -330,7 +330,7 @@ def first_of(
     placed = (
         (-_sorted_by(sort, each), each.key.encode(), name, each.key)
         for each in sums
-        if (each.held_by or not held_only)
+        if ((each.held_by and each.waiting > 0) or not held_only)
         and len(each.key) < LONGEST_KEY
         and (not sought or sought in label_of(_read_key(each.key)))
     )

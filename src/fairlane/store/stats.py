@@ -37,13 +37,15 @@ from fairlane.scheduler.figures import (
     jobs_held,
 )
 from fairlane.scheduler.gauge import (
-    Brought,
+    Came,
     Ends,
     LaneKeys,
     board_now,
     first_shut,
     gates_in_doubt,
+    hears_arrivals,
     held_now,
+    holding,
     is_in_doubt,
     shared_gates_of,
 )
@@ -105,7 +107,7 @@ S = TypeVar("S")
 Key = tuple[str | None, ...]
 Named = tuple[str, KeyFigures]
 """A key, and the partition that it is in."""
-Wanted = tuple[BoundLimit, tuple[str | None, ...]]
+Wanted = tuple[BoundLimit, Key]
 """A limit, and the key that it is asked for."""
 MANY = 2_000
 """Keys of which jobs came that no claim has seen, and that are looked up one by one. Where there are more, a list is
@@ -287,7 +289,7 @@ class Moment:
             for each, came in joined.get(name, ()):
                 for limit in each.held_by:
                     known = changes.get(limit, Held())
-                    changes[limit] = Held(known.keys, known.jobs + came)
+                    changes[limit] = Held(known.keys - (each.waiting <= 0), known.jobs + came)
             found = key_rows.add_held(stored[name], changes)
             policy = policies[name].policy
             held[name] = {limit: each for limit, each in found.items() if policy.bound_named(limit) is not None}
@@ -439,6 +441,8 @@ class Moment:
             told = _by_name((yield _query("select_told_of", fresh)), decode_tally)
             unseen = {name: Unseen(*counts) for name, *counts in (yield _query("select_unseen", fresh))}
             given = yield from self._given_in([name for name in unseen if policies[name].policy.brought])
+            for name, resumed in (yield from self._resumed_in({n: policies[n].policy for n in fresh})).items():
+                unseen[name] = msgspec.structs.replace(unseen.get(name, Unseen()), resumed=resumed)
             ends = yield from self._ends_of(fresh)
             for name in fresh:
                 of = (told.get(name, ()), unseen.get(name, Unseen()), ends[name], self.now, given.get(name, ()))
@@ -454,6 +458,17 @@ class Moment:
         found: dict[str, list[tuple[Mapping[str, float], int]]] = {}
         for name, text, given_by in (yield _query("select_unseen_given", queues)) if queues else ():
             found.setdefault(name, []).append((decode_given(text) or {}, given_by))
+        return found
+
+    def _resumed_in(self, policies: Mapping[str, Policy]) -> Looking[dict[str, dict[Key, int]]]:
+        """By queue and key of its sequence, how many jobs had kept their place in it until now."""
+        sequences = {name: policy.sequence.limit.by for name, policy in policies.items() if policy.sequence}
+        found: dict[str, dict[Key, int]] = {name: {} for name in sequences}
+        for name, priority, keys, count in (
+            (yield _query("select_resumed", list(sequences), self.now)) if sequences else ()
+        ):
+            key = select(sequences[name], decode_keys(keys), priority)
+            found[name][key] = found[name].get(key, 0) + count
         return found
 
     def _load_lanes(self, queues: Sequence[str]) -> Looking[None]:
@@ -504,7 +519,10 @@ class Moment:
         if not limited:
             return
         tails = yield from self.tails(limited)
-        named = {n: gates_in_doubt(policy, self._recents[n].ends, ended[n]) for n, policy in limited.items()}
+        named = {
+            n: gates_in_doubt(policy, self._recents[n].ends, ended[n], self._recents[n].unseen.resumed)
+            for n, policy in limited.items()
+        }
         for name, places in (yield from self._shared_in_use(limited)).items():
             named[name] |= {limited[name].gate_of(*each): each for each in places}
         for name, each in (yield from self._rung(limited)).items():
@@ -517,30 +535,40 @@ class Moment:
         for name, tail in ((name, tails[name]) for name in limited):
             changed = [gate for gate in tail.gates.values() if gate is not None]
             rows[name] |= {g.id: g for g in changed if is_in_doubt(g, self.now) or g.limit in brought[name]}
-        # Numbers are looked up key by key only where one may have shut or opened something.
-        may_stop = {name for name, policy in limited.items() if self._recents[name].may_be_stopped(policy)}
-        numbered = [
-            name
-            for name, limits in brought.items()
-            if name in may_stop or not limits.keys().isdisjoint(_limits_of(rows[name], named[name]))
-        ]
-        yield from self._load_lanes(numbered)
+        may_stop = [name for name, policy in limited.items() if self._recents[name].may_be_stopped(policy)]
+        yield from self._load_lanes(may_stop)
         for name in may_stop:
-            stopped = self._recents[name].stopped(limited[name])
-            named[name] |= {limited[name].gate_of(*each): each for each in stopped}
+            named[name] |= holding(limited[name], self._recents[name].stopped(limited[name]))
         owners = {gate: name for name, gates in named.items() for gate in gates}
         for gate in (yield from self._gates_left({name: list(gates) for name, gates in named.items()})):
             rows[owners[gate.id]][gate.id] = gate
         for name, policy in limited.items():
-            recent = self._recents[name]
-            wanted = list(named[name].values())
+            places = [
+                (bound, tuple(row.key))
+                for row in rows[name].values()
+                if (bound := policy.bound_named(row.limit)) is not None
+            ]
+            named[name] |= holding(policy, places)
+        came = yield from self._came_to({name: gates.values() for name, gates in named.items()})
+        for name, policy in limited.items():
+            recent, wanted = self._recents[name], named[name].values()
             shared, freed = yield from self._shared_behind(wanted)
             ends = msgspec.structs.replace(recent.ends, shared=freed)
-            numbers = (
-                {n: recent.brought(n, each.limit.by) for n, each in brought[name].items()} if name in numbered else {}
-            )
-            board = board_now(policy, self.now, rows[name].values(), wanted, shared, ends, numbers)
-            recent.hold(held_now(board, {*rows[name], *named[name]}))
+            board = board_now(policy, self.now, rows[name].values(), wanted, shared, ends, came[name])
+            recent.hold(held_now(board, named[name]))
+
+    def _came_to(self, wanted: Mapping[str, Iterable[Wanted]]) -> Looking[dict[str, dict[bytes, Came]]]:
+        """By queue and gate, what unseen arrivals tell these. The unseen lanes are looked up only where one of these
+        hears of them."""
+        told = {n: [each for each in several if self._recents[n].tells(each[0])] for n, several in wanted.items()}
+        yield from self._load_lanes(
+            [n for n, several in told.items() if any(self._recents[n].needs_lanes(bound) for bound, _ in several)]
+        )
+        policies = yield from self.policies()
+        return {
+            name: {policies[name].policy.gate_of(*each): self._recents[name].came_to(*each) for each in several}
+            for name, several in told.items()
+        }
 
     def _brought_by_key(self, policy: Policy) -> dict[str, BoundLimit]:
         """By name, the limits of keys whose numbers unseen jobs may have brought."""
@@ -580,12 +608,12 @@ class Moment:
     def _stored_in_doubt(self, policies: Mapping[str, Policy]) -> Looking[Sequence[Any]]:
         """Gates of the tables that `is_in_doubt`, or whose numbers unseen jobs may have brought. Of those that are in
         use, and at which nobody is known to wait, only those of keys of which jobs are waiting: others hold nobody
-        back."""
+        back. What queues share is in use elsewhere: see `_shared_in_use`."""
         asked = [
             (name, bound.name, key_scope(bound.limit.by), bound.name in self._brought_by_key(policy))
             for name, policy in policies.items()
             for bound in policy.keyed_limits
-            if not bound.is_shared and not isinstance(bound.limit, Backlog)
+            if not isinstance(bound.limit, Backlog)
         ] or [(name, "", "", False) for name in policies]
         recents = [self._recents[name] for name in policies]
         keys: list[str] | None = None
@@ -710,7 +738,9 @@ class Moment:
         if not any(asked.values()):
             return {name: board_now(policies[name], self.now, ()) for name in asked}
         ends = yield from self._ends_of(list(asked))
-        brought = yield from self._brought_to(asked)
+        hearing = {name: each for name, each in asked.items() if any(hears_arrivals(bound) for bound, _ in each)}
+        recents = yield from self._recents_of(list(hearing))
+        came = yield from self._came_to({name: hearing[name] for name in recents})
         gates = {name: [policies[name].gate_of(*each) for each in several] for name, several in asked.items()}
         left = yield from self._gates_left(gates)
         shared, freed = yield from self._shared_behind(each for several in asked.values() for each in several)
@@ -718,19 +748,8 @@ class Moment:
         for name, several in asked.items():
             policy = policies[name].without(policies[name].overrides.expired(self.now))
             of = msgspec.structs.replace(ends[name], shared=freed) if freed else ends[name]
-            boards[name] = board_now(policy, self.now, left, several, shared, of, brought.get(name, {}))
+            boards[name] = board_now(policy, self.now, left, several, shared, of, came.get(name, {}))
         return boards
-
-    def _brought_to(self, wanted: Mapping[str, Iterable[Wanted]]) -> Looking[dict[str, dict[str, Brought]]]:
-        """By queue and limit, the numbers that unseen jobs have brought to these."""
-        bounds = {name: {bound.name: bound for bound, _ in each if bound.from_job} for name, each in wanted.items()}
-        recents = yield from self._recents_of([name for name, each in bounds.items() if each])
-        recents = {name: recent for name, recent in recents.items() if recent.given}
-        yield from self._load_lanes([n for n in recents if any(each.limit.by for each in bounds[n].values())])
-        return {
-            name: {limit: recent.brought(limit, bound.limit.by) for limit, bound in bounds[name].items()}
-            for name, recent in recents.items()
-        }
 
     def _shared_behind(self, wanted: Iterable[Wanted]) -> Looking[tuple[list[SharedGateRow], list[SharedRelease]]]:
         """The gates that queues share behind these, and what has ended there that no claim has folded."""
@@ -835,10 +854,6 @@ def _lane(row: Sequence[Any]) -> LaneRow:
 
 def _gate(row: Sequence[Any]) -> GateRow:
     return GateRow(row[0], row[1], decode_key(row[2]), *row[3:])
-
-
-def _limits_of(rows: Mapping[bytes, GateRow], named: Mapping[bytes, Wanted]) -> set[str]:
-    return {row.limit for row in rows.values()} | {bound.name for bound, _ in named.values()}
 
 
 def _in_step(wanted: Sequence[tuple[str, bytes]]) -> tuple[list[str], list[bytes]]:

@@ -265,6 +265,31 @@ cross join lateral (select a.* from fairlane.arrivals a where a.queue_id = q.id 
 where a.given is not null
 group by q.name, a.given
 
+-- name: select_resumed
+-- How many jobs had kept their place in a sequence until now, by keys: those that have come, and those that are due.
+-- $1 queues by name, $2 now
+select q.name, a.priority, min(a.keys::text), sum(a.resumed)
+from unnest($1::text[]) as u (name)
+cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
+cross join lateral (
+    select least(s.arrivals_from, pg_snapshot_xmin(pg_current_snapshot())) as since
+    from fairlane.queue_states s
+    where s.queue_id = q.id
+    order by s.version desc
+    limit 1
+) s
+cross join lateral (select a.* from fairlane.arrivals a where a.queue_id = q.id and a.xid >= s.since offset 0) a
+where a.resumed > 0
+group by q.name, a.lane, a.priority
+union all
+select q.name, j.priority, min(fairlane.keys_of_lane(j.lane_keys, j.keys, j.task)::text), count(*)
+from unnest($1) as u (name)
+cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
+cross join lateral (
+    select j.* from fairlane.jobs j where j.queue_id = q.id and j.keeps_place and j.due_at <= $2::bigint offset 0
+) j
+group by q.name, j.lane, j.priority
+
 -- name: select_unseen_lanes
 -- All of them by lane and by what they brought along: of each queue one JSON array of lane tallies (the zeros are what only
 -- claims tell), since rows one by one would take longer than all the rest. $1 queues by name

@@ -162,6 +162,22 @@ cross join arrivals as a on a.queue = q.id
 where a.given is not null
 group by q.name, a.given
 
+-- name: select_resumed
+-- How many jobs had kept their place in a sequence until now, by keys: those that have come, and those that are due.
+-- ?1 queues by name, ?2 now
+select q.name, a.priority, a.keys, sum(a.resumed)
+from json_each(?1) as u
+cross join queues as q on q.name = u.value
+cross join arrivals as a on a.queue = q.id
+where a.resumed > 0
+group by q.name, a.lane, a.priority
+union all
+select q.name, j.priority, j.lane_keys, count(*)
+from json_each(?1) as u
+cross join queues as q on q.name = u.value
+cross join jobs as j indexed by jobs_keeping_place on j.queue = q.id and j.keeps_place = 1 and j.due_at <= ?2
+group by q.name, j.lane, j.priority
+
 -- name: select_unseen_lanes
 -- All of them by lane and by what they brought along: of each queue one JSON array of lane tallies (the zeros are what only
 -- claims tell). ?1 queues by name
