@@ -49,21 +49,22 @@ def queues(queue: str | None, app: str | None, url: str | None, as_json: bool) -
 def _draw_list(views: list[QueueView], width: int) -> list[Text]:
     from rich.text import Text
 
+    from fairlane.cli.drawing import as_of
     from fairlane.cli.status import draw_queues
 
     if not views:
         return [Text("no queue is known to this database yet")]
-    return [Text(f"{views[0].figures_as_of:%H:%M:%S} UTC", "bold"), *draw_queues(views, width)]
+    return [Text(as_of(views[0].figures_as_of), "bold"), *draw_queues(views, width)]
 
 
 def draw_queue(one: OneQueue, width: int) -> list[Text]:
     from rich.text import Text
 
-    from fairlane.cli.drawing import hint_lines, wrapped
+    from fairlane.cli.drawing import as_of, hint_lines, wrapped
     from fairlane.cli.status import draw_queues
 
     lines = [
-        Text(f"{one.now:%H:%M:%S} UTC", "bold"),
+        Text(as_of(one.now), "bold"),
         *draw_queues([one.view], width),
         Text(""),
         Text(f"POLICY (version {one.version})", "bold"),
@@ -107,5 +108,5 @@ def _chart(chart: Chart, width: int) -> list[Text]:
 
     from fairlane.cli.drawing import chart_lines, number
 
-    denied = ", ".join(f"{limit} {number(count)}" for limit, count in chart.denied.items())
+    denied = ", ".join(f"{limit.removesuffix(':')} {number(count)}" for limit, count in chart.denied.items())
     return [*chart_lines(chart.minutes, width), Text(f"  {'denied':<8}{denied or 'none'}")]
