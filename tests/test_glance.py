@@ -302,6 +302,22 @@ async def test_queues_that_nobody_serves_are_one_finding_and_one_hint(shop: App)
     assert (hint.kind, hint.knob) == (HintKind.FAULT, "fairlane worker module:app")
 
 
+async def test_a_queue_knows_the_rates_that_have_turned_jobs_away_in_the_last_minutes(shop: App) -> None:
+    for _ in range(3):
+        await shop.registry["send"].enqueue("acme")
+    await report(shop, "one", queues={"shop": 1.0})
+    store = await shop.opened()
+    for want in (1, 0):
+        batch = await store.claim("shop", lambda: 1, worker=WorkerIdentity(uuid4(), "one"), lease=timedelta(hours=2))
+        assert len(batch.claims) == want
+    [view] = [each for each in await shop.operations.list_queues() if each.queue == "shop"]
+    assert list(view.rates) == ["rate/3600s:"]
+    assert view.words.endswith(" lets jobs start as it opens, as the policy requires: 2 jobs wait")
+    advance(shop, "2m")
+    [view] = [each for each in await shop.operations.list_queues() if each.queue == "shop"]
+    assert view.rates == {}
+
+
 # N11: what could start.
 
 

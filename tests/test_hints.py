@@ -275,7 +275,7 @@ def test_workers_that_are_silent_broken_or_out_of_time_are_faults() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(0.3, "0.3 s"), (59, "59 s"), (119, "119 s"), (120, "2 min"), (7_200, "2 h"), (200_000, "2 d")],
+    [(0.3, "0.3 s"), (59, "59 s"), (99, "99 s"), (115, "2 min"), (120, "2 min"), (7_200, "2 h"), (200_000, "2 d")],
 )
 def test_durations_have_the_unit_that_suits_them(seconds: float, words: str) -> None:
     assert lasting(seconds) == words

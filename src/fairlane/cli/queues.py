@@ -92,15 +92,19 @@ def _limit(limit: LimitView, width: int) -> list[Text]:
         lines = [Text("  ").append_text(gauge_line(limit.gauge, width - 2))]
     else:
         lines = wrapped(f"{limit.limit}: {limit.words}", width, "  ", "    ")
-    keys = "1 key" if limit.held_keys == 1 else f"{limit.held_keys:,} keys"
+    keys = _count(limit.held_keys, "key")
     said = [
-        f"holds back {limit.held_jobs:,} jobs of {keys}" if limit.held_jobs else "",
-        f"turned claims away {limit.denied:,} times in the last hour" if limit.denied else "",
+        f"holds back {_count(limit.held_jobs, 'job')} of {keys}" if limit.held_jobs else "",
+        f"turned claims away {_count(limit.denied, 'time')} in the last hour" if limit.denied else "",
         f"has another bound for {limit.overridden_keys:,} of them" if limit.overridden_keys else "",
         "is suspended: it counts, and holds nothing back" if limit.is_suspended else "",
     ]
     told = "; ".join(each for each in said if each)
     return lines + (wrapped(told, width, "    ") if told else [])
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _chart(chart: Chart, width: int) -> list[Text]:

@@ -79,7 +79,8 @@ def _totals(totals: Totals, width: int) -> list[Text]:
     held = f" ({number(totals.held_jobs)} held back)" if totals.held_jobs else ""
     oldest = f"; the oldest waits for {wait(totals.oldest_wait)}" if totals.oldest_wait is not None else ""
     workers = "1 worker" if totals.workers == 1 else f"{totals.workers:,} workers"
-    serving = f"{workers} with {number(totals.slots)} slots" if totals.workers else "no worker takes jobs"
+    slots = "1 slot" if totals.slots == 1 else f"{number(totals.slots)} slots"
+    serving = f"{workers} with {slots}" if totals.workers else "no worker takes jobs"
     others = ((totals.workers_stopping, "stopping"), (totals.workers_late, "gone silent"))
     said = (
         f"{number(totals.ready)} ready{held}, {number(totals.running)} running, {counted(totals.scheduled)} scheduled, "

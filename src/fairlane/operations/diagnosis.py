@@ -32,7 +32,7 @@ from fairlane.policy.partitions import whole_of
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.explain import forwarded_to_an_engine
 from fairlane.store.figures import serves
-from fairlane.store.protocol import Store
+from fairlane.store.protocol import QueueCounts, Store
 
 __all__ = ["about_no_database", "diagnose", "findings_at_a_glance"]
 
@@ -57,8 +57,9 @@ async def diagnose(
     unserved: dict[bool | None, dict[str, int]] = {}
     findings = [*about_database(await store.health()), *about_workers(workers), *about_policies(shown)]
     for policy in policies.values():
-        findings += await _about_one(store, policy)
-        if not any(serves(each.queues, [policy.queue]) for each in alive) and await has_waiting(store, policy):
+        counts = await store.counts(policy.queue)
+        findings += await _about_one(store, policy, counts)
+        if not any(serves(each.queues, [policy.queue]) for each in alive) and await has_waiting(store, policy, counts):
             was_seen = whole_of(policy.queue) in seen
             is_forwarded = forwarded_to_an_engine(policy.queue, forwarded, was_seen=was_seen)
             if is_forwarded is None:
@@ -80,12 +81,12 @@ async def findings_at_a_glance(store: Store, workers: Sequence[WorkerView]) -> l
     return by_level([*about_workers(workers), *about_reported_tasks(workers), *pressing])
 
 
-async def _about_one(store: Store, policy: Policy) -> list[Finding]:
+async def _about_one(store: Store, policy: Policy, counts: QueueCounts) -> list[Finding]:
     """What jobs and workers have left behind in a queue, or have not."""
     queue, named = policy.queue, list(named_keys(policy))
     flows = [flow for each in named for flow in each.flows]
     gates = [gate for each in named for gate in each.gates]
-    traces, counts = await store.traces(queue, flows, gates), await store.counts(queue)
+    traces = await store.traces(queue, flows, gates)
     return [
         *await about_named_keys(store, named, traces.found),
         *about_bells(queue, counts),

@@ -39,15 +39,14 @@ LONG_OVERDUE = 10 * MINUTE
 """After which a gate that has not woken its lanes is told."""
 
 
-async def has_waiting(store: Store, policy: Policy) -> bool:
+async def has_waiting(store: Store, policy: Policy, counts: QueueCounts) -> bool:
     """Whether jobs of a queue wait for somebody to run them. A bell that nobody has folded may tell of a job that came,
     or of one that ended."""
-    queue, counts = policy.queue, await store.counts(policy.queue)
     if () in policy.overrides.pauses:
         return False
     if counts.ready or not counts.bells:
         return counts.ready > 0
-    return bool((await find_jobs(store, JobFilter(queue=queue, state=State.READY), None, 1)).jobs)
+    return bool((await find_jobs(store, JobFilter(queue=policy.queue, state=State.READY), None, 1)).jobs)
 
 
 def about_service(unserved: Mapping[bool | None, Mapping[str, int]]) -> Iterator[Finding]:
