@@ -14,6 +14,7 @@ import asyncpg
 import pytest
 
 from fairlane import App, ManualClock, Rate, State
+from fairlane.cli.top import draw_ranking
 from fairlane.cli.workers import draw_workers
 from fairlane.clock import SECOND
 from fairlane.operations import diagnosis_database
@@ -175,7 +176,7 @@ async def test_a_task_that_some_workers_do_not_know_is_a_warning(shop: App) -> N
     await report(shop, "old", tasks=[], unknown_tasks={"mail": "plain"})
     overview = await shop.operations.overview()
     [hint] = overview.hints
-    assert hint.kind is HintKind.LAG
+    assert hint.kind is HintKind.WARNING
     assert "worker old does not know it" in hint.words
     assert next(each for each in overview.queues if each.queue == "plain").status is QueueStatus.IDLE
 
@@ -214,6 +215,107 @@ async def test_long_runs_and_blocked_loops_of_a_worker_that_is_gone_are_past(sho
         assert not any(run.job in each.message for each in await shop.operations.diagnose())
         assert not any(run.job in hint.words for hint in (await shop.operations.overview()).hints)
         await report(shop, "two")
+
+
+# Who serves a queue.
+
+
+async def claimed(app: App, queue: str, want: int, worker: str = "one") -> None:
+    identity = WorkerIdentity(PROCESSES[worker], worker)
+    batch = await (await app.opened()).claim(queue, lambda: want, worker=identity, lease=timedelta(seconds=30))
+    assert len(batch.claims) == want
+
+
+async def test_a_worker_that_is_stopping_serves_nothing(shop: App) -> None:
+    for _ in range(3):
+        await shop.registry["mail"].enqueue("acme")
+    await report(shop, "one", running=1, is_stopping=True)
+    await claimed(shop, "plain", 1)
+    queue = await queue_of(shop)
+    assert (queue.status, queue.workers, queue.workers_stopping) == (QueueStatus.STOPPED, 0, 1)
+    assert (queue.slots, queue.slots_free) == (0, 0)
+    words = "its only worker is stopping and takes no new jobs"
+    assert queue.words == f"{words}: 2 jobs wait, 1 was running"
+    overview, workers = await shop.operations.overview(), await shop.operations.list_workers()
+    assert (overview.totals.workers, overview.totals.workers_stopping, overview.totals.slots) == (0, 1, 0)
+    assert (workers.alive, workers.stopping, workers.slots, workers.running) == (1, 1, 0, 0)
+    assert words in (await shop.operations.explain_queue("plain")).holds[0].words
+    [found] = [each for each in await shop.operations.diagnose() if each.check == "no worker"]
+    assert words in found.message
+    assert (await shop.operations.list_keys("plain")).unserved == words
+    assert (await shop.operations.rank_keys()).unserved == {"plain": words}
+    await report(shop, "two")
+    assert (await queue_of(shop)).workers == 1
+    assert (await shop.operations.list_keys("plain")).unserved is None
+    assert (await shop.operations.rank_keys()).unserved == {}
+
+
+async def test_keys_say_that_no_worker_serves_their_queue_where_some_wait(shop: App) -> None:
+    assert (await shop.operations.list_keys("plain")).unserved is None
+    await shop.registry["mail"].enqueue("acme")
+    page = await shop.operations.list_keys("plain")
+    assert page.unserved == "no worker serves the queue"
+    drawn = [line.plain for line in draw_ranking(await shop.operations.rank_keys(), 80)]
+    assert "plain: no worker serves the queue" in drawn
+
+
+async def test_a_slot_in_which_a_job_has_started_since_the_last_report_is_not_free(shop: App) -> None:
+    for _ in range(9):
+        await shop.registry["mail"].enqueue("acme")
+    await report(shop, "one")
+    assert (await queue_of(shop)).slots_free == 5
+    await claimed(shop, "plain", 4)
+    assert (await queue_of(shop)).slots_free == 1
+    await report(shop, "one", running=3, waiting=1)
+    assert (await queue_of(shop)).slots_free == 2
+    await report(shop, "two", concurrency=7)
+    assert (await queue_of(shop)).slots_free == 9
+
+
+async def test_a_worker_reports_again_as_soon_as_its_slots_may_be_full(url: str) -> None:
+    program, is_told_of = App(url), asyncio.Event()
+    program.queue("plain")
+
+    @program.task(queue="plain", name="other")
+    async def other() -> None:
+        await is_told_of.wait()
+
+    async with program:
+        await other.enqueue()
+        async with working(program, concurrency=1):
+
+            async def is_told() -> bool:
+                return (await program.operations.list_workers()).running == 1
+
+            async with asyncio.timeout(3):
+                await until_found(is_told)
+            is_told_of.set()
+
+
+async def test_queues_that_nobody_serves_are_one_finding_and_one_hint(shop: App) -> None:
+    await shop.registry["mail"].enqueue("acme")
+    await shop.registry["send"].enqueue("acme")
+    [found] = [each for each in await shop.operations.diagnose() if each.check == "no worker"]
+    assert (found.queue, found.remedy) == (None, "start one: fairlane worker module:app")
+    assert found.message == "no worker serves plain, shop, where jobs wait"
+    [hint] = (await shop.operations.overview()).hints
+    assert (hint.kind, hint.knob) == (HintKind.FAULT, "fairlane worker module:app")
+
+
+async def test_a_queue_knows_the_rates_that_have_turned_jobs_away_in_the_last_minutes(shop: App) -> None:
+    for _ in range(3):
+        await shop.registry["send"].enqueue("acme")
+    await report(shop, "one", queues={"shop": 1.0})
+    store = await shop.opened()
+    for want in (1, 0):
+        batch = await store.claim("shop", lambda: 1, worker=WorkerIdentity(uuid4(), "one"), lease=timedelta(hours=2))
+        assert len(batch.claims) == want
+    [view] = [each for each in await shop.operations.list_queues() if each.queue == "shop"]
+    assert list(view.rates) == ["rate/3600s:"]
+    assert view.words.endswith(" lets jobs start as it opens, as the policy requires: 2 jobs wait")
+    advance(shop, "2m")
+    [view] = [each for each in await shop.operations.list_queues() if each.queue == "shop"]
+    assert view.rates == {}
 
 
 # N11: what could start.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 import pytest
@@ -10,12 +10,15 @@ import pytest
 from fairlane import AdaptiveConcurrency, Backlog, Breaker, Concurrency, Fair, Rate, Sequence
 from fairlane.clock import lasting
 from fairlane.operations.diagnosis_workers import about_workers
+from fairlane.operations.findings import Finding, Level
 from fairlane.operations.hinting import hints_of, status_of
 from fairlane.operations.views import (
     Counted,
     GaugeView,
+    HeldView,
     HintKind,
     KeyView,
+    LongRunView,
     QueueStatus,
     QueueView,
     WorkerView,
@@ -69,6 +72,11 @@ def queue(**figures: object) -> QueueView:
             {"ready": 500, "held_jobs": 5, "started_per_minute": 100.0, "recently_started": 500, "slots_free": 91},
             QueueStatus.FLOWING,
         ),
+        # Nobody has waited for a minute yet.
+        (
+            {"ready": 500, "held_jobs": 5, "started_per_minute": 9.0, "recently_started": 500, "oldest_wait": 9.0},
+            QueueStatus.FLOWING,
+        ),
         # A rate has room for the next job just now, so nobody is held at this moment: no lag.
         ({"ready": 500, "oldest_wait": 600.0, "recently_denied": 9, "slots_free": 91}, QueueStatus.FLOWING),
         ({"ready": 50, "held_jobs": 5, "started_per_minute": 100.0, "recently_started": 500}, QueueStatus.FLOWING),
@@ -77,6 +85,85 @@ def queue(**figures: object) -> QueueView:
 )
 def test_a_queue_says_how_it_does_in_a_word(figures: dict[str, object], status: QueueStatus) -> None:
     assert queue(**figures).status is status
+
+
+RATE = "rate/60s:endpoint"
+RATED: dict[str, object] = {
+    "ready": 1_600, "rates": {RATE: "Rate(100, per='1m', by='endpoint')"}, "oldest_wait": 600.0, "running": 1,
+    "started_per_minute": 100.0, "recently_started": 500, "recently_denied": 500,
+}  # fmt: skip
+
+
+def held_by(limit: str, jobs: int, words: str = "") -> HeldView:
+    return HeldView(limit=limit, words=words, by=["endpoint"], keys=1, jobs=jobs)
+
+
+def test_a_rate_is_told_in_the_same_words_whether_it_is_shut_or_has_just_opened() -> None:
+    shut: dict[str, object] = {"held_jobs": 1_600, "held": [held_by(RATE, 1_600)]}
+    for slots_free in (0, 1, 99):
+        for view in [queue(**RATED, slots_free=slots_free, **figures) for figures in (shut, {})]:
+            assert view.status is QueueStatus.LIMITED
+            assert view.words == (
+                "Rate(100, per='1m', by='endpoint') lets jobs start as it opens, as the policy requires: "
+                "1,600 jobs wait"
+            )
+            assert hints_of([view], [], []) == []
+
+
+def test_jobs_without_a_slot_are_lag_though_a_rate_has_turned_others_away() -> None:
+    assert queue(**RATED, held_jobs=40, held=[held_by(RATE, 40)]).status is QueueStatus.LAGGING
+    assert queue(**RATED | {"recently_denied": 3}).status is QueueStatus.LAGGING
+    assert queue(**RATED | {"recently_denied": 3}, slots_free=99).status is QueueStatus.LIMITED
+
+
+def test_a_pause_of_an_operator_is_not_told_as_policy() -> None:
+    held = [held_by("pause:account", 1_580, "a pause by account"), held_by("concurrency:account", 71)]
+    view = queue(ready=1_651, held_jobs=1_651, held=held)
+    assert view.status is QueueStatus.LIMITED
+    assert view.words == (
+        "pauses of operators and limits hold back everything that waits (1,651 jobs); 1,580 jobs: a pause by account"
+    )
+    some = queue(ready=9, held_jobs=1, held=[held_by("pause:account", 1)])
+    assert some.words == "8 jobs could start now, 1 is held back by pauses"
+
+
+def test_hints_go_from_faults_over_lag_and_pauses_to_warnings_and_limits() -> None:
+    stopped, lagging = queue(queue="mail", ready=5, workers=0), queue(ready=5_000, running=100, oldest_wait=600.0)
+    warning = Finding(check="old transaction", queue=None, message="", remedy="", level=Level.WARNING)
+    hints = hints_of([stopped, lagging], [key(), key(is_paused=True)], [warning])
+    assert [each.kind for each in hints] == ["fault", "lag", "pause", "warning", "limit"]
+
+
+def test_queues_that_nobody_serves_have_one_hint_with_one_command() -> None:
+    (hint,) = hints_of([queue(queue=name, ready=5, workers=0) for name in ("email", "sms", "push")], [], [])
+    assert (hint.queue, hint.knob) == (None, "fairlane worker module:app")
+    assert hint.words == "email, sms, push: no worker serves these queues: 15 jobs wait"
+
+
+def test_a_queue_whose_only_worker_is_stopping_says_so() -> None:
+    view = queue(ready=5, workers=0, workers_stopping=1, running=1)
+    assert view.status is QueueStatus.STOPPED
+    assert view.words == "its only worker is stopping and takes no new jobs: 5 jobs wait, 1 was running"
+
+
+def test_runs_that_hold_one_limit_are_told_once() -> None:
+    runs = [
+        LongRunView(
+            job=f"job-{minutes}", task="send", queue="webhooks", worker="one", since=NOW - timedelta(minutes=minutes),
+            ran=60.0 * minutes, usual=1.0, is_long=True, limit="Concurrency(8, by='account')",
+        )
+        for minutes in (5, 40, 7)
+    ]  # fmt: skip
+    (hint,) = hints_of([], [], about_workers([worker(long_runs=runs[:2]), worker(long_runs=runs[2:])]))
+    assert hint.kind is HintKind.WARNING
+    assert "job job-40 (send) has run for 40 min" in hint.words
+    assert hint.words.endswith(
+        "it holds Concurrency(8, by='account'), for which others wait; 2 others hold it too, none for longer"
+    )
+
+
+def test_one_free_slot_is_one() -> None:
+    assert "1 of 40 slots is free" in queue(ready=5_000, oldest_wait=600.0, slots=40, slots_free=1).words
 
 
 def key(**figures: object) -> KeyView:
@@ -180,7 +267,7 @@ def test_workers_that_are_silent_broken_or_out_of_time_are_faults() -> None:
         worker(clock_offset=-9.0),
     ]
     broken, skewed, silent = hints_of([], [], about_workers(workers))
-    assert [each.kind for each in (broken, skewed, silent)] == [HintKind.FAULT, HintKind.FAULT, HintKind.LAG]
+    assert [each.kind for each in (broken, skewed, silent)] == [HintKind.FAULT, HintKind.FAULT, HintKind.WARNING]
     assert "was last heard from at 2030-01-31 08:00:00 UTC" in silent.words
     assert broken.words == "worker host:1: its loop claiming died (OSError: gone)"
     assert skewed.words == "the clock of worker host:1 differs from the database's by -9.0 s"
@@ -188,7 +275,7 @@ def test_workers_that_are_silent_broken_or_out_of_time_are_faults() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(0.3, "0.3 s"), (59, "59 s"), (119, "119 s"), (120, "2 min"), (7_200, "2 h"), (200_000, "2 d")],
+    [(0.3, "0.3 s"), (59, "59 s"), (99, "99 s"), (115, "2 min"), (120, "2 min"), (7_200, "2 h"), (200_000, "2 d")],
 )
 def test_durations_have_the_unit_that_suits_them(seconds: float, words: str) -> None:
     assert lasting(seconds) == words

@@ -193,8 +193,8 @@ def duration_text(duration: int) -> str:
 
 def lasting(seconds: float) -> str:
     """A duration in the unit that suits it: 3.2 s, 45 s, 12 min, 5 h, 3 d."""
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= 2 * size:
+    for least, size, unit in ((172_800, 86_400, "d"), (7_200, 3_600, "h"), (100, 60, "min")):
+        if seconds >= least:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
 

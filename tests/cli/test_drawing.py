@@ -210,8 +210,8 @@ def test_a_limit_at_work_looks_different_from_lag_without_any_colour() -> None:
     assert "  limits hold back everything that waits (4,120 jobs), as the policy requires" in told
     assert "  - 4,120 jobs of 1 key held by Concurrency(5, by='account')" in told
     assert "  4,120 jobs could start, and no slot is free; the oldest waits for 38 min" in told
-    assert "  limit  account=acme is held by its limit of 5: 4,120 jobs wait, 38 min to drain" in told
-    assert "         → fairlane limit set webhooks concurrency:account NUMBER --key account=acme" in told
+    assert "  limit   account=acme is held by its limit of 5: 4,120 jobs wait, 38 min to drain" in told
+    assert "          → fairlane limit set webhooks concurrency:account NUMBER --key account=acme" in told
 
 
 LONG = "a-queue-with-a-name-that-nobody-can-say-in-one-breath-and-yet-somebody-has-chosen"

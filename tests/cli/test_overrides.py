@@ -81,7 +81,7 @@ def test_a_key_is_paused_and_resumed(run: Run) -> None:
         ("task=shop.deliver is paused", "bob", None),
     }
     first, second = lines(run, "resume", "webhooks", "--key", "account=acme")
-    assert first.startswith("webhooks: ended: account=acme is paused (ada, ")
+    assert first.startswith("webhooks: ended: account=acme is no longer paused (set by ada, ")
     assert second.startswith("webhooks: still in force: task=shop.deliver is paused (bob, ")
     assert "nothing to change" in lines(run, "resume", "webhooks", "--key", "account=acme")[0]
 
@@ -145,7 +145,7 @@ def test_limits_are_set_listed_and_cleared(run: Run) -> None:
     assert table[0].split() == ["LIMIT", "KEY", "DECLARED", "IN", "FORCE", "SET", "BY", "ENDS", "REASON"]
     assert any("account=acme" in line and "a larger plan" in line for line in table)
     (cleared,) = lines(run, "limit", "clear", "webhooks", "account", "--key", "account=acme")
-    assert "ended: concurrency:account is 7 for account=acme" in cleared
+    assert "ended: concurrency:account is no longer 7 for account=acme" in cleared
 
 
 def test_weights_and_boosts_are_cleared_together(run: Run) -> None:
@@ -163,7 +163,9 @@ def test_a_suspension_shows_in_the_list_of_limits_and_ends(run: Run) -> None:
     run("suspend", "webhooks", "--reason", "drain")
     assert all(each["suspended"] for each in told(run, "limit", "list", "webhooks"))
     assert "suspended" in lines(run, "limit", "list", "webhooks")[1]
-    assert lines(run, "unsuspend", "webhooks")[0].startswith("webhooks: ended: every limit is suspended (ada, ")
+    assert lines(run, "unsuspend", "webhooks")[0].startswith(
+        "webhooks: ended: every limit is no longer suspended (set by ada, "
+    )
 
 
 def test_jobs_are_forced_and_every_action_is_in_the_audit(run: Run) -> None:

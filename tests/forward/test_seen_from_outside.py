@@ -189,7 +189,7 @@ async def test_jobs_of_an_engines_own_calls_tell_whoever_knows_no_app_what_to_st
     job = await forwarder.enqueue_routed(forwarder.task_of(actor), RoutedCall([1], {}, {}, str(uuid4()), "{}"))
     store, command = await app.opened(), "fairlane forward module:forwarder --queues emails"
     (view,) = (found := await overview(store, None)).queues
-    assert view.words.startswith("no dispatcher serves it")
+    assert view.words.startswith("no dispatcher serves the queue")
     assert [hint.knob for hint in found.hints] == [command]
     (finding,) = [each for each in await diagnose(store, forwarded=None) if each.check == "no dispatcher"]
     of_job, of_queue = await explain_job(store, job.id, None, None), await explain_queue(store, "emails", None, None)

@@ -88,29 +88,35 @@ def _tell(done: Change, now: Instant) -> None:
 
 def _tell_one(done: Change, now: Instant) -> None:
     set_, ended = ("would be set", "would end") if done.is_dry_run else ("set", "ended")
+    has_ended = not done.is_dry_run
     replaced = {each.id: each for each in done.before}
     for each in done.after:
         click.echo(f"{done.queue}: {set_}: {said_of(each, everyone=done.everyone)}")
         if before := replaced.pop(each.id, None):
             click.echo(f"  instead of: {said_of(before, now, done.everyone)}")
     for each in replaced.values():
-        click.echo(f"{done.queue}: {ended}: {said_of(each, now, done.everyone)}")
+        click.echo(f"{done.queue}: {ended}: {said_of(each, now, done.everyone, has_ended=has_ended)}")
     if done.action == "resume":
         for each in done.remaining:
             if each.kind == "pause":
                 click.echo(f"{done.queue}: still in force: {said_of(each, now, done.everyone)}")
 
 
-def said_of(override: Override, now: Instant | None = None, everyone: str | None = None) -> str:
+def said_of(
+    override: Override, now: Instant | None = None, everyone: str | None = None, *, has_ended: bool = False
+) -> str:
     """An override in one line: what, until when, who and why; how long ago, if the time is given."""
     from fairlane.cli.telling import ago
     from fairlane.clock import as_datetime
+    from fairlane.policy.overrides import EVERYONE
 
-    until = f" until {as_datetime(override.expires_at):%Y-%m-%d %H:%M:%S} UTC" if override.expires_at else ""
+    expires_at = None if has_ended else override.expires_at
+    until = f" until {as_datetime(expires_at):%Y-%m-%d %H:%M:%S} UTC" if expires_at else ""
     when = "" if now is None else f", {ago(override.set_at, now)} ago"
     why = f": {override.reason}" if override.reason else ""
-    what = override.describe() if everyone is None else override.describe(everyone)
-    return one_line(f"{what}{until} ({override.set_by}{when}{why})")
+    what = override.describe(everyone or EVERYONE, has_ended=has_ended)
+    who = "set by " if has_ended else ""
+    return one_line(f"{what}{until} ({who}{override.set_by}{when}{why})")
 
 
 def tell_overrides(overrides: Iterable[OverrideInForce], now: Instant, prefix: str | None = None) -> None:

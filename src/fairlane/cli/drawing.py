@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from fairlane.cli.choosing import with_app
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from rich.console import Console
     from rich.text import Text
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     Cell = str | Text
 
 __all__ = [
+    "as_of",
     "bar",
     "chart_lines",
     "columns",
@@ -45,7 +48,7 @@ STATUS_STYLES = {
     "paused": "magenta",
     "stopped": "bold red",
 }
-HINT_STYLES = {"fault": "bold red", "lag": "bold yellow", "pause": "magenta", "limit": "cyan"}
+HINT_STYLES = {"fault": "bold red", "lag": "bold yellow", "pause": "magenta", "warning": "yellow", "limit": "cyan"}
 SPARKS = "▁▂▃▄▅▆▇█"
 
 
@@ -54,6 +57,11 @@ def make_console() -> Console:
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else IN_A_PIPE, highlight=False, soft_wrap=False)
+
+
+def as_of(now: datetime) -> str:
+    """When all that is shown was looked at."""
+    return f"{now:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def printable(text: str) -> str:
@@ -189,11 +197,11 @@ def hint_lines(hints: Iterable[Hint], width: int) -> list[Text]:
     lines: list[Text] = []
     for hint in hints:
         kind = str(hint.kind)
-        told = wrapped(hint.words, width, f"  {kind:<6} ", " " * 9)
+        told = wrapped(hint.words, width, f"  {kind:<7} ", " " * 10)
         told[0].stylize(HINT_STYLES[kind], 2, 2 + len(kind))
         # The knob stays on one line, however long, where it is a command: it can be copied as it stands.
         is_command = hint.knob.startswith("fairlane ")
-        lines += told + wrapped(f"→ {with_app(hint.knob)}", LONGEST if is_command else width, " " * 9, " " * 11, "dim")
+        lines += told + wrapped(f"→ {with_app(hint.knob)}", LONGEST if is_command else width, " " * 10, " " * 12, "dim")
     return lines
 
 

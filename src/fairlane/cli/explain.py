@@ -107,14 +107,14 @@ def _tell(told: Explanation, is_empty: bool) -> None:
 
 
 def _tell_times(told: Explanation) -> None:
-    from fairlane.cli.telling import ago
+    from fairlane.clock import SECOND, lasting
 
     if told.earliest is None:
         click.echo("  it cannot start until somebody acts")
         return
-    earliest = "now" if told.earliest <= told.now else ago(told.earliest, told.now)
+    earliest = "now" if told.earliest <= told.now else f"in {lasting((told.earliest - told.now) / SECOND)}"
     if told.estimate is None:
         guess = "; how much later is unknown, because no run has ended yet"
     else:
-        guess = "" if told.estimate <= told.now else f", probably {ago(told.estimate, told.now)}"
+        guess = "" if told.estimate <= told.now else f", probably in {lasting((told.estimate - told.now) / SECOND)}"
     click.echo(f"  earliest start: {earliest}{guess}")

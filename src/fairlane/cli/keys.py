@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fairlane.cli.choosing import place_options
+from fairlane.cli.choosing import place_options, with_app
 from fairlane.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -96,9 +96,12 @@ def keys(
 def _draw_list(page: KeyList, width: int) -> list[Text]:
     from rich.text import Text
 
+    from fairlane.cli.drawing import as_of, wrapped
+
     if not page.keys:
         return [Text(_nothing(page))]
-    return [Text(f"{page.now:%H:%M:%S} UTC", "bold"), *draw_keys(page.keys, page.now, width)]
+    unserved = [] if page.unserved is None else wrapped(page.unserved, width, "")
+    return [Text(as_of(page.now), "bold"), *unserved, *draw_keys(page.keys, page.now, width)]
 
 
 def _nothing(page: KeyList) -> str:
@@ -161,11 +164,21 @@ def _ago(at: datetime | None, now: datetime) -> str:
 def draw_key(one: OneKey, width: int) -> list[Text]:
     from rich.text import Text
 
-    from fairlane.cli.drawing import chart_lines, columns, gauge_line, number, printable, sparkline, wait, wrapped
+    from fairlane.cli.drawing import (
+        as_of,
+        chart_lines,
+        columns,
+        gauge_line,
+        number,
+        printable,
+        sparkline,
+        wait,
+        wrapped,
+    )
     from fairlane.policy.keys import key_words
 
     view = one.view
-    title = f"{printable(key_words(view.keys))} in {view.queue}, {one.now:%H:%M:%S} UTC"
+    title = f"{printable(key_words(view.keys))} in {view.queue}, {as_of(one.now)}"
     lines = [Text(title, "bold"), *draw_keys([view], one.now, width)]
     if view.drained_in is not None:
         lines += wrapped(
@@ -175,7 +188,8 @@ def draw_key(one: OneKey, width: int) -> list[Text]:
         lines += wrapped(f"weight {view.weight:g}: {view.weight_words}", width)
     for title, told in (("WHY IT WAITS", one.why), ("CHANGED BY OPERATORS", one.overrides)):
         if told:
-            lines += [Text(""), Text(title, "bold"), *(line for each in told for line in wrapped(each, width))]
+            lines += [Text(""), Text(title, "bold")]
+            lines += [line for each in told for line in wrapped(with_app(each), width)]
     if view.gauges:
         lines += [Text(""), Text("LIMITS", "bold")]
         lines += [Text("  ").append_text(gauge_line(gauge, width - 2)) for gauge in view.gauges]

@@ -123,7 +123,7 @@ def _row(limit: LimitInForce, now: Instant) -> tuple[str, ...]:
     if limit.declared.by:
         everyone = "every key, by partition" if limit.is_per_partition else "every key"
     return (
-        limit.name,
+        limit.name.removesuffix(":"),
         keys or everyone,
         repr(limit.declared),
         "suspended" if limit.is_suspended else repr(limit.in_force),

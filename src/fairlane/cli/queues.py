@@ -49,21 +49,22 @@ def queues(queue: str | None, app: str | None, url: str | None, as_json: bool) -
 def _draw_list(views: list[QueueView], width: int) -> list[Text]:
     from rich.text import Text
 
+    from fairlane.cli.drawing import as_of
     from fairlane.cli.status import draw_queues
 
     if not views:
         return [Text("no queue is known to this database yet")]
-    return [Text(f"{views[0].figures_as_of:%H:%M:%S} UTC", "bold"), *draw_queues(views, width)]
+    return [Text(as_of(views[0].figures_as_of), "bold"), *draw_queues(views, width)]
 
 
 def draw_queue(one: OneQueue, width: int) -> list[Text]:
     from rich.text import Text
 
-    from fairlane.cli.drawing import hint_lines, wrapped
+    from fairlane.cli.drawing import as_of, hint_lines, wrapped
     from fairlane.cli.status import draw_queues
 
     lines = [
-        Text(f"{one.now:%H:%M:%S} UTC", "bold"),
+        Text(as_of(one.now), "bold"),
         *draw_queues([one.view], width),
         Text(""),
         Text(f"POLICY (version {one.version})", "bold"),
@@ -91,10 +92,10 @@ def _limit(limit: LimitView, width: int) -> list[Text]:
         lines = [Text("  ").append_text(gauge_line(limit.gauge, width - 2))]
     else:
         lines = wrapped(f"{limit.limit}: {limit.words}", width, "  ", "    ")
-    keys = "1 key" if limit.held_keys == 1 else f"{limit.held_keys:,} keys"
+    keys = _count(limit.held_keys, "key")
     said = [
-        f"holds back {limit.held_jobs:,} jobs of {keys}" if limit.held_jobs else "",
-        f"turned claims away {limit.denied:,} times in the last hour" if limit.denied else "",
+        f"holds back {_count(limit.held_jobs, 'job')} of {keys}" if limit.held_jobs else "",
+        f"turned claims away {_count(limit.denied, 'time')} in the last hour" if limit.denied else "",
         f"has another bound for {limit.overridden_keys:,} of them" if limit.overridden_keys else "",
         "is suspended: it counts, and holds nothing back" if limit.is_suspended else "",
     ]
@@ -102,10 +103,14 @@ def _limit(limit: LimitView, width: int) -> list[Text]:
     return lines + (wrapped(told, width, "    ") if told else [])
 
 
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def _chart(chart: Chart, width: int) -> list[Text]:
     from rich.text import Text
 
     from fairlane.cli.drawing import chart_lines, number
 
-    denied = ", ".join(f"{limit} {number(count)}" for limit, count in chart.denied.items())
+    denied = ", ".join(f"{limit.removesuffix(':')} {number(count)}" for limit, count in chart.denied.items())
     return [*chart_lines(chart.minutes, width), Text(f"  {'denied':<8}{denied or 'none'}")]

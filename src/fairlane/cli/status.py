@@ -32,11 +32,11 @@ WIDE_ENOUGH = 100
 def status(watch: float | None, app: str | None, url: str | None, as_json: bool) -> None:
     """Say whether work flows, who waits and why, and which knob to turn. Looking changes nothing.
 
-    A queue is idle, flowing, limited (its limits hold back everything that waits, as the policy requires), lagging
-    (jobs could start and have no slot), paused, or stopped (no worker serves it, none knows its tasks, or the broker
-    of its engine refuses). HELD are those of the READY ones that limits hold back; /MIN and FAIL are starts and
-    failures of the last 60 seconds; 24H and FAIL 24H are what has ended in the last 24 hours, and how much of it
-    failed.
+    A queue is idle, flowing, limited (limits and pauses hold back everything that waits, as the policy requires),
+    lagging (jobs could start and have no slot), paused, or stopped (no worker serves it, or all that do are
+    stopping; none knows its tasks, or the broker of its engine refuses). HELD are those of the READY ones that are
+    held back; /MIN and FAIL are starts and failures of the last 60 seconds; 24H and FAIL 24H are what has ended in
+    the last 24 hours, and how much of it failed.
 
     \b
     Example:
@@ -62,9 +62,9 @@ def status(watch: float | None, app: str | None, url: str | None, as_json: bool)
 def draw_status(view: Overview, width: int) -> list[Text]:
     from rich.text import Text
 
-    from fairlane.cli.drawing import hint_lines
+    from fairlane.cli.drawing import as_of, hint_lines
 
-    lines = [Text(f"{view.now:%Y-%m-%d %H:%M:%S} UTC", "bold"), *_totals(view.totals, width), Text("")]
+    lines = [Text(as_of(view.now), "bold"), *_totals(view.totals, width), Text("")]
     if not view.queues:
         return [*lines, Text("no queue is known to this database yet")]
     lines += draw_queues(view.queues, width)
@@ -76,17 +76,19 @@ def draw_status(view: Overview, width: int) -> list[Text]:
 def _totals(totals: Totals, width: int) -> list[Text]:
     from fairlane.cli.drawing import counted, number, per_minute, wait, wrapped
 
-    held = f" ({number(totals.held_jobs)} held by limits)" if totals.held_jobs else ""
+    held = f" ({number(totals.held_jobs)} held back)" if totals.held_jobs else ""
     oldest = f"; the oldest waits for {wait(totals.oldest_wait)}" if totals.oldest_wait is not None else ""
-    late = f", {totals.workers_late} more gone silent" if totals.workers_late else ""
     workers = "1 worker" if totals.workers == 1 else f"{totals.workers:,} workers"
+    slots = "1 slot" if totals.slots == 1 else f"{number(totals.slots)} slots"
+    serving = f"{workers} with {slots}" if totals.workers else "no worker takes jobs"
+    others = ((totals.workers_stopping, "stopping"), (totals.workers_late, "gone silent"))
     said = (
         f"{number(totals.ready)} ready{held}, {number(totals.running)} running, {counted(totals.scheduled)} scheduled, "
         f"{counted(totals.dead)} dead",
         f"{per_minute(totals.started_per_minute)} started, {per_minute(totals.ended_per_minute)} ended, "
         f"{per_minute(totals.failed_per_minute)} failed a minute{oldest}",
         f"{number(totals.ended)} ended in 24 h, {number(totals.failed)} of them failed",
-        f"{workers} with {number(totals.slots)} slots{late}",
+        ", ".join([serving, *(f"{count:,} {how}" for count, how in others if count)]),
     )
     return [line for text in said for line in wrapped(text, width, "")]
 

@@ -48,7 +48,7 @@ class Progress:
 
 
 def ago(at: Instant | None, now: Instant) -> str:
-    """How long ago, in the largest unit: 12s, 5m, 3h, 2d; `in 5m` for what is to come."""
+    """How long ago, in the largest unit: 12s, 5m, 3h, 2d; `in 5m` for what is to come, `now` for the same second."""
     if at is None:
         return ""
     seconds = abs(now - at) // 1_000_000
@@ -58,7 +58,9 @@ def ago(at: Instant | None, now: Instant) -> str:
             break
     else:
         text = f"{seconds}s"
-    return f"in {text}" if at > now else text
+    if at > now:
+        return f"in {text}" if seconds else "now"
+    return text
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], flexible: Sequence[str]) -> None:

@@ -125,14 +125,16 @@ class _Top:
 def draw_ranking(ranking: Ranking, width: int, *, help: str = "") -> list[Text]:
     from rich.text import Text
 
-    from fairlane.cli.drawing import printable
+    from fairlane.cli.drawing import as_of, printable, wrapped
     from fairlane.cli.keys import draw_keys
 
     where = ", ".join(ranking.queues) or "no queue is known to this database yet"
     more = f" and {ranking.left_out:,} queues with less to do" if ranking.left_out else ""
-    said = Text(f"{ranking.now:%H:%M:%S} UTC  {printable(where)}{more}  by {ranking.sort}", "bold")
+    said = Text(f"{as_of(ranking.now)}  {printable(where)}{more}  by {ranking.sort}", "bold")
     said.truncate(width, overflow="ellipsis")
     lines = [said, Text("")]
+    for queue, words in ranking.unserved.items():
+        lines += wrapped(words if len(ranking.queues) == 1 else f"{queue}: {words}", width, "")
     lines += draw_keys(ranking.keys, ranking.now, width, with_queue=len(ranking.queues) > 1)
     if not ranking.keys:
         lines.append(Text("nobody has a job here"))

@@ -83,7 +83,8 @@ def draw_workers(found: WorkerList, width: int) -> list[Text]:
         for name, words in each.troubles.items():
             lines += wrapped(f"{name}: {words}", width, "  ", "    ")
     late = f"; {found.late:,} gone silent" if found.late else ""
-    lines.append(Text(f"{found.alive:,} alive, {found.running:,} of {found.slots:,} slots in use{late}"))
+    stopping = f", {found.stopping:,} of them stopping" if found.stopping else ""
+    lines.append(Text(f"{found.alive:,} alive{stopping}, {found.running:,} of {found.slots:,} slots in use{late}"))
     return lines
 
 

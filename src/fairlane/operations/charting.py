@@ -9,7 +9,7 @@ from fairlane.clock import SECOND, Instant, as_datetime
 from fairlane.operations.views import Chart, KeyMinute, MinuteView
 from fairlane.scheduler.figures import Minute, Span
 
-__all__ = ["MINUTE", "SHOWN", "chart_of", "key_minutes", "lately", "per_minute"]
+__all__ = ["MINUTE", "SHOWN", "chart_of", "key_minutes", "lately", "latest", "per_minute"]
 
 MINUTE = 60 * SECOND
 SHOWN = 60
@@ -92,5 +92,13 @@ def per_minute(minutes: Iterable[Minute], now: Instant) -> tuple[float, float, f
 
 def lately(minutes: Iterable[Minute], now: Instant) -> Minute:
     """The minute that has begun and the five before it, as one."""
-    first = now // MINUTE - RECENT
+    return _since(minutes, now // MINUTE - RECENT)
+
+
+def latest(minutes: Iterable[Minute], now: Instant) -> Minute:
+    """The minute that has begun and the one before it, as one."""
+    return _since(minutes, now // MINUTE - 1)
+
+
+def _since(minutes: Iterable[Minute], first: int) -> Minute:
     return reduce(Minute.and_also, (each for each in minutes if each.minute >= first), Minute(minute=first))

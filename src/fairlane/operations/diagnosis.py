@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from fairlane.explaining import is_routed
 from fairlane.operations.diagnosis_database import about_database, about_no_database, about_pressure, about_time
 from fairlane.operations.diagnosis_keys import about_named_keys, about_tasks, named_keys
 from fairlane.operations.diagnosis_policies import about_policies
@@ -19,6 +20,7 @@ from fairlane.operations.diagnosis_queues import (
     about_gates,
     about_service,
     about_standstills,
+    has_waiting,
 )
 from fairlane.operations.diagnosis_schedules import about_schedules
 from fairlane.operations.diagnosis_workers import about_reported_tasks, about_workers
@@ -30,7 +32,7 @@ from fairlane.policy.partitions import whole_of
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.explain import forwarded_to_an_engine
 from fairlane.store.figures import serves
-from fairlane.store.protocol import Store
+from fairlane.store.protocol import QueueCounts, Store
 
 __all__ = ["about_no_database", "diagnose", "findings_at_a_glance"]
 
@@ -50,13 +52,21 @@ async def diagnose(
     shown = await show_policies(store, declared, with_partitions=True)
     policies = {each.queue: each.policy for each in shown if each.policy is not None}
     workers = (await list_workers(store)).workers
-    alive = [each for each in workers if not each.is_late]
+    alive = [each for each in workers if each.takes_jobs]
     seen = {queue for each in workers if each.is_dispatcher for queue in each.queues}
+    unserved: dict[bool | None, dict[str, int]] = {}
     findings = [*about_database(await store.health()), *about_workers(workers), *about_policies(shown)]
     for policy in policies.values():
-        was_seen = whole_of(policy.queue) in seen
-        is_forwarded = forwarded_to_an_engine(policy.queue, forwarded, was_seen=was_seen)
-        findings += await _about_one(store, policy, alive, is_forwarded=is_forwarded)
+        counts = await store.counts(policy.queue)
+        findings += await _about_one(store, policy, counts)
+        if not any(serves(each.queues, [policy.queue]) for each in alive) and await has_waiting(store, policy, counts):
+            was_seen = whole_of(policy.queue) in seen
+            is_forwarded = forwarded_to_an_engine(policy.queue, forwarded, was_seen=was_seen)
+            if is_forwarded is None:
+                is_forwarded = await is_routed(store, policy.queue) or None
+            stopping = sum(not each.is_late and serves(each.queues, [policy.queue]) for each in workers)
+            unserved.setdefault(is_forwarded, {})[whole_of(policy.queue)] = stopping
+    findings += about_service(unserved)
     unknown = await _about_tasks(store, policies, alive, tasks)
     findings += [*unknown, *about_reported_tasks(alive, unknown)]
     findings += await _about_all(store, policies)
@@ -71,20 +81,16 @@ async def findings_at_a_glance(store: Store, workers: Sequence[WorkerView]) -> l
     return by_level([*about_workers(workers), *about_reported_tasks(workers), *pressing])
 
 
-async def _about_one(
-    store: Store, policy: Policy, alive: list[WorkerView], *, is_forwarded: bool | None
-) -> list[Finding]:
+async def _about_one(store: Store, policy: Policy, counts: QueueCounts) -> list[Finding]:
     """What jobs and workers have left behind in a queue, or have not."""
     queue, named = policy.queue, list(named_keys(policy))
     flows = [flow for each in named for flow in each.flows]
     gates = [gate for each in named for gate in each.gates]
-    traces, counts = await store.traces(queue, flows, gates), await store.counts(queue)
-    is_served = any(serves(each.queues, [queue]) for each in alive)
+    traces = await store.traces(queue, flows, gates)
     return [
         *await about_named_keys(store, named, traces.found),
         *about_bells(queue, counts),
         *await about_gates(store, queue),
-        *await about_service(store, policy, counts, is_served=is_served, is_forwarded=is_forwarded),
     ]
 
 

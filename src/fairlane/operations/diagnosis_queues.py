@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from shlex import quote
 
 from fairlane.clock import SECOND, Instant, as_datetime
-from fairlane.explaining import is_routed
 from fairlane.job import State
 from fairlane.operations.charting import MINUTE
 from fairlane.operations.findings import Finding, Level
 from fairlane.policy.keys import key_words
 from fairlane.policy.policy import Policy
-from fairlane.scheduler.explain import start_command
+from fairlane.scheduler.explain import no_service, start_command
 from fairlane.scheduler.figures import Minute
 from fairlane.store.figures import QueueFigures
 from fairlane.store.finding import find_jobs
@@ -27,7 +26,7 @@ __all__ = [
     "about_gates",
     "about_service",
     "about_standstills",
-    "has_ready_jobs",
+    "has_waiting",
 ]
 
 MANY_BELLS = 10 * FOLD_AT_MOST
@@ -40,30 +39,29 @@ LONG_OVERDUE = 10 * MINUTE
 """After which a gate that has not woken its lanes is told."""
 
 
-async def about_service(
-    store: Store, policy: Policy, counts: QueueCounts, *, is_served: bool, is_forwarded: bool | None = False
-) -> list[Finding]:
-    """Jobs wait, and nobody is there to run them."""
-    queue = policy.queue
-    if is_served or () in policy.overrides.pauses or not await has_ready_jobs(store, queue, counts):
-        return []
-    if is_forwarded is None:
-        is_forwarded = await is_routed(store, queue) or None
-    return [
-        Finding(
-            check="no dispatcher" if is_forwarded else "no worker",
-            queue=queue,
-            message=f"jobs wait, and no {'dispatcher' if is_forwarded else 'worker'} serves the queue",
-            remedy=f"start one: {start_command(queue, is_forwarded=is_forwarded)}",
-        )
-    ]
-
-
-async def has_ready_jobs(store: Store, queue: str, counts: QueueCounts) -> bool:
-    """A bell that nobody has folded may tell of a job that came, or of one that ended."""
+async def has_waiting(store: Store, policy: Policy, counts: QueueCounts) -> bool:
+    """Whether jobs of a queue wait for somebody to run them. A bell that nobody has folded may tell of a job that came,
+    or of one that ended."""
+    if () in policy.overrides.pauses:
+        return False
     if counts.ready or not counts.bells:
         return counts.ready > 0
-    return bool((await find_jobs(store, JobFilter(queue=queue, state=State.READY), None, 1)).jobs)
+    return bool((await find_jobs(store, JobFilter(queue=policy.queue, state=State.READY), None, 1)).jobs)
+
+
+def about_service(unserved: Mapping[bool | None, Mapping[str, int]]) -> Iterator[Finding]:
+    """Jobs wait, and nobody is there to run them: by whether an engine does, the queues, each with how many workers of
+    it are stopping. One command starts all of them."""
+    for is_forwarded, queues in unserved.items():
+        (first, *others), who = queues, "dispatcher" if is_forwarded else "worker"
+        service = no_service(queues[first], is_forwarded=is_forwarded)
+        message = f"no {who} serves {', '.join(queues)}, where jobs wait" if others else f"jobs wait, and {service}"
+        yield Finding(
+            check=f"no {who}",
+            queue=None if others else first,
+            message=message,
+            remedy=f"start one: {start_command(*queues, is_forwarded=is_forwarded)}",
+        )
 
 
 async def about_gates(store: Store, queue: str) -> list[Finding]:

@@ -20,7 +20,7 @@ NAMED = 3
 def about_workers(workers: Sequence[WorkerView]) -> Iterator[Finding]:
     """Workers that have gone silent, loops that died or are blocked, long runs, what fails around them, clocks that
     differ."""
-    served = {queue for each in workers if not each.is_late for queue in each.queues}
+    served = {queue for each in workers if each.takes_jobs for queue in each.queues}
     for each in workers:
         if each.is_late:
             yield _late(each, sorted(set(each.queues) - served))
@@ -42,8 +42,6 @@ def about_workers(workers: Sequence[WorkerView]) -> Iterator[Finding]:
             )
         if each.blocked is not None:
             yield _blocked(each, each.blocked)
-        for run in each.long_runs:
-            yield _long_run(run)
         for name, words in each.troubles.items():
             yield _trouble(each, name, words)
         if each.has_uneven_clock:
@@ -53,6 +51,7 @@ def about_workers(workers: Sequence[WorkerView]) -> Iterator[Finding]:
                 message=f"the clock of worker {each.name} differs from the database's by {each.clock_offset:+.1f} s",
                 remedy="synchronize both clocks (NTP)",
             )
+    yield from _long_runs(run for each in workers for run in each.long_runs)
 
 
 def unknown_tasks(workers: Iterable[WorkerView]) -> dict[tuple[str, str], list[WorkerView]]:
@@ -71,7 +70,7 @@ def knows(workers: Iterable[WorkerView], queue: str, task: str) -> bool:
 
 def about_reported_tasks(workers: Iterable[WorkerView], told: Collection[Finding] = ()) -> Iterator[Finding]:
     """Tasks that workers say they do not know; without those that findings tell of already."""
-    alive = [each for each in workers if not each.is_late]
+    alive = [each for each in workers if each.takes_jobs]
     for (queue, task), ignorant in sorted(unknown_tasks(alive).items(), key=lambda each: each[0]):
         if any(each.queue == queue and f"task {task!r}" in each.message for each in told):
             continue
@@ -103,11 +102,21 @@ def _blocked(worker: WorkerView, block: BlockView) -> Finding:
     )
 
 
-def _long_run(run: LongRunView) -> Finding:
+def _long_runs(runs: Iterable[LongRunView]) -> Iterator[Finding]:
+    """One finding for all that hold a limit of a queue, and for all of a task that hold none: the longest is named."""
+    groups: dict[tuple[str, str], list[LongRunView]] = {}
+    for run in sorted(runs, key=lambda run: run.since):
+        groups.setdefault((whole_of(run.queue), run.limit or run.task), []).append(run)
+    return (_long_run(longest, len(others)) for longest, *others in groups.values())
+
+
+def _long_run(run: LongRunView, others: int) -> Finding:
     usual = "no run of its task has ended in this worker yet"
     if run.usual is not None:
         usual = f"95 of 100 runs of its task take at most {lasting(run.usual)}"
     holds = "" if run.limit is None else f"; it holds {run.limit}, for which others wait"
+    more = "1 other" if others == 1 else f"{others:,} others"
+    holds += f"; {more} {'of its task' if run.limit is None else 'hold it too'}, none for longer" if others else ""
     return Finding(
         check="long run",
         level=Level.WARNING,

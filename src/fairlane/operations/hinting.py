@@ -11,10 +11,10 @@ from shlex import quote
 
 from fairlane.clock import lasting
 from fairlane.operations.findings import Finding, Level
-from fairlane.operations.views import GaugeView, Hint, HintKind, KeyView, QueueStatus, QueueView
+from fairlane.operations.views import GaugeView, HeldView, Hint, HintKind, KeyView, QueueStatus, QueueView
 from fairlane.policy.keys import key_words
 from fairlane.policy.partitions import whole_of
-from fairlane.scheduler.explain import start_command
+from fairlane.scheduler.explain import no_service, start_command
 
 __all__ = ["hints_of", "status_of"]
 
@@ -27,6 +27,8 @@ TOLD_BY_QUEUES = ("broker refuses", "unbegun jobs")
 """Findings about dispatchers that their queues tell of."""
 FEW_SLOTS = 0.9
 OFTEN_FAILING = 0.5
+OFTEN_DENIED = 0.1
+"""Jobs turned away for each that started: where slots are what is short, limits turn hardly any away."""
 
 
 def status_of(view: QueueView) -> tuple[QueueStatus, str]:
@@ -43,16 +45,22 @@ def status_of(view: QueueView) -> tuple[QueueStatus, str]:
         return QueueStatus.STOPPED, f"the broker refuses what is published: {_waiting(ready)}; {view.refusal}"
     if not view.workers:
         # What a worker that died was running counts as running until somebody is there to notice.
-        left = f", {running:,} were running" if running else ""
-        who = "dispatcher" if view.is_forwarded else "worker"
-        return QueueStatus.STOPPED, f"no {who} serves it: {_waiting(ready)}{left}"
-    eligible = ready - held
+        left = f", {running:,} {'was' if running == 1 else 'were'} running" if running else ""
+        who = no_service(view.workers_stopping, is_forwarded=view.is_forwarded)
+        return QueueStatus.STOPPED, f"{who}: {_waiting(ready)}{left}"
+    eligible, pauses, limits = ready - held, *_by_pause(view.held)
+    if _is_rated(view, eligible):
+        let = "lets jobs start as it opens" if len(view.rates) == 1 else "let jobs start as they open"
+        return QueueStatus.LIMITED, f"{', '.join(view.rates.values())} {let}, as the policy requires: {_waiting(ready)}"
     if eligible <= 0:
-        if view.held and all(each.limit.startswith("pause:") for each in view.held):
+        if pauses and not limits:
             return (
                 QueueStatus.LIMITED,
                 f"pauses hold back everything that waits ({_jobs(ready)}), as operators requested",
             )
+        if pauses:
+            words = f"pauses of operators and limits hold back everything that waits ({_jobs(ready)})"
+            return QueueStatus.LIMITED, f"{words}; {', '.join(f'{_jobs(each.jobs)}: {each.words}' for each in pauses)}"
         holding = [run for run in view.long_runs if run.limit is not None]
         if holding:
             longest = holding[0]
@@ -60,16 +68,40 @@ def status_of(view: QueueView) -> tuple[QueueStatus, str]:
             return QueueStatus.LIMITED, f"limits hold back everything that waits ({_jobs(ready)}){words}"
         return QueueStatus.LIMITED, f"limits hold back everything that waits ({_jobs(ready)}), as the policy requires"
     if _is_lagging(view, eligible):
-        slots = f"{view.slots_free:,} of {view.slots:,} slots are free" if view.slots_free else "no slot is free"
+        are = "is" if view.slots_free == 1 else "are"
+        slots = f"{view.slots_free:,} of {view.slots:,} slots {are} free" if view.slots_free else "no slot is free"
         oldest = "" if held or view.oldest_wait is None else f"; the oldest waits for {lasting(view.oldest_wait)}"
         return QueueStatus.LAGGING, f"{_jobs(eligible)} could start, and {slots}{oldest}"
-    return QueueStatus.FLOWING, f"{_jobs(eligible)} could start now, {held:,} are held back by limits"
+    by = " and ".join(["limits"] * bool(limits) + ["pauses"] * bool(pauses)) or "limits"
+    back = f", {held:,} {'is' if held == 1 else 'are'} held back by {by}" if held else ""
+    return QueueStatus.FLOWING, f"{_jobs(eligible)} could start now{back}"
+
+
+def _by_pause(held: Iterable[HeldView]) -> tuple[list[HeldView], list[HeldView]]:
+    """What pauses hold back, and what limits do."""
+    pauses = [each for each in held if each.limit.startswith("pause:")]
+    return pauses, [each for each in held if each not in pauses]
+
+
+def _is_rated(view: QueueView, eligible: int) -> bool:
+    """Whether rates are all that slows a queue down, at a moment in which they are shut or have just opened: they have
+    turned jobs away lately, nothing else holds any back, and those that could start now do not wait for a slot."""
+    if not view.rates or any(each.limit not in view.rates for each in view.held):
+        return False
+    return eligible <= 0 or not _is_busy(view) or _has_just_opened(view)
+
+
+def _has_just_opened(view: QueueView) -> bool:
+    """Whether a limit that turns jobs away again and again holds nobody at this moment: it lets the next job start."""
+    return not view.held_jobs and view.recently_denied > OFTEN_DENIED * view.recently_started
 
 
 def _is_lagging(view: QueueView, eligible: int) -> bool:
     """Whether jobs that nothing holds back wait for long. Where others are held back, nobody knows which is the oldest:
-    then by whether all slots are busy, and more could start than start in a minute. A rate that has room for the next
+    then by whether all slots are busy, and more could start than start in a minute. A limit that has room for the next
     job just now holds back the others all the same."""
+    if _has_just_opened(view) or (view.oldest_wait is not None and view.oldest_wait <= LAGGING_AFTER):
+        return False
     if not view.held_jobs and not view.recently_denied:
         return view.oldest_wait is not None and view.oldest_wait > LAGGING_AFTER
     return _is_busy(view) and view.recently_started > 0 and eligible > view.started_per_minute
@@ -80,27 +112,28 @@ def _is_busy(view: QueueView) -> bool:
 
 
 def hints_of(queues: Sequence[QueueView], keys: Iterable[KeyView], findings: Iterable[Finding]) -> list[Hint]:
-    """Faults first, then lag, then pauses, then limits that do their work."""
+    """Faults first, then lag, then pauses, then what may break soon, then limits that do their work."""
     hints = [*_of_findings(findings), *_about_queues(queues), *_about_keys(keys)]
-    order = {HintKind.FAULT: 0, HintKind.LAG: 1, HintKind.PAUSE: 2, HintKind.LIMIT: 3}
+    order = {HintKind.FAULT: 0, HintKind.LAG: 1, HintKind.PAUSE: 2, HintKind.WARNING: 3, HintKind.LIMIT: 4}
     return sorted(hints, key=lambda hint: order[hint.kind])[:MOST_HINTS]
 
 
 def _of_findings(findings: Iterable[Finding]) -> Iterator[Hint]:
     """What the doctor finds at a glance, but for what the queues say themselves. What may be on purpose is left to the
     doctor."""
-    kinds = {Level.FAULT: HintKind.FAULT, Level.WARNING: HintKind.LAG}
+    kinds = {Level.FAULT: HintKind.FAULT, Level.WARNING: HintKind.WARNING}
     for each in findings:
         if (kind := kinds.get(each.level)) is not None and each.check not in TOLD_BY_QUEUES:
             yield Hint(kind=kind, queue=each.queue, words=each.words, knob=each.remedy)
 
 
 def _about_queues(queues: Sequence[QueueView]) -> Iterator[Hint]:
+    stopped = [each for each in queues if each.status is QueueStatus.STOPPED and each.ready and each.refusal is None]
+    for is_forwarded in dict.fromkeys(each.is_forwarded for each in stopped):
+        yield _about_stopped([each for each in stopped if each.is_forwarded is is_forwarded])
     for each in queues:
-        if each.status is QueueStatus.STOPPED and each.ready:  # of tasks that nobody knows, a finding tells
+        if each.status is QueueStatus.STOPPED and each.refusal is not None:
             knob = "check the broker; publishing is retried until it accepts messages"
-            if each.refusal is None:
-                knob = start_command(each.queue, is_forwarded=each.is_forwarded)
             yield Hint(kind=HintKind.FAULT, queue=each.queue, words=f"{each.queue}: {each.words}", knob=knob)
         elif each.status is QueueStatus.LAGGING:
             knob = "start more workers, or give them more --concurrency"
@@ -112,8 +145,19 @@ def _about_queues(queues: Sequence[QueueView]) -> Iterator[Hint]:
             yield Hint(kind=HintKind.PAUSE, queue=each.queue, words=f"{each.queue} is {each.words}", knob=knob)
         if each.unbegun is not None:
             knob = "start a worker of the engine that consumes the queue, or check those that do"
-            yield Hint(kind=HintKind.LAG, queue=each.queue, words=f"{each.queue}: {each.unbegun}", knob=knob)
+            yield Hint(kind=HintKind.WARNING, queue=each.queue, words=f"{each.queue}: {each.unbegun}", knob=knob)
         yield from _about_failures(each)
+
+
+def _about_stopped(views: Sequence[QueueView]) -> Hint:
+    """Queues that nobody serves, and whose jobs wait: one command starts them all."""
+    names = [each.queue for each in views]
+    knob = start_command(*names, is_forwarded=views[0].is_forwarded)
+    if len(views) == 1:
+        return Hint(kind=HintKind.FAULT, queue=names[0], words=f"{names[0]}: {views[0].words}", knob=knob)
+    who = "dispatcher" if views[0].is_forwarded else "worker"
+    words = f"{', '.join(names)}: no {who} serves these queues: {_waiting(sum(each.ready for each in views))}"
+    return Hint(kind=HintKind.FAULT, queue=None, words=words, knob=knob)
 
 
 def _about_failures(view: QueueView) -> Iterator[Hint]:

@@ -42,6 +42,8 @@ class Ranking(msgspec.Struct, frozen=True, kw_only=True):
     """How many others there are, which have less to do."""
     sort: str
     keys: list[KeyView]
+    unserved: dict[str, str] = {}
+    """Of these queues, those whose waiting jobs nobody starts, with why, in words."""
 
 
 async def rank_keys(
@@ -67,8 +69,11 @@ def _ranked(
     else:
         names, left_out = [queue], 0
     keys: list[KeyView] = []
+    unserved: dict[str, str] = {}
     for name in names:
-        keys += (yield from page_at(moment, name, by if queue else None, sort=sort, limit=limit)).keys
+        page = yield from page_at(moment, name, by if queue else None, sort=sort, limit=limit)
+        keys += page.keys
+        unserved |= {} if page.unserved is None else {name: page.unserved}
     if len(names) > 1:
         keys.sort(key=PLACES[sort])
     now = as_datetime(moment.now)
@@ -78,4 +83,5 @@ def _ranked(
         left_out=left_out,
         sort=sort,
         keys=keys[:limit],
+        unserved=unserved,
     )

@@ -12,7 +12,7 @@ import msgspec
 from fairlane.clock import SECOND, Instant, as_datetime
 from fairlane.explaining import is_routed
 from fairlane.operations.asking import in_force
-from fairlane.operations.charting import MINUTE, SHOWN, chart_of, lately, per_minute
+from fairlane.operations.charting import MINUTE, SHOWN, chart_of, lately, latest, per_minute
 from fairlane.operations.diagnosis import findings_at_a_glance
 from fairlane.operations.diagnosis_workers import about_reported_tasks, about_workers, knows, unknown_tasks
 from fairlane.operations.findings import Finding
@@ -34,6 +34,7 @@ from fairlane.operations.views import (
     WorkerView,
 )
 from fairlane.policy.describing import policy_words
+from fairlane.policy.limits import Rate
 from fairlane.policy.partitions import whole_of
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.estimate import Seen
@@ -187,7 +188,8 @@ def _view(queue: str, names: Sequence[str], look: _Look) -> QueueView:
     minutes = [each for name in names for each in look.minutes.get(name, [])]
     started, ended, failed = per_minute(minutes, look.now)
     recent = lately(minutes, look.now)
-    serving = [each for each in look.workers.workers if not each.is_late and serves(each.queues, names)]
+    alive = [each for each in look.workers.workers if not each.is_late and serves(each.queues, names)]
+    serving = [each for each in alive if each.takes_jobs]
     oldest = min((each.oldest_ready_at for each in figures if each.oldest_ready_at is not None), default=None)
     service = service_of(look.seen, names, look.now)
     view = QueueView(
@@ -210,9 +212,11 @@ def _view(queue: str, names: Sequence[str], look: _Look) -> QueueView:
         recently_ended=recent.ended,
         recently_failed=recent.failed,
         recently_denied=sum(recent.denied.values()),
+        rates=_rates(policy, latest(minutes, look.now).denied),
         workers=len(serving),
+        workers_stopping=len(alive) - len(serving),
         slots=sum(each.concurrency for each in serving),
-        slots_free=sum(max(0, each.concurrency - each.running) for each in serving),
+        slots_free=_slots_free(look, serving),
         is_paused=all(() in look.policies[name].policy.overrides.pauses for name in _in_use(names, policy)),
         partitions=len(_in_use(names, policy)),
         unseen=max(0, sum(each.unseen for each in figures)),
@@ -221,7 +225,7 @@ def _view(queue: str, names: Sequence[str], look: _Look) -> QueueView:
         refusal=service.refusal,
         unbegun=service.unbegun,
         long_runs=sorted(
-            (run for each in serving for run in each.long_runs if run.queue in names), key=lambda run: run.since
+            (run for each in alive for run in each.long_runs if run.queue in names), key=lambda run: run.since
         ),
         unknown_tasks=[
             task
@@ -230,6 +234,26 @@ def _view(queue: str, names: Sequence[str], look: _Look) -> QueueView:
         ],
     )
     return _with_status(view)
+
+
+def _slots_free(look: _Look, serving: Sequence[WorkerView]) -> int:
+    """As workers have last reported, less what has started since. What a dispatcher has published is in none of its
+    slots."""
+    free = sum(max(0, each.concurrency - each.running) for each in serving)
+    if any(each.is_dispatcher for each in serving):
+        return free
+    served = {queue for each in serving for queue in each.queues}
+    names = [name for name in look.figures if serves(served, [name])]
+    running = sum(look.figures[name].running for name in names)
+    reporting = [each for each in look.workers.workers if serves(each.queues, names)]
+    reported = sum(each.running + each.waiting + each.unsettled for each in reporting)
+    return max(0, free - max(0, running - reported))
+
+
+def _rates(policy: Policy, denied: Mapping[str, int]) -> dict[str, str]:
+    """Of the limits that turned jobs away, the rates."""
+    bounds = [policy.bound_named(name) for name in denied]
+    return {each.name: limit_words(each) for each in bounds if each is not None and isinstance(each.limit, Rate)}
 
 
 def _with_status(view: QueueView) -> QueueView:
@@ -310,7 +334,8 @@ def _totals(views: Sequence[QueueView], workers: WorkerList) -> Totals:
         started_per_minute=sum(view.started_per_minute for view in views),
         ended_per_minute=sum(view.ended_per_minute for view in views),
         failed_per_minute=sum(view.failed_per_minute for view in views),
-        workers=workers.alive,
+        workers=workers.alive - workers.stopping,
+        workers_stopping=workers.stopping,
         workers_late=workers.late,
         slots=workers.slots,
     )

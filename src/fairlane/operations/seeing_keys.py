@@ -20,6 +20,7 @@ from fairlane.policy.keys import canonical_keys, select
 from fairlane.policy.partitions import whole_of
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.scheduler.estimate import Seen
+from fairlane.scheduler.explain import no_service
 from fairlane.scheduler.figures import HOUR, HOURS, KeyFigures
 from fairlane.scheduler.gauge import Gauge, origin_of_weight
 from fairlane.scheduler.snapshot import LaneTally
@@ -103,6 +104,8 @@ def page_at(
     if after is None and not held_only:
         newcomers = yield from _newcomers(moment, look, scope, search, {figures.key for _, figures in found})
         found = sorted([*found, *newcomers], key=lambda each: _place(each[1], ordered))
+    views = yield from _views(moment, look, found)
+    service = service_of(look.workers, names, look.now)
     return KeyList(
         now=as_datetime(look.now),
         queue=whole_of(queue),
@@ -111,8 +114,11 @@ def page_at(
         sort=str(ordered),
         search=search,
         held_only=held_only,
-        keys=(yield from _views(moment, look, found)),
+        keys=views,
         after=page.after,
+        unserved=None
+        if service.is_served or not any(each.waiting for each in views)
+        else no_service(service.stopping, is_forwarded=service.is_forwarded),
     )
 
 

@@ -30,15 +30,16 @@ def worker_list(seen: Sequence[WorkerSeen], now: Instant) -> WorkerList:
     """The same, of those that were seen."""
     past = replaced(seen, now)
     views = [_view(each, now, is_replaced=each.id in past) for each in seen]
-    alive = [each for each in views if not each.is_late]
+    serving = [each for each in views if each.takes_jobs]
     views = [each for each in views if not (each.is_gone and each.is_replaced)]
     return WorkerList(
         now=as_datetime(now),
         workers=views,
-        alive=len(alive),
+        alive=sum(not each.is_late for each in views),
         late=sum(each.state == "late" and not each.is_gone for each in views),
-        slots=sum(each.concurrency for each in alive),
-        running=sum(each.running for each in alive),
+        stopping=sum(each.is_stopping and not each.is_late for each in views),
+        slots=sum(each.concurrency for each in serving),
+        running=sum(each.running for each in serving),
     )
 
 

@@ -50,7 +50,7 @@ class QueueStatus(StrEnum):
     FLOWING = "flowing"
     """What waits is being started."""
     LIMITED = "limited"
-    """All that waits is held back by limits, as the policy requires."""
+    """Limits or pauses hold back all that waits, or rates let it start as they open, as the policy requires."""
     LAGGING = "lagging"
     """Jobs could start, and have waited for a while: there are too few slots."""
     PAUSED = "paused"
@@ -66,6 +66,8 @@ class HintKind(StrEnum):
     """A limit does its work; here is the knob, should it be too tight."""
     LAG = "lag"
     """We are behind."""
+    WARNING = "warning"
+    """Something takes too long or may break soon; more workers are no help."""
     FAULT = "fault"
     """Something is broken."""
     PAUSE = "pause"
@@ -196,8 +198,13 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     recently_failed: int = 0
     recently_denied: int = 0
     """How often limits turned jobs away in that time."""
+    rates: dict[str, str] = {}
+    """Rates that turned jobs away in this minute or the one before, by name, as one would write them in Python: each
+    lets jobs start as it opens, and a look may fall into a moment in which it is open."""
     workers: int
-    """Workers that serve it and are alive."""
+    """Workers that serve it: they are alive, and not stopping."""
+    workers_stopping: int = 0
+    """Workers that served it, are stopping and take no new jobs: none of their slots count."""
     slots: int
     """What they run at the same time at most, for all their queues."""
     slots_free: int
@@ -237,8 +244,11 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     ended_per_minute: float = 0.0
     failed_per_minute: float = 0.0
     workers: int = 0
+    """Alive and not stopping."""
+    workers_stopping: int = 0
     workers_late: int = 0
     slots: int = 0
+    """Of those that are not stopping."""
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
@@ -373,6 +383,8 @@ class KeyList(msgspec.Struct, frozen=True, kw_only=True):
     keys: list[KeyView]
     after: str | None
     """Where the next page begins; `None`: this is the last one."""
+    unserved: str | None = None
+    """That nobody starts the queue's jobs, in words; `None`: somebody does, or none of these keys has jobs waiting."""
 
 
 class LaneView(msgspec.Struct, frozen=True, kw_only=True):
@@ -469,6 +481,11 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
         return "stopping" if self.is_stopping else "well"
 
     @property
+    def takes_jobs(self) -> bool:
+        """It is alive, and does not stop: who serves a queue starts its jobs."""
+        return not self.is_late and not self.is_stopping
+
+    @property
     def is_blocked(self) -> bool:
         """Something blocks its event loop now."""
         return self.blocked is not None and self.blocked.until is None
@@ -489,6 +506,11 @@ class WorkerList(msgspec.Struct, frozen=True, kw_only=True):
     now: datetime
     workers: list[WorkerView]
     alive: int
+    """With those that are stopping."""
     late: int
+    stopping: int = 0
+    """Alive, and taking no new jobs."""
     slots: int
+    """Of those that are alive and not stopping."""
     running: int
+    """In these slots."""

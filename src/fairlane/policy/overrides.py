@@ -92,20 +92,21 @@ class Override(msgspec.Struct, frozen=True, kw_only=True):
         scope = msgspec.json.encode(self.scope).decode()
         return f"{self.kind}/{self.limit or ''}/{scope}"
 
-    def describe(self, everyone: str = EVERYONE) -> str:
+    def describe(self, everyone: str = EVERYONE, *, has_ended: bool = False) -> str:
         """In words, without who and why; `everyone` is what one without keys is about."""
         where = key_words(dict(self.scope)) or everyone
+        is_ = "is no longer" if has_ended else "is"
         match self.kind:
             case Kind.PAUSE:
-                return f"{where} is paused"
+                return f"{where} {is_} paused"
             case Kind.LIMIT:
-                return f"{self.limit} is {self.value:.15g} for {where}"
+                return f"{(self.limit or '').removesuffix(':')} {is_} {self.value:.15g} for {where}"
             case Kind.WEIGHT:
-                return f"the weight of {where} is {self.value:.15g}"
+                return f"the weight of {where} {is_} {self.value:.15g}"
             case Kind.BOOST:
-                return f"{where} is boosted {self.value:.15g} times"
+                return f"{where} {is_} boosted {self.value:.15g} times"
             case Kind.SUSPEND:
-                return "every limit is suspended"
+                return f"every limit {is_} suspended"
 
 
 class PauseGate(CountsNothing):

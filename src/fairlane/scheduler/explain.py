@@ -46,6 +46,7 @@ __all__ = [
     "examine",
     "explain",
     "forwarded_to_an_engine",
+    "no_service",
     "paused",
     "sequence_lane",
     "siblings_of",
@@ -103,6 +104,8 @@ class Service(msgspec.Struct, frozen=True):
     """Who serves a queue, by what workers and dispatchers say of themselves."""
 
     is_served: bool = False
+    stopping: int = 0
+    """Workers and dispatchers that stop: they take no new jobs, and serve it no more."""
     is_forwarded: bool = False
     """A dispatcher served it within the last day: an engine runs its jobs, and no worker should."""
     refusal: str | None = None
@@ -485,13 +488,20 @@ def _told(facts: Facts, holds: list[Hold], earliest: Instant | None, estimate: I
     return Explanation(facts.subject, facts.now, holds, earliest, estimate, facts.next_up)
 
 
-def start_command(queue: str, *, is_forwarded: bool | None) -> str:
-    """What to type where nobody serves a queue. A worker would run a forwarded task in its own process, so where it is
-    not known who runs the tasks (`None`), both are named."""
-    worker, dispatcher = (
-        f"fairlane {what} --queues {quote(whole_of(queue))}"
-        for what in ("worker module:app", "forward module:forwarder")
-    )
+def no_service(stopping: int, *, is_forwarded: bool | None) -> str:
+    """That nobody starts a queue's jobs, in words."""
+    who = "dispatcher" if is_forwarded else "worker"
+    if not stopping:
+        return f"no {who} serves the queue"
+    those = f"its only {who} is" if stopping == 1 else f"all of its {stopping:,} {who}s are"
+    return f"{those} stopping and {'takes' if stopping == 1 else 'take'} no new jobs"
+
+
+def start_command(*queues: str, is_forwarded: bool | None) -> str:
+    """What to type where nobody serves some queues; for several, it serves all that the app has. A worker would run a
+    forwarded task in its own process, so where it is not known who runs the tasks (`None`), both are named."""
+    only = f" --queues {quote(whole_of(queues[0]))}" if len(queues) == 1 else ""
+    worker, dispatcher = (f"fairlane {what}{only}" for what in ("worker module:app", "forward module:forwarder"))
     if is_forwarded is None:
         return f"{worker} if Fairlane's own workers run its tasks; {dispatcher} if Celery, Dramatiq or Taskiq does"
     return dispatcher if is_forwarded else worker
@@ -529,9 +539,9 @@ def _outside(facts: Facts, tasks: Collection[str] | None, forwarded: Collection[
         holds.append(Hold(Reason.BROKER, words))
     elif not facts.service.is_served:
         is_forwarded = forwarded_to_an_engine(subject.queue, forwarded, was_seen=service.is_forwarded)
-        who = "dispatcher" if is_forwarded else "worker"
         command = start_command(subject.queue, is_forwarded=is_forwarded)
-        holds.append(Hold(Reason.NO_WORKER, f"no {who} serves the queue; start one: {command}"))
+        words = no_service(service.stopping, is_forwarded=is_forwarded)
+        holds.append(Hold(Reason.NO_WORKER, f"{words}; start one: {command}"))
     if tasks is not None and subject.task is not None and subject.task not in tasks:
         words = f"no task of the app is named {subject.task!r}; deploy it, or cancel the job"
         holds.append(Hold(Reason.UNKNOWN_TASK, words))

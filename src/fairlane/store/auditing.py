@@ -65,7 +65,7 @@ def describe_amendments(amendments: Sequence[Amendment]) -> tuple[str, str | Non
     """What one action changed, before and after, as the audit keeps it: what partitions have in common is told once."""
     before = tuple(dict.fromkeys(each for amendment in amendments for each in amendment.before))
     after = tuple(dict.fromkeys(each for amendment in amendments for each in amendment.after))
-    target = "; ".join(dict.fromkeys(each.describe() for each in after or before))
+    target = "; ".join(dict.fromkeys(each.describe(has_ended=not after) for each in after or before))
     return target, _encoded(before), _encoded(after)
 
 

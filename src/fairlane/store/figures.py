@@ -229,6 +229,10 @@ class WorkerSeen(msgspec.Struct, frozen=True):
         """It has missed several reports in a row: it is gone, or stands still."""
         return now - self.seen_at > 4 * self.report.every
 
+    def takes_jobs(self, now: Instant) -> bool:
+        """It is alive, and does not stop: who serves a queue starts its jobs."""
+        return not self.is_late(now) and not self.report.is_stopping
+
     def is_gone(self, now: Instant) -> bool:
         """It has been late for so long that it will not be back."""
         return now - self.seen_at > GONE_AFTER
@@ -269,7 +273,7 @@ def service_of(workers: Iterable[WorkerSeen], queues: Iterable[str], now: Instan
     """Who serves a queue, by its name and those of its partitions."""
     names = {name for queue in queues for name in (queue, whole_of(queue))}
     concerned = [each for each in workers if serves(each.report.queues, names)]
-    alive = [each for each in concerned if not each.is_late(now)]
+    alive = [each for each in concerned if each.takes_jobs(now)]
     refusals = [
         f"{each.report.troubles[PUBLISHING]} (dispatcher {each.report.name})"
         for each in alive
@@ -280,6 +284,7 @@ def service_of(workers: Iterable[WorkerSeen], queues: Iterable[str], now: Instan
     ]
     return Service(
         is_served=bool(alive),
+        stopping=sum(each.report.is_stopping and not each.is_late(now) for each in concerned),
         is_forwarded=any(each.is_dispatcher for each in concerned),
         refusal=refusals[0] if refusals and len(refusals) == len(alive) else None,
         unbegun=unbegun[0] if unbegun else None,

@@ -120,7 +120,7 @@ _METRICS = (
     _fleet("fairlane_queue_oldest_wait_seconds", "s", "For how long the oldest ready job has waited.", "queue"),
     _fleet("fairlane_limit_saturation_ratio", "1", "How much of a limit is used, 1 if all of it.", "queue", "limit"),
     _fleet("fairlane_key_waiting_jobs", "{job}", "Jobs that wait, of the keys with most.", "queue", "key"),
-    _fleet("fairlane_queue_workers", "{worker}", "Workers that serve a queue and are alive.", "queue"),
+    _fleet("fairlane_queue_workers", "{worker}", "Workers that serve a queue: alive, and not stopping.", "queue"),
     _fleet(
         "fairlane_queue_long_runs",
         "{job}",

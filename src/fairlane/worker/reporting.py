@@ -31,10 +31,12 @@ async def keep_reporting(
     say: Callable[[], WorkerReport],
     troubles: Troubles,
 ) -> None:
-    """Report at once, and then every few seconds."""
+    """Report at once, again as soon as its slots may be full, and then every few seconds."""
+    wait = SECOND
     while True:
         await troubles.endure("reporting", lambda: outage.ride_out(lambda: store.report(worker, say()), "reporting"))
-        await pause(clock, jittered(EVERY))
+        await pause(clock, jittered(wait))
+        wait = EVERY
 
 
 async def take_back(store: Store, worker: WorkerIdentity) -> None:

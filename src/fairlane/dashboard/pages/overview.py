@@ -20,6 +20,7 @@ LOOKS = {
     QueueStatus.STOPPED: ("fault", "✕"),
     HintKind.LIMIT: ("calm", "▮"),
     HintKind.LAG: ("lag", "▲"),
+    HintKind.WARNING: ("lag", "▲"),
     HintKind.FAULT: ("fault", "✕"),
     HintKind.PAUSE: ("lag", "‖"),
 }

@@ -98,7 +98,7 @@ async def _one_at_a_time(ask: Ask, wanted: _Wanted) -> list[Tried]:
 async def _slots_of(ask: Ask, queue: str) -> str:
     """Those of the workers that serve the queue now."""
     found = await ask.operations.list_workers()
-    slots = sum(each.concurrency for each in found.workers if queue in each.queues and not each.is_late)
+    slots = sum(each.concurrency for each in found.workers if queue in each.queues and each.takes_jobs)
     return str(min(slots, MOST_SLOTS)) if slots else DEFAULT_SLOTS
 
 
