@@ -223,7 +223,8 @@ class Crew(Execution):
             case Ended(jobs=ends):
                 self._take(mate, ends)
             case Blocked(block=BlockedLoop(until=None)):
-                self._clear_trouble("are blocked by a handler that is known")
+                # Its watchdog has logged which handler it is, and where.
+                self._clear_trouble(f"what blocks the event loop of process {mate.pid} is known now")
             case Blocked(block=block) if block.until is not None and self.watching is not None:
                 self.watching.loop_blocked(block.task, (block.until - block.since) / SECOND)
 
@@ -340,9 +341,9 @@ class Crew(Execution):
         """Its watchdog has not said what blocks it, or not yet."""
         self._troubles.tell(
             TROUBLE,
-            f"the one with pid {mate.pid} begins no jobs, and others run them: its event loop is blocked, by a handler "
-            f"of {' or '.join(there[:NAMED]) or 'an unknown task'}, or it gets no processor; blocking code belongs in "
-            "a task that is not async",
+            f"process {mate.pid} does not start what it is given, and others run it: either its event loop is blocked, "
+            f"by a handler of {' or '.join(there[:NAMED]) or 'an unknown task'}, or it gets no CPU time; blocking code "
+            "belongs in a task that is not async",
         )
 
     def _lose(self, mate: Mate, ending: str) -> int:
@@ -369,9 +370,9 @@ class Crew(Execution):
         self._refill()
         return len(suspects)
 
-    def _clear_trouble(self, now: str = "begin jobs again") -> None:
+    def _clear_trouble(self, words: str = "all processes start jobs again") -> None:
         if not any(mate.revoked and not mate.is_blocked for mate in self._all()):
-            self._troubles.clear(TROUBLE, now)
+            self._troubles.clear(TROUBLE, words)
 
     def blocks(self) -> list[BlockedLoop]:
         return [mate.block for mate in self._all() if mate.block is not None]
