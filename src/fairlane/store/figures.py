@@ -212,8 +212,8 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     lost_runs: int = 0
     """Runs whose claims are lost, and which have not ended."""
     blocks: list[BlockedLoop] = []
-    """What blocks its event loop, and those of its processes, the longest first; then what has blocked one of them last,
-    if that is not long ago."""
+    """What blocks its event loop, and those of its processes, the longest first; then what has blocked one of them
+    last, if that is not long ago."""
     figures: dict[str, float] = {}
     """What it has counted since it started, by the name of the metric."""
 

@@ -16,11 +16,11 @@ from typing import Any
 from fairlane.clock import SECOND
 from fairlane.errors import FairlaneError
 from fairlane.job import Claim, State
-from fairlane.scheduler.settlement import SEEN, UNSEEN, Interrupted, Lost, Outcome, Released, Settlement, settle
+from fairlane.scheduler.settlement import SEEN, UNSEEN, Interrupted, Lost, Outcome, Settlement, settle
 from fairlane.store.figures import BlockedLoop
 from fairlane.task import Task
 from fairlane.worker.black_box import Noted
-from fairlane.worker.execution import ALONE_LATER, NOT_YET_ALONE, Execution, Run
+from fairlane.worker.execution import ALONE_LATER, PROCESS_STARTS, Execution, Run
 from fairlane.worker.logs import log_end
 from fairlane.worker.mate import Began, Begin, Blocked, End, Ended, Handed, Interrupt, Mate
 from fairlane.worker.outcomes import Stop
@@ -107,6 +107,7 @@ class Crew(Execution):
                 self._mates.append(mate)
                 self._measure()
                 self._refill()
+                self._recall()
                 ending = await mate.gone()
                 self._mates.remove(mate)
                 lost = self._lose(mate, ending)
@@ -183,34 +184,48 @@ class Crew(Execution):
     def _set_apart(self, run: Run) -> None:
         """Run it where nothing runs beside it, if there is such a process now. It is not held until there is one:
         should this process die, nobody knows which of those that it held have run, and each would be charged."""
-        mate = next((each for each in self._mates if each.is_ready and each.free and not each.runs), None)
-        if mate is None and self._spare is not None and self._spare.is_ready and not self._spare.runs:
-            mate = self._spare
+        mate = self._idle()
         if mate is None:
-            if self._preparing is None:
-                self._preparing = self.loop.create_task(self._prepare_spare(), name="fairlane-spare")
-            if run.pace is not None:
-                self._pacer.drop(run)
-            self._refuse(run.queue, run.claim, Released(NOT_YET_ALONE, ALONE_LATER))
+            self._prepare_room()
+            if self._spare is None or not self._spare.is_ready:
+                self._give_up_turn(run, PROCESS_STARTS, ALONE_LATER)
+                return
+            alone = [each for mate in self._all() if mate.is_alone for each in mate.runs.values()]
+            self._put_off_until_alone(run, min(alone, key=lambda each: each.started_at, default=None))
             return
+        self._put_off.pop(run.claim.id, None)
         self._hand(mate, [run])
         mate.is_alone = True
         self._measure()
 
+    def _idle(self) -> Mate | None:
+        """A process in which nothing runs, the spare one last."""
+        return next((each for each in self._all() if each.is_ready and each.free and not each.runs), None)
+
+    def _has_room_alone(self) -> bool:
+        return self._idle() is not None
+
+    def _prepare_room(self) -> None:
+        if self._preparing is None:
+            self._preparing = self.loop.create_task(self._prepare_spare(), name="fairlane-spare")
+
     async def _prepare_spare(self) -> None:
         """Have one more process, of a single slot, until the worker stops or a job kills it."""
-        mate = Mate(self._command, 1, self._hear)
+        mate, lost = Mate(self._command, 1, self._hear), 0
         try:
             await mate.start()
             self._spare = mate
+            self._recall()
             ending = await mate.gone()
             self._spare = None
-            self._lose(mate, ending)
+            lost = self._lose(mate, ending)
             log.error("the worker process for jobs that are to run alone died (%s)", ending)
         except OSError as error:
             log.error("no process could be started for jobs that are to run alone: %s", error)
         finally:
             self._preparing = None
+        if lost:
+            self._recall()
 
     # What processes tell.
 
@@ -248,7 +263,9 @@ class Crew(Execution):
         self._handover = lag if lag > self._handover else self._handover + (lag - self._handover) // 16
         if self.watching is not None:
             self.watching.lagged(max(lag, blocked))
-        mate.is_alone = mate.is_alone and bool(mate.runs)
+        if mate.is_alone and not mate.runs:
+            mate.is_alone = False
+            self._recall()
         if is_full:
             self._measure()
             self._clear_trouble()
