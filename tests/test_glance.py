@@ -200,17 +200,19 @@ async def test_what_presses_the_database_is_a_hint(shop: App, url: str, monkeypa
 async def test_long_runs_and_blocked_loops_of_a_worker_that_is_gone_are_past(shop: App) -> None:
     run = LongRun(job=str(uuid4()), task="mail", queue="plain", since=shop.clock.now())
     block = BlockedLoop(since=shop.clock.now(), job=run.job, task="mail", where="mail")
-    await report(shop, "one", long_runs=[run], blocked=block)
+    await report(shop, "one", long_runs=[run], lost_runs=1, blocks=[block])
     figures = await shop.operations.fleet_figures(0)
     assert figures["fairlane_queue_long_runs"] == [(("plain", "mail"), 1.0)]
     assert figures["fairlane_workers_blocked"] == [(("mail",), 1.0)]
+    [found] = [each for each in await shop.operations.diagnose() if each.check == "lost run"]
+    assert found.message == "worker one: 1 run whose claim is lost still takes up a slot"
     advance(shop, "1m")
     for state in ("late", "replaced"):
         figures = await shop.operations.fleet_figures(0)
         assert figures["fairlane_queue_long_runs"] == figures["fairlane_workers_blocked"] == []
         workers = await shop.operations.list_workers()
         gone = next(each for each in workers.workers if each.name == "one")
-        assert (gone.state, gone.long_runs, gone.blocked) == (state, [], None)
+        assert (gone.state, gone.long_runs, gone.lost_runs, gone.blocks) == (state, [], 0, [])
         assert run.job not in "".join(line.plain for line in draw_workers(workers, 200))
         assert not any(run.job in each.message for each in await shop.operations.diagnose())
         assert not any(run.job in hint.words for hint in (await shop.operations.overview()).hints)

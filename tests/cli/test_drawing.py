@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
 from fairlane.cli.drawing import bar, columns, number, printable, sparkline
@@ -183,13 +184,18 @@ BLOCK = BlockView(
 
 
 def test_what_blocks_a_worker_and_what_takes_long_in_it_is_told_below_it() -> None:
-    blocked = worker(long_runs=[RUN], blocked=BLOCK)
+    other = msgspec.structs.replace(BLOCK, pid=17_811, where="read (shop/files.py:12)")
+    over = msgspec.structs.replace(BLOCK, until=NOW)
+    blocked = worker(long_runs=[RUN], lost_runs=2, blocks=[BLOCK, other, over])
     found = WorkerList(now=NOW, workers=[blocked], alive=1, late=0, slots=20, running=5)
     _, row, *below = text(draw_workers(found, 200)).splitlines()
     assert row.split()[:2] == ["web-1:77", "blocked"]
-    assert below[:2] == [
+    assert below[:4] == [
         f"  its event loop has been blocked for 29 s by job {BLOCK.job} (parse), at parse (shop/tasks.py:31)",
+        f"  the event loop of its process 17811 has been blocked for 29 s by job {BLOCK.job} (parse), at read "
+        "(shop/files.py:12)",
         f"  job {RUN.job} (export) has run for 40 min, and holds Concurrency(2), for which others wait",
+        "  2 runs whose claims are lost still take up slots",
     ]
 
 

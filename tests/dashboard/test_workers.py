@@ -68,10 +68,11 @@ async def test_long_runs_and_blocked_loops_are_told_with_their_jobs(site: Site, 
     then = clock.now() - 40 * 60 * SECOND
     run = LongRun(job="job-1", task="export", queue="webhooks", since=then, limit="Concurrency(2)")
     block = BlockedLoop(since=clock.now() - 29 * SECOND, job="job-2", task="parse", where="parse (shop.py:31)")
-    await report(shop, clock, "one", long_runs=[run], blocked=block)
+    await report(shop, clock, "one", long_runs=[run], lost_runs=2, blocks=[block])
     html = await looked(site)
     assert "Its event loop has been blocked for 29 s by job job-2 (parse), at parse (shop.py:31)." in html
     assert "Job job-1 (export) has run for 40 min, and holds Concurrency(2), for which others wait." in html
+    assert "2 runs whose claims are lost still take up slots." in html
     overview = (await (await site.visitor("vic", VIEWER_TOKEN)).get(f"{ROOT}/")).text
     assert "job job-1 (export) has run for 40 min" in overview
     assert "blocked for 29 s" in overview

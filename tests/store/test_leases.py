@@ -267,6 +267,23 @@ async def test_held_names_the_claims_that_still_stand(store: Store, clock: Manua
     assert await store.held([]) == []
 
 
+# L23: it would wait behind the whole lane, each time anew.
+async def test_a_suspect_that_is_given_back_for_a_while_keeps_its_place(
+    store: Store, queue: str, clock: ManualClock
+) -> None:
+    await given_jobs(store, PLAIN, count=3)
+    (first,) = await claim(store, queue, 1)
+    await finish(store, [first], Lost("its process died", SEEN))
+    (held,) = await claim(store, queue, 1)
+    assert held.id == first.id
+    await finish(store, [held], Released("its turn comes later", SECOND))
+    clock.advance("1s")
+    await given_jobs(store, PLAIN)
+    (again,) = await claim(store, queue, 1)
+    assert (again.id, again.is_suspect) == (first.id, True)
+    assert len(await claim(store, queue, 10)) == 3
+
+
 # L23, A17
 async def test_a_suspect_that_is_given_back_remains_one_and_one_that_ends_is_cleared(
     store: Store, queue: str, clock: ManualClock

@@ -143,10 +143,9 @@ async def test_a_process_whose_loop_is_blocked_keeps_no_unstarted_job_from_the_o
         jobs = await shop.where.enqueue_many([shop.where.call(number) for number in range(200)])
         assert set(await results(jobs)) == set(mates(worker)) - {blocked}
         assert await blocker.status() is State.RUNNING
-        await until(lambda: worker.report().blocked is not None)
-        block = worker.report().blocked
-        assert block is not None
-        assert (block.job, block.task) == (str(blocker.id), "tests.worker.crew_shop.block")
+        await until(lambda: bool(worker.report().blocks))
+        [block] = worker.report().blocks
+        assert (block.job, block.task, block.pid) == (str(blocker.id), "tests.worker.crew_shop.block", blocked)
         assert not worker.health().troubles, "it is known what keeps it"
         # Once it goes on, it takes its part again.
         go.touch()
@@ -156,6 +155,28 @@ async def test_a_process_whose_loop_is_blocked_keeps_no_unstarted_job_from_the_o
         while blocked not in scene.pids("where"):
             await results(await shop.where.enqueue_many([shop.where.call(number) for number in range(40)]))
         assert set(Counter(job for job, _, _ in scene.noted("where")).values()) == {1}
+
+
+async def test_each_process_whose_loop_is_blocked_is_named_with_its_job(scene: Scene) -> None:
+    # O18: a second one was named only once the first was over.
+    async with scene.app, scene.crew(2, 4) as worker:
+        block, gos = scene.shop.block, [scene.folder / "first", scene.folder / "second"]
+        jobs = []
+        for number, go in enumerate(gos, 1):
+            jobs.append(await block.enqueue(str(go)))
+            await until(lambda number=number: len(scene.noted("blocks")) == number)  # type: ignore[misc]
+            await until(lambda number=number: len(worker.report().blocks) == number)  # type: ignore[misc]
+        where = {job: pid for job, _, pid in scene.noted("blocks")}
+        assert len(set(where.values())) == 2
+        assert [(each.job, each.pid) for each in worker.report().blocks] == [
+            (str(job.id), where[str(job.id)]) for job in jobs
+        ]
+        gos[0].touch()
+        await jobs[0].result(timeout=PATIENCE)
+        await until(lambda: [each.until is None for each in worker.report().blocks] == [True, False])
+        assert [each.job for each in worker.report().blocks] == [str(jobs[1].id), str(jobs[0].id)]
+        gos[1].touch()
+        await jobs[1].result(timeout=PATIENCE)
 
 
 async def test_what_waits_behind_a_handler_that_blocks_runs_elsewhere(scene: Scene) -> None:

@@ -187,7 +187,7 @@ async def test_a_job_of_a_dead_worker_is_run_by_another_when_its_lease_ends(
             assert await job.status() is State.RUNNING
             clock.advance("30s")
             assert await job.result() == 1  # nobody knows whether it had begun
-    assert f"job {job.id}: its worker is gone" in caplog.text
+    assert f"job {job.id} ({work.name}): its lease ran out, its worker did not renew it; it is now ready" in caplog.text
 
 
 async def test_after_an_outage_those_who_live_renew_before_anybody_is_reaped(

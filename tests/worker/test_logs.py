@@ -339,7 +339,7 @@ async def test_a_job_that_dies_with_its_worker_is_an_error_in_the_log_of_another
         async with working(app, lease="30s"):
             clock.advance("30s")
             await reaches(job, State.DEAD if lost_before else State.DONE)
-    (record,) = [each for each in caplog.records if "its worker is gone" in each.getMessage()]
+    (record,) = [each for each in caplog.records if "its lease ran out" in each.getMessage()]
     assert record.levelname == level
 
 

@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
 from fairlane import App, Job, ManualClock, State
 from fairlane.clock import SECOND
-from fairlane.scheduler.settlement import SEEN, Lost, Outcome, Released, settle
+from fairlane.explaining import explain_job
+from fairlane.scheduler.settlement import SEEN, Done, Lost, Outcome, Released, settle
 from fairlane.store.protocol import Store, WorkerIdentity
 from fairlane.worker.black_box import BlackBox, Noted
 from fairlane.worker.execution import Run
+from fairlane.worker.mate import Begin, End
+from fairlane.worker.outcomes import Stop
 from fairlane.worker.pacer import Pacer
 from tests.waiting import until, until_found
 from tests.worker.harness import WatchedStore, reaches, turns, working
@@ -108,6 +112,103 @@ async def test_others_wait_for_a_bounded_time_until_a_suspect_can_be_alone(
 
             await until(has_run)
             await suspect.result()
+
+
+class Cell:
+    """A process for one job at a time, that is there at once and whose jobs end when they are told."""
+
+    is_ready = True
+    block = None
+
+    def __init__(self) -> None:
+        self.began: list[UUID] = []
+        self._end = asyncio.Event()
+
+    def end(self) -> None:
+        self._end.set()
+
+    async def run(self, begin: Begin, on_begin: Callable[[int], None]) -> End:
+        claim = begin.jobs[0].claim
+        self.began.append(claim.id)
+        await self._end.wait()
+        self._end.clear()
+        return End(claim.id, settle(claim, Done(None), 0))
+
+    async def start(self) -> None: ...
+
+    def interrupt(self, job: UUID, reason: Stop) -> None:
+        self.end()
+
+    async def leave(self, within: float) -> None: ...
+
+
+async def test_a_suspect_that_waits_behind_another_is_not_claimed_in_vain_and_starts_once_that_ends(
+    app: App, store: WatchedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It was claimed and given back once a second for as long as the other ran.
+    cell = Cell()
+    monkeypatch.setattr("fairlane.worker.worker.LoneProcess", lambda command: cell)
+
+    @app.task
+    async def work(number: int) -> None: ...
+
+    async with app:
+        jobs = await work.enqueue_many([work.call(number) for number in range(3)])
+        await settle_next(store.real, 3, Lost("its process died", SEEN))
+        async with working(app, concurrency=10, lease="1d", command=("python",)):
+            await until(lambda: len(cell.began) == 1)
+            for _ in range(240):
+                clock.advance("500ms")
+                await turns(30)
+            running, *waiting = sorted(jobs, key=lambda job: job.id != cell.began[0])
+            for job in waiting:
+                released = [each for each in await store.attempts(job.id) if each.outcome == "released"]
+                assert 6 <= len(released) <= 9, "after 1, 2, 4, 8, 16, 30, 30 … seconds"
+                told = await explain_job(store.real, job.id)
+                assert told.earliest is None, "nobody knows when the other ends"
+                words = [hold.words for hold in told.holds]
+                assert len(words) == 1
+                assert words[0].startswith("is to run alone, because its process died while it ran: job ")
+                assert f"job {running.id} ({work.name}) has run alone for" in words[0]
+                assert "it has waited for" in words[0]
+            for count in (2, 3):
+                cell.end()  # the clock stands still: nothing but the end of the other brings it back
+                await until(lambda count=count: len(cell.began) == count)  # type: ignore[misc]
+            assert cell.began == [job.id for job in jobs]
+            cell.end()
+            for job in jobs:
+                await reaches(job, State.DONE)
+
+
+async def test_a_suspect_that_a_limit_holds_keeps_no_other_from_running_alone(
+    app: App, store: WatchedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It is called back and cannot come: the next one follows after a second.
+    cell = Cell()
+    monkeypatch.setattr("fairlane.worker.worker.LoneProcess", lambda command: cell)
+
+    @app.task
+    async def work(number: int) -> None: ...
+
+    async with app:
+        first, second, third = await work.enqueue_many([work.call(number) for number in range(3)])
+        await settle_next(store.real, 3, Lost("its process died", SEEN))
+        async with working(app, concurrency=10, lease="1d", command=("python",)):
+            await until(lambda: len(cell.began) == 1)
+            for _ in range(60):
+                clock.advance("500ms")
+                await turns(30)
+            await second.cancel()
+            cell.end()
+            await reaches(first, State.DONE)
+
+            def is_next() -> bool:
+                clock.advance("100ms")
+                return cell.began[1:] == [third.id]
+
+            await until(is_next)
+            cell.end()
+            await reaches(third, State.DONE)
 
 
 def test_a_black_box_tells_what_has_begun() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fairlane import App, Concurrency, ManualClock, State
+from fairlane.clock import SECOND
 from fairlane.scheduler.settlement import Released, settle
 from fairlane.store.figures import BlockedLoop
 from fairlane.worker.execution import Run
@@ -149,14 +151,15 @@ async def test_a_handler_that_blocks_the_loop_is_named_while_it_does(url: str, s
 
         async def is_reported() -> bool:
             [seen] = [each for each in (await app.operations.list_workers()).workers if each.name == "one"]
-            blocked = seen.blocked
-            return blocked is not None and (blocked.job, blocked.task) == (str(job.id), "block")
+            return [(each.job, each.task) for each in seen.blocks] == [(str(job.id), "block")]
 
         await until_found(is_reported)
         [found] = [each for each in await app.operations.diagnose() if each.check == "blocked event loop"]
         assert found.level == "fault"
         assert str(job.id) in found.message
         assert "block" in found.message
+        assert ("its event loop has been" in found.message) is (processes == 1)
+        assert ("leases" in found.remedy) is (processes == 1)
         assert any(str(job.id) in hint.words for hint in (await app.operations.overview()).hints)
         figures = await app.operations.fleet_figures(0)
         assert figures["fairlane_workers_blocked"] == [(("block",), 1.0)]
@@ -378,6 +381,45 @@ async def test_a_run_is_long_by_what_its_task_usually_takes(
     assert len(told) == 1
     assert told[0].levelno == logging.WARNING
     assert "95 of 100 runs of its task take at most 60 s" in told[0].getMessage()
+
+
+async def test_a_run_whose_claim_is_lost_is_no_long_run_and_is_counted_while_it_goes_on(
+    app: App, clock: ManualClock
+) -> None:
+    """A thread that cannot be stopped: its job was listed twice, once for each run."""
+    app.queue("work")
+    go, calls = threading.Event(), 0
+
+    @app.task(queue="work", name="stuck")
+    def stuck() -> None:
+        nonlocal calls
+        calls += 1
+        go.wait()
+
+    async with app, working(app, lease="1h") as worker:
+        execution = worker._execution
+        job = await stuck.enqueue()
+        try:
+            await until(lambda: calls == 1)
+            [lost] = execution.running
+            clock.advance("10m")
+            execution.interrupt(lost, Stop.GONE)
+            await worker._long_runs.look()
+            report = worker.report()
+            assert (report.long_runs, report.lost_runs, report.running) == ([], 1, 1)
+            store = await app.opened()
+            await store.settle([settle(lost.claim, Released("lost"), 0)])
+            await until(lambda: calls == 2)
+            clock.advance("5m")
+            await worker._long_runs.look()
+            report = worker.report()
+            [found] = report.long_runs
+            assert (found.job, report.lost_runs) == (str(job.id), 1)
+            assert clock.now() - found.since == 5 * 60 * SECOND
+        finally:
+            go.set()
+        await until(lambda: not execution.running)
+        assert worker.report().lost_runs == 0
 
 
 @pytest.mark.parametrize("stop", [Stop.GONE, Stop.SHUTDOWN])

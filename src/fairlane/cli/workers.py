@@ -38,10 +38,11 @@ def workers(check: bool, app: str | None, url: str | None, as_json: bool) -> Non
     """List the workers: slots in use, what they serve, when each was last heard from. Looking changes nothing.
 
     A worker is well, stopping, troubled (something fails around it: a dispatcher's broker refuses), blocked (a handler
-    blocks its event loop), unwell (a loop of it died), late (it has missed several reports in a row, so it died or
-    stands still), or replaced: it died, and others on its host or under its name serve its queues. One that stops as it
-    should is listed no more; one that died for a day, or for 15 minutes if live workers serve all its queues. WAIT are
-    jobs that are claimed and have not started; CLOCK is how far the database's clock is ahead of the worker's.
+    blocks its event loop, or that of one of its processes), unwell (a loop of it died), late (it has missed several
+    reports in a row, so it died or stands still), or replaced: it died, and others on its host or under its name serve
+    its queues. One that stops as it should is listed no more; one that died for a day, or for 15 minutes if live
+    workers serve all its queues. WAIT are jobs that are claimed and have not started; CLOCK is how far the database's
+    clock is ahead of the worker's.
 
     \b
     Example:
@@ -73,13 +74,14 @@ def draw_workers(found: WorkerList, width: int) -> list[Text]:
         lines.append(line)
         for loop, cause in each.dead_loops.items():
             lines += wrapped(f"its loop {loop} died: {cause}", width, "  ", "    ")
-        if each.blocked is not None and each.state == "blocked":
-            block = each.blocked
-            words = f"its event loop has been blocked for {wait(block.seconds)} by {block.who}, at {block.where}"
-            lines += wrapped(words, width, "  ", "    ")
+        for block in each.blocks:
+            if block.until is None:
+                lines += wrapped(block.words, width, "  ", "    ")
         for run in each.long_runs:
             holds = "" if run.limit is None else f", and holds {run.limit}, for which others wait"
             lines += wrapped(f"job {run.job} ({run.task}) has run for {wait(run.ran)}{holds}", width, "  ", "    ")
+        if each.lost_runs:
+            lines += wrapped(each.lost_words, width, "  ", "    ")
         for name, words in each.troubles.items():
             lines += wrapped(f"{name}: {words}", width, "  ", "    ")
     late = f"; {found.late:,} gone silent" if found.late else ""

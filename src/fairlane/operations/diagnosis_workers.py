@@ -40,8 +40,17 @@ def about_workers(workers: Sequence[WorkerView]) -> Iterator[Finding]:
                 message=f"worker {each.name} reports that it is unhealthy",
                 remedy="check its log, and restart it",
             )
-        if each.blocked is not None:
-            yield _blocked(each, each.blocked)
+        for block in each.blocks:
+            yield _blocked(each, block)
+        if each.lost_runs:
+            yield Finding(
+                check="lost run",
+                level=Level.WARNING,
+                queue=None,
+                message=f"worker {each.name}: {each.lost_words}",
+                remedy="a handler in a thread cannot be stopped: give its task a timeout on what it waits for, and "
+                "restart the worker if it does not end",
+            )
         for name, words in each.troubles.items():
             yield _trouble(each, name, words)
         if each.has_uneven_clock:
@@ -88,17 +97,17 @@ def about_reported_tasks(workers: Iterable[WorkerView], told: Collection[Finding
 
 
 def _blocked(worker: WorkerView, block: BlockView) -> Finding:
-    lasted = lasting(block.seconds)
-    when = f"has been blocked for {lasted}" if block.until is None else f"was blocked for {lasted}"
     since = f" since {block.since:%H:%M:%S} UTC" if block.until is None else f" until {block.until:%H:%M:%S} UTC"
     beside = f"; jobs stuck behind it: {', '.join(block.beside)}" if block.beside else ""
+    meanwhile = "the leases of the worker are not renewed meanwhile, so what it runs may run twice"
+    if block.pid is not None:
+        meanwhile = "other processes run what has not started meanwhile"
     return Finding(
         check="blocked event loop",
         level=Level.FAULT if block.until is None else Level.WARNING,
         queue=None,
-        message=f"worker {worker.name}: its event loop {when}{since} by {block.who}, at {block.where}{beside}",
-        remedy="make the task a plain `def`, which runs in a thread, or await what it waits for; without "
-        "`--processes`, its lease is not renewed meanwhile, so it may run twice",
+        message=f"worker {worker.name}: {block.words},{since}{beside}",
+        remedy=f"make the task a plain `def`, which runs in a thread, or await what it waits for; {meanwhile}",
     )
 
 

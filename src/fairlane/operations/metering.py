@@ -58,7 +58,10 @@ def _figures_at(moment: Moment, keys: int) -> Looking[Figures]:
     runs = Counter((view.queue, run.task) for view in views for run in view.long_runs)
     figures["fairlane_queue_long_runs"] = [(labels, float(count)) for labels, count in sorted(runs.items())]
     blocked = Counter(
-        (each.blocked.task or NO_TASK,) for each in workers.workers if each.blocked and each.state == "blocked"
+        (task,)
+        for each in workers.workers
+        if each.state == "blocked"
+        for task in {block.task or NO_TASK for block in each.blocks if block.until is None}
     )
     figures["fairlane_workers_blocked"] = [(labels, float(count)) for labels, count in sorted(blocked.items())]
     saturation = yield from _saturation(moment, policies)

@@ -47,7 +47,7 @@ def _view(seen: WorkerSeen, now: Instant, *, is_replaced: bool) -> WorkerView:
     report = seen.report
     if is_late := seen.is_late(now):
         # What it ran may have ended since, or runs elsewhere.
-        report = msgspec.structs.replace(report, long_runs=[], blocked=None)
+        report = msgspec.structs.replace(report, long_runs=[], lost_runs=0, blocks=[])
     return WorkerView(
         id=seen.id,
         name=report.name,
@@ -72,7 +72,8 @@ def _view(seen: WorkerSeen, now: Instant, *, is_replaced: bool) -> WorkerView:
         is_dispatcher=seen.is_dispatcher,
         unknown_tasks=report.unknown_tasks,
         long_runs=[_long_run(each, report.name, now) for each in report.long_runs],
-        blocked=None if report.blocked is None else _block(report.blocked, now),
+        lost_runs=report.lost_runs,
+        blocks=[_block(each, now) for each in report.blocks],
         tasks=report.tasks,
         figures=report.figures,
     )
@@ -101,4 +102,5 @@ def _block(block: BlockedLoop, now: Instant) -> BlockView:
         task=block.task,
         where=block.where,
         beside=block.beside,
+        pid=block.pid,
     )

@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from fairlane.clock import lasting
 from fairlane.policy.numbers import Origin
 from fairlane.store.figures import Counted, KeySort, dead_loops
 
@@ -146,7 +147,7 @@ class LongRunView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BlockView(msgspec.Struct, frozen=True, kw_only=True):
-    """Code that keeps, or kept, the event loop of a worker from everything else."""
+    """Code that keeps, or kept, an event loop of a worker from everything else."""
 
     since: datetime
     until: datetime | None
@@ -159,6 +160,15 @@ class BlockView(msgspec.Struct, frozen=True, kw_only=True):
     """Functions and lines, the outermost first."""
     beside: list[str]
     """Other jobs that run on that event loop, and stand still with it; the first ten."""
+    pid: int | None = None
+    """Of the process whose event loop it is, if the worker runs its jobs in processes; `None`: the worker's own."""
+
+    @property
+    def words(self) -> str:
+        """Which event loop, for how long, by whom and where."""
+        whose = "its event loop" if self.pid is None else f"the event loop of its process {self.pid}"
+        when = "has been" if self.until is None else "was"
+        return f"{whose} {when} blocked for {lasting(self.seconds)} by {self.who}, at {self.where}"
 
     @property
     def who(self) -> str:
@@ -464,8 +474,11 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     unknown_tasks: dict[str, str] = {}
     """Tasks of which it was given jobs lately and that it does not know, each with the queue of the last such job."""
     long_runs: list[LongRunView] = []
-    blocked: BlockView | None = None
-    """What blocks its event loop, or has done so in the last ten minutes."""
+    lost_runs: int = 0
+    """Runs whose claims are lost and which have not ended: each still takes up a slot. Their jobs wait or run again."""
+    blocks: list[BlockView] = []
+    """What blocks its event loop, and those of its processes, the longest first; then the last that has done so in the
+    last ten minutes."""
 
     @property
     def state(self) -> Literal["late", "unwell", "blocked", "troubled", "stopping", "replaced", "well"]:
@@ -487,8 +500,15 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_blocked(self) -> bool:
-        """Something blocks its event loop now."""
-        return self.blocked is not None and self.blocked.until is None
+        """Something blocks its event loop now, or that of one of its processes."""
+        return any(each.until is None for each in self.blocks)
+
+    @property
+    def lost_words(self) -> str:
+        """How many runs go on for nothing."""
+        if self.lost_runs == 1:
+            return "1 run whose claim is lost still takes up a slot"
+        return f"{self.lost_runs:,} runs whose claims are lost still take up slots" if self.lost_runs else ""
 
     @property
     def dead_loops(self) -> dict[str, str]:

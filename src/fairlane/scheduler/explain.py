@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from fairlane.clock import SECOND, Instant, lasting
-from fairlane.job import State
+from fairlane.job import SUSPECT_FROM, State
 from fairlane.policy.keys import key_words, lane_id, select
 from fairlane.policy.numbers import Origin
 from fairlane.policy.overrides import Override, PauseGate
@@ -93,6 +93,12 @@ class Subject(msgspec.Struct, frozen=True):
     """How its last claim ended, and why."""
     error: str | None = None
     worker_id: UUID | None = None
+    suspicion: int = 0
+
+    @property
+    def waits_to_run_alone(self) -> bool:
+        """It was given back because another runs alone: had it run, it would be cleared."""
+        return self.state is State.SCHEDULED and self.suspicion >= SUSPECT_FROM
 
     @property
     def is_published(self) -> bool:
@@ -552,6 +558,8 @@ def _scheduled(facts: Facts) -> list[Hold]:
     due_at = facts.subject.due_at
     if facts.subject.state is not State.SCHEDULED or due_at is None:
         return []
+    if facts.subject.waits_to_run_alone:
+        return [_waits_alone(facts.subject)]
     why = f"for attempt {facts.subject.attempt + 1}" if facts.subject.attempt else "for its time"
     return [Hold(Reason.SCHEDULED, f"waits {why}, due in {_seconds(due_at - facts.now)}", until=due_at)]
 
@@ -663,10 +671,16 @@ def _holders(facts: Facts, key: Mapping[str, str | None]) -> list[Holder]:
 
 
 def _given_back(subject: Subject) -> list[Hold]:
-    if subject.outcome != "released" or not subject.error:
+    if subject.outcome != "released" or not subject.error or subject.waits_to_run_alone:
         return []
     first_line, *_ = subject.error.splitlines()
     return [Hold(Reason.GIVEN_BACK, f"was claimed and given back before it ran: {first_line}")]
+
+
+def _waits_alone(subject: Subject) -> Hold:
+    """No time is known: it comes back when the one that runs alone has ended."""
+    first_line, *_ = (subject.error or "its turn has not come").splitlines()
+    return Hold(Reason.GIVEN_BACK, f"is to run alone, because its process died while it ran: {first_line}")
 
 
 def _queued(facts: Facts) -> list[Hold]:

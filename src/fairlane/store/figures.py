@@ -161,7 +161,7 @@ class LongRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BlockedLoop(msgspec.Struct, frozen=True, kw_only=True):
-    """Code that kept a worker's event loop from everything else."""
+    """Code that kept an event loop of a worker from everything else."""
 
     since: Instant
     until: Instant | None = None
@@ -173,6 +173,8 @@ class BlockedLoop(msgspec.Struct, frozen=True, kw_only=True):
     """Functions and lines, the outermost first."""
     beside: list[str] = []
     """Other jobs that ran on that loop, and stood still."""
+    pid: int | None = None
+    """Of the process that runs jobs for the worker and whose loop it was; `None`: the worker's own."""
 
 
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,8 +209,11 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     """Tasks of which it was given jobs lately and that it does not know, each with the queue of the last such job."""
     long_runs: list[LongRun] = []
     """The longest first, up to `LONG_RUNS_AT_MOST`."""
-    blocked: BlockedLoop | None = None
-    """What blocks its event loop, or has blocked it last, if that is not long ago."""
+    lost_runs: int = 0
+    """Runs whose claims are lost, and which have not ended."""
+    blocks: list[BlockedLoop] = []
+    """What blocks its event loop, and those of its processes, the longest first; then what has blocked one of them
+    last, if that is not long ago."""
     figures: dict[str, float] = {}
     """What it has counted since it started, by the name of the metric."""
 

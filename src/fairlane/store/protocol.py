@@ -142,6 +142,8 @@ class Reaped(msgspec.Struct, frozen=True):
     settled: list[Settlement]
     next_due: Instant | None
     """When the next lease runs out, as far as is known now."""
+    tasks: dict[UUID, str] = {}
+    """The task of each job."""
 
 
 class Pruned(msgspec.Struct, frozen=True):

@@ -16,11 +16,11 @@ from typing import Any
 from fairlane.clock import SECOND
 from fairlane.errors import FairlaneError
 from fairlane.job import Claim, State
-from fairlane.scheduler.settlement import SEEN, UNSEEN, Interrupted, Lost, Outcome, Released, Settlement, settle
+from fairlane.scheduler.settlement import SEEN, UNSEEN, Interrupted, Lost, Outcome, Settlement, settle
 from fairlane.store.figures import BlockedLoop
 from fairlane.task import Task
 from fairlane.worker.black_box import Noted
-from fairlane.worker.execution import ALONE_LATER, NOT_YET_ALONE, Execution, Run
+from fairlane.worker.execution import ALONE_LATER, PROCESS_STARTS, Execution, Run
 from fairlane.worker.logs import log_end
 from fairlane.worker.mate import Began, Begin, Blocked, End, Ended, Handed, Interrupt, Mate
 from fairlane.worker.outcomes import Stop
@@ -107,6 +107,7 @@ class Crew(Execution):
                 self._mates.append(mate)
                 self._measure()
                 self._refill()
+                self._recall()
                 ending = await mate.gone()
                 self._mates.remove(mate)
                 lost = self._lose(mate, ending)
@@ -183,34 +184,48 @@ class Crew(Execution):
     def _set_apart(self, run: Run) -> None:
         """Run it where nothing runs beside it, if there is such a process now. It is not held until there is one:
         should this process die, nobody knows which of those that it held have run, and each would be charged."""
-        mate = next((each for each in self._mates if each.is_ready and each.free and not each.runs), None)
-        if mate is None and self._spare is not None and self._spare.is_ready and not self._spare.runs:
-            mate = self._spare
+        mate = self._idle()
         if mate is None:
-            if self._preparing is None:
-                self._preparing = self.loop.create_task(self._prepare_spare(), name="fairlane-spare")
-            if run.pace is not None:
-                self._pacer.drop(run)
-            self._refuse(run.queue, run.claim, Released(NOT_YET_ALONE, ALONE_LATER))
+            self._prepare_room()
+            if self._spare is None or not self._spare.is_ready:
+                self._give_up_turn(run, PROCESS_STARTS, ALONE_LATER)
+                return
+            alone = [each for mate in self._all() if mate.is_alone for each in mate.runs.values()]
+            self._put_off_until_alone(run, min(alone, key=lambda each: each.started_at, default=None))
             return
+        self._put_off.pop(run.claim.id, None)
         self._hand(mate, [run])
         mate.is_alone = True
         self._measure()
 
+    def _idle(self) -> Mate | None:
+        """A process in which nothing runs, the spare one last."""
+        return next((each for each in self._all() if each.is_ready and each.free and not each.runs), None)
+
+    def _has_room_alone(self) -> bool:
+        return self._idle() is not None
+
+    def _prepare_room(self) -> None:
+        if self._preparing is None:
+            self._preparing = self.loop.create_task(self._prepare_spare(), name="fairlane-spare")
+
     async def _prepare_spare(self) -> None:
         """Have one more process, of a single slot, until the worker stops or a job kills it."""
-        mate = Mate(self._command, 1, self._hear)
+        mate, lost = Mate(self._command, 1, self._hear), 0
         try:
             await mate.start()
             self._spare = mate
+            self._recall()
             ending = await mate.gone()
             self._spare = None
-            self._lose(mate, ending)
+            lost = self._lose(mate, ending)
             log.error("the worker process for jobs that are to run alone died (%s)", ending)
         except OSError as error:
             log.error("no process could be started for jobs that are to run alone: %s", error)
         finally:
             self._preparing = None
+        if lost:
+            self._recall()
 
     # What processes tell.
 
@@ -223,7 +238,8 @@ class Crew(Execution):
             case Ended(jobs=ends):
                 self._take(mate, ends)
             case Blocked(block=BlockedLoop(until=None)):
-                self._clear_trouble("are blocked by a handler that is known")
+                # Its watchdog has logged which handler it is, and where.
+                self._clear_trouble(f"what blocks the event loop of process {mate.pid} is known now")
             case Blocked(block=block) if block.until is not None and self.watching is not None:
                 self.watching.loop_blocked(block.task, (block.until - block.since) / SECOND)
 
@@ -247,7 +263,9 @@ class Crew(Execution):
         self._handover = lag if lag > self._handover else self._handover + (lag - self._handover) // 16
         if self.watching is not None:
             self.watching.lagged(max(lag, blocked))
-        mate.is_alone = mate.is_alone and bool(mate.runs)
+        if mate.is_alone and not mate.runs:
+            mate.is_alone = False
+            self._recall()
         if is_full:
             self._measure()
             self._clear_trouble()
@@ -340,9 +358,9 @@ class Crew(Execution):
         """Its watchdog has not said what blocks it, or not yet."""
         self._troubles.tell(
             TROUBLE,
-            f"the one with pid {mate.pid} begins no jobs, and others run them: its event loop is blocked, by a handler "
-            f"of {' or '.join(there[:NAMED]) or 'an unknown task'}, or it gets no processor; blocking code belongs in "
-            "a task that is not async",
+            f"process {mate.pid} does not start what it is given, and others run it: either its event loop is blocked, "
+            f"by a handler of {' or '.join(there[:NAMED]) or 'an unknown task'}, or it gets no CPU time; blocking code "
+            "belongs in a task that is not async",
         )
 
     def _lose(self, mate: Mate, ending: str) -> int:
@@ -369,9 +387,9 @@ class Crew(Execution):
         self._refill()
         return len(suspects)
 
-    def _clear_trouble(self, now: str = "begin jobs again") -> None:
+    def _clear_trouble(self, words: str = "all processes start jobs again") -> None:
         if not any(mate.revoked and not mate.is_blocked for mate in self._all()):
-            self._troubles.clear(TROUBLE, now)
+            self._troubles.clear(TROUBLE, words)
 
     def blocks(self) -> list[BlockedLoop]:
         return [mate.block for mate in self._all() if mate.block is not None]

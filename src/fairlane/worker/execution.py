@@ -13,10 +13,11 @@ import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import UUID
 
-from fairlane.clock import SECOND, Clock
+from fairlane.clock import SECOND, Clock, lasting
 from fairlane.errors import InvalidJob, UndecodablePayload
 from fairlane.job import Claim, State
 from fairlane.scheduler.pace import AHEAD, Pace
@@ -56,8 +57,10 @@ STOOD_STILL = "its worker stood still for longer than its lease, and another may
 FIRST_START_LAG, LONGEST_START_LAG = SECOND // 20, SECOND // 4
 """What is assumed before any job has started, and what is believed at most: clocks can be wrong."""
 NOT_YET_ALONE = "another job runs alone; its turn comes later"
-ALONE_LATER = SECOND
-"""A suspect whose turn to run alone has not come is given back for this long: it holds no limit meanwhile."""
+PROCESS_STARTS = "the process that is to run it alone is starting"
+ALONE_LATER, LONGEST_ALONE_LATER = SECOND, 30 * SECOND
+"""A suspect whose turn to run alone has not come is given back for this long, and twice as long each time: it holds no
+limit meanwhile. It is called back when the one that runs alone has ended."""
 LONGEST_WAIT_TO_BE_ALONE = 60 * SECOND
 """Where there is no process for it, others wait for so long at most until what runs has ended. It begins with a second,
 and doubles as often as it was not enough; they then have as long to themselves."""
@@ -104,6 +107,15 @@ class Run(RunningJob):
         """The process that it was handed to."""
 
 
+@dataclass(slots=True)
+class PutOff:
+    """A suspect that waits for its turn to run alone; by the monotonic clock."""
+
+    since: int
+    delay: int = ALONE_LATER
+    due_at: int = 0
+
+
 class Execution:
     """The runs of one worker."""
 
@@ -141,6 +153,10 @@ class Execution:
         """Since when nothing is started, for a suspect to be alone here."""
         self._lets_run_out_for = ALONE_LATER
         self._lone = lone
+        self._put_off: dict[UUID, PutOff] = {}
+        """Suspects that were given back because another runs alone, those that came first at the beginning."""
+        self._recalls = Alarm(clock, self._recall)
+        self._recalling: set[asyncio.Task[None]] = set()
         self._preparing: asyncio.Task[None] | None = None
         self.mean_run = float(HELD_AHEAD_AT_MOST)
         """Microseconds that a job takes, over the last twenty or so. It begins high: nothing is claimed on a guess."""
@@ -243,26 +259,76 @@ class Execution:
     def _set_apart(self, run: Run) -> None:
         """Let it wait to run alone, without a slot. One at a time is held, and only if it can begin at once: should
         this process die, nobody knows which of those that it held have run, and each would be charged with it."""
-        if self._lone is not None and (reason := self._why_not_alone(self._lone)):
-            if run.pace is not None:
-                self._pacer.drop(run)
-            self._refuse(run.queue, run.claim, Released(reason, ALONE_LATER))
-            return
+        if self._lone is not None:
+            if not self._lone.is_ready:
+                self._prepare_room()
+                self._give_up_turn(run, PROCESS_STARTS, ALONE_LATER)
+                return
+            if not self._has_room_alone():
+                self._put_off_until_alone(run, self._alone)
+                return
+            self._put_off.pop(run.claim.id, None)
         run.queue.used -= 1
         self.suspects.append(run)
 
-    def _why_not_alone(self, lone: LoneProcess) -> str | None:
-        if not lone.is_ready:
-            if self._preparing is None:
-                self._preparing = self.loop.create_task(self._prepare(lone), name="fairlane-lone")
-            return "the process that is to run it alone is starting"
-        return NOT_YET_ALONE if self.suspects or self._alone is not None else None
+    def _has_room_alone(self) -> bool:
+        """Whether a suspect could begin at once with nothing beside it."""
+        return self._lone is not None and self._lone.is_ready and not self.suspects and self._alone is None
+
+    def _prepare_room(self) -> None:
+        if self._lone is not None and not self._lone.is_ready and self._preparing is None:
+            self._preparing = self.loop.create_task(self._prepare(self._lone), name="fairlane-lone")
+
+    def _give_up_turn(self, run: Run, reason: str, delay: int) -> None:
+        if run.pace is not None:
+            self._pacer.drop(run)
+        self._refuse(run.queue, run.claim, Released(reason, delay))
+
+    def _put_off_until_alone(self, run: Run, alone: Run | None) -> None:
+        """Another runs alone: give it back, for longer each time."""
+        now = self._now()
+        for job in [job for job, each in self._put_off.items() if each.due_at + 2 * LONGEST_ALONE_LATER < now]:
+            del self._put_off[job]  # others have run them
+        found = self._put_off.setdefault(run.claim.id, PutOff(now))
+        reason = NOT_YET_ALONE
+        if alone is not None and alone.started_at:
+            ran, waited = lasting(self.ran(alone) / SECOND), lasting((now - found.since) / SECOND)
+            reason = f"job {alone.claim.id} ({alone.claim.task}) has run alone for {ran}, and its turn comes later"
+            reason += f"; it has waited for {waited}" if now - found.since >= SECOND else ""
+        self._give_up_turn(run, reason, found.delay)
+        found.due_at = now + found.delay
+        found.delay = min(2 * found.delay, LONGEST_ALONE_LATER)
+
+    def _recall(self) -> None:
+        """One that runs alone has ended: let the suspect that has waited longest be due now. Should that one not come
+        (a limit holds it), the next one follows."""
+        now = self._now()
+        sleeping = [(job, each) for job, each in self._put_off.items() if each.due_at > now]
+        if not sleeping or self._slots.is_closed:
+            return
+        if not self._has_room_alone():
+            self._prepare_room()
+            return
+        job, found = sleeping[0]
+        found.due_at = now
+        task = self.loop.create_task(self._make_due(job), name="fairlane-recall")
+        self._recalling.add(task)
+        task.add_done_callback(self._recalling.discard)
+        self._recalls.set(now + ALONE_LATER)
+
+    async def _make_due(self, job: UUID) -> None:
+        try:
+            await self.store.retry_now([job])
+        except Exception as error:
+            log.debug("job %s is not called back to run alone (%s); it comes by itself", job, error)
 
     async def _prepare(self, lone: LoneProcess) -> None:
         try:
             await lone.start()
         except OSError as error:
             log.error("no process could be started for jobs that are to run alone: %s", error)
+        else:
+            self._recall()
         finally:
             self._preparing = None
 
@@ -557,6 +623,7 @@ class Execution:
         run.queue.used -= 1
         if run is self._alone:
             self._alone = None
+            self._recall()
         if run.pace is not None:
             self._pacer.drop(run)
         if outcome is not None:
@@ -640,6 +707,7 @@ class Execution:
             run.handle.cancel()
             if run is self._alone:
                 self._alone = None
+                self._recall()
         elif run in self.suspects:
             self.suspects.remove(run)
             run.queue.used += 1
@@ -782,11 +850,14 @@ class Execution:
             await self._lone.leave(within)
 
     async def _stop_preparing(self) -> None:
-        if self._preparing is not None:
-            self._preparing.cancel()
-            await asyncio.wait({self._preparing})
+        preparing = {*self._recalling, *([] if self._preparing is None else [self._preparing])}
+        for each in preparing:
+            each.cancel()
+        if preparing:
+            await asyncio.wait(preparing)
 
     def close(self) -> None:
+        self._recalls.close()
         self._timeouts.close()
         self._stale.close()
         self._pacer.close()

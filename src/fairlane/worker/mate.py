@@ -308,7 +308,7 @@ class Mate:
     def _hear(self, body: bytes) -> None:
         news = _decode_news(body)
         if isinstance(news, Blocked):
-            self.block = news.block
+            self.block = msgspec.structs.replace(news.block, pid=self.pid)
         if not isinstance(news, Ready):
             self._hear_news(self, news)
         elif not self._ready.done():

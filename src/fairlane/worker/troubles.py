@@ -50,7 +50,7 @@ class Troubles:
             log.warning("%s: %s", name, words)
         self._now[name] = words
 
-    def clear(self, name: str, now: str = "works again") -> None:
-        """It does not, or no more."""
+    def clear(self, name: str, words: str | None = None) -> None:
+        """It does not, or no more; `words` say so."""
         if self._now.pop(name, None) is not None:
-            log.warning("%s %s", name, now)
+            log.warning("%s", words or f"{name} works again")

@@ -80,7 +80,15 @@ async def _reap(store: Store, ended_by: Instant | None = None) -> Reaped:
     for settlement in reaped.settled:
         job, state = settlement.job, settlement.to
         level = logging.ERROR if state is State.DEAD else logging.WARNING
-        log.log(level, "job %s: its worker is gone, the lease ran out; it is now %s", job, state, extra={"job": job})
+        # Its worker may have died, or be alive and have stood still: nobody knows here.
+        log.log(
+            level,
+            "job %s (%s): its lease ran out, its worker did not renew it; it is now %s",
+            job,
+            reaped.tasks[job],
+            state,
+            extra={"job": job},
+        )
     return reaped
 
 

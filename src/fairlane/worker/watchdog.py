@@ -32,6 +32,7 @@ from fairlane.store.protocol import Store, WorkerIdentity
 from fairlane.worker.context import current_run
 from fairlane.worker.execution import Execution, Run
 from fairlane.worker.logs import claimed_jobs
+from fairlane.worker.outcomes import Stop
 from fairlane.worker.timing import jittered, pause
 
 __all__ = ["LongRuns", "Rescue", "WaitedFor", "Watchdog"]
@@ -77,9 +78,16 @@ class LongRuns:
             await pause(self._clock, jittered(LOOKED_EVERY))
             await self.look()
 
+    @property
+    def lost(self) -> int:
+        """Runs that go on although their claims are lost: no long runs of their queues, where their jobs wait or run
+        again. From any thread."""
+        return sum(run.stop is Stop.GONE for run in tuple(self._execution.running))
+
     async def look(self) -> None:
         """Find them, and log each once."""
-        old = [run for run in tuple(self._execution.running) if run.started_at and self._is_old(run)]
+        running = [run for run in tuple(self._execution.running) if run.started_at and run.stop is not Stop.GONE]
+        old = [run for run in running if self._is_old(run)]
         old.sort(key=lambda run: run.started_at)
         await self._ask([run.claim for run in old[:LONG_RUNS_AT_MOST]])
         found = [(run, each) for run in old if (each := self._long_run(run)) is not None][:LONG_RUNS_AT_MOST]
@@ -181,16 +189,16 @@ class Watchdog:
         if self._is_rescuing:
             await asyncio.to_thread(self._thread.join, ANSWER_WITHIN)
 
-    @property
-    def block(self) -> BlockedLoop | None:
-        """What blocks this event loop, or that of a process that runs jobs for it: the longest of those that do, or
-        the last that did so within the last minutes."""
+    def blocks(self) -> list[BlockedLoop]:
+        """What blocks this event loop, and those of processes that run jobs for it, the longest first; then the last
+        that did so within the last minutes."""
         blocks = [each for each in (self._block, *self._execution.blocks()) if each is not None]
-        if blocking := [each for each in blocks if each.until is None]:
-            return min(blocking, key=lambda each: each.since)
         since = self._execution.store_now() - TOLD_FOR
         ended = [(each.until, each) for each in blocks if each.until is not None and each.until >= since]
-        return max(ended, key=lambda each: each[0])[1] if ended else None
+        return [
+            *sorted([each for each in blocks if each.until is None], key=lambda each: each.since),
+            *[each for _, each in sorted(ended, key=lambda each: each[0])[-1:]],
+        ]
 
     def _beat(self) -> None:
         self._beat_at = time.monotonic()

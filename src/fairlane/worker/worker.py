@@ -222,7 +222,8 @@ class Worker:
             tasks=sorted(task.name for task in self._registry),
             unknown_tasks=self._execution.unknown_tasks(),
             long_runs=self._long_runs.found,
-            blocked=self._watchdog.block,
+            lost_runs=self._long_runs.lost,
+            blocks=self._watchdog.blocks(),
             figures={} if self._telemetry.metrics is None else self._telemetry.metrics.totals(),
         )
 

@@ -65,13 +65,12 @@ def _remarks(worker: WorkerView) -> tuple[str, ...]:
     elif state == "replaced":
         remarks.append("It died, and others have taken its place. Its jobs run again once their leases end.")
     remarks += [f"{name}: {words}" for name, words in worker.troubles.items()]
-    if worker.blocked is not None:
-        block = worker.blocked
-        when = "has been" if block.until is None else "was"
-        remarks.append(f"Its event loop {when} blocked for {lasting(block.seconds)} by {block.who}, at {block.where}.")
+    remarks += [f"{block.words[0].upper()}{block.words[1:]}." for block in worker.blocks]
     for run in worker.long_runs:
         holds = "" if run.limit is None else f", and holds {run.limit}, for which others wait"
         remarks.append(f"Job {run.job} ({run.task}) has run for {lasting(run.ran)}{holds}.")
+    if worker.lost_runs:
+        remarks.append(f"{worker.lost_words}.")
     if worker.has_uneven_clock:
         remarks.append(
             f"Its clock differs from the database’s by {worker.clock_offset:+.1f} s. Let its machine keep time (NTP)."

@@ -63,12 +63,14 @@ from fairlane.write_claim($1, $2, $3, $4, $5, $6, $7, $8::text::xid8, $9::text::
 select pg_advisory_unlock(1717660018, $1::integer), set_config('idle_session_timeout', '0', false)
 
 -- name: promote
--- Scheduled jobs whose time has come join their lanes at the end, or, in a sequence, in the place that they have kept.
--- Their bells go straight to the plan.
+-- Scheduled jobs whose time has come join their lanes at the end, or in the place that they have kept: in a sequence, or as
+-- suspects (2), which were given back if they are scheduled; had they run, they would be cleared. Their bells go straight to
+-- the plan.
 -- $1 queue, $2 now, $3 how many, $4 whether its jobs run in sequence
 with
 due as materialized (
-    select j.id, j.due_at, j.keeps_place, j.position, j.ready_at, j.given, j.given_by
+    select j.id, j.due_at, j.keeps_place, j.keeps_place and ($4::boolean or j.suspicion >= 2) as returns, j.position,
+        j.ready_at, j.given, j.given_by
     from fairlane.jobs j
     where j.queue_id = $1::integer and j.due_at is not null and j.due_at <= $2::bigint
     order by j.due_at, j.position
@@ -77,8 +79,8 @@ due as materialized (
 ),
 placed as materialized (
     select id, keeps_place, given, given_by,
-        case when $4::boolean and keeps_place then position else nextval('fairlane.positions') end as position,
-        case when $4 and keeps_place then ready_at else $2 end as ready_at
+        case when returns then position else nextval('fairlane.positions') end as position,
+        case when returns then ready_at else $2 end as ready_at
     from due
 ),
 joined as (

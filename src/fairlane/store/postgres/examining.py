@@ -57,6 +57,7 @@ async def find_subject(connection: Connection, job: UUID) -> Subject:
         row["outcome"],
         row["error"],
         row["worker_id"],
+        row["suspicion"],
     )
 
 

@@ -497,7 +497,7 @@ limit $3
 
 -- name: select_abandoned
 -- The claims that still stand under these leases.
-select j.id, j.lease, j.attempt, j.max_attempts, j.suspicion, j.claimed_at, l.worker_id
+select j.id, j.lease, j.task, j.attempt, j.max_attempts, j.suspicion, j.claimed_at, l.worker_id
 from fairlane.leases l
 cross join unnest(l.jobs) as held (id)
 join fairlane.jobs j on j.id = any (array[held.id])

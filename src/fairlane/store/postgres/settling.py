@@ -241,7 +241,7 @@ class Settler:
         next_due = await self._connections.again(
             lambda connection, _: connection.fetchval(STATEMENTS["next_lease_end"])
         )
-        return Reaped(settled, next_due)
+        return Reaped(settled, next_due, reaped.tasks)
 
     async def _reap(
         self, connection: Connection, limit: int, ended_by: Instant | None
@@ -262,12 +262,14 @@ class Settler:
                     limit -= row["jobs"]
             settlements: list[Settlement] = []
             inherited: list[list[Settlement]] = []
+            tasks: dict[UUID, str] = {}
             for lease in await _contended(connection, renewed_at) if renewed_at else ():
                 # Found again later. Were we to wait, so would all that other leases hold.
                 del renewed_at[lease]
             if renewed_at:
                 dying: dict[UUID, list[Settlement]] = {}
-                for each in await self._decided(connection, renewed_at):
+                decided, tasks = await self._decided(connection, renewed_at)
+                for each in decided:
                     if each.effects:
                         dying.setdefault(each.lease, []).append(each)
                     else:
@@ -275,19 +277,22 @@ class Settler:
                 inherited = [await _inherit(connection, lease, those) for lease, those in dying.items()]
                 lost = set(await _settle(connection, now, settlements, list(renewed_at), is_reaper=True))
                 settlements = [each for each in settlements if each.job not in lost]
-            return Reaped(settlements, await connection.fetchval(STATEMENTS["next_lease_end"])), inherited
+            return Reaped(settlements, await connection.fetchval(STATEMENTS["next_lease_end"]), tasks), inherited
 
-    async def _decided(self, connection: Connection, renewed_at: Mapping[UUID, int]) -> list[Settlement]:
-        """How the claims end that still stand under these leases."""
-        settlements = []
+    async def _decided(
+        self, connection: Connection, renewed_at: Mapping[UUID, int]
+    ) -> tuple[list[Settlement], dict[UUID, str]]:
+        """How the claims end that still stand under these leases, and the task of each job."""
+        settlements, tasks = [], {}
         for row in await connection.fetch(STATEMENTS["select_abandoned"], list(renewed_at)):
             *of_claim, worker = row
             claim = _abandoned(of_claim)
             ran = max(0, renewed_at[claim.lease] - claim.claimed_at)
             settlements.append(decide(claim, abandoned_by(worker), ran))
+            tasks[claim.id] = claim.task
         deaths = [each.job for each in settlements if each.is_death]
         on_dead = await _on_dead(connection, deaths) if deaths else {}
-        return [self._dying(each, on_dead) for each in settlements]
+        return [self._dying(each, on_dead) for each in settlements], tasks
 
 
 async def claims_beside(connection: Connection, worker: UUID, leases: Collection[UUID]) -> list[Claim]:
@@ -372,9 +377,9 @@ def _by_lease(settlements: Sequence[Settlement]) -> dict[UUID, set[UUID]]:
 
 
 def _abandoned(row: Sequence[object]) -> Claim:
-    job, lease, attempt, most, suspicion, claimed_at = row
+    job, lease, task, attempt, most, suspicion, claimed_at = row
     # Only what the decision looks at; the payload stays where it is.
-    return Claim(job, lease, "", "", 0, {}, b"", attempt, most, claimed_at, claimed_at, False, suspicion)  # type: ignore[arg-type]
+    return Claim(job, lease, "", task, 0, {}, b"", attempt, most, claimed_at, claimed_at, False, suspicion)  # type: ignore[arg-type]
 
 
 def _are_done(settlements: Sequence[Settlement]) -> bool:

@@ -9,6 +9,7 @@ from uuid import UUID, uuid4
 import msgspec
 
 from fairlane.clock import Instant
+from fairlane.job import SUSPECT_FROM
 from fairlane.policy.backlog import Backlog
 from fairlane.policy.overrides import Overrides
 from fairlane.policy.policy import Policy
@@ -443,7 +444,8 @@ def kept_places(tx: Transaction, queue: int) -> list[KeptPlaces]:
 
 
 def _promote(tx: Transaction, queue: QueueInForce, now: Instant) -> None:
-    """Scheduled jobs that are due join their lanes, and ring: at the end, or in the place they kept in a sequence."""
+    """Scheduled jobs that are due join their lanes, and ring: at the end, or in the place they kept in a sequence or
+    while they waited to run alone."""
     due = tx.all("select_due_jobs", queue.id, now, PROMOTE_AT_MOST)
     if not due:
         return
@@ -451,9 +453,11 @@ def _promote(tx: Transaction, queue: QueueInForce, now: Instant) -> None:
     in_sequence = queue.policy.sequence is not None
     promoted = []
     bells: dict[bytes, list[Any]] = {}
-    for position, lane, priority, keys, keeps_place, ready_at, given, given_by in due:
+    for position, lane, priority, keys, keeps_place, ready_at, given, given_by, suspicion in due:
         place += 1
-        joins = (position, ready_at) if in_sequence and keeps_place else (place, now)
+        # A suspect that is scheduled was given back: had it run, it would be cleared.
+        keeps = keeps_place and (in_sequence or suspicion >= SUSPECT_FROM)
+        joins = (position, ready_at) if keeps else (place, now)
         promoted.append((*joins, position))
         bell = bells.setdefault(lane, [queue.id, lane, priority, keys, 0, *joins, None, 0, None])
         bell[4] += 1

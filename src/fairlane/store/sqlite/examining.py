@@ -35,8 +35,9 @@ def find_subject(tx: Transaction, job: UUID) -> Subject:
     row = tx.one("select_subject", job.bytes)
     if row is None:
         raise no_such_job(job)
-    queue, task, state, priority, keys, lane, position, *rest, holder = row
+    queue, task, state, priority, keys, lane, position, *rest, holder, suspicion = row
     rest.append(None if holder is None else UUID(bytes=holder))
+    rest.append(suspicion)
     return Subject(queue, rows.decode_keys(keys), priority, job, task, State(state), lane, position, *rest)
 
 

@@ -66,14 +66,15 @@ values (?, ?, ?)
 
 -- name: select_due_jobs
 -- Scheduled jobs whose time has come, in the order in which they are due.
-select position, lane, priority, lane_keys, keeps_place, ready_at, given, given_by
+select position, lane, priority, lane_keys, keeps_place, ready_at, given, given_by, suspicion
 from jobs
 where queue = ? and due_at is not null and due_at <= ?
 order by due_at, position
 limit ?
 
 -- name: promote_job
--- The job joins its lane at the end: it gets a new position. (In a sequence, one that has kept its place is given that.)
+-- The job joins its lane at the end: it gets a new position. (One that has kept its place, in a sequence or while it was to
+-- run alone, is given that.)
 update jobs
 set position = ?, state = 1, ready_at = ?, due_at = null, keeps_place = 0
 where position = ?

@@ -293,6 +293,7 @@ def reap(
 ) -> tuple[Reaped, dict[int, int], list[UUID]]:
     """End the claims of leases that ran out. Returns also how many may start now by queue, and who was replaced."""
     settlements: list[Settlement] = []
+    tasks: dict[UUID, str] = {}
     leases = tx.all("select_expired_leases", now if ended_by is None else min(now, ended_by), limit)
     for lease, renewed_at, positions, worker in leases:
         claims = _claims(tx, lease, msgspec.json.decode(positions, type=list[int]))
@@ -301,10 +302,11 @@ def reap(
         for claim in claims:
             ran = max(0, renewed_at - claim.claimed_at)
             settlements.append(decide(claim, abandoned_by(UUID(bytes=worker)), ran))
+            tasks[claim.id] = claim.task
         if len(settlements) >= limit:
             break
     _, woken, replaced = settle(tx, settlements, now)
-    return Reaped(settlements, tx.value("next_lease_end")), woken, replaced
+    return Reaped(settlements, tx.value("next_lease_end"), tasks), woken, replaced
 
 
 def claims_beside(tx: Transaction, worker: UUID, leases: Collection[UUID]) -> list[Claim]:
