@@ -565,7 +565,7 @@ class ResidentBoard:
             self._drop_flow(flow)
 
     def _forget_lanes(self, most: int) -> None:
-        """The idle ones first, and of the others those that stand last. Their flows and gates count how many there are."""
+        """The idle ones first, and of the others those that stand last. Flows and gates know how many they have."""
         gone = [lane for lane in self.lanes.values() if lane.id not in self.changed[1]]
         gone.sort(key=lambda lane: (lane.standing == IDLE, lane.order), reverse=True)
         for lane in gone[: max(0, len(self.lanes) - most)]:
