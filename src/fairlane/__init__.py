@@ -3,6 +3,7 @@
 from fairlane.app import App
 from fairlane.clock import Clock, ManualClock, SystemClock
 from fairlane.codec import PayloadCodec, payload_type
+from fairlane.cron.schedules import Schedule
 from fairlane.effects import Effects
 from fairlane.errors import (
     AlreadySettled,
@@ -61,7 +62,6 @@ from fairlane.policy.partitions import partition_for, partition_number
 from fairlane.policy.reasons import Reason
 from fairlane.queue import Queue
 from fairlane.redaction import Disclosure
-from fairlane.scheduled import Schedule
 from fairlane.scheduler.explain import Explanation
 from fairlane.scheduler.measures import Simulation
 from fairlane.simulating import simulate

@@ -25,6 +25,7 @@ from fairlane.composition import (
     store_factory,
     without_password,
 )
+from fairlane.cron.runner import Firing
 from fairlane.declarations import Declarations
 from fairlane.declaring import checked_count, checked_size, checked_time, folder_of
 from fairlane.errors import (
@@ -51,7 +52,6 @@ from fairlane.store.protocol import Retention, Store
 from fairlane.task import Call, Duration, Progress, not_a_call, one_by_one
 from fairlane.telemetry.telemetry import Telemetry
 from fairlane.values import Values
-from fairlane.worker.firing import Firing
 from fairlane.worker.middleware import around_enqueue, wrapping_enqueues
 from fairlane.worker.options import WorkerOptions
 from fairlane.worker.upkeep import keep_up

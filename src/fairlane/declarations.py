@@ -8,6 +8,8 @@ from typing import Any, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
 from fairlane.clock import microseconds
 from fairlane.codec import PayloadCodec
+from fairlane.cron.recurrence import Missed
+from fairlane.cron.schedules import Schedule, declared_schedule
 from fairlane.declaring import (
     check_function,
     check_keys,
@@ -27,12 +29,10 @@ from fairlane.policy.dividing import divided
 from fairlane.policy.fair import Fair
 from fairlane.policy.gates import Limit
 from fairlane.policy.policy import Policy, checked_limits, refuse_pointless
-from fairlane.policy.recurrence import Missed
 from fairlane.policy.retry import Backoff
 from fairlane.policy.sharing import check_agreement
 from fairlane.policy.unique import Unique
 from fairlane.queue import Queue, QueueSource
-from fairlane.scheduled import Schedule, declared_schedule
 from fairlane.task import (
     AsyncTask,
     BoundTask,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fairlane import ConfigurationError
 from fairlane.clock import SECOND, Instant, as_datetime, as_instant
-from fairlane.policy.recurrence import AT_ONCE, GRACE, Cron, Every, Missed, Recurrence, due_slots, recurrence_of
+from fairlane.cron.recurrence import AT_ONCE, GRACE, Cron, Every, Missed, Recurrence, due_slots, recurrence_of
 
 BERLIN = "Europe/Berlin"
 LORD_HOWE = "Australia/Lord_Howe"

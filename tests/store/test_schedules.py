@@ -13,8 +13,8 @@ import pytest
 
 from fairlane import App, Backlog, JobRecord, ManualClock, State, Unique, UnknownSchedule
 from fairlane.clock import Instant, as_datetime, as_instant
+from fairlane.cron.schedules import job_of_slot
 from fairlane.errors import StoreUnavailable
-from fairlane.scheduled import job_of_slot
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import WorkerIdentity
 from tests.store.by_hand import url_of
@@ -146,7 +146,7 @@ async def test_a_schedule_that_is_declared_no_more_stops_and_is_shown_as_orphane
 async def test_an_older_program_leaves_a_newer_declaration_alone_until_nobody_has_it_any_more(
     shared_database: Database, clock: ManualClock, stack: AsyncExitStack
 ) -> None:
-    from fairlane.worker.firing import Firing
+    from fairlane.cron.runner import Firing
 
     old, new = program(shared_database, clock), program(shared_database, clock)
     for app, kind in ((old, "old"), (new, "new")):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fairlane.errors import ConfigurationError, UnknownQueue
 
 if TYPE_CHECKING:
-    from fairlane.worker.options import QueueShare
+    from fairlane.worker import QueueShare
 
 __all__ = ["queue_shares"]
 
@@ -20,7 +20,7 @@ _SLOTS = re.compile(r"(?P<name>[^=:\s]+)=(?P<min>\d*)[:-](?P<max>\d*)\Z")
 
 def queue_shares(queues: str | None, slots: Sequence[str], declared: Sequence[str]) -> tuple[QueueShare, ...]:
     """The queues that a worker serves (by default all that the app declares), each with its weight and slots."""
-    from fairlane.worker.options import QueueShare
+    from fairlane.worker import QueueShare
 
     named = declared if queues is None else [part for part in queues.split(",") if part.strip()]
     if not named and queues is None:

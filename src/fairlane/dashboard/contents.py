@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fairlane.dashboard.acting import Deed
 from fairlane.dashboard.page import Page
-from fairlane.dashboard.pages import audit, dead, jobs, keys, overview, queues, schedules, trying, workers
+from fairlane.dashboard.pages import jobs, keys, overview, queues, schedules, trying, workers
 
 __all__ = ["DEEDS", "PAGES"]
 
@@ -16,10 +16,10 @@ PAGES: tuple[Page, ...] = (
     keys.KEY,
     jobs.JOBS,
     jobs.JOB,
-    dead.PAGE,
+    jobs.DEAD,
     schedules.PAGE,
     workers.PAGE,
-    audit.PAGE,
+    jobs.AUDIT,
     trying.PAGE,
 )
 DEEDS: tuple[Deed, ...] = (*jobs.DEEDS, *queues.DEEDS, *schedules.DEEDS)

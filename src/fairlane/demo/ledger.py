@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from fairlane.demo.measures import SECOND, Run
+from fairlane.demo.measures import NANOSECONDS, Run
 
 __all__ = ["LedgerReader", "LedgerWriter"]
 
@@ -55,7 +55,7 @@ class LedgerReader:
     @property
     def elapsed(self) -> float:
         """Seconds from the first start to the last line."""
-        return (self._latest - self._first) / SECOND if self._first else 0.0
+        return (self._latest - self._first) / NANOSECONDS if self._first else 0.0
 
     def follow(self) -> bool:
         """Read what was written since the last time; whether there was anything."""

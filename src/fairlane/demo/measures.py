@@ -21,7 +21,7 @@ __all__ = [
     "worker_time",
 ]
 
-SECOND = 1_000_000_000
+NANOSECONDS = 1_000_000_000
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -84,7 +84,7 @@ def busiest_second(starts: Iterable[int]) -> int:
     ordered = sorted(starts)
     most = left = 0
     for right, start in enumerate(ordered):
-        while start - ordered[left] >= SECOND:
+        while start - ordered[left] >= NANOSECONDS:
             left += 1
         most = max(most, right - left + 1)
     return most

@@ -17,7 +17,8 @@ from fairlane.operations.describing import (
     describe_policy_change,
     describe_report,
 )
-from fairlane.operations.diagnosis import about_no_database, diagnose
+from fairlane.operations.diagnosis import diagnose
+from fairlane.operations.diagnosis_database import about_no_database
 from fairlane.operations.exporting import describe_exported, export_jobs, exported_columns
 from fairlane.operations.findings import Finding, Level
 from fairlane.operations.jobs import (

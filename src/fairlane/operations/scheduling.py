@@ -10,11 +10,11 @@ from uuid import UUID
 import msgspec
 
 from fairlane.clock import Instant, iso_text
+from fairlane.cron.recurrence import recurrence_of
 from fairlane.errors import UnknownSchedule
 from fairlane.job import JobRecord, State
 from fairlane.operations.asking import Intent
 from fairlane.operations.jobs import redacted
-from fairlane.policy.recurrence import recurrence_of
 from fairlane.redaction import Redactor
 from fairlane.store.protocol import Store
 from fairlane.store.queue_time import QueueTime

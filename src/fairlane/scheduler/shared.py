@@ -11,7 +11,7 @@ is rung, and its part is kept for it for a moment; then it goes to the others.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -33,7 +33,7 @@ KEEP = 50_000
 """Microseconds for which a queue's part of the room is kept for it once it has been rung."""
 
 
-def deal(room: int, taken: Sequence[int]) -> list[int]:
+def deal(room: int, taken: list[int]) -> list[int]:
     """Divide room so that whoever has taken the fewest catches up first; of equals, the first goes first."""
     order = sorted(range(len(taken)), key=lambda n: (taken[n], n))
     level = taken[order[0]] if order else 0
@@ -196,7 +196,7 @@ def rings_for_all(rows: Iterable[SharedGateRow]) -> list[Ring]:
     return [_ring(each.queue, row.limit, row.key) for row in rows for each in row.contenders if each.waits]
 
 
-def _ring(queue: str, limit: str, key: Sequence[str | None]) -> Ring:
+def _ring(queue: str, limit: str, key: Iterable[str | None]) -> Ring:
     return Ring(queue, gate_id(queue, limit, tuple(key)) if key else None)
 
 

@@ -12,13 +12,12 @@ import msgspec
 from fairlane.clock import Instant
 from fairlane.policy.overrides import NO_OVERRIDES
 from fairlane.policy.policy import Policy
+from fairlane.scheduler.board import IDLE, READY
 from fairlane.scheduler.journal import Delta, Mark
 from fairlane.scheduler.resident import Ask, Events, Found, ResidentBoard
-from fairlane.scheduler.snapshot import Arrival, FlowRow, Forced, Head, LaneRow, Plan, QueueRow, Standing
+from fairlane.scheduler.snapshot import Arrival, FlowRow, Forced, Head, LaneRow, Plan, QueueRow
 
 __all__ = ["upcoming"]
-
-READY, IDLE = int(Standing.READY), int(Standing.IDLE)
 
 
 def upcoming(

@@ -21,6 +21,7 @@ from typing import TypeVar
 from uuid import uuid4
 
 from fairlane.clock import SECOND, Clock, Instant, lasting, microseconds
+from fairlane.cron.runner import Firing, fire_schedules
 from fairlane.errors import ConfigurationError, StoreUnavailable
 from fairlane.scheduler.census import Miscount
 from fairlane.stamping import Stamp
@@ -31,7 +32,6 @@ from fairlane.telemetry.telemetry import Telemetry
 from fairlane.worker.claiming import Claiming
 from fairlane.worker.crew import Crew
 from fairlane.worker.execution import SETTLED_EVERY, Execution
-from fairlane.worker.firing import Firing, fire_schedules
 from fairlane.worker.following import LookAgain, follow_partitions
 from fairlane.worker.health import Health
 from fairlane.worker.leases import Leases

@@ -13,10 +13,10 @@ __all__ = ["PAGE"]
 ROWS = 50
 
 
-async def look(ask: Ask) -> dict[str, Any]:
+async def look_at_dead(ask: Ask) -> dict[str, Any]:
     wanted = filter_from(ask.query, state=State.DEAD)
     page = await ask.operations.list_jobs(wanted, ROWS, ask.query.get("after") or None, looks=1)
     return {"jobs": page.jobs, "after": page.after, "filter": {**shown_filter(ask.query), "state": "dead"}}
 
 
-PAGE = Page(path="/dead", title="Dead", template="dead.html", look=look, nav="Dead", shortcut="d")
+DEAD = Page(path="/dead", title="Dead", template="dead.html", look=look_at_dead, nav="Dead", shortcut="d")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fairlane.store.postgres.claims import Claimer, Watch
-from fairlane.store.postgres.claims import look as look_for_producers
 from fairlane.store.postgres.connections import STATEMENTS
 from fairlane.store.postgres.scheduling import QueueHandle, Scheduling
 from fairlane.store.protocol import Looked, WorkerIdentity
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
     from fairlane.store.postgres.wakeups import PostgresListener
 
 
-async def look(
+async def look_at(
     claimer: Claimer, queue: QueueHandle, want: int, worker: WorkerIdentity, listener: PostgresListener
 ) -> Looked:
     """How many jobs could start now, up to `want`."""
@@ -41,7 +40,7 @@ async def stop_looking(
 
 async def _look(scheduling: Scheduling, want: int, worker: WorkerIdentity, watch: Watch) -> Looked:
     connection = scheduling.connection
-    await look_for_producers(connection, [watch])
+    await look(connection, [watch])
     await connection.execute(STATEMENTS["begin_look"])
     loaded = await scheduling.see_to(await scheduling.load(want), want)
     plan = await scheduling.plan(loaded, want, listens=True)

@@ -34,9 +34,9 @@ from fairlane.store.operators import CANCEL, Handled, Listing
 from fairlane.store.postgres import (
     amending,
     census,
+    claims,
     examining,
     jobs,
-    looking,
     operators,
     partitions,
     policies,
@@ -300,8 +300,8 @@ class PostgresStore(Stats, Records, Values, ScheduleKeeping, Listing):
             raise ConfigurationError(f"listener={type(listener).__name__} is not of this store; take it from listen()")
         handle = await self._claimer.queue(queue)
         if want <= 0:
-            return await looking.stop_looking(self._claimer, handle, worker, listener)
-        return await looking.look(self._claimer, handle, want, worker, listener)
+            return await claims.stop_looking(self._claimer, handle, worker, listener)
+        return await claims.look_at(self._claimer, handle, want, worker, listener)
 
     async def settle(
         self,

@@ -19,20 +19,6 @@ from fairlane.clock import SECOND, Instant, as_datetime, as_instant, duration_te
 from fairlane.errors import ConfigurationError
 from fairlane.parameters import shown
 
-__all__ = [
-    "AT_ONCE",
-    "GRACE",
-    "Cron",
-    "Due",
-    "Every",
-    "Missed",
-    "Recurrence",
-    "check_missed",
-    "check_timezone",
-    "due_slots",
-    "recurrence_of",
-]
-
 Missed = Literal["skip", "once", "all"]
 """What becomes of slots that nobody was there to fire: none of them, the last one, or every one."""
 

@@ -10,12 +10,10 @@ from uuid import UUID
 import msgspec
 
 from fairlane.clock import Instant, as_datetime, microseconds
+from fairlane.cron.recurrence import Cron, Every, Missed, Recurrence, check_missed, check_timezone
 from fairlane.errors import ConfigurationError
 from fairlane.parameters import is_storable, shown
-from fairlane.policy.recurrence import Cron, Every, Missed, Recurrence, check_missed, check_timezone
 from fairlane.task import BoundTask, Call, Duration, Task
-
-__all__ = ["Schedule", "declared_schedule", "job_of_slot", "job_of_trigger"]
 
 LONGEST_NAME = 200
 LARGEST_CALL = 1 << 20

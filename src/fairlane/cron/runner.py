@@ -13,16 +13,14 @@ from typing import Any
 from uuid import UUID
 
 from fairlane.clock import SECOND, Clock, Instant, as_datetime
+from fairlane.cron.recurrence import Due, due_slots
+from fairlane.cron.schedules import Schedule, job_of_slot, job_of_trigger
 from fairlane.errors import DuplicateJob, FairlaneError, InvalidJob, StoreUnavailable
 from fairlane.job import NewJob
-from fairlane.policy.recurrence import Due, due_slots
-from fairlane.scheduled import Schedule, job_of_slot, job_of_trigger
 from fairlane.store.protocol import Store, WorkerIdentity
 from fairlane.store.schedules import Fired, ScheduleRow
 from fairlane.task import Call
 from fairlane.worker.timing import Outage, first_of, pause
-
-__all__ = ["Firing", "fire_schedules"]
 
 log = logging.getLogger("fairlane.worker")
 
