@@ -11,7 +11,7 @@ from bench.measuring import CLIENT, JOBS_PER_SECOND, SERVER
 from bench.peer import POSTGRES_PEERS
 from bench.works_peers import HUEY_DRAIN
 from bench.works_postgres import P50, P99
-from fairlane import plots
+from fairlane.simulation import plots
 
 __all__ = ["PICTURES", "draw"]
 

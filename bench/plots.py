@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 from fairlane import Concurrency, Fair, Policy, Workload
-from fairlane.plots import plot_simulations, plot_timeline
-from fairlane.scheduler.measures import measure, timeline
-from fairlane.simulating import record
+from fairlane.simulation.measures import measure, timeline
+from fairlane.simulation.plots import plot_simulations, plot_timeline
+from fairlane.simulation.replay import record
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "how-to" / "try-a-policy.md"

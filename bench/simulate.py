@@ -32,12 +32,12 @@ from rich.table import Table
 from bench.reality import NAP, app, make_app
 from fairlane import App, Concurrency, Fair, JobRecord, Policy, State, Task
 from fairlane.operations import list_jobs
-from fairlane.scheduler.measures import Group, Simulation, measure
-from fairlane.scheduler.simulate import JobKind, Recording
-from fairlane.simulating import record, simulate
+from fairlane.simulation.measures import Group, Simulation, measure
+from fairlane.simulation.replay import record, simulate
+from fairlane.simulation.run import JobKind, Recording
+from fairlane.simulation.workload import JobClass, RunTimes, Workload
 from fairlane.store.operators import JobFilter
 from fairlane.testing.postgres import ThrowawayPostgres
-from fairlane.workload import JobClass, RunTimes, Workload
 
 ROOT = Path(__file__).resolve().parent.parent
 TOLERANCE = 0.15

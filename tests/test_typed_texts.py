@@ -6,7 +6,7 @@ import pytest
 
 from fairlane.operations.typed_texts import LONGEST_TEXT, Misread, read_policy_text, read_workload_text
 from fairlane.policy import Concurrency, Fair, Policy
-from fairlane.workload import JobClass, Workload
+from fairlane.simulation.workload import JobClass, Workload
 
 
 def test_a_policy_is_read_from_what_is_shown_and_from_less() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from fairlane import Concurrency, ConfigurationError, Fair, JobClass, Policy, RunTimes, Workload, simulate
 from fairlane.clock import SECOND
-from fairlane.workload import read_trace
+from fairlane.simulation.workload import read_trace
 
 MONDAY = """
 seed = 7

@@ -63,12 +63,12 @@ from fairlane.policy.reasons import Reason
 from fairlane.queue import Queue
 from fairlane.redaction import Disclosure
 from fairlane.scheduler.explain import Explanation
-from fairlane.scheduler.measures import Simulation
-from fairlane.simulating import simulate
+from fairlane.simulation.measures import Simulation
+from fairlane.simulation.replay import simulate
+from fairlane.simulation.workload import JobClass, RunTimes, Workload
 from fairlane.task import BoundTask, Call, Task
 from fairlane.values import ABSENT, Page, Values
 from fairlane.worker import Health, JobContext, Middleware, QueueShare, Worker, WorkerOptions, context, run_worker
-from fairlane.workload import JobClass, RunTimes, Workload
 
 __all__ = [
     "ABSENT",

@@ -17,8 +17,8 @@ from click.testing import CliRunner, Result
 from fairlane.cli.policy_file import read_policy
 from fairlane.cli.program import program
 from fairlane.errors import ConfigurationError
-from fairlane.plots import Series, plot_areas, plot_bars, plot_lines
 from fairlane.policy import Concurrency, Fair, Policy, Rate
+from fairlane.simulation.plots import Series, plot_areas, plot_bars, plot_lines
 
 SHOP = """
 import asyncio

@@ -17,9 +17,9 @@ from random import Random
 from fairlane.clock import SECOND, Instant
 from fairlane.policy import AdaptiveConcurrency, Concurrency, Limit, Policy
 from fairlane.scheduler.board import Gate
-from fairlane.scheduler.memory import MemoryQueue
 from fairlane.scheduler.settlement import Verdict
 from fairlane.scheduler.snapshot import Start
+from fairlane.simulation.memory import MemoryQueue
 
 PICTURE = Path(__file__).resolve().parents[2] / "docs" / "images" / "adaptive.svg"
 

@@ -12,8 +12,8 @@ from itertools import count
 
 from fairlane.clock import SECOND, Instant
 from fairlane.policy import Policy
-from fairlane.scheduler.memory import MemoryQueue
 from fairlane.scheduler.snapshot import Head, Plan, Release, Start
+from fairlane.simulation.memory import MemoryQueue
 from tests.scheduler.ledger import LaneKey, Ledger, Run
 
 EPOCH = 1_900_000_000 * SECOND

@@ -10,9 +10,9 @@ from fairlane.clock import SECOND, Instant
 from fairlane.policy import AdaptiveConcurrency, Breaker, Fair, Limit, Policy
 from fairlane.policy.breaker import Closed, Opened, Probing
 from fairlane.scheduler.board import Gate
-from fairlane.scheduler.memory import MemoryQueue
 from fairlane.scheduler.settlement import Verdict
 from fairlane.scheduler.snapshot import Standing, Start
+from fairlane.simulation.memory import MemoryQueue
 
 NOW = 1_900_000_000 * SECOND
 GOOD, FAILED, NEUTRAL = Verdict

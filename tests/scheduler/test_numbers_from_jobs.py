@@ -9,9 +9,9 @@ import pytest
 from fairlane.clock import SECOND
 from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.policy.keys import flow_id, gate_id
-from fairlane.scheduler.memory import MemoryQueue
 from fairlane.scheduler.rebuild import rebuild
 from fairlane.scheduler.snapshot import GateRow
+from fairlane.simulation.memory import MemoryQueue
 from tests.scheduler.simulation import EPOCH
 
 

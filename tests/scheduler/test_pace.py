@@ -10,9 +10,9 @@ from fairlane import AdaptiveConcurrency, Breaker, Concurrency, Fair, Rate, Sequ
 from fairlane.clock import SECOND, Instant
 from fairlane.policy.gates import Limit
 from fairlane.policy.policy import Policy
-from fairlane.scheduler.memory import MemoryQueue
 from fairlane.scheduler.pace import AHEAD, LEAD, Pace, Passed
 from fairlane.scheduler.snapshot import Plan, Start
+from fairlane.simulation.memory import MemoryQueue
 
 NOW = 1_000 * SECOND
 MILLISECOND = SECOND // 1_000

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairlane.policy import Concurrency, Fair, Policy, Rate, Sequence, gate_id
-from fairlane.scheduler.memory import MemoryQueue
 from fairlane.scheduler.snapshot import KeptPlaces, Start
+from fairlane.simulation.memory import MemoryQueue
 
 SECOND = 1_000_000
 POLICIES = [

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairlane.policy import Concurrency, Fair, Policy, Rate
-from fairlane.scheduler.memory import MemoryQueue, SharedMemory
 from fairlane.scheduler.plan import plan_claims
 from fairlane.scheduler.shared import KEEP, SharedGate, deal
 from fairlane.scheduler.snapshot import (
@@ -21,6 +20,7 @@ from fairlane.scheduler.snapshot import (
     Start,
     Supply,
 )
+from fairlane.simulation.memory import MemoryQueue, SharedMemory
 
 COUNTS = st.lists(st.integers(0, 60), min_size=1, max_size=6)
 

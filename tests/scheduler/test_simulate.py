@@ -12,8 +12,8 @@ from msgspec import structs
 from fairlane.clock import SECOND
 from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.policy.numbers import FromJob
-from fairlane.scheduler.measures import Simulation, Waits, jain_index, measure, timeline
-from fairlane.scheduler.simulate import Fleet, JobKind, Recording, SimulatedJob, play
+from fairlane.simulation.measures import Simulation, Waits, jain_index, measure, timeline
+from fairlane.simulation.run import Fleet, JobKind, Recording, SimulatedJob, play
 from tests.scheduler.ledger import scope_of, too_fast
 from tests.scheduler.strategies import keys, policies, priorities
 

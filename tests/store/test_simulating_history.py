@@ -10,7 +10,7 @@ from fairlane.operations.trying import try_policies
 from fairlane.policy import Concurrency, Fair, Policy
 from fairlane.policy.numbers import FromJob
 from fairlane.scheduler.settlement import Died
-from fairlane.simulating import read_history, simulate
+from fairlane.simulation.replay import read_history, simulate
 from fairlane.store.protocol import Store
 from tests.store.harness import SECOND, claim, finish, given_jobs, new_jobs
 

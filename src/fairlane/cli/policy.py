@@ -166,6 +166,6 @@ def _ask(app: App, question: Callable[[Store], Awaitable[T]]) -> tuple[T, Instan
 
 def _said(policy: Policy) -> str:
     """A policy as one would write it in Python."""
-    from fairlane.scheduler.measures import describe
+    from fairlane.simulation.measures import describe
 
     return describe(policy)

@@ -14,8 +14,8 @@ from fairlane.errors import ConfigurationError, UnknownQueue
 
 if TYPE_CHECKING:
     from fairlane.policy.policy import Policy
-    from fairlane.scheduler.measures import Simulation
-    from fairlane.scheduler.simulate import Recording, SimulatedJob
+    from fairlane.simulation.measures import Simulation
+    from fairlane.simulation.run import Recording, SimulatedJob
 
 __all__ = ["simulate"]
 
@@ -54,7 +54,7 @@ def simulate(as_json: bool, plot: str | None, shown_keys: int, **options: Any) -
       fairlane simulate --app shop:app --history webhooks --last 1h --against next.json --json
     """
     from fairlane.cli.tell_simulation import tell_simulations, write_plots
-    from fairlane.scheduler.measures import measure, report_by
+    from fairlane.simulation.measures import measure, report_by
 
     sources = [name for name in ("workload", "trace", "history") if options[name]]
     if len(sources) != 1:
@@ -103,7 +103,7 @@ def _declared(options: dict[str, Any], *, required: bool) -> Policy | None:
 
 def _foreseen(options: dict[str, Any]) -> list[SimulatedJob]:
     from fairlane.cli.policy_file import read_bytes
-    from fairlane.workload import Workload, read_trace
+    from fairlane.simulation.workload import Workload, read_trace
 
     if path := options["workload"]:
         return Workload.parse(read_bytes("--workload", path), f"--workload {path}").simulated(options["seed"])
@@ -118,7 +118,7 @@ def _remembered(options: dict[str, Any]) -> tuple[Policy, list[SimulatedJob]]:
     from fairlane.cli.database import app_of, existing_store
     from fairlane.cli.telling import Progress
     from fairlane.clock import microseconds
-    from fairlane.simulating import read_history
+    from fairlane.simulation.replay import read_history
     from fairlane.store.job_rows import not_among
 
     queue, last = options["history"], microseconds(options["last"])
@@ -158,7 +158,7 @@ def _fewer_collections() -> Iterator[None]:
 
 def _record(policy: Policy, jobs: Iterable[SimulatedJob], options: dict[str, Any]) -> Recording:
     from fairlane.cli.telling import Progress
-    from fairlane.simulating import record
+    from fairlane.simulation.replay import record
 
     with Progress("jobs simulated") as progress, _fewer_collections():
         return record(

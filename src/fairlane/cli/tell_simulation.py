@@ -13,8 +13,8 @@ from fairlane.clock import measured
 from fairlane.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from fairlane.scheduler.measures import Group, Simulation
-    from fairlane.scheduler.simulate import Recording
+    from fairlane.simulation.measures import Group, Simulation
+    from fairlane.simulation.run import Recording
 
 __all__ = ["tell_simulations", "write_plots"]
 
@@ -106,8 +106,8 @@ def _percent(share: float) -> str:
 
 def write_plots(folder: str, simulations: Sequence[Simulation], recordings: Sequence[Recording]) -> None:
     """waits.svg for all, slots-a.svg and waiting-a.svg for each policy."""
-    from fairlane.plots import plot_simulations, plot_timeline
-    from fairlane.scheduler.measures import timeline
+    from fairlane.simulation.measures import timeline
+    from fairlane.simulation.plots import plot_simulations, plot_timeline
 
     plots = {"waits.svg": plot_simulations(simulations)}
     for letter, each, recording in zip(LETTERS.lower(), simulations, recordings, strict=False):

@@ -15,7 +15,7 @@ from fairlane.dashboard.api_requests import StateName
 from fairlane.operations.findings import Level
 from fairlane.operations.views import QueueView
 from fairlane.policy.numbers import Origin
-from fairlane.scheduler.measures import Simulation, Timeline
+from fairlane.simulation.measures import Simulation, Timeline
 
 __all__ = [
     "AttemptShown",

@@ -17,7 +17,7 @@ from fairlane.operations.seeing_keys import MOST_KEYS
 from fairlane.operations.trying import MOST_POLICIES, MOST_SLOTS
 from fairlane.operations.views import KeySort
 from fairlane.policy.keys import MAX_KEY_BYTES
-from fairlane.workload import Workload
+from fairlane.simulation.workload import Workload
 
 __all__ = [
     "ActOnJobs",

@@ -10,7 +10,7 @@ from typing import Any
 from fairlane.clock import measured
 from fairlane.operations.trying import Tried
 from fairlane.policy.policy import Policy
-from fairlane.scheduler.measures import Group, LimitUse, Simulation, Timeline
+from fairlane.simulation.measures import Group, LimitUse, Simulation, Timeline
 
 __all__ = ["Comparison", "Side", "compare"]
 

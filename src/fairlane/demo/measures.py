@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import msgspec
 
-from fairlane.scheduler.measures import jain_index
+from fairlane.simulation.measures import jain_index
 
 __all__ = [
     "Run",

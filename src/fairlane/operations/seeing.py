@@ -41,7 +41,7 @@ from fairlane.scheduler.estimate import Seen
 from fairlane.scheduler.explain import forwarded_to_an_engine
 from fairlane.scheduler.figures import Held, Minute
 from fairlane.scheduler.gauge import Gauge
-from fairlane.scheduler.measures import describe
+from fairlane.simulation.measures import describe
 from fairlane.store.decoding import Declared
 from fairlane.store.figures import QueueFigures, WorkerSeen, serves, service_of
 from fairlane.store.protocol import Store

@@ -43,9 +43,9 @@ from fairlane.policy.policy import Policy
 from fairlane.policy.unique import OnReplayConflict
 from fairlane.redaction import Audience, Redact, Redactor, Surface
 from fairlane.scheduler.explain import Explanation
+from fairlane.simulation.workload import Workload
 from fairlane.store.operators import JobFilter, JobPage
 from fairlane.store.protocol import Store
-from fairlane.workload import Workload
 
 __all__ = ["Operations", "OperationsSource"]
 

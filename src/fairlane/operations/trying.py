@@ -18,11 +18,11 @@ from fairlane.policy.by import normalize_by
 from fairlane.policy.overrides import NO_OVERRIDES
 from fairlane.policy.policy import Policy
 from fairlane.policy.reading import parse_policy
-from fairlane.scheduler.measures import Simulation, Timeline, measure, report_by, timeline
-from fairlane.scheduler.simulate import SimulatedJob
-from fairlane.simulating import read_history, record
+from fairlane.simulation.measures import Simulation, Timeline, measure, report_by, timeline
+from fairlane.simulation.replay import read_history, record
+from fairlane.simulation.run import SimulatedJob
+from fairlane.simulation.workload import Workload
 from fairlane.store.protocol import Store
-from fairlane.workload import Workload
 
 __all__ = ["MOST_POLICIES", "MOST_SIMULATED", "MOST_SLOTS", "PolicyGiven", "Tried", "try_policies"]
 

@@ -15,7 +15,7 @@ import msgspec
 from fairlane.errors import ConfigurationError, FairlaneError
 from fairlane.policy.policy import Policy
 from fairlane.policy.reading import POLICY_EXAMPLE, parse_policy
-from fairlane.workload import JobClass, Workload
+from fairlane.simulation.workload import JobClass, Workload
 
 __all__ = ["LONGEST_TEXT", "Misread", "read_policy_text", "read_workload_text"]
 

@@ -17,10 +17,10 @@ from fairlane.parameters import checked, shown
 from fairlane.policy.keys import canonical_keys
 from fairlane.policy.policy import Policy
 from fairlane.queue import Queue
-from fairlane.scheduler.measures import Simulation, measure, share_when_all_wait
-from fairlane.scheduler.simulate import Recording
-from fairlane.simulating import record
-from fairlane.workload import Duration, JobClass, RunTimes, Workload
+from fairlane.simulation.measures import Simulation, measure, share_when_all_wait
+from fairlane.simulation.replay import record
+from fairlane.simulation.run import Recording
+from fairlane.simulation.workload import Duration, JobClass, RunTimes, Workload
 
 __all__ = ["Figure", "Trial", "arrivals", "try_policy"]
 

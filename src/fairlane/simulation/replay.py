@@ -12,14 +12,12 @@ from fairlane.job import JobRecord, State
 from fairlane.parameters import checked
 from fairlane.policy.by import normalize_by
 from fairlane.policy.policy import Policy
-from fairlane.scheduler.measures import Simulation, measure
-from fairlane.scheduler.simulate import Fleet, Recording, SimulatedJob, play
+from fairlane.simulation.measures import Simulation, measure
+from fairlane.simulation.run import Fleet, Recording, SimulatedJob, play
+from fairlane.simulation.workload import Workload, kind_of
 from fairlane.store.finding import find_jobs
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
-from fairlane.workload import Workload, kind_of
-
-__all__ = ["CLAIM_TIME", "HISTORY_LIMIT", "SETTLE_TIME", "read_history", "record", "simulate"]
 
 CLAIM_TIME = "4ms"
 SETTLE_TIME = "4ms"

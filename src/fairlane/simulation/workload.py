@@ -19,9 +19,7 @@ from fairlane.errors import ConfigurationError, FairlaneError
 from fairlane.parameters import check_fields, checked, shown
 from fairlane.policy.keys import canonical_keys
 from fairlane.policy.retry import Backoff
-from fairlane.scheduler.simulate import JobKind, SimulatedJob
-
-__all__ = ["JobClass", "RunTimes", "Workload", "kind_of", "read_trace"]
+from fairlane.simulation.run import JobKind, SimulatedJob
 
 Duration = str | float
 MOST_JOBS = 50_000_000

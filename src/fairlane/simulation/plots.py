@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log10
 
-from fairlane.scheduler.measures import Simulation, Timeline
-
-__all__ = ["Series", "plot_areas", "plot_bars", "plot_lines", "plot_simulations", "plot_timeline"]
+from fairlane.simulation.measures import Simulation, Timeline
 
 WIDTH, HEIGHT = 760, 330
 LEFT, RIGHT, TOP, BOTTOM = 70, 24, 64, 46

@@ -32,8 +32,6 @@ from fairlane.scheduler.snapshot import (
     Start,
 )
 
-__all__ = ["MemoryQueue", "SharedMemory"]
-
 
 class SharedMemory:
     """What several queues share: the gates of limits that have a name."""

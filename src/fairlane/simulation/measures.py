@@ -15,21 +15,7 @@ from fairlane.clock import SECOND, Instant
 from fairlane.policy.by import By
 from fairlane.policy.keys import select
 from fairlane.policy.policy import Policy
-from fairlane.scheduler.simulate import Recording
-
-__all__ = [
-    "Group",
-    "LimitUse",
-    "Simulation",
-    "Timeline",
-    "Waits",
-    "describe",
-    "jain_index",
-    "measure",
-    "report_by",
-    "share_when_all_wait",
-    "timeline",
-]
+from fairlane.simulation.run import Recording
 
 Name = tuple[str | None, ...]
 
