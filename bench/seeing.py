@@ -22,11 +22,11 @@ from fairlane import App
 from fairlane.job import NewJob, new_job_ids
 from fairlane.policy import Concurrency, Fair, Policy, Rate, lane_id
 from fairlane.scheduler.settlement import Done, settle
-from fairlane.store.figures import KeySort
 from fairlane.store.postgres import PostgresStore
 from fairlane.store.protocol import Store, WorkerIdentity
 from fairlane.store.sqlite import SqliteStore
 from fairlane.store.stats import Moment
+from fairlane.store.stats_values import KeySort
 from fairlane.testing.postgres import ThrowawayPostgres
 
 QUEUE = "webhooks"

@@ -18,8 +18,7 @@ from fairlane.operations.diagnosis_workers import about_workers
 from fairlane.operations.findings import Finding, Level, by_level
 from fairlane.operations.views import WorkerView
 from fairlane.policy import Concurrency, Fair, Policy, Rate
-from fairlane.scheduler.figures import Minute
-from fairlane.store.figures import PUBLISHING, Counted, QueueFigures
+from fairlane.stats.keys import Minute
 from fairlane.store.health import (
     ConnectionLimit,
     HorizonHolder,
@@ -30,6 +29,7 @@ from fairlane.store.health import (
 )
 from fairlane.store.queue_time import QueueTime
 from fairlane.store.schedules import ScheduleRow
+from fairlane.store.stats_values import PUBLISHING, Counted, QueueFigures
 
 MINUTE, HOUR, MEGABYTE = 60 * SECOND, 3_600 * SECOND, 1 << 20
 NOW = 1_000_000 * MINUTE

@@ -14,9 +14,9 @@ from fairlane.operations.gauging import drained_in
 from fairlane.operations.views import KeyView
 from fairlane.policy import Policy
 from fairlane.scheduler.estimate import Seen
-from fairlane.scheduler.figures import MINUTE, Minute, Within
-from fairlane.scheduler.gauge import board_now, gauges
 from fairlane.scheduler.settlement import Done, settle
+from fairlane.stats.gates import board_now, gauges
+from fairlane.stats.keys import MINUTE, Minute, Within
 from tests.store.harness import LEASE, WORKER, serving
 
 CYCLE = 45_000

@@ -19,8 +19,8 @@ from fairlane.cli.workers import draw_workers
 from fairlane.clock import SECOND
 from fairlane.operations import diagnosis_database
 from fairlane.operations.views import HintKind, QueueStatus, QueueView, WorkerList
-from fairlane.store.figures import BlockedLoop, LongRun, WorkerReport
 from fairlane.store.protocol import WorkerIdentity
+from fairlane.store.stats_values import BlockedLoop, LongRun, WorkerReport
 from fairlane.worker.reporting import take_back
 from tests.waiting import until_found
 from tests.worker.harness import reaches, working

@@ -21,8 +21,8 @@ from fairlane.operations.diagnosis import diagnose
 from fairlane.operations.views import HintKind, QueueStatus
 from fairlane.policy.reasons import Reason
 from fairlane.scheduler.settlement import Done, Failed, Released, settle
-from fairlane.store.figures import WorkerReport
 from fairlane.store.protocol import Store, WorkerIdentity
+from fairlane.store.stats_values import WorkerReport
 from tests.store.harness import checkpointed
 
 WORKER = WorkerIdentity(uuid4(), "host:1")

@@ -17,7 +17,7 @@ from fairlane.policy.partitions import parse_partition, partition_name, whole_of
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.scheduler.estimate import Seen
 from fairlane.scheduler.explain import Explanation, Facts, Hold, explain, paused, together
-from fairlane.scheduler.gauge import Gauge, gauges
+from fairlane.stats.gates import Gauge, gauges
 from fairlane.store.finding import find_jobs
 from fairlane.store.job_rows import not_among
 from fairlane.store.operators import JobFilter

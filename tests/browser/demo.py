@@ -16,9 +16,9 @@ from fairlane.clock import SECOND, ManualClock
 from fairlane.job import Claim, State
 from fairlane.policy.gates import Limit
 from fairlane.scheduler.settlement import Died, Done, Failed, Outcome, settle
-from fairlane.store.figures import WorkerReport
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store, WorkerIdentity
+from fairlane.store.stats_values import WorkerReport
 from fairlane.task import Call, Task
 from tests.store.harness import claim as claim_jobs
 

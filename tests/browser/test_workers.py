@@ -7,8 +7,8 @@ from uuid import uuid4
 from playwright.sync_api import Page, expect
 
 from fairlane.clock import SECOND
-from fairlane.store.figures import WorkerReport
 from fairlane.store.protocol import WorkerIdentity
+from fairlane.store.stats_values import WorkerReport
 from tests.browser.harness import Served, go, log_in, on_any_store
 
 

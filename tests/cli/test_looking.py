@@ -25,8 +25,8 @@ from click.testing import CliRunner, Result
 from fairlane import App, Concurrency, Fair
 from fairlane.cli.program import program
 from fairlane.scheduler.settlement import Done, settle
-from fairlane.store.figures import WorkerReport
 from fairlane.store.protocol import Store, WorkerIdentity
+from fairlane.store.stats_values import WorkerReport
 
 Run = Callable[..., Result]
 SECOND = 1_000_000

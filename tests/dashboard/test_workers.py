@@ -9,9 +9,9 @@ from uuid import uuid4
 from fairlane import App
 from fairlane.clock import SECOND, ManualClock
 from fairlane.dashboard.pages import workers as page
-from fairlane.store.figures import BlockedLoop, LongRun, WorkerReport
 from fairlane.store.protocol import WorkerIdentity
 from fairlane.store.stats import Moment
+from fairlane.store.stats_values import BlockedLoop, LongRun, WorkerReport
 from tests.dashboard.harness import ROOT, VIEWER_TOKEN, Site
 
 LOOPS = {"claims": "running", "leases": "running"}

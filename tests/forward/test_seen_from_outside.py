@@ -20,8 +20,8 @@ from fairlane.forward.routes import RoutedCall
 from fairlane.operations import diagnose, overview
 from fairlane.operations.findings import Level
 from fairlane.operations.views import QueueStatus
-from fairlane.store.figures import PUBLISHING, unbegun_in
 from fairlane.store.protocol import Store
+from fairlane.store.stats_values import PUBLISHING, unbegun_in
 from tests.forward.paper import PaperForwarder, dispatching
 from tests.waiting import until
 from tests.worker.harness import reaches

@@ -12,7 +12,9 @@ from fairlane import Concurrency, Fair, Rate
 from fairlane.clock import SECOND
 from fairlane.policy import Policy
 from fairlane.policy.keys import select
-from fairlane.scheduler.figures import (
+from fairlane.scheduler.snapshot import LaneTally, Plan, Tally
+from fairlane.stats.claims import decode_tally, encode_tally
+from fairlane.stats.keys import (
     DAY,
     HOUR,
     MINUTE,
@@ -27,8 +29,6 @@ from fairlane.scheduler.figures import (
     count_lanes,
     jobs_held,
 )
-from fairlane.scheduler.snapshot import LaneTally, Plan, Tally
-from fairlane.scheduler.tally import decode_tally, encode_tally
 from tests.scheduler.ledger import LaneKey
 from tests.scheduler.lives import drain, take
 from tests.scheduler.simulation import EPOCH, Bench

@@ -22,10 +22,10 @@ from fairlane.job import Claim, NewJob, State, new_job_ids
 from fairlane.operations import Finding, diagnose
 from fairlane.policy import Concurrency, Policy, Rate, canonical_keys, lane_id
 from fairlane.scheduler.settlement import Done, Outcome, settle
-from fairlane.store.figures import WorkerReport
 from fairlane.store.postgres import PostgresStore
 from fairlane.store.protocol import Claimed, Listener, QueueCounts, Store, WorkerIdentity
 from fairlane.store.sqlite import SqliteStore
+from fairlane.store.stats_values import WorkerReport
 from tests.waiting import PATIENCE
 
 __all__ = [

@@ -18,8 +18,8 @@ from fairlane.policy.reasons import Reason
 from fairlane.scheduler.explain import Explanation, explain
 from fairlane.scheduler.settlement import Failed, Released
 from fairlane.store.auditing import Note
-from fairlane.store.figures import PUBLISHING, WorkerReport
 from fairlane.store.protocol import Store, WorkerIdentity
+from fairlane.store.stats_values import PUBLISHING, WorkerReport
 from tests.store.harness import (
     LEASE,
     MINUTE,

@@ -22,15 +22,15 @@ from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.policy.by import By
 from fairlane.policy.keys import select
 from fairlane.policy.overrides import Kind, Override
-from fairlane.scheduler.figures import Held, KeyFigures
-from fairlane.scheduler.gauge import gauges
 from fairlane.scheduler.settlement import Died, Done, Failed, Outcome, Released, Snoozed
+from fairlane.stats.gates import gauges
+from fairlane.stats.keys import Held, KeyFigures
 from fairlane.store.auditing import Note
-from fairlane.store.figures import KeySort, WorkerReport
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
 from fairlane.store.sqlite import SqliteStore
 from fairlane.store.stats import Moment
+from fairlane.store.stats_values import KeySort, WorkerReport
 from tests.store.harness import (
     MINUTE,
     SECOND,
@@ -807,7 +807,7 @@ async def test_a_key_of_a_scope_that_is_new_to_the_policy_is_listed_at_once(stor
 async def test_whoever_claims_without_a_worker_keeps_the_journal_short(
     store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fairlane.store.keeper.AT_CHECKPOINT", 10)
+    monkeypatch.setattr("fairlane.store.stats_sums.AT_CHECKPOINT", 10)
     await store.declare(POLICY)
     for round_ in range(1, 6):
         for _ in range(20):

@@ -15,9 +15,9 @@ import pytest
 from fairlane.clock import ManualClock
 from fairlane.operations import Intent, pause, resume, suspend, unsuspend
 from fairlane.policy import Fair, Policy, Rate
-from fairlane.store.figures import WorkerReport
 from fairlane.store.health import PostgresHealth, SqliteHealth
 from fairlane.store.protocol import Store, WorkerIdentity
+from fairlane.store.stats_values import WorkerReport
 from tests.model import boards
 from tests.store.harness import MINUTE, SECOND, Database, claim, diagnosed, finish, given_jobs
 

@@ -13,10 +13,10 @@ import pytest
 
 from fairlane.policy import Concurrency, Fair, Policy
 from fairlane.scheduler.settlement import Died, Done
-from fairlane.store import sums
-from fairlane.store.figures import Tallied
+from fairlane.store import stats_sums as sums
 from fairlane.store.protocol import Store
 from fairlane.store.stats import Looking, Moment
+from fairlane.store.stats_values import Tallied
 from tests.store.harness import Database, Kind, claim, finish, given_jobs
 from tests.store.nursery import Nursery
 from tests.waiting import until_found

@@ -9,10 +9,10 @@ import pytest
 
 from fairlane.clock import ManualClock
 from fairlane.policy import Concurrency, Fair, Policy
-from fairlane.store import key_rows
-from fairlane.store.figures import KeySort
+from fairlane.store import stats_rows as key_rows
 from fairlane.store.protocol import Store
 from fairlane.store.stats import Moment
+from fairlane.store.stats_values import KeySort
 from tests.store.harness import claim, finish, given_jobs
 from tests.store.test_figures import ACCOUNT, POLICY, all_keys, keys, tally_all
 

@@ -10,9 +10,9 @@ import pytest
 from fairlane.clock import ManualClock
 from fairlane.policy import Backlog, Concurrency, Fair, Policy, Sequence
 from fairlane.policy.by import By
-from fairlane.scheduler.figures import Held
-from fairlane.scheduler.gauge import gauges
 from fairlane.scheduler.settlement import Failed, Released
+from fairlane.stats.gates import gauges
+from fairlane.stats.keys import Held
 from fairlane.store.auditing import Note
 from fairlane.store.protocol import Store
 from fairlane.store.stats import Moment

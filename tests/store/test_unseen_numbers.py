@@ -14,9 +14,9 @@ from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.policy.by import By
 from fairlane.policy.overrides import Kind, Override
 from fairlane.policy.policy import WEIGHT
-from fairlane.scheduler.figures import Held
-from fairlane.scheduler.gauge import Gauge, gauges
 from fairlane.scheduler.settlement import Died
+from fairlane.stats.gates import Gauge, gauges
+from fairlane.stats.keys import Held
 from fairlane.store.auditing import Note
 from fairlane.store.protocol import Store
 from fairlane.store.stats import Moment

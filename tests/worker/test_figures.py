@@ -11,10 +11,10 @@ import pytest
 
 from fairlane import App, ManualClock, State, Task
 from fairlane.clock import SECOND, Instant
-from fairlane.scheduler.figures import KeyFigures
-from fairlane.store.figures import Tallied
+from fairlane.stats.keys import KeyFigures
 from fairlane.store.protocol import Store
 from fairlane.store.stats import Moment
+from fairlane.store.stats_values import Tallied
 from fairlane.worker.tallying import EVERY, RESTS, keep_figures
 from fairlane.worker.timing import Outage
 from fairlane.worker.troubles import Troubles

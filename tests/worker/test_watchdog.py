@@ -14,7 +14,7 @@ import pytest
 from fairlane import App, Concurrency, ManualClock, State
 from fairlane.clock import SECOND
 from fairlane.scheduler.settlement import Released, settle
-from fairlane.store.figures import BlockedLoop
+from fairlane.store.stats_values import BlockedLoop
 from fairlane.worker.execution import Run
 from fairlane.worker.outcomes import Stop
 from fairlane.worker.runs import RunTimes

@@ -28,7 +28,7 @@ from fairlane.job import Claim
 from fairlane.policy.partitions import whole_of
 from fairlane.scheduler.pace import Pace
 from fairlane.scheduler.settlement import Cancelled, Died, Outcome, Released, Settlement, settle
-from fairlane.store.figures import PUBLISHING, unbegun_in
+from fairlane.store.stats_values import PUBLISHING, unbegun_in
 from fairlane.worker.execution import NO_PACES, Execution, Run
 from fairlane.worker.outcomes import Stop, summary
 from fairlane.worker.slots import QueueSlots

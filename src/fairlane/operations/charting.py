@@ -7,7 +7,7 @@ from functools import reduce
 
 from fairlane.clock import SECOND, Instant, as_datetime
 from fairlane.operations.views import Chart, KeyMinute, MinuteView
-from fairlane.scheduler.figures import Minute, Span
+from fairlane.stats.keys import Minute, Span
 
 __all__ = ["MINUTE", "SHOWN", "chart_of", "key_minutes", "lately", "latest", "per_minute"]
 

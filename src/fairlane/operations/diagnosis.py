@@ -31,8 +31,8 @@ from fairlane.operations.views import WorkerView
 from fairlane.policy.partitions import whole_of
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.explain import forwarded_to_an_engine
-from fairlane.store.figures import serves
 from fairlane.store.protocol import QueueCounts, Store
+from fairlane.store.stats_values import serves
 
 __all__ = ["about_no_database", "diagnose", "findings_at_a_glance"]
 

@@ -11,11 +11,11 @@ from fairlane.operations.views import WorkerView
 from fairlane.policy.keys import flow_id, gate_id
 from fairlane.policy.overrides import Scope, pause_name, without_place
 from fairlane.policy.policy import Policy
-from fairlane.store.figures import KeyPage, LanesCounted
 from fairlane.store.finding import find_jobs
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
 from fairlane.store.stats import Looking, Moment
+from fairlane.store.stats_values import KeyPage, LanesCounted
 
 __all__ = ["NamedKey", "about_named_keys", "about_tasks", "named_keys"]
 

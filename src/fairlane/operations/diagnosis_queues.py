@@ -12,12 +12,12 @@ from fairlane.operations.findings import Finding, Level
 from fairlane.policy.keys import key_words
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.explain import no_service, start_command
-from fairlane.scheduler.figures import Minute
-from fairlane.store.figures import QueueFigures
+from fairlane.stats.keys import Minute
 from fairlane.store.finding import find_jobs
 from fairlane.store.health import Standstill
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import FOLD_AT_MOST, QueueCounts, Store
+from fairlane.store.stats_values import QueueFigures
 
 __all__ = [
     "LONG_OVERDUE",

@@ -9,7 +9,7 @@ from fairlane.clock import lasting
 from fairlane.operations.findings import Finding, Level
 from fairlane.operations.views import BlockView, LongRunView, WorkerView
 from fairlane.policy.partitions import whole_of
-from fairlane.store.figures import PUBLISHING, unbegun_in
+from fairlane.store.stats_values import PUBLISHING, unbegun_in
 
 __all__ = ["about_reported_tasks", "about_workers", "knows", "unknown_tasks"]
 

@@ -9,7 +9,7 @@ from fairlane.operations.views import GaugeView
 from fairlane.policy.overrides import PauseGate
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.scheduler.estimate import drains_at, run_time_of
-from fairlane.scheduler.gauge import Gauge, gauges
+from fairlane.stats.gates import Gauge, gauges
 from fairlane.store.stats import Looking, Moment, Wanted
 
 __all__ = ["drained_in", "gauge_view", "gauges_of", "limit_words"]

@@ -14,9 +14,9 @@ from fairlane.operations.seeing import queues_at
 from fairlane.operations.seeing_keys import page_at
 from fairlane.operations.views import KeyView
 from fairlane.policy.partitions import whole_of
-from fairlane.store.figures import KeySort
 from fairlane.store.protocol import Store
 from fairlane.store.stats import Looking, Moment
+from fairlane.store.stats_values import KeySort
 
 __all__ = ["Ranking", "rank_keys"]
 

@@ -39,13 +39,13 @@ from fairlane.policy.partitions import whole_of
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.estimate import Seen
 from fairlane.scheduler.explain import forwarded_to_an_engine
-from fairlane.scheduler.figures import Held, Minute
-from fairlane.scheduler.gauge import Gauge
 from fairlane.simulation.measures import describe
+from fairlane.stats.gates import Gauge
+from fairlane.stats.keys import Held, Minute
 from fairlane.store.decoding import Declared
-from fairlane.store.figures import QueueFigures, WorkerSeen, serves, service_of
 from fairlane.store.protocol import Store
 from fairlane.store.stats import Looking, Moment
+from fairlane.store.stats_values import QueueFigures, WorkerSeen, serves, service_of
 
 __all__ = ["list_queues", "overview", "overview_beside", "queues_at", "show_queue"]
 

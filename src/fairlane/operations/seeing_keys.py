@@ -21,14 +21,14 @@ from fairlane.policy.partitions import whole_of
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.scheduler.estimate import Seen
 from fairlane.scheduler.explain import no_service
-from fairlane.scheduler.figures import HOUR, HOURS, KeyFigures
-from fairlane.scheduler.gauge import Gauge, origin_of_weight
 from fairlane.scheduler.snapshot import LaneTally
-from fairlane.store.figures import FlowWeight, KeySort, WorkerSeen, service_of
+from fairlane.stats.gates import Gauge, origin_of_weight
+from fairlane.stats.keys import HOUR, HOURS, KeyFigures
 from fairlane.store.finding import partitions_among
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
 from fairlane.store.stats import Looking, Moment
+from fairlane.store.stats_values import FlowWeight, KeySort, WorkerSeen, service_of
 
 __all__ = ["MOST_KEYS", "held_keys", "keys_at", "list_keys", "page_at", "show_key", "show_keys"]
 

@@ -8,9 +8,9 @@ import msgspec
 
 from fairlane.clock import SECOND, Instant, as_datetime
 from fairlane.operations.views import BlockView, LongRunView, WorkerList, WorkerView
-from fairlane.store.figures import BlockedLoop, LongRun, WorkerSeen, replaced
 from fairlane.store.protocol import Store
 from fairlane.store.stats import Looking, Moment
+from fairlane.store.stats_values import BlockedLoop, LongRun, WorkerSeen, replaced
 
 __all__ = ["list_workers", "worker_list", "workers_at"]
 

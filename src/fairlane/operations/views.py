@@ -13,7 +13,7 @@ import msgspec
 
 from fairlane.clock import lasting
 from fairlane.policy.numbers import Origin
-from fairlane.store.figures import Counted, KeySort, dead_loops
+from fairlane.store.stats_values import Counted, KeySort, dead_loops
 
 __all__ = [
     "BlockView",

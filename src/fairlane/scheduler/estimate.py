@@ -16,7 +16,7 @@ from fairlane.clock import SECOND, Instant
 from fairlane.policy.gates import GateState, Limit
 from fairlane.policy.limits import Rate
 from fairlane.policy.overrides import PauseGate, Suspended
-from fairlane.scheduler.figures import MINUTE, Minute
+from fairlane.stats.keys import MINUTE, Minute
 
 __all__ = ["TURNAROUND", "Seen", "at_any_run_time", "drains_at", "run_time_of", "starts_at"]
 

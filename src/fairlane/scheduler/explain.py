@@ -28,12 +28,12 @@ from fairlane.policy.reasons import Reason, Why
 from fairlane.scheduler.board import IDLE, PARKED, Board, Flow, Gate, Lane
 from fairlane.scheduler.census import Miscount
 from fairlane.scheduler.estimate import Seen, at_any_run_time, run_time_of
-from fairlane.scheduler.gauge import origin_at
 from fairlane.scheduler.plan import Working
 from fairlane.scheduler.rehearsal import Contest, Contestant, Entrants, Passed, rehearse
 from fairlane.scheduler.settlement import DISPATCHER
 from fairlane.scheduler.shared import SharedGate, ask_for_shared
 from fairlane.scheduler.snapshot import FlowRow, LaneRow, Need, Plan, QueueRow, Snapshot, Supply
+from fairlane.stats.gates import origin_at
 
 __all__ = [
     "Examined",

@@ -33,8 +33,8 @@ from fairlane.scheduler.fold import (
 from fairlane.scheduler.pace import AHEAD, LEAD, Pace, distance
 from fairlane.scheduler.shared import ask_for_shared, fold_shared
 from fairlane.scheduler.snapshot import Head, Need, Plan, QueueRow, Ring, Snapshot, Start, Supply
-from fairlane.scheduler.tally import tally
 from fairlane.scheduler.turns import turns
+from fairlane.stats.claims import tally
 
 __all__ = ["Planning", "Working", "plan_claims"]
 

@@ -24,13 +24,13 @@ from fairlane.scheduler.snapshot import GateRow, Start
 from fairlane.scheduler.strays import WaitingLane
 from fairlane.store.auditing import Note
 from fairlane.store.decoding import Declared
-from fairlane.store.figures import WorkerReport
 from fairlane.store.health import Traces
-from fairlane.store.keeper import StatsKeeper
 from fairlane.store.operators import Handled, Listing
 from fairlane.store.queue_time import QueueTime
 from fairlane.store.records import Records
 from fairlane.store.schedules import ScheduleKeeping
+from fairlane.store.stats_sums import StatsKeeper
+from fairlane.store.stats_values import WorkerReport
 from fairlane.store.values import Values
 
 FOLD_AT_MOST = 1_000

@@ -24,31 +24,6 @@ from fairlane.policy.keys import select
 from fairlane.policy.policy import WEIGHT, BoundLimit, Policy
 from fairlane.scheduler.board import Board, Gate
 from fairlane.scheduler.explain import OWN_LANES, Facts, Subject, siblings_of
-from fairlane.scheduler.figures import (
-    DAY,
-    MINUTE,
-    Held,
-    KeyFigures,
-    Minute,
-    Place,
-    Recent,
-    Unseen,
-    changes_of_held,
-    jobs_held,
-)
-from fairlane.scheduler.gauge import (
-    Came,
-    Ends,
-    LaneKeys,
-    board_now,
-    first_shut,
-    gates_in_doubt,
-    hears_arrivals,
-    held_now,
-    holding,
-    is_in_doubt,
-    shared_gates_of,
-)
 from fairlane.scheduler.journal import Tail
 from fairlane.scheduler.resident import Ask, Found, ResidentBoard
 from fairlane.scheduler.snapshot import (
@@ -61,11 +36,40 @@ from fairlane.scheduler.snapshot import (
     SharedGateRow,
     SharedRelease,
 )
-from fairlane.scheduler.tally import decode_tally
 from fairlane.scheduler.upcoming import upcoming
-from fairlane.store import key_rows
+from fairlane.stats.claims import decode_tally
+from fairlane.stats.gates import (
+    Came,
+    Ends,
+    LaneKeys,
+    board_now,
+    first_shut,
+    gates_in_doubt,
+    hears_arrivals,
+    held_now,
+    holding,
+    is_in_doubt,
+    shared_gates_of,
+)
+from fairlane.stats.keys import (
+    DAY,
+    MINUTE,
+    Held,
+    KeyFigures,
+    Minute,
+    Place,
+    Recent,
+    Unseen,
+    changes_of_held,
+    jobs_held,
+)
+from fairlane.store import stats_rows
 from fairlane.store.decoding import Declared, decode_policy
-from fairlane.store.figures import (
+from fairlane.store.job_rows import decode_given, decode_key, decode_keys, no_such_queue
+from fairlane.store.operators import JobFilter, JobPage
+from fairlane.store.procedures import Query
+from fairlane.store.stats_rows import KeyPlace, KeySums, decode_lanes, decode_sums
+from fairlane.store.stats_values import (
     COUNTED_AT_MOST,
     LANES_AT_MOST,
     Counted,
@@ -78,29 +82,6 @@ from fairlane.store.figures import (
     key_scope,
     service_of,
 )
-from fairlane.store.job_rows import decode_given, decode_key, decode_keys, no_such_queue
-from fairlane.store.key_rows import KeyPlace, KeySums, decode_lanes, decode_sums
-from fairlane.store.operators import JobFilter, JobPage
-from fairlane.store.procedures import Query
-
-__all__ = [
-    "Examine",
-    "FindJobs",
-    "LaneNow",
-    "Looking",
-    "Many",
-    "Moment",
-    "Peek",
-    "Peeked",
-    "Query",
-    "Question",
-    "Records",
-    "Rows",
-    "Some",
-    "SubjectOf",
-    "Tables",
-    "Wanted",
-]
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -241,7 +222,7 @@ class Moment:
         """These queues at a glance, in a fixed number of statements however many they are."""
         recents = yield from self._recents_of(queues)
         found = yield _query("survey", list(recents), COUNTED_AT_MOST)
-        stored_held = {name: key_rows.decode_held(held) for name, *_, held, _ in found}
+        stored_held = {name: stats_rows.decode_held(held) for name, *_, held, _ in found}
         held = yield from self._held_in(recents, stored_held)
         dead: dict[str | None, int] = dict(map(tuple, (yield _query("count_newest_dead", COUNTED_AT_MOST))))
         has_all_dead = dead.pop(None, sum(dead.values())) < COUNTED_AT_MOST
@@ -268,7 +249,7 @@ class Moment:
                     next_due_at=due_at,
                     counted_at=counted_at,
                     uncounted=recent.claims,
-                    hours=recent.over_hours(key_rows.decode_hours(hours)),
+                    hours=recent.over_hours(stats_rows.decode_hours(hours)),
                 )
             )
         return figures
@@ -290,7 +271,7 @@ class Moment:
                 for limit in each.held_by:
                     known = changes.get(limit, Held())
                     changes[limit] = Held(known.keys - (each.waiting <= 0), known.jobs + came)
-            found = key_rows.add_held(stored[name], changes)
+            found = stats_rows.add_held(stored[name], changes)
             policy = policies[name].policy
             held[name] = {limit: each for limit, each in found.items() if policy.bound_named(limit) is not None}
         # One limit holds every key once. Of several, the keys tell which jobs they hold together.
@@ -313,7 +294,7 @@ class Moment:
     def minutes(self, queues: Sequence[str], since: Instant) -> Looking[dict[str, list[Minute]]]:
         """What happened in each queue, minute by minute, the oldest first; minutes without anything are left out."""
         first = since // MINUTE
-        stored = _by_name((yield _query("select_minutes", list(queues), first)), key_rows.decode_minute)
+        stored = _by_name((yield _query("select_minutes", list(queues), first)), stats_rows.decode_minute)
         recents = yield from self._recents_of(queues)
         found = {name: recent.over_minutes(stored.get(name, ())) for name, recent in recents.items()}
         return {name: [each for each in found.get(name, ()) if each.minute >= first] for name in queues}
@@ -334,36 +315,36 @@ class Moment:
         """A page of the keys of one scope, in these partitions of a queue. `search` is in any of its values, whatever
         the case. `ConfigurationError` where `after` is nothing that a page has given."""
         place = None if after is None else KeyPlace.decode(after, sort, queues)
-        sought, scope = key_rows.sought(search), key_scope(by)
+        sought, scope = stats_rows.sought(search), key_scope(by)
         if sought is None:
             return KeyPage([], None)
         recents = yield from self._recents_of(queues, with_lanes=True)
         changed = yield from self._changed(recents, by)
-        known = {key_rows.key_text(figures.key) for _, figures in changed}
-        changed = key_rows.matching(changed, sought)
-        some = (yield _query("find_keys", list(queues), scope, sought, key_rows.FEW + 1)) if sought else ()
+        known = {stats_rows.key_text(figures.key) for _, figures in changed}
+        changed = stats_rows.matching(changed, sought)
+        some = (yield _query("find_keys", list(queues), scope, sought, stats_rows.FEW + 1)) if sought else ()
         listed: list[tuple[str, str, str]] = []
         if held_only or any(len(recent.arrived(by)) > MANY for recent in recents.values()):
             sums = yield from self._sums_of(list(recents), by, held_only=held_only)
             for name, recent in recents.items():
-                all_sums = key_rows.with_arrivals(sums.get(name, ()), by, recent.arrived(by), known)
-                first = key_rows.first_of(all_sums, sort, place, name, limit + 1, sought, held_only=held_only)
+                all_sums = stats_rows.with_arrivals(sums.get(name, ()), by, recent.arrived(by), known)
+                first = stats_rows.first_of(all_sums, sort, place, name, limit + 1, sought, held_only=held_only)
                 listed += [(name, scope, key) for key in first]
-        elif sought and len(some) <= key_rows.FEW:
+        elif sought and len(some) <= stats_rows.FEW:
             listed = list(product(queues, [scope], sorted({key for (key,) in some} - known)))
         else:
             for queue in queues:
-                asked = (queue, scope, sought, *key_rows.start_of(place))
+                asked = (queue, scope, sought, *stats_rows.start_of(place))
                 listed += [
-                    (queue, scope, key) for (key,) in (yield Some(key_rows.LISTS[sort], asked, limit + 1, known))
+                    (queue, scope, key) for (key,) in (yield Some(stats_rows.LISTS[sort], asked, limit + 1, known))
                 ]
         found = yield from self._over(recents, listed)
-        return key_rows.page_of([*found, *changed], sort, place, limit, held_only=held_only)
+        return stats_rows.page_of([*found, *changed], sort, place, limit, held_only=held_only)
 
     def keys_named(self, queues: Sequence[str], places: Sequence[Place]) -> Looking[list[Named]]:
         """The figures of single keys, wherever they are known."""
         recents = yield from self._recents_of(queues, with_lanes=True)
-        asked = [(queue, key_scope(by), key_rows.key_text(key)) for queue, (by, key) in product(recents, places)]
+        asked = [(queue, key_scope(by), stats_rows.key_text(key)) for queue, (by, key) in product(recents, places)]
         return [each for each in (yield from self._over(recents, asked)) if not each[1].is_idle]
 
     def list_held(self, queues: Sequence[str], limit: int = 20) -> Looking[list[Named]]:
@@ -376,7 +357,7 @@ class Moment:
             for name, several in held.items()
             for each, _ in nsmallest(limit, several, key=lambda each: (-each[0].waiting, each[0].key))
         ]
-        return key_rows.most_held([*(yield from self._over(recents, listed)), *changed], limit)
+        return stats_rows.most_held([*(yield from self._over(recents, listed)), *changed], limit)
 
     def _held_sums(self, recents: Mapping[str, Recent]) -> Looking[dict[str, list[tuple[KeySums, int]]]]:
         """By queue, the keys that are stored as held and of which no more has changed than that jobs came; each with
@@ -401,7 +382,7 @@ class Moment:
         for recent in recents.values():
             if by is not None and len(recent.arrived(by)) <= MANY:
                 places |= {(by, key): None for key in recent.arrived(by)}
-        named = [(key_scope(by), key_rows.key_text(key)) for by, key in places]
+        named = [(key_scope(by), stats_rows.key_text(key)) for by, key in places]
         return (yield from self._over(recents, [(name, *each) for name in recents for each in named]))
 
     def _over(self, recents: Mapping[str, Recent], listed: Sequence[Sequence[str]]) -> Looking[list[Named]]:
@@ -411,7 +392,7 @@ class Moment:
             yield from self._recents_of(list(recents), with_lanes=True)
         places: dict[str, dict[Place, None]] = {}
         for name, scope, key in listed:
-            places.setdefault(name, {})[key_rows.place_of(scope, key)] = None
+            places.setdefault(name, {})[stats_rows.place_of(scope, key)] = None
         return [
             (name, figures)
             for name, each in places.items()
@@ -421,7 +402,7 @@ class Moment:
     def _stored_of(self, recents: Mapping[str, Recent]) -> Looking[dict[str, list[KeyFigures]]]:
         """What is stored of the keys that they concern, by queue."""
         wanted = [
-            (name, key_scope(by), key_rows.key_text(key))
+            (name, key_scope(by), stats_rows.key_text(key))
             for name, recent in recents.items()
             for by, key in recent.places
         ]
@@ -621,7 +602,7 @@ class Moment:
             scopes = {bound.limit.by for policy in policies.values() for bound in policy.keyed_limits}
             named = [key for recent in recents for _, key in recent.places]
             named += [key for recent in recents for by in scopes for key in recent.arrived(by)]
-            keys = sorted(set(map(key_rows.key_text, named)))
+            keys = sorted(set(map(stats_rows.key_text, named)))
         found: Sequence[Any] = yield _query("select_gates_in_doubt", Rows(asked, 4), self.now, keys)
         return found
 
@@ -815,7 +796,7 @@ class Moment:
     def workers(self) -> Looking[list[WorkerSeen]]:
         """What workers have said of themselves within a day, the newest first."""
         found = yield _query("select_workers", self.now - DAY)
-        return [key_rows.worker_seen(_uuid(worker), seen_at, text) for worker, seen_at, text in found]
+        return [stats_rows.worker_seen(_uuid(worker), seen_at, text) for worker, seen_at, text in found]
 
 
 def _asked(queue: str, asking: Generator[Ask, Found, S]) -> Looking[S]:
@@ -841,11 +822,11 @@ def _by_name(rows: Iterable[tuple[str, Any]], decode: Callable[[Any], T]) -> dic
 
 
 def _named(row: Sequence[Any]) -> Named:
-    return row[0], key_rows.key_figures(row[1:])
+    return row[0], stats_rows.key_figures(row[1:])
 
 
 def _figures(rows: Iterable[Sequence[Any]]) -> dict[str, list[KeyFigures]]:
-    return _by_name(((row[0], row[1:]) for row in rows), key_rows.key_figures)
+    return _by_name(((row[0], row[1:]) for row in rows), stats_rows.key_figures)
 
 
 def _lane(row: Sequence[Any]) -> LaneRow:

@@ -17,7 +17,7 @@ from fairlane.clock import SECOND
 from fairlane.errors import FairlaneError
 from fairlane.job import Claim, State
 from fairlane.scheduler.settlement import SEEN, UNSEEN, Interrupted, Lost, Outcome, Settlement, settle
-from fairlane.store.figures import BlockedLoop
+from fairlane.store.stats_values import BlockedLoop
 from fairlane.task import Task
 from fairlane.worker.black_box import Noted
 from fairlane.worker.execution import ALONE_LATER, PROCESS_STARTS, Execution, Run

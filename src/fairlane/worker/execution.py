@@ -23,8 +23,8 @@ from fairlane.job import Claim, State
 from fairlane.scheduler.pace import AHEAD, Pace
 from fairlane.scheduler.settlement import SEEN, Cancelled, Died, Done, Lost, Outcome, Released, Settlement, settle
 from fairlane.stamping import Stamp
-from fairlane.store.figures import BlockedLoop
 from fairlane.store.protocol import Store
+from fairlane.store.stats_values import BlockedLoop
 from fairlane.task import Registry, Task
 from fairlane.worker.context import JobContext, current_run
 from fairlane.worker.logs import claimed_jobs, log_end, log_lost, log_start, log_unreadable

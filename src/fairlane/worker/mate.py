@@ -22,7 +22,7 @@ import msgspec
 
 from fairlane.job import Claim
 from fairlane.scheduler.settlement import Settlement
-from fairlane.store.figures import BlockedLoop
+from fairlane.store.stats_values import BlockedLoop
 from fairlane.worker.black_box import BlackBox, Noted
 from fairlane.worker.outcomes import Stop
 from fairlane.worker.processes import how

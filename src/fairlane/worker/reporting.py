@@ -8,9 +8,9 @@ from collections.abc import Callable
 from uuid import UUID
 
 from fairlane.clock import SECOND, Clock
-from fairlane.store.figures import WorkerReport, WorkerSeen, replaced
 from fairlane.store.protocol import Store, WorkerIdentity
 from fairlane.store.stats import Looking, Moment
+from fairlane.store.stats_values import WorkerReport, WorkerSeen, replaced
 from fairlane.worker.timing import Outage, jittered, pause
 from fairlane.worker.troubles import Troubles
 

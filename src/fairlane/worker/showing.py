@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from fairlane.store.figures import dead_loops
+from fairlane.store.stats_values import dead_loops
 from fairlane.telemetry.endpoint import Answer, Endpoint
 from fairlane.telemetry.fleet import LOOKED_UP_EVERY, Fleet
 from fairlane.telemetry.metrics import Labels, Metrics

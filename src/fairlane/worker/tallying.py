@@ -8,8 +8,8 @@ from collections.abc import Collection, Sequence
 
 from fairlane.clock import SECOND, Clock
 from fairlane.errors import StoreUnavailable
-from fairlane.store.figures import Tallied
 from fairlane.store.protocol import Store
+from fairlane.store.stats_values import Tallied
 from fairlane.worker.timing import Outage, jittered, pause
 from fairlane.worker.troubles import Troubles
 

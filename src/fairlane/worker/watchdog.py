@@ -27,8 +27,8 @@ from fairlane.clock import SECOND, Clock, lasting
 from fairlane.job import Claim
 from fairlane.redaction import error_text
 from fairlane.scheduler.settlement import Released, Settlement, settle
-from fairlane.store.figures import LONG_RUNS_AT_MOST, BlockedLoop, LongRun, WorkerReport
 from fairlane.store.protocol import Store, WorkerIdentity
+from fairlane.store.stats_values import LONG_RUNS_AT_MOST, BlockedLoop, LongRun, WorkerReport
 from fairlane.worker.context import current_run
 from fairlane.worker.execution import Execution, Run
 from fairlane.worker.logs import claimed_jobs

@@ -25,8 +25,8 @@ from fairlane.cron.runner import Firing, fire_schedules
 from fairlane.errors import ConfigurationError, StoreUnavailable
 from fairlane.scheduler.census import Miscount
 from fairlane.stamping import Stamp
-from fairlane.store.figures import BlockedLoop, WorkerReport
 from fairlane.store.protocol import Reaped, Retention, Store, WorkerIdentity
+from fairlane.store.stats_values import BlockedLoop, WorkerReport
 from fairlane.task import Registry
 from fairlane.telemetry.telemetry import Telemetry
 from fairlane.worker.claiming import Claiming

@@ -18,7 +18,7 @@ from fairlane.scheduler.journal import FORMAT, Delta, Mark, Removed, decode_delt
 from fairlane.scheduler.rebuild import Rebuilt
 from fairlane.scheduler.resident import Ask, Events, Found, ResidentBoard
 from fairlane.scheduler.snapshot import Arrival, FlowRow, Forced, GateRow, Head, KeptPlaces, LaneRow, Plan
-from fairlane.scheduler.tally import encode_tally
+from fairlane.stats.claims import encode_tally
 from fairlane.store.boards import MOST_WHOLE, Boards, Raced
 from fairlane.store.decoding import decode_overrides
 from fairlane.store.job_rows import journal_too_new

@@ -6,12 +6,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from fairlane.clock import Instant
-from fairlane.scheduler.figures import DAY
-from fairlane.store import key_rows, operators, sums
+from fairlane.stats.keys import DAY
+from fairlane.store import operators, stats_rows, stats_sums
 from fairlane.store import stats as questions
-from fairlane.store.figures import Tallied, WorkerReport
 from fairlane.store.health import Health, Standstill
-from fairlane.store.keeper import StatsKeeper
 from fairlane.store.postgres import examining, health, jobs, rows
 from fairlane.store.postgres.claims import Claimer
 from fairlane.store.postgres.connections import CONFLICTS, STATEMENTS, Connections, perform
@@ -20,6 +18,8 @@ from fairlane.store.postgres.timing import StoreClock
 from fairlane.store.procedures import Query
 from fairlane.store.protocol import WorkerIdentity
 from fairlane.store.stats import Looking, Moment, Peeked, Question, Rows
+from fairlane.store.stats_sums import StatsKeeper
+from fairlane.store.stats_values import Tallied, WorkerReport
 
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
@@ -101,16 +101,16 @@ class Stats(StatsKeeper):
 
         return await self._ask(look)
 
-    async def add_up(self, work: sums.Work, limit: int) -> Tallied:
+    async def add_up(self, work: stats_sums.Work, limit: int) -> Tallied:
         isolation: Isolation = "repeatable_read" if work.counts_anew else "read_committed"
         async with self._connections.session() as connection:
             try:
                 async with connection.transaction(isolation=isolation):
                     await connection.execute(STATEMENTS["guard_tallying"])
                     if not await connection.fetchval(STATEMENTS["take_turn_at_tallying"], work.id):
-                        return sums.NOTHING
+                        return stats_sums.NOTHING
                     now = await connection.fetchval(STATEMENTS["select_time"], self._clock.parameter())
-                    return await answer(connection, sums.add_up(Moment(now), work, limit))
+                    return await answer(connection, stats_sums.add_up(Moment(now), work, limit))
             except CONFLICTS:
                 return Tallied(0, 0, more=True)  # somebody else was done between our first look and our turn
 
@@ -123,7 +123,7 @@ class Stats(StatsKeeper):
         if report is None:
             await self._ask(lambda connection: connection.execute(STATEMENTS["delete_worker"], worker.id))
         else:
-            said = rows.storable(key_rows.encode(report))
+            said = rows.storable(stats_rows.encode(report))
             await self._ask(lambda connection: connection.execute(STATEMENTS["put_worker"], now, worker.id, said, DAY))
 
     async def health(self, *, brief: bool = False) -> Health:

@@ -19,7 +19,7 @@ from fairlane.scheduler.rebuild import rebuild, refuse_to_strand
 from fairlane.scheduler.resident import Ask, Events, Found, ResidentBoard
 from fairlane.scheduler.snapshot import Arrival, Forced, GateRow, Head, KeptPlaces, Plan, QueueRow, Release, Snapshot
 from fairlane.scheduler.strays import imported, shared_tokens, tokens_of_its_own, tokens_to_share
-from fairlane.scheduler.tally import encode_tally
+from fairlane.stats.claims import encode_tally
 from fairlane.store.boards import MOST_WHOLE
 from fairlane.store.decoding import decode_limit, decode_overrides
 from fairlane.store.job_rows import journal_too_new

@@ -8,19 +8,19 @@ from typing import Any, TypeVar
 import msgspec
 
 from fairlane.clock import Instant
-from fairlane.scheduler.figures import DAY
-from fairlane.store import key_rows, operators, sums
+from fairlane.stats.keys import DAY
+from fairlane.store import operators, stats_rows, stats_sums
 from fairlane.store import stats as questions
-from fairlane.store.figures import Tallied, WorkerReport
 from fairlane.store.health import Health, Standstill
 from fairlane.store.job_rows import no_such_queue
-from fairlane.store.keeper import StatsKeeper
 from fairlane.store.procedures import Query
 from fairlane.store.protocol import FOLD_AT_MOST, WorkerIdentity
 from fairlane.store.queue_time import QueueClock
 from fairlane.store.sqlite import claims, examining, health, jobs, rows
 from fairlane.store.sqlite.database import Database, Transaction
 from fairlane.store.stats import Looking, Moment, Peeked, Question, Rows
+from fairlane.store.stats_sums import StatsKeeper
+from fairlane.store.stats_values import Tallied, WorkerReport
 
 __all__ = ["Stats", "answer", "known_queue"]
 
@@ -64,7 +64,7 @@ def _answer(tx: Transaction, asked: Question) -> Any:
             arrivals = [rows.arrival(row) for row in tx.all("select_arrivals", known.id, FOLD_AT_MOST)]
             return Peeked(known.policy, claims.tail_of(tx, known), arrivals, claims.forced_jobs(tx, known.id, limit))
         case questions.Records(refs):
-            return [jobs.record_of(row) for row in tx.all("select_jobs_at", key_rows.encode(refs))]
+            return [jobs.record_of(row) for row in tx.all("select_jobs_at", stats_rows.encode(refs))]
         case questions.SubjectOf(job):
             return examining.find_subject(tx, job)
         case questions.Examine(subject, lanes, now):
@@ -76,7 +76,7 @@ def _answer(tx: Transaction, asked: Question) -> Any:
 def _parameter(value: Any) -> Any:
     """Lists are JSON; but ids are one after the other."""
     if isinstance(value, Rows):
-        return key_rows.encode(value.rows)
+        return stats_rows.encode(value.rows)
     if isinstance(value, list):
         return b"".join(value) if value and isinstance(value[0], bytes) else msgspec.json.encode(value).decode()
     return value
@@ -92,9 +92,10 @@ class Stats(StatsKeeper):
     async def ask(self, question: Callable[[Moment], Looking[T]]) -> T:
         return await self._database.read(lambda tx: answer(tx, question(Moment(self._clock.now()))))
 
-    async def add_up(self, work: sums.Work, limit: int) -> Tallied:
+    async def add_up(self, work: stats_sums.Work, limit: int) -> Tallied:
         return await self._database.write(
-            lambda tx: answer(tx, sums.add_up(Moment(self._clock.now()), work, min(limit, MOST_TALLIES))), durable=False
+            lambda tx: answer(tx, stats_sums.add_up(Moment(self._clock.now()), work, min(limit, MOST_TALLIES))),
+            durable=False,
         )
 
     async def fold(self, queue: str) -> None:
@@ -111,7 +112,7 @@ class Stats(StatsKeeper):
                 tx.run("delete_worker", worker.id.bytes)
             else:
                 tx.run("forget_workers", now - DAY)
-                tx.run("put_worker", worker.id.bytes, now, key_rows.encode(report))
+                tx.run("put_worker", worker.id.bytes, now, stats_rows.encode(report))
 
         await self._database.write(note, durable=False)
 

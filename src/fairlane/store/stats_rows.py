@@ -16,40 +16,9 @@ from fairlane.errors import ConfigurationError
 from fairlane.policy.by import By
 from fairlane.policy.keys import KEYS_REMEMBERED
 from fairlane.policy.policy import Policy
-from fairlane.scheduler.figures import HOUR, HOURS, Held, KeyFigures, Minute, Place, Span
 from fairlane.scheduler.snapshot import UnseenLane
-from fairlane.store.figures import KeyPage, KeySort, WorkerReport, WorkerSeen, key_scope
-
-__all__ = [
-    "FEW",
-    "HIGHEST",
-    "LISTS",
-    "LONGEST_KEY",
-    "LOWEST",
-    "Kept",
-    "KeyPlace",
-    "KeySums",
-    "add_held",
-    "decode_held",
-    "decode_hours",
-    "decode_lanes",
-    "decode_minute",
-    "decode_sums",
-    "encode",
-    "first_of",
-    "key_figures",
-    "key_text",
-    "label_of",
-    "matching",
-    "most_held",
-    "page_of",
-    "parameters",
-    "place_of",
-    "sought",
-    "start_of",
-    "with_arrivals",
-    "worker_seen",
-]
+from fairlane.stats.keys import HOUR, HOURS, Held, KeyFigures, Minute, Place, Span
+from fairlane.store.stats_values import KeyPage, KeySort, WorkerReport, WorkerSeen, key_scope
 
 Row = Sequence[Any]
 

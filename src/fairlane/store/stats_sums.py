@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from fairlane.clock import Instant
 from fairlane.policy.by import By
 from fairlane.policy.policy import Policy
-from fairlane.scheduler.figures import (
+from fairlane.scheduler.journal import Tail
+from fairlane.scheduler.snapshot import LaneRow
+from fairlane.stats.claims import decode_tally
+from fairlane.stats.keys import (
     DAY,
     MINUTE,
     KeyFigures,
@@ -23,17 +26,13 @@ from fairlane.scheduler.figures import (
     place_of_gate,
     still_held,
 )
-from fairlane.scheduler.journal import Tail
-from fairlane.scheduler.snapshot import LaneRow
-from fairlane.scheduler.tally import decode_tally
-from fairlane.store import key_rows
-from fairlane.store.figures import Tallied, key_scope
+from fairlane.store import stats_rows
+from fairlane.store.health import Health, Standstill
 from fairlane.store.job_rows import decode_key, decode_keys
-from fairlane.store.key_rows import LONGEST_KEY, Kept
 from fairlane.store.procedures import Query
 from fairlane.store.stats import Looking, Many, Moment, Rows
-
-__all__ = ["NOTHING", "Work", "add_up", "work_of"]
+from fairlane.store.stats_rows import LONGEST_KEY, Kept
+from fairlane.store.stats_values import Tallied, key_scope
 
 Row = Sequence[Any]
 
@@ -102,7 +101,7 @@ def _fold(adding: _AddingUp, work: Work) -> Looking[bool]:
     if not adding.has_read:
         return False
     for places in adding.places:
-        asked = [(work.queue, key_scope(by), key_rows.key_text(key)) for by, key in places]
+        asked = [(work.queue, key_scope(by), stats_rows.key_text(key)) for by, key in places]
         known = yield Query("select_keys", (Rows(asked, 3),))
         yield from _put(work.id, adding.changed(places, (row[1:] for row in known)))
     minutes = yield Query("select_minutes_at", (work.id, adding.minutes))
@@ -175,8 +174,8 @@ class _Changed(NamedTuple):
 
     @classmethod
     def of(cls, keys: Sequence[KeyFigures]) -> _Changed:
-        gone = [(key_scope(each.by), key_rows.key_text(each.key)) for each in keys if each.is_idle]
-        return cls([key_rows.parameters(each) for each in keys if not each.is_idle], gone)
+        gone = [(key_scope(each.by), stats_rows.key_text(each.key)) for each in keys if each.is_idle]
+        return cls([stats_rows.parameters(each) for each in keys if not each.is_idle], gone)
 
 
 class _AddingUp:
@@ -187,7 +186,7 @@ class _AddingUp:
         self._limit = limit
         self._sums = Sums(policy)
         self._entries = self._read = 0
-        self._held = key_rows.decode_held(row.held)
+        self._held = stats_rows.decode_held(row.held)
         self.now = now
         self.tallied = row.tallied
         self.tallied_at = row.tallied_at
@@ -195,7 +194,7 @@ class _AddingUp:
         self.keys = 0
         self.before = Kept.decode(row.kept)
         self.kept = Kept.by(policy)
-        self._hours = key_rows.decode_hours(row.hours)
+        self._hours = stats_rows.decode_hours(row.hours)
 
     @property
     def room(self) -> int:
@@ -229,17 +228,17 @@ class _AddingUp:
 
     def changed(self, places: Iterable[Place], found: Iterable[Row]) -> _Changed:
         """What becomes of keys, given what is stored of them."""
-        known = [key_rows.key_figures(row) for row in found]
+        known = [stats_rows.key_figures(row) for row in found]
         after = self._sums.applied_to({(each.by, each.key): each for each in known}, self.now, places)
         return self._change(known, after)
 
     def refreshed(self, found: Iterable[Row]) -> _Changed:
         """The same for keys of which nothing was told for so long that something is to be forgotten."""
-        known = [key_rows.key_figures(row) for row in found]
+        known = [stats_rows.key_figures(row) for row in found]
         return self._change(known, [each.at(self.now) for each in known])
 
     def _change(self, before: Iterable[KeyFigures], after: Sequence[KeyFigures]) -> _Changed:
-        self._held = key_rows.add_held(self._held, changes_of_held(before, after))
+        self._held = stats_rows.add_held(self._held, changes_of_held(before, after))
         self.keys += len(after)
         return _Changed.of(after)
 
@@ -250,9 +249,9 @@ class _AddingUp:
 
     def changed_minutes(self, found: Iterable[str]) -> list[tuple[int, str]]:
         """What becomes of them, given what is stored: each with its figures."""
-        known = {each.minute: each for each in map(key_rows.decode_minute, found)}
+        known = {each.minute: each for each in map(stats_rows.decode_minute, found)}
         after = [known.get(each.minute, Minute(minute=each.minute)).and_also(each) for each in self._sums.minutes]
-        return [(each.minute, key_rows.encode(each)) for each in after]
+        return [(each.minute, stats_rows.encode(each)) for each in after]
 
     @property
     def minutes_from(self) -> int:
@@ -283,15 +282,15 @@ class _AddingUp:
 
     def still_held(self, found: Iterable[Row]) -> _Changed:
         """What becomes of keys that some limit held back: it may be no more."""
-        known = [key_rows.key_figures(row) for row in found]
+        known = [stats_rows.key_figures(row) for row in found]
         after = [still_held(self.policy, each) for each in known]
-        self._held = key_rows.add_held(self._held, changes_of_held([], after))
+        self._held = stats_rows.add_held(self._held, changes_of_held([], after))
         return _Changed.of([each for each, old in zip(after, known, strict=True) if each != old])
 
     def row(self) -> FiguresRow:
         """What is to be stored."""
-        hours = key_rows.encode(self._hours) if self._hours else None
-        return FiguresRow(self.tallied, self.tallied_at, self.kept.encoded, key_rows.encode(self._held), hours)
+        hours = stats_rows.encode(self._hours) if self._hours else None
+        return FiguresRow(self.tallied, self.tallied_at, self.kept.encoded, stats_rows.encode(self._held), hours)
 
     def did(self, *, more: bool) -> Tallied:
         return Tallied(self.tallies, self.keys, more or self.kept != Kept.by(self.policy))
@@ -300,7 +299,7 @@ class _AddingUp:
 def _is_listed(place: Place) -> bool:
     size = sum(len(value) for value in place[1] if value is not None)
     # A character takes six bytes at most, as JSON has it.
-    return 6 * size < LONGEST_KEY or len(key_rows.key_text(place[1]).encode()) < LONGEST_KEY
+    return 6 * size < LONGEST_KEY or len(stats_rows.key_text(place[1]).encode()) < LONGEST_KEY
 
 
 class _Counting:
@@ -327,7 +326,7 @@ class _Counting:
 
     def corrected(self, found: Iterable[Row]) -> _Changed:
         """What becomes of keys, given what is stored of them: only those are written that were not so."""
-        known = [key_rows.key_figures(row) for row in found]
+        known = [stats_rows.key_figures(row) for row in found]
         after = [self._counted_anew(each) for each in known]
         return _Changed.of([each for each, old in zip(after, known, strict=True) if each != old or each.is_idle])
 
@@ -345,4 +344,63 @@ class _Counting:
             counted = [
                 self._counted_anew(KeyFigures(by=place[0], key=place[1])) for place in stretch if _is_listed(place)
             ]
-            yield _Changed([key_rows.parameters(each) for each in counted], [])
+            yield _Changed([stats_rows.parameters(each) for each in counted], [])
+
+
+T = TypeVar("T")
+
+LAST_TALLIES = 5_000
+"""Claims that are added up together when a worker stops."""
+EVER = 1 << 62
+AT_CHECKPOINT = 1_000
+"""Claims that may wait for a worker to add them up, before whoever claims does it. Workers do so every few seconds."""
+
+
+class StatsKeeper(Protocol):
+    """A store, as far as stats are concerned. What there is to ask are the methods of `Moment`."""
+
+    async def ask(self, question: Callable[[Moment], Looking[T]]) -> T:
+        """Answer a question from one snapshot, as of one moment: whatever it asks, and however much. It may be asked
+        again from the beginning, if the database breaks off."""
+        ...
+
+    async def add_up(self, work: Work, limit: int) -> Tallied:
+        """Add up to `limit` claims in one transaction, unless somebody else is at it."""
+        ...
+
+    async def fold(self, queue: str) -> None:
+        """Fold what has happened in a queue, and write its tables."""
+        ...
+
+    async def tally(self, queue: str, limit: int = 500, rest: int = 0) -> Tallied:
+        """Add up to `limit` claims of a queue to its stats, unless somebody else is at it; forget what is old.
+
+        Nothing is done if somebody was at it within the last `rest` microseconds, and no more than `limit` wait.
+        """
+        work = await self.ask(lambda moment: work_of(moment, queue, limit, rest))
+        return NOTHING if work is None else await self.add_up(work, limit)
+
+    async def conclude(self, queue: str) -> None:
+        """Fold what has happened and add it up: whoever claimed last stops, and perhaps nobody comes after it."""
+        await self.fold(queue)
+        await self._add_all_up(queue)
+
+    async def _add_all_up(self, queue: str) -> None:
+        """Add up whatever claims have told, and count keys that the policy looks at for the first time."""
+        while (await self.tally(queue, LAST_TALLIES)).more:
+            pass
+
+    async def _add_some_up(self, queue: str) -> None:
+        """The tables of a queue were written. Perhaps no worker is there to add up, and nobody but those who claim."""
+        if (await self.tally(queue, AT_CHECKPOINT, EVER)).more:
+            await self._add_all_up(queue)
+
+    async def health(self, *, brief: bool = False) -> Health:
+        """The condition of the database itself, as far as it tells; `brief`: only what comes and goes, and is cheap to
+        ask: old snapshots, connections, space."""
+        ...
+
+    async def standstills(self, queues: Sequence[str], before: Instant, limit: int = 10) -> list[Standstill]:
+        """Flows of these queues where no claim looks, and gates that were to wake their lanes before a certain time: at
+        most `limit` of each queue and kind."""
+        ...

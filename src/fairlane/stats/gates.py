@@ -29,25 +29,6 @@ from fairlane.scheduler.snapshot import (
     SharedRelease,
 )
 
-__all__ = [
-    "Brought",
-    "Came",
-    "Ends",
-    "Gauge",
-    "LaneKeys",
-    "board_now",
-    "first_shut",
-    "gates_in_doubt",
-    "gauges",
-    "hears_arrivals",
-    "held_now",
-    "holding",
-    "is_in_doubt",
-    "origin_at",
-    "origin_of_weight",
-    "shared_gates_of",
-]
-
 Key = tuple[str | None, ...]
 Brought = dict[Key, tuple[float, int]]
 """By key, a number that a job brought, and the position that the job had at its enqueue."""

@@ -13,8 +13,6 @@ import msgspec
 from fairlane.scheduler.board import Board, Gate, Lane
 from fairlane.scheduler.snapshot import GateTally, LaneTally, Snapshot, Start, Tally
 
-__all__ = ["decode_tally", "encode_tally", "tally"]
-
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Tally)
 

@@ -12,32 +12,9 @@ from fairlane.clock import SECOND, Instant
 from fairlane.policy.by import By
 from fairlane.policy.partitions import whole_of
 from fairlane.scheduler.explain import Service
-from fairlane.scheduler.figures import Held, KeyFigures, Span
 from fairlane.scheduler.settlement import DISPATCHER
 from fairlane.scheduler.snapshot import LaneTally
-
-__all__ = [
-    "COUNTED_AT_MOST",
-    "LANES_AT_MOST",
-    "LONG_RUNS_AT_MOST",
-    "PUBLISHING",
-    "BlockedLoop",
-    "Counted",
-    "FlowWeight",
-    "KeyPage",
-    "KeySort",
-    "LanesCounted",
-    "LongRun",
-    "QueueFigures",
-    "Tallied",
-    "WorkerReport",
-    "WorkerSeen",
-    "dead_loops",
-    "key_scope",
-    "serves",
-    "service_of",
-    "unbegun_in",
-]
+from fairlane.stats.keys import Held, KeyFigures, Span
 
 COUNTED_AT_MOST = 10_000
 """What is counted row by row is counted up to this: more of it is told as "at least"."""

@@ -17,30 +17,8 @@ from fairlane.policy.by import By
 from fairlane.policy.keys import select
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.policy.smoothing import smoothed
-from fairlane.scheduler.gauge import Brought, Came, Ends, hears_arrivals
 from fairlane.scheduler.snapshot import GateTally, LaneRow, LaneTally, Release, Tally, UnseenLane
-
-__all__ = [
-    "DAY",
-    "HOUR",
-    "HOURS",
-    "MINUTES",
-    "Held",
-    "KeyFigures",
-    "Minute",
-    "Place",
-    "Recent",
-    "Span",
-    "Sums",
-    "Unseen",
-    "Within",
-    "changes_of_held",
-    "count_lanes",
-    "ended_at",
-    "jobs_held",
-    "place_of_gate",
-    "still_held",
-]
+from fairlane.stats.gates import Brought, Came, Ends, hears_arrivals
 
 MINUTE = 60 * SECOND
 HOUR = 3_600 * SECOND
