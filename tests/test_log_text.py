@@ -18,7 +18,7 @@ import fairlane
 from fairlane import App
 from fairlane.cli.program import program
 from fairlane.cli.worker import log_to_stderr
-from fairlane.log_text import LOGGERS, TextLines, indented, json_text, one_line
+from fairlane.redaction import LOGGERS, TextLines, indented, json_text, one_line
 from fairlane.testing import run_until_idle
 from fairlane.worker.logs import JsonLines
 

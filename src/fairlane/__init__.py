@@ -4,7 +4,7 @@ from fairlane.app import App
 from fairlane.clock import Clock, ManualClock, SystemClock
 from fairlane.codec import PayloadCodec, payload_type
 from fairlane.cron.schedules import Schedule
-from fairlane.effects import Effects
+from fairlane.effects import ABSENT, Effects, Page, Values
 from fairlane.errors import (
     AlreadySettled,
     BacklogFull,
@@ -41,8 +41,8 @@ from fairlane.errors import (
     WorkerDied,
 )
 from fairlane.handle import Enqueued, Foreseen, Job
-from fairlane.held_claim import HeldClaim
 from fairlane.job import AttemptRecord, FollowUp, JobRecord, Landed, Outcome, State
+from fairlane.manual_claims import HeldClaim
 from fairlane.operations import Operations
 from fairlane.policy import (
     AdaptiveConcurrency,
@@ -67,7 +67,6 @@ from fairlane.simulation.measures import Simulation
 from fairlane.simulation.replay import simulate
 from fairlane.simulation.workload import JobClass, RunTimes, Workload
 from fairlane.task import BoundTask, Call, Task
-from fairlane.values import ABSENT, Page, Values
 from fairlane.worker import Health, JobContext, Middleware, QueueShare, Worker, WorkerOptions, context, run_worker
 
 __all__ = [

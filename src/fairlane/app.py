@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 import inspect
 import logging
 import os
+import re
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from types import TracebackType
 from typing import Any, TypeVar, overload
-from uuid import UUID
+from uuid import UUID, uuid4
 
-from fairlane.blocking import BackgroundLoop, CallerThread, refuse_inside_a_loop
 from fairlane.clock import Clock, Instant, SystemClock
 from fairlane.codec import Codec, PayloadCodec
-from fairlane.composition import (
-    Connection,
-    actor_of_process,
-    hand_of,
-    is_in_memory,
-    store_factory,
-    without_password,
-)
 from fairlane.cron.runner import Firing
+from fairlane.declaration_checks import checked_count, checked_size, checked_time, folder_of
 from fairlane.declarations import Declarations
-from fairlane.declaring import checked_count, checked_size, checked_time, folder_of
+from fairlane.effects import Values
+from fairlane.enqueue import Producing
 from fairlane.errors import (
     BacklogFull,
     ConfigurationError,
@@ -39,25 +36,22 @@ from fairlane.errors import (
 from fairlane.events import Event
 from fairlane.handle import Enqueued, Foreseen, Job, handles_of
 from fairlane.job import Outcome
-from fairlane.log_text import guard_loggers
+from fairlane.job_builder import Stamp
+from fairlane.loop_thread import BackgroundLoop, CallerThread, refuse_inside_a_loop
+from fairlane.manual_claims import Ear
 from fairlane.operations import Operations
 from fairlane.operations.waits import limits_waited_for
 from fairlane.parameters import check_value, checked, known_options, shown
 from fairlane.policy.policy import Policy
-from fairlane.producing import Producing
 from fairlane.queue import Hand, partitions_served
-from fairlane.redaction import Redact
-from fairlane.stamping import Stamp
-from fairlane.store.protocol import Retention, Store
+from fairlane.redaction import Redact, guard_loggers
+from fairlane.store.protocol import Retention, Store, WorkerIdentity
 from fairlane.task import Call, Duration, Progress, not_a_call, one_by_one
 from fairlane.telemetry.telemetry import Telemetry
-from fairlane.values import Values
 from fairlane.worker.middleware import around_enqueue, wrapping_enqueues
 from fairlane.worker.options import WorkerOptions
 from fairlane.worker.upkeep import keep_up
-from fairlane.worker.worker import Worker
-
-__all__ = ["App"]
+from fairlane.worker.worker import Worker, name_of_process
 
 log = logging.getLogger("fairlane.app")
 guard_loggers()
@@ -441,3 +435,100 @@ class App(Declarations):
         Claims whose lease ran out are ended, finished jobs past their time and idle scheduling state removed.
         """
         return await keep_up(await self.opened(), self.retention, self.queue_names)
+
+
+HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^:\[\]]*)(:(?P<port>[0-9]*))?")
+
+
+@dataclass(slots=True)
+class Connection:
+    """An open store, the event loop that it belongs to, and what an app does with it."""
+
+    store: Store
+    loop: asyncio.AbstractEventLoop
+    hand: Hand
+    producing: Producing
+
+    async def close(self) -> None:
+        await self.producing.telemetry.hooks.flush()
+        await self.hand.ear.close()
+        await self.store.close()
+
+
+def store_factory(url: str, clock: Clock, durable_claims: bool) -> Callable[[], Store]:
+    """How to make the store of a URL; checked now, made later."""
+    scheme, separator, rest = url.partition("://")
+    if separator and scheme == "sqlite":
+        path = rest.removeprefix("/") or None
+        if path is not None and not rest.startswith("/"):
+            raise ConfigurationError(
+                f"{shown(url)} names a host; a SQLite file is written sqlite:///relative.db or sqlite:////absolute.db"
+            )
+
+        def sqlite() -> Store:
+            from fairlane.store.sqlite import SqliteStore
+
+            return SqliteStore(path, clock=clock, durable_claims=durable_claims)
+
+        return sqlite
+    if separator and scheme in ("postgresql", "postgres"):
+        _check_hosts(url, rest)
+
+        def postgres() -> Store:
+            from fairlane.store.postgres import PostgresStore
+
+            # The machine's own clock is no better than the database's, and differs from machine to machine.
+            own = None if isinstance(clock, SystemClock) else clock
+            return PostgresStore(url, clock=own, durable_claims=durable_claims)
+
+        return postgres
+    raise ConfigurationError(
+        f"{shown(without_password(url))} is not a database URL that Fairlane knows; possible are sqlite:///file.db, "
+        f"sqlite:// (in memory) and postgresql://user@host/database"
+    )
+
+
+def is_in_memory(url: str) -> bool:
+    """Whether nobody but the store that was made for this URL can see what is in it."""
+    return url in ("sqlite://", "sqlite:///")
+
+
+def _check_hosts(url: str, rest: str) -> None:
+    """Refuse what no driver can connect to. There may be several hosts, or none, or the folder of a socket."""
+    hosts = rest.partition("?")[0].partition("/")[0].rpartition("@")[2]
+    for host in hosts.split(","):
+        found = HOST.fullmatch(host)
+        if found is None or int(found["port"] or 0) > 65_535:
+            raise ConfigurationError(
+                f"{without_password(url)!r} is not a database URL: {host!r} is neither a host nor a host and a port "
+                "from 1 to 65535; write postgresql://user@host:5432/database"
+            )
+
+
+def hand_of(store: Store, clock: Clock) -> Hand:
+    """With what this process claims by hand."""
+    name = name_of_process()
+    # The ear has an id of its own: a claim that fills its slots withdraws its worker, and the ear waits for others.
+    return Hand(store, WorkerIdentity(uuid4(), name), Ear(store, clock, WorkerIdentity(uuid4(), name)))
+
+
+def actor_of_process() -> str:
+    """Who acts where nobody is named: FAIRLANE_ACTOR, else user@host."""
+    if named := os.environ.get("FAIRLANE_ACTOR", "").strip():
+        return named
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container may run under a number that has no name
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+_SECRETS = re.compile(r"(?<=[?&])((?:ssl)?password)=[^&]*", re.IGNORECASE)
+
+
+def without_password(url: str) -> str:
+    """A URL that may be shown."""
+    head, at, tail = url.rpartition("@")
+    scheme, separator, login = head.partition("://")
+    shown = f"{scheme}{separator}{login.partition(':')[0]}{at}{tail}" if at else url
+    return _SECRETS.sub(r"\1=…", shown)

@@ -10,7 +10,7 @@ from fairlane.clock import microseconds
 from fairlane.codec import PayloadCodec
 from fairlane.cron.recurrence import Missed
 from fairlane.cron.schedules import Schedule, declared_schedule
-from fairlane.declaring import (
+from fairlane.declaration_checks import (
     check_function,
     check_keys,
     check_name,

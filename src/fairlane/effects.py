@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Coroutine, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from uuid import UUID
 
+import msgspec
+
+from fairlane.codec import decode_value, encode_value
 from fairlane.errors import InvalidJob, InvalidValue
 from fairlane.job import FollowUp, Landed, Outcome, StampedEffects
 from fairlane.parameters import known_options, shown
+from fairlane.store.protocol import Store
 
 if TYPE_CHECKING:
     from fairlane.policy.unique import Conflict
     from fairlane.task import Call
-
-__all__ = ["Effects", "landed_of"]
 
 
 @known_options
@@ -61,3 +63,157 @@ def _listed(name: str, given: Any, remedy: str) -> list[Any]:
     if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
         raise InvalidJob(f"Effects: {name}={shown(given)} is not a list; give {remedy}")
     return list(given)
+
+
+R = TypeVar("R")
+
+LONGEST_KEY = 512
+MOST_ITEMS = 10_000
+BEYOND_EVERY_KEY = "\U0010ffff" * (LONGEST_KEY // 4 + 1)
+
+
+class Absent:
+    """The type of `ABSENT`."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "ABSENT"
+
+    def __reduce__(self) -> str:
+        return "ABSENT"  # a copy is the thing itself
+
+
+ABSENT = Absent()
+"""No value: what `compare_and_set` may expect, and may leave behind. (`None` is a value like any other.)"""
+
+
+class Page(msgspec.Struct, frozen=True):
+    """Some of what a scan finds, in the order of the keys' bytes."""
+
+    items: list[tuple[str, Any]]
+    next: str | None
+    """What to give as `after=` to go on; `None`: there is no more."""
+
+
+class ValueSource(Protocol):
+    """What the values ask of their app."""
+
+    max_payload: int
+
+    async def opened(self) -> Store: ...
+
+    def run_blocking(self, work: Coroutine[Any, Any, R]) -> R: ...
+
+
+class Values:
+    """Values by key: `app.values`. Durable when a call returns, or with the caller's transaction `tx`."""
+
+    def __init__(self, source: ValueSource) -> None:
+        self._source = source
+
+    @known_options
+    async def get(self, key: str, default: Any = None, *, tx: Any = None) -> Any:
+        """The value of a key, or `default`."""
+        stored = await (await self._source.opened()).get_value(checked_key(key), tx)
+        return default if stored is None else decode_value(stored)
+
+    @known_options
+    async def put(self, key: str, value: Any, *, tx: Any = None) -> None:
+        """Set a key's value, whatever it was."""
+        encoded = encode_value(checked_key(key), value, self._source.max_payload)
+        await (await self._source.opened()).put_value(key, encoded, tx)
+
+    @known_options
+    async def delete(self, key: str, *, tx: Any = None) -> bool:
+        """Remove a key. Returns whether it was there."""
+        return await (await self._source.opened()).delete_value(checked_key(key), tx)
+
+    @known_options
+    async def compare_and_set(self, key: str, expected: Any, value: Any, *, tx: Any = None) -> bool:
+        """Set a key's value if it is the expected one now, in one step. Returns whether it was.
+
+        `ABSENT` as `expected` means that the key is not there, as `value` that it is to be removed.
+        """
+        most = self._source.max_payload
+        before = None if expected is ABSENT else encode_value(checked_key(key), expected, most)
+        after = None if value is ABSENT else encode_value(checked_key(key), value, most)
+        return await (await self._source.opened()).compare_and_set_value(checked_key(key), before, after, tx)
+
+    @known_options
+    async def scan(self, prefix: str = "", after: str | None = None, limit: int = 100, *, tx: Any = None) -> Page:
+        """The keys that begin with `prefix`, with their values, a page at a time."""
+        most = _checked_limit(limit)
+        low, end = key_range(
+            prefix if prefix == "" else checked_key(prefix),
+            None if after is None or after == "" else checked_key(after),
+        )
+        # One more than asked for: it says whether there is another page.
+        found = await (await self._source.opened()).scan_values(low, end, most + 1, tx)
+        items = [(key, decode_value(value)) for key, value in found[:most]]
+        return Page(items, items[-1][0] if len(found) > most else None)
+
+    # Blocking.
+
+    @known_options
+    def get_sync(self, key: str, default: Any = None, *, tx: Any = None) -> Any:
+        """`get` for code that is not async."""
+        return self._source.run_blocking(self.get(key, default, tx=tx))
+
+    @known_options
+    def put_sync(self, key: str, value: Any, *, tx: Any = None) -> None:
+        """`put` for code that is not async."""
+        self._source.run_blocking(self.put(key, value, tx=tx))
+
+    @known_options
+    def delete_sync(self, key: str, *, tx: Any = None) -> bool:
+        """`delete` for code that is not async."""
+        return self._source.run_blocking(self.delete(key, tx=tx))
+
+    @known_options
+    def compare_and_set_sync(self, key: str, expected: Any, value: Any, *, tx: Any = None) -> bool:
+        """`compare_and_set` for code that is not async."""
+        return self._source.run_blocking(self.compare_and_set(key, expected, value, tx=tx))
+
+    @known_options
+    def scan_sync(self, prefix: str = "", after: str | None = None, limit: int = 100, *, tx: Any = None) -> Page:
+        """`scan` for code that is not async."""
+        return self._source.run_blocking(self.scan(prefix, after, limit, tx=tx))
+
+
+def key_range(prefix: str, after: str | None) -> tuple[str, str]:
+    """The keys that begin with `prefix` and come after `after` are those from the first text to before the second.
+
+    Texts compare by code point, which is how their bytes in UTF-8 compare.
+    """
+    # No key holds a NUL, so that this is the very next one.
+    low = prefix if after is None else max(prefix, after + "\x01")
+    for place in range(len(prefix) - 1, -1, -1):
+        if (code := ord(prefix[place])) < 0x10FFFF:
+            # The surrogates are no characters, and have no bytes.
+            following = 0xE000 if code == 0xD7FF else code + 1
+            return low, prefix[:place] + chr(following)
+    return low, BEYOND_EVERY_KEY
+
+
+def checked_key(key: object) -> str:
+    """A key, if it can be one; else `InvalidValue`."""
+    if not isinstance(key, str):
+        raise InvalidValue(f"the key {shown(key)} is not text; give text, such as 'orders/42'")
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidValue(
+            f"the key {shown(key)} cannot be written in UTF-8: {error.reason}; encode what it holds"
+        ) from None
+    if not 1 <= size <= LONGEST_KEY:
+        raise InvalidValue(f"the key {key[:40]!r} takes {size} bytes; 1 to {LONGEST_KEY} are possible")
+    if "\0" in key:
+        raise InvalidValue(f"the key {shown(key)} holds a NUL, which PostgreSQL cannot store; leave it out")
+    return key
+
+
+def _checked_limit(limit: object) -> int:
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MOST_ITEMS:
+        raise InvalidValue(f"limit={shown(limit)} is not a whole number from 1 to {MOST_ITEMS:,}; take more pages")
+    return limit

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from fairlane.clock import duration_of
 from fairlane.errors import ConfigurationError, UnknownQueue
 from fairlane.explaining import explain_queue
-from fairlane.held_claim import ClaimSource, HeldClaim, HeldLease, as_lease, renew_together, settle_together
+from fairlane.manual_claims import ClaimSource, Ear, HeldClaim, HeldLease, as_lease, renew_together, settle_together
 from fairlane.parameters import check_value, checked, known_options
 from fairlane.policy.partitions import parse_partition, partition_for, partition_name, whole_of
 from fairlane.policy.policy import Policy
@@ -20,8 +20,7 @@ from fairlane.scheduler.explain import Explanation
 from fairlane.scheduler.settlement import Released, settle
 from fairlane.store.protocol import Claimed, Store, WorkerIdentity
 from fairlane.task import Duration
-from fairlane.waiting import Ear
-from fairlane.worker.timing import ANSWER_WITHIN
+from fairlane.waits import ANSWER_WITHIN
 from fairlane.worker.turns import Turns
 
 __all__ = ["Hand", "Queue", "QueueSource", "partitions_served"]

@@ -18,7 +18,7 @@ import msgspec
 
 from fairlane.clock import SECOND, Instant, as_instant, duration_of, microseconds
 from fairlane.codec import Codec, PayloadCodec
-from fairlane.effects import Effects
+from fairlane.effects import ABSENT, Effects
 from fairlane.errors import ConfigurationError, InvalidJob, InvalidKey, UnknownTask
 from fairlane.handle import Enqueued, Foreseen, Job
 from fairlane.job import RESERVED
@@ -26,7 +26,6 @@ from fairlane.parameters import check_value, known_options, shown
 from fairlane.policy.retry import Backoff
 from fairlane.policy.unique import Unique
 from fairlane.redaction import Redact
-from fairlane.values import ABSENT
 
 __all__ = [
     "AsyncTask",

@@ -9,8 +9,8 @@ from uuid import UUID
 import pytest
 
 from fairlane.clock import ManualClock
+from fairlane.enqueue import Pacing
 from fairlane.job import Claim, State
-from fairlane.pacing import Pacing
 from fairlane.policy import Backlog, Concurrency, Fair, Policy, Sequence
 from fairlane.scheduler.backlog import backlogs_of
 from fairlane.scheduler.settlement import Died, Done, Failed, Outcome, Released

@@ -17,10 +17,11 @@ import asyncpg
 import pytest
 
 from fairlane import App, Concurrency, ManualClock, State, StoreUnavailable, WorkerDied, WorkerOptions
+from fairlane import waits as timing
 from fairlane.forward import Message
 from fairlane.store.faults import Fault, of_sqlite, of_sqlstate, remedy_for
 from fairlane.store.sqlite import SqliteStore
-from fairlane.worker import timing, upkeep
+from fairlane.worker import upkeep
 from tests.forward.paper import PaperForwarder, dispatching
 from tests.waiting import PATIENCE, until, until_found
 from tests.worker.harness import WatchedStore, reaches, working

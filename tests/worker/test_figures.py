@@ -15,8 +15,8 @@ from fairlane.stats.keys import KeyFigures
 from fairlane.store.protocol import Store
 from fairlane.store.stats import Moment
 from fairlane.store.stats_values import Tallied
+from fairlane.waits import Outage
 from fairlane.worker.tallying import EVERY, RESTS, keep_figures
-from fairlane.worker.timing import Outage
 from fairlane.worker.troubles import Troubles
 from tests.waiting import until
 from tests.worker.harness import WatchedStore, reaches, turns, watched_app, working

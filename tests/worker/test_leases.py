@@ -12,7 +12,7 @@ import pytest
 from fairlane import App, Concurrency, ManualClock, State, context
 from fairlane.scheduler.settlement import Released, settle
 from fairlane.store.protocol import WorkerIdentity
-from fairlane.worker.timing import Outage
+from fairlane.waits import Outage
 from tests.waiting import until
 from tests.worker.harness import WatchedStore, reaches, turns, working
 

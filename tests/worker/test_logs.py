@@ -22,9 +22,9 @@ from uuid import uuid4
 import pytest
 
 from fairlane import App, Backoff, Cancel, Dead, JobFailed, ManualClock, Middleware, Retry, Snooze, State, context
+from fairlane.app import without_password
 from fairlane.clock import as_datetime
-from fairlane.composition import without_password
-from fairlane.log_text import TextLines
+from fairlane.redaction import TextLines
 from fairlane.store.protocol import WorkerIdentity
 from fairlane.worker.logs import JsonLines
 from fairlane.worker.middleware import Next

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from fairlane.errors import StoreUnavailable
-from fairlane.worker.timing import Outage
+from fairlane.waits import Outage
 from tests.waiting import until
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from fairlane import App, Job, ManualClock, Rate, State, Task
 from fairlane.scheduler.pace import AHEAD
-from fairlane.worker.timing import StoreTime
+from fairlane.waits import StoreTime
 from tests.waiting import until, until_found
 from tests.worker.harness import reaches, working
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from fairlane import App, ManualClock, Rate, Snooze, State, WorkerOptions
-from fairlane.worker import timing
+from fairlane import waits as timing
 from tests.waiting import until
 from tests.worker.harness import WatchedStore, turns, working
 

@@ -13,7 +13,7 @@ from fairlane.clock import SECOND, Instant
 from fairlane.events import GatesRecounted
 from fairlane.store.protocol import Pruned, Retention, Store
 from fairlane.store.sqlite import SqliteStore
-from fairlane.worker.timing import Outage
+from fairlane.waits import Outage
 from fairlane.worker.upkeep import RESTS, remove_old_jobs
 from tests.model import boards
 from tests.waiting import until, until_found

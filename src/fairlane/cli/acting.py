@@ -62,10 +62,10 @@ def act(action: Action, name: str, ids: tuple[str, ...], options: dict[str, Any]
 async def _act(action: Action, name: str, ids: tuple[str, ...], options: dict[str, Any], by_end: bool) -> Report | None:
     from functools import partial
 
+    from fairlane.app import actor_of_process
     from fairlane.cli.choosing import selection_of
     from fairlane.cli.database import app_of, existing_store
     from fairlane.cli.telling import Progress
-    from fairlane.composition import actor_of_process
 
     action = partial(action, actor=options["actor"] or actor_of_process())
 

@@ -10,7 +10,7 @@ import click
 
 from fairlane.cli.acting import who_options
 from fairlane.cli.choosing import place_options, time_of
-from fairlane.log_text import one_line
+from fairlane.redaction import one_line
 
 if TYPE_CHECKING:
     from fairlane.clock import Instant
@@ -44,8 +44,8 @@ def key_option(function: F) -> F:
 
 def intent_of(options: dict[str, Any]) -> Intent:
     """What the options say about who, why and how long."""
+    from fairlane.app import actor_of_process
     from fairlane.clock import microseconds
-    from fairlane.composition import actor_of_process
     from fairlane.operations import Intent
 
     lasting, until = options.get("lasting"), options.get("until")

@@ -119,7 +119,7 @@ def _listening(host: str, port: int) -> socket:
 
 
 def _tell_address(listening: socket, host: str, app: App, token: str | None) -> None:
-    from fairlane.composition import without_password
+    from fairlane.app import without_password
 
     port = listening.getsockname()[1]
     shown = f"[{host}]" if ":" in host else host

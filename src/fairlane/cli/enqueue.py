@@ -104,8 +104,8 @@ def _checked(app: App, task: Task[..., Any], call: Call[Any]) -> NewJob:
     from uuid import UUID
 
     from fairlane.errors import UndecodablePayload
+    from fairlane.job_builder import stamp
     from fairlane.policy.policy import Policy
-    from fairlane.stamping import stamp
 
     name = call.options.queue_of(task)
     policy = app.queues[name].policy if name in app.queues else Policy(name)

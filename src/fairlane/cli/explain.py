@@ -9,7 +9,7 @@ import click
 
 from fairlane.cli.choosing import place_options, with_app
 from fairlane.errors import ConfigurationError
-from fairlane.log_text import one_line
+from fairlane.redaction import one_line
 
 if TYPE_CHECKING:
     from fairlane.scheduler.explain import Explanation

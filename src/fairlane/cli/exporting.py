@@ -15,7 +15,7 @@ import click
 
 from fairlane.cli.choosing import filter_options, place_options
 from fairlane.errors import ConfigurationError, FairlaneError
-from fairlane.log_text import json_text, one_line
+from fairlane.redaction import json_text, one_line
 
 if TYPE_CHECKING:
     from fairlane.job import JobRecord

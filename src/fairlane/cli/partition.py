@@ -75,7 +75,7 @@ def partition(queue: str, to: int, by: tuple[str, ...], yes: bool, **options: An
 async def _change(queue: str, to: int, by: tuple[str, ...], yes: bool, options: dict[str, Any]) -> Repartitioned | None:
     from fairlane.cli.database import app_of, existing_store
     from fairlane.cli.telling import Progress
-    from fairlane.declaring import check_divided_by
+    from fairlane.declaration_checks import check_divided_by
     from fairlane.operations import change_partitions, declared_by, plan_partitions
 
     how = {name: options.pop(name) for name in ("accept_missing_keys", "abandon")}

@@ -33,8 +33,7 @@ from fairlane.cli.top import top
 from fairlane.cli.worker import worker
 from fairlane.cli.workers import workers
 from fairlane.errors import FairlaneError
-from fairlane.log_text import indented
-from fairlane.redaction import without_secrets
+from fairlane.redaction import indented, without_secrets
 
 __all__ = ["main", "program"]
 

@@ -24,7 +24,7 @@ Draw = Callable[[T, int], list["Text"]]
 def as_json_text(view: Any) -> str:
     import msgspec
 
-    from fairlane.log_text import json_text
+    from fairlane.redaction import json_text
 
     return json_text(msgspec.to_builtins(view))
 

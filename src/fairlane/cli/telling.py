@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fairlane.log_text import indented, json_text, one_line
+from fairlane.redaction import indented, json_text, one_line
 
 if TYPE_CHECKING:
     from fairlane.clock import Instant

@@ -234,8 +234,8 @@ def _banner(place: str, app: App, options: WorkerOptions, processes: int) -> Ite
     import platform
     from importlib.metadata import version
 
+    from fairlane.app import without_password
     from fairlane.clock import lasting
-    from fairlane.composition import without_password
 
     slots, tasks, store = options.concurrency, len(list(app.registry)), without_password(app.url)
     yield f"fairlane {version('fairlane')} on Python {platform.python_version()}, process {os.getpid()}", {}
@@ -275,7 +275,7 @@ def log_to_stderr(level: str, format: str, name: str | None) -> None:
     """Log as the options say, under the name that people see."""
     import logging
 
-    from fairlane.log_text import TextLines
+    from fairlane.redaction import TextLines
     from fairlane.worker.logs import JsonLines
     from fairlane.worker.worker import name_of_process
 

@@ -20,7 +20,7 @@ from fairlane.job import NewJob
 from fairlane.store.protocol import Store, WorkerIdentity
 from fairlane.store.schedules import Fired, ScheduleRow
 from fairlane.task import Call
-from fairlane.worker.timing import Outage, first_of, pause
+from fairlane.waits import Outage, first_of, pause
 
 log = logging.getLogger("fairlane.worker")
 

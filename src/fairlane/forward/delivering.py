@@ -26,6 +26,7 @@ from fairlane.clock import SECOND, Instant, microseconds
 from fairlane.errors import InvalidJob, JobNotFound, UndecodablePayload
 from fairlane.forward.tokens import Token
 from fairlane.job import Claim, State
+from fairlane.job_builder import Stamp
 from fairlane.scheduler.settlement import (
     Cancelled,
     Died,
@@ -37,16 +38,15 @@ from fairlane.scheduler.settlement import (
     Settlement,
     settle,
 )
-from fairlane.stamping import Stamp
 from fairlane.store.protocol import Adopted, Store, WorkerIdentity
 from fairlane.task import Task
 from fairlane.telemetry.telemetry import Telemetry
+from fairlane.waits import Outage, pause
 from fairlane.worker.context import current_run
 from fairlane.worker.logs import log_end, log_lost, log_unreadable
 from fairlane.worker.outcomes import Stop, bounded, outcome_of, storable, summary
 from fairlane.worker.runs import RunningJob, settlement_of
 from fairlane.worker.settling import Settling
-from fairlane.worker.timing import Outage, pause
 from fairlane.worker.watching import Watching
 from fairlane.worker.worker import name_of_process
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from fairlane.app import App
 from fairlane.clock import microseconds
-from fairlane.declaring import is_async, key_source
+from fairlane.declaration_checks import is_async, key_source
 from fairlane.errors import ConfigurationError, InvalidJob, UndecodablePayload
 from fairlane.forward.delivering import Deliveries
 from fairlane.forward.messages import Carried, Message, Unpublishable

@@ -29,10 +29,10 @@ from fairlane.policy.partitions import whole_of
 from fairlane.scheduler.pace import Pace
 from fairlane.scheduler.settlement import Cancelled, Died, Outcome, Released, Settlement, settle
 from fairlane.store.stats_values import PUBLISHING, unbegun_in
+from fairlane.waits import Outage, jittered, pause
 from fairlane.worker.execution import NO_PACES, Execution, Run
 from fairlane.worker.outcomes import Stop, summary
 from fairlane.worker.slots import QueueSlots
-from fairlane.worker.timing import Outage, jittered, pause
 from fairlane.worker.troubles import Troubles
 
 __all__ = ["Publishing"]

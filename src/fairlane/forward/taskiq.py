@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from fairlane.declaring import is_async
+from fairlane.declaration_checks import is_async
 from fairlane.errors import ConfigurationError, FairlaneError, Signal
 from fairlane.forward.delivering import Delivery
 from fairlane.forward.forwarder import Forwarded, answering, not_a_task, runs_with

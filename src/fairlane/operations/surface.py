@@ -9,7 +9,7 @@ from typing import Protocol, Self
 from uuid import UUID
 
 from fairlane.clock import Clock, Instant, as_instant, duration_of
-from fairlane.declaring import checked_time
+from fairlane.declaration_checks import checked_time
 from fairlane.errors import ConfigurationError
 from fairlane.explaining import explain_job, explain_queue
 from fairlane.operations import (

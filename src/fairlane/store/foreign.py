@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from fairlane.blocking import ask_caller, is_blocking_call
 from fairlane.errors import ConfigurationError
+from fairlane.loop_thread import ask_caller, is_blocking_call
 
 DRIVERS = {
     "PostgreSQL": "an asyncpg or psycopg connection, or one of SQLAlchemy or Django over these",

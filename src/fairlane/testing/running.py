@@ -15,24 +15,24 @@ from uuid import UUID, uuid4
 
 from fairlane.app import App
 from fairlane.clock import Instant, ManualClock, microseconds
-from fairlane.declaring import checked_time
+from fairlane.declaration_checks import checked_time
 from fairlane.errors import ConfigurationError
 from fairlane.job import Claim, State
+from fairlane.job_builder import Stamp
 from fairlane.parameters import checked
 from fairlane.queue import partitions_served
 from fairlane.scheduler.settlement import Settlement
-from fairlane.stamping import Stamp
 from fairlane.store.finding import find_jobs
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Claimed, Listener, Store, WorkerIdentity
 from fairlane.testing.checking import check_app, schedules_named
+from fairlane.waits import Outage
 from fairlane.worker.context import JobContext
 from fairlane.worker.execution import Execution
 from fairlane.worker.middleware import Middleware, Next
 from fairlane.worker.options import WorkerOptions
 from fairlane.worker.settling import Settling
 from fairlane.worker.slots import QueueSlots, Slots
-from fairlane.worker.timing import Outage
 
 __all__ = ["Ran", "run_for", "run_until_idle"]
 

@@ -14,9 +14,9 @@ from datetime import timedelta
 from fairlane.clock import Clock, microseconds
 from fairlane.errors import StoreUnavailable
 from fairlane.store.protocol import Claimed, Listener, Store, WorkerIdentity
+from fairlane.waits import Alarm, Outage, jittered
 from fairlane.worker.execution import SHORTEST_RUN, Execution
 from fairlane.worker.slots import QueueSlots, Slots
-from fairlane.worker.timing import Alarm, Outage, jittered
 from fairlane.worker.visit import Visit
 from fairlane.worker.watching import Watching
 

@@ -9,13 +9,12 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
-from fairlane.blocking import CallerThread, refuse_inside_a_loop
-from fairlane.effects import Effects
+from fairlane.effects import Effects, checked_key
 from fairlane.errors import Cancel, ConfigurationError, StoreUnavailable
 from fairlane.job import Landed
+from fairlane.loop_thread import CallerThread, refuse_inside_a_loop
 from fairlane.parameters import checked
 from fairlane.task import Call
-from fairlane.values import checked_key
 from fairlane.worker.outcomes import storable
 
 if TYPE_CHECKING:

@@ -20,12 +20,13 @@ from uuid import UUID
 from fairlane.clock import SECOND, Clock, lasting
 from fairlane.errors import InvalidJob, UndecodablePayload
 from fairlane.job import Claim, State
+from fairlane.job_builder import Stamp
 from fairlane.scheduler.pace import AHEAD, Pace
 from fairlane.scheduler.settlement import SEEN, Cancelled, Died, Done, Lost, Outcome, Released, Settlement, settle
-from fairlane.stamping import Stamp
 from fairlane.store.protocol import Store
 from fairlane.store.stats_values import BlockedLoop
 from fairlane.task import Registry, Task
+from fairlane.waits import Alarm, StoreTime
 from fairlane.worker.context import JobContext, current_run
 from fairlane.worker.logs import claimed_jobs, log_end, log_lost, log_start, log_unreadable
 from fairlane.worker.mate import Begin, Gone, Handed, LoneProcess, Mate
@@ -35,7 +36,6 @@ from fairlane.worker.pacer import Pacer
 from fairlane.worker.process_pool import Child, ProcessPool
 from fairlane.worker.runs import RunningJob, RunTimes, settlement_of
 from fairlane.worker.slots import QueueSlots, Slots
-from fairlane.worker.timing import Alarm, StoreTime
 
 __all__ = ["SETTLED_EVERY", "Execution", "Run"]
 

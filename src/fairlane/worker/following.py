@@ -16,9 +16,9 @@ from fairlane.policy.repartition import LEARNED_EVERY
 from fairlane.store.auditing import UPKEEP, Note
 from fairlane.store.protocol import Store
 from fairlane.store.repartition import PARTITION, advance
+from fairlane.waits import Outage, jittered, pause
 from fairlane.worker.claiming import Claiming
 from fairlane.worker.slots import Slots
-from fairlane.worker.timing import Outage, jittered, pause
 
 __all__ = ["LookAgain", "follow_partitions", "place_of", "rehome"]
 

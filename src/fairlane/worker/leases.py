@@ -9,10 +9,10 @@ from uuid import UUID
 
 from fairlane.clock import SECOND, Clock, microseconds
 from fairlane.store.protocol import Store
+from fairlane.waits import Outage, pause
 from fairlane.worker.execution import Execution
 from fairlane.worker.outcomes import Stop
 from fairlane.worker.settling import Settling
-from fairlane.worker.timing import Outage, pause
 from fairlane.worker.watching import Watching
 
 __all__ = ["RENEWALS", "Leases"]

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from fairlane.errors import StoreUnavailable
 from fairlane.store.protocol import Listener, Store, WorkerIdentity
+from fairlane.waits import Outage
 from fairlane.worker.claiming import Claiming
-from fairlane.worker.timing import Outage
 
 __all__ = ["Listening"]
 

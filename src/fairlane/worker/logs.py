@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any
 from fairlane.clock import SECOND, Instant, as_datetime, lasting, measured
 from fairlane.errors import Signal, UndecodablePayload
 from fairlane.job import Claim, State
-from fairlane.log_text import exception_text, json_text
-from fairlane.redaction import without_secrets
+from fairlane.redaction import exception_text, json_text, without_secrets, without_secrets_in
 from fairlane.scheduler.settlement import Settlement
-from fairlane.secret_text import without_secrets_in
 from fairlane.worker.context import current_run
 from fairlane.worker.outcomes import Stop, summary, users_frames
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from fairlane.clock import SECOND, Clock, Instant, SystemClock
 from fairlane.scheduler.pace import Pace, Passed
-from fairlane.worker.timing import Alarm
+from fairlane.waits import Alarm
 
 if TYPE_CHECKING:
     from fairlane.worker.execution import Run

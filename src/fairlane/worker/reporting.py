@@ -11,7 +11,7 @@ from fairlane.clock import SECOND, Clock
 from fairlane.store.protocol import Store, WorkerIdentity
 from fairlane.store.stats import Looking, Moment
 from fairlane.store.stats_values import WorkerReport, WorkerSeen, replaced
-from fairlane.worker.timing import Outage, jittered, pause
+from fairlane.waits import Outage, jittered, pause
 from fairlane.worker.troubles import Troubles
 
 __all__ = ["EVERY", "keep_reporting", "take_back"]

@@ -16,19 +16,19 @@ from uuid import UUID, uuid4
 
 from fairlane.clock import Clock
 from fairlane.errors import StoreUnavailable
+from fairlane.job_builder import Stamp
 from fairlane.policy.repartition import LEARNED_EVERY
 from fairlane.scheduler.settlement import Outcome, Settlement
-from fairlane.stamping import Stamp
 from fairlane.store.protocol import Store, WorkerIdentity
 from fairlane.task import Registry
 from fairlane.telemetry.telemetry import Telemetry
+from fairlane.waits import Alarm, jittered, pause
 from fairlane.worker.black_box import BlackBox, Noted
 from fairlane.worker.execution import Execution, Run
 from fairlane.worker.mate import Began, Begin, Blocked, End, Ended, Interrupt, Leave, Line, Ready, decode_order
 from fairlane.worker.middleware import Middleware
 from fairlane.worker.options import QueueShare, WorkerOptions
 from fairlane.worker.slots import QueueSlots, ShareSlots, Slots
-from fairlane.worker.timing import Alarm, jittered, pause
 from fairlane.worker.watchdog import Watchdog
 from fairlane.worker.watching import WatchedExecution, Watching
 

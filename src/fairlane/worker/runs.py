@@ -12,9 +12,9 @@ import msgspec
 from fairlane.effects import Effects, landed_of
 from fairlane.errors import ClaimLost
 from fairlane.job import Claim, Landed, StampedEffects
+from fairlane.job_builder import Stamp, stamped_effects
 from fairlane.redaction import Audience, Redactor, Surface
 from fairlane.scheduler.settlement import Done, Failed, Outcome, Settlement, settle
-from fairlane.stamping import Stamp, stamped_effects
 from fairlane.store.protocol import Landings, Store
 from fairlane.task import Task
 from fairlane.worker.outcomes import Stop

@@ -18,8 +18,8 @@ from fairlane.policy.unique import Conflict
 from fairlane.redaction import error_text
 from fairlane.scheduler.settlement import Settlement
 from fairlane.store.protocol import Landings, Store
+from fairlane.waits import Outage, back_off
 from fairlane.worker.slots import QueueSlots
-from fairlane.worker.timing import Outage, back_off
 from fairlane.worker.watching import Watching
 
 __all__ = ["Settling"]

@@ -10,7 +10,7 @@ from fairlane.clock import SECOND, Clock
 from fairlane.errors import StoreUnavailable
 from fairlane.store.protocol import Store
 from fairlane.store.stats_values import Tallied
-from fairlane.worker.timing import Outage, jittered, pause
+from fairlane.waits import Outage, jittered, pause
 from fairlane.worker.troubles import Troubles
 
 __all__ = ["EVERY", "RESTS", "conclude", "keep_figures"]

@@ -12,9 +12,9 @@ from fairlane.job import State
 from fairlane.policy.partitions import whole_of
 from fairlane.scheduler.census import Miscount
 from fairlane.store.protocol import Pruned, Reaped, Retention, Store
+from fairlane.waits import REJOINED_WITHIN, Outage, jittered, pause
 from fairlane.worker.following import place_of, rehome
 from fairlane.worker.leases import RENEWALS
-from fairlane.worker.timing import REJOINED_WITHIN, Outage, jittered, pause
 
 __all__ = ["audit_gates", "keep_up", "reap_leases", "remove_idle_state", "remove_old_jobs"]
 

@@ -29,11 +29,11 @@ from fairlane.redaction import error_text
 from fairlane.scheduler.settlement import Released, Settlement, settle
 from fairlane.store.protocol import Store, WorkerIdentity
 from fairlane.store.stats_values import LONG_RUNS_AT_MOST, BlockedLoop, LongRun, WorkerReport
+from fairlane.waits import jittered, pause
 from fairlane.worker.context import current_run
 from fairlane.worker.execution import Execution, Run
 from fairlane.worker.logs import claimed_jobs
 from fairlane.worker.outcomes import Stop
-from fairlane.worker.timing import jittered, pause
 
 __all__ = ["LongRuns", "Rescue", "WaitedFor", "Watchdog"]
 

@@ -23,12 +23,13 @@ from uuid import uuid4
 from fairlane.clock import SECOND, Clock, Instant, lasting, microseconds
 from fairlane.cron.runner import Firing, fire_schedules
 from fairlane.errors import ConfigurationError, StoreUnavailable
+from fairlane.job_builder import Stamp
 from fairlane.scheduler.census import Miscount
-from fairlane.stamping import Stamp
 from fairlane.store.protocol import Reaped, Retention, Store, WorkerIdentity
 from fairlane.store.stats_values import BlockedLoop, WorkerReport
 from fairlane.task import Registry
 from fairlane.telemetry.telemetry import Telemetry
+from fairlane.waits import Outage, first_of, pause
 from fairlane.worker.claiming import Claiming
 from fairlane.worker.crew import Crew
 from fairlane.worker.execution import SETTLED_EVERY, Execution
@@ -47,7 +48,6 @@ from fairlane.worker.showing import showing
 from fairlane.worker.slots import Slots
 from fairlane.worker.supervision import Supervisor
 from fairlane.worker.tallying import conclude, keep_figures
-from fairlane.worker.timing import Outage, first_of, pause
 from fairlane.worker.troubles import Troubles
 from fairlane.worker.upkeep import audit_gates, reap_leases, remove_idle_state, remove_old_jobs
 from fairlane.worker.watchdog import LongRuns, Rescue, WaitedFor, Watchdog

@@ -18,10 +18,8 @@ from django.apps import apps
 from django.db import connections, transaction
 
 import django
-from fairlane.app import App
-from fairlane.blocking import ask_caller, is_blocking_call
+from fairlane.app import App, Connection, store_factory
 from fairlane.clock import Clock
-from fairlane.composition import Connection, store_factory
 from fairlane.errors import ConfigurationError
 from fairlane.handle import Enqueued, Foreseen, Job
 from fairlane.integrations.django.addresses import is_under_test
@@ -29,6 +27,7 @@ from fairlane.integrations.django.elsewhere import Elsewhere, run_in
 from fairlane.integrations.django.own_connections import OwnThread, with_fresh_connections
 from fairlane.integrations.django.settings import Settings, load_settings
 from fairlane.job import new_job_ids
+from fairlane.loop_thread import ask_caller, is_blocking_call
 from fairlane.store.foreign import is_a
 from fairlane.store.protocol import Store
 from fairlane.task import Call, Progress, Registry, Task

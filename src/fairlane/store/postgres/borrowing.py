@@ -15,8 +15,8 @@ from uuid import UUID
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
-from fairlane.blocking import ask_caller
 from fairlane.errors import ConfigurationError
+from fairlane.loop_thread import ask_caller
 from fairlane.store.foreign import DRIVERS, driver_of, is_a, refuse_in_blocking_call
 from fairlane.store.postgres.connections import STATEMENTS
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fairlane.blocking import ask_caller
 from fairlane.errors import ConfigurationError, FairlaneError, StoreUnavailable
+from fairlane.loop_thread import ask_caller
 from fairlane.store.foreign import DRIVERS, driver_of, is_a, refuse_in_blocking_call
 from fairlane.store.sqlite.database import Transaction
 

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from fairlane.codec import encode_value
-from fairlane.effects import Effects
+from fairlane.effects import ABSENT, Effects, checked_key
 from fairlane.errors import FairlaneError, InvalidJob, InvalidKey, PayloadTooLarge
 from fairlane.job import NewJob, OnDead, StampedEffects, with_trace
 from fairlane.parameters import shown
@@ -18,9 +18,6 @@ from fairlane.policy.partitions import Partition, partition_name, partition_of
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import unique_key
 from fairlane.task import Call, Task
-from fairlane.values import ABSENT, checked_key
-
-__all__ = ["Stamp", "Stamper", "stamp", "stamped_effects"]
 
 Stamp = Callable[[Call[Any]], NewJob]
 """Makes a job of a call, under the policies in force."""

@@ -14,8 +14,6 @@ from typing import Any, TypeVar
 
 from fairlane.errors import ConfigurationError
 
-__all__ = ["BackgroundLoop", "CallerThread", "ask_caller", "is_blocking_call", "refuse_inside_a_loop"]
-
 R = TypeVar("R")
 
 ENDS_WITHIN = 2.0

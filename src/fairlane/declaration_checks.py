@@ -22,24 +22,6 @@ from fairlane.policy.partitions import checked_width, parse_partition
 from fairlane.policy.policy import Policy
 from fairlane.task import Duration, KeySource, Task
 
-__all__ = [
-    "check_divided_by",
-    "check_function",
-    "check_keys",
-    "check_name",
-    "check_options",
-    "check_task_place",
-    "checked_count",
-    "checked_size",
-    "checked_time",
-    "folder_of",
-    "is_async",
-    "key_source",
-    "name_of",
-    "names",
-    "width_of",
-]
-
 _QUEUE_NAME = re.compile(rf"{NAME}\Z")
 LARGEST_PAYLOAD = 1 << 30
 """Bytes: as much as PostgreSQL keeps in one value."""

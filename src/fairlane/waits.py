@@ -15,8 +15,6 @@ from typing import Any, TypeVar
 from fairlane.clock import SECOND, Clock, Instant, SystemClock
 from fairlane.errors import ConfigurationError, StoreUnavailable
 
-__all__ = ["REJOINED_WITHIN", "Alarm", "Outage", "StoreTime", "back_off", "first_of", "jittered", "pause"]
-
 log = logging.getLogger("fairlane.worker")
 
 T = TypeVar("T")
