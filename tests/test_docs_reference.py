@@ -27,7 +27,7 @@ from fairlane.cli.program import program
 from fairlane.clock import microseconds
 from fairlane.errors import __doc__ as errors_text
 from fairlane.job import Claim
-from fairlane.policy.kinds import KINDS
+from fairlane.policy.policy import KINDS
 from fairlane.scheduler import settlement
 from fairlane.task import TaskOptions
 from tests.test_docs import COMMANDS, DOCS, PAGES, ROOT

@@ -13,7 +13,7 @@ from fairlane.clock import SECOND, as_datetime
 from fairlane.errors import ConfigurationError, InvalidOverride
 from fairlane.operations import Intent, JobFilter, find_limit, scope_of
 from fairlane.policy import Concurrency, Fair, Policy, Rate
-from fairlane.policy.differences import differences
+from fairlane.policy.policy import differences
 
 POLICY = Policy(
     "webhooks",

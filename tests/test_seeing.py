@@ -19,7 +19,7 @@ from fairlane.explaining import explain_queue
 from fairlane.job import Claim
 from fairlane.operations.diagnosis import diagnose
 from fairlane.operations.views import HintKind, QueueStatus
-from fairlane.policy.reasons import Reason
+from fairlane.policy.gates import Reason
 from fairlane.scheduler.settlement import Done, Failed, Released, settle
 from fairlane.store.protocol import Store, WorkerIdentity
 from fairlane.store.stats_values import WorkerReport

@@ -58,8 +58,8 @@ from fairlane.policy import (
     Sequence,
     Unique,
 )
+from fairlane.policy.gates import Reason
 from fairlane.policy.partitions import partition_for, partition_number
-from fairlane.policy.reasons import Reason
 from fairlane.queue import Queue
 from fairlane.redaction import Disclosure
 from fairlane.scheduler.explain import Explanation

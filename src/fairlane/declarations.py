@@ -24,13 +24,12 @@ from fairlane.declaration_checks import (
 )
 from fairlane.errors import ConfigurationError, InvalidPolicy, UnknownQueue
 from fairlane.parameters import known_options, shown
-from fairlane.policy.by import normalize_by
-from fairlane.policy.dividing import divided
+from fairlane.policy.division import divided
 from fairlane.policy.fair import Fair
 from fairlane.policy.gates import Limit
-from fairlane.policy.policy import Policy, checked_limits, refuse_pointless
+from fairlane.policy.keys import normalize_by
+from fairlane.policy.policy import Policy, check_agreement, checked_limits, refuse_pointless
 from fairlane.policy.retry import Backoff
-from fairlane.policy.sharing import check_agreement
 from fairlane.policy.unique import Unique
 from fairlane.queue import Queue, QueueSource
 from fairlane.task import (

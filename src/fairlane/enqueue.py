@@ -15,7 +15,7 @@ from fairlane.handle import Foreseen
 from fairlane.job import NewJob, Outcome, new_job_ids
 from fairlane.job_builder import Stamper, stamp
 from fairlane.policy.backlog import FullBacklog
-from fairlane.policy.dividing import differing, sibling, way_to
+from fairlane.policy.division import differing, sibling, way_to
 from fairlane.policy.keys import canonical_keys
 from fairlane.policy.partitions import parse_partition, partition_name
 from fairlane.policy.policy import Policy

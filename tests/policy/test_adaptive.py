@@ -14,7 +14,7 @@ from fairlane.clock import SECOND
 from fairlane.errors import InvalidPolicy
 from fairlane.policy import AdaptiveConcurrency, Policy
 from fairlane.policy.adaptive import MOST_TASKS, REMEMBERED, Learned
-from fairlane.policy.reasons import Reason, Why
+from fairlane.policy.gates import Reason, Why
 from fairlane.scheduler.board import Gate
 from fairlane.scheduler.snapshot import GateRow, Release
 

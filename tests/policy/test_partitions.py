@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fairlane.errors import ConfigurationError, InvalidPolicy
 from fairlane.policy import AdaptiveConcurrency, Backlog, Concurrency, Fair, Policy, Rate, Sequence, lane_id
-from fairlane.policy.dividing import as_divided, differing, divided, logical, way_to
+from fairlane.policy.division import as_divided, differing, divided, logical, way_to
 from fairlane.policy.keys import routing_number
 from fairlane.policy.partitions import parse_partition, partition_for, partition_name
 

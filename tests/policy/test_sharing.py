@@ -6,7 +6,7 @@ import pytest
 
 from fairlane import App, Concurrency, InvalidPolicy, Rate
 from fairlane.policy import Limit, Policy
-from fairlane.policy.kinds import read_limit
+from fairlane.policy.policy import read_limit
 
 GPU = Concurrency(50, name="gpu")
 VENDOR = Rate(100, per="1m", by="account", name="vendor")

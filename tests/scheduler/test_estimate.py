@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fairlane.clock import SECOND, Instant
 from fairlane.job import State
 from fairlane.policy import Fair, Policy, Rate
-from fairlane.policy.kinds import read_limit
+from fairlane.policy.policy import read_limit
 from fairlane.scheduler.estimate import TURNAROUND
 from fairlane.scheduler.explain import (
     COUNTED,

@@ -11,8 +11,8 @@ import pytest
 from fairlane.clock import ManualClock
 from fairlane.job import Claim
 from fairlane.policy import Breaker, Fair, Policy
+from fairlane.policy.gates import Reason
 from fairlane.policy.overrides import Kind, Override
-from fairlane.policy.reasons import Reason
 from fairlane.scheduler.explain import explain
 from fairlane.scheduler.settlement import Cancelled, Done, Failed, Outcome, Released, Snoozed
 from fairlane.store.auditing import Note

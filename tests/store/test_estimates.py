@@ -7,7 +7,7 @@ import pytest
 from fairlane.clock import ManualClock
 from fairlane.explaining import explain_job
 from fairlane.policy import Concurrency, Fair, Policy, Rate
-from fairlane.policy.reasons import Reason
+from fairlane.policy.gates import Reason
 from fairlane.store.protocol import Store
 from tests.store.harness import SECOND, claim, finish, given_jobs, serving
 

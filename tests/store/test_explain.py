@@ -13,8 +13,8 @@ import pytest
 from fairlane.clock import ManualClock
 from fairlane.errors import JobNotFound
 from fairlane.policy import Concurrency, Fair, Policy, Rate
+from fairlane.policy.gates import Reason
 from fairlane.policy.overrides import Kind, Override
-from fairlane.policy.reasons import Reason
 from fairlane.scheduler.explain import Explanation, explain
 from fairlane.scheduler.settlement import Failed, Released
 from fairlane.store.auditing import Note

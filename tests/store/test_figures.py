@@ -19,8 +19,7 @@ from fairlane.clock import Instant, ManualClock
 from fairlane.errors import ConfigurationError
 from fairlane.job import Claim, JobRecord, State
 from fairlane.policy import Concurrency, Fair, Policy, Rate
-from fairlane.policy.by import By
-from fairlane.policy.keys import select
+from fairlane.policy.keys import By, select
 from fairlane.policy.overrides import Kind, Override
 from fairlane.scheduler.settlement import Died, Done, Failed, Outcome, Released, Snoozed
 from fairlane.stats.gates import gauges

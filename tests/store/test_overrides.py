@@ -10,8 +10,8 @@ from fairlane.clock import ManualClock
 from fairlane.errors import InvalidOverride, InvalidPolicy
 from fairlane.job import State
 from fairlane.policy import Concurrency, Fair, Policy, Rate
+from fairlane.policy.gates import Reason
 from fairlane.policy.overrides import Kind, Override
-from fairlane.policy.reasons import Reason
 from fairlane.scheduler.explain import explain
 from fairlane.store.auditing import EXPIRY, Note
 from fairlane.store.protocol import Store

@@ -9,7 +9,7 @@ import pytest
 
 from fairlane.clock import ManualClock
 from fairlane.policy import Backlog, Concurrency, Fair, Policy, Sequence
-from fairlane.policy.by import By
+from fairlane.policy.keys import By
 from fairlane.scheduler.settlement import Failed, Released
 from fairlane.stats.gates import gauges
 from fairlane.stats.keys import Held

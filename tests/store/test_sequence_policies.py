@@ -7,8 +7,8 @@ import pytest
 from fairlane.clock import ManualClock
 from fairlane.errors import InvalidOverride, InvalidPolicy
 from fairlane.policy import Concurrency, Policy, Rate, Sequence
+from fairlane.policy.gates import Reason
 from fairlane.policy.overrides import Kind, Override
-from fairlane.policy.reasons import Reason
 from fairlane.scheduler.explain import explain
 from fairlane.scheduler.settlement import Failed
 from fairlane.store.protocol import Store

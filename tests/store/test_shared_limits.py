@@ -8,7 +8,7 @@ from fairlane.clock import ManualClock
 from fairlane.errors import InvalidPolicy
 from fairlane.job import Claim
 from fairlane.policy import Concurrency, Fair, Limit, Policy, Rate
-from fairlane.policy.reasons import Reason
+from fairlane.policy.gates import Reason
 from fairlane.scheduler.explain import explain
 from fairlane.scheduler.settlement import Failed, Released
 from fairlane.store.auditing import Note

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from fairlane.clock import ManualClock
 from fairlane.job import Claim
 from fairlane.policy import Concurrency, Fair, Policy, Rate
-from fairlane.policy.by import By
+from fairlane.policy.keys import By
 from fairlane.policy.overrides import Kind, Override
 from fairlane.policy.policy import WEIGHT
 from fairlane.scheduler.settlement import Died

@@ -25,7 +25,7 @@ def read_policy(option: str, path: str) -> Policy:
     """The policy that a file holds."""
     import msgspec
 
-    from fairlane.policy.reading import POLICY_EXAMPLE, parse_policy
+    from fairlane.policy.documents import POLICY_EXAMPLE, parse_policy
 
     try:
         found = msgspec.json.decode(read_bytes(option, path))

@@ -15,8 +15,8 @@ from fairlane.operations.jobs import JobDetails, Report
 from fairlane.operations.overriding import Change, LimitInForce, OverrideInForce
 from fairlane.operations.partitioning import Repartitioned
 from fairlane.operations.policies import PolicyChange, PolicyInForce
-from fairlane.policy.differences import Difference
 from fairlane.policy.overrides import EVERYONE, Override
+from fairlane.policy.policy import Difference
 from fairlane.store.auditing import AuditEntry
 from fairlane.store.operators import JobPage
 

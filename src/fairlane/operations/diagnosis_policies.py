@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from fairlane.operations.findings import Finding, Level
 from fairlane.operations.policies import PolicyInForce
-from fairlane.policy.dividing import division, way_to
+from fairlane.policy.division import division, way_to
 from fairlane.policy.overrides import without_place
 from fairlane.policy.partitions import parse_partition, whole_of
 from fairlane.policy.policy import Policy

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from fairlane.clock import SECOND
 from fairlane.errors import ConfigurationError
 from fairlane.operations.asking import Intent, in_force, partitions_of
-from fairlane.policy.by import By
-from fairlane.policy.dividing import sibling
+from fairlane.policy.division import sibling
+from fairlane.policy.keys import By
 from fairlane.policy.partitions import Partition, checked_width, parse_partition
 from fairlane.policy.policy import Policy
 from fairlane.policy.repartition import Phase, abandoned, begun, next_phase, phase_of, widths

@@ -9,11 +9,10 @@ from fairlane.clock import Instant
 from fairlane.errors import ConfigurationError, InvalidPolicy, UnknownQueue
 from fairlane.operations.asking import Intent, in_force
 from fairlane.operations.overriding import OverrideInForce, overrides_of
-from fairlane.policy.differences import Difference, differences
-from fairlane.policy.dividing import as_divided, division, sibling, way_to
+from fairlane.policy.division import as_divided, division, sibling, way_to
 from fairlane.policy.overrides import everyone_in, without_place
 from fairlane.policy.partitions import parse_partition, partition_name, whole_of
-from fairlane.policy.policy import Policy
+from fairlane.policy.policy import Difference, Policy, differences
 from fairlane.store.auditing import AuditEntry
 from fairlane.store.decoding import Declared
 from fairlane.store.protocol import Store

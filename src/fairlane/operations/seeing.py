@@ -33,7 +33,7 @@ from fairlane.operations.views import (
     WorkerList,
     WorkerView,
 )
-from fairlane.policy.describing import policy_words
+from fairlane.policy.documents import policy_words
 from fairlane.policy.limits import Rate
 from fairlane.policy.partitions import whole_of
 from fairlane.policy.policy import Policy

@@ -15,8 +15,7 @@ from fairlane.operations.asking import in_force
 from fairlane.operations.charting import MINUTE, key_minutes
 from fairlane.operations.gauging import drained_in, gauge_view, gauges_of
 from fairlane.operations.views import Counted, KeyList, KeyView, LaneView, NextJob, OneKey
-from fairlane.policy.by import By
-from fairlane.policy.keys import canonical_keys, select
+from fairlane.policy.keys import By, canonical_keys, select
 from fairlane.policy.partitions import whole_of
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.scheduler.estimate import Seen

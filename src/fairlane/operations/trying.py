@@ -14,10 +14,10 @@ from typing import Any
 from fairlane.clock import SECOND, SystemClock, microseconds
 from fairlane.errors import ConfigurationError
 from fairlane.operations.asking import in_force
-from fairlane.policy.by import normalize_by
+from fairlane.policy.documents import parse_policy
+from fairlane.policy.keys import normalize_by
 from fairlane.policy.overrides import NO_OVERRIDES
 from fairlane.policy.policy import Policy
-from fairlane.policy.reading import parse_policy
 from fairlane.simulation.measures import Simulation, Timeline, measure, report_by, timeline
 from fairlane.simulation.replay import read_history, record
 from fairlane.simulation.run import SimulatedJob

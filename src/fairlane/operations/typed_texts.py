@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from fairlane.errors import ConfigurationError, FairlaneError
+from fairlane.policy.documents import POLICY_EXAMPLE, parse_policy
 from fairlane.policy.policy import Policy
-from fairlane.policy.reading import POLICY_EXAMPLE, parse_policy
 from fairlane.simulation.workload import JobClass, Workload
 
 __all__ = ["LONGEST_TEXT", "Misread", "read_policy_text", "read_workload_text"]

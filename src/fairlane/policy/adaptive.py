@@ -19,12 +19,9 @@ from msgspec.structs import replace
 from fairlane.clock import SECOND, Instant, duration_text
 from fairlane.errors import InvalidPolicy
 from fairlane.parameters import known_options, shown
-from fairlane.policy.by import By, normalize_by, repr_by
-from fairlane.policy.checking import as_whole, duration_above_zero, is_number, is_whole
-from fairlane.policy.gates import Ending, GateState
-from fairlane.policy.limits import MAX_COUNT
-from fairlane.policy.reasons import Reason, Why
-from fairlane.policy.smoothing import SMOOTHING, smoothed
+from fairlane.policy.gates import Ending, GateState, Reason, Why, as_whole, duration_above_zero, is_number, is_whole
+from fairlane.policy.keys import By, normalize_by, repr_by
+from fairlane.policy.limits import MAX_COUNT, SMOOTHING, smoothed
 
 __all__ = ["AdaptiveConcurrency", "Learned"]
 

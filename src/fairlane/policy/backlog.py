@@ -10,12 +10,9 @@ import msgspec
 from fairlane.clock import Instant
 from fairlane.errors import InvalidPolicy
 from fairlane.parameters import known_options, shown
-from fairlane.policy.by import By, normalize_by, repr_by
-from fairlane.policy.checking import as_whole, is_whole
-from fairlane.policy.gates import Ending, GateState
-from fairlane.policy.keys import key_words
+from fairlane.policy.gates import Ending, GateState, Reason, Why, as_whole, is_whole
+from fairlane.policy.keys import By, key_words, normalize_by, repr_by
 from fairlane.policy.limits import MAX_COUNT, UNBOUNDED
-from fairlane.policy.reasons import Reason, Why
 
 __all__ = ["Backlog", "FullBacklog", "WhenFull"]
 

@@ -20,11 +20,9 @@ import msgspec
 from fairlane.clock import SECOND, Instant, duration_text
 from fairlane.errors import InvalidPolicy
 from fairlane.parameters import known_options, shown
-from fairlane.policy.by import By, normalize_by, repr_by
-from fairlane.policy.checking import as_whole, duration_above_zero, is_whole
-from fairlane.policy.gates import Ending, GateState
+from fairlane.policy.gates import Ending, GateState, Reason, Why, as_whole, duration_above_zero, is_whole
+from fairlane.policy.keys import By, normalize_by, repr_by
 from fairlane.policy.limits import MAX_COUNT, UNBOUNDED
-from fairlane.policy.reasons import Reason, Why
 
 __all__ = ["Breaker", "Closed", "Opened", "Probing"]
 

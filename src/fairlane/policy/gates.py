@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from datetime import timedelta
+from enum import StrEnum
 from typing import Any, Protocol
 
-from fairlane.clock import Instant
-from fairlane.policy.by import By
-from fairlane.policy.reasons import Why
+import msgspec
 
-__all__ = ["AT_REST", "CountsNothing", "Ending", "GateState", "Limit"]
+from fairlane.clock import Instant, microseconds
+from fairlane.errors import ConfigurationError, InvalidPolicy
+from fairlane.policy.keys import By
 
 
 class GateState(Protocol):
@@ -172,3 +175,83 @@ class CountsNothing:
         return None
 
     def carry_over(self, gate: GateState, now: Instant) -> None: ...
+
+
+class Reason(StrEnum):
+    """What holds a job. The codes are stable: scripts and dashboards name them."""
+
+    SCHEDULED = "scheduled"
+    """Its time has not come: a delay, a retry's backoff, a snooze."""
+    PAUSED = "paused"
+    """An operator has paused its queue, its key or its task."""
+    MOVING = "moving"
+    """Its key moves to another partition of its queue."""
+    CONCURRENCY = "concurrency"
+    """As many run as its limit allows."""
+    RATE = "rate"
+    """Its rate is used up for now."""
+    ADAPTIVE = "adaptive"
+    """As many run as the cap allows that is learned from how runs go."""
+    BREAKER = "breaker"
+    """Too many runs have failed; it is tried again later."""
+    SEQUENCE = "sequence"
+    """The job before it in its sequence has not ended."""
+    LANE = "lane"
+    """Others are ahead of it in its own lane."""
+    TURN = "turn"
+    """Others have their turn first."""
+    GIVEN_BACK = "given_back"
+    """It was claimed and given back before it ran: its worker stopped, or a broker refused it."""
+    NEW = "new"
+    """No claim has seen it yet."""
+    SLOT = "slot"
+    """Nothing holds it: it starts with the next free slot."""
+    NO_WORKER = "no_worker"
+    """No worker serves its queue."""
+    BROKER = "broker"
+    """The broker of the engine that its queue is forwarded to refuses messages."""
+    PUBLISHED = "published"
+    """It is at the broker of its engine, and no worker of the engine has begun it."""
+    UNKNOWN_TASK = "unknown_task"
+    """No task of the app has its name."""
+    FORCED = "forced"
+    """Nothing holds it: an operator wants it to start next, whatever its limits say."""
+    RUNNING = "running"
+    """It runs."""
+    ENDED = "ended"
+    """It has ended."""
+
+
+class Why(msgspec.Struct, frozen=True):
+    """What a gate without room says of itself."""
+
+    reason: Reason
+    used: float
+    bound: float
+    """`used` of `bound`: 5 of 5 in flight, 100 of 100 starts."""
+    words: str = ""
+    """What there is to say besides, such as "failing since …"."""
+
+
+def is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    return is_whole(value) or (isinstance(value, float) and math.isfinite(value))
+
+
+def as_whole(number: float) -> Any:
+    """A number that operators may have given with a fraction: 4.0 is 4, and 4.5 is left for its limit to refuse."""
+    return int(number) if number == int(number) else number
+
+
+def duration_above_zero(what: str, name: str, value: timedelta | str | float) -> int:
+    """A duration that a policy was given, in microseconds; `what` and `name` say in errors where it stands."""
+    try:
+        found = microseconds(value)
+    except ConfigurationError as error:
+        raise InvalidPolicy(f"{what}: {name}: {error}") from None
+    if found <= 0:
+        raise InvalidPolicy(f"{what}: `{name}` is a time above 0, such as '500ms' or '1m'")
+    return found

@@ -18,14 +18,9 @@ from typing import Any
 from fairlane.clock import SECOND, Instant, microseconds
 from fairlane.errors import ConfigurationError, InvalidPolicy
 from fairlane.parameters import known_options, shown
-from fairlane.policy import rolling as window
-from fairlane.policy.by import By, checked_name, normalize_by, repr_by, repr_name
-from fairlane.policy.checking import as_whole, is_whole
-from fairlane.policy.gates import Ending, GateState
+from fairlane.policy.gates import Ending, GateState, Reason, Why, as_whole, is_whole
+from fairlane.policy.keys import By, checked_name, normalize_by, repr_by, repr_name
 from fairlane.policy.numbers import FROM_JOB, SAME, FromJob, Source, from_job, named_numbers, number_at
-from fairlane.policy.reasons import Reason, Why
-
-__all__ = ["PLANNED_AHEAD", "Concurrency", "Rate"]
 
 UNBOUNDED = 1 << 31
 MAX_COUNT = 1_000_000_000
@@ -300,31 +295,31 @@ class Rate:
     def room_by(self, gate: GateState, now: Instant, until: Instant) -> int:
         """How many jobs may start from now until then, each at its own instant."""
         if self.rolling:
-            return window.room_at(gate, self.burst, self.per, until)
+            return room_at(gate, self.burst, self.per, until)
         return max(0, (until + self.burst * self.interval - max(gate.tat, now)) // self.interval)
 
     def take_at(self, gate: GateState, at: Instant, now: Instant) -> None:
         """Charge a job that is to start at an instant, which is not before now."""
         if self.rolling:
-            window.take(gate, self.per, now, 1, at + self.slack)
+            take(gate, self.per, now, 1, at + self.slack)
         else:
             gate.tat = self.charged(gate.tat, at, 1)
 
     def room_at(self, gate: GateState, now: Instant) -> int:
         if self.rolling:
-            return window.room_at(gate, self.burst, self.per, now)
+            return room_at(gate, self.burst, self.per, now)
         return self.room(gate.in_flight, gate.tat, now)
 
     def take(self, gate: GateState, now: Instant, count: int) -> None:
         if self.rolling:
-            window.take(gate, self.per, now, count)
+            take(gate, self.per, now, count)
         else:
             gate.tat = self.charged(gate.tat, now, count)
 
     def postpone(self, gate: GateState, before: Instant, now: Instant, lag: int) -> None:
         """As if they had been taken when they start. A bucket that is not full gives its tokens later anyway."""
         if self.rolling:
-            window.postpone(gate, self.per, now, lag)
+            postpone(gate, self.per, now, lag)
         else:
             later = now + lag - (before if before > now else now)
             if later > 0:
@@ -335,7 +330,7 @@ class Rate:
         if not ending.unstarted or held is None:
             return False
         if self.rolling:
-            return window.give_back(gate, self.per, now, ending.unstarted, now - held)
+            return give_back(gate, self.per, now, ending.unstarted, now - held)
         if gate.memo is not None and ending.since <= gate.memo["changed"] + PLANNED_AHEAD:
             return False  # planned by another number, and given back when that changed
         refunded = self.refunded(gate.tat, ending.unstarted, held)
@@ -354,7 +349,7 @@ class Rate:
         return ending.since + (self.burst + ending.unstarted - 1) * self.interval + self.slack >= gate.tat
 
     def opens_again_at(self, gate: GateState) -> Instant | None:
-        return window.opens_again_at(gate, self.burst, self.per) if self.rolling else self.opens_at(gate.tat)
+        return opens_again_at(gate, self.burst, self.per) if self.rolling else self.opens_at(gate.tat)
 
     def carry_over(self, gate: GateState, now: Instant) -> None:
         """What a rolling window remembers are facts, whatever the bound is. Starts that were planned by another number
@@ -448,3 +443,122 @@ def _shareable(what: str, name: str | None, differs: object) -> str | None:
 def _time(amount: int) -> str:
     seconds = amount / SECOND
     return f"{seconds:g} s" if seconds < 120 else f"{seconds / 60:g} min"
+
+
+EXACT_ENTRIES = 1_000
+"""So many instants are remembered one by one."""
+SLICES = 500
+"""Where there are more, those of one slice of the window, a five-hundredth, count as made at the last of them."""
+
+
+def room_at(gate: GateState, limit: int, per: int, now: Instant) -> int:
+    """How many jobs may start now."""
+    memo: dict[str, Any] | None = gate.memo
+    if memo is None:
+        return limit
+    room: int = limit - memo["taken"]
+    for instant, count in memo["starts"]:
+        if instant + per > now:
+            break
+        room += count
+    return room if room > 0 else 0
+
+
+def take(gate: GateState, per: int, now: Instant, count: int, at: Instant | None = None) -> None:
+    """Remember jobs that start, now or `at` a later instant, and forget those that have left the window."""
+    memo = gate.memo or {"taken": 0, "starts": []}
+    starts: list[list[int]] = memo["starts"]
+    left = 0
+    while left < len(starts) and starts[left][0] + per <= now:
+        memo["taken"] -= starts[left][1]
+        left += 1
+    del starts[:left]
+    # Never before the entry before it: that may lie ahead, because its jobs start late or a clock was set back.
+    instant = max(now if at is None else at, starts[-1][0] if starts else 0)
+    if starts and (starts[-1][0] == instant if at is not None else memo.get("now") == now):
+        starts[-1][1] += count
+    else:
+        starts.append([instant, count])
+        if len(starts) > EXACT_ENTRIES:
+            memo["starts"] = starts = _merged(starts, max(1, per // SLICES))
+    memo["taken"] += count
+    memo["now"] = now
+    gate.memo = memo
+    gate.tat = starts[-1][0] + per
+
+
+def postpone(gate: GateState, per: int, now: Instant, lag: int) -> None:
+    """What was taken now is started by `now + lag`: it counts from then on."""
+    memo: dict[str, Any] | None = gate.memo
+    if memo is not None and memo.get("now") == now and memo["starts"]:
+        last = memo["starts"][-1]
+        last[0] = max(last[0], now + lag)
+        gate.tat = last[0] + per
+
+
+def _merged(starts: list[list[int]], width: int) -> list[list[int]]:
+    """Entries of one slice as one, at the last of their instants.
+
+    Slices lie still: were neighbours merged by their number alone, the oldest entry would be merged with the next for
+    ever, and never leave.
+    """
+    merged: list[list[int]] = []
+    for instant, count in starts:
+        if merged and merged[-1][0] // width == instant // width:
+            merged[-1] = [instant, merged[-1][1] + count]
+        else:
+            merged.append([instant, count])
+    return merged
+
+
+def give_back(gate: GateState, per: int, now: Instant, count: int, since: Instant) -> bool:
+    """Forget starts that were not made, the oldest of them charged at `since`; say whether any still counted.
+
+    They are taken from the entry of that instant, and what it does not hold from those after it, in order. If their own
+    entries are later ones, what is left counts for too long, never too short.
+    """
+    memo: dict[str, Any] | None = gate.memo
+    if memo is None or since + per <= now:
+        # The first has left the window by itself, and how many of the others have is not known.
+        return False
+    starts: list[list[int]] = memo["starts"]
+    owed = count
+    for entry in starts:
+        if entry[0] >= since and owed:
+            taken = min(owed, entry[1])
+            entry[1] -= taken
+            owed -= taken
+    memo["taken"] -= count - owed
+    if starts and not starts[-1][1]:
+        # The entry before it is of an earlier claim: what starts at this same instant must not be counted from then.
+        memo.pop("now", None)
+    memo["starts"] = starts = [entry for entry in starts if entry[1]]
+    gate.memo = memo if starts else None
+    gate.tat = starts[-1][0] + per if starts else 0
+    return owed < count
+
+
+def opens_again_at(gate: GateState, limit: int, per: int) -> Instant | None:
+    """When enough of the oldest have left for one more to start."""
+    memo: dict[str, Any] | None = gate.memo
+    if memo is None:
+        return None
+    room = limit - memo["taken"]
+    for instant, count in memo["starts"]:
+        room += count
+        if room > 0:
+            return int(instant) + per
+    return None
+
+
+SMOOTHING = 0.1
+"""The weight of one run in a moving average."""
+
+
+def smoothed(average: float, observed: float, runs: int, weight: float = SMOOTHING) -> float:
+    """A moving average of run time, after `runs` more of the mean length `observed`."""
+    if average <= 0.0:
+        return observed
+    if runs == 1:
+        return average + weight * (observed - average)
+    return average + (1.0 - (1.0 - weight) ** runs) * (observed - average)

@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 
 from fairlane.clock import SECOND
 from fairlane.errors import InvalidKey, InvalidPolicy
-from fairlane.policy.by import By
-from fairlane.policy.keys import canonical_key
+from fairlane.policy.keys import By, canonical_key
 
 __all__ = [
     "FROM_JOB",

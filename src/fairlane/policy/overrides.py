@@ -16,13 +16,10 @@ import msgspec
 
 from fairlane.clock import Instant
 from fairlane.errors import ConfigurationError, InvalidOverride
-from fairlane.policy.by import By
-from fairlane.policy.checking import is_number
 from fairlane.policy.fair import is_weight
-from fairlane.policy.gates import CountsNothing, Ending, GateState, Limit
-from fairlane.policy.keys import BUILT_IN, key_words
+from fairlane.policy.gates import CountsNothing, Ending, GateState, Limit, Reason, Why, is_number
+from fairlane.policy.keys import BUILT_IN, By, key_words
 from fairlane.policy.limits import UNBOUNDED
-from fairlane.policy.reasons import Reason, Why
 
 if TYPE_CHECKING:
     from fairlane.policy.policy import Policy

@@ -10,27 +10,15 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from typing import Any
 
 import msgspec
 
 from fairlane.clock import Instant
-from fairlane.errors import ConfigurationError, InvalidKey, InvalidPolicy
+from fairlane.errors import ConfigurationError, InvalidKey, InvalidOverride, InvalidPolicy
 from fairlane.parameters import shown
-from fairlane.policy.by import By, normalize_by
-from fairlane.policy.keys import BUILT_IN, KEYS_REMEMBERED, Keys, canonical_key, routing_number
-
-__all__ = [
-    "MOST_PARTITIONS",
-    "Partition",
-    "checked_partition",
-    "checked_width",
-    "parse_partition",
-    "partition_for",
-    "partition_name",
-    "partition_number",
-    "partition_of",
-    "whole_of",
-]
+from fairlane.policy.gates import CountsNothing, GateState, Limit, Reason, Why
+from fairlane.policy.keys import BUILT_IN, KEYS_REMEMBERED, By, Keys, canonical_key, normalize_by, routing_number
 
 MOST_PARTITIONS = 256
 _RESERVED = re.compile(r"(?P<of>.+)__p(?P<index>0|[1-9][0-9]*)\Z")
@@ -159,3 +147,31 @@ def checked_partition(queue: str, partition: object) -> None:
     normalize_by(what, partition.by, "partition_by")
     if built_in := sorted(set(partition.by) & set(BUILT_IN)):
         raise InvalidPolicy(f"{what}: the {built_in[0]} is not a key that says where jobs belong; name a key of theirs")
+
+
+MOVING = "moving:"
+"""The name of its gates; no other limit has it."""
+
+
+class MovingGate(CountsNothing):
+    """A gate without room. It counts nothing."""
+
+    __slots__ = ()
+
+    by: By = ()
+    identity = MOVING
+
+    def __repr__(self) -> str:
+        return "MovingGate()"
+
+    def room_at(self, gate: GateState, now: Instant) -> int:
+        return 0
+
+    def why(self, gate: GateState, now: Instant) -> Why:
+        return Why(Reason.MOVING, 0, 0)
+
+    def with_bound(self, bound: float) -> Limit:
+        raise InvalidOverride("a key that moves has no number")
+
+    def to_document(self) -> dict[str, Any]:
+        return {"kind": "moving", "by": []}

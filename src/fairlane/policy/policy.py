@@ -20,14 +20,10 @@ from fairlane.parameters import shown
 from fairlane.policy.adaptive import AdaptiveConcurrency
 from fairlane.policy.backlog import Backlog
 from fairlane.policy.breaker import Breaker
-from fairlane.policy.by import NAME, By, normalize_by
-from fairlane.policy.checking import is_whole
 from fairlane.policy.fair import Fair, checked_weight
-from fairlane.policy.gates import AT_REST, Limit
-from fairlane.policy.keys import BUILT_IN, Keys, flow_id, gate_id, select, shared_gate_id
-from fairlane.policy.kinds import KINDS, read_limit
+from fairlane.policy.gates import AT_REST, Limit, is_whole
+from fairlane.policy.keys import BUILT_IN, NAME, By, Keys, flow_id, gate_id, normalize_by, select, shared_gate_id
 from fairlane.policy.limits import Concurrency, Rate
-from fairlane.policy.moving import MOVING, MovingGate
 from fairlane.policy.numbers import FromJob
 from fairlane.policy.overrides import (
     NO_OVERRIDES,
@@ -40,10 +36,8 @@ from fairlane.policy.overrides import (
     Suspended,
     pause_name,
 )
-from fairlane.policy.partitions import Partition, checked_partition
+from fairlane.policy.partitions import MOVING, MovingGate, Partition, checked_partition
 from fairlane.policy.sequence import Sequence
-
-__all__ = ["WEIGHT", "BoundLimit", "Level", "Policy", "checked_limits", "refuse_pointless", "shared_identity"]
 
 PRIORITY_STEP = 60 * SECOND
 LONGEST_STEP = 100 * 366 * 86_400 * SECOND
@@ -612,3 +606,87 @@ def _fair(document: dict[str, Any]) -> Fair:
         weight=document["weights"] or document["weight"],
         charge=document["charge"],
     )
+
+
+KINDS: Mapping[str, type[Any]] = {
+    "adaptive": AdaptiveConcurrency,
+    "backlog": Backlog,
+    "breaker": Breaker,
+    "concurrency": Concurrency,
+    "rate": Rate,
+    "rolling_rate": Rate,
+    "sequence": Sequence,
+}
+
+
+def read_limit(document: dict[str, Any]) -> Limit:
+    """The limit that `to_document` wrote."""
+    kind = KINDS.get(document["kind"])
+    if kind is None:
+        raise InvalidPolicy(
+            f"a limit of kind {document['kind']!r} is not known to this version, which knows {', '.join(KINDS)}; "
+            "if the policy is stored so, upgrade fairlane here, or apply a policy without it"
+        )
+    limit: Limit = kind.from_document(document)
+    return limit
+
+
+def check_agreement(policy: Policy, others: Iterable[Policy]) -> None:
+    """Refuse a policy that shares a limit with another one of the same program and gives it other figures."""
+    declared = {limit.name: (other.queue, limit) for other in others for limit in other.limits if limit.name}
+    for limit in policy.limits:
+        if limit.name is None:
+            continue
+        queue, same = declared.get(limit.name, (policy.queue, limit))
+        check_alike(policy.queue, limit, queue, same)
+        if limit != same:
+            raise InvalidPolicy(
+                f"the limit {limit.name!r} is {limit!r} in queue {policy.queue!r} and {same!r} in queue {queue!r}; one "
+                "limit has one bound: declare it once and give it to both queues"
+            )
+
+
+def check_alike(queue: str, limit: Limit, other_queue: str, other: Limit) -> None:
+    """Refuse two limits of one name that differ in kind or scope."""
+    if shared_identity(limit) != shared_identity(other):
+        raise InvalidPolicy(
+            f"the limit {limit.name!r} is {limit!r} in queue {queue!r} and {other!r} in queue {other_queue!r}; a limit "
+            "that queues share has one kind and one scope: give one of them another name"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One part of a policy: how it is, and how it would be. `None`: it is not there."""
+
+    part: str
+    before: str | None
+    after: str | None
+
+    def describe(self) -> str:
+        """In words."""
+        if self.before is None:
+            return f"{self.part}: {self.after} is added"
+        if self.after is None:
+            return f"{self.part}: {self.before} is removed"
+        return f"{self.part}: {self.before} becomes {self.after}"
+
+
+def differences(before: Policy, after: Policy) -> tuple[Difference, ...]:
+    """What becomes of each part; empty where both say the same, in whatever order."""
+    old, new = _parts(before), _parts(after)
+    names = dict.fromkeys([*old, *new])
+    found = [Difference(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)]
+    if not found and before.digest != after.digest:
+        found = [Difference("the order of limits", ", ".join(_limits(before)), ", ".join(_limits(after)))]
+    return tuple(found)
+
+
+def _parts(policy: Policy) -> dict[str, str]:
+    fair = {"fair": repr(policy.fair)} if policy.fair else {}
+    keys = {"keys": ", ".join(policy.keys)} if policy.keys else {}
+    return {**fair, **_limits(policy), **keys, "priority_step": f"{policy.priority_step / SECOND:g}s"}
+
+
+def _limits(policy: Policy) -> dict[str, str]:
+    return {bound.name: repr(bound.limit) for bound in policy.bound}

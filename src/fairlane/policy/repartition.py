@@ -23,9 +23,8 @@ from enum import StrEnum
 import msgspec
 
 from fairlane.clock import SECOND, Instant
-from fairlane.policy.by import By
-from fairlane.policy.dividing import divided, logical, partitioned, sibling
-from fairlane.policy.keys import BUILT_IN
+from fairlane.policy.division import divided, logical, partitioned, sibling
+from fairlane.policy.keys import BUILT_IN, By
 from fairlane.policy.partitions import Partition
 from fairlane.policy.policy import Policy
 

@@ -8,9 +8,8 @@ from typing import Any
 from fairlane.clock import Instant
 from fairlane.errors import InvalidOverride, InvalidPolicy
 from fairlane.parameters import known_options, shown
-from fairlane.policy.by import By, normalize_by
-from fairlane.policy.gates import Ending, GateState
-from fairlane.policy.reasons import Reason, Why
+from fairlane.policy.gates import Ending, GateState, Reason, Why
+from fairlane.policy.keys import By, normalize_by
 
 __all__ = ["Sequence"]
 

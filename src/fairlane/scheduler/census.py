@@ -14,8 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from fairlane.policy.keys import key_words, select
-from fairlane.policy.kinds import KINDS
-from fairlane.policy.policy import Policy
+from fairlane.policy.policy import KINDS, Policy
 from fairlane.scheduler.snapshot import Contender, GateRow, KeptPlaces, LaneRow, SharedGateRow
 
 __all__ = [

@@ -19,12 +19,12 @@ from msgspec.structs import replace
 
 from fairlane.clock import SECOND, Instant, lasting
 from fairlane.job import SUSPECT_FROM, State
+from fairlane.policy.gates import Reason, Why
 from fairlane.policy.keys import key_words, lane_id, select
 from fairlane.policy.numbers import Origin
 from fairlane.policy.overrides import Override, PauseGate
 from fairlane.policy.partitions import whole_of
 from fairlane.policy.policy import Policy
-from fairlane.policy.reasons import Reason, Why
 from fairlane.scheduler.board import IDLE, PARKED, Board, Flow, Gate, Lane
 from fairlane.scheduler.census import Miscount
 from fairlane.scheduler.estimate import Seen, at_any_run_time, run_time_of

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from heapq import nsmallest
 
 from fairlane.clock import Instant
+from fairlane.policy.limits import smoothed
 from fairlane.policy.policy import WEIGHT, Policy
-from fairlane.policy.smoothing import smoothed
 from fairlane.scheduler.board import IDLE, PARKED, READY, Board, Flow, Gate, Lane, order_of
 from fairlane.scheduler.pace import AHEAD
 from fairlane.scheduler.snapshot import Arrival, Release

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from fairlane.clock import Instant
-from fairlane.policy import rolling as window
+from fairlane.policy import limits as window
 from fairlane.policy.gates import GateState, Limit
 from fairlane.policy.limits import UNBOUNDED, Concurrency, Rate
 from fairlane.policy.overrides import PauseGate, Suspended

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 from msgspec.structs import replace
 
-from fairlane.policy.dividing import logical
+from fairlane.policy.division import logical
 from fairlane.policy.keys import Keys, gate_id, lane_id, shared_gate_id
 from fairlane.policy.partitions import partition_name, partition_of
 from fairlane.policy.policy import WEIGHT, BoundLimit, Policy

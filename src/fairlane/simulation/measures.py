@@ -12,8 +12,7 @@ from math import ceil
 from typing import Any
 
 from fairlane.clock import SECOND, Instant
-from fairlane.policy.by import By
-from fairlane.policy.keys import select
+from fairlane.policy.keys import By, select
 from fairlane.policy.policy import Policy
 from fairlane.simulation.run import Recording
 

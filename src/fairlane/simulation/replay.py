@@ -10,7 +10,7 @@ from fairlane.clock import SECOND, Instant, duration_of
 from fairlane.errors import ConfigurationError, FairlaneError
 from fairlane.job import JobRecord, State
 from fairlane.parameters import checked
-from fairlane.policy.by import normalize_by
+from fairlane.policy.keys import normalize_by
 from fairlane.policy.policy import Policy
 from fairlane.simulation.measures import Simulation, measure
 from fairlane.simulation.run import Fleet, Recording, SimulatedJob, play

@@ -8,12 +8,11 @@ import msgspec
 
 from fairlane.clock import Instant
 from fairlane.policy.backlog import Backlog
-from fairlane.policy.gates import GateState, Limit
+from fairlane.policy.gates import GateState, Limit, Reason
 from fairlane.policy.keys import Keys, select, shared_gate_id
 from fairlane.policy.numbers import Origin
 from fairlane.policy.overrides import Override
 from fairlane.policy.policy import BoundLimit, Policy
-from fairlane.policy.reasons import Reason
 from fairlane.policy.sequence import Sequence as Sequenced
 from fairlane.scheduler.board import Board, Flow, Gate, Lane, gate_of
 from fairlane.scheduler.fold import fold_releases

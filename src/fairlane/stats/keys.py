@@ -13,10 +13,9 @@ import msgspec
 
 from fairlane.clock import SECOND, Instant
 from fairlane.policy.backlog import Backlog
-from fairlane.policy.by import By
-from fairlane.policy.keys import select
+from fairlane.policy.keys import By, select
+from fairlane.policy.limits import smoothed
 from fairlane.policy.policy import BoundLimit, Policy
-from fairlane.policy.smoothing import smoothed
 from fairlane.scheduler.snapshot import GateTally, LaneRow, LaneTally, Release, Tally, UnseenLane
 from fairlane.stats.gates import Brought, Came, Ends, hears_arrivals
 

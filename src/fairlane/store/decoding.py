@@ -8,9 +8,8 @@ from functools import lru_cache
 import msgspec
 
 from fairlane.policy.gates import Limit
-from fairlane.policy.kinds import read_limit
 from fairlane.policy.overrides import Override, Overrides
-from fairlane.policy.policy import Policy
+from fairlane.policy.policy import Policy, read_limit
 
 
 class Declared(msgspec.Struct, frozen=True):

@@ -19,8 +19,7 @@ import msgspec
 from fairlane.clock import Instant
 from fairlane.job import JobRecord
 from fairlane.policy.backlog import Backlog
-from fairlane.policy.by import By
-from fairlane.policy.keys import select
+from fairlane.policy.keys import By, select
 from fairlane.policy.policy import WEIGHT, BoundLimit, Policy
 from fairlane.scheduler.board import Board, Gate
 from fairlane.scheduler.explain import OWN_LANES, Facts, Subject, siblings_of

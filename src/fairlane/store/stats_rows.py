@@ -13,8 +13,7 @@ import msgspec
 
 from fairlane.clock import Instant
 from fairlane.errors import ConfigurationError
-from fairlane.policy.by import By
-from fairlane.policy.keys import KEYS_REMEMBERED
+from fairlane.policy.keys import KEYS_REMEMBERED, By
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.snapshot import UnseenLane
 from fairlane.stats.keys import HOUR, HOURS, Held, KeyFigures, Minute, Place, Span

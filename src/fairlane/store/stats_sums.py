@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from fairlane.clock import Instant
-from fairlane.policy.by import By
+from fairlane.policy.keys import By
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.journal import Tail
 from fairlane.scheduler.snapshot import LaneRow

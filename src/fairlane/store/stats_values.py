@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 
 from fairlane.clock import SECOND, Instant
-from fairlane.policy.by import By
+from fairlane.policy.keys import By
 from fairlane.policy.partitions import whole_of
 from fairlane.scheduler.explain import Service
 from fairlane.scheduler.settlement import DISPATCHER

@@ -10,8 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from fairlane.clock import SECOND, Clock
 from fairlane.policy.keys import gate_id
-from fairlane.policy.moving import MOVING
-from fairlane.policy.partitions import Partition, parse_partition, partition_name
+from fairlane.policy.partitions import MOVING, Partition, parse_partition, partition_name
 from fairlane.policy.repartition import LEARNED_EVERY
 from fairlane.store.auditing import UPKEEP, Note
 from fairlane.store.protocol import Store

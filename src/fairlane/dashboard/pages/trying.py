@@ -17,8 +17,8 @@ from fairlane.errors import ConfigurationError, FairlaneError, UnknownQueue
 from fairlane.operations import PolicyInForce
 from fairlane.operations.trying import MOST_SIMULATED, MOST_SLOTS, Tried
 from fairlane.operations.typed_texts import Misread, read_policy_text, read_workload_text
+from fairlane.policy.documents import policy_text
 from fairlane.policy.policy import Policy
-from fairlane.policy.writing import policy_text
 
 __all__ = ["PAGE"]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fairlane.clock import Instant
 from fairlane.errors import InvalidPolicy
-from fairlane.policy.dividing import as_divided
+from fairlane.policy.division import as_divided
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.rebuild import rebuild, refuse_to_strand
 from fairlane.scheduler.snapshot import GateRow

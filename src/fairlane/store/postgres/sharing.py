@@ -10,8 +10,7 @@ import msgspec
 from fairlane.clock import Instant
 from fairlane.policy.gates import Limit
 from fairlane.policy.keys import shared_gate_id
-from fairlane.policy.policy import Policy, shared_identity
-from fairlane.policy.sharing import check_alike
+from fairlane.policy.policy import Policy, check_alike, shared_identity
 from fairlane.scheduler.rebuild import Claimed, carried_over, counted_in, uncounted
 from fairlane.scheduler.resident import Events
 from fairlane.scheduler.shared import rings_for_all

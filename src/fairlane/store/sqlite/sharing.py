@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from fairlane.clock import Instant
-from fairlane.policy.policy import BoundLimit, Policy, shared_identity
-from fairlane.policy.sharing import check_alike
+from fairlane.policy.policy import BoundLimit, Policy, check_alike, shared_identity
 from fairlane.scheduler.rebuild import Claimed, carried_over, counted_in, uncounted
 from fairlane.scheduler.resident import Events
 from fairlane.scheduler.shared import rings_for_all

@@ -14,7 +14,7 @@ import msgspec
 from fairlane.clock import Clock, Instant, SystemClock, microseconds
 from fairlane.errors import InvalidPolicy, JobNotFound, SchemaOutOfDate
 from fairlane.job import Claim, JobRecord, NewJob, Outcome, State
-from fairlane.policy.dividing import as_divided
+from fairlane.policy.division import as_divided
 from fairlane.policy.overrides import Amendment, Override
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import NO_KEYS, Conflict, Holder, OnReplayConflict

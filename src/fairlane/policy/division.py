@@ -12,15 +12,12 @@ from dataclasses import replace
 import msgspec
 
 from fairlane.errors import InvalidPolicy
-from fairlane.policy.by import By
 from fairlane.policy.gates import Limit
-from fairlane.policy.kinds import read_limit
+from fairlane.policy.keys import By
 from fairlane.policy.limits import Concurrency, Rate
 from fairlane.policy.partitions import Partition, partition_name
-from fairlane.policy.policy import Policy
+from fairlane.policy.policy import Policy, read_limit
 from fairlane.policy.sequence import Sequence
-
-__all__ = ["as_divided", "differing", "divided", "division", "logical", "partitioned", "sibling", "way_to"]
 
 
 def divided(policy: Policy, width: int, by: By = (), per_partition: Iterable[Limit] = ()) -> tuple[Policy, ...]:
