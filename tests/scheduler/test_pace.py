@@ -10,8 +10,7 @@ from fairlane import AdaptiveConcurrency, Breaker, Concurrency, Fair, Rate, Sequ
 from fairlane.clock import SECOND, Instant
 from fairlane.policy.gates import Limit
 from fairlane.policy.policy import Policy
-from fairlane.scheduler.pace import AHEAD, LEAD, Pace, Passed
-from fairlane.scheduler.snapshot import Plan, Start
+from fairlane.scheduler.snapshot import AHEAD, LEAD, Pace, Passed, Plan, Start
 from fairlane.simulation.memory import MemoryQueue
 
 NOW = 1_000 * SECOND

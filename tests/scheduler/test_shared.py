@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairlane.policy import Concurrency, Fair, Policy, Rate
+from fairlane.scheduler.board import KEEP, SharedGate, deal
 from fairlane.scheduler.plan import plan_claims
-from fairlane.scheduler.shared import KEEP, SharedGate, deal
 from fairlane.scheduler.snapshot import (
     Contender,
     QueueRow,

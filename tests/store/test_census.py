@@ -9,8 +9,8 @@ import pytest
 
 from fairlane.clock import ManualClock
 from fairlane.policy import Backlog, Breaker, Concurrency, Fair, Policy, Rate, Sequence
-from fairlane.scheduler.census import Miscount
 from fairlane.scheduler.explain import explain
+from fairlane.scheduler.rebuild import Miscount
 from fairlane.scheduler.settlement import Failed, Released
 from fairlane.store.protocol import Store
 from tests.model.home import Home

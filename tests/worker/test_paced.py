@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fairlane import App, Job, ManualClock, Rate, State, Task
-from fairlane.scheduler.pace import AHEAD
+from fairlane.scheduler.snapshot import AHEAD
 from fairlane.waits import StoreTime
 from tests.waiting import until, until_found
 from tests.worker.harness import reaches, working

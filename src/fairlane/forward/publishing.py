@@ -26,8 +26,8 @@ from fairlane.errors import StoreUnavailable
 from fairlane.forward.messages import Carried, Engine, Unpublishable, as_carried
 from fairlane.job import Claim
 from fairlane.policy.partitions import whole_of
-from fairlane.scheduler.pace import Pace
 from fairlane.scheduler.settlement import Cancelled, Died, Outcome, Released, Settlement, settle
+from fairlane.scheduler.snapshot import Pace
 from fairlane.store.stats_values import PUBLISHING, unbegun_in
 from fairlane.waits import Outage, jittered, pause
 from fairlane.worker.execution import NO_PACES, Execution, Run

@@ -18,8 +18,8 @@ from fairlane.policy.keys import By
 from fairlane.policy.partitions import Partition, checked_width, parse_partition
 from fairlane.policy.policy import Policy
 from fairlane.policy.repartition import Phase, abandoned, begun, next_phase, phase_of, widths
+from fairlane.scheduler.misrouted import WaitingLane, stray_lanes
 from fairlane.scheduler.rebuild import refuse_to_strand
-from fairlane.scheduler.strays import WaitingLane, stray_lanes
 from fairlane.store.decoding import Declared
 from fairlane.store.protocol import Store
 from fairlane.store.repartition import PARTITION, Advanced, advance

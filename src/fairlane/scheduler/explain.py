@@ -25,13 +25,20 @@ from fairlane.policy.numbers import Origin
 from fairlane.policy.overrides import Override, PauseGate
 from fairlane.policy.partitions import whole_of
 from fairlane.policy.policy import Policy
-from fairlane.scheduler.board import IDLE, PARKED, Board, Flow, Gate, Lane
-from fairlane.scheduler.census import Miscount
-from fairlane.scheduler.estimate import Seen, at_any_run_time, run_time_of
+from fairlane.scheduler.board import IDLE, PARKED, Board, Flow, Gate, Lane, SharedGate, ask_for_shared
+from fairlane.scheduler.estimate import (
+    Contest,
+    Contestant,
+    Entrants,
+    Passed,
+    Seen,
+    at_any_run_time,
+    rehearse,
+    run_time_of,
+)
 from fairlane.scheduler.plan import Working
-from fairlane.scheduler.rehearsal import Contest, Contestant, Entrants, Passed, rehearse
+from fairlane.scheduler.rebuild import Miscount
 from fairlane.scheduler.settlement import DISPATCHER
-from fairlane.scheduler.shared import SharedGate, ask_for_shared
 from fairlane.scheduler.snapshot import FlowRow, LaneRow, Need, Plan, QueueRow, Snapshot, Supply
 from fairlane.stats.gates import origin_at
 

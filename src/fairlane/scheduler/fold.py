@@ -14,8 +14,7 @@ from fairlane.clock import Instant
 from fairlane.policy.limits import smoothed
 from fairlane.policy.policy import WEIGHT, Policy
 from fairlane.scheduler.board import IDLE, PARKED, READY, Board, Flow, Gate, Lane, order_of
-from fairlane.scheduler.pace import AHEAD
-from fairlane.scheduler.snapshot import Arrival, Release
+from fairlane.scheduler.snapshot import AHEAD, Arrival, Release
 
 __all__ = [
     "by_rank_within_flows",

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator, Iterable
-from heapq import heappop, heappush, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
 from math import ceil, inf
 from typing import NamedTuple
 
 from fairlane.clock import Instant
 from fairlane.policy.limits import UNBOUNDED, Rate
 from fairlane.policy.policy import Level
-from fairlane.scheduler.board import IDLE, PARKED, READY, Board, Flow, Gate, Lane, order_of
+from fairlane.scheduler.board import IDLE, PARKED, READY, Board, Flow, Gate, Lane, ask_for_shared, fold_shared, order_of
 from fairlane.scheduler.fold import (
     by_rank_within_flows,
     fold_arrivals,
@@ -30,13 +30,21 @@ from fairlane.scheduler.fold import (
     tag_of,
     wake,
 )
-from fairlane.scheduler.pace import AHEAD, LEAD, Pace, distance
-from fairlane.scheduler.shared import ask_for_shared, fold_shared
-from fairlane.scheduler.snapshot import Head, Need, Plan, QueueRow, Ring, Snapshot, Start, Supply
-from fairlane.scheduler.turns import turns
+from fairlane.scheduler.snapshot import (
+    AHEAD,
+    LEAD,
+    Head,
+    Need,
+    Pace,
+    Plan,
+    QueueRow,
+    Ring,
+    Snapshot,
+    Start,
+    Supply,
+    distance,
+)
 from fairlane.stats.claims import tally
-
-__all__ = ["Planning", "Working", "plan_claims"]
 
 Planning = Generator[Need, Supply, Plan]
 
@@ -643,3 +651,28 @@ class Working:
             early = LEAD if gate.name in self.policy.paceable and not is_near else self.snapshot.lag
         if gate.set_alarm(self.now, room, waits=waits, early=early):
             self.left_behind = True
+
+
+def turns(board: Board, flows: list[Flow], budget: int) -> dict[bytes, int]:
+    """How many of the next `budget` turns each flow will get, and one to spare where that is only a guess."""
+    counts = [0] * len(flows)
+    most = [flow.most() for flow in flows]
+    steps = [board.charge(flow) / flow.weight for flow in flows]
+    nexts = [max(0.0, flow.vtime + flow.debt) + step for flow, step in zip(flows, steps, strict=True)]
+    heap = [(board.tag(flow), flow.tie, n) for n, flow in enumerate(flows)]
+    heapify(heap)
+    for tie in range(board.tie + 1, board.tie + 1 + budget):
+        if not heap:
+            break
+        n = heap[0][2]
+        counts[n] += 1
+        if counts[n] < most[n]:
+            heapreplace(heap, (nexts[n], tie, n))
+            nexts[n] += steps[n]
+        else:
+            heappop(heap)
+    # Turns of a flow that a gate stops fall to the others; among several lanes the next head decides who is next.
+    guess = board.policy.has_keyed_gates
+    return {
+        flow.id: max(1, count) + (guess or flow.open + flow.shut > 1) for flow, count in zip(flows, counts, strict=True)
+    }

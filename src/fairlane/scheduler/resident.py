@@ -9,17 +9,19 @@ held; what the tables say of those is ignored.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Hashable, Iterable, Sequence
+from dataclasses import replace
 from math import inf
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
+from uuid import UUID
 
 import msgspec
 
 from fairlane.clock import Instant
+from fairlane.policy.overrides import NO_OVERRIDES
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.board import IDLE, PARKED, READY, Flow, Gate, Lane, gate_of, order_of
 from fairlane.scheduler.journal import Delta, Mark
-from fairlane.scheduler.ordered import Entry, Ordered, OrderedByPlace
 from fairlane.scheduler.plan import plan_claims
 from fairlane.scheduler.snapshot import (
     Arrival,
@@ -38,8 +40,6 @@ from fairlane.scheduler.snapshot import (
     Snapshot,
     Supply,
 )
-
-__all__ = ["MOST_RESIDENT", "Ask", "Events", "Found", "ResidentBoard"]
 
 T = TypeVar("T")
 
@@ -586,3 +586,129 @@ class ResidentBoard:
 
 def _last_used(flow: Flow) -> int:
     return flow.used
+
+
+Entry = tuple[Any, ...]
+"""What it is ordered by, and last the id."""
+
+FEW = 16
+"""One in so many is found and moved by itself. If it is more, the whole list is put in order at once."""
+
+Place = TypeVar("Place", bound=Hashable)
+
+
+class Ordered:
+    """Entries in their order."""
+
+    __slots__ = ("_entries",)
+
+    def __init__(self) -> None:
+        # One list, moved in memory: for tens of thousands of entries that costs less than any tree in Python.
+        self._entries: list[Entry] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def put(self, entry: Entry) -> None:
+        self._entries.insert(bisect_left(self._entries, entry), entry)
+
+    def drop(self, entry: Entry) -> None:
+        del self._entries[bisect_left(self._entries, entry)]
+
+    def move(self, gone: list[Entry], put: list[Entry]) -> None:
+        """Drop some and put others."""
+        if len(gone) * FEW < len(self._entries):
+            for entry in gone:
+                self.drop(entry)
+            for entry in put:
+                self.put(entry)
+            return
+        left = set(gone)
+        self._entries = [entry for entry in self._entries if entry not in left]
+        self._entries += put
+        self._entries.sort()
+
+    def least(self) -> Entry | None:
+        return self._entries[0] if self._entries else None
+
+    def first(self, count: int) -> list[Any]:
+        """The ids of the first `count`."""
+        return [entry[-1] for entry in self._entries[:count]]
+
+    def entries_since(self, bound: Entry, count: int) -> list[Entry]:
+        """The first `count` at or after a bound."""
+        start = bisect_left(self._entries, bound)
+        return self._entries[start : start + count]
+
+    def before(self, bound: Entry, count: int) -> list[Any]:
+        """The ids of the first `count`, as far as they lie before a bound."""
+        return [entry[-1] for entry in self._entries[: min(count, bisect_left(self._entries, bound))]]
+
+
+class OrderedByPlace(Generic[Place]):
+    """Entries in their order, for each place that they can be in."""
+
+    __slots__ = ("_places",)
+
+    def __init__(self) -> None:
+        self._places: dict[Place, Ordered] = {}
+
+    def put(self, place: Place, entry: Entry) -> None:
+        ordered = self._places.get(place)
+        if ordered is None:
+            ordered = self._places[place] = Ordered()
+        ordered.put(entry)
+
+    def drop(self, place: Place, entry: Entry) -> None:
+        ordered = self._places[place]
+        ordered.drop(entry)
+        if not len(ordered):
+            del self._places[place]
+
+    def first(self, place: Place, count: int) -> list[Any]:
+        ordered = self._places.get(place)
+        return [] if ordered is None else ordered.first(count)
+
+    def count(self, place: Place) -> int:
+        ordered = self._places.get(place)
+        return 0 if ordered is None else len(ordered)
+
+
+def upcoming(
+    policy: Policy,
+    now: Instant,
+    flow: FlowRow | None,
+    lanes: Iterable[LaneRow],
+    arrivals: Sequence[Arrival],
+    forced: Sequence[Forced],
+    count: int,
+) -> Generator[Ask, Found, list[Head]]:
+    """Up to `count` heads. `lanes` are those of the flow that the arrivals name, and perhaps more.
+
+    Asked for are heads of lanes, and lanes of the flow: READY or PARKED, the lowest rank first.
+    """
+    board = ResidentBoard(replace(policy, limits=(), overrides=NO_OVERRIDES, partition=None))
+    flows = []
+    if flow is not None:
+        # What is parked now would start too.
+        in_use = flow.open + flow.shut
+        standing = READY if in_use > 0 else IDLE
+        flows.append(msgspec.structs.replace(flow, open=in_use, shut=0, standing=standing, gate=None, debt=0.0))
+    board.apply(Delta(flows, [_opened(lane) for lane in lanes]), Mark(1, UUID(int=0)))
+    events = Events(now, QueueRow(0.0, 0.0, 0, 0, 0.0), list(arrivals), forced=list(forced))
+    claiming = board.claim(events, count)
+    try:
+        ask = next(claiming)
+        while True:
+            found = Found()
+            if ask.ready or ask.heads:
+                found = yield Ask(ready=ask.ready, heads=ask.heads, but_not=ask.but_not)
+            ask = claiming.send(Found(lanes=[_opened(lane) for lane in found.lanes], heads=found.heads))
+    except StopIteration as stop:
+        plan: Plan = stop.value
+        return [start.head for start in plan.starts]
+
+
+def _opened(lane: LaneRow) -> LaneRow:
+    standing = IDLE if lane.standing == IDLE else READY
+    return msgspec.structs.replace(lane, standing=standing, gate=None)

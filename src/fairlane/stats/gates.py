@@ -14,9 +14,8 @@ from fairlane.policy.numbers import Origin
 from fairlane.policy.overrides import Override
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.policy.sequence import Sequence as Sequenced
-from fairlane.scheduler.board import Board, Flow, Gate, Lane, gate_of
+from fairlane.scheduler.board import Board, Flow, Gate, Lane, fold_shared, gate_of
 from fairlane.scheduler.fold import fold_releases
-from fairlane.scheduler.shared import fold_shared
 from fairlane.scheduler.snapshot import (
     FlowRow,
     GateRow,

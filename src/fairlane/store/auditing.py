@@ -10,7 +10,7 @@ import msgspec
 
 from fairlane.clock import Instant
 from fairlane.policy.overrides import Amendment, Override
-from fairlane.scheduler.census import Miscount
+from fairlane.scheduler.rebuild import Miscount
 from fairlane.store.operators import Handled
 from fairlane.store.procedures import Procedure, query
 

@@ -17,11 +17,10 @@ from fairlane.job import Claim, JobRecord, NewJob, State
 from fairlane.policy.overrides import Amendment, Override
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import NO_KEYS, Conflict, Holder, OnReplayConflict
-from fairlane.scheduler.census import Miscount
-from fairlane.scheduler.pace import Pace
+from fairlane.scheduler.misrouted import WaitingLane
+from fairlane.scheduler.rebuild import Miscount
 from fairlane.scheduler.settlement import DISPATCHER, Settlement
-from fairlane.scheduler.snapshot import GateRow, Start
-from fairlane.scheduler.strays import WaitingLane
+from fairlane.scheduler.snapshot import GateRow, Pace, Start
 from fairlane.store.auditing import Note
 from fairlane.store.decoding import Declared
 from fairlane.store.health import Traces

@@ -24,7 +24,7 @@ from fairlane.policy.policy import WEIGHT, BoundLimit, Policy
 from fairlane.scheduler.board import Board, Gate
 from fairlane.scheduler.explain import OWN_LANES, Facts, Subject, siblings_of
 from fairlane.scheduler.journal import Tail
-from fairlane.scheduler.resident import Ask, Found, ResidentBoard
+from fairlane.scheduler.resident import Ask, Found, ResidentBoard, upcoming
 from fairlane.scheduler.snapshot import (
     Arrival,
     Forced,
@@ -35,7 +35,6 @@ from fairlane.scheduler.snapshot import (
     SharedGateRow,
     SharedRelease,
 )
-from fairlane.scheduler.upcoming import upcoming
 from fairlane.stats.claims import decode_tally
 from fairlane.stats.gates import (
     Came,

@@ -21,8 +21,8 @@ from fairlane.clock import SECOND, Clock, lasting
 from fairlane.errors import InvalidJob, UndecodablePayload
 from fairlane.job import Claim, State
 from fairlane.job_builder import Stamp
-from fairlane.scheduler.pace import AHEAD, Pace
 from fairlane.scheduler.settlement import SEEN, Cancelled, Died, Done, Lost, Outcome, Released, Settlement, settle
+from fairlane.scheduler.snapshot import AHEAD, Pace
 from fairlane.store.protocol import Store
 from fairlane.store.stats_values import BlockedLoop
 from fairlane.task import Registry, Task

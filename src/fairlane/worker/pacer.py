@@ -20,7 +20,7 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from fairlane.clock import SECOND, Clock, Instant, SystemClock
-from fairlane.scheduler.pace import Pace, Passed
+from fairlane.scheduler.snapshot import Pace, Passed
 from fairlane.waits import Alarm
 
 if TYPE_CHECKING:

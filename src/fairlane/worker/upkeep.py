@@ -10,7 +10,7 @@ from fairlane.clock import SECOND, Clock, Instant
 from fairlane.errors import StoreUnavailable
 from fairlane.job import State
 from fairlane.policy.partitions import whole_of
-from fairlane.scheduler.census import Miscount
+from fairlane.scheduler.rebuild import Miscount
 from fairlane.store.protocol import Pruned, Reaped, Retention, Store
 from fairlane.waits import REJOINED_WITHIN, Outage, jittered, pause
 from fairlane.worker.following import place_of, rehome

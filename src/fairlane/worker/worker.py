@@ -24,7 +24,7 @@ from fairlane.clock import SECOND, Clock, Instant, lasting, microseconds
 from fairlane.cron.runner import Firing, fire_schedules
 from fairlane.errors import ConfigurationError, StoreUnavailable
 from fairlane.job_builder import Stamp
-from fairlane.scheduler.census import Miscount
+from fairlane.scheduler.rebuild import Miscount
 from fairlane.store.protocol import Reaped, Retention, Store, WorkerIdentity
 from fairlane.store.stats_values import BlockedLoop, WorkerReport
 from fairlane.task import Registry

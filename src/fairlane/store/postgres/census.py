@@ -8,19 +8,19 @@ from typing import Any
 import msgspec
 
 from fairlane.policy.policy import Policy
-from fairlane.scheduler.census import (
+from fairlane.scheduler.board import rings_for_all
+from fairlane.scheduler.journal import Delta
+from fairlane.scheduler.rebuild import (
     HeldLane,
     Miscount,
     SharedHold,
     corrected,
     expected_gates,
     miscounted,
+    rebuild,
     recounted,
 )
-from fairlane.scheduler.journal import Delta
-from fairlane.scheduler.rebuild import rebuild
 from fairlane.scheduler.resident import ResidentBoard
-from fairlane.scheduler.shared import rings_for_all
 from fairlane.scheduler.snapshot import GateRow, SharedGateRow
 from fairlane.store import auditing
 from fairlane.store.auditing import RECOUNT, describe_miscounts

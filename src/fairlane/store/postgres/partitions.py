@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from fairlane.policy.policy import Policy
+from fairlane.scheduler.misrouted import StrayLane, WaitingLane, gates_of_strays, stray_lanes, weights_of_strays
 from fairlane.scheduler.snapshot import FlowRow, GateRow
-from fairlane.scheduler.strays import StrayLane, WaitingLane, gates_of_strays, stray_lanes, weights_of_strays
 from fairlane.store.postgres import rows
 from fairlane.store.postgres.connections import STATEMENTS, Connection
 from fairlane.store.postgres.scheduling import Scheduling

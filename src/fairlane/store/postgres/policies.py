@@ -8,9 +8,9 @@ from fairlane.clock import Instant
 from fairlane.errors import InvalidPolicy
 from fairlane.policy.division import as_divided
 from fairlane.policy.policy import Policy
+from fairlane.scheduler.misrouted import imported, shared_tokens, tokens_of_its_own, tokens_to_share
 from fairlane.scheduler.rebuild import rebuild, refuse_to_strand
 from fairlane.scheduler.snapshot import GateRow
-from fairlane.scheduler.strays import imported, shared_tokens, tokens_of_its_own, tokens_to_share
 from fairlane.store import auditing
 from fairlane.store.auditing import Note
 from fairlane.store.decoding import Declared

@@ -11,9 +11,9 @@ from fairlane.clock import Instant
 from fairlane.policy.gates import Limit
 from fairlane.policy.keys import shared_gate_id
 from fairlane.policy.policy import Policy, check_alike, shared_identity
+from fairlane.scheduler.board import rings_for_all
 from fairlane.scheduler.rebuild import Claimed, carried_over, counted_in, uncounted
 from fairlane.scheduler.resident import Events
-from fairlane.scheduler.shared import rings_for_all
 from fairlane.scheduler.snapshot import Contender, Plan, Ring, SharedGateRow, SharedRelease, Start
 from fairlane.store.decoding import decode_limit, encode_limit
 from fairlane.store.postgres import rows

@@ -9,7 +9,9 @@ import msgspec
 
 from fairlane.clock import Instant
 from fairlane.policy.policy import Policy
-from fairlane.scheduler.census import (
+from fairlane.scheduler.board import rings_for_all
+from fairlane.scheduler.journal import Delta
+from fairlane.scheduler.rebuild import (
     HeldLane,
     Miscount,
     SharedHold,
@@ -17,8 +19,6 @@ from fairlane.scheduler.census import (
     miscounted,
     recounted,
 )
-from fairlane.scheduler.journal import Delta
-from fairlane.scheduler.shared import rings_for_all
 from fairlane.scheduler.snapshot import GateRow, KeptPlaces, SharedGateRow
 from fairlane.store import auditing
 from fairlane.store.auditing import RECOUNT, describe_miscounts

@@ -13,12 +13,11 @@ from fairlane.job import SUSPECT_FROM
 from fairlane.policy.backlog import Backlog
 from fairlane.policy.overrides import Overrides
 from fairlane.policy.policy import Policy
-from fairlane.scheduler.census import HeldLane, corrected
 from fairlane.scheduler.journal import FORMAT, Delta, Mark, Removed, decode_delta, encode_delta, encode_removed
-from fairlane.scheduler.rebuild import rebuild, refuse_to_strand
+from fairlane.scheduler.misrouted import imported, shared_tokens, tokens_of_its_own, tokens_to_share
+from fairlane.scheduler.rebuild import HeldLane, corrected, rebuild, refuse_to_strand
 from fairlane.scheduler.resident import Ask, Events, Found, ResidentBoard
 from fairlane.scheduler.snapshot import Arrival, Forced, GateRow, Head, KeptPlaces, Plan, QueueRow, Release, Snapshot
-from fairlane.scheduler.strays import imported, shared_tokens, tokens_of_its_own, tokens_to_share
 from fairlane.stats.claims import encode_tally
 from fairlane.store.boards import MOST_WHOLE
 from fairlane.store.decoding import decode_limit, decode_overrides

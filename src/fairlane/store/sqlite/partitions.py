@@ -6,8 +6,8 @@ from collections import Counter
 
 from fairlane.clock import Instant
 from fairlane.scheduler.journal import Delta
+from fairlane.scheduler.misrouted import StrayLane, WaitingLane, gates_of_strays, stray_lanes, weights_of_strays
 from fairlane.scheduler.snapshot import GateRow
-from fairlane.scheduler.strays import StrayLane, WaitingLane, gates_of_strays, stray_lanes, weights_of_strays
 from fairlane.store.protocol import Rehomed
 from fairlane.store.sqlite import claims, rows
 from fairlane.store.sqlite.database import Transaction

@@ -8,9 +8,9 @@ import msgspec
 
 from fairlane.clock import Instant
 from fairlane.policy.policy import BoundLimit, Policy, check_alike, shared_identity
+from fairlane.scheduler.board import rings_for_all
 from fairlane.scheduler.rebuild import Claimed, carried_over, counted_in, uncounted
 from fairlane.scheduler.resident import Events
-from fairlane.scheduler.shared import rings_for_all
 from fairlane.scheduler.snapshot import Plan, Ring, SharedGateRow, SharedRelease
 from fairlane.store.decoding import decode_limit, encode_limit
 from fairlane.store.protocol import RELEASES_AT_MOST

@@ -19,10 +19,10 @@ from fairlane.policy.overrides import Amendment, Override
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import NO_KEYS, Conflict, Holder, OnReplayConflict
 from fairlane.scheduler.backlog import add_bells
-from fairlane.scheduler.census import Miscount
+from fairlane.scheduler.misrouted import WaitingLane
+from fairlane.scheduler.rebuild import Miscount
 from fairlane.scheduler.settlement import Settlement
 from fairlane.scheduler.snapshot import GateRow
-from fairlane.scheduler.strays import WaitingLane
 from fairlane.store import auditing, schedules
 from fairlane.store.auditing import Note
 from fairlane.store.awaiting import forever

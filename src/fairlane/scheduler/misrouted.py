@@ -13,18 +13,6 @@ from fairlane.policy.partitions import partition_name, partition_of
 from fairlane.policy.policy import WEIGHT, BoundLimit, Policy
 from fairlane.scheduler.snapshot import FlowRow, GateRow, SharedGateRow
 
-__all__ = [
-    "StrayLane",
-    "WaitingLane",
-    "gates_of_strays",
-    "imported",
-    "shared_tokens",
-    "stray_lanes",
-    "tokens_of_its_own",
-    "tokens_to_share",
-    "weights_of_strays",
-]
-
 
 class WaitingLane(msgspec.Struct, frozen=True):
     """A lane of a partition with jobs that wait or run."""
