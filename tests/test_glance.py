@@ -21,7 +21,7 @@ from fairlane.operations import diagnosis_database
 from fairlane.operations.views import HintKind, QueueStatus, QueueView, WorkerList
 from fairlane.store.protocol import WorkerIdentity
 from fairlane.store.stats_values import BlockedLoop, LongRun, WorkerReport
-from fairlane.worker.reporting import take_back
+from fairlane.worker.reports import take_back
 from tests.waiting import until_found
 from tests.worker.harness import reaches, working
 

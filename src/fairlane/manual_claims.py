@@ -40,7 +40,7 @@ from fairlane.scheduler.settlement import (
 from fairlane.store.protocol import Landings, Listener, Looked, Store, WorkerIdentity
 from fairlane.task import LONGEST_DELAY, Duration, Registry
 from fairlane.waits import ANSWER_WITHIN, Outage, first_of, jittered, pause
-from fairlane.worker.outcomes import bounded, storable
+from fairlane.worker.runs import bounded, storable
 
 _BACKOFF = Backoff()
 LONGEST_RUN = 366 * 86_400 * SECOND

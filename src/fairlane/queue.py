@@ -21,7 +21,7 @@ from fairlane.scheduler.settlement import Released, settle
 from fairlane.store.protocol import Claimed, Store, WorkerIdentity
 from fairlane.task import Duration
 from fairlane.waits import ANSWER_WITHIN
-from fairlane.worker.turns import Turns
+from fairlane.worker.slots import Turns
 
 __all__ = ["Hand", "Queue", "QueueSource", "partitions_served"]
 

@@ -21,7 +21,7 @@ from fairlane.store.auditing import Note
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
 from fairlane.store.repartition import advance
-from fairlane.worker.following import place_of, rehome
+from fairlane.worker.upkeep import place_of, rehome
 from tests.store.by_hand import url_of
 from tests.store.harness import LEASE, WORKER, Database, finish
 from tests.store.repartition_victim import change_and_die

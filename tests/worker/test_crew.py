@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from fairlane import App, ConfigurationError, Job, State, Worker, WorkerOptions
-from fairlane.worker.crew import Crew
+from fairlane.worker.children import Crew
 from tests.waiting import PATIENCE, until
 from tests.worker.harness import reaches, running
 

@@ -7,10 +7,9 @@ from collections import Counter
 import pytest
 
 from fairlane import App, Fair, ManualClock, UnknownQueue, WorkerOptions
+from fairlane.worker.claims import Visit
 from fairlane.worker.options import QueueShare
-from fairlane.worker.slots import Slots
-from fairlane.worker.turns import Turns
-from fairlane.worker.visit import Visit
+from fairlane.worker.slots import Slots, Turns
 from tests.waiting import until
 from tests.worker.harness import turns, working
 

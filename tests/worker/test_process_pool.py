@@ -17,8 +17,7 @@ import pytest
 
 from fairlane import App, ConfigurationError, Dead, ManualClock, State
 from fairlane.testing import in_memory, run_until_idle
-from fairlane.worker.process_pool import Child, _serve
-from fairlane.worker.processes import EXIT_ORPHANED
+from fairlane.worker.processes import EXIT_ORPHANED, Child, _serve
 from tests.waiting import until, until_blocking
 from tests.worker.harness import reaches, working
 

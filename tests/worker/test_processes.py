@@ -14,7 +14,7 @@ import pytest
 
 from fairlane import App, State, WorkerDied, WorkerOptions
 from fairlane.clock import SECOND
-from fairlane.worker import crew
+from fairlane.worker import children as crew
 from tests.waiting import PATIENCE
 
 REPORT = """

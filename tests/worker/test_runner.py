@@ -14,10 +14,9 @@ import msgspec
 
 from fairlane import App, ManualClock, State, Task, WorkerOptions
 from fairlane.job import Claim
-from fairlane.worker.black_box import BlackBox, Noted
-from fairlane.worker.mate import Began, Begin, End, Ended, Handed, Interrupt, Leave, Line, News, Ready
-from fairlane.worker.outcomes import Stop
-from fairlane.worker.runner import Runner
+from fairlane.worker.child import Began, Begin, BlackBox, End, Ended, Handed, Interrupt, Leave, Line, News, Noted, Ready
+from fairlane.worker.child_runtime import Runner
+from fairlane.worker.runs import Stop
 from tests.waiting import PATIENCE
 
 decode = msgspec.msgpack.Decoder(News).decode

@@ -18,11 +18,10 @@ from fairlane.clock import SECOND
 from fairlane.explaining import explain_job
 from fairlane.scheduler.settlement import SEEN, Done, Lost, Outcome, Released, settle
 from fairlane.store.protocol import Store, WorkerIdentity
-from fairlane.worker.black_box import BlackBox, Noted
+from fairlane.worker.child import Begin, BlackBox, End, Noted
 from fairlane.worker.execution import Run
-from fairlane.worker.mate import Begin, End
-from fairlane.worker.outcomes import Stop
 from fairlane.worker.pacer import Pacer
+from fairlane.worker.runs import Stop
 from tests.waiting import until, until_found
 from tests.worker.harness import WatchedStore, reaches, turns, working
 

@@ -17,10 +17,9 @@ import pytest
 from fairlane import App, Fair, partition_for
 from fairlane.store.postgres.together import Crowding
 from fairlane.store.protocol import Choice
+from fairlane.worker.claims import Visit
 from fairlane.worker.options import QueueShare
-from fairlane.worker.slots import QueueSlots, Slots
-from fairlane.worker.turns import Turns
-from fairlane.worker.visit import Visit
+from fairlane.worker.slots import QueueSlots, Slots, Turns
 from tests.waiting import until, until_found
 from tests.worker.harness import working
 

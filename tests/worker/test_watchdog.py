@@ -16,8 +16,7 @@ from fairlane.clock import SECOND
 from fairlane.scheduler.settlement import Released, settle
 from fairlane.store.stats_values import BlockedLoop
 from fairlane.worker.execution import Run
-from fairlane.worker.outcomes import Stop
-from fairlane.worker.runs import RunTimes
+from fairlane.worker.runs import RunTimes, Stop
 from tests.telemetry.test_metrics import of, parsed
 from tests.telemetry.worker_process import WorkerProcess, worker_process
 from tests.waiting import PATIENCE, until, until_found
@@ -61,7 +60,7 @@ async def export(path: str, account: str) -> None:
 
 HOLDING_CLAIMS = """
 import threading
-from fairlane.worker.claiming import Claiming
+from fairlane.worker.claims import Claiming
 
 # A claim that is under way when the handler blocks: made by a thread, in the worker's name, as soon as there is a file
 # for it. The worker hears of it once its loop is back, as of any other.

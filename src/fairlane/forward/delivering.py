@@ -43,11 +43,10 @@ from fairlane.task import Task
 from fairlane.telemetry.telemetry import Telemetry
 from fairlane.waits import Outage, pause
 from fairlane.worker.context import current_run
+from fairlane.worker.instruments import Watching
 from fairlane.worker.logs import log_end, log_lost, log_unreadable
-from fairlane.worker.outcomes import Stop, bounded, outcome_of, storable, summary
-from fairlane.worker.runs import RunningJob, settlement_of
-from fairlane.worker.settling import Settling
-from fairlane.worker.watching import Watching
+from fairlane.worker.runs import RunningJob, Stop, bounded, outcome_of, settlement_of, storable, summary
+from fairlane.worker.settlements import Settling
 from fairlane.worker.worker import name_of_process
 
 if TYPE_CHECKING:

@@ -31,9 +31,9 @@ from fairlane.scheduler.snapshot import Pace
 from fairlane.store.stats_values import PUBLISHING, unbegun_in
 from fairlane.waits import Outage, jittered, pause
 from fairlane.worker.execution import NO_PACES, Execution, Run
-from fairlane.worker.outcomes import Stop, summary
+from fairlane.worker.runs import Stop, summary
 from fairlane.worker.slots import QueueSlots
-from fairlane.worker.troubles import Troubles
+from fairlane.worker.supervision import Troubles
 
 __all__ = ["Publishing"]
 

@@ -22,7 +22,7 @@ from fairlane.forward.forwarder import Forwarded, answering, not_a_task, runs_wi
 from fairlane.forward.messages import Message
 from fairlane.forward.routes import RoutedCall, RoutingForwarder, unwritable
 from fairlane.forward.tokens import HEADER
-from fairlane.worker.outcomes import Stop
+from fairlane.worker.runs import Stop
 
 try:
     import anyio

@@ -31,7 +31,7 @@ from fairlane.worker.context import JobContext
 from fairlane.worker.execution import Execution
 from fairlane.worker.middleware import Middleware, Next
 from fairlane.worker.options import WorkerOptions
-from fairlane.worker.settling import Settling
+from fairlane.worker.settlements import Settling
 from fairlane.worker.slots import QueueSlots, Slots
 
 __all__ = ["Ran", "run_for", "run_until_idle"]

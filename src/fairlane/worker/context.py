@@ -15,7 +15,7 @@ from fairlane.job import Landed
 from fairlane.loop_thread import CallerThread, refuse_inside_a_loop
 from fairlane.parameters import checked
 from fairlane.task import Call
-from fairlane.worker.outcomes import storable
+from fairlane.worker.runs import storable
 
 if TYPE_CHECKING:
     from fairlane.worker.runs import RunningJob

@@ -27,14 +27,13 @@ from fairlane.store.protocol import Store
 from fairlane.store.stats_values import BlockedLoop
 from fairlane.task import Registry, Task
 from fairlane.waits import Alarm, StoreTime
+from fairlane.worker.child import Begin, Gone, Handed, LoneProcess, Mate
 from fairlane.worker.context import JobContext, current_run
 from fairlane.worker.logs import claimed_jobs, log_end, log_lost, log_start, log_unreadable
-from fairlane.worker.mate import Begin, Gone, Handed, LoneProcess, Mate
 from fairlane.worker.middleware import Middleware, around_run, wrapping_runs
-from fairlane.worker.outcomes import Stop, outcome_of
 from fairlane.worker.pacer import Pacer
-from fairlane.worker.process_pool import Child, ProcessPool
-from fairlane.worker.runs import RunningJob, RunTimes, settlement_of
+from fairlane.worker.processes import Child, ProcessPool
+from fairlane.worker.runs import RunningJob, RunTimes, Stop, outcome_of, settlement_of
 from fairlane.worker.slots import QueueSlots, Slots
 
 __all__ = ["SETTLED_EVERY", "Execution", "Run"]

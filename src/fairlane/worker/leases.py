@@ -11,9 +11,9 @@ from fairlane.clock import SECOND, Clock, microseconds
 from fairlane.store.protocol import Store
 from fairlane.waits import Outage, pause
 from fairlane.worker.execution import Execution
-from fairlane.worker.outcomes import Stop
-from fairlane.worker.settling import Settling
-from fairlane.worker.watching import Watching
+from fairlane.worker.instruments import Watching
+from fairlane.worker.runs import Stop
+from fairlane.worker.settlements import Settling
 
 __all__ = ["RENEWALS", "Leases"]
 

@@ -17,7 +17,7 @@ from fairlane.job import Claim, State
 from fairlane.redaction import exception_text, json_text, without_secrets, without_secrets_in
 from fairlane.scheduler.settlement import Settlement
 from fairlane.worker.context import current_run
-from fairlane.worker.outcomes import Stop, summary, users_frames
+from fairlane.worker.runs import Stop, summary, users_frames
 
 if TYPE_CHECKING:
     from fairlane.worker.runs import RunningJob

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from fairlane.clock import SECOND, Clock, Instant
 from fairlane.errors import StoreUnavailable
 from fairlane.job import State
-from fairlane.policy.partitions import whole_of
+from fairlane.policy.keys import gate_id
+from fairlane.policy.partitions import MOVING, Partition, parse_partition, partition_name, whole_of
+from fairlane.policy.repartition import LEARNED_EVERY
 from fairlane.scheduler.rebuild import Miscount
+from fairlane.store.auditing import UPKEEP, Note
 from fairlane.store.protocol import Pruned, Reaped, Retention, Store
+from fairlane.store.repartition import PARTITION, advance
+from fairlane.store.stats_values import Tallied
 from fairlane.waits import REJOINED_WITHIN, Outage, jittered, pause
-from fairlane.worker.following import place_of, rehome
+from fairlane.worker.claims import Claiming
 from fairlane.worker.leases import RENEWALS
-
-__all__ = ["audit_gates", "keep_up", "reap_leases", "remove_idle_state", "remove_old_jobs"]
+from fairlane.worker.slots import Slots
+from fairlane.worker.supervision import Troubles
 
 log = logging.getLogger("fairlane.worker")
 
@@ -190,3 +196,117 @@ async def _sweep(clock: Clock, rest: int, once: Callable[[], Awaitable[Pruned]])
             wait = SOON
         else:
             wait = min(max(wait * 2, SOON), LONGEST_IDLE)
+
+
+EVERY = 5 * SECOND
+ADDS_UP_EVERY = 20
+"""A pass is followed by a rest of so many times what it took: it never costs more than a twentieth of a core."""
+LONGEST_REST = 60 * SECOND
+"""A pass that rode out an outage took long, and cost nothing."""
+LAST_WITHIN = 5.0
+"""Seconds for adding up when the worker stops."""
+CLAIMS_AT_ONCE, AT_ONCE_BEHIND = 500, 5_000
+"""Tallies of one pass. The more it reads, the less it writes for each: whoever is behind catches up."""
+
+
+async def keep_figures(store: Store, outage: Outage, clock: Clock, queues: Collection[str], troubles: Troubles) -> None:
+    """Add up what happened in each queue, every few seconds; whichever worker comes first does it for all."""
+    behind: set[str] = set()
+    while True:
+        await pause(clock, jittered(0 if behind else EVERY))
+        for name in list(queues):  # it may grow meanwhile
+            if await _pass(store, outage, clock, name, troubles, is_behind=name in behind):
+                behind.add(name)
+            else:
+                behind.discard(name)
+
+
+async def conclude(store: Store, queues: Sequence[str]) -> None:
+    """The worker stops: what it did last is folded and added up, as far as there is time for it."""
+    try:
+        async with asyncio.timeout(LAST_WITHIN):
+            for queue in queues:
+                await store.conclude(queue)
+    except (StoreUnavailable, TimeoutError) as error:
+        log.warning(
+            "the last stats were not added up (%s); whoever looks adds them up", str(error) or "it took too long"
+        )
+
+
+async def _pass(store: Store, outage: Outage, clock: Clock, queue: str, troubles: Troubles, *, is_behind: bool) -> bool:
+    """Make one pass, and rest; say whether there is more to do at once."""
+
+    limit, rest = (AT_ONCE_BEHIND, 0) if is_behind else (CLAIMS_AT_ONCE, EVERY // 2)
+
+    async def once() -> Tallied:
+        return await outage.ride_out(lambda: store.tally(queue, limit, rest), "adding up figures")
+
+    started = clock.monotonic()
+    tallied = await troubles.endure("tallying", once)
+    took = clock.monotonic() - started
+    await pause(clock, min(ADDS_UP_EVERY * took, LONGEST_REST))
+    return tallied is not None and tallied.more
+
+
+FOLLOWS_SOON = SECOND
+"""Until the next look while jobs move."""
+
+LookAgain = Callable[[], Awaitable[None]]
+
+
+async def follow_partitions(
+    store: Store, outage: Outage, clock: Clock, slots: Slots, claiming: Claiming, look_again: LookAgain | None
+) -> None:
+    """Look from time to time whether queues have grown, and whether jobs lie where they do not belong.
+
+    `look_again` tells the handlers of this process where the follow-ups go that they declare.
+    """
+    wait = LEARNED_EVERY
+    while True:
+        await pause(clock, jittered(wait))
+        wait = LEARNED_EVERY
+        if look_again is not None:
+            await outage.ride_out(look_again, "following")
+        for whole in slots.wholes:
+            place = await outage.ride_out(functools.partial(place_of, store, whole.share.name), "following")
+            for name in () if place is None else place.names:
+                if name not in slots.queues:
+                    log.info("queue %s has a new partition; serving %s too", whole.share.name, name)
+                    claiming.look_at([slots.add(whole, name)])
+            moving = functools.partial(rehome, store, whole.share.name, place)
+            if await outage.ride_out(moving, "moving jobs"):
+                wait = FOLLOWS_SOON
+
+
+async def place_of(store: Store, queue: str) -> Partition | None:
+    found = await store.policy(queue)
+    return None if found is None else found.policy.partition
+
+
+async def rehome(store: Store, queue: str, place: Partition | None) -> bool:
+    """Go on with a change of the number of partitions, and move a bounded number of jobs that lie in a partition and
+    belong to another; say whether there is more to move."""
+    if place is None or not place.is_changing:
+        return await _rehome_strays(store, queue, place)
+    advanced = await advance(store, queue, Note(actor=UPKEEP, action=PARTITION), AT_ONCE)
+    if advanced.is_over:
+        log.info("queue %s: the change of its partitions is over", queue)
+    return advanced.moved > 0 and advanced.waiting > 0
+
+
+async def _rehome_strays(store: Store, queue: str, place: Partition | None) -> bool:
+    width = 1 if place is None else place.width
+    named = [each for each in map(parse_partition, await store.queues()) if each is not None and each[0] == queue]
+    if not named or (place is not None and not place.is_guarded):
+        return False
+    more = False
+    for index in (0, *sorted(index for _, index in named)):
+        name = partition_name(queue, index)
+        # A claim parks such jobs at a gate of their own. In a partition that is no more, nobody claims.
+        gate = gate_id(name, MOVING, ())
+        if index >= width or gate in (await store.traces(name, [], [gate])).found:
+            rehomed = await store.rehome(name, AT_ONCE)
+            more = more or rehomed.waiting > 0
+            if rehomed.moved:
+                log.info("queue %s: %d jobs were in %s and belong elsewhere; moved", queue, rehomed.moved, name)
+    return more

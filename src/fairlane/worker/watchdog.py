@@ -33,7 +33,7 @@ from fairlane.waits import jittered, pause
 from fairlane.worker.context import current_run
 from fairlane.worker.execution import Execution, Run
 from fairlane.worker.logs import claimed_jobs
-from fairlane.worker.outcomes import Stop
+from fairlane.worker.runs import Stop
 
 __all__ = ["LongRuns", "Rescue", "WaitedFor", "Watchdog"]
 

@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
     from fairlane.worker.worker import Worker
 
-__all__ = ["WatchedExecution", "Watching"]
-
 REMEMBERED = 10_000
 """Jobs whose enqueue or last run is remembered, for the links of the next."""
 FOUND_WITHIN = 1.0

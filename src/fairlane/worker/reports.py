@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import msgspec
 
-from fairlane.store.stats_values import dead_loops
+from fairlane.clock import SECOND, Clock
+from fairlane.store.protocol import Store, WorkerIdentity
+from fairlane.store.stats import Looking, Moment
+from fairlane.store.stats_values import WorkerReport, WorkerSeen, dead_loops, replaced
 from fairlane.telemetry.endpoint import Answer, Endpoint
 from fairlane.telemetry.fleet import LOOKED_UP_EVERY, Fleet
 from fairlane.telemetry.metrics import Labels, Metrics
 from fairlane.telemetry.prometheus import CONTENT_TYPE, as_text
 from fairlane.telemetry.telemetry import Telemetry
-from fairlane.worker.health import Health
+from fairlane.waits import Outage, jittered, pause
 from fairlane.worker.options import WorkerOptions
+from fairlane.worker.supervision import Troubles
 
 if TYPE_CHECKING:
     from fairlane.worker.worker import Worker
-
-__all__ = ["showing"]
 
 log = logging.getLogger("fairlane.worker")
 
@@ -129,3 +133,61 @@ async def _keep_fresh(fleet: Fleet) -> None:
     while True:
         await fleet.refresh()
         await asyncio.sleep(LOOKED_UP_EVERY)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """A worker at one moment. `is_well` is False as soon as one of its loops has died."""
+
+    is_well: bool
+    is_connected: bool
+    is_stopping: bool
+    loops: Mapping[str, str]
+    """Each loop by name: `running`, `ended`, or what it died of."""
+    running: int
+    waiting: int
+    unsettled: int
+    telemetry_failures: int = 0
+    """What went wrong with event handlers, metrics and traces. No job is the worse for it."""
+    troubles: Mapping[str, str] = field(default_factory=dict)
+    """What fails now without harm to any job, by name: figures that are not kept, reports that do not get through."""
+
+
+EVERY = 5 * SECOND
+ANSWER_WITHIN = 2.0
+"""Seconds for which a worker that has stopped waits until its report is taken back."""
+
+
+async def keep_reporting(
+    store: Store,
+    outage: Outage,
+    clock: Clock,
+    worker: WorkerIdentity,
+    say: Callable[[], WorkerReport],
+    troubles: Troubles,
+) -> None:
+    """Report at once, again as soon as its slots may be full, and then every few seconds."""
+    wait = SECOND
+    while True:
+        await troubles.endure("reporting", lambda: outage.ride_out(lambda: store.report(worker, say()), "reporting"))
+        await pause(clock, jittered(wait))
+        wait = EVERY
+
+
+async def take_back(store: Store, worker: WorkerIdentity) -> None:
+    """It has stopped, and is not missed; nor is anybody whose place it had taken. Where that cannot be said, they are:
+    until their reports are a day old."""
+    try:
+        async with asyncio.timeout(ANSWER_WITHIN):
+            for each in await store.ask(lambda moment: _only_replaced_by(moment, worker.id)):
+                await store.report(WorkerIdentity(UUID(each.id), each.report.name), None)
+            await store.report(worker, None)
+    except Exception as error:
+        log.info("the report of worker %s could not be taken back: %s", worker.name, error)
+
+
+def _only_replaced_by(moment: Moment, worker: UUID) -> Looking[list[WorkerSeen]]:
+    """Workers that died, of whose queues some would be served by nobody once this one has stopped."""
+    seen = yield from moment.workers()
+    past = replaced(seen, moment.now) - replaced([each for each in seen if UUID(each.id) != worker], moment.now)
+    return [each for each in seen if each.id in past]

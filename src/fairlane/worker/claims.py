@@ -7,20 +7,18 @@ to do, a settlement of ours (it may have opened a limit), and, as the last resor
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 
 from fairlane.clock import Clock, microseconds
 from fairlane.errors import StoreUnavailable
-from fairlane.store.protocol import Claimed, Listener, Store, WorkerIdentity
+from fairlane.store.protocol import Choice, Claimed, Listener, Store, WorkerIdentity
 from fairlane.waits import Alarm, Outage, jittered
 from fairlane.worker.execution import SHORTEST_RUN, Execution
+from fairlane.worker.instruments import Watching
 from fairlane.worker.slots import QueueSlots, Slots
-from fairlane.worker.visit import Visit
-from fairlane.worker.watching import Watching
-
-__all__ = ["Claiming"]
 
 log = logging.getLogger("fairlane.worker")
 
@@ -243,3 +241,97 @@ class Claiming:
         if due > now:
             queue.due_at = due
             self._alarm.set(due)
+
+
+class Visit:
+    """Asks a queue, and says which was asked in the end: `queue`."""
+
+    __slots__ = ("_first", "_hungry", "_left", "_owing", "_slots", "_vtime", "others", "queue")
+
+    def __init__(self, slots: Slots, first: QueueSlots) -> None:
+        self._slots = slots
+        self._first = self.queue = first
+        self.others = slots.instead_of(first)
+        tried = (first, *self.others)
+        self._hungry = [each for each in tried if each.is_hungry]
+        self._owing = [each for each in tried if each.owes_wakeup]
+        self._left: set[str] = set()
+        """Partitions that others are claiming from."""
+        self._vtime: float | None = None
+        """How far the chosen one was before."""
+        # Cleared before the question: what we hear while it is asked may be about work that the answer does not hold.
+        for each in tried:
+            each.owes_wakeup = each.is_hungry = False
+
+    def begin(self) -> None:
+        """The question is asked, perhaps not for the first time."""
+        self.queue, self._left, self._vtime = self._first, set(), None
+
+    def chose(self, choice: Choice) -> None:
+        """The store holds the lock of one of them."""
+        self.queue = self._slots.queues[choice.queue]
+        see = self.queue.whole.turns.see
+        self._left = {name for name, vtime in choice.vtimes.items() if see(name, vtime)} | choice.taken
+        self._vtime = choice.vtimes[choice.queue]
+
+    def portion(self) -> int:
+        """How many jobs to ask for. What is left to others takes nothing of our room."""
+        beside = [
+            each
+            for each in self._first.whole.queues
+            if each is not self.queue and (each.is_hungry or each in self._hungry) and each.name not in self._left
+        ]
+        return self._slots.portion(self.queue, len(beside))
+
+    def end(self, vtime: float | None) -> None:
+        """It was answered. Those that were not asked are as they were, but for what we have heard meanwhile."""
+        if self._vtime is not None and vtime is not None:
+            self.queue.whole.turns.note_step(self.queue.name, vtime - self._vtime)
+        for each in self._hungry:
+            each.is_hungry = each.is_hungry or each is not self.queue
+        for each in self._owing:
+            each.owes_wakeup = each.owes_wakeup or each is not self.queue
+
+
+class Listening:
+    """Passes nudges on to the claimer, to whoever looks for cancellations, and to whoever fires schedules."""
+
+    def __init__(
+        self, store: Store, identity: WorkerIdentity, claiming: Claiming, outage: Outage, on_nudge: Callable[[], None]
+    ) -> None:
+        self._store = store
+        self._identity = identity
+        self._claiming = claiming
+        self._outage = outage
+        self._on_nudge = on_nudge
+        self.on_schedules: Callable[[], None] = lambda: None
+
+    async def run(self) -> None:
+        while True:
+            listener = await self._outage.ride_out(lambda: self._store.listen(self._identity), "listening")
+            self._claiming.listener = listener
+            # Whatever came while nobody listened is found by asking; the claim registers the new ear.
+            self._claiming.look_everywhere()
+            self.on_schedules()
+            try:
+                await self._hear(listener)
+            finally:
+                self._claiming.listener = None
+                await self._close(listener)
+
+    async def _hear(self, listener: Listener) -> None:
+        while True:
+            try:
+                nudged = await listener.wait(None)
+            except StoreUnavailable:
+                return
+            if nudged:
+                if listener.schedules_changed():
+                    self.on_schedules()
+                self._on_nudge()
+                self._claiming.nudge()
+
+    async def _close(self, listener: Listener) -> None:
+        # If that fails, its registrations go with the first nudge that finds nobody.
+        with contextlib.suppress(StoreUnavailable):
+            await listener.close()

@@ -19,10 +19,8 @@ from fairlane.redaction import error_text
 from fairlane.scheduler.settlement import Settlement
 from fairlane.store.protocol import Landings, Store
 from fairlane.waits import Outage, back_off
+from fairlane.worker.instruments import Watching
 from fairlane.worker.slots import QueueSlots
-from fairlane.worker.watching import Watching
-
-__all__ = ["Settling"]
 
 log = logging.getLogger("fairlane.worker")
 

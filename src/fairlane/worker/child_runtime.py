@@ -23,16 +23,26 @@ from fairlane.store.protocol import Store, WorkerIdentity
 from fairlane.task import Registry
 from fairlane.telemetry.telemetry import Telemetry
 from fairlane.waits import Alarm, jittered, pause
-from fairlane.worker.black_box import BlackBox, Noted
+from fairlane.worker.child import (
+    Began,
+    Begin,
+    BlackBox,
+    Blocked,
+    End,
+    Ended,
+    Interrupt,
+    Leave,
+    Line,
+    Noted,
+    Ready,
+    decode_order,
+)
 from fairlane.worker.execution import Execution, Run
-from fairlane.worker.mate import Began, Begin, Blocked, End, Ended, Interrupt, Leave, Line, Ready, decode_order
+from fairlane.worker.instruments import WatchedExecution, Watching
 from fairlane.worker.middleware import Middleware
 from fairlane.worker.options import QueueShare, WorkerOptions
 from fairlane.worker.slots import QueueSlots, ShareSlots, Slots
 from fairlane.worker.watchdog import Watchdog
-from fairlane.worker.watching import WatchedExecution, Watching
-
-__all__ = ["Runner", "RunnerHost", "serve"]
 
 log = logging.getLogger("fairlane.worker")
 

@@ -20,15 +20,12 @@ from fairlane.scheduler.settlement import SEEN, UNSEEN, Interrupted, Lost, Outco
 from fairlane.store.stats_values import BlockedLoop
 from fairlane.task import Task
 from fairlane.waits import Alarm, jittered, pause
-from fairlane.worker.black_box import Noted
+from fairlane.worker.child import Began, Begin, Blocked, End, Ended, Handed, Interrupt, Mate, Noted
 from fairlane.worker.execution import ALONE_LATER, PROCESS_STARTS, Execution, Run
+from fairlane.worker.instruments import Watching
 from fairlane.worker.logs import log_end
-from fairlane.worker.mate import Began, Begin, Blocked, End, Ended, Handed, Interrupt, Mate
-from fairlane.worker.outcomes import Stop
-from fairlane.worker.troubles import Troubles
-from fairlane.worker.watching import Watching
-
-__all__ = ["Crew"]
+from fairlane.worker.runs import Stop
+from fairlane.worker.supervision import Troubles
 
 log = logging.getLogger("fairlane.worker")
 
