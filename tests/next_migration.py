@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fairlane.store import migrate
-from fairlane.store.migrate import Migration
+from fairlane.store import migrations as migrate
+from fairlane.store.migrations import Migration
 
 NUMBERS = "select number from fairlane.from_the_next_migration"
 """One row with a 1 where it was applied."""

@@ -21,7 +21,7 @@ from fairlane import (
     Policy,
     UnknownQueue,
 )
-from fairlane.store.decoding import Declared
+from fairlane.store.rows import Declared
 from tests.worker.harness import watched_app, working
 
 

@@ -27,7 +27,7 @@ from fairlane.clock import Instant
 from fairlane.policy.backlog import WhenFull
 from fairlane.policy.overrides import Kind, Override
 from fairlane.policy.unique import OnConflict
-from fairlane.store.auditing import Note
+from fairlane.store.audit import Note
 
 NOTE = Note(actor="ada", action="test")
 

@@ -17,7 +17,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 import pytest
 
 from fairlane import ABSENT, App, JobCancelled, JobFailed, ResultTimeout, State, StoreUnavailable
-from fairlane.store import awaiting
+from fairlane.store import results as awaiting
 from fairlane.task import SyncTask
 
 WATCHDOG = 60.0

@@ -22,8 +22,8 @@ from fairlane.policy.policy import Policy
 from fairlane.policy.repartition import LEARNED_EVERY
 from fairlane.policy.unique import Conflict
 from fairlane.scheduler.backlog import Joined, Verdicts, backlogs_of, joined_by, judge
-from fairlane.store.decoding import Declared
 from fairlane.store.protocol import Store
+from fairlane.store.rows import Declared
 from fairlane.task import Call, Progress
 from fairlane.telemetry.telemetry import Telemetry
 

@@ -19,9 +19,9 @@ from fairlane.scheduler.estimate import Seen
 from fairlane.scheduler.explain import Explanation, Facts, Hold, explain, paused, together
 from fairlane.stats.gates import Gauge, gauges
 from fairlane.store.finding import find_jobs
-from fairlane.store.job_rows import not_among
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
+from fairlane.store.rows import not_among
 from fairlane.store.stats import Looking, Moment, Wanted
 
 __all__ = [

@@ -18,8 +18,8 @@ from fairlane.policy.backlog import FullBacklog
 from fairlane.policy.unique import Conflict, OnReplayConflict, checked_on_replay_conflict
 from fairlane.scheduler.backlog import Verdicts
 from fairlane.scheduler.explain import Explanation, explain
-from fairlane.store.job_rows import no_such_job
 from fairlane.store.protocol import Store
+from fairlane.store.rows import no_such_job
 
 __all__ = ["Enqueued", "Foreseen", "Job", "JobSource", "handles_of"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlane.store.scripting import Schema
+from fairlane.store.scripts import Schema
 from tests.examples.readme import ROOT, Example
 
 

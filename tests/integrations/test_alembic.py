@@ -19,7 +19,7 @@ from sqlalchemy import Column, Integer, MetaData, Table, create_engine
 
 from fairlane import App, ConfigurationError, SchemaError, SchemaOutOfDate, SchemaTooNew
 from fairlane.integrations.alembic import include_name, include_object, upgrade_sql
-from fairlane.store.scripting import Schema
+from fairlane.store.scripts import Schema
 from tests.next_migration import NUMBERS, add_next_migration
 
 ENV = """

@@ -13,7 +13,7 @@ from fairlane.scheduler.journal import Delta, Mark
 from fairlane.scheduler.resident import ResidentBoard
 from fairlane.scheduler.snapshot import FlowRow, GateRow, LaneRow
 from fairlane.store.postgres import PostgresStore
-from fairlane.store.postgres.scheduling import Scheduling
+from fairlane.store.postgres.claim_lock import Scheduling
 from fairlane.store.protocol import Store
 from fairlane.store.sqlite import SqliteStore, claims, rows
 from fairlane.store.sqlite.database import Transaction

@@ -38,7 +38,7 @@ from fairlane.policy.policy import read_limit
 from fairlane.scheduler.rebuild import rebuild
 from fairlane.scheduler.settlement import settle
 from fairlane.scheduler.snapshot import Contender, GateRow, KeptPlaces, LaneRow, QueueRow
-from fairlane.store.auditing import Note
+from fairlane.store.audit import Note
 from fairlane.store.protocol import Store
 from tests.model import boards
 from tests.model.home import Home

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from fairlane.clock import ManualClock
-from fairlane.store import checkpoints
+from fairlane.store import boards as checkpoints
 from fairlane.testing.postgres import ThrowawayPostgres
 from tests.model import changes_kept
 from tests.model.changes import QUEUES, TABLES, Action, Changes

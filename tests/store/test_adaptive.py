@@ -14,7 +14,7 @@ from fairlane.policy.gates import Reason
 from fairlane.policy.overrides import Kind, Override
 from fairlane.scheduler.explain import explain
 from fairlane.scheduler.settlement import Cancelled, Done, Failed, Outcome, Released, Snoozed
-from fairlane.store.auditing import Note
+from fairlane.store.audit import Note
 from fairlane.store.protocol import Store
 from tests.store.harness import (
     LEASE,

@@ -12,7 +12,7 @@ import pytest
 from fairlane import App, State
 from fairlane.operations import JobFilter
 from fairlane.operations import jobs as operations_on_jobs
-from fairlane.store.auditing import Note
+from fairlane.store.audit import Note
 from fairlane.store.operators import BUSY
 
 COUNT = 130

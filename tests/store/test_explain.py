@@ -17,7 +17,7 @@ from fairlane.policy.gates import Reason
 from fairlane.policy.overrides import Kind, Override
 from fairlane.scheduler.explain import Explanation, explain
 from fairlane.scheduler.settlement import Failed, Released
-from fairlane.store.auditing import Note
+from fairlane.store.audit import Note
 from fairlane.store.protocol import Store, WorkerIdentity
 from fairlane.store.stats_values import PUBLISHING, WorkerReport
 from tests.store.harness import (

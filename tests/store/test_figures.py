@@ -24,7 +24,7 @@ from fairlane.policy.overrides import Kind, Override
 from fairlane.scheduler.settlement import Died, Done, Failed, Outcome, Released, Snoozed
 from fairlane.stats.gates import gauges
 from fairlane.stats.keys import Held, KeyFigures
-from fairlane.store.auditing import Note
+from fairlane.store.audit import Note
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
 from fairlane.store.sqlite import SqliteStore

@@ -17,9 +17,9 @@ from fairlane.errors import FairlaneError, SchemaTooNew
 from fairlane.job import State
 from fairlane.policy import Concurrency, Fair, Policy
 from fairlane.scheduler.settlement import Released
-from fairlane.store import checkpoints
+from fairlane.store import boards as checkpoints
 from fairlane.store.boards import Boards
-from fairlane.store.postgres.scheduling import Scheduling
+from fairlane.store.postgres.claim_lock import Scheduling
 from fairlane.store.protocol import FOLD_AT_MOST, Store
 from fairlane.store.sqlite.database import Transaction
 from tests.model import boards

@@ -13,7 +13,7 @@ import pytest
 from fairlane.clock import ManualClock
 from fairlane.errors import SchemaError, SchemaOutOfDate, SchemaTooNew
 from fairlane.policy import Policy
-from fairlane.store.migrate import load_migrations
+from fairlane.store.migrations import load_migrations
 from tests.next_migration import add_next_migration
 from tests.store.harness import Database, Kind, claim, finish, given_jobs
 from tests.store.processes import run_together

@@ -20,7 +20,7 @@ from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.policy.overrides import Kind, Override
 from fairlane.scheduler.explain import explain
 from fairlane.scheduler.settlement import Died, Failed, Outcome, Snoozed
-from fairlane.store.auditing import Note
+from fairlane.store.audit import Note
 from fairlane.store.protocol import Store
 from tests.model import boards
 from tests.store.by_hand import url_of

@@ -12,8 +12,8 @@ from fairlane.operations.metering import fleet_figures
 from fairlane.operations.seeing import overview_beside, show_queue
 from fairlane.operations.seeing_keys import list_keys, show_key
 from fairlane.policy import Concurrency, Fair, Policy
-from fairlane.store.postgres import stats as postgres_stats
-from fairlane.store.sqlite import stats as sqlite_stats
+from fairlane.store.postgres import reads as postgres_stats
+from fairlane.store.sqlite import reads as sqlite_stats
 from tests.store.harness import Database, claim, finish, given_jobs
 
 POLICY = Policy("webhooks", fair=Fair(by="account"), limits=(Concurrency(2, by="account"),))

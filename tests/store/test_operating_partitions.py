@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-import fairlane.store.postgres.amending
-import fairlane.store.sqlite.amending
+import fairlane.store.postgres.operators
+import fairlane.store.sqlite.operators
 from fairlane import App, Concurrency, Fair, ManualClock, State, partition_for
 from fairlane.clock import Instant
 from fairlane.errors import StoreUnavailable
@@ -20,7 +20,7 @@ from fairlane.policy.overrides import Kind, Override
 from fairlane.policy.repartition import begun
 from fairlane.scheduler.rebuild import carried_gates
 from fairlane.scheduler.snapshot import GateRow
-from fairlane.store.auditing import Note
+from fairlane.store.audit import Note
 from fairlane.store.repartition import advance
 from tests.store.by_hand import url_of
 from tests.store.harness import Database, diagnosed
@@ -116,7 +116,7 @@ async def test_an_action_that_fails_in_one_partition_changes_none(
         return carried_gates(policy, now, gates)
 
     amended: list[str] = []
-    for store in (fairlane.store.postgres.amending, fairlane.store.sqlite.amending):
+    for store in (fairlane.store.postgres.operators, fairlane.store.sqlite.operators):
         monkeypatch.setattr(store, "carried_gates", fail_in_the_second)
     with pytest.raises((ConnectionResetError, StoreUnavailable)):
         await mail.app.operations.pause("email")

@@ -13,7 +13,7 @@ from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.policy.gates import Reason
 from fairlane.policy.overrides import Kind, Override
 from fairlane.scheduler.explain import explain
-from fairlane.store.auditing import EXPIRY, Note
+from fairlane.store.audit import EXPIRY, Note
 from fairlane.store.protocol import Store
 from tests.store.harness import (
     MINUTE,

@@ -11,7 +11,7 @@ from fairlane.clock import SECOND, Instant
 from fairlane.policy import Policy
 from fairlane.policy.overrides import Kind, Override
 from fairlane.scheduler.settlement import Released, settle
-from fairlane.store.auditing import Note
+from fairlane.store.audit import Note
 from fairlane.store.protocol import Claimed, Store
 from tests.store.harness import LEASE, WORKER, new_jobs
 

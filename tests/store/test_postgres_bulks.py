@@ -14,7 +14,9 @@ from fairlane.clock import ManualClock
 from fairlane.errors import DuplicateJob, InvalidJob
 from fairlane.job import NewJob, OnDead, Outcome, StampedEffects, UniqueKey, Until
 from fairlane.policy import Fair, Policy, Sequence
-from fairlane.store.postgres import PostgresStore, copying, gathering, jobs
+from fairlane.store.postgres import PostgresStore, jobs
+from fairlane.store.postgres import jobs as copying
+from fairlane.store.postgres import jobs as gathering
 from tests.store.harness import SECOND, claim, given_jobs, hear, ids, new_jobs, soon, worker_named
 
 PLAIN = Policy("plain")

@@ -24,7 +24,7 @@ from fairlane.operations import JobFilter, Operations
 from fairlane.operations.waits import limits_waited_for
 from fairlane.policy import Policy
 from fairlane.policy.repartition import Phase, begun, phase_of
-from fairlane.store.auditing import Note
+from fairlane.store.audit import Note
 from fairlane.store.finding import find_jobs
 from fairlane.store.postgres.grants import ROLES, grants
 from fairlane.store.protocol import Store, WorkerIdentity

@@ -16,7 +16,7 @@ from fairlane.errors import DuplicateJob, StoreUnavailable
 from fairlane.job import Claim, OnDead, StampedEffects, State
 from fairlane.policy import Policy
 from fairlane.scheduler.settlement import SEEN, Died, Done, Failed, Lost, Released, settle
-from fairlane.store.auditing import Note
+from fairlane.store.audit import Note
 from fairlane.store.faults import Fault
 from fairlane.store.postgres import PostgresStore, connections
 from fairlane.store.postgres.connections import POOL_SIZE, fault_of

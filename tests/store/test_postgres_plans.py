@@ -18,8 +18,8 @@ from fairlane.job import NewJob
 from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.scheduler.snapshot import Plan
 from fairlane.store.postgres import PostgresStore
+from fairlane.store.postgres.claim_lock import Loaded, Scheduling
 from fairlane.store.postgres.connections import STATEMENTS, Connections
-from fairlane.store.postgres.scheduling import Loaded, Scheduling
 from fairlane.store.protocol import FOLD_AT_MOST
 from fairlane.testing.postgres import ThrowawayPostgres
 from tests.store.harness import claim, claim_once, finish, given_jobs, new_jobs, soon

@@ -13,7 +13,7 @@ from fairlane.policy.keys import By
 from fairlane.scheduler.settlement import Failed, Released
 from fairlane.stats.gates import gauges
 from fairlane.stats.keys import Held
-from fairlane.store.auditing import Note
+from fairlane.store.audit import Note
 from fairlane.store.protocol import Store
 from fairlane.store.stats import Moment
 from tests.store.harness import SECOND, claim, finish, given_jobs

@@ -17,7 +17,7 @@ from fairlane.job import Claim
 from fairlane.operations import Intent, change_partitions, partitions_of
 from fairlane.policy.policy import Policy
 from fairlane.policy.repartition import LEARNED_AFTER, Phase, begun, in_phase, next_phase, phase_of
-from fairlane.store.auditing import Note
+from fairlane.store.audit import Note
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
 from fairlane.store.repartition import advance

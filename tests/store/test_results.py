@@ -18,7 +18,7 @@ from fairlane.job import JobRecord, StampedEffects, State
 from fairlane.policy import Policy
 from fairlane.policy.unique import Unique, unique_key
 from fairlane.scheduler.settlement import Cancelled, Died, Done, Failed
-from fairlane.store import awaiting
+from fairlane.store import results as awaiting
 from fairlane.store.postgres import PostgresStore
 from fairlane.store.protocol import Store
 from fairlane.store.sqlite import SqliteStore, results

@@ -26,7 +26,7 @@ from fairlane.scheduler.settlement import (
     Retried,
     Snoozed,
 )
-from fairlane.store.auditing import Note
+from fairlane.store.audit import Note
 from fairlane.store.protocol import QueueCounts, Store
 from tests.store.harness import (
     LEASE,

@@ -11,7 +11,7 @@ from fairlane.policy import Concurrency, Fair, Limit, Policy, Rate
 from fairlane.policy.gates import Reason
 from fairlane.scheduler.explain import explain
 from fairlane.scheduler.settlement import Failed, Released
-from fairlane.store.auditing import Note
+from fairlane.store.audit import Note
 from fairlane.store.protocol import QueueCounts, Store
 from tests.store.harness import (
     LEASE,

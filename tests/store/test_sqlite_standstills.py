@@ -19,7 +19,7 @@ import pytest
 from fairlane import App, StoreLost, StoreUnavailable
 from fairlane.policy import Policy
 from fairlane.store.sqlite import SqliteStore, database
-from fairlane.store.sqlite.write_lock import WriteLock
+from fairlane.store.sqlite.database import WriteLock
 from tests.store.harness import claim_once, new_jobs
 from tests.waiting import until
 
@@ -29,7 +29,7 @@ SOON = 0.5
 
 HOLDER = """
 import sys, time
-from fairlane.store.sqlite.write_lock import WriteLock
+from fairlane.store.sqlite.database import WriteLock
 WriteLock(sys.argv[1]).take()
 print("held", flush=True)
 time.sleep(3600)

@@ -9,8 +9,7 @@ import pytest
 
 from fairlane.policy import Policy
 from fairlane.store.sqlite import SqliteStore
-from fairlane.store.sqlite.database import CROWDED_CLAIM
-from fairlane.store.sqlite.write_lock import REMEMBERED, WriteLock
+from fairlane.store.sqlite.database import CROWDED_CLAIM, REMEMBERED, WriteLock
 from tests.store.harness import claim_once, new_jobs
 
 PLAIN = Policy("webhooks")

@@ -58,7 +58,7 @@ async def machine(
     request: pytest.FixtureRequest, shared_database: Database, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> Machine:
     # Time passes for the server and for the process that asks it alike.
-    monkeypatch.setattr("fairlane.store.postgres.timing.SystemClock", lambda: clock)
+    monkeypatch.setattr("fairlane.store.postgres.connections.SystemClock", lambda: clock)
     machine = Machine(shared_database, clock, clock if request.param == "given" else None)
     await machine.set()
     return machine

@@ -19,7 +19,7 @@ from fairlane.policy import Policy
 from fairlane.policy.unique import Unique, unique_key
 from fairlane.scheduler.settlement import Died, Failed, Released, Snoozed
 from fairlane.scheduler.settlement import Outcome as Ending
-from fairlane.store.auditing import Note
+from fairlane.store.audit import Note
 from fairlane.store.postgres import PostgresStore
 from fairlane.store.protocol import Retention, Store
 from tests.store.harness import SECOND, Database, claim, finish, ids, new_jobs, soon, state_of

@@ -17,7 +17,7 @@ from fairlane.policy.policy import WEIGHT
 from fairlane.scheduler.settlement import Died
 from fairlane.stats.gates import Gauge, gauges
 from fairlane.stats.keys import Held
-from fairlane.store.auditing import Note
+from fairlane.store.audit import Note
 from fairlane.store.protocol import Store
 from fairlane.store.stats import Moment
 from tests.store.harness import claim, finish, given_jobs, new_jobs

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from fairlane.effects import ABSENT, LONGEST_KEY, Page, Values, key_range
 from fairlane.errors import ConfigurationError, InvalidValue
 from fairlane.store.postgres import PostgresStore
-from fairlane.store.postgres import values as postgres_values
+from fairlane.store.postgres import caller_transactions as postgres_values
 from fairlane.store.protocol import Store
-from fairlane.store.sqlite import values as sqlite_values
+from fairlane.store.sqlite import caller_transactions as sqlite_values
 from fairlane.store.sqlite.database import Transaction
 from tests.store.harness import Database, soon
 

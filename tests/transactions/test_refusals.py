@@ -18,9 +18,9 @@ from psycopg.types.string import TextLoader
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from fairlane import App, ConfigurationError, StoreUnavailable
-from fairlane.store.postgres.borrowing import literal
+from fairlane.store.postgres.caller_transactions import literal
 from fairlane.store.postgres.connections import STATEMENTS
-from fairlane.store.postgres.copying import COLUMNS
+from fairlane.store.postgres.jobs import COLUMNS
 from fairlane.store.sqlite import database
 from fairlane.task import AsyncTask
 from tests.transactions.drivers import Django

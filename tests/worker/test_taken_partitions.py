@@ -15,7 +15,7 @@ import asyncpg
 import pytest
 
 from fairlane import App, Fair, partition_for
-from fairlane.store.postgres.together import Crowding
+from fairlane.store.postgres.combined_claims import Crowding
 from fairlane.store.protocol import Choice
 from fairlane.worker.claims import Visit
 from fairlane.worker.options import QueueShare
@@ -302,7 +302,7 @@ async def test_a_worker_serves_what_it_can_while_a_partition_is_taken_and_comes_
     mail: Mail, beside: asyncpg.Connection[Any], passed: list[Choice], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C01: what it passed by it asks again, without a wake-up and without the poll."""
-    monkeypatch.setattr("fairlane.store.checkpoints.EVERY", 3_600.0)  # a checkpoint waits for the lock as well
+    monkeypatch.setattr("fairlane.store.boards.EVERY", 3_600.0)  # a checkpoint waits for the lock as well
     app = await mail.app()
     here, there = account_in(0), account_in(1)
     await mail.enqueue(app, here, 400)

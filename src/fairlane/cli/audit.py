@@ -11,7 +11,7 @@ from fairlane.cli.choosing import app_or_url_options
 
 if TYPE_CHECKING:
     from fairlane.operations import AuditPage
-    from fairlane.store.auditing import AuditEntry
+    from fairlane.store.audit import AuditEntry
 
 __all__ = ["audit"]
 

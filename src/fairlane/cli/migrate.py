@@ -54,7 +54,7 @@ def _print_migrations(app: str | None, url: str | None, after: int, to: int | No
     import os
 
     from fairlane.cli.database import app_of
-    from fairlane.store.scripting import Schema
+    from fairlane.store.scripts import Schema
 
     named = app or url or os.environ.get("FAIRLANE_URL")
     schema = Schema.of("sqlite" if named and app_of(app, url).url.startswith("sqlite:") else "postgresql")

@@ -119,7 +119,7 @@ def _remembered(options: dict[str, Any]) -> tuple[Policy, list[SimulatedJob]]:
     from fairlane.cli.telling import Progress
     from fairlane.clock import microseconds
     from fairlane.simulation.replay import read_history
-    from fairlane.store.job_rows import not_among
+    from fairlane.store.rows import not_among
 
     queue, last = options["history"], microseconds(options["last"])
 

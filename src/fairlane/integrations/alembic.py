@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 from fairlane.errors import ConfigurationError
 from fairlane.integrations.extras import missing
-from fairlane.store.migrate import single_statements
-from fairlane.store.scripting import Schema
+from fairlane.store.migrations import single_statements
+from fairlane.store.scripts import Schema
 
 try:
     from alembic.runtime.migration import MigrationContext

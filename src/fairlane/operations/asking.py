@@ -14,11 +14,11 @@ from fairlane.policy.keys import canonical_keys
 from fairlane.policy.overrides import Scope
 from fairlane.policy.partitions import parse_partition
 from fairlane.policy.policy import BoundLimit, Policy
-from fairlane.store.auditing import Note
-from fairlane.store.decoding import Declared
+from fairlane.store.audit import Note
 from fairlane.store.finding import known_partitions
 from fairlane.store.protocol import Store
 from fairlane.store.queue_time import QueueTime
+from fairlane.store.rows import Declared
 
 __all__ = ["Intent", "find_limit", "in_force", "partitions_of", "scope_of"]
 

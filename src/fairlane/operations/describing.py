@@ -17,7 +17,7 @@ from fairlane.operations.partitioning import Repartitioned
 from fairlane.operations.policies import PolicyChange, PolicyInForce
 from fairlane.policy.overrides import EVERYONE, Override
 from fairlane.policy.policy import Difference
-from fairlane.store.auditing import AuditEntry
+from fairlane.store.audit import AuditEntry
 from fairlane.store.operators import JobPage
 
 __all__ = [

@@ -14,8 +14,8 @@ from fairlane.operations.seeing_keys import page_at
 from fairlane.operations.seeing_workers import workers_at
 from fairlane.operations.views import KeyView, QueueView
 from fairlane.policy.partitions import whole_of
-from fairlane.store.decoding import Declared
 from fairlane.store.protocol import Store
+from fairlane.store.rows import Declared
 from fairlane.store.stats import Looking, Moment
 from fairlane.telemetry.metrics import NO_TASK, OTHER, Labels
 

@@ -20,9 +20,9 @@ from fairlane.policy.policy import Policy
 from fairlane.policy.repartition import Phase, abandoned, begun, next_phase, phase_of, widths
 from fairlane.scheduler.misrouted import WaitingLane, stray_lanes
 from fairlane.scheduler.rebuild import refuse_to_strand
-from fairlane.store.decoding import Declared
 from fairlane.store.protocol import Store
 from fairlane.store.repartition import PARTITION, Advanced, advance
+from fairlane.store.rows import Declared
 
 __all__ = ["A_MOMENT", "PartitionPlan", "Repartitioned", "change_partitions", "declared_by", "plan_partitions"]
 

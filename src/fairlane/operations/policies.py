@@ -13,9 +13,9 @@ from fairlane.policy.division import as_divided, division, sibling, way_to
 from fairlane.policy.overrides import everyone_in, without_place
 from fairlane.policy.partitions import parse_partition, partition_name, whole_of
 from fairlane.policy.policy import Difference, Policy, differences
-from fairlane.store.auditing import AuditEntry
-from fairlane.store.decoding import Declared
+from fairlane.store.audit import AuditEntry
 from fairlane.store.protocol import Store
+from fairlane.store.rows import Declared
 from fairlane.store.stats import Moment
 
 __all__ = [

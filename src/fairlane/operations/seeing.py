@@ -42,8 +42,8 @@ from fairlane.scheduler.explain import forwarded_to_an_engine
 from fairlane.simulation.measures import describe
 from fairlane.stats.gates import Gauge
 from fairlane.stats.keys import Held, Minute
-from fairlane.store.decoding import Declared
 from fairlane.store.protocol import Store
+from fairlane.store.rows import Declared
 from fairlane.store.stats import Looking, Moment
 from fairlane.store.stats_values import QueueFigures, WorkerSeen, serves, service_of
 

@@ -13,8 +13,8 @@ from fairlane.errors import ConfigurationError
 from fairlane.job import JobRecord, State
 from fairlane.parameters import check_fields
 from fairlane.policy.unique import Holder, Readmission
-from fairlane.store.job_rows import record_of, uuid_of
 from fairlane.store.procedures import Performer, Procedure, query
+from fairlane.store.rows import record_of, uuid_of
 
 AT_ONCE = 1_000
 """Jobs that one action handles: it is one transaction, and holds the jobs it changes."""

@@ -21,16 +21,15 @@ from fairlane.scheduler.misrouted import WaitingLane
 from fairlane.scheduler.rebuild import Miscount
 from fairlane.scheduler.settlement import DISPATCHER, Settlement
 from fairlane.scheduler.snapshot import GateRow, Pace, Start
-from fairlane.store.auditing import Note
-from fairlane.store.decoding import Declared
+from fairlane.store.audit import Note
 from fairlane.store.health import Traces
 from fairlane.store.operators import Handled, Listing
 from fairlane.store.queue_time import QueueTime
-from fairlane.store.records import Records
+from fairlane.store.records import Records, Values
+from fairlane.store.rows import Declared
 from fairlane.store.schedules import ScheduleKeeping
 from fairlane.store.stats_sums import StatsKeeper
 from fairlane.store.stats_values import WorkerReport
-from fairlane.store.values import Values
 
 FOLD_AT_MOST = 1_000
 """Arrival bells folded by one claim: activating a lane has a cost, and releases must not wait behind a flood."""

@@ -16,9 +16,9 @@ from fairlane.clock import Instant
 from fairlane.policy.partitions import parse_partition, partition_name
 from fairlane.policy.repartition import LEARNED_AFTER, Phase, in_phase, next_phase, others, phase_of, widths
 from fairlane.scheduler.snapshot import GateRow
-from fairlane.store.auditing import Note
-from fairlane.store.decoding import Declared
+from fairlane.store.audit import Note
 from fairlane.store.protocol import Store
+from fairlane.store.rows import Declared
 from fairlane.store.stats import Moment
 
 PARTITION = "partition"

@@ -11,9 +11,9 @@ import msgspec
 from fairlane.clock import Instant
 from fairlane.job import NewJob, Outcome
 from fairlane.policy.unique import Conflict
-from fairlane.store.auditing import Note, record
-from fairlane.store.job_rows import uuid_of
+from fairlane.store.audit import Note, record
 from fairlane.store.procedures import Performer, Procedure, is_done, query
+from fairlane.store.rows import uuid_of
 
 ORPHANED_AFTER = 180 * 1_000_000
 """Microseconds after which a schedule that no worker has said to have is nobody's."""

@@ -6,7 +6,7 @@ import re
 from functools import cache
 from importlib.resources import files
 
-from fairlane.store.migrate import load_migrations
+from fairlane.store.migrations import load_migrations
 
 _NAME = re.compile(r"^-- name: ([a-z_]+)\s*$", re.MULTILINE)
 

@@ -62,10 +62,9 @@ from fairlane.stats.keys import (
     jobs_held,
 )
 from fairlane.store import stats_rows
-from fairlane.store.decoding import Declared, decode_policy
-from fairlane.store.job_rows import decode_given, decode_key, decode_keys, no_such_queue
 from fairlane.store.operators import JobFilter, JobPage
 from fairlane.store.procedures import Query
+from fairlane.store.rows import Declared, decode_given, decode_key, decode_keys, decode_policy, no_such_queue
 from fairlane.store.stats_rows import KeyPlace, KeySums, decode_lanes, decode_sums
 from fairlane.store.stats_values import (
     COUNTED_AT_MOST,

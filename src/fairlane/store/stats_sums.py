@@ -28,8 +28,8 @@ from fairlane.stats.keys import (
 )
 from fairlane.store import stats_rows
 from fairlane.store.health import Health, Standstill
-from fairlane.store.job_rows import decode_key, decode_keys
 from fairlane.store.procedures import Query
+from fairlane.store.rows import decode_key, decode_keys
 from fairlane.store.stats import Looking, Many, Moment, Rows
 from fairlane.store.stats_rows import LONGEST_KEY, Kept
 from fairlane.store.stats_values import Tallied, key_scope

@@ -14,7 +14,7 @@ from fairlane.policy.keys import gate_id
 from fairlane.policy.partitions import MOVING, Partition, parse_partition, partition_name, whole_of
 from fairlane.policy.repartition import LEARNED_EVERY
 from fairlane.scheduler.rebuild import Miscount
-from fairlane.store.auditing import UPKEEP, Note
+from fairlane.store.audit import UPKEEP, Note
 from fairlane.store.protocol import Pruned, Reaped, Retention, Store
 from fairlane.store.repartition import PARTITION, advance
 from fairlane.store.stats_values import Tallied

@@ -28,7 +28,7 @@ from fairlane.integrations.django.own_connections import OwnThread, with_fresh_c
 from fairlane.integrations.django.settings import Settings, load_settings
 from fairlane.job import new_job_ids
 from fairlane.loop_thread import ask_caller, is_blocking_call
-from fairlane.store.foreign import is_a
+from fairlane.store.caller_transactions import is_a
 from fairlane.store.protocol import Store
 from fairlane.task import Call, Progress, Registry, Task
 from fairlane.worker.options import WorkerOptions

@@ -16,7 +16,7 @@ from django.db import DEFAULT_DB_ALIAS, connections, router
 from fairlane.errors import FairlaneError
 from fairlane.integrations.django.addresses import IN_MEMORY, is_under_test
 from fairlane.integrations.django.project import DjangoApp, project_app
-from fairlane.store.scripting import Schema
+from fairlane.store.scripts import Schema
 from fairlane.store.statements import load_statements
 
 __all__ = ["on_connected", "on_migrated"]

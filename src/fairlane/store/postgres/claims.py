@@ -16,22 +16,18 @@ from uuid import UUID, uuid4
 
 import msgspec
 
-from fairlane.store.boards import PLANS_AT_MOST, Boards, Raced
-from fairlane.store.checkpoints import Checkpoints
-from fairlane.store.job_rows import cancelled_too_fast, no_such_queue
-from fairlane.store.postgres import amending
-from fairlane.store.postgres.carriage import Carriage
-from fairlane.store.postgres.connections import STATEMENTS, Connections, Session, hang_up
-from fairlane.store.postgres.scheduling import Ending, Loaded, QueueHandle, Scheduling
-from fairlane.store.postgres.timing import StoreClock
-from fairlane.store.postgres.together import SLOTS_AT_MOST, Crowding, Holder, Seat, deal
+from fairlane.store.boards import PLANS_AT_MOST, Boards, Checkpoints, Raced
+from fairlane.store.postgres import operators
+from fairlane.store.postgres.claim_lock import Ending, Loaded, QueueHandle, Scheduling
+from fairlane.store.postgres.combined_claims import SLOTS_AT_MOST, Carriage, Crowding, Holder, Seat, deal
+from fairlane.store.postgres.connections import STATEMENTS, Connections, Session, StoreClock, hang_up
 from fairlane.store.postgres.wakeups import PostgresListener, Registration
-from fairlane.store.protocol import Choice, Claimed, WorkerIdentity, paces_of
+from fairlane.store.protocol import Choice, Claimed, Looked, WorkerIdentity, paces_of
+from fairlane.store.rows import cancelled_too_fast, no_such_queue
 
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
-
-__all__ = ["Asked", "Claimer", "Watch", "look"]
+    from fairlane.store.postgres.wakeups import PostgresListener
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -172,7 +168,7 @@ class Claimer:
             await scheduling.begin()
         if loaded.expired:
             # First there is to be a board without them, for everybody; then the claim is planned anew.
-            await amending.expire(scheduling, loaded)
+            await operators.expire(scheduling, loaded)
             await scheduling.connection.execute("commit")
             raise Raced
         want = max(me.asked, min(SLOTS_AT_MOST, sum(holder.asked for holder in holders)))
@@ -369,3 +365,53 @@ class Watch:
                 self._listener.withdrawn(self._queue, self._heard)
         elif self._after is not self._before:
             self._listener.registered(self._queue, self._after)
+
+
+async def look_at(
+    claimer: Claimer, queue: QueueHandle, want: int, worker: WorkerIdentity, listener: PostgresListener
+) -> Looked:
+    """How many jobs could start now, up to `want`."""
+    watch = Watch(queue.id, listener)
+    async with claimer.locked(queue, durable=False) as scheduling:
+        looked = await _look(scheduling, want, worker, watch)
+    watch.committed()
+    return looked
+
+
+async def stop_looking(
+    claimer: Claimer, queue: QueueHandle, worker: WorkerIdentity, listener: PostgresListener
+) -> Looked:
+    """Withdraw the listener, and let another have its wake-up."""
+    watch = Watch(queue.id, listener)
+    async with claimer.locked(queue, durable=False) as scheduling:
+        connection = scheduling.connection
+        watch.ending(worker.id, is_filled=True)
+        await connection.execute(STATEMENTS["withdraw_waiter"], queue.id, worker.id)
+        await connection.execute(STATEMENTS["nudge"], queue.id, 1, worker.id)
+    watch.committed()
+    return Looked(0, 0, None, look_again=False)
+
+
+async def _look(scheduling: Scheduling, want: int, worker: WorkerIdentity, watch: Watch) -> Looked:
+    connection = scheduling.connection
+    await look(connection, [watch])
+    await connection.execute(STATEMENTS["begin_look"])
+    loaded = await scheduling.see_to(await scheduling.load(want), want)
+    plan = await scheduling.plan(loaded, want, listens=True)
+    is_filled = len(plan.starts) >= want
+    alarm = None if is_filled else loaded.board.next_alarm()
+    ending = watch.ending(worker.id, is_filled=is_filled)
+    if plan.starts:
+        # Nothing of it is written: the board in memory is forgotten too.
+        await connection.execute(STATEMENTS["undo_look"])
+        if ending.ear is not None:
+            await connection.execute(STATEMENTS["register_waiter"], scheduling.queue.id, worker.id, ending.ear)
+        elif ending.waiter is not None:
+            await connection.execute(STATEMENTS["withdraw_waiter"], scheduling.queue.id, worker.id)
+    else:
+        # As a claim that starts nothing: what is shut is parked, and rings when it opens.
+        await scheduling.write(loaded, plan, (), ending)
+    dues = () if is_filled else (alarm, loaded.opened.due, scheduling.lease_due)
+    is_partial = not is_filled and (plan.more or not loaded.all_folded)
+    due = min((each for each in dues if each is not None), default=None)
+    return Looked(len(plan.starts), loaded.now, due, watch.looks_again or is_partial)

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from struct import Struct
+from typing import Any
 from uuid import UUID
 
 import asyncpg
+from msgspec.structs import replace
 
 from fairlane.clock import Instant
 from fairlane.errors import DuplicateJob, InvalidJob
-from fairlane.job import NewJob, State
-from fairlane.policy.unique import Conflict
-from fairlane.store.job_rows import no_such_job
-from fairlane.store.job_rows import record_of as record_of
-from fairlane.store.postgres import copying, rows, uniques
-from fairlane.store.postgres.borrowing import OwnJson
-from fairlane.store.postgres.connections import STATEMENTS, Connection
+from fairlane.job import NewJob, State, Until
+from fairlane.policy.keys import KEYS_REMEMBERED
+from fairlane.policy.unique import Admission, Conflict, Ended, Holder, OnReplayConflict, Readmission, admit, readmit
+from fairlane.store.postgres import rows
+from fairlane.store.postgres.caller_transactions import OwnJson
+from fairlane.store.postgres.connections import STATEMENTS, Connection, Connections, StoreClock
+from fairlane.store.rows import no_such_job
+from fairlane.store.rows import record_of as record_of
 
 AT_ONCE = 5_000
 """Jobs that one statement stores; more of them go in several, in one transaction."""
@@ -46,7 +53,7 @@ async def insert(
         tell(len(jobs))
         return {}
     async with contextlib.nullcontext() if is_callers else connection.transaction():
-        admission = await uniques.admitted(connection, jobs, now)
+        admission = await admitted(connection, jobs, now)
         stored = admission.stored
         if admission.own and not is_repeated:
             raise DuplicateJob(min(admission.own))
@@ -57,7 +64,7 @@ async def insert(
             _, found = await cancel(connection, old, now, only_waiting=True, reason=f"replaced by job {new}")
             if found is not State.CANCELLED:
                 del admission.conflicts[new]  # it has started since we looked, and goes on beside the new one
-        await uniques.take(connection, admission)
+        await take(connection, admission)
         for first in range(0, len(stored), AT_ONCE):
             some = stored[first : first + AT_ONCE]
             # They are enqueued at the instant at which their keys were decided on: windows are counted from it.
@@ -89,7 +96,7 @@ async def _store(
             await connection.execute(STATEMENTS["store_job"], now, is_callers, *_columns(job, queues), *beside)
         elif isinstance(connection, OwnJson) or _are_copied(jobs):
             async with contextlib.nullcontext() if connection.is_in_transaction() else connection.transaction():
-                await copying.copy_in(connection, jobs, queues, now, is_callers=is_callers)
+                await copy_in(connection, jobs, queues, now, is_callers=is_callers)
         else:
             columns = [_columns(job, queues) for job in jobs]
             several = ([job.on_dead for job in jobs], [_given(job) for job in jobs], [job.context for job in jobs])
@@ -148,3 +155,401 @@ async def cancel(
     if row is None:
         raise no_such_job(job)
     return State(row["was"]), State(row["state"])
+
+
+async def admitted(connection: Connection, jobs: Sequence[NewJob], now: Instant | None) -> Admission:
+    """What may be stored of these jobs. Their keys stay locked until the transaction ends."""
+    if keys := _keys(jobs):
+        await connection.execute(STATEMENTS["lock_uniques"], keys)
+    return await foreseen(connection, jobs, now)
+
+
+async def foreseen(connection: Connection, jobs: Sequence[NewJob], now: Instant | None) -> Admission:
+    """The same as things stand, without taking anything."""
+    keys = _keys(jobs)
+    found = await connection.fetch(STATEMENTS["select_holders"], keys, now) if keys else []
+    holders = {row["id"]: _holder(row) for row in found if row["job"] is not None}
+    return admit(jobs, holders, found[0]["now"] if found else now or 0)
+
+
+async def take(connection: Connection, admission: Admission) -> None:
+    """Write down who has the keys now."""
+    taken = [(key, job) for key, job in admission.taken.items() if job.unique is not None]
+    if not taken:
+        return
+    await connection.execute(
+        STATEMENTS["take_uniques"],
+        [key for key, _ in taken],
+        [job.id for _, job in taken],
+        [job.unique.digest for _, job in taken if job.unique],
+        [job.unique.until for _, job in taken if job.unique],
+        [job.unique.expires_at(admission.now) for _, job in taken if job.unique],
+        True,
+    )
+
+
+async def readmitted(
+    connection: Connection,
+    jobs: Sequence[UUID],
+    now: Instant | None,
+    on_conflict: OnReplayConflict,
+    earlier: Mapping[bytes, Holder],
+    *,
+    takes: bool = True,
+) -> Readmission:
+    """Which of these jobs may come back, as far as their unique keys are concerned.
+
+    If they are to come back (`takes`), the keys stay locked until the transaction ends.
+    """
+    rows = await connection.fetch(STATEMENTS["select_unique_jobs"], jobs)
+    if not rows:
+        return Readmission({}, {}, {}, {})
+    keys = sorted({row["key"] for row in rows})
+    if takes:
+        await connection.execute(STATEMENTS["lock_uniques"], keys)
+        # What they are by now: whoever had the lock may have put some of them back.
+        rows = await connection.fetch(STATEMENTS["select_unique_jobs"], jobs)
+    found = await connection.fetch(STATEMENTS["select_holders"], keys, now)
+    holders = {row["id"]: _holder(row) for row in found if row["job"] is not None}
+    ended = [Ended(row["job"], row["key"], Until(row["until"]), row["digest"]) for row in rows]
+    return readmit(ended, holders, found[0]["now"], on_conflict, earlier)
+
+
+async def take_back(connection: Connection, readmission: Readmission) -> None:
+    """Write down that jobs which are put back have their keys again."""
+    taken = readmission.taken
+    await connection.execute(
+        STATEMENTS["take_uniques"],
+        list(taken),
+        [each.job for each in taken.values()],
+        [each.digest for each in taken.values()],
+        [each.until for each in taken.values()],
+        [None] * len(taken),
+        False,
+    )
+
+
+def _keys(jobs: Sequence[NewJob]) -> list[bytes]:
+    return sorted({job.unique.id for job in jobs if job.unique is not None})
+
+
+def _holder(row: Any) -> Holder:
+    state = None if row["state"] is None else State(row["state"])
+    return Holder(row["job"], row["digest"], Until(row["until"]), row["expires_at"], state, row["has_started"])
+
+
+COLUMNS = (
+    "id",
+    "position",
+    "given_by",
+    "payload",
+    "enqueued_at",
+    "ready_at",
+    "state",
+    "due_at",
+    "on_dead",
+    "given",
+    "context",
+    "queue_id",
+    "priority",
+    "max_attempts",
+    "lane",
+    "task",
+    "keys",
+    "lane_keys",
+)
+HEADER = b"PGCOPY\n\xff\r\n\x00" + bytes(8)
+TRAILER = b"\xff\xff"
+NULL = b"\xff\xff\xff\xff"
+JSONB = b"\x01"
+"""The version of the form in which the server takes `jsonb`: its text."""
+READY, SCHEDULED = int(State.READY), int(State.SCHEDULED)
+ROWS_AT_ONCE = 250
+BYTES_AT_ONCE = 1 << 18
+"""Rows, and bytes of payload, that are sent in one piece."""
+
+_start_of_row = Struct(">hi16siqii").pack
+_start_of_giving_row = Struct(">hi16siqiqi").pack
+_int16 = Struct(">ih").pack
+_int32 = Struct(">ii").pack
+_int64 = Struct(">iq").pack
+_length = Struct(">i").pack
+
+
+class _Bell:
+    """Jobs of a batch that are of one lane, and either ready or, where they bring numbers along, due later."""
+
+    __slots__ = ("count", "first", "given", "given_place", "job")
+
+    def __init__(self, job: NewJob, first: int) -> None:
+        self.job = job
+        self.first = first
+        """The place of the first of them in the batch, counted from 1."""
+        self.count = 0
+        self.given: dict[str, float] | None = None
+        """The numbers that the last of them brings along."""
+        self.given_place: int | None = None
+
+
+class _Kind:
+    """Jobs of a batch that differ in their ids and payloads only."""
+
+    __slots__ = ("bell", "is_ready", "job", "rest")
+
+    def __init__(self, job: NewJob, bell: _Bell | None, *, is_ready: bool) -> None:
+        self.job = job
+        self.bell = bell
+        """None: they are due later, and bring no numbers."""
+        self.is_ready = is_ready
+        self.rest = b""
+        """What follows the payload in their rows."""
+
+
+async def copy_in(
+    connection: Connection, jobs: Sequence[NewJob], queues: Mapping[str, int], now: Instant | None, *, is_callers: bool
+) -> None:
+    """Store jobs, ring their lanes' bells and wake whoever waits for them, inside a transaction."""
+    if any(job.run_at is not None for job in jobs):
+        # Whether they are ready is to be known before bells are rung for them. A time of day goes by the wall clock.
+        found = await connection.fetchrow(STATEMENTS["select_time"], now)
+        assert found is not None
+        now = found["now"]
+        jobs = [job if job.run_at is None else replace(job, run_at=job.run_at + found["ahead"]) for job in jobs]
+    kinds = _kinds_of(jobs, now)
+    distinct = list(dict.fromkeys(kinds))
+    told = await connection.fetchrow(STATEMENTS["ring"], now, is_callers, len(jobs), *_rung(distinct, queues))
+    assert told is not None
+    for kind in distinct:
+        kind.rest = _rest_of_row(kind.job, queues[kind.job.queue], told["now"], is_ready=kind.is_ready)
+    stream = _stream(jobs, told["positions"], kinds)
+    await connection.copy_to_table("jobs", schema_name="fairlane", columns=COLUMNS, source=stream, format="binary")
+
+
+def _kinds_of(jobs: Sequence[NewJob], now: Instant | None) -> list[_Kind]:
+    """The kind of each job. On the way, every bell counts the jobs that it is rung for."""
+    kinds: dict[tuple[Any, ...], _Kind] = {}
+    bells: dict[tuple[bytes, bool], _Bell] = {}
+    found = []
+    for place, job in enumerate(jobs, start=1):
+        # A lane says which queue, which priority and which keys tell it apart.
+        alike = (
+            job.lane,
+            job.task,
+            job.max_attempts,
+            job.delay,
+            job.run_at,
+            job.on_dead,
+            None if job.given is None else tuple(job.given.items()),
+            job.context,
+            *job.keys.items(),
+        )
+        kind = kinds.get(alike)
+        if kind is None:
+            bell, is_ready = None, _is_ready(job, now)
+            if is_ready or job.given is not None:
+                which = job.lane, is_ready
+                bell = bells.get(which) or bells.setdefault(which, _Bell(job, place))
+            kind = kinds[alike] = _Kind(job, bell, is_ready=is_ready)
+        if kind.bell is not None:
+            kind.bell.count += kind.is_ready
+            if job.given is not None:
+                kind.bell.given, kind.bell.given_place = job.given, place
+        found.append(kind)
+    return found
+
+
+def _is_ready(job: NewJob, now: Instant | None) -> bool:
+    if job.run_at is not None:
+        return now is not None and job.run_at <= now
+    return job.delay is None or job.delay <= 0
+
+
+def _rung(kinds: Sequence[_Kind], queues: Mapping[str, int]) -> list[list[Any]]:
+    """The bells, and how many waiters of each queue are wanted, as `ring` takes them."""
+    bells = list(dict.fromkeys(kind.bell for kind in kinds if kind.bell is not None))
+    wanted: dict[int, int] = {queues[kind.job.queue]: 1 for kind in kinds if not kind.is_ready}
+    for bell in bells:
+        queue = queues[bell.job.queue]
+        wanted[queue] = wanted.get(queue, 0) + bell.count
+    return [
+        [queues[bell.job.queue] for bell in bells],
+        [bell.job.lane for bell in bells],
+        [bell.job.priority for bell in bells],
+        [rows.encode(bell.job.lane_keys) for bell in bells],
+        [bell.count for bell in bells],
+        [bell.first for bell in bells],
+        [None if bell.given is None else rows.encode(bell.given) for bell in bells],
+        list(wanted),
+        list(wanted.values()),
+        [bell.given_place for bell in bells],
+    ]
+
+
+def _rest_of_row(job: NewJob, queue: int, now: Instant, *, is_ready: bool) -> bytes:
+    """All that follows the payload."""
+    due_at = job.run_at if job.run_at is not None else now + (job.delay or 0)
+    return b"".join(
+        (
+            _int64(8, now),
+            _int64(8, now),
+            _int16(2, READY if is_ready else SCHEDULED),
+            NULL if is_ready else _int64(8, due_at),
+            _bytes(job.on_dead),
+            _text(None if job.given is None else rows.encode(job.given)),
+            _text(job.context),
+            _int32(4, queue),
+            _int16(2, job.priority),
+            _int32(4, job.max_attempts),
+            _lane_of_row(job.lane, job.task, tuple(job.lane_keys.items()), *job.keys.items()),
+        )
+    )
+
+
+@lru_cache(maxsize=KEYS_REMEMBERED)
+def _lane_of_row(
+    lane: bytes, task: str, lane_keys: tuple[tuple[str, str | None], ...], *keys: tuple[str, str | None]
+) -> bytes:
+    told = dict(lane_keys)
+    is_usual = told == {**dict(keys), "task": task}
+    told_apart = None if is_usual else JSONB + rows.encode(told).encode()
+    return _bytes(lane) + _text(task) + _bytes(JSONB + rows.encode(dict(keys)).encode()) + _bytes(told_apart)
+
+
+def _bytes(value: bytes | None) -> bytes:
+    return NULL if value is None else _length(len(value)) + value
+
+
+def _text(value: str | None) -> bytes:
+    return NULL if value is None else _bytes(value.encode())
+
+
+async def _stream(jobs: Sequence[NewJob], positions: Sequence[int], kinds: Sequence[_Kind]) -> AsyncIterator[bytes]:
+    yield HEADER
+    for piece in _rows_of(jobs, positions, kinds):
+        yield piece
+        await asyncio.sleep(0)
+    yield TRAILER
+
+
+def _rows_of(jobs: Sequence[NewJob], positions: Sequence[int], kinds: Sequence[_Kind]) -> Iterator[bytes]:
+    """The rows in pieces: while the server stores one, the next is written, and others get a turn."""
+    columns, size = len(COLUMNS), 0
+    written: list[bytes] = []
+    for job, position, kind in zip(jobs, positions, kinds, strict=True):
+        payload = job.payload
+        if job.given is None:
+            start = _start_of_row(columns, 16, job.id.bytes, 8, position, -1, len(payload))
+        else:
+            start = _start_of_giving_row(columns, 16, job.id.bytes, 8, position, 8, position, len(payload))
+        written += (start, payload, kind.rest)
+        size += len(payload)
+        if size >= BYTES_AT_ONCE or len(written) >= 3 * ROWS_AT_ONCE:
+            yield b"".join(written)
+            written, size = [], 0
+    if written:
+        yield b"".join(written)
+
+
+STATEMENTS_AT_ONCE = 2
+"""While the server carries out one, the next is made."""
+JOBS_AT_ONCE = 200
+GATHERED_BYTES = 1 << 20
+
+Waiter = asyncio.Future[None]
+
+
+class Gathering:
+    """Where jobs meet on their way to the server."""
+
+    def __init__(self, connections: Connections, clock: StoreClock, queues: Mapping[str, int]) -> None:
+        self._connections = connections
+        self._clock = clock
+        self._queues = queues
+        self._waiting: deque[tuple[NewJob, Waiter]] = deque()
+        self._under_way = 0
+        self._is_starting = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def store(self, job: NewJob) -> None:
+        """Store a job of a queue whose number is known; it is durable when this returns."""
+        waiter: Waiter = asyncio.get_running_loop().create_future()
+        self._waiting.append((job, waiter))
+        if not self._is_starting and self._under_way < STATEMENTS_AT_ONCE:
+            # It begins once everybody has run who is about to: those who are told together come back together.
+            self._is_starting = True
+            self._under_way += 1
+            started = asyncio.create_task(self._run())
+            self._tasks.add(started)
+            started.add_done_callback(self._tasks.discard)
+        await waiter
+
+    async def _run(self) -> None:
+        self._is_starting = False
+        together: list[tuple[NewJob, Waiter]] = []
+        try:
+            while together := self._take():
+                await self._write(together)
+        finally:
+            self._under_way -= 1
+            for _, waiter in together:
+                waiter.cancel()  # we were cancelled, and they will hear nothing
+
+    def _take(self) -> list[tuple[NewJob, Waiter]]:
+        """Those who wait, as many as one statement may hold."""
+        taken: list[tuple[NewJob, Waiter]] = []
+        size = 0
+        while self._waiting and len(taken) < JOBS_AT_ONCE and size < GATHERED_BYTES:
+            job, waiter = self._waiting.popleft()
+            if not waiter.done():  # else its producer was cancelled meanwhile
+                taken.append((job, waiter))
+                size += len(job.payload)
+        return taken
+
+    async def _write(self, together: Sequence[tuple[NewJob, Waiter]]) -> None:
+        """Store these jobs, in one transaction if nothing speaks against any of them, and tell their producers."""
+        was_tried = False
+
+        async def attempt(connection: Connection, is_repeated: bool) -> None:
+            nonlocal was_tried
+            was_tried = is_repeated
+            await self._insert(connection, [job for job, _ in together], is_repeated=is_repeated)
+
+        try:
+            await self._connections.again(attempt)
+        except (DuplicateJob, InvalidJob) as error:
+            if len(together) == 1:
+                _tell(together[0][1], error)
+                return
+            # The fault of one of them. Whether an earlier try of all has committed, each can tell for itself.
+            for job, waiter in together:
+                await self._write_alone(job, waiter, was_tried=was_tried)
+        except Exception as error:
+            for _, waiter in together:
+                _tell(waiter, error)
+        else:
+            for _, waiter in together:
+                _tell(waiter)
+
+    async def _write_alone(self, job: NewJob, waiter: Waiter, *, was_tried: bool) -> None:
+        async def attempt(connection: Connection, is_repeated: bool) -> None:
+            await self._insert(connection, [job], is_repeated=was_tried or is_repeated)
+
+        try:
+            await self._connections.again(attempt)
+        except Exception as error:
+            _tell(waiter, error)
+        else:
+            _tell(waiter)
+
+    async def _insert(self, connection: Connection, batch: Sequence[NewJob], *, is_repeated: bool) -> None:
+        now = self._clock.parameter()
+        await insert(connection, batch, self._queues, now, is_callers=False, is_repeated=is_repeated)
+
+
+def _tell(waiter: Waiter, error: Exception | None = None) -> None:
+    if waiter.done():
+        return  # cancelled; its job is stored all the same, or not
+    if error is None:
+        waiter.set_result(None)
+    else:
+        waiter.set_exception(error)

@@ -21,9 +21,9 @@ from uuid import UUID, uuid4
 
 from fairlane.errors import StoreUnavailable
 from fairlane.job import JobRecord
-from fairlane.store.awaiting import Awaited, see_end
 from fairlane.store.postgres.connections import STATEMENTS, Connection, Connections, Session, hang_up
 from fairlane.store.postgres.wakeups import FIRST_PAUSE, LONGEST_PAUSE, PULSE_EVERY, Registration, has_pulse
+from fairlane.store.results import Awaited, see_end
 
 log = logging.getLogger("fairlane.store.postgres")
 

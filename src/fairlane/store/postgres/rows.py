@@ -13,7 +13,7 @@ from fairlane.job import Claim
 from fairlane.scheduler.journal import Mark
 from fairlane.scheduler.resident import Ask, Found
 from fairlane.scheduler.snapshot import Arrival, FlowRow, GateRow, Head, LaneRow, QueueRow, Release
-from fairlane.store.job_rows import decode_given, decode_key, decode_keys
+from fairlane.store.rows import decode_given, decode_key, decode_keys
 
 __all__ = [
     "Opened",

@@ -23,35 +23,20 @@ from fairlane.scheduler.misrouted import WaitingLane
 from fairlane.scheduler.rebuild import Miscount, refuse_to_strand
 from fairlane.scheduler.settlement import Settlement
 from fairlane.scheduler.snapshot import GateRow
-from fairlane.store import auditing, schedules
-from fairlane.store.auditing import Note
-from fairlane.store.awaiting import forever
-from fairlane.store.decoding import Declared
+from fairlane.store import audit, schedules
+from fairlane.store.audit import Note
 from fairlane.store.health import Traces
-from fairlane.store.job_rows import decode_keys
 from fairlane.store.operators import CANCEL, Handled, Listing
-from fairlane.store.postgres import (
-    amending,
-    census,
-    claims,
-    examining,
-    jobs,
-    operators,
-    partitions,
-    policies,
-    uniques,
-    upkeep,
-)
-from fairlane.store.postgres.borrowing import OwnJson, borrowed, check_types, reads_own_json, speaking
+from fairlane.store.postgres import claims, jobs, operators, policies, reads, upkeep
+from fairlane.store.postgres.caller_transactions import OwnJson, borrowed, check_types, reads_own_json, speaking
+from fairlane.store.postgres.claim_lock import Scheduling
 from fairlane.store.postgres.claims import Asked, Claimer
-from fairlane.store.postgres.connections import STATEMENTS, Connection, Connections, hang_up, perform
-from fairlane.store.postgres.gathering import Gathering
+from fairlane.store.postgres.connections import STATEMENTS, Connection, Connections, StoreClock, hang_up, perform
+from fairlane.store.postgres.jobs import Gathering
+from fairlane.store.postgres.reads import Stats
 from fairlane.store.postgres.results import ResultListener
 from fairlane.store.postgres.rows import claim_of, storable
-from fairlane.store.postgres.scheduling import Scheduling
-from fairlane.store.postgres.settling import Settler, claims_beside
-from fairlane.store.postgres.stats import Stats
-from fairlane.store.postgres.timing import StoreClock
+from fairlane.store.postgres.settlements import Settler, claims_beside
 from fairlane.store.postgres.wakeups import PostgresListener
 from fairlane.store.procedures import Procedure, query
 from fairlane.store.protocol import (
@@ -72,10 +57,11 @@ from fairlane.store.protocol import (
     WorkerIdentity,
 )
 from fairlane.store.queue_time import QueueTime
-from fairlane.store.records import Records
+from fairlane.store.records import Records, Values
+from fairlane.store.results import forever
+from fairlane.store.rows import Declared, decode_keys
 from fairlane.store.schedules import Fired, ScheduleKeeping, ScheduleRow
-from fairlane.store.scripting import Schema
-from fairlane.store.values import Values
+from fairlane.store.scripts import Schema
 
 T = TypeVar("T")
 SCHEMA = Schema.of("postgresql")
@@ -181,13 +167,13 @@ class PostgresStore(Stats, Records, Values, ScheduleKeeping, Listing):
     async def rehome(self, queue: str, limit: int = 1_000) -> Rehomed:
         handle = await self._claimer.queue(queue)
         async with self._claimer.locked(handle, durable=True) as scheduling:
-            return await partitions.rehome(scheduling, self._queue_number, limit)
+            return await policies.rehome(scheduling, self._queue_number, limit)
 
     async def lanes(self, queue: str, *, keeps: bool = False) -> list[WaitingLane]:
         handle = await self._claimer.queue(queue)
         async with self._claimer.locked(handle, durable=False, keeps=keeps) as scheduling:
             await scheduling.checkpoint(await scheduling.fold_all())
-            used, later = await partitions.select_lanes(scheduling.connection, handle.id)
+            used, later = await policies.select_lanes(scheduling.connection, handle.id)
         return used + later
 
     async def gates_of_strays(self, queue: str, was: int) -> list[tuple[str, GateRow]]:
@@ -196,18 +182,18 @@ class PostgresStore(Stats, Records, Values, ScheduleKeeping, Listing):
         assert found is not None
         async with self._claimer.locked(handle, durable=False) as scheduling:
             await scheduling.checkpoint(await scheduling.load(0))
-            return await partitions.select_gates_of_strays(scheduling.connection, handle.id, found.policy, was)
+            return await policies.select_gates_of_strays(scheduling.connection, handle.id, found.policy, was)
 
     async def amend(
         self, queues: Sequence[str], put: Sequence[Override], remove: Sequence[str], note: Note
     ) -> list[Amendment]:
         handles = [await self._claimer.queue(queue) for queue in queues]
         async with self._claimer.locked_together(handles) as schedulings:
-            return await amending.apply(schedulings, put, remove, note)
+            return await operators.apply(schedulings, put, remove, note)
 
     async def check_waiting(self, policy: Policy) -> None:
         handle = await self._claimer.queue(policy.queue)
-        refuse_to_strand(policy, await self._ask(lambda connection: examining.waiting_lanes(connection, handle)))
+        refuse_to_strand(policy, await self._ask(lambda connection: reads.waiting_lanes(connection, handle)))
 
     async def policy(self, queue: str) -> Declared | None:
         return await self._ask(lambda connection: policies.in_force(connection, queue))
@@ -271,7 +257,7 @@ class PostgresStore(Stats, Records, Values, ScheduleKeeping, Listing):
 
     async def foresee(self, new: Sequence[NewJob]) -> dict[UUID, Conflict]:
         now = self._clock.parameter()
-        return (await self._ask(lambda connection: uniques.foreseen(connection, new, now))).conflicts
+        return (await self._ask(lambda connection: jobs.foreseen(connection, new, now))).conflicts
 
     async def claim(
         self,
@@ -393,21 +379,21 @@ class PostgresStore(Stats, Records, Values, ScheduleKeeping, Listing):
                 assert found is not None
                 scheduling = Scheduling(connection, handle, self._clock.parameter())
                 reached = self._counted.get(queue, (b"", b""))
-                counted, self._counted[queue] = await census.count(scheduling, found.policy, reached, limit)
+                counted, self._counted[queue] = await upkeep.count(scheduling, found.policy, reached, limit)
                 return counted
 
         return await self._ask(look)
 
     async def recount(self, queue: str) -> list[Miscount]:
         async with self._claimer.locked(await self._claimer.queue(queue), durable=True) as scheduling:
-            return await census.recount(scheduling)
+            return await upkeep.recount(scheduling)
 
     async def cancel(self, job: UUID, note: Note | None = None) -> State:
         async def attempt(connection: Connection, _: bool) -> State:
             now = self._clock.parameter()
             async with connection.transaction():
                 was, state = await jobs.cancel(connection, job, now)
-                await perform(connection, auditing.record_jobs(note, now, CANCEL.handled([job], {job: was})))
+                await perform(connection, audit.record_jobs(note, now, CANCEL.handled([job], {job: was})))
             return state
 
         return await self._connections.again(attempt)
@@ -560,7 +546,7 @@ class PostgresStore(Stats, Records, Values, ScheduleKeeping, Listing):
         return await self._handle(lambda connection, now: operators.retry_now(connection, jobs, now), note)
 
     async def force(self, jobs: Sequence[UUID], note: Note) -> list[Handled]:
-        return await self._handle(lambda connection, now: amending.force(connection, jobs, now), note)
+        return await self._handle(lambda connection, now: operators.force(connection, jobs, now), note)
 
     async def _handle(
         self, action: Callable[[Connection, Instant | None], Awaitable[list[Handled]]], note: Note | None
@@ -571,7 +557,7 @@ class PostgresStore(Stats, Records, Values, ScheduleKeeping, Listing):
             now = self._clock.parameter()
             async with connection.transaction():
                 handled = await action(connection, now)
-                await perform(connection, auditing.record_jobs(note, now, handled))
+                await perform(connection, audit.record_jobs(note, now, handled))
             return handled
 
         return await self._connections.again(attempt)

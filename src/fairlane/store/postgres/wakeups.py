@@ -22,8 +22,7 @@ from typing import Any
 
 from fairlane.clock import Instant
 from fairlane.errors import StoreUnavailable
-from fairlane.store.postgres.connections import STATEMENTS, Connection, Connections, Session, hang_up
-from fairlane.store.postgres.timing import StoreClock
+from fairlane.store.postgres.connections import STATEMENTS, Connection, Connections, Session, StoreClock, hang_up
 from fairlane.store.protocol import WorkerIdentity
 
 log = logging.getLogger("fairlane.store.postgres")

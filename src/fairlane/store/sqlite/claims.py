@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 import msgspec
 
 from fairlane.clock import Instant
-from fairlane.job import SUSPECT_FROM
+from fairlane.job import SUSPECT_FROM, Claim
 from fairlane.policy.backlog import Backlog
 from fairlane.policy.overrides import Overrides
 from fairlane.policy.policy import Policy
@@ -17,11 +17,20 @@ from fairlane.scheduler.journal import FORMAT, Delta, Mark, Removed, decode_delt
 from fairlane.scheduler.misrouted import imported, shared_tokens, tokens_of_its_own, tokens_to_share
 from fairlane.scheduler.rebuild import HeldLane, corrected, rebuild, refuse_to_strand
 from fairlane.scheduler.resident import Ask, Events, Found, ResidentBoard
-from fairlane.scheduler.snapshot import Arrival, Forced, GateRow, Head, KeptPlaces, Plan, QueueRow, Release, Snapshot
+from fairlane.scheduler.snapshot import (
+    Arrival,
+    Forced,
+    GateRow,
+    Head,
+    KeptPlaces,
+    Plan,
+    QueueRow,
+    Release,
+    Snapshot,
+    Start,
+)
 from fairlane.stats.claims import encode_tally
-from fairlane.store.boards import MOST_WHOLE
-from fairlane.store.decoding import decode_limit, decode_overrides
-from fairlane.store.job_rows import journal_too_new
+from fairlane.store.boards import MOST_WHOLE, Raced
 from fairlane.store.protocol import (
     FOLD_AT_MOST,
     LANES_PER_SCANNED_FLOW,
@@ -32,34 +41,9 @@ from fairlane.store.protocol import (
     WorkerIdentity,
     paces_of,
 )
-from fairlane.store.sqlite import rows, sharing
+from fairlane.store.rows import decode_limit, decode_overrides, journal_too_new
+from fairlane.store.sqlite import rows, shared_limits
 from fairlane.store.sqlite.database import Transaction
-from fairlane.store.sqlite.starting import start
-
-__all__ = [
-    "QueueInForce",
-    "answer",
-    "board_of",
-    "check_waiting",
-    "checkpoint",
-    "claim",
-    "fold_all",
-    "forced_jobs",
-    "found",
-    "heads_of",
-    "kept_places",
-    "load_queue",
-    "look",
-    "note_removed",
-    "peek",
-    "put_gates",
-    "queue_number",
-    "remake",
-    "replace_policy",
-    "select_overrides",
-    "tail_of",
-    "to_tables",
-]
 
 T = TypeVar("T")
 
@@ -102,7 +86,7 @@ def load_queue(tx: Transaction, name: str) -> QueueInForce | None:
 
 def _resolved(tx: Transaction, policy: Policy, queue: int, key: str) -> Policy:
     """The policy with its shared limits as they are in force."""
-    documents = sharing.limits_in_force(tx, queue)
+    documents = shared_limits.limits_in_force(tx, queue)
     key = "/".join([key, *documents.values()])
     if key not in _policies:
         in_force = {name: decode_limit(text) for name, text in documents.items()}
@@ -197,7 +181,7 @@ def answer(tx: Transaction, queue: QueueInForce, asking: Generator[Ask, Found, T
 
 def found(tx: Transaction, queue: int, ask: Ask) -> Found:
     """What the tables hold of it."""
-    heads, shared = heads_of(tx, ask.heads), sharing.select_gates(tx, ask.shared)
+    heads, shared = heads_of(tx, ask.heads), shared_limits.select_gates(tx, ask.shared)
     if not ask.is_of_board:
         return Found(heads=heads, shared=shared)
     known_flows, known_lanes, known_gates = map(frozenset, ask.but_not)
@@ -316,7 +300,7 @@ def claim(
     claimed = Claimed(claims, lease, due, more, False, plan.queue.vtime, bool(queue.policy.limits), folded)
     opens_by_ends = queue.policy.opens_by_ends
     claimed = msgspec.structs.replace(claimed, at=now, paces=paces, terms=queue.policy, opens_by_ends=opens_by_ends)
-    return claimed, sharing.rung(tx, plan)
+    return claimed, shared_limits.rung(tx, plan)
 
 
 def look(tx: Transaction, queue: QueueInForce, want: int, *, now: Instant) -> tuple[Looked, dict[int, int]]:
@@ -334,7 +318,7 @@ def look(tx: Transaction, queue: QueueInForce, want: int, *, now: Instant) -> tu
     else:
         # As a claim that starts nothing: what is shut is parked, and rings when it opens.
         _write(tx, queue, plan, bells, now)
-        rung = sharing.rung(tx, plan)
+        rung = shared_limits.rung(tx, plan)
     is_partial = not is_filled and (plan.more or not bells.are_all)
     return Looked(len(plan.starts), now, due, is_partial), rung
 
@@ -378,12 +362,12 @@ def replace_policy(
     gates = [rows.gate(row) for row in tx.all("select_all_gates", queue.id)]
     tokens = tokens_to_share(queue.policy, policy, gates)
     for name, bound in shared_tokens(queue.policy, policy).items():
-        coming = [*coming, *tokens_of_its_own(policy.queue, name, sharing.gates_of(tx, bound))]
+        coming = [*coming, *tokens_of_its_own(policy.queue, name, shared_limits.gates_of(tx, bound))]
     _remake(tx, queue, in_force, now, accept_missing_keys=accept_missing_keys, coming=coming)
     tx.run("update_policy", policy.encoded, policy.digest, now, queue.id)
-    sharing.put_in_force(tx, queue.id, policy, now)
-    sharing.count_running(tx, queue.id, policy)
-    sharing.put_tokens(tx, policy, tokens)
+    shared_limits.put_in_force(tx, queue.id, policy, now)
+    shared_limits.count_running(tx, queue.id, policy)
+    shared_limits.put_tokens(tx, policy, tokens)
 
 
 def check_waiting(tx: Transaction, queue: QueueInForce, policy: Policy) -> None:
@@ -526,7 +510,7 @@ def _plan(
     board.mark = None
     events = _events(queue, now, bells, forced)
     if queue.policy.shared_limits:
-        events = sharing.fold_into(tx, queue.id, events)
+        events = shared_limits.fold_into(tx, queue.id, events)
     return answer(tx, queue, board.claim(events, want, lag=lag, listens=listens, ahead=ahead))
 
 
@@ -538,7 +522,7 @@ def peek(
         queue = msgspec.structs.replace(queue, policy=queue.policy.without(expired))
     board = tail_of(tx, queue)
     events = _events(queue, now, _read_bells(tx, queue), forced_jobs(tx, queue.id, want))
-    return board, answer(tx, queue, board.snapshot(sharing.look_into(tx, queue.id, events), want, lanes))
+    return board, answer(tx, queue, board.snapshot(shared_limits.look_into(tx, queue.id, events), want, lanes))
 
 
 def _write(tx: Transaction, queue: QueueInForce, plan: Plan, bells: _Bells, now: Instant) -> None:
@@ -554,7 +538,7 @@ def _write(tx: Transaction, queue: QueueInForce, plan: Plan, bells: _Bells, now:
     if backlogs := [gate.row() for gate in plan.gates if isinstance(gate.bound.limit, Backlog)]:
         put_gates(tx, queue.id, backlogs, now)  # producers read them
     if plan.shared or plan.rings:
-        sharing.write(tx, queue.policy, plan)
+        shared_limits.write(tx, queue.policy, plan)
 
 
 def _note(
@@ -571,3 +555,29 @@ def _note(
     tx.run("note_change", *numbers, *moves, mark.seq, mark.token.bytes, queue)
     tx.run("insert_delta", queue, mark.seq, mark.token.bytes, delta, told)
     tx.boards.noted(queue, len(delta))
+
+
+MOST_KINDS = 4
+"""Kinds of starts, by what they are charged, that are written by a statement each: more are written together."""
+
+
+def start(tx: Transaction, queue: str, starts: list[Start], lease: UUID, worker: WorkerIdentity) -> list[Claim]:
+    """Hand jobs to a worker, in the order of the plan; `Raced` if one of them is not ready any more."""
+    if not starts:
+        return []
+    alike: dict[tuple[float, tuple[bytes, ...], Instant], list[int]] = {}
+    for each in starts:
+        alike.setdefault((each.charge, each.shared, each.at), []).append(each.head.ref)
+    started: list[rows.Row] = []
+    if len(alike) <= MOST_KINDS:
+        for (charge, shared, at), positions in alike.items():
+            listed = msgspec.json.encode(positions).decode()
+            started += tx.all("claim_alike", at, lease.bytes, worker.name, listed, charge, rows.join_shared(shared))
+    else:
+        planned = [(each.head.ref, each.charge, rows.join_shared(each.shared), each.at) for each in starts]
+        started = tx.all("claim_jobs", lease.bytes, worker.name, msgspec.json.encode(planned).decode())
+    found = {row[0]: row[1:] for row in started}
+    if len(found) < len(starts):
+        # Cancelled since its lane's next jobs were looked up, and the bell of it is not folded yet.
+        raise Raced
+    return [rows.claim_of(found[each.head.ref], lease, queue, each.at) for each in starts]

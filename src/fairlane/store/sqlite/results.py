@@ -15,7 +15,7 @@ from uuid import UUID, uuid4
 
 from fairlane.errors import StoreUnavailable
 from fairlane.job import JobRecord
-from fairlane.store.awaiting import Awaited, see_end
+from fairlane.store.results import Awaited, see_end
 from fairlane.store.sqlite.database import Database, Transaction
 from fairlane.store.sqlite.wakeups import Mailbox, is_listening
 

@@ -11,7 +11,7 @@ import msgspec
 from fairlane.clock import Instant
 from fairlane.job import Claim
 from fairlane.scheduler.snapshot import Arrival, Contender, FlowRow, GateRow, LaneRow, Release, SharedGateRow
-from fairlane.store.job_rows import decode_given, decode_key, decode_keys
+from fairlane.store.rows import decode_given, decode_key, decode_keys
 
 __all__ = [
     "Released",

@@ -23,14 +23,10 @@ from fairlane.scheduler.misrouted import WaitingLane
 from fairlane.scheduler.rebuild import Miscount
 from fairlane.scheduler.settlement import Settlement
 from fairlane.scheduler.snapshot import GateRow
-from fairlane.store import auditing, schedules
-from fairlane.store.auditing import Note
-from fairlane.store.awaiting import forever
-from fairlane.store.boards import PLANS_AT_MOST, Raced
-from fairlane.store.checkpoints import Checkpoints
-from fairlane.store.decoding import Declared
+from fairlane.store import audit, schedules
+from fairlane.store.audit import Note
+from fairlane.store.boards import PLANS_AT_MOST, Checkpoints, Raced
 from fairlane.store.health import Traces
-from fairlane.store.job_rows import cancelled_too_fast
 from fairlane.store.operators import CANCEL, Handled, Listing
 from fairlane.store.procedures import Procedure
 from fairlane.store.protocol import (
@@ -52,29 +48,19 @@ from fairlane.store.protocol import (
     WorkerIdentity,
 )
 from fairlane.store.queue_time import KEPT_EVERY, QueueClock, QueueTime
-from fairlane.store.records import Records
+from fairlane.store.records import Records, Values
+from fairlane.store.results import forever
+from fairlane.store.rows import Declared, cancelled_too_fast
 from fairlane.store.schedules import ORPHANED_AFTER, Fired, ScheduleKeeping, ScheduleRow
-from fairlane.store.scripting import Schema
-from fairlane.store.sqlite import (
-    amending,
-    census,
-    claims,
-    jobs,
-    operators,
-    partitions,
-    results,
-    settling,
-    sharing,
-    uniques,
-    upkeep,
-)
-from fairlane.store.sqlite.borrowing import in_callers_transaction
+from fairlane.store.scripts import Schema
+from fairlane.store.sqlite import claims, jobs, operators, partitions, results, shared_limits, upkeep
+from fairlane.store.sqlite import settlements as settling
+from fairlane.store.sqlite.caller_transactions import in_callers_transaction
 from fairlane.store.sqlite.database import Database, Transaction
+from fairlane.store.sqlite.reads import Stats, known_queue
 from fairlane.store.sqlite.rows import arrival, claim_of
-from fairlane.store.sqlite.stats import Stats, known_queue
 from fairlane.store.sqlite.wakeups import SCHEDULES, SqliteListener, is_listening, nudge
 from fairlane.store.sqlite.wakeups import take_waiters as _take_waiters
-from fairlane.store.values import Values
 
 T = TypeVar("T")
 SCHEMA = Schema.of("sqlite")
@@ -147,7 +133,7 @@ class SqliteStore(Stats, Records, Values, Listing, ScheduleKeeping):
 
     async def apply(self, policy: Policy, note: Note | None = None, *, accept_missing_keys: bool = False) -> Declared:
         declared = await self._write(lambda tx: self._put_in_force(tx, policy, note, accept_missing_keys))
-        await self._wake(lambda tx: dict.fromkeys(sharing.sharers(tx, claims.queue_number(tx, policy.queue)), 1))
+        await self._wake(lambda tx: dict.fromkeys(shared_limits.sharers(tx, claims.queue_number(tx, policy.queue)), 1))
         await self._add_all_up(policy.queue)
         return declared
 
@@ -162,20 +148,20 @@ class SqliteStore(Stats, Records, Values, Listing, ScheduleKeeping):
         queue = claims.load_queue(tx, policy.queue)
         if queue is not None and coming is None:
             policy = as_divided(queue.policy, policy)
-        sharing.check(tx, policy)
+        shared_limits.check(tx, policy)
         now = self._clock.now()
         if queue is None:
             tx.run("insert_queue", policy.queue, policy.encoded, policy.digest)
-            sharing.put_in_force(tx, claims.queue_number(tx, policy.queue), policy, now)
+            shared_limits.put_in_force(tx, claims.queue_number(tx, policy.queue), policy, now)
             if note is not None:
-                tx.perform(auditing.record(note, now, policy.queue, "version 1", None, policy.encoded))
+                tx.perform(audit.record(note, now, policy.queue, "version 1", None, policy.encoded))
             return Declared(policy, 1, is_drift=False)
         if queue.policy.digest == policy.digest:
             return Declared(queue.policy, queue.version, is_drift=False)
         claims.replace_policy(tx, queue, policy, now, accept_missing_keys=accept_missing_keys, coming=coming or ())
         if note is not None:
             target = f"version {queue.version + 1}"
-            tx.perform(auditing.record(note, now, policy.queue, target, queue.policy.encoded, policy.encoded))
+            tx.perform(audit.record(note, now, policy.queue, target, queue.policy.encoded, policy.encoded))
         return Declared(policy.overridden(queue.policy.overrides), queue.version + 1, is_drift=False)
 
     async def divide(
@@ -189,7 +175,9 @@ class SqliteStore(Stats, Records, Values, Listing, ScheduleKeeping):
             return True
 
         is_done = await self._write(work)
-        await self._wake(lambda tx: dict.fromkeys(sharing.sharers(tx, claims.queue_number(tx, policy.queue)), EVERYONE))
+        await self._wake(
+            lambda tx: dict.fromkeys(shared_limits.sharers(tx, claims.queue_number(tx, policy.queue)), EVERYONE)
+        )
         await self._tell_holders()
         return is_done
 
@@ -249,7 +237,7 @@ class SqliteStore(Stats, Records, Values, Listing, ScheduleKeeping):
         return await self._written(lambda inner: _count_folded(inner, policy, gates, self._clock.now()), tx)
 
     async def foresee(self, new: Sequence[NewJob]) -> dict[UUID, Conflict]:
-        return await self._database.read(lambda tx: uniques.admitted(tx, new, self._clock.now()).conflicts)
+        return await self._database.read(lambda tx: jobs.admitted(tx, new, self._clock.now()).conflicts)
 
     async def claim(
         self,
@@ -268,7 +256,7 @@ class SqliteStore(Stats, Records, Values, Listing, ScheduleKeeping):
 
         def work(tx: Transaction) -> tuple[int, Claimed, list[UUID]]:
             now = self._clock.now()
-            found = amending.expire(tx, known_queue(tx, queue), now)
+            found = operators.expire(tx, known_queue(tx, queue), now)
             count = max(0, min(want(), self._database.most_at_once))
             ends_at, listens = now + duration, listener is not None
             claimed, rung = claims.claim(
@@ -318,7 +306,7 @@ class SqliteStore(Stats, Records, Values, Listing, ScheduleKeeping):
     async def look(self, queue: str, want: int, *, worker: WorkerIdentity, listener: Listener) -> Looked:
         def work(tx: Transaction) -> tuple[Looked, list[UUID]]:
             now = self._clock.now()
-            found = amending.expire(tx, known_queue(tx, queue), now)
+            found = operators.expire(tx, known_queue(tx, queue), now)
             if want <= 0:
                 tx.run("withdraw_waiter", found.id, worker.id.bytes)
                 return Looked(0, now, None, look_again=False), _take_waiters(tx, {found.id: 1})
@@ -441,22 +429,22 @@ class SqliteStore(Stats, Records, Values, Listing, ScheduleKeeping):
 
     async def count_gates(self, queue: str, limit: int = 1_000) -> Counted:
         def look(tx: Transaction) -> tuple[Counted, tuple[bytes, bytes]]:
-            return census.count(tx, known_queue(tx, queue), self._counted.get(queue, (b"", b"")), limit)
+            return upkeep.count(tx, known_queue(tx, queue), self._counted.get(queue, (b"", b"")), limit)
 
         counted, self._counted[queue] = await self._database.read(look)
         return counted
 
     async def recount(self, queue: str) -> list[Miscount]:
-        found = await self._write(lambda tx: census.recount(tx, known_queue(tx, queue), self._clock.now()))
+        found = await self._write(lambda tx: upkeep.recount(tx, known_queue(tx, queue), self._clock.now()))
         if found:
-            await self._wake(lambda tx: dict.fromkeys(sharing.sharers(tx, known_queue(tx, queue).id), EVERYONE))
+            await self._wake(lambda tx: dict.fromkeys(shared_limits.sharers(tx, known_queue(tx, queue).id), EVERYONE))
         return found
 
     async def cancel(self, job: UUID, note: Note | None = None) -> State:
         def work(tx: Transaction) -> tuple[jobs.Cancelled, list[UUID], set[UUID]]:
             now = self._clock.now()
             cancelled = jobs.cancel(tx, job, now)
-            tx.perform(auditing.record_jobs(note, now, CANCEL.handled([job], {job: cancelled.was})))
+            tx.perform(audit.record_jobs(note, now, CANCEL.handled([job], {job: cancelled.was})))
             waiters = [] if cancelled.frees is None else _take_waiters(tx, {cancelled.frees: 1})
             return cancelled, waiters, results.take_waiters(tx, [job])
 
@@ -475,7 +463,7 @@ class SqliteStore(Stats, Records, Values, Listing, ScheduleKeeping):
                 with contextlib.suppress(JobNotFound):
                     ended[job] = jobs.cancel(tx, job, now)
             handled = CANCEL.handled(given, {job: each.was for job, each in ended.items()})
-            tx.perform(auditing.record_jobs(note, now, handled))
+            tx.perform(audit.record_jobs(note, now, handled))
             freed = Counter(each.frees for each in ended.values() if each.frees is not None)
             return handled, ended, _take_waiters(tx, freed), results.take_waiters(tx, list(ended))
 
@@ -601,14 +589,14 @@ class SqliteStore(Stats, Records, Values, Listing, ScheduleKeeping):
         return await self._handle(lambda tx, now: operators.retry_now(tx, jobs, now), note)
 
     async def force(self, jobs: Sequence[UUID], note: Note) -> list[Handled]:
-        return await self._handle(lambda tx, now: amending.force(tx, jobs, now), note)
+        return await self._handle(lambda tx, now: operators.force(tx, jobs, now), note)
 
     async def amend(
         self, queues: Sequence[str], put: Sequence[Override], remove: Sequence[str], note: Note
     ) -> list[Amendment]:
         def work(tx: Transaction) -> tuple[list[Amendment], list[UUID]]:
             found = [known_queue(tx, queue) for queue in queues]
-            amendments = amending.apply(tx, found, put, remove, note, self._clock.now())
+            amendments = operators.apply(tx, found, put, remove, note, self._clock.now())
             return amendments, _take_waiters(tx, {each.id: EVERYONE for each in found})
 
         amendments, waiters = await self._write(work)
@@ -633,7 +621,7 @@ class SqliteStore(Stats, Records, Values, Listing, ScheduleKeeping):
         def work(tx: Transaction) -> tuple[list[Handled], list[UUID]]:
             now = self._clock.now()
             handled, ready = action(tx, now)
-            tx.perform(auditing.record_jobs(note, now, handled))
+            tx.perform(audit.record_jobs(note, now, handled))
             return handled, _take_waiters(tx, ready)
 
         handled, waiters = await self._write(work)

@@ -20,25 +20,16 @@ from fairlane.scheduler.resident import Ask, Events, Found, ResidentBoard
 from fairlane.scheduler.snapshot import Arrival, FlowRow, Forced, GateRow, Head, KeptPlaces, LaneRow, Plan
 from fairlane.stats.claims import encode_tally
 from fairlane.store.boards import MOST_WHOLE, Boards, Raced
-from fairlane.store.decoding import decode_overrides
-from fairlane.store.job_rows import journal_too_new
 from fairlane.store.postgres import rows
+from fairlane.store.postgres.combined_claims import Holder, deal
 from fairlane.store.postgres.connections import STATEMENTS
-from fairlane.store.postgres.sharing import Sharing
-from fairlane.store.postgres.together import Holder, deal
+from fairlane.store.postgres.shared_limits import Sharing
 from fairlane.store.protocol import FOLD_AT_MOST, LANES_PER_SCANNED_FLOW, PROMOTE_AT_MOST, RELEASES_AT_MOST
 from fairlane.store.queue_time import UNKNOWN, Expected
+from fairlane.store.rows import decode_overrides, journal_too_new
 
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
-
-__all__ = [
-    "Ending",
-    "Loaded",
-    "QueueHandle",
-    "Scheduling",
-    "select_overrides",
-]
 
 T = TypeVar("T")
 

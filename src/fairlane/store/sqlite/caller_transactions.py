@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fairlane.errors import ConfigurationError, FairlaneError, StoreUnavailable
 from fairlane.loop_thread import ask_caller
-from fairlane.store.foreign import DRIVERS, driver_of, is_a, refuse_in_blocking_call
+from fairlane.store.caller_transactions import DRIVERS, driver_of, is_a, refuse_in_blocking_call
 from fairlane.store.sqlite.database import Transaction
 
 T = TypeVar("T")
@@ -112,3 +112,9 @@ class _Unshaped:
 
     def executemany(self, statement: str, rows: Sequence[Sequence[Any]]) -> sqlite3.Cursor:
         return self._cursor().executemany(statement, rows)
+
+
+def write(tx: Transaction, puts: Mapping[str, bytes], deletes: Iterable[str] = ()) -> None:
+    """Put and delete all of these. A key that is both deleted and put has the value that is put."""
+    tx.run_many("delete_value", [(key,) for key in deletes])
+    tx.run_many("put_value", list(puts.items()))

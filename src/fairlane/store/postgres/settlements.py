@@ -15,19 +15,16 @@ from fairlane.job import Claim, NewJob, StampedEffects, State
 from fairlane.policy.unique import Conflict
 from fairlane.scheduler.settlement import Settlement, abandoned_by
 from fairlane.scheduler.settlement import settle as decide
-from fairlane.store.dying import dying, not_taken, refused, tell_of_conflicts
 from fairlane.store.faults import Fault
-from fairlane.store.postgres import jobs, values
-from fairlane.store.postgres.carriage import Carriage, Done
-from fairlane.store.postgres.connections import STATEMENTS, Connections, fault_of
+from fairlane.store.postgres import caller_transactions, jobs
+from fairlane.store.postgres.combined_claims import Carriage, Done
+from fairlane.store.postgres.connections import STATEMENTS, Connections, StoreClock, fault_of
 from fairlane.store.postgres.rows import storable
-from fairlane.store.postgres.timing import StoreClock
 from fairlane.store.protocol import Landings, Reaped
+from fairlane.store.rows import dying, not_taken, refused, tell_of_conflicts
 
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
-
-__all__ = ["Settler", "claims_beside"]
 
 LEASES_AT_MOST = 100
 """Leases that one reaping looks at."""
@@ -330,7 +327,7 @@ async def _land(
     conflicts = {}
     if effects.jobs:
         conflicts = await jobs.insert(connection, effects.jobs, queues, now, is_callers=is_callers)
-    await values.write(connection, effects.puts, effects.deletes)
+    await caller_transactions.write(connection, effects.puts, effects.deletes)
     return conflicts
 
 
@@ -343,7 +340,7 @@ async def _land_at_death(
     try:
         async with connection.transaction():
             await _enqueue_what_can_be(connection, settlement, settlement.effects.jobs, queues, now)
-            await values.write(connection, settlement.effects.puts, settlement.effects.deletes)
+            await caller_transactions.write(connection, settlement.effects.puts, settlement.effects.deletes)
     except Exception as error:
         if fault_of(error, connection) not in (None, Fault.OURS):
             raise

@@ -15,10 +15,10 @@ from fairlane.scheduler.board import rings_for_all
 from fairlane.scheduler.rebuild import Claimed, carried_over, counted_in, uncounted
 from fairlane.scheduler.resident import Events
 from fairlane.scheduler.snapshot import Contender, Plan, Ring, SharedGateRow, SharedRelease, Start
-from fairlane.store.decoding import decode_limit, encode_limit
 from fairlane.store.postgres import rows
 from fairlane.store.postgres.connections import STATEMENTS, Connection
 from fairlane.store.protocol import RELEASES_AT_MOST
+from fairlane.store.rows import decode_limit, encode_limit
 
 MOST_RESOLVED = 1_000
 """Policies that are kept with their shared limits."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairlane.errors import ConfigurationError, SchemaError
-from fairlane.store.migrate import Migration, load_migrations, pending, require_current
+from fairlane.store.migrations import Migration, load_migrations, pending, require_current
 from fairlane.store.procedures import Procedure, Script, query
 from fairlane.store.statements import load_statements
 

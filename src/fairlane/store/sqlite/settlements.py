@@ -14,13 +14,11 @@ from fairlane.job import Claim, NewJob, Outcome, StampedEffects, State
 from fairlane.policy.unique import Conflict
 from fairlane.scheduler.settlement import Settlement, Verdict, abandoned_by
 from fairlane.scheduler.settlement import settle as decide
-from fairlane.store.dying import dying, not_taken, refused, tell_of_conflicts
 from fairlane.store.faults import Fault, of_sqlite
 from fairlane.store.protocol import Landings, Reaped
-from fairlane.store.sqlite import jobs, rows, values
+from fairlane.store.rows import dying, not_taken, refused, tell_of_conflicts
+from fairlane.store.sqlite import caller_transactions, jobs, rows
 from fairlane.store.sqlite.database import Transaction
-
-__all__ = ["claims_beside", "reap", "settle", "sign", "truly_lost"]
 
 NO_LIMIT = -1
 
@@ -203,12 +201,12 @@ def _with_on_dead(tx: Transaction, settlement: Settlement, now: Instant) -> Sett
 def _land(tx: Transaction, settlement: Settlement, effects: StampedEffects, now: Instant, tally: _Tally) -> None:
     if not settlement.is_death:
         tally.landed[settlement.job] = _enqueue(tx, effects.jobs, now, tally) if effects.jobs else {}
-        values.write(tx, effects.puts, effects.deletes)
+        caller_transactions.write(tx, effects.puts, effects.deletes)
         return
     tx.run("begin_effects")
     try:
         _enqueue_what_can_be(tx, settlement, effects.jobs, now, tally)
-        values.write(tx, effects.puts, effects.deletes)
+        caller_transactions.write(tx, effects.puts, effects.deletes)
     except Exception as error:
         if of_sqlite(error) not in (None, Fault.OURS):
             raise  # a full disk, say: no fault of theirs

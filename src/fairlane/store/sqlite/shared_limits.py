@@ -12,8 +12,8 @@ from fairlane.scheduler.board import rings_for_all
 from fairlane.scheduler.rebuild import Claimed, carried_over, counted_in, uncounted
 from fairlane.scheduler.resident import Events
 from fairlane.scheduler.snapshot import Plan, Ring, SharedGateRow, SharedRelease
-from fairlane.store.decoding import decode_limit, encode_limit
 from fairlane.store.protocol import RELEASES_AT_MOST
+from fairlane.store.rows import decode_limit, encode_limit
 from fairlane.store.sqlite import rows
 from fairlane.store.sqlite.database import Transaction
 

@@ -1,0 +1,163 @@
+"""Jobs as every database holds them: keys and numbers as text, attempts; and what is said where there is none."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from fairlane.clock import Instant
+from fairlane.errors import JobNotFound, SchemaTooNew, StoreUnavailable, UnknownQueue
+from fairlane.job import AttemptRecord, FrozenKeys, JobRecord, NewJob, Outcome, State, new_job_ids, told_in
+from fairlane.policy.gates import Limit
+from fairlane.policy.keys import KEYS_REMEMBERED
+from fairlane.policy.overrides import Override, Overrides
+from fairlane.policy.policy import Policy, read_limit
+from fairlane.policy.unique import Conflict
+from fairlane.scheduler.journal import FORMAT
+from fairlane.scheduler.settlement import Settlement
+
+
+@lru_cache(maxsize=KEYS_REMEMBERED)
+def decode_keys(text: str) -> FrozenKeys:
+    """Keys by name. The same text gives the same mapping, which nobody can write to."""
+    return FrozenKeys(msgspec.json.decode(text, type=dict[str, str | None]))
+
+
+@lru_cache(maxsize=KEYS_REMEMBERED)
+def decode_key(text: str) -> list[str | None]:
+    return msgspec.json.decode(text, type=list[str | None])
+
+
+@lru_cache(maxsize=KEYS_REMEMBERED)
+def decode_given(text: str | None) -> dict[str, float] | None:
+    """Numbers that a job brought along, by name."""
+    return None if text is None else msgspec.json.decode(text, type=dict[str, float])
+
+
+def uuid_of(found: UUID | bytes) -> UUID:
+    """An id as a database brings it."""
+    return UUID(bytes=found) if isinstance(found, bytes) else found
+
+
+def record_of(row: Sequence[Any]) -> JobRecord:
+    """A row of `select_job` as people see it."""
+    job, queue, task, state, priority, keys, *rest, is_cancelled, replays, has_on_dead, context = row
+    told = (bool(is_cancelled), replays, bool(has_on_dead), told_in(context))
+    values = (uuid_of(job), queue, task, State(state), priority, decode_keys(keys), *rest, *told)
+    return JobRecord(*values)
+
+
+def cancelled_too_fast(queue: str) -> StoreUnavailable:
+    """What a claim is refused with whose every plan was overtaken."""
+    return StoreUnavailable(f"queue {queue!r}: jobs were cancelled faster than they could be claimed; try again")
+
+
+def journal_too_new(queue: str, found: int) -> SchemaTooNew:
+    """What a claimer is told that does not know how others write a queue's journal."""
+    return SchemaTooNew(
+        f"queue {queue!r} is claimed by workers of another version of Fairlane (its journal has format {found}, this "
+        f"version writes {FORMAT}); upgrade Fairlane on this machine"
+    )
+
+
+def attempts_of(past: Iterable[Sequence[Any]], last: Sequence[Any]) -> list[AttemptRecord]:
+    """The past ones, and the one that runs or was the last: that one stands in the job's own row."""
+    found = [AttemptRecord(*each) for each in past]
+    state, attempt, claimed_at, finished_at, worker, outcome, error = last
+    if state == State.RUNNING:
+        found.append(AttemptRecord(attempt, claimed_at, None, worker, "running", None))
+    elif finished_at is not None and claimed_at is not None:
+        found.append(AttemptRecord(attempt, claimed_at, finished_at, worker, outcome, error))
+    return found
+
+
+def no_such_job(job: UUID) -> JobNotFound:
+    return JobNotFound(f"there is no job {job}; it was never stored, or its retention has passed")
+
+
+def no_such_queue(name: str) -> UnknownQueue:
+    """What is said to whoever has work for it."""
+    return UnknownQueue(f"queue {name!r} is not known to this database; declare it with app.queue({name!r}, …)")
+
+
+def not_among(queue: str, known: Iterable[str]) -> UnknownQueue:
+    """What is said to whoever looks."""
+    names = ", ".join(sorted(known)) or "none"
+    return UnknownQueue(f"queue {queue!r} is not known to this database; known are {names}")
+
+
+class Declared(msgspec.Struct, frozen=True):
+    """The policy in force for a queue once a declaration has been made."""
+
+    policy: Policy
+    version: int
+    is_drift: bool
+    """The stored policy differs from the declared one and wins; `fairlane policy apply` changes that."""
+
+
+def decode_limit(document: str) -> Limit:
+    """A limit that queues share."""
+    return read_limit(msgspec.json.decode(document))
+
+
+def encode_limit(limit: Limit) -> str:
+    """The same limit is always the same text: stores compare them."""
+    return msgspec.json.encode(limit.to_document(), order="sorted").decode()
+
+
+def decode_overrides(documents: Iterable[str]) -> Overrides:
+    return Overrides(tuple(msgspec.json.decode(each, type=Override) for each in documents))
+
+
+@lru_cache(maxsize=1_000)
+def decode_policy(text: str, overrides: tuple[str, ...], shared: tuple[str, ...]) -> Policy:
+    """A policy with its overrides, and with its shared limits as they are in force."""
+    policy = Policy.decode(text).overridden(decode_overrides(overrides))
+    limits = map(decode_limit, shared)
+    in_force = {limit.name: limit for limit in limits if limit.name is not None}
+    return policy.with_shared(in_force) if in_force else policy
+
+
+log = logging.getLogger("fairlane.store")
+
+
+def dying(settlement: Settlement, stored: bytes, now: Instant) -> Settlement:
+    """A death with what its job has declared for it."""
+    death = settlement.with_on_dead(stored, lambda count: new_job_ids(now, count))
+    if death.error != settlement.error:
+        log.error("job %s is dead, and what it declared for that cannot be read", settlement.job)
+    return death
+
+
+def refused(settlement: Settlement, error: Exception) -> Settlement:
+    """The same death without its effects, which the database would not take."""
+    log.error(
+        "job %s is dead, and its on_dead effects were refused: %s: %s", settlement.job, type(error).__name__, error
+    )
+    return settlement.without_effects(error)
+
+
+def not_taken(settlement: Settlement, jobs: tuple[NewJob, ...], taken: UUID) -> tuple[NewJob, ...]:
+    """These follow-ups without the one whose id another job has."""
+    log.warning("job %s is dead; there is a job %s already, so that follow-up is skipped", settlement.job, taken)
+    return tuple(job for job in jobs if job.id != taken)
+
+
+def tell_of_conflicts(settlement: Settlement, follow_ups: Sequence[NewJob], conflicts: Mapping[UUID, Conflict]) -> None:
+    """Say which follow-ups were not stored because their unique keys are held: as after a job that is done."""
+    for follow_up in follow_ups:
+        conflict = conflicts.get(follow_up.id)
+        if conflict is not None and not conflict.outcome.is_stored:
+            log.log(
+                logging.WARNING if conflict.outcome is Outcome.REFUSED else logging.INFO,
+                "job %s is dead; its follow-up (%s) was not stored (%s): job %s holds its unique key",
+                settlement.job,
+                follow_up.task,
+                conflict.outcome,
+                conflict.holder,
+            )
