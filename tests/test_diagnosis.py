@@ -11,10 +11,8 @@ import pytest
 from fairlane.clock import SECOND
 from fairlane.errors import SchemaOutOfDate, SchemaTooNew, StoreUnavailable
 from fairlane.operations import about_no_database
-from fairlane.operations.diagnosis_database import about_database, about_time
-from fairlane.operations.diagnosis_queues import about_figures, about_standstills
-from fairlane.operations.diagnosis_schedules import about_schedules
-from fairlane.operations.diagnosis_workers import about_workers
+from fairlane.operations.diagnosis import about_figures, about_schedules, about_standstills
+from fairlane.operations.diagnosis_fleet import about_database, about_time, about_workers
 from fairlane.operations.findings import Finding, Level, by_level
 from fairlane.operations.views import WorkerView
 from fairlane.policy import Concurrency, Fair, Policy, Rate

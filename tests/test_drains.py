@@ -10,7 +10,7 @@ import pytest
 from fairlane import App, Concurrency, Fair, ManualClock, Rate
 from fairlane.clock import SECOND, lasting
 from fairlane.job import Claim
-from fairlane.operations.gauging import drained_in
+from fairlane.operations.keys import drained_in
 from fairlane.operations.views import KeyView
 from fairlane.policy import Policy
 from fairlane.scheduler.estimate import Seen

@@ -17,7 +17,7 @@ from fairlane import App, ManualClock, Rate, State
 from fairlane.cli.top import draw_ranking
 from fairlane.cli.workers import draw_workers
 from fairlane.clock import SECOND
-from fairlane.operations import diagnosis_database
+from fairlane.operations import diagnosis_fleet as diagnosis_database
 from fairlane.operations.views import HintKind, QueueStatus, QueueView, WorkerList
 from fairlane.store.protocol import WorkerIdentity
 from fairlane.store.stats_values import BlockedLoop, LongRun, WorkerReport

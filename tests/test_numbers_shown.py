@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from fairlane import App, Concurrency, Fair, ManualClock, Rate, Task
 from fairlane.cli.program import program
-from fairlane.explaining import describe_explanation, explain_job, explain_queue
+from fairlane.operations.explanations import describe_explanation, explain_job, explain_queue
 from fairlane.policy.numbers import Origin
 from tests.store.harness import serving
 

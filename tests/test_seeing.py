@@ -15,9 +15,9 @@ import pytest
 from fairlane import App, Concurrency, Fair, ManualClock, Rate
 from fairlane.clock import as_datetime
 from fairlane.errors import ConfigurationError, UnknownQueue
-from fairlane.explaining import explain_queue
 from fairlane.job import Claim
 from fairlane.operations.diagnosis import diagnose
+from fairlane.operations.explanations import explain_queue
 from fairlane.operations.views import HintKind, QueueStatus
 from fairlane.policy.gates import Reason
 from fairlane.scheduler.settlement import Done, Failed, Released, settle

@@ -6,7 +6,7 @@ import pytest
 
 from fairlane import JobClass, Policy, Workload
 from fairlane.errors import ConfigurationError
-from fairlane.operations import trying
+from fairlane.operations import trials as trying
 from fairlane.simulation.replay import record
 
 MANY = Workload(classes=(JobClass(name="many", jobs=20_000, every="1s"),))

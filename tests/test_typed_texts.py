@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fairlane.operations.typed_texts import LONGEST_TEXT, Misread, read_policy_text, read_workload_text
+from fairlane.operations.trials import LONGEST_TEXT, Misread, read_policy_text, read_workload_text
 from fairlane.policy import Concurrency, Fair, Policy
 from fairlane.simulation.workload import JobClass, Workload
 

@@ -40,7 +40,7 @@ from fairlane.job_builder import Stamp
 from fairlane.loop_thread import BackgroundLoop, CallerThread, refuse_inside_a_loop
 from fairlane.manual_claims import Ear
 from fairlane.operations import Operations
-from fairlane.operations.waits import limits_waited_for
+from fairlane.operations.metrics import limits_waited_for
 from fairlane.parameters import check_value, checked, known_options, shown
 from fairlane.policy.policy import Policy
 from fairlane.queue import Hand, partitions_served

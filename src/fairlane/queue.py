@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from fairlane.clock import duration_of
 from fairlane.errors import ConfigurationError, UnknownQueue
-from fairlane.explaining import explain_queue
 from fairlane.manual_claims import ClaimSource, Ear, HeldClaim, HeldLease, as_lease, renew_together, settle_together
+from fairlane.operations.explanations import explain_queue
 from fairlane.parameters import check_value, checked, known_options
 from fairlane.policy.partitions import parse_partition, partition_for, partition_name, whole_of
 from fairlane.policy.policy import Policy

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from fairlane.operations import trying
+from fairlane.operations import trials as trying
 from fairlane.policy.documents import policy_text
 from tests.browser.harness import Served, Tab, go, log_in, on_any_store
 from tests.dashboard.harness import VIEWER_TOKEN

@@ -20,8 +20,8 @@ from fairlane.cli.watching import Ticker, watch
 from fairlane.cli.workers import draw_workers
 from fairlane.errors import StoreUnavailable
 from fairlane.operations import Ranking
-from fairlane.operations.diagnosis_workers import about_workers
-from fairlane.operations.hinting import hints_of, status_of
+from fairlane.operations.diagnosis_fleet import about_workers
+from fairlane.operations.queues import hints_of, status_of
 from fairlane.operations.views import (
     BlockView,
     Chart,

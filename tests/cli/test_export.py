@@ -16,7 +16,8 @@ from click.testing import CliRunner, Result
 from fairlane import App, Fair
 from fairlane.cli.program import program
 from fairlane.errors import StoreUnavailable
-from fairlane.operations import exported_columns, exporting
+from fairlane.operations import documents as exporting
+from fairlane.operations import exported_columns
 from fairlane.redaction import one_line
 from fairlane.store.sqlite import SqliteStore
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fairlane.clock import ManualClock
-from fairlane.explaining import explain_job
+from fairlane.operations.explanations import explain_job
 from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.policy.gates import Reason
 from fairlane.store.protocol import Store

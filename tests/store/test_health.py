@@ -121,7 +121,7 @@ async def test_a_table_that_is_not_vacuumed_is_told(server: Any) -> None:
 
 
 async def test_whoever_holds_a_snapshot_open_is_told_by_name(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fairlane.operations import diagnosis_database
+    from fairlane.operations import diagnosis_fleet as diagnosis_database
 
     database, store = server
     assert (await store.health()).holders == []

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from fairlane.operations.metering import fleet_figures
-from fairlane.operations.seeing import overview_beside, show_queue
-from fairlane.operations.seeing_keys import list_keys, show_key
+from fairlane.operations.keys import list_keys, show_key
+from fairlane.operations.metrics import fleet_figures
+from fairlane.operations.queues import overview_beside, show_queue
 from fairlane.policy import Concurrency, Fair, Policy
 from fairlane.store.postgres import reads as postgres_stats
 from fairlane.store.sqlite import reads as sqlite_stats

@@ -26,7 +26,6 @@ from fairlane.operations import (
     describe_limit,
     describe_policy,
     describe_policy_change,
-    diagnosis_queues,
     diff_policies,
     force_jobs,
     list_audit,
@@ -43,6 +42,7 @@ from fairlane.operations import (
     suspend,
     unsuspend,
 )
+from fairlane.operations import diagnosis as diagnosis_queues
 from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.scheduler.settlement import Died
 from fairlane.store.protocol import Store

@@ -21,11 +21,11 @@ from fairlane.cli.program import program
 from fairlane.clock import SystemClock
 from fairlane.dashboard.contents import PAGES
 from fairlane.operations import JobFilter, Operations
-from fairlane.operations.waits import limits_waited_for
+from fairlane.operations.metrics import limits_waited_for
+from fairlane.operations.requests import find_jobs
 from fairlane.policy import Policy
 from fairlane.policy.repartition import Phase, begun, phase_of
 from fairlane.store.audit import Note
-from fairlane.store.finding import find_jobs
 from fairlane.store.postgres.grants import ROLES, grants
 from fairlane.store.protocol import Store, WorkerIdentity
 from fairlane.store.statements import load_statements

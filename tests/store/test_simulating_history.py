@@ -6,7 +6,7 @@ import msgspec
 
 from fairlane.clock import ManualClock
 from fairlane.job import State
-from fairlane.operations.trying import try_policies
+from fairlane.operations.trials import try_policies
 from fairlane.policy import Concurrency, Fair, Policy
 from fairlane.policy.numbers import FromJob
 from fairlane.scheduler.settlement import Died

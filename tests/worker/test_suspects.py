@@ -15,7 +15,7 @@ import pytest
 
 from fairlane import App, Job, ManualClock, State
 from fairlane.clock import SECOND
-from fairlane.explaining import explain_job
+from fairlane.operations.explanations import explain_job
 from fairlane.scheduler.settlement import SEEN, Done, Lost, Outcome, Released, settle
 from fairlane.store.protocol import Store, WorkerIdentity
 from fairlane.worker.child import Begin, BlackBox, End, Noted

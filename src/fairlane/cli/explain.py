@@ -42,7 +42,7 @@ def explain(
     """
     import asyncio
 
-    from fairlane.explaining import describe_explanation
+    from fairlane.operations.explanations import describe_explanation
 
     if (job is None) == (queue is None):
         raise ConfigurationError("explain what? Give the id of a job, or --queue (and --key)")
@@ -60,7 +60,7 @@ async def _ask(
 ) -> tuple[Explanation, bool]:
     from fairlane.cli.choosing import job_ids, keys_given
     from fairlane.cli.database import app_of, existing_store
-    from fairlane.explaining import explain_job, explain_queue, has_jobs
+    from fairlane.operations.explanations import explain_job, explain_queue, has_jobs
 
     named = app_of(app, url)
     forwarded = named.forwarded if app else None

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from fairlane.cli.watching import Ticker
-    from fairlane.operations.ranking import Ranking
+    from fairlane.operations.queues import Ranking
     from fairlane.store.protocol import Store
 
 __all__ = ["top"]

@@ -16,7 +16,6 @@ from fairlane.dashboard import api_requests as requests
 from fairlane.dashboard.access import Role, Visitor
 from fairlane.dashboard.api_refusing import Refusal
 from fairlane.errors import ConfigurationError
-from fairlane.explaining import describe_explanation
 from fairlane.job import State
 from fairlane.operations import (
     Change,
@@ -40,6 +39,7 @@ from fairlane.operations import (
     describe_report,
     describe_schedule,
 )
+from fairlane.operations.explanations import describe_explanation
 from fairlane.policy.keys import canonical_keys
 from fairlane.redaction import Surface
 

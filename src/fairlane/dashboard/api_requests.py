@@ -13,8 +13,8 @@ import msgspec
 from msgspec import Meta
 
 from fairlane.operations.jobs import LIMIT
-from fairlane.operations.seeing_keys import MOST_KEYS
-from fairlane.operations.trying import MOST_POLICIES, MOST_SLOTS
+from fairlane.operations.keys import MOST_KEYS
+from fairlane.operations.trials import MOST_POLICIES, MOST_SLOTS
 from fairlane.operations.views import KeySort
 from fairlane.policy.keys import MAX_KEY_BYTES
 from fairlane.simulation.workload import Workload

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairlane.clock import measured
-from fairlane.operations.trying import Tried
+from fairlane.operations.trials import Tried
 from fairlane.policy.policy import Policy
 from fairlane.simulation.measures import Group, LimitUse, Simulation, Timeline
 

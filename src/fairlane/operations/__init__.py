@@ -1,11 +1,13 @@
 """What operators see and do, behind every surface: commands, `app.operations`, the JSON API and the dashboard."""
 
-from fairlane.operations.asking import Intent, find_limit, in_force, partitions_of, scope_of
-from fairlane.operations.describing import (
+from fairlane.operations.diagnosis import diagnose
+from fairlane.operations.diagnosis_fleet import about_no_database
+from fairlane.operations.documents import (
     describe_attempt,
     describe_change,
     describe_details,
     describe_entry,
+    describe_exported,
     describe_finding,
     describe_job,
     describe_limit,
@@ -16,10 +18,9 @@ from fairlane.operations.describing import (
     describe_policy,
     describe_policy_change,
     describe_report,
+    export_jobs,
+    exported_columns,
 )
-from fairlane.operations.diagnosis import diagnose
-from fairlane.operations.diagnosis_database import about_no_database
-from fairlane.operations.exporting import describe_exported, export_jobs, exported_columns
 from fairlane.operations.findings import Finding, Level
 from fairlane.operations.jobs import (
     LIMIT,
@@ -34,8 +35,9 @@ from fairlane.operations.jobs import (
     retry_jobs,
     show_job,
 )
-from fairlane.operations.metering import Figures, fleet_figures
-from fairlane.operations.overriding import (
+from fairlane.operations.keys import list_keys, show_key
+from fairlane.operations.metrics import Figures, fleet_figures
+from fairlane.operations.overrides import (
     Change,
     LimitInForce,
     OverrideInForce,
@@ -52,7 +54,7 @@ from fairlane.operations.overriding import (
     suspend,
     unsuspend,
 )
-from fairlane.operations.partitioning import (
+from fairlane.operations.partitions import (
     PartitionPlan,
     Repartitioned,
     change_partitions,
@@ -69,8 +71,9 @@ from fairlane.operations.policies import (
     require_declared,
     show_policies,
 )
-from fairlane.operations.ranking import Ranking, rank_keys
-from fairlane.operations.scheduling import (
+from fairlane.operations.queues import Ranking, list_queues, overview, rank_keys, show_queue
+from fairlane.operations.requests import Intent, find_limit, in_force, partitions_of, scope_of
+from fairlane.operations.schedules import (
     ScheduleView,
     describe_schedule,
     list_schedules,
@@ -78,11 +81,8 @@ from fairlane.operations.scheduling import (
     resume_schedule,
     trigger_schedule,
 )
-from fairlane.operations.seeing import list_queues, overview, show_queue
-from fairlane.operations.seeing_keys import list_keys, show_key
-from fairlane.operations.seeing_workers import list_workers
 from fairlane.operations.surface import Operations
-from fairlane.operations.trying import Tried, try_policies
+from fairlane.operations.trials import Tried, try_policies
 from fairlane.operations.views import (
     Hint,
     KeyList,
@@ -94,6 +94,7 @@ from fairlane.operations.views import (
     WorkerList,
     WorkerView,
 )
+from fairlane.operations.workers import list_workers
 from fairlane.store.operators import JobFilter
 
 __all__ = [

@@ -18,10 +18,10 @@ import msgspec
 from fairlane.clock import iso_text
 from fairlane.errors import ConfigurationError, JobNotFound
 from fairlane.job import AttemptRecord, JobRecord, State
+from fairlane.operations.requests import find_jobs
 from fairlane.policy.unique import Holder, OnReplayConflict, checked_on_replay_conflict
 from fairlane.redaction import Part, Redactor
 from fairlane.store.audit import Note
-from fairlane.store.finding import find_jobs
 from fairlane.store.operators import BUSY, CANCEL, FORCE, PURGE, REPLAY, RETRY, Action, Handled, JobFilter, JobPage
 from fairlane.store.protocol import Store
 

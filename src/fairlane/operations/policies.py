@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from fairlane.clock import Instant
 from fairlane.errors import ConfigurationError, InvalidPolicy, UnknownQueue
-from fairlane.operations.asking import Intent, in_force
-from fairlane.operations.overriding import OverrideInForce, overrides_of
+from fairlane.operations.overrides import OverrideInForce, overrides_of
+from fairlane.operations.requests import Intent, in_force
 from fairlane.policy.division import as_divided, division, sibling, way_to
 from fairlane.policy.overrides import everyone_in, without_place
 from fairlane.policy.partitions import parse_partition, partition_name, whole_of

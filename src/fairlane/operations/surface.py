@@ -11,31 +11,24 @@ from uuid import UUID
 from fairlane.clock import Clock, Instant, as_instant, duration_of
 from fairlane.declaration_checks import checked_time
 from fairlane.errors import ConfigurationError
-from fairlane.explaining import explain_job, explain_queue
-from fairlane.operations import (
-    exporting,
-    jobs,
-    metering,
-    overriding,
-    partitioning,
-    policies,
-    ranking,
-    scheduling,
-    seeing,
-    seeing_keys,
-    seeing_workers,
-    trying,
-)
-from fairlane.operations.asking import Intent
+from fairlane.operations import documents, jobs, metrics, policies, schedules, trials
+from fairlane.operations import keys as seeing_keys
+from fairlane.operations import overrides as overriding
+from fairlane.operations import partitions as partitioning
+from fairlane.operations import queues as ranking
+from fairlane.operations import queues as seeing
+from fairlane.operations import workers as seeing_workers
 from fairlane.operations.diagnosis import diagnose
+from fairlane.operations.explanations import explain_job, explain_queue
 from fairlane.operations.findings import Finding
 from fairlane.operations.jobs import LIMIT, JobDetails, Report, Selection
-from fairlane.operations.overriding import Change, LimitInForce, OverrideInForce
-from fairlane.operations.partitioning import Repartitioned
+from fairlane.operations.overrides import Change, LimitInForce, OverrideInForce
+from fairlane.operations.partitions import Repartitioned
 from fairlane.operations.policies import AuditPage, PolicyChange, PolicyInForce
-from fairlane.operations.ranking import Ranking
-from fairlane.operations.scheduling import ScheduleView
-from fairlane.operations.trying import PolicyGiven, Tried
+from fairlane.operations.queues import Ranking
+from fairlane.operations.requests import Intent
+from fairlane.operations.schedules import ScheduleView
+from fairlane.operations.trials import PolicyGiven, Tried
 from fairlane.operations.views import KeyList, KeyView, OneKey, OneQueue, Overview, QueueView, WorkerList
 from fairlane.parameters import checked_methods
 from fairlane.policy.overrides import Override
@@ -194,7 +187,7 @@ class Operations:
 
         Bounded in jobs and in time. A policy is named by its queue, or given, also as a document.
         """
-        return await trying.try_policies(
+        return await trials.try_policies(
             await self._source.opened(),
             policies,
             workload=workload,
@@ -206,9 +199,9 @@ class Operations:
             by=by,
         )
 
-    async def fleet_figures(self, keys: int = 20) -> metering.Figures:
+    async def fleet_figures(self, keys: int = 20) -> metrics.Figures:
         """Queues, limits, keys and workers in numbers, by metric: what a scraper is told of the whole fleet."""
-        return await metering.fleet_figures(await self._source.opened(), keys)
+        return await metrics.fleet_figures(await self._source.opened(), keys)
 
     # Queues.
 
@@ -428,7 +421,7 @@ class Operations:
         self, filter: JobFilter, *, after: str | None = None, limit: int | None = None
     ) -> AsyncIterator[JobPage]:
         """Every job that fits, or the first `limit`, the newest first, page by page."""
-        async for page in exporting.export_jobs(await self._source.opened(), filter, after=after, limit=limit):
+        async for page in documents.export_jobs(await self._source.opened(), filter, after=after, limit=limit):
             yield page
 
     async def list_jobs(
@@ -529,28 +522,28 @@ class Operations:
 
     async def list_schedules(self) -> list[ScheduleView]:
         """Every schedule, by name: when it is due, what it enqueues, and what it enqueued last."""
-        return await scheduling.list_schedules(await self._source.opened(), self.redactor)
+        return await schedules.list_schedules(await self._source.opened(), self.redactor)
 
     async def pause_schedule(
         self, name: str, *, reason: str = "", actor: str | None = None, dry_run: bool = False
     ) -> ScheduleView:
         """Fire a schedule no more, until it is resumed. Slots that come meanwhile are not made up for."""
         intent = self._intent(actor, reason, dry_run)
-        return await scheduling.pause_schedule(await self._source.opened(), name, intent, self.redactor)
+        return await schedules.pause_schedule(await self._source.opened(), name, intent, self.redactor)
 
     async def resume_schedule(
         self, name: str, *, reason: str = "", actor: str | None = None, dry_run: bool = False
     ) -> ScheduleView:
         """Let a schedule fire again, from its next slot on."""
         intent = self._intent(actor, reason, dry_run)
-        return await scheduling.resume_schedule(await self._source.opened(), name, intent, self.redactor)
+        return await schedules.resume_schedule(await self._source.opened(), name, intent, self.redactor)
 
     async def trigger_schedule(
         self, name: str, *, reason: str = "", actor: str | None = None, dry_run: bool = False
     ) -> ScheduleView:
         """Let a worker fire a schedule once, at once and beside its slots; also while it is paused."""
         intent = self._intent(actor, reason, dry_run)
-        return await scheduling.trigger_schedule(await self._source.opened(), name, intent, self.redactor)
+        return await schedules.trigger_schedule(await self._source.opened(), name, intent, self.redactor)
 
     def _intent(
         self,

@@ -9,13 +9,13 @@ from uuid import UUID
 from fairlane.clock import SECOND, Instant, duration_of
 from fairlane.errors import ConfigurationError, FairlaneError
 from fairlane.job import JobRecord, State
+from fairlane.operations.requests import find_jobs
 from fairlane.parameters import checked
 from fairlane.policy.keys import normalize_by
 from fairlane.policy.policy import Policy
 from fairlane.simulation.measures import Simulation, measure
 from fairlane.simulation.run import Fleet, Recording, SimulatedJob, play
 from fairlane.simulation.workload import Workload, kind_of
-from fairlane.store.finding import find_jobs
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
 

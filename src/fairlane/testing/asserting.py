@@ -9,9 +9,9 @@ from typing import Any
 from fairlane.app import App
 from fairlane.errors import UndecodablePayload
 from fairlane.job import JobRecord, State
+from fairlane.operations.requests import find_jobs
 from fairlane.parameters import checked
 from fairlane.policy.keys import canonical_keys
-from fairlane.store.finding import find_jobs
 from fairlane.store.operators import JobFilter
 from fairlane.task import Call, Task
 from fairlane.testing.checking import check_app, check_queue, check_state, task_named

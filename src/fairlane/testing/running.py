@@ -19,10 +19,10 @@ from fairlane.declaration_checks import checked_time
 from fairlane.errors import ConfigurationError
 from fairlane.job import Claim, State
 from fairlane.job_builder import Stamp
+from fairlane.operations.requests import find_jobs
 from fairlane.parameters import checked
 from fairlane.queue import partitions_served
 from fairlane.scheduler.settlement import Settlement
-from fairlane.store.finding import find_jobs
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Claimed, Listener, Store, WorkerIdentity
 from fairlane.testing.checking import check_app, schedules_named

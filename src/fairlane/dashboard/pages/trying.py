@@ -15,8 +15,7 @@ from fairlane.dashboard.examples import workload_examples
 from fairlane.dashboard.page import Ask, Page
 from fairlane.errors import ConfigurationError, FairlaneError, UnknownQueue
 from fairlane.operations import PolicyInForce
-from fairlane.operations.trying import MOST_SIMULATED, MOST_SLOTS, Tried
-from fairlane.operations.typed_texts import Misread, read_policy_text, read_workload_text
+from fairlane.operations.trials import MOST_SIMULATED, MOST_SLOTS, Misread, Tried, read_policy_text, read_workload_text
 from fairlane.policy.documents import policy_text
 from fairlane.policy.policy import Policy
 

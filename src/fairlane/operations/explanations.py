@@ -11,6 +11,7 @@ import msgspec
 from fairlane.clock import SECOND, Instant, iso_text
 from fairlane.errors import ConfigurationError
 from fairlane.job import ENGINES_MESSAGE, State, stored_in
+from fairlane.operations.requests import find_jobs
 from fairlane.policy.keys import canonical_keys, key_words
 from fairlane.policy.overrides import Override, PauseGate
 from fairlane.policy.partitions import parse_partition, partition_name, whole_of
@@ -18,21 +19,10 @@ from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.scheduler.estimate import Seen
 from fairlane.scheduler.explain import Explanation, Facts, Hold, explain, paused, together
 from fairlane.stats.gates import Gauge, gauges
-from fairlane.store.finding import find_jobs
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
 from fairlane.store.rows import not_among
 from fairlane.store.stats import Looking, Moment, Wanted
-
-__all__ = [
-    "describe_explanation",
-    "explain_job",
-    "explain_queue",
-    "explained",
-    "has_jobs",
-    "is_routed",
-    "not_told_apart",
-]
 
 LANES = 200
 """Lanes of a key that are looked at."""

@@ -13,21 +13,12 @@ from fairlane.clock import Instant, iso_text
 from fairlane.cron.recurrence import recurrence_of
 from fairlane.errors import UnknownSchedule
 from fairlane.job import JobRecord, State
-from fairlane.operations.asking import Intent
 from fairlane.operations.jobs import redacted
+from fairlane.operations.requests import Intent
 from fairlane.redaction import Redactor
 from fairlane.store.protocol import Store
 from fairlane.store.queue_time import QueueTime
 from fairlane.store.schedules import ScheduleRow
-
-__all__ = [
-    "ScheduleView",
-    "describe_schedule",
-    "list_schedules",
-    "pause_schedule",
-    "resume_schedule",
-    "trigger_schedule",
-]
 
 NO_JOB = UUID(int=0)
 """The id of a job that is yet to be."""

@@ -1,35 +1,199 @@
-"""Keys as operators see them: who has how many jobs waiting and running, what holds them, how they fare."""
+"""Keys: all of a queue, or one of them; how full their limits are, and what happened by minute."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import msgspec
 
 from fairlane.clock import SECOND, Instant, as_datetime
 from fairlane.errors import ConfigurationError
-from fairlane.explaining import explained, not_told_apart
 from fairlane.job import JobRecord, State
-from fairlane.operations.asking import in_force
-from fairlane.operations.charting import MINUTE, key_minutes
-from fairlane.operations.gauging import drained_in, gauge_view, gauges_of
-from fairlane.operations.views import Counted, KeyList, KeyView, LaneView, NextJob, OneKey
+from fairlane.operations.explanations import explained, not_told_apart
+from fairlane.operations.requests import in_force, partitions_among
+from fairlane.operations.views import (
+    Chart,
+    Counted,
+    GaugeView,
+    KeyList,
+    KeyMinute,
+    KeyView,
+    LaneView,
+    MinuteView,
+    NextJob,
+    OneKey,
+)
 from fairlane.policy.keys import By, canonical_keys, select
+from fairlane.policy.overrides import PauseGate
 from fairlane.policy.partitions import whole_of
 from fairlane.policy.policy import BoundLimit, Policy
-from fairlane.scheduler.estimate import Seen
+from fairlane.scheduler.estimate import Seen, drains_at, run_time_of
 from fairlane.scheduler.explain import no_service
 from fairlane.scheduler.snapshot import LaneTally
-from fairlane.stats.gates import Gauge, origin_of_weight
-from fairlane.stats.keys import HOUR, HOURS, KeyFigures
-from fairlane.store.finding import partitions_among
+from fairlane.stats.gates import Gauge, gauges, origin_of_weight
+from fairlane.stats.keys import HOUR, HOURS, KeyFigures, Minute, Span
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
-from fairlane.store.stats import Looking, Moment
+from fairlane.store.stats import Looking, Moment, Wanted
 from fairlane.store.stats_values import FlowWeight, KeySort, WorkerSeen, service_of
 
-__all__ = ["MOST_KEYS", "held_keys", "keys_at", "list_keys", "page_at", "show_key", "show_keys"]
+MINUTE = 60 * SECOND
+SHOWN = 60
+"""Minutes of a chart."""
+RECENT = 5
+"""Minutes that say how things go of late, besides the one that has begun."""
+
+
+def chart_of(minutes: Iterable[Minute], now: Instant) -> Chart:
+    """The last hour of several queues together."""
+    sums: dict[int, Minute] = {}
+    for each in minutes:
+        known = sums.get(each.minute)
+        sums[each.minute] = each if known is None else known.and_also(each)
+    shown = [sums.get(number, Minute(minute=number)) for number in _shown(now)]
+    denied: dict[str, int] = {}
+    for each in shown:
+        for limit, count in each.denied.items():
+            denied[limit] = denied.get(limit, 0) + count
+    return Chart(
+        minutes=[_minute_view(each) for each in shown],
+        denied=dict(sorted(denied.items(), key=lambda item: (-item[1], item[0]))),
+    )
+
+
+def key_minutes(minutes: Iterable[Span], now: Instant) -> list[KeyMinute]:
+    """The last hour of a key."""
+    known = {each.number: each for each in minutes}
+    return [
+        KeyMinute(
+            at=as_datetime(each.number * MINUTE),
+            started=each.started,
+            ended=each.ended,
+            failed=each.failed,
+            mean_wait=_mean(each.waited, each.claimed),
+            mean_run=_mean(each.ran, each.timed),
+        )
+        for each in (known.get(number, Span(number)) for number in _shown(now))
+    ]
+
+
+def _shown(now: Instant) -> range:
+    """Which minutes a chart has: up to the one that has begun, as rates do."""
+    return range(now // MINUTE - SHOWN + 1, now // MINUTE + 1)
+
+
+def _mean(microseconds: int, count: int) -> float:
+    """In seconds."""
+    return microseconds / count / SECOND if count else 0.0
+
+
+def _minute_view(minute: Minute) -> MinuteView:
+    return MinuteView(
+        at=as_datetime(minute.minute * MINUTE),
+        arrived=minute.arrived,
+        started=minute.started,
+        ended=minute.ended,
+        failed=minute.failed,
+        mean_wait=_mean(minute.waited, minute.claimed),
+        longest_wait=minute.waited_longest / SECOND,
+        mean_run=_mean(minute.ran, minute.timed),
+        denied=minute.denied,
+    )
+
+
+def per_minute(minutes: Iterable[Minute], now: Instant) -> tuple[float, float, float]:
+    """Starts, ends and failures of the last 60 seconds. Of a minute that is partly older, those count that came since,
+    if they came evenly from the first to the last of that minute."""
+    since = now - MINUTE
+    started = ended = failed = 0.0
+    for each in minutes:
+        if each.claimed_in is not None:
+            started += each.claimed_in.share_after(since) * each.started
+        if each.ended_in is not None:
+            share = each.ended_in.share_after(since)
+            ended += share * each.ended
+            failed += share * each.failed
+    return started, ended, failed
+
+
+def lately(minutes: Iterable[Minute], now: Instant) -> Minute:
+    """The minute that has begun and the five before it, as one."""
+    return _since(minutes, now // MINUTE - RECENT)
+
+
+def latest(minutes: Iterable[Minute], now: Instant) -> Minute:
+    """The minute that has begun and the one before it, as one."""
+    return _since(minutes, now // MINUTE - 1)
+
+
+def _since(minutes: Iterable[Minute], first: int) -> Minute:
+    return reduce(Minute.and_also, (each for each in minutes if each.minute >= first), Minute(minute=first))
+
+
+def gauges_of(
+    moment: Moment, policies: Mapping[str, Policy], wanted: Mapping[str, Sequence[Wanted]]
+) -> Looking[dict[str, list[Gauge]]]:
+    """By queue, a gauge for everything that was asked for, in that order."""
+    boards = yield from moment.boards(policies, wanted)
+    return {queue: gauges(boards[queue], asked) for queue, asked in wanted.items()}
+
+
+def gauge_view(gauge: Gauge, bound: BoundLimit) -> GaugeView:
+    """A gauge in the form that people get."""
+    saturation = min(1.0, max(0.0, gauge.used / gauge.bound)) if gauge.bound > 0 else 1.0
+    return GaugeView(
+        limit=gauge.limit,
+        words=_pause_words(bound) or repr(gauge.in_force),
+        reason=str(gauge.reason),
+        used=gauge.used,
+        bound=gauge.bound,
+        room=gauge.room,
+        saturation=saturation,
+        opens_at=None if gauge.opens_at is None else as_datetime(gauge.opens_at),
+        bound_from=gauge.origin,
+    )
+
+
+def limit_words(bound: BoundLimit) -> str:
+    """A limit as one would write it in Python, or a pause in words."""
+    return _pause_words(bound) or repr(bound.limit)
+
+
+def _pause_words(bound: BoundLimit) -> str | None:
+    if not isinstance(bound.limit, PauseGate):
+        return None
+    return f"a pause by {', '.join(bound.limit.by)}" if bound.limit.by else "a pause of the queue"
+
+
+def drained_in(
+    waiting: int,
+    run_time: float,
+    told: Iterable[Gauge],
+    now: Instant,
+    pace: float | None,
+    *,
+    of_some: Iterable[tuple[Gauge, int]] = (),
+    running_for: int = 0,
+    can_start: bool = True,
+) -> float | None:
+    """Seconds until all that waits has started: as limits allow it, or as fast as jobs were really started (`pace`, a
+    second), whichever is slower. All of it passes the limits that `told` shows, and so many jobs each of those in
+    `of_some`. What runs has run for `running_for` at least. `can_start` is False where it is paused or no worker serves
+    it. `None`: nothing says so, it depends on run times that are not known, or somebody has to act first."""
+    if not waiting or not can_start:
+        return None
+    known = run_time_of(round(run_time * SECOND), [running_for])
+    gates = [(each.in_force, each.gate) for each in told]
+    latest = now
+    for more, jobs in [([], waiting), *(([(each.in_force, each.gate)], jobs) for each, jobs in of_some)]:
+        started = drains_at([*gates, *more], now, jobs, known)
+        if started is None and (gates or more):
+            return None
+        latest = max(latest, started or now)
+    return max((latest - now) / SECOND, waiting / pace if pace else 0.0)
+
 
 MOST_KEYS = 500
 """Keys of one page."""

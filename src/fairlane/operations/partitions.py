@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from fairlane.clock import SECOND
 from fairlane.errors import ConfigurationError
-from fairlane.operations.asking import Intent, in_force, partitions_of
+from fairlane.operations.requests import Intent, in_force, partitions_of
 from fairlane.policy.division import sibling
 from fairlane.policy.keys import By
 from fairlane.policy.partitions import Partition, checked_width, parse_partition
@@ -23,8 +23,6 @@ from fairlane.scheduler.rebuild import refuse_to_strand
 from fairlane.store.protocol import Store
 from fairlane.store.repartition import PARTITION, Advanced, advance
 from fairlane.store.rows import Declared
-
-__all__ = ["A_MOMENT", "PartitionPlan", "Repartitioned", "change_partitions", "declared_by", "plan_partitions"]
 
 MOVED_AT_ONCE = 5_000
 """Jobs that one transaction moves: claims of the partition that they leave wait for it."""

@@ -12,8 +12,6 @@ from fairlane.store.protocol import Store
 from fairlane.store.stats import Looking, Moment
 from fairlane.store.stats_values import BlockedLoop, LongRun, WorkerSeen, replaced
 
-__all__ = ["list_workers", "worker_list", "workers_at"]
-
 
 async def list_workers(store: Store) -> WorkerList:
     """Every worker that has reported within the last day and has not stopped as it should. One that died and was

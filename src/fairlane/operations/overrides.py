@@ -13,34 +13,22 @@ from msgspec import structs
 from fairlane.clock import Instant
 from fairlane.errors import InvalidOverride
 from fairlane.job import State
-from fairlane.operations.asking import Intent, find_limit, in_force, partitions_of, scope_of
-from fairlane.operations.seeing_keys import show_keys
+from fairlane.operations.keys import show_keys
+from fairlane.operations.requests import (
+    Intent,
+    find_jobs,
+    find_limit,
+    in_force,
+    known_partitions,
+    partitions_of,
+    scope_of,
+)
 from fairlane.policy.gates import Limit
 from fairlane.policy.overrides import Amendment, Kind, Override, Overrides, Scope, amend, everyone_in, without_effect
 from fairlane.policy.partitions import parse_partition
 from fairlane.policy.policy import BoundLimit, Policy
-from fairlane.store.finding import find_jobs, known_partitions
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
-
-__all__ = [
-    "Affected",
-    "Change",
-    "LimitInForce",
-    "OverrideInForce",
-    "boost",
-    "clear_limit",
-    "clear_weight",
-    "list_limits",
-    "list_overrides",
-    "pause",
-    "restore_overrides",
-    "resume",
-    "set_limit",
-    "set_weight",
-    "suspend",
-    "unsuspend",
-]
 
 KeyValues = Mapping[str, object]
 COUNTED = (State.READY, State.SCHEDULED, State.RUNNING)

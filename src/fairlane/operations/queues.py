@@ -1,0 +1,630 @@
+"""Queues at a glance: is work flowing, who waits and why. Looking changes nothing.
+
+Every view is of one moment: what it shows together is read in one snapshot of the database.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from shlex import quote
+from typing import Any
+
+import msgspec
+
+from fairlane.clock import SECOND, Instant, as_datetime, lasting
+from fairlane.operations.diagnosis import findings_at_a_glance
+from fairlane.operations.diagnosis_fleet import about_reported_tasks, about_workers, knows, unknown_tasks
+from fairlane.operations.explanations import is_routed
+from fairlane.operations.findings import Finding, Level
+from fairlane.operations.keys import (
+    MINUTE,
+    SHOWN,
+    chart_of,
+    gauge_view,
+    gauges_of,
+    held_keys,
+    keys_at,
+    lately,
+    latest,
+    limit_words,
+    page_at,
+    per_minute,
+)
+from fairlane.operations.requests import in_force
+from fairlane.operations.views import (
+    Counted,
+    GaugeView,
+    HeldView,
+    Hint,
+    HintKind,
+    KeyView,
+    LimitView,
+    OneQueue,
+    Overview,
+    QueueStatus,
+    QueueView,
+    Totals,
+    WorkerList,
+    WorkerView,
+)
+from fairlane.operations.workers import worker_list
+from fairlane.policy.documents import policy_words
+from fairlane.policy.keys import key_words
+from fairlane.policy.limits import Rate
+from fairlane.policy.partitions import whole_of
+from fairlane.policy.policy import Policy
+from fairlane.scheduler.estimate import Seen
+from fairlane.scheduler.explain import forwarded_to_an_engine, no_service, start_command
+from fairlane.simulation.measures import describe
+from fairlane.stats.gates import Gauge
+from fairlane.stats.keys import Held, Minute
+from fairlane.store.protocol import Store
+from fairlane.store.rows import Declared
+from fairlane.store.stats import Looking, Moment
+from fairlane.store.stats_values import KeySort, QueueFigures, WorkerSeen, serves, service_of
+
+
+class _Look(msgspec.Struct, frozen=True):
+    """What all views of queues are made of."""
+
+    now: Instant
+    policies: Mapping[str, Declared]
+    figures: Mapping[str, QueueFigures]
+    minutes: Mapping[str, list[Minute]]
+    gauges: Mapping[str, list[Gauge]]
+    """Of the limits of each whole queue, by partition."""
+    workers: WorkerList
+    seen: list[WorkerSeen]
+    forwarded: Collection[str] | None
+    """The queues that the app at hand leaves to an engine, if there is one."""
+
+
+def _look(moment: Moment, forwarded: Collection[str] | None, only: str | None = None) -> Looking[_Look]:
+    policies = yield from moment.policies()
+    names = [name for name in policies if only is None or whole_of(name) == only]
+    now = moment.now
+    figures = {each.queue: each for each in (yield from moment.survey(names))}
+    minutes = yield from moment.minutes(names, now - SHOWN * MINUTE)
+    wanted = {name: [(bound, ()) for _, bound in policies[name].policy.queue_gates] for name in names}
+    gauges = yield from gauges_of(moment, {name: policies[name].policy for name in names}, wanted)
+    seen = yield from moment.workers()
+    return _Look(now, policies, figures, minutes, gauges, worker_list(seen, now), seen, forwarded)
+
+
+def _look_at_keys_too(
+    moment: Moment, forwarded: Collection[str] | None, only: str | None = None
+) -> Looking[tuple[_Look, list[KeyView]]]:
+    look = yield from _look(moment, forwarded, only)
+    return look, (yield from _held_keys(moment, look))
+
+
+async def overview(store: Store, forwarded: Collection[str] | None = ()) -> Overview:
+    """All queues, and what to do about them. `forwarded` are those that the app at hand leaves to an engine; `None`, if
+    none is at hand."""
+    return (await overview_beside(store, {}, forwarded))[0]
+
+
+async def overview_beside(
+    store: Store, wanted: Mapping[str, Sequence[Mapping[str, object]]], forwarded: Collection[str] | None = ()
+) -> tuple[Overview, list[tuple[str, KeyView]]]:
+    """The same, and beside it some keys of queues, as of the same moment."""
+
+    def ask(moment: Moment) -> Looking[tuple[_Look, list[KeyView], list[tuple[str, KeyView]]]]:
+        look, held = yield from _look_at_keys_too(moment, forwarded)
+        beside = []
+        for queue, keys in wanted.items():
+            if queue in look.policies:
+                beside += [(queue, view) for view in (yield from keys_at(moment, queue, keys))]
+        return look, held, beside
+
+    look, keys, beside = await store.ask(ask)
+    views, workers = await _views_of(store, look), look.workers
+    overview = Overview(
+        now=as_datetime(look.now),
+        totals=_totals(views, workers),
+        queues=views,
+        hints=hints_of(views, keys, await findings_at_a_glance(store, workers.workers)),
+        chart=chart_of((each for minutes in look.minutes.values() for each in minutes), look.now),
+    )
+    return overview, beside
+
+
+async def list_queues(store: Store, forwarded: Collection[str] | None = ()) -> list[QueueView]:
+    """All queues, without anything else."""
+    return await _views_of(store, await store.ask(lambda moment: _look(moment, forwarded)))
+
+
+def queues_at(moment: Moment) -> Looking[list[QueueView]]:
+    """All queues as of one moment, whoever runs their jobs."""
+    return _views((yield from _look(moment, ())))
+
+
+async def show_queue(store: Store, queue: str, forwarded: Collection[str] | None = ()) -> OneQueue:
+    """One queue with its limits, its partitions and its last hour; or `UnknownQueue`."""
+    name = (await in_force(store, whole_of(queue))).policy.queue
+    look, keys = await store.ask(lambda moment: _look_at_keys_too(moment, forwarded, name))
+    declared = look.policies[name]
+    policy = declared.policy
+    (view,) = await _views_of(store, look)
+    chart = chart_of((each for minutes in look.minutes.values() for each in minutes), look.now)
+    parts = [_view(name, [name], look) for name in look.figures] if len(look.figures) > 1 else []
+    return OneQueue(
+        now=as_datetime(look.now),
+        view=view,
+        policy=describe(policy),
+        version=declared.version,
+        policy_words=policy_words(policy),
+        limits=_limits(policy, look, chart.denied),
+        scopes=[list(by) for by in policy.scopes],
+        partitions=parts,
+        hints=hints_of([view], keys, _findings_of(view.queue, look.workers.workers)),
+        chart=chart,
+    )
+
+
+def _held_keys(moment: Moment, look: _Look) -> Looking[list[KeyView]]:
+    """The keys behind whose limits most jobs wait, with how fast their queues go."""
+    seen: dict[str, Seen] = {}
+    for name in look.figures:
+        known = seen.get(whole_of(name), Seen([], look.now))
+        seen[whole_of(name)] = Seen([*known.minutes, *look.minutes.get(name, [])], look.now)
+    policies = {name: look.policies[name].policy for name in look.figures}
+    return (yield from held_keys(moment, policies, seen, look.seen))
+
+
+def _findings_of(queue: str, workers: Sequence[WorkerView]) -> list[Finding]:
+    return [each for each in (*about_workers(workers), *about_reported_tasks(workers)) if each.queue == queue]
+
+
+async def _views_of(store: Store, look: _Look) -> list[QueueView]:
+    """A view of each queue. Of one that nobody serves, its jobs may tell that an engine runs them, if no app does."""
+    views = _views(look)
+    for number, view in enumerate(views):
+        is_open = view.is_forwarded is None and view.status is QueueStatus.STOPPED
+        if is_open and await is_routed(store, view.queue):
+            views[number] = _with_status(msgspec.structs.replace(view, is_forwarded=True))
+    return views
+
+
+def _views(look: _Look) -> list[QueueView]:
+    """A view of each queue, its partitions taken together."""
+    parts: dict[str, list[str]] = {}
+    for name in look.figures:
+        parts.setdefault(whole_of(name), []).append(name)
+    return [_view(whole, names, look) for whole, names in sorted(parts.items())]
+
+
+def _view(queue: str, names: Sequence[str], look: _Look) -> QueueView:
+    figures = [look.figures[name] for name in names]
+    policy = look.policies[names[0]].policy
+    ready = sum(each.ready for each in figures)
+    held = _held(look, names, ready)
+    minutes = [each for name in names for each in look.minutes.get(name, [])]
+    started, ended, failed = per_minute(minutes, look.now)
+    recent = lately(minutes, look.now)
+    alive = [each for each in look.workers.workers if not each.is_late and serves(each.queues, names)]
+    serving = [each for each in alive if each.takes_jobs]
+    oldest = min((each.oldest_ready_at for each in figures if each.oldest_ready_at is not None), default=None)
+    service = service_of(look.seen, names, look.now)
+    view = QueueView(
+        queue=queue,
+        status=QueueStatus.IDLE,
+        words="",
+        ready=ready,
+        held=held,
+        held_jobs=sum(_held_jobs(look, name) for name in names),
+        running=sum(each.running for each in figures),
+        scheduled=_sum(each.scheduled for each in figures),
+        dead=_sum(each.dead for each in figures),
+        oldest_wait=None if oldest is None or not ready else max(0.0, (look.now - oldest) / SECOND),
+        ended=sum(hour.ended for each in figures for hour in each.hours),
+        failed=sum(hour.failed for each in figures for hour in each.hours),
+        started_per_minute=started,
+        ended_per_minute=ended,
+        failed_per_minute=failed,
+        recently_started=recent.started,
+        recently_ended=recent.ended,
+        recently_failed=recent.failed,
+        recently_denied=sum(recent.denied.values()),
+        rates=_rates(policy, latest(minutes, look.now).denied),
+        workers=len(serving),
+        workers_stopping=len(alive) - len(serving),
+        slots=sum(each.concurrency for each in serving),
+        slots_free=_slots_free(look, serving),
+        is_paused=all(() in look.policies[name].policy.overrides.pauses for name in _in_use(names, policy)),
+        partitions=len(_in_use(names, policy)),
+        unseen=max(0, sum(each.unseen for each in figures)),
+        figures_as_of=as_datetime(look.now),
+        is_forwarded=forwarded_to_an_engine(queue, look.forwarded, was_seen=service.is_forwarded),
+        refusal=service.refusal,
+        unbegun=service.unbegun,
+        long_runs=sorted(
+            (run for each in alive for run in each.long_runs if run.queue in names), key=lambda run: run.since
+        ),
+        unknown_tasks=[
+            task
+            for (of, task) in sorted(unknown_tasks(serving))
+            if of == whole_of(queue) and not knows(serving, of, task)
+        ],
+    )
+    return _with_status(view)
+
+
+def _slots_free(look: _Look, serving: Sequence[WorkerView]) -> int:
+    """As workers have last reported, less what has started since. What a dispatcher has published is in none of its
+    slots."""
+    free = sum(max(0, each.concurrency - each.running) for each in serving)
+    if any(each.is_dispatcher for each in serving):
+        return free
+    served = {queue for each in serving for queue in each.queues}
+    names = [name for name in look.figures if serves(served, [name])]
+    running = sum(look.figures[name].running for name in names)
+    reporting = [each for each in look.workers.workers if serves(each.queues, names)]
+    reported = sum(each.running + each.waiting + each.unsettled for each in reporting)
+    return max(0, free - max(0, running - reported))
+
+
+def _rates(policy: Policy, denied: Mapping[str, int]) -> dict[str, str]:
+    """Of the limits that turned jobs away, the rates."""
+    bounds = [policy.bound_named(name) for name in denied]
+    return {each.name: limit_words(each) for each in bounds if each is not None and isinstance(each.limit, Rate)}
+
+
+def _with_status(view: QueueView) -> QueueView:
+    status, words = status_of(view)
+    return msgspec.structs.replace(view, status=status, words=words)
+
+
+def _in_use(names: Sequence[str], policy: Policy) -> list[str]:
+    """Of these partitions, those that the queue is divided into now: it may have had more."""
+    known = policy.partition.names if policy.partition is not None and len(names) > 1 else names
+    return [name for name in names if name in known] or list(names)
+
+
+def _held(look: _Look, names: Sequence[str], ready: int) -> list[HeldView]:
+    """By limit, whom it holds back; a full limit of the whole queue holds back all that are ready."""
+    policy = look.policies[names[0]].policy
+    sums: dict[str, Held] = {}
+    for name in names:
+        for limit, held in look.figures[name].held.items():
+            known = sums.get(limit, Held())
+            sums[limit] = Held(known.keys + held.keys, known.jobs + held.jobs)
+        for gauge in look.gauges[name]:
+            if gauge.room <= 0:
+                known = sums.get(gauge.limit, Held())
+                sums[gauge.limit] = Held(0, known.jobs + look.figures[name].ready)
+    views = []
+    for limit, held in sums.items():
+        bound = policy.bound_named(limit)
+        if bound is not None and held.jobs > 0:
+            words = limit_words(bound)
+            by = list(bound.limit.by)
+            views.append(HeldView(limit=limit, words=words, by=by, keys=held.keys, jobs=min(held.jobs, ready)))
+    return sorted(views, key=lambda each: (-each.jobs, each.limit))
+
+
+def _held_jobs(look: _Look, name: str) -> int:
+    """How many jobs of a partition something holds back."""
+    figures = look.figures[name]
+    return figures.ready if any(gauge.room <= 0 for gauge in look.gauges[name]) else figures.held_jobs
+
+
+def _limits(policy: Policy, look: _Look, denied: Mapping[str, int]) -> list[LimitView]:
+    held = {each.limit: each for each in _held(look, list(look.figures), 1 << 60)}
+    gauges = {gauge.limit: gauge for gauge in look.gauges[policy.queue]}
+    views = []
+    for bound in policy.bound:
+        gauge = gauges.get(bound.name)
+        shown = None if gauge is None else gauge_view(gauge, bound)
+        holding = held.get(bound.name)
+        is_of_queue = not bound.limit.by
+        views.append(
+            LimitView(
+                limit=bound.name,
+                words=limit_words(bound) if shown is None else shown.words,
+                by=list(bound.limit.by),
+                gauge=shown,
+                held_keys=0 if holding is None else holding.keys,
+                held_jobs=0 if holding is None or is_of_queue else holding.jobs,
+                denied=denied.get(bound.name, 0),
+                is_suspended=policy.overrides.suspension is not None,
+                overridden_keys=sum(name == bound.name for name, _ in policy.overrides.limits),
+            )
+        )
+    return views
+
+
+def _totals(views: Sequence[QueueView], workers: WorkerList) -> Totals:
+    waits = [view.oldest_wait for view in views if view.oldest_wait is not None]
+    return Totals(
+        ready=sum(view.ready for view in views),
+        held_jobs=sum(view.held_jobs for view in views),
+        running=sum(view.running for view in views),
+        scheduled=_sum(view.scheduled for view in views),
+        dead=_sum(view.dead for view in views),
+        oldest_wait=max(waits, default=None),
+        ended=sum(view.ended for view in views),
+        failed=sum(view.failed for view in views),
+        started_per_minute=sum(view.started_per_minute for view in views),
+        ended_per_minute=sum(view.ended_per_minute for view in views),
+        failed_per_minute=sum(view.failed_per_minute for view in views),
+        workers=workers.alive - workers.stopping,
+        workers_stopping=workers.stopping,
+        workers_late=workers.late,
+        slots=workers.slots,
+    )
+
+
+def _sum(numbers: Iterable[Counted]) -> Counted:
+    counted = list(numbers)
+    return Counted(sum(each.count for each in counted), all(each.is_all for each in counted))
+
+
+LAGGING_AFTER = 60.0
+"""Seconds that a job which nothing holds back may wait before it is told as lag."""
+MOST_HINTS = 20
+OF_ONE_LIMIT = 3
+"""Keys that are named one by one for a limit that holds many back: its queue's page has the others."""
+TOLD_BY_QUEUES = ("broker refuses", "unbegun jobs")
+"""Findings about dispatchers that their queues tell of."""
+FEW_SLOTS = 0.9
+OFTEN_FAILING = 0.5
+OFTEN_DENIED = 0.1
+"""Jobs turned away for each that started: where slots are what is short, limits turn hardly any away."""
+
+
+def status_of(view: QueueView) -> tuple[QueueStatus, str]:
+    """How a queue is doing, in a word and in a sentence. What the view says of its status is not looked at."""
+    ready, held, running = view.ready, view.held_jobs, view.running
+    if view.is_paused:
+        return QueueStatus.PAUSED, f"paused: {_waiting(ready)}, {running:,} still run"
+    if not ready and not running and view.unknown_tasks:
+        tasks = ", ".join(map(repr, view.unknown_tasks))
+        return QueueStatus.STOPPED, f"no worker that serves it knows task {tasks}: its jobs are given back"
+    if not ready:
+        return (QueueStatus.FLOWING, f"{running:,} run, nothing waits") if running else (QueueStatus.IDLE, "idle")
+    if view.refusal is not None:
+        return QueueStatus.STOPPED, f"the broker refuses what is published: {_waiting(ready)}; {view.refusal}"
+    if not view.workers:
+        # What a worker that died was running counts as running until somebody is there to notice.
+        left = f", {running:,} {'was' if running == 1 else 'were'} running" if running else ""
+        who = no_service(view.workers_stopping, is_forwarded=view.is_forwarded)
+        return QueueStatus.STOPPED, f"{who}: {_waiting(ready)}{left}"
+    eligible, pauses, limits = ready - held, *_by_pause(view.held)
+    if _is_rated(view, eligible):
+        let = "lets jobs start as it opens" if len(view.rates) == 1 else "let jobs start as they open"
+        return QueueStatus.LIMITED, f"{', '.join(view.rates.values())} {let}, as the policy requires: {_waiting(ready)}"
+    if eligible <= 0:
+        if pauses and not limits:
+            return (
+                QueueStatus.LIMITED,
+                f"pauses hold back everything that waits ({_jobs(ready)}), as operators requested",
+            )
+        if pauses:
+            words = f"pauses of operators and limits hold back everything that waits ({_jobs(ready)})"
+            return QueueStatus.LIMITED, f"{words}; {', '.join(f'{_jobs(each.jobs)}: {each.words}' for each in pauses)}"
+        holding = [run for run in view.long_runs if run.limit is not None]
+        if holding:
+            longest = holding[0]
+            words = f"; job {longest.job} ({longest.task}) has held {longest.limit} for {lasting(longest.ran)}"
+            return QueueStatus.LIMITED, f"limits hold back everything that waits ({_jobs(ready)}){words}"
+        return QueueStatus.LIMITED, f"limits hold back everything that waits ({_jobs(ready)}), as the policy requires"
+    if _is_lagging(view, eligible):
+        are = "is" if view.slots_free == 1 else "are"
+        slots = f"{view.slots_free:,} of {view.slots:,} slots {are} free" if view.slots_free else "no slot is free"
+        oldest = "" if held or view.oldest_wait is None else f"; the oldest waits for {lasting(view.oldest_wait)}"
+        return QueueStatus.LAGGING, f"{_jobs(eligible)} could start, and {slots}{oldest}"
+    by = " and ".join(["limits"] * bool(limits) + ["pauses"] * bool(pauses)) or "limits"
+    back = f", {held:,} {'is' if held == 1 else 'are'} held back by {by}" if held else ""
+    return QueueStatus.FLOWING, f"{_jobs(eligible)} could start now{back}"
+
+
+def _by_pause(held: Iterable[HeldView]) -> tuple[list[HeldView], list[HeldView]]:
+    """What pauses hold back, and what limits do."""
+    pauses = [each for each in held if each.limit.startswith("pause:")]
+    return pauses, [each for each in held if each not in pauses]
+
+
+def _is_rated(view: QueueView, eligible: int) -> bool:
+    """Whether rates are all that slows a queue down, at a moment in which they are shut or have just opened: they have
+    turned jobs away lately, nothing else holds any back, and those that could start now do not wait for a slot."""
+    if not view.rates or any(each.limit not in view.rates for each in view.held):
+        return False
+    return eligible <= 0 or not _is_busy(view) or _has_just_opened(view)
+
+
+def _has_just_opened(view: QueueView) -> bool:
+    """Whether a limit that turns jobs away again and again holds nobody at this moment: it lets the next job start."""
+    return not view.held_jobs and view.recently_denied > OFTEN_DENIED * view.recently_started
+
+
+def _is_lagging(view: QueueView, eligible: int) -> bool:
+    """Whether jobs that nothing holds back wait for long. Where others are held back, nobody knows which is the oldest:
+    then by whether all slots are busy, and more could start than start in a minute. A limit that has room for the next
+    job just now holds back the others all the same."""
+    if _has_just_opened(view) or (view.oldest_wait is not None and view.oldest_wait <= LAGGING_AFTER):
+        return False
+    if not view.held_jobs and not view.recently_denied:
+        return view.oldest_wait is not None and view.oldest_wait > LAGGING_AFTER
+    return _is_busy(view) and view.recently_started > 0 and eligible > view.started_per_minute
+
+
+def _is_busy(view: QueueView) -> bool:
+    return view.slots > 0 and view.slots - view.slots_free >= FEW_SLOTS * view.slots
+
+
+def hints_of(queues: Sequence[QueueView], keys: Iterable[KeyView], findings: Iterable[Finding]) -> list[Hint]:
+    """Faults first, then lag, then pauses, then what may break soon, then limits that do their work."""
+    hints = [*_of_findings(findings), *_about_queues(queues), *_about_keys(keys)]
+    order = {HintKind.FAULT: 0, HintKind.LAG: 1, HintKind.PAUSE: 2, HintKind.WARNING: 3, HintKind.LIMIT: 4}
+    return sorted(hints, key=lambda hint: order[hint.kind])[:MOST_HINTS]
+
+
+def _of_findings(findings: Iterable[Finding]) -> Iterator[Hint]:
+    """What the doctor finds at a glance, but for what the queues say themselves. What may be on purpose is left to the
+    doctor."""
+    kinds = {Level.FAULT: HintKind.FAULT, Level.WARNING: HintKind.WARNING}
+    for each in findings:
+        if (kind := kinds.get(each.level)) is not None and each.check not in TOLD_BY_QUEUES:
+            yield Hint(kind=kind, queue=each.queue, words=each.words, knob=each.remedy)
+
+
+def _about_queues(queues: Sequence[QueueView]) -> Iterator[Hint]:
+    stopped = [each for each in queues if each.status is QueueStatus.STOPPED and each.ready and each.refusal is None]
+    for is_forwarded in dict.fromkeys(each.is_forwarded for each in stopped):
+        yield _about_stopped([each for each in stopped if each.is_forwarded is is_forwarded])
+    for each in queues:
+        if each.status is QueueStatus.STOPPED and each.refusal is not None:
+            knob = "check the broker; publishing is retried until it accepts messages"
+            yield Hint(kind=HintKind.FAULT, queue=each.queue, words=f"{each.queue}: {each.words}", knob=knob)
+        elif each.status is QueueStatus.LAGGING:
+            knob = "start more workers, or give them more --concurrency"
+            if each.slots and not _is_busy(each):
+                knob = f"slots are free, so it is not the workers: fairlane explain --queue {quote(each.queue)}"
+            yield Hint(kind=HintKind.LAG, queue=each.queue, words=f"{each.queue}: {each.words}", knob=knob)
+        elif each.status is QueueStatus.PAUSED and each.ready:
+            knob = f"fairlane resume {quote(each.queue)}"
+            yield Hint(kind=HintKind.PAUSE, queue=each.queue, words=f"{each.queue} is {each.words}", knob=knob)
+        if each.unbegun is not None:
+            knob = "start a worker of the engine that consumes the queue, or check those that do"
+            yield Hint(kind=HintKind.WARNING, queue=each.queue, words=f"{each.queue}: {each.unbegun}", knob=knob)
+        yield from _about_failures(each)
+
+
+def _about_stopped(views: Sequence[QueueView]) -> Hint:
+    """Queues that nobody serves, and whose jobs wait: one command starts them all."""
+    names = [each.queue for each in views]
+    knob = start_command(*names, is_forwarded=views[0].is_forwarded)
+    if len(views) == 1:
+        return Hint(kind=HintKind.FAULT, queue=names[0], words=f"{names[0]}: {views[0].words}", knob=knob)
+    who = "dispatcher" if views[0].is_forwarded else "worker"
+    words = f"{', '.join(names)}: no {who} serves these queues: {_waiting(sum(each.ready for each in views))}"
+    return Hint(kind=HintKind.FAULT, queue=None, words=words, knob=knob)
+
+
+def _about_failures(view: QueueView) -> Iterator[Hint]:
+    knob = f"fairlane dead list --queue {quote(view.queue)}"
+    if view.recently_failed > OFTEN_FAILING * view.recently_ended:
+        share = view.recently_failed / view.recently_ended
+        words = f"{view.queue}: {share:.0%} of the runs of the last five minutes failed"
+        yield Hint(kind=HintKind.FAULT, queue=view.queue, words=words, knob=knob)
+    elif view.recently_failed and view.dead.count:
+        more = "" if view.dead.is_all else " or more"
+        runs = "1 run" if view.recently_failed == 1 else f"{view.recently_failed:,} runs"
+        words = f"{view.queue}: {runs} of the last five minutes failed, and {_jobs(view.dead.count)}{more} died"
+        yield Hint(kind=HintKind.FAULT, queue=view.queue, words=words, knob=knob)
+
+
+def _about_keys(keys: Iterable[KeyView]) -> Iterator[Hint]:
+    told = Counter[tuple[str, str]]()
+    for each in keys:
+        if not each.held_by or not each.waiting:
+            continue
+        who, queue = key_words(each.keys), whole_of(each.queue)
+        told.update((queue, limit) for limit in each.held_by)
+        if max(told[queue, limit] for limit in each.held_by) > OF_ONE_LIMIT:
+            continue
+        if each.is_paused:
+            words = f"{who} is paused: {_waiting(each.waiting)}"
+            knob = f"fairlane resume {quote(queue)} {_key_options(each)}"
+            yield Hint(kind=HintKind.PAUSE, queue=queue, words=words, knob=knob, keys=each.keys)
+            continue
+        gauge = next((gauge for gauge in each.gauges if gauge.limit in each.held_by), None)
+        if gauge is None:
+            continue
+        words = f"{who} is held by its {_bound_words(gauge)}: {_waiting(each.waiting)}"
+        if each.drained_in is not None:
+            words += f", {lasting(each.drained_in)} to drain"
+        knob = f"fairlane limit set {quote(queue)} {quote(gauge.limit)} NUMBER {_key_options(each)}"
+        yield Hint(kind=HintKind.LIMIT, queue=queue, words=words, knob=knob, keys=each.keys, limit=gauge.limit)
+
+
+def _bound_words(gauge: GaugeView) -> str:
+    if gauge.reason == "rate":
+        return f"rate ({gauge.words})"
+    if gauge.reason == "breaker":
+        return "breaker, which is open after failures"
+    if gauge.reason == "sequence":
+        return "sequence: its jobs run one after the other"
+    return f"limit of {gauge.bound:g}"
+
+
+def _key_options(view: KeyView) -> str:
+    return " ".join(f"--key {quote(f'{name}={value}')}" for name, value in view.keys.items())
+
+
+def _waiting(count: int) -> str:
+    return "1 job waits" if count == 1 else f"{count:,} jobs wait"
+
+
+def _jobs(count: int) -> str:
+    return "1 job" if count == 1 else f"{count:,} jobs"
+
+
+MOST_QUEUES = 8
+"""Queues that are looked at together, the busiest of all."""
+PLACES: dict[str, Callable[[KeyView], Any]] = {
+    "waiting": lambda view: -view.waiting,
+    "running": lambda view: -view.running,
+    "ended": lambda view: -view.ended,
+    "started": lambda view: 0.0 if view.last_started_at is None else -view.last_started_at.timestamp(),
+    "name": lambda view: [value or "" for value in view.keys.values()],
+}
+assert set(PLACES) == {str(each) for each in KeySort}
+
+
+class Ranking(msgspec.Struct, frozen=True, kw_only=True):
+    """The first keys in some order."""
+
+    now: datetime
+    queues: list[str]
+    """Those that were looked at."""
+    left_out: int
+    """How many others there are, which have less to do."""
+    sort: str
+    keys: list[KeyView]
+    unserved: dict[str, str] = {}
+    """Of these queues, those whose waiting jobs nobody starts, with why, in words."""
+
+
+async def rank_keys(
+    store: Store,
+    queue: str | None = None,
+    by: str | Sequence[str] | None = None,
+    *,
+    sort: str = "waiting",
+    limit: int = 50,
+) -> Ranking:
+    """The first keys of a queue; of none in particular, those of the busiest, each by what its turns are taken by."""
+    if queue is not None:
+        await in_force(store, whole_of(queue))
+    return await store.ask(lambda moment: _ranked(moment, queue, by, sort, limit))
+
+
+def _ranked(
+    moment: Moment, queue: str | None, by: str | Sequence[str] | None, sort: str, limit: int
+) -> Looking[Ranking]:
+    if queue is None:
+        views = sorted((yield from queues_at(moment)), key=lambda view: (-view.ready - view.running, view.queue))
+        names, left_out = [view.queue for view in views[:MOST_QUEUES]], max(0, len(views) - MOST_QUEUES)
+    else:
+        names, left_out = [queue], 0
+    keys: list[KeyView] = []
+    unserved: dict[str, str] = {}
+    for name in names:
+        page = yield from page_at(moment, name, by if queue else None, sort=sort, limit=limit)
+        keys += page.keys
+        unserved |= {} if page.unserved is None else {name: page.unserved}
+    if len(names) > 1:
+        keys.sort(key=PLACES[sort])
+    now = as_datetime(moment.now)
+    return Ranking(
+        now=now,
+        queues=names,
+        left_out=left_out,
+        sort=sort,
+        keys=keys[:limit],
+        unserved=unserved,
+    )
