@@ -17,7 +17,7 @@ from starlette.routing import Mount
 
 from fairlane import App
 from fairlane.dashboard import create_dashboard
-from fairlane.dashboard.building import Dashboard
+from fairlane.dashboard.site import Dashboard
 from tests.dashboard.harness import ROOT, TOKEN, VIEWER_TOKEN, a_shop
 from tests.waiting import PATIENCE
 

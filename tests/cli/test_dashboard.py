@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from fairlane.dashboard.connections import MOST_OF_ONE_PEER
+from fairlane.dashboard.server import MOST_OF_ONE_PEER
 from tests.cli.conftest import Fairlane
 
 WATCHDOG = 60.0

@@ -15,7 +15,7 @@ from starlette.routing import Mount
 from fairlane import App, Concurrency, Fair
 from fairlane.clock import ManualClock
 from fairlane.dashboard import create_dashboard
-from fairlane.dashboard.building import Dashboard
+from fairlane.dashboard.site import Dashboard
 
 __all__ = ["ROOT", "TOKEN", "VIEWER_TOKEN", "Site", "a_shop", "csrf_of"]
 

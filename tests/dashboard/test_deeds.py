@@ -8,7 +8,7 @@ import re
 import httpx
 import pytest
 
-from fairlane.dashboard.contents import DEEDS
+from fairlane.dashboard.site import DEEDS
 from fairlane.operations import JobFilter
 from tests.dashboard.harness import ROOT, csrf_of
 from tests.dashboard.world import API, World

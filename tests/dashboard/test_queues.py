@@ -12,8 +12,8 @@ import pytest
 
 from fairlane import App, Concurrency, Fair
 from fairlane.clock import ManualClock
-from fairlane.dashboard.charts import sparkline
-from fairlane.dashboard.keys import MOST_WATCHED, key_query, keys_of, watched_from, watched_text
+from fairlane.dashboard.html import sparkline
+from fairlane.dashboard.job_filters import MOST_WATCHED, key_query, keys_of, watched_from, watched_text
 from tests.dashboard.harness import ROOT, TOKEN, VIEWER_TOKEN, Site, csrf_of
 from tests.dashboard.test_jobs import EVIL, confirm, enqueue
 

@@ -133,7 +133,7 @@ async def _serve(built: Starlette, listening: socket) -> None:
 
     import uvicorn
 
-    from fairlane.dashboard.connections import bounded
+    from fairlane.dashboard.server import bounded
 
     class Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket] | None = None) -> None:

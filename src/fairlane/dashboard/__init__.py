@@ -2,6 +2,6 @@
 
 import fairlane.dashboard.extras  # noqa: F401 - says what to install, where something is missing
 from fairlane.dashboard.access import Role, Visitor
-from fairlane.dashboard.building import create_dashboard
+from fairlane.dashboard.site import create_dashboard
 
 __all__ = ["Role", "Visitor", "create_dashboard"]

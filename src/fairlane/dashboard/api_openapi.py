@@ -14,8 +14,8 @@ import msgspec
 
 from fairlane.dashboard.access import ACTOR_HEADER, COOKIE, LONGEST_NAME, Role
 from fairlane.dashboard.api_answers import ErrorAnswer
+from fairlane.dashboard.api_errors import CODES
 from fairlane.dashboard.api_operations import OPERATIONS, Operation
-from fairlane.dashboard.api_refusing import CODES
 from fairlane.policy.keys import NAME
 
 __all__ = ["describe_api"]

@@ -14,7 +14,7 @@ from fairlane.clock import SECOND, as_instant, microseconds
 from fairlane.dashboard import api_answers as answers
 from fairlane.dashboard import api_requests as requests
 from fairlane.dashboard.access import Role, Visitor
-from fairlane.dashboard.api_refusing import Refusal
+from fairlane.dashboard.api_errors import Refusal
 from fairlane.errors import ConfigurationError
 from fairlane.job import State
 from fairlane.operations import (
@@ -44,7 +44,7 @@ from fairlane.policy.keys import canonical_keys
 from fairlane.redaction import Surface
 
 if TYPE_CHECKING:
-    from fairlane.dashboard.building import Dashboard
+    from fairlane.dashboard.site import Dashboard
 
 __all__ = ["OPERATIONS", "Asked", "Operation"]
 

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from fairlane.clock import SECOND, Clock
 from fairlane.dashboard.access import Visitor
-from fairlane.dashboard.rendering import fingerprint
+from fairlane.dashboard.html import fingerprint
 
 __all__ = ["INTERVALS", "EventStream", "Live", "Rendered"]
 

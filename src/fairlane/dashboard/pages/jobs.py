@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fairlane.dashboard.acting import Deed, Told, told_of_report
-from fairlane.dashboard.choosing import filter_from, job_from, limit_from, selection_from, shown_filter
-from fairlane.dashboard.page import Ask, Page
+from fairlane.dashboard.actions import Deed, Told, told_of_report
+from fairlane.dashboard.job_filters import filter_from, job_from, limit_from, selection_from, shown_filter
+from fairlane.dashboard.page import Ask, Page, number_from
 from fairlane.job import State
 from fairlane.operations import JobFilter, Operations
 from fairlane.policy.unique import checked_on_replay_conflict
-
-__all__ = ["DEEDS", "JOB", "JOBS"]
 
 ROWS = 50
 WAITING = (State.SCHEDULED, State.READY)
@@ -120,3 +118,25 @@ _POSSIBLE: tuple[tuple[Deed, tuple[State, ...]], ...] = (
 
 JOBS = Page(path="/jobs", title="Jobs", template="jobs.html", look=look_at_jobs, nav="Jobs", shortcut="j")
 JOB = Page(path="/jobs/{job}", title="Job", template="job.html", look=look_at_job, nav="Jobs")
+
+
+async def look_at_dead(ask: Ask) -> dict[str, Any]:
+    wanted = filter_from(ask.query, state=State.DEAD)
+    page = await ask.operations.list_jobs(wanted, ROWS, ask.query.get("after") or None, looks=1)
+    return {"jobs": page.jobs, "after": page.after, "filter": {**shown_filter(ask.query), "state": "dead"}}
+
+
+DEAD = Page(path="/dead", title="Dead", template="dead.html", look=look_at_dead, nav="Dead", shortcut="d")
+
+
+LARGEST = 2**62
+
+
+async def look_at_audit(ask: Ask) -> dict[str, Any]:
+    queue = ask.query.get("queue") or None
+    before = number_from(ask.query, "before", 0, low=0, high=LARGEST) or None
+    page = await ask.operations.list_audit(queue, before=before, limit=ROWS)
+    return {"entries": page.entries, "before": page.before, "queue": queue}
+
+
+AUDIT = Page(path="/audit", title="Audit", template="audit.html", look=look_at_audit, nav="Audit", shortcut="a")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fairlane.dashboard.charts import hours_chart, key_wait_chart
-from fairlane.dashboard.keys import key_query, keys_of, watched_text
+from fairlane.dashboard.html import hours_chart, key_wait_chart
+from fairlane.dashboard.job_filters import key_query, keys_of, watched_text
 from fairlane.dashboard.page import Ask, Page
 
 __all__ = ["KEY", "KEYS"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fairlane.dashboard.charts import throughput_chart, wait_chart
-from fairlane.dashboard.keys import key_query, watched_from
+from fairlane.dashboard.html import throughput_chart, wait_chart
+from fairlane.dashboard.job_filters import key_query, watched_from
 from fairlane.dashboard.page import Ask, Page
 from fairlane.operations.views import HintKind, QueueStatus
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from fairlane.dashboard.acting import Deed, Told, told_of_change
-from fairlane.dashboard.charts import denial_chart, throughput_chart, wait_chart
-from fairlane.dashboard.keys import keys_of
+from fairlane.dashboard.actions import Deed, Told, told_of_change
+from fairlane.dashboard.html import denial_chart, throughput_chart, wait_chart
+from fairlane.dashboard.job_filters import keys_of
 from fairlane.dashboard.page import Ask, Page
 from fairlane.dashboard.pages.overview import LOOKS
 from fairlane.errors import ConfigurationError

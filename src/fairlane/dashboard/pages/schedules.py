@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairlane.clock import Instant
-from fairlane.dashboard.acting import Deed, Told, Undo
+from fairlane.dashboard.actions import Deed, Told, Undo
+from fairlane.dashboard.html import clock
 from fairlane.dashboard.page import Ask, Page
-from fairlane.dashboard.rendering import clock
 from fairlane.errors import ConfigurationError
 from fairlane.operations import Operations, ScheduleView
 

@@ -15,18 +15,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from fairlane.dashboard.access import Access, Role, Visitor, is_bearer
 from fairlane.errors import FairlaneError
 
-__all__ = [
-    "HEADERS",
-    "LARGEST_BODY",
-    "Doorkeeper",
-    "address_of",
-    "form_of",
-    "path_of",
-    "refused",
-    "root_of",
-    "wants_json",
-]
-
 LARGEST_BODY = 1024 * 1024
 SLOWEST_BODY = 30.0
 """Seconds that a body may take to arrive."""

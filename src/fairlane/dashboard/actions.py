@@ -18,15 +18,13 @@ from starlette.routing import Route
 
 from fairlane.clock import as_datetime
 from fairlane.dashboard.access import Role, require
-from fairlane.dashboard.doorkeeper import form_of
-from fairlane.dashboard.keys import key_query
+from fairlane.dashboard.job_filters import key_query
+from fairlane.dashboard.security import form_of
 from fairlane.operations import Change, Operations, Report
 from fairlane.policy.overrides import Kind, Override
 
 if TYPE_CHECKING:
-    from fairlane.dashboard.building import Dashboard
-
-__all__ = ["Deed", "Told", "Undo", "deed_routes", "safe_path", "told_of_change", "told_of_report"]
+    from fairlane.dashboard.site import Dashboard
 
 SHOWN = 20
 """Skipped jobs that are named one by one."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
@@ -14,21 +15,19 @@ from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from fairlane.app import App
-from fairlane.dashboard.access import Access, Authorize, Visitor, visitor_of
-from fairlane.dashboard.acting import deed_routes, safe_path
-from fairlane.dashboard.contents import DEEDS, PAGES
-from fairlane.dashboard.doorkeeper import HEADERS, Doorkeeper, form_of, path_of, root_of, wants_json
-from fairlane.dashboard.leaving import unless_gone
+from fairlane.clock import SECOND
+from fairlane.dashboard.access import COOKIE, LONGEST_NAME, SESSION, Access, Authorize, Visitor, visitor_of
+from fairlane.dashboard.actions import Deed, deed_routes, safe_path
+from fairlane.dashboard.html import Rendering, address, fingerprint
 from fairlane.dashboard.live import INTERVALS, EventStream, Live
 from fairlane.dashboard.page import Ask, Page
-from fairlane.dashboard.rendering import Rendering, address, fingerprint
-from fairlane.dashboard.scraping import scrape_routes
-from fairlane.dashboard.signing_in import login_routes
+from fairlane.dashboard.pages import jobs, keys, overview, queues, schedules, trials, workers
+from fairlane.dashboard.security import HEADERS, Doorkeeper, address_of, form_of, path_of, root_of, wants_json
 from fairlane.errors import (
     ConfigurationError,
     FairlaneError,
@@ -42,8 +41,8 @@ from fairlane.errors import (
 )
 from fairlane.operations import Operations
 from fairlane.redaction import Audience, Redact, Surface
-
-__all__ = ["Dashboard", "create_dashboard", "dashboard_of"]
+from fairlane.telemetry.fleet import Fleet
+from fairlane.telemetry.prometheus import CONTENT_TYPE
 
 log = logging.getLogger("fairlane.dashboard")
 
@@ -316,3 +315,110 @@ _CODES = {
     429: "busy",
     503: "unavailable",
 }
+
+
+PAGES: tuple[Page, ...] = (
+    overview.PAGE,
+    queues.QUEUES,
+    queues.QUEUE,
+    keys.KEYS,
+    keys.KEY,
+    jobs.JOBS,
+    jobs.JOB,
+    jobs.DEAD,
+    schedules.PAGE,
+    workers.PAGE,
+    jobs.AUDIT,
+    trials.PAGE,
+)
+DEEDS: tuple[Deed, ...] = (*jobs.DEEDS, *queues.DEEDS, *schedules.DEEDS)
+
+
+T = TypeVar("T")
+CLIENT_GONE = 499
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What the work comes to. It is cancelled when the visitor goes away; its body has been read by then."""
+    working = asyncio.create_task(work)
+    gone = asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait([working, gone], return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise HTTPException(CLIENT_GONE, "nobody waits for this any more")
+        return working.result()
+    finally:
+        gone.cancel()
+        working.cancel()
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+NAMED_KEYS = 20
+
+
+def scrape_routes(app: App) -> list[BaseRoute]:
+    """However many scrape, the database is asked at most every ten seconds."""
+    fleet = Fleet(app.operations.fleet_figures, app.telemetry.failures, NAMED_KEYS)
+
+    async def tell_metrics(request: Request) -> Response:
+        return PlainTextResponse(await fleet.text(), headers={"Content-Type": CONTENT_TYPE})
+
+    return [Route("/metrics", tell_metrics, methods=["GET"])]
+
+
+def login_routes(dashboard: Dashboard) -> list[Route]:
+    """None where the host's own app says who may enter."""
+    access = dashboard.access
+
+    def form(request: Request, status: int = 200, problem: str = "", name: str = "", then: str = "/") -> HTMLResponse:
+        shown = {"root": root_of(request), "problem": problem, "name": name, "next": then}
+        return HTMLResponse(dashboard.rendering.part("login.html", shown), status)
+
+    async def ask(request: Request) -> Response:
+        return form(request, then=safe_path(request.query_params.get("next")))
+
+    async def login(request: Request) -> Response:
+        given = form_of(request, await request.body())
+        name, then = given.get("name", "").strip(), safe_path(given.get("next"))
+        address = address_of(request)
+        if wait := access.throttle.wait(address):
+            answer = form(request, 429, f"Too many wrong tokens. Try again in {wait} s.", name, then)
+            answer.headers["Retry-After"] = str(wait)
+            return answer
+        role = access.role_of(given.get("token", "").strip())
+        if role is None:
+            access.throttle.failed(address)
+            return form(request, 401, "That is not the token. It was printed when the dashboard started.", name, then)
+        if not name or len(name) > LONGEST_NAME or not name.isprintable():
+            return form(request, 400, "Say who you are: what you do is recorded under this name.", "", then)
+        root = root_of(request)
+        welcome = RedirectResponse(f"{root}{then}", 303)
+        welcome.set_cookie(
+            COOKIE,
+            access.open_session(name, role),
+            max_age=SESSION // SECOND,
+            path=root or "/",
+            secure=request.url.scheme == "https",
+            httponly=True,
+            samesite="strict",
+        )
+        return welcome
+
+    async def logout(request: Request) -> Response:
+        await access.end_session(visitor_of(request))
+        root = root_of(request)
+        answer = RedirectResponse(f"{root}/login", 303)
+        answer.delete_cookie(COOKIE, path=root or "/", httponly=True, samesite="strict")
+        return answer
+
+    if access.authorize is not None:
+        return []
+    return [
+        Route("/login", ask, methods=["GET"], name="login"),
+        Route("/login", login, methods=["POST"]),
+        Route("/logout", logout, methods=["POST"], name="logout"),
+    ]

@@ -10,8 +10,6 @@ import asyncio
 from collections import Counter
 from typing import Any
 
-__all__ = ["HEAD_WITHIN", "MOST_CONNECTIONS", "MOST_OF_ONE_PEER", "bounded"]
-
 MOST_CONNECTIONS = 1_000
 MOST_OF_ONE_PEER = 100
 """A browser opens six; a hundred are an office behind one address."""

@@ -24,8 +24,6 @@ from fairlane.errors import (
     UnknownTask,
 )
 
-__all__ = ["CODES", "Refusal", "refusal_of", "refused"]
-
 log = logging.getLogger("fairlane.dashboard")
 
 CODES = {

@@ -1,0 +1,468 @@
+"""Try a policy: what it would do to the jobs of a queue, beside another one. Nothing of it touches the queue."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from threading import Lock
+from typing import Any
+
+import msgspec
+
+from fairlane.clock import measured, microseconds
+from fairlane.dashboard.page import Ask, Page
+from fairlane.errors import ConfigurationError, FairlaneError, UnknownQueue
+from fairlane.operations import PolicyInForce
+from fairlane.operations.trials import MOST_SIMULATED, MOST_SLOTS, Misread, Tried, read_policy_text, read_workload_text
+from fairlane.policy.documents import policy_text
+from fairlane.policy.policy import Policy
+from fairlane.simulation.measures import Group, LimitUse, Simulation, Timeline
+
+DEFAULT_SLOTS = "100"
+HISTORY, DECLARED = "history", "declared"
+_UNDER_WAY = Lock()
+"""Held, never waited for: a processor is shared by all who use this process."""
+BUSY = "Another simulation is under way, and there is one at a time. Try again in a moment."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Form:
+    """What was typed, as it was typed."""
+
+    queue: str = ""
+    a: str = "{}\n"
+    b: str = ""
+    source: str = HISTORY
+    last: str = "1h"
+    workload: str = ""
+    slots: str = DEFAULT_SLOTS
+    until: str = ""
+    problems: Mapping[str, Misread] = field(default_factory=dict)
+    """By field; of the whole: `form`."""
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> _Form:
+        # A browser sends every line end as two signs, and a line is counted by one of them.
+        typed = {name: value.replace("\r\n", "\n") for name, value in given.items() if name in cls.__slots__}
+        typed.pop("problems", None)
+        return msgspec.convert(typed, cls)
+
+    def refused(self, problems: Mapping[str, Misread]) -> _Form:
+        return replace(self, problems=problems)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What is to be tried, read from a form."""
+
+    policies: list[Policy]
+    slots: int
+    options: dict[str, Any]
+
+
+async def look(ask: Ask) -> dict[str, Any]:
+    known = await ask.operations.show_policies()
+    queue = ask.query.get("queue", "") or (known[0].queue if known else "")
+    form = _Form(queue=queue, slots=await _slots_of(ask, queue))
+    return _shown(_loaded(form, known), known)
+
+
+async def submit(ask: Ask, given: Mapping[str, str]) -> dict[str, Any]:
+    known = await ask.operations.show_policies()
+    form = _Form.of(given)
+    if given.get("do") == "load":
+        return _shown(_loaded(form, known), known)
+    wanted = _read(form)
+    if not isinstance(wanted, _Wanted):
+        return _shown(form.refused(wanted), known)
+    try:
+        tried = await _one_at_a_time(ask, wanted)
+    except (ConfigurationError, UnknownQueue) as error:
+        return _shown(form.refused({"form": Misread(words=str(error))}), known)
+    return _shown(form, known) | {"result": compare(tried, wanted.policies, form.queue)}
+
+
+async def _one_at_a_time(ask: Ask, wanted: _Wanted) -> list[Tried]:
+    if not _UNDER_WAY.acquire(blocking=False):
+        raise ConfigurationError(BUSY)
+    try:
+        return await ask.operations.try_policies(wanted.policies, slots=wanted.slots, **wanted.options)
+    finally:
+        _UNDER_WAY.release()
+
+
+async def _slots_of(ask: Ask, queue: str) -> str:
+    """Those of the workers that serve the queue now."""
+    found = await ask.operations.list_workers()
+    slots = sum(each.concurrency for each in found.workers if queue in each.queues and each.takes_jobs)
+    return str(min(slots, MOST_SLOTS)) if slots else DEFAULT_SLOTS
+
+
+def _loaded(form: _Form, known: list[PolicyInForce]) -> _Form:
+    """The form with the policy in force; what was typed elsewhere stays."""
+    found = _in_force(form.queue, known)
+    if found is None:
+        words = f"no policy of a queue {form.queue!r} is known to this database" if form.queue else ""
+        problems = {"queue": Misread(words=words)} if words else {}
+        return replace(form, source=DECLARED, workload=_workload(form, found), problems=problems)
+    text = policy_text(found)
+    is_untouched = not form.b.strip() or form.b.strip() == form.a.strip()
+    return replace(form, a=text, b=text if is_untouched else form.b, workload=_workload(form, found))
+
+
+def _workload(form: _Form, policy: Policy | None) -> str:
+    if form.workload.strip():
+        return form.workload
+    return workload_examples(() if policy is None else policy.stamped_keys)[0].text
+
+
+def _in_force(queue: str, known: list[PolicyInForce]) -> Policy | None:
+    return next((each.policy for each in known if each.queue == queue), None)
+
+
+def _shown(form: _Form, known: list[PolicyInForce]) -> dict[str, Any]:
+    policy = _in_force(form.queue, known)
+    return {
+        "form": form,
+        "problems": form.problems,
+        "queues": [each.queue for each in known if each.policy is not None],
+        "examples": workload_examples(() if policy is None else policy.stamped_keys),
+        "overrides": sum(len(each.overrides) for each in known if each.queue == form.queue),
+        "most_jobs": MOST_SIMULATED,
+        "most_slots": MOST_SLOTS,
+        "result": None,
+    }
+
+
+# Reading what was typed.
+
+
+def _read(form: _Form) -> _Wanted | dict[str, Misread]:
+    """What is to be tried, or every problem at once: whoever mends one must not meet the next one by one."""
+    problems: dict[str, Misread] = {}
+    policies: list[Policy] = []
+    for name, text in (("a", form.a), ("b", form.b)):
+        if name == "b" and not text.strip():
+            continue
+        policy = read_policy_text(text)
+        if isinstance(policy, Misread):
+            problems[name] = policy
+        else:
+            policies.append(policy)
+    slots = _number(form.slots, problems)
+    options = _jobs(form, problems)
+    if form.until.strip() and _is_time("until", form.until, problems):
+        options["until"] = form.until.strip()
+    return problems or _Wanted(policies, slots, options)
+
+
+def _jobs(form: _Form, problems: dict[str, Misread]) -> dict[str, Any]:
+    if form.source == HISTORY:
+        _is_time("last", form.last, problems)
+        return {"history": form.queue, "last": form.last.strip()}
+    workload = read_workload_text(form.workload)
+    if isinstance(workload, Misread):
+        problems["workload"] = workload
+        return {}
+    return {"workload": workload}
+
+
+def _number(text: str, problems: dict[str, Misread]) -> int:
+    typed = text.strip().replace(",", "")
+    if typed.isascii() and typed.isdigit() and 1 <= int(typed[:9]) <= MOST_SLOTS and len(typed) < 9:
+        return int(typed)
+    problems["slots"] = Misread(words=f"give a whole number from 1 to {MOST_SLOTS:,}")
+    return 0
+
+
+def _is_time(name: str, text: str, problems: dict[str, Misread]) -> bool:
+    try:
+        microseconds(text.strip())
+    except FairlaneError as error:
+        problems[name] = Misread(words=str(error))
+        return False
+    return True
+
+
+PAGE = Page(
+    path="/try",
+    title="Try a policy",
+    template="try.html",
+    look=look,
+    submit=submit,
+    nav="Try",
+    shortcut="t",
+    is_live=False,
+)
+
+
+LETTERS = "ABCD"
+SHOWN_KEYS = 5
+SHOWN_CLASSES = 8
+"""Classes that have a line of their own in a chart; the rest share one."""
+COLOURS = 4
+MOST_POINTS = 200
+ALIKE = 0.1
+"""A difference that is not worth a sentence."""
+BRIEF = 0.005
+"""Seconds: nor is one between waits that nobody notices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One policy, and what it came to."""
+
+    letter: str
+    simulation: Simulation
+    code: str
+    """The policy as one would declare it."""
+    notes: tuple[str, ...]
+    """What a simulation cannot know about it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    title: str
+    letter: str | None
+    data: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A line of a table, and which side it is of; a line of the first side begins a group."""
+
+    letter: str
+    group: Group
+    part: float
+    """Its wait at p95, as a part of the longest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    sides: list[Side]
+    words: list[str]
+    charts: list[Chart]
+    classes: list[Row]
+    keys: list[Row]
+    limits: list[tuple[str, LimitUse]]
+    by: str
+
+
+def compare(tried: Sequence[Tried], policies: Sequence[Policy], queue: str) -> Comparison:
+    """Everything that the page shows of them."""
+    found = [simulation for simulation, _ in tried]
+    return Comparison(
+        sides=[
+            Side(letter=letter, simulation=each, code=declaration(policy, queue), notes=tuple(_notes(policy)))
+            for letter, each, policy in zip(LETTERS, found, policies, strict=False)
+        ],
+        words=_in_words(found),
+        charts=_charts(tried),
+        classes=_rows([each.classes for each in found]),
+        keys=_rows([sorted(each.keys, key=lambda group: -group.waits.p95)[:SHOWN_KEYS] for each in found]),
+        limits=[(letter, use) for letter, each in zip(LETTERS, found, strict=False) for use in each.limits],
+        by=", ".join(found[0].by),
+    )
+
+
+def declaration(policy: Policy, queue: str) -> str:
+    """The policy as one would write it in a program."""
+    lines = [f"    {json.dumps(queue or policy.queue)},"]
+    if policy.fair is not None:
+        lines.append(f"    fair={policy.fair!r},")
+    if policy.limits:
+        lines += ["    limits=[", *(f"        {each!r}," for each in policy.limits), "    ],"]
+    if policy.keys:
+        lines.append(f"    keys={policy.keys!r},")
+    return "\n".join(["app.queue(", *lines, ")"])
+
+
+# In words.
+
+
+def _notes(policy: Policy) -> Iterable[str]:
+    if any(bound.from_job for bound in policy.bound):
+        yield "A number that jobs bring along counts as 1 here: these jobs bring none. Write a number instead."
+    if shared := [each.name for each in policy.limits if each.name is not None]:
+        yield f"The limit {shared[0]} is shared with other queues; here this queue has it to itself."
+
+
+def _in_words(found: Sequence[Simulation]) -> list[str]:
+    if len(found) < 2:
+        return []
+    a, b = found[0], found[1]
+    before = {group.name: group.waits.p95 for group in a.classes}
+    words = [
+        _wait_in_words(group.name, before[group.name], group.waits.p95) for group in b.classes if group.name in before
+    ]
+    told = [each for each in words if each]
+    if not told:
+        told.append("Waits are about the same under both.")
+    if abs(b.seconds - a.seconds) > ALIKE * a.seconds:
+        told.append(f"All is done after {measured(b.seconds)} under B, {measured(a.seconds)} under A.")
+    if a.jain is not None and b.jain is not None and abs(a.jain - b.jain) > ALIKE:
+        told.append(
+            f"Turns are {'more' if b.jain > a.jain else 'less'} even under B (Jain {b.jain:.2f}, {a.jain:.2f})."
+        )
+    return told
+
+
+def _wait_in_words(name: str, before: float, after: float) -> str:
+    if abs(after - before) <= max(BRIEF, ALIKE * max(before, after)):
+        return ""
+    which = "sooner" if after < before else "later"
+    return f"{name} starts {which} under B: 95 % of its jobs within {measured(after)}, under A {measured(before)}."
+
+
+# Tables.
+
+
+def _rows(groups: Sequence[Sequence[Group]]) -> list[Row]:
+    """Line by line, the first policy above the second."""
+    longest = max((each.waits.p95 for side in groups for each in side), default=0.0)
+    places = {name: nth for nth, name in enumerate(dict.fromkeys(each.name for side in groups for each in side))}
+    rows = [
+        Row(letter=letter, group=each, part=each.waits.p95 / longest if longest else 0.0)
+        for letter, side in zip(LETTERS, groups, strict=False)
+        for each in side
+    ]
+    return sorted(rows, key=lambda row: (places[row.group.name], row.letter))
+
+
+# Charts.
+
+
+def _charts(tried: Sequence[Tried]) -> list[Chart]:
+    charts: list[Chart] = []
+    letters = [letter if len(tried) > 1 else None for letter in LETTERS]
+    for title, which in (("Slots in use, by class", "running"), ("Jobs waiting, by class", "waiting")):
+        drawn = [_over_time(timeline, getattr(timeline, which)) for _, timeline in tried]
+        # The same scales on both sides: otherwise what is half as much looks just as much.
+        top = max((value for each in drawn for line in each["series"] for value in line["values"]), default=1)
+        right = max((each["x"][-1] for each in drawn if each["x"]), default=1)
+        for letter, each in zip(letters, drawn, strict=False):
+            scale = {"top": top, "right": right, "time": False, "xLabel": "after", "xUnit": "s"}
+            charts.append(Chart(title=title, letter=letter, data=json.dumps({**each, **scale})))
+    found = [simulation for simulation, _ in tried]
+    by = ", ".join(found[0].by)
+    if by and max(len(each.keys) for each in found) > 1:
+        waits = [sorted((group.waits.p95 for group in each.keys), reverse=True) for each in found]
+        shares = [sorted((group.share * 100 for group in each.keys), reverse=True) for each in found]
+        charts.append(_ranked(f"Wait at p95 of each {by}, the longest first", "s", waits))
+        charts.append(_ranked(f"Share of the slots’ time of each {by}, the largest first", "%", shares))
+    return charts
+
+
+def _over_time(timeline: Timeline, lines: Sequence[Sequence[float]]) -> dict[str, Any]:
+    width = timeline.column_seconds
+    named = sorted(zip(timeline.classes, lines, strict=True), key=lambda each: -sum(each[1]))
+    # In their own order again, so that a class has the same colour on both sides.
+    kept = [each for each in zip(timeline.classes, lines, strict=True) if each in named[:SHOWN_CLASSES]]
+    rest = named[SHOWN_CLASSES:]
+    if rest:
+        others = [sum(column) for column in zip(*(line for _, line in rest), strict=True)]
+        kept.append((f"{len(rest)} others", others))
+    series = [
+        {"label": name, "values": [round(value, 2) for value in line], **({"dash": [5, 4]} if nth >= COLOURS else {})}
+        for nth, (name, line) in enumerate(kept)
+    ]
+    columns = len(lines[0]) if lines else 0
+    return {"x": [round(width * nth, 3) for nth in range(columns)], "series": series}
+
+
+def _ranked(title: str, unit: str, sides: Sequence[Sequence[float]]) -> Chart:
+    longest = max(map(len, sides))
+    step = max(1, -(-longest // MOST_POINTS))
+    places = list(range(0, longest, step))
+    series = [
+        {
+            "label": letter if len(sides) > 1 else "all",
+            "values": [round(side[place], 4) if place < len(side) else None for place in places],
+            "color": color,
+        }
+        for letter, side, color in zip(LETTERS, sides, ("series-4", "series-1", "series-2", "series-3"), strict=False)
+    ]
+    data = {"x": [place + 1 for place in places], "series": series, "time": False, "xLabel": "place", "unit": unit}
+    return Chart(title=title, letter=None, data=json.dumps(data))
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A text for a field, and what it is about."""
+
+    title: str
+    text: str
+
+
+def workload_examples(keys: Sequence[str]) -> list[Example]:
+    """What tends to happen to queues, for jobs that carry these keys."""
+    names = list(keys) or ["account"]
+    hot, small, many = _keys(names, "acme", "1"), _keys(names, "small-{n}", "{n}"), _keys(names, "tenant-{n}", "{n}")
+    return [
+        Example(
+            "one tenant floods the queue",
+            "\n".join(
+                [
+                    "# One enqueues 3,000 jobs at once; forty others send bursts of five.",
+                    *_class("hot", hot, "jobs = 3000", 'run_time = "50ms"'),
+                    "",
+                    *_class(
+                        "small",
+                        small,
+                        "count = 40      # small-0 to small-39",
+                        "jobs = 40       # each",
+                        "burst = 5",
+                        'every = "2s"',
+                        'run_time = { exponential = "50ms" }',
+                    ),
+                ]
+            ),
+        ),
+        Example(
+            "long jobs beside short ones",
+            "\n".join(
+                [
+                    "# As many jobs each, but those of one take thirty times as long.",
+                    *_class("long", hot, "jobs = 300", 'run_time = "3s"'),
+                    "",
+                    *_class("short", small, "count = 10", "jobs = 300", 'run_time = "100ms"'),
+                ]
+            ),
+        ),
+        Example(
+            "steady traffic, some of it failing",
+            "\n".join(
+                [
+                    "# Arrivals at random times; one run in ten fails and is tried again.",
+                    *_class(
+                        "steady",
+                        many,
+                        "count = 100",
+                        "jobs = 60",
+                        "poisson = 0.5   # arrivals a second, of each",
+                        'run_time = { lognormal = "400ms" }',
+                        "failures = 0.1",
+                        "max_attempts = 5",
+                        'backoff = "2s"',
+                    ),
+                ]
+            ),
+        ),
+    ]
+
+
+def _keys(names: Sequence[str], first: str, others: str) -> str:
+    pairs = [
+        f"{_bare(name)} = {json.dumps(first if not nth else f'{name}-{others}')}" for nth, name in enumerate(names)
+    ]
+    return "keys = { " + ", ".join(pairs) + " }"
+
+
+def _bare(name: str) -> str:
+    is_bare = name.isascii() and name.replace("_", "").replace("-", "").isalnum()
+    return name if is_bare else json.dumps(name)
+
+
+def _class(name: str, keys: str, *lines: str) -> list[str]:
+    return ["[[classes]]", f'name = "{name}"', keys, *lines]
