@@ -32,7 +32,7 @@ def fairlane_clock() -> ManualClock:
 @pytest.fixture
 def fairlane_app(request: pytest.FixtureRequest, fairlane_clock: ManualClock) -> Iterator[App]:
     """The app of the program under test, on an empty database in memory; `fairlane_clock` is its clock."""
-    from fairlane.cli.loading import load_app
+    from fairlane.cli.database import load_app
 
     place: str = request.config.getini("fairlane_app")
     if not place:

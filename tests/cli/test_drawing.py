@@ -10,13 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from fairlane.cli.drawing import bar, columns, number, printable, sparkline
 from fairlane.cli.keys import draw_key, draw_keys
+from fairlane.cli.output import Screen, Ticker, watch
 from fairlane.cli.queues import draw_queue
-from fairlane.cli.showing import Screen
 from fairlane.cli.status import draw_status
+from fairlane.cli.tables import bar, columns, number, printable, sparkline
 from fairlane.cli.top import draw_ranking
-from fairlane.cli.watching import Ticker, watch
 from fairlane.cli.workers import draw_workers
 from fairlane.errors import StoreUnavailable
 from fairlane.operations import Ranking

@@ -80,7 +80,7 @@ def test_csv_can_be_read_back_and_holds_no_formula(run: Run, jobs: list[str]) ->
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@a", "\t=1", "\r=1", "\n=1"])
 def test_a_cell_that_begins_like_a_formula_is_text(text: str) -> None:
-    from fairlane.cli.exporting import _cell
+    from fairlane.cli.jobs import _cell
 
     shown = one_line(text)
     assert _cell(text) == f"'{shown}"

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fairlane.cli.program import program
-from fairlane.cli.telling import ago
+from fairlane.cli.tables import ago
 from fairlane.scheduler.settlement import Died, settle
 from fairlane.store.protocol import WorkerIdentity
 from fairlane.store.sqlite import SqliteStore
@@ -263,7 +263,7 @@ def test_a_limit_that_is_reached_is_told(run: Run, enqueue: Callable[..., str]) 
 def test_a_bulk_change_asks_on_a_terminal(
     run: Run, enqueue: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fairlane.cli import acting
+    from fairlane.cli import job_selection as acting
 
     job = enqueue("acme")
     monkeypatch.setattr(acting, "_is_asked", lambda: True)
@@ -285,7 +285,7 @@ def test_ages_are_short(before: int, said: str) -> None:
 def test_a_table_fits_the_terminal_and_keeps_ids_whole(
     run: Run, enqueue: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fairlane.cli import drawing
+    from fairlane.cli import tables as drawing
 
     job = enqueue("a-rather-long-name-of-an-account")
     monkeypatch.setattr(drawing, "IN_A_PIPE", 80)

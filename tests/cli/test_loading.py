@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fairlane.app import App
-from fairlane.cli.loading import load_app
+from fairlane.cli.database import load_app
 from fairlane.errors import ConfigurationError, InvalidPolicy
 
 Write = Callable[[str, str], None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fairlane.cli.queue_slots import queue_shares
+from fairlane.cli.worker import queue_shares
 from fairlane.errors import ConfigurationError, UnknownQueue
 from fairlane.worker.options import QueueShare
 

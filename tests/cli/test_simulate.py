@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from fairlane.cli.policy_file import read_policy
 from fairlane.cli.program import program
+from fairlane.cli.simulate import read_policy
 from fairlane.errors import ConfigurationError
 from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.simulation.plots import Series, plot_areas, plot_bars, plot_lines

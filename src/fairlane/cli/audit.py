@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fairlane.cli.choosing import app_or_url_options
+from fairlane.cli.job_selection import app_or_url_options
 
 if TYPE_CHECKING:
     from fairlane.operations import AuditPage
@@ -46,7 +46,7 @@ def audit(queue: str | None, limit: int, before: int | None, app: str | None, ur
     if not page.entries:
         click.echo("nothing has been done")
         return
-    from fairlane.cli.telling import print_table
+    from fairlane.cli.tables import print_table
 
     rows = [_row(each) for each in page.entries]
     print_table(("WHEN (UTC)", "WHO", "ACTION", "QUEUE", "WHAT", "WHY"), rows, ("WHO", "QUEUE", "WHAT", "WHY"))

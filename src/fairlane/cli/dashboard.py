@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fairlane.cli.choosing import app_or_url_options
+from fairlane.cli.job_selection import app_or_url_options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairlane.cli.acting import act, action_options
-from fairlane.cli.choosing import LookingGroup, filter_options, place_options
+from fairlane.cli.job_selection import LookingGroup, act, action_options, filter_options, place_options
 from fairlane.cli.jobs import listing, tell_page
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def list_(as_json: bool, **options: Any) -> None:
     if as_json:
         tell_page(page)
         return
-    from fairlane.cli.telling import ago, first_line, print_table
+    from fairlane.cli.tables import ago, first_line, print_table
     from fairlane.policy.keys import key_words
 
     if not page.jobs:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fairlane.cli.choosing import app_or_url_options, with_app
+from fairlane.cli.job_selection import app_or_url_options, with_app
 
 if TYPE_CHECKING:
     from fairlane.operations import Finding

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairlane.cli.choosing import keys_given
+from fairlane.cli.job_selection import keys_given
 from fairlane.errors import ConfigurationError, InvalidJob, UnknownTask
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def enqueue(
     """
     import asyncio
 
-    from fairlane.cli.loading import load_app
+    from fairlane.cli.database import load_app
 
     loaded = load_app(app)
     found = _task(loaded, task)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fairlane.cli.choosing import place_options, with_app
+from fairlane.cli.job_selection import place_options, with_app
 from fairlane.errors import ConfigurationError
 from fairlane.redaction import one_line
 
@@ -58,8 +58,8 @@ def explain(
 async def _ask(
     job: str | None, queue: str | None, keys: tuple[str, ...], app: str | None, url: str | None
 ) -> tuple[Explanation, bool]:
-    from fairlane.cli.choosing import job_ids, keys_given
     from fairlane.cli.database import app_of, existing_store
+    from fairlane.cli.job_selection import job_ids, keys_given
     from fairlane.operations.explanations import explain_job, explain_queue, has_jobs
 
     named = app_of(app, url)
@@ -77,7 +77,7 @@ async def _ask(
 
 
 def _tell(told: Explanation, is_empty: bool) -> None:
-    from fairlane.cli.telling import ago
+    from fairlane.cli.tables import ago
     from fairlane.job import State
 
     subject = told.subject

@@ -50,7 +50,7 @@ def forward(
       fairlane forward shop:forwarder --queues emails,webhooks=2 --lease 10s
     """
     end_well_when_stopped_early()
-    from fairlane.cli.queue_slots import queue_shares
+    from fairlane.cli.worker import queue_shares
     from fairlane.forward.dispatcher import Dispatching
     from fairlane.worker import WorkerOptions, run_worker
 
@@ -72,7 +72,7 @@ def forward(
 
 def load_forwarder(place: str) -> Forwarder:
     """The forwarder that `place` names. `shop` alone stands for `shop:forwarder`."""
-    from fairlane.cli.loading import find_modules_here, load_object
+    from fairlane.cli.database import find_modules_here, load_object
     from fairlane.forward import Forwarder
 
     find_modules_here()

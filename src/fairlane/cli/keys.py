@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fairlane.cli.choosing import place_options, with_app
+from fairlane.cli.job_selection import place_options, with_app
 from fairlane.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ def keys(
       fairlane keys webhooks --by endpoint --sort running --search acme
       fairlane keys webhooks --key account=acme
     """
-    from fairlane.cli.choosing import keys_given
-    from fairlane.cli.showing import look, tell
+    from fairlane.cli.job_selection import keys_given
+    from fairlane.cli.output import look, tell
     from fairlane.operations import list_keys, show_key
 
     if named:
@@ -96,7 +96,7 @@ def keys(
 def _draw_list(page: KeyList, width: int) -> list[Text]:
     from rich.text import Text
 
-    from fairlane.cli.drawing import as_of, wrapped
+    from fairlane.cli.tables import as_of, wrapped
 
     if not page.keys:
         return [Text(_nothing(page))]
@@ -116,7 +116,7 @@ def _nothing(page: KeyList) -> str:
 
 def draw_keys(views: Sequence[KeyView], now: datetime, width: int, *, with_queue: bool = False) -> list[Text]:
     """A line for each key, with as much as fits."""
-    from fairlane.cli.drawing import columns
+    from fairlane.cli.tables import columns
 
     shown = WIDE if width >= WIDE_ENOUGH else NARROW
     headings = ("QUEUE", *shown) if with_queue else shown
@@ -126,7 +126,7 @@ def draw_keys(views: Sequence[KeyView], now: datetime, width: int, *, with_queue
 
 
 def _cells(view: KeyView, now: datetime) -> dict[str, str]:
-    from fairlane.cli.drawing import counted, number, run_time, wait
+    from fairlane.cli.tables import counted, number, run_time, wait
     from fairlane.policy.partitions import whole_of
 
     fullest = max(view.gauges, key=lambda gauge: gauge.saturation, default=None)
@@ -155,7 +155,7 @@ def values_of(view: KeyView) -> str:
 
 
 def _ago(at: datetime | None, now: datetime) -> str:
-    from fairlane.cli.telling import ago
+    from fairlane.cli.tables import ago
     from fairlane.clock import as_instant
 
     return "" if at is None else ago(as_instant(at), as_instant(now))
@@ -164,7 +164,7 @@ def _ago(at: datetime | None, now: datetime) -> str:
 def draw_key(one: OneKey, width: int) -> list[Text]:
     from rich.text import Text
 
-    from fairlane.cli.drawing import (
+    from fairlane.cli.tables import (
         as_of,
         chart_lines,
         columns,
@@ -213,7 +213,7 @@ def draw_key(one: OneKey, width: int) -> list[Text]:
 
 
 def _jobs(jobs: Sequence[NextJob], now: datetime, width: int) -> list[Text]:
-    from fairlane.cli.drawing import columns
+    from fairlane.cli.tables import columns
     from fairlane.policy.keys import key_words
 
     rows = [

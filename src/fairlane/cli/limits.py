@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fairlane.cli.changing import change, change_options, key_option, lasting_options, tell_overrides
-from fairlane.cli.choosing import LookingGroup, keys_given, place_options
+from fairlane.cli.changes import change, change_options, key_option, lasting_options, tell_overrides
+from fairlane.cli.job_selection import LookingGroup, keys_given, place_options
 
 if TYPE_CHECKING:
     from fairlane.clock import Instant
     from fairlane.operations import LimitInForce
     from fairlane.store.protocol import Store
-
-__all__ = ["boost", "limit", "overrides", "weight"]
 
 T = TypeVar("T")
 
@@ -98,7 +96,7 @@ def list_limits(queue: str | None, app: str | None, url: str | None, as_json: bo
     if not found:
         click.echo("no queue has a limit" if queue is None else f"queue {queue!r} has no limit")
         return
-    from fairlane.cli.telling import print_table
+    from fairlane.cli.tables import print_table
 
     headings: tuple[str, ...] = ("LIMIT", "KEY", "DECLARED", "IN FORCE", "SET BY", "ENDS", "REASON")
     rows = [_row(each, now) for _, each in found]
@@ -116,7 +114,7 @@ async def _limits_by_queue(store: Store, queue: str | None) -> list[tuple[str, L
 
 
 def _row(limit: LimitInForce, now: Instant) -> tuple[str, ...]:
-    from fairlane.cli.telling import ago
+    from fairlane.cli.tables import ago
 
     keys = " ".join(f"{name}={value}" for name, value in limit.scope)
     everyone = "each partition" if limit.is_per_partition else "the whole queue"
@@ -234,3 +232,78 @@ def overrides(queue: str | None, app: str | None, url: str | None, as_json: bool
     tell_overrides(found, now)
     if not found:
         click.echo("nothing is overridden")
+
+
+@click.command()
+@click.argument("queue")
+@key_option
+@click.option("--task", help="Only of this task.")
+@lasting_options
+@change_options
+def pause(queue: str, keys: tuple[str, ...], task: str | None, **options: Any) -> None:
+    """Start nothing more of a queue, of a key or of a task.
+
+    What runs goes on. Every worker obeys at its next claim, and keys that are first seen later are covered.
+
+    \b
+    Example:
+      fairlane pause webhooks --reason "the vendor is down" --for 1h
+      fairlane pause webhooks --key account=acme
+      fairlane pause webhooks --task shop.deliver --dry-run
+    """
+    from fairlane import operations
+
+    named = keys_given(keys)
+    change(lambda store, intent: operations.pause(store, queue, intent, keys=named, task=task), options)
+
+
+@click.command()
+@click.argument("queue")
+@key_option
+@click.option("--task", help="Only of this task.")
+@change_options
+def resume(queue: str, keys: tuple[str, ...], task: str | None, **options: Any) -> None:
+    """End a pause: the one of exactly this queue, key or task. Who waited starts at once.
+
+    \b
+    Example:
+      fairlane resume webhooks
+      fairlane resume webhooks --key account=acme
+    """
+    from fairlane import operations
+
+    named = keys_given(keys)
+    change(lambda store, intent: operations.resume(store, queue, intent, keys=named, task=task), options)
+
+
+@click.command()
+@click.argument("queue")
+@lasting_options
+@change_options
+def suspend(queue: str, **options: Any) -> None:
+    """Let no limit of a queue hold anything back, for an emergency.
+
+    The limits go on counting, so that they hold exactly when they come back. Pauses and turns stay.
+
+    \b
+    Example:
+      fairlane suspend webhooks --for 10m --reason "drain before the maintenance"
+    """
+    from fairlane import operations
+
+    change(lambda store, intent: operations.suspend(store, queue, intent), options)
+
+
+@click.command()
+@click.argument("queue")
+@change_options
+def unsuspend(queue: str, **options: Any) -> None:
+    """Let the limits of a queue hold again. What runs beyond them drains first.
+
+    \b
+    Example:
+      fairlane unsuspend webhooks
+    """
+    from fairlane import operations
+
+    change(lambda store, intent: operations.unsuspend(store, queue, intent), options)

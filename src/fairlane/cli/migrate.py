@@ -6,9 +6,7 @@ import json
 
 import click
 
-from fairlane.cli.choosing import app_or_url_options
-
-__all__ = ["migrate"]
+from fairlane.cli.job_selection import app_or_url_options
 
 
 @click.command()
@@ -63,3 +61,28 @@ def _print_migrations(app: str | None, url: str | None, after: int, to: int | No
         click.echo(json.dumps([{"name": each.name, "checksum": each.checksum, "sql": each.sql} for each in found]))
         return
     click.echo(f"begin;\n\n{schema.script(after, to)}\ncommit;")
+
+
+@click.command()
+@click.option("--print", "only_print", is_flag=True, required=True, help="Print the SQL, for the owner to run.")
+@click.option("--producer", metavar="ROLE", help="The role of programs that enqueue.")
+@click.option("--worker", metavar="ROLE", help="The role of workers and forwarders.")
+@click.option("--viewer", metavar="ROLE", help="The role of a dashboard and of commands that only look.")
+@click.option("--operator", metavar="ROLE", help="The role of a dashboard and of commands that act.")
+def grants(only_print: bool, **roles: str | None) -> None:
+    """Print the SQL that gives each role the rights it needs, and takes all others away.
+
+    The roles must exist. Run it as the owner of the schema, the role that migrates, and again after every migration.
+    Nobody but the owner may change or delete what the audit says.
+
+    \b
+    Example:
+      fairlane grants --print --producer shop_web --worker shop_worker > grants.sql
+      fairlane grants --print --viewer shop_viewer --operator shop_operator | psql shop
+    """
+    from fairlane.store.postgres.grants import grants as written
+
+    named = {purpose: role for purpose, role in roles.items() if role is not None}
+    if not named:
+        raise click.UsageError("name at least one role: --producer, --worker, --viewer or --operator")
+    click.echo(f"begin;\n\n{written(named)}\n\ncommit;")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairlane.cli.changing import change_options, intent_of
+from fairlane.cli.changes import change_options, intent_of
 from fairlane.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def partition(queue: str, to: int, by: tuple[str, ...], yes: bool, **options: An
 
 async def _change(queue: str, to: int, by: tuple[str, ...], yes: bool, options: dict[str, Any]) -> Repartitioned | None:
     from fairlane.cli.database import app_of, existing_store
-    from fairlane.cli.telling import Progress
+    from fairlane.cli.tables import Progress
     from fairlane.declaration_checks import check_divided_by
     from fairlane.operations import change_partitions, declared_by, plan_partitions
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fairlane.cli.acting import who_options
-from fairlane.cli.choosing import LookingGroup, app_options, app_or_url_options
+from fairlane.cli.job_selection import LookingGroup, app_options, app_or_url_options, who_options
 
 if TYPE_CHECKING:
     from fairlane.app import App
@@ -49,7 +48,7 @@ def show(app: str | None, url: str | None, names: tuple[str, ...], as_json: bool
       fairlane policy show shop:app
       fairlane policy show --url postgresql://shop@localhost/shop --queue webhooks --json
     """
-    from fairlane.cli.changing import tell_overrides
+    from fairlane.cli.changes import tell_overrides
     from fairlane.cli.database import app_of
     from fairlane.operations import describe_policy, show_policies
 
@@ -80,7 +79,7 @@ def diff(app: str, names: tuple[str, ...], as_json: bool) -> None:
       fairlane policy diff shop:app
       fairlane policy diff shop:app --queue webhooks --json
     """
-    from fairlane.cli.loading import load_app
+    from fairlane.cli.database import load_app
     from fairlane.operations import describe_policy, diff_policies, require_declared
 
     loaded = load_app(app)
@@ -123,8 +122,8 @@ def apply(app: str, names: tuple[str, ...], accept_missing_keys: bool, as_json: 
       fairlane policy apply shop:app
       fairlane policy apply shop:app --queue webhooks --reason "more room for accounts"
     """
-    from fairlane.cli.changing import intent_of, said_of
-    from fairlane.cli.loading import load_app
+    from fairlane.cli.changes import intent_of, said_of
+    from fairlane.cli.database import load_app
     from fairlane.operations import apply_policies, describe_policy_change, require_declared
 
     loaded = load_app(app)

@@ -17,13 +17,11 @@ from fairlane.cli.doctor import doctor
 from fairlane.cli.enqueue import enqueue
 from fairlane.cli.explain import explain
 from fairlane.cli.forward import forward
-from fairlane.cli.grants import grants
 from fairlane.cli.jobs import jobs
 from fairlane.cli.keys import keys
-from fairlane.cli.limits import boost, limit, overrides, weight
-from fairlane.cli.migrate import migrate
+from fairlane.cli.limits import boost, limit, overrides, pause, resume, suspend, unsuspend, weight
+from fairlane.cli.migrate import grants, migrate
 from fairlane.cli.partition import partition
-from fairlane.cli.pausing import pause, resume, suspend, unsuspend
 from fairlane.cli.policy import policy
 from fairlane.cli.queues import queues
 from fairlane.cli.schedules import schedules

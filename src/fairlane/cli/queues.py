@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fairlane.cli.choosing import place_options
+from fairlane.cli.job_selection import place_options
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -32,7 +32,7 @@ def queues(queue: str | None, app: str | None, url: str | None, as_json: bool) -
       fairlane queues webhooks --json | jq .limits
     """
     from fairlane.cli.database import app_of
-    from fairlane.cli.showing import look, tell
+    from fairlane.cli.output import look, tell
     from fairlane.operations import list_queues, show_queue
 
     forwarded = app_of(app, url).forwarded if app else None
@@ -49,8 +49,8 @@ def queues(queue: str | None, app: str | None, url: str | None, as_json: bool) -
 def _draw_list(views: list[QueueView], width: int) -> list[Text]:
     from rich.text import Text
 
-    from fairlane.cli.drawing import as_of
     from fairlane.cli.status import draw_queues
+    from fairlane.cli.tables import as_of
 
     if not views:
         return [Text("no queue is known to this database yet")]
@@ -60,8 +60,8 @@ def _draw_list(views: list[QueueView], width: int) -> list[Text]:
 def draw_queue(one: OneQueue, width: int) -> list[Text]:
     from rich.text import Text
 
-    from fairlane.cli.drawing import as_of, hint_lines, wrapped
     from fairlane.cli.status import draw_queues
+    from fairlane.cli.tables import as_of, hint_lines, wrapped
 
     lines = [
         Text(as_of(one.now), "bold"),
@@ -86,7 +86,7 @@ def draw_queue(one: OneQueue, width: int) -> list[Text]:
 def _limit(limit: LimitView, width: int) -> list[Text]:
     from rich.text import Text
 
-    from fairlane.cli.drawing import gauge_line, wrapped
+    from fairlane.cli.tables import gauge_line, wrapped
 
     if limit.gauge is not None:
         lines = [Text("  ").append_text(gauge_line(limit.gauge, width - 2))]
@@ -110,7 +110,7 @@ def _count(number: int, what: str) -> str:
 def _chart(chart: Chart, width: int) -> list[Text]:
     from rich.text import Text
 
-    from fairlane.cli.drawing import chart_lines, number
+    from fairlane.cli.tables import chart_lines, number
 
     denied = ", ".join(f"{limit.removesuffix(':')} {number(count)}" for limit, count in chart.denied.items())
     return [*chart_lines(chart.minutes, width), Text(f"  {'denied':<8}{denied or 'none'}")]

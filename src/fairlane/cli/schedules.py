@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairlane.cli.changing import change_options, intent_of
-from fairlane.cli.choosing import LookingGroup, app_or_url_options
+from fairlane.cli.changes import change_options, intent_of
+from fairlane.cli.job_selection import LookingGroup, app_or_url_options
 
 if TYPE_CHECKING:
     from fairlane.clock import Instant
@@ -64,14 +64,14 @@ def list_(app: str | None, url: str | None, as_json: bool) -> None:
     if not found:
         click.echo("there are no schedules; workers declare them when they start: app.schedule(…)")
         return
-    from fairlane.cli.telling import print_table
+    from fairlane.cli.tables import print_table
 
     headings = ("NAME", "STATE", "WHEN", "NEXT", "LAST", "TASK", "QUEUE", "LAST JOB")
     print_table(headings, [_row(each, now) for each in found], ("NAME", "WHEN", "TASK", "QUEUE"))
 
 
 def _row(view: ScheduleView, now: Instant) -> tuple[str, ...]:
-    from fairlane.cli.telling import ago
+    from fairlane.cli.tables import ago
 
     last = f"{ago(view.last_fired_at, now)} ago" if view.last_fired_at is not None else "never"
     job = "" if view.last_job is None else str(view.last_job)
@@ -81,7 +81,7 @@ def _row(view: ScheduleView, now: Instant) -> tuple[str, ...]:
 
 def _due(at: Instant | None, now: Instant) -> str:
     """When a slot comes: `in 2h`, or `5m late` where it has come and nobody has fired it."""
-    from fairlane.cli.telling import ago
+    from fairlane.cli.tables import ago
 
     return ago(at, now) if at is None or at > now else f"{ago(at, now)} late"
 

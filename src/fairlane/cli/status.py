@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fairlane.cli.choosing import app_or_url_options
-from fairlane.cli.watching import watch_option
+from fairlane.cli.job_selection import app_or_url_options
+from fairlane.cli.output import watch_option
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -45,7 +45,7 @@ def status(watch: float | None, app: str | None, url: str | None, as_json: bool)
       fairlane status --json | jq .totals
     """
     from fairlane.cli.database import app_of
-    from fairlane.cli.showing import look, look_again, tell
+    from fairlane.cli.output import look, look_again, tell
     from fairlane.operations import overview
 
     forwarded = app_of(app, url).forwarded if app else None
@@ -62,7 +62,7 @@ def status(watch: float | None, app: str | None, url: str | None, as_json: bool)
 def draw_status(view: Overview, width: int) -> list[Text]:
     from rich.text import Text
 
-    from fairlane.cli.drawing import as_of, hint_lines
+    from fairlane.cli.tables import as_of, hint_lines
 
     lines = [Text(as_of(view.now), "bold"), *_totals(view.totals, width), Text("")]
     if not view.queues:
@@ -74,7 +74,7 @@ def draw_status(view: Overview, width: int) -> list[Text]:
 
 
 def _totals(totals: Totals, width: int) -> list[Text]:
-    from fairlane.cli.drawing import counted, number, per_minute, wait, wrapped
+    from fairlane.cli.tables import counted, number, per_minute, wait, wrapped
 
     held = f" ({number(totals.held_jobs)} held back)" if totals.held_jobs else ""
     oldest = f"; the oldest waits for {wait(totals.oldest_wait)}" if totals.oldest_wait is not None else ""
@@ -95,7 +95,7 @@ def _totals(totals: Totals, width: int) -> list[Text]:
 
 def draw_queues(queues: list[QueueView], width: int) -> list[Text]:
     """A line for each queue; under it, where something waits, its status in a sentence and who holds what back."""
-    from fairlane.cli.drawing import columns, number, wrapped
+    from fairlane.cli.tables import columns, number, wrapped
 
     is_wide = width >= WIDE_ENOUGH
     headings = (*HEADINGS, *OF_A_DAY) if is_wide else HEADINGS
@@ -114,7 +114,7 @@ def draw_queues(queues: list[QueueView], width: int) -> list[Text]:
 
 
 def _row(view: QueueView) -> tuple[str | Text, ...]:
-    from fairlane.cli.drawing import counted, number, per_minute, status_word, wait
+    from fairlane.cli.tables import counted, number, per_minute, status_word, wait
 
     return (
         view.queue,

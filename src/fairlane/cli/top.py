@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
+import termios
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
-from fairlane.cli.choosing import place_options
+from fairlane.cli.job_selection import place_options
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from fairlane.cli.watching import Ticker
+    from fairlane.cli.output import Ticker
     from fairlane.operations.queues import Ranking
     from fairlane.store.protocol import Store
-
-__all__ = ["top"]
 
 SORTS = {"w": "waiting", "r": "running", "e": "ended", "s": "started", "n": "name"}
 HELP = "w waiting  r running  e ended  s started  n name  q quit"
@@ -52,9 +56,7 @@ def top(
       fairlane top webhooks --by endpoint --sort running
       fairlane top webhooks --json | jq '.keys[0]'
     """
-    from fairlane.cli.keyboard import has_keyboard
-    from fairlane.cli.showing import look, tell
-    from fairlane.cli.watching import run_until_stopped
+    from fairlane.cli.output import look, run_until_stopped, tell
     from fairlane.errors import ConfigurationError
 
     if by and queue is None:
@@ -83,10 +85,8 @@ class _Top:
         from rich.live import Live
 
         from fairlane.cli.database import app_of, existing_store
-        from fairlane.cli.drawing import make_console
-        from fairlane.cli.keyboard import pressed_keys
-        from fairlane.cli.showing import Screen
-        from fairlane.cli.watching import Ticker, watch
+        from fairlane.cli.output import Screen, Ticker, watch
+        from fairlane.cli.tables import make_console
 
         console, ticker = make_console(), Ticker(every)
         async with existing_store(app_of(app, url)) as store:
@@ -125,8 +125,8 @@ class _Top:
 def draw_ranking(ranking: Ranking, width: int, *, help: str = "") -> list[Text]:
     from rich.text import Text
 
-    from fairlane.cli.drawing import as_of, printable, wrapped
     from fairlane.cli.keys import draw_keys
+    from fairlane.cli.tables import as_of, printable, wrapped
 
     where = ", ".join(ranking.queues) or "no queue is known to this database yet"
     more = f" and {ranking.left_out:,} queues with less to do" if ranking.left_out else ""
@@ -139,3 +139,38 @@ def draw_ranking(ranking: Ranking, width: int, *, help: str = "") -> list[Text]:
     if not ranking.keys:
         lines.append(Text("nobody has a job here"))
     return [*lines, Text(help, "dim")] if help else lines
+
+
+GONE = "q"
+"""What a terminal that was closed is taken for: somebody has left."""
+
+
+def has_keyboard() -> bool:
+    """Whether somebody sits there: what is typed and what is shown are both a terminal's."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+@contextmanager
+def pressed_keys(on_key: Callable[[str], None]) -> Iterator[None]:
+    """While this lasts, each key is told as it is pressed and is not shown. Ctrl-C stays what it is."""
+    terminal = sys.stdin.fileno()
+    loop = asyncio.get_running_loop()
+    before = termios.tcgetattr(terminal)
+
+    def read() -> None:
+        try:
+            typed = os.read(terminal, 64)
+        except OSError:
+            typed = b""
+        if not typed:
+            loop.remove_reader(terminal)
+        for key in typed.decode(errors="ignore") or GONE:
+            on_key(key)
+
+    tty.setcbreak(terminal)
+    loop.add_reader(terminal, read)
+    try:
+        yield
+    finally:
+        loop.remove_reader(terminal)
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fairlane.cli.choosing import app_options
-from fairlane.errors import ConfigurationError
+from fairlane.cli.job_selection import app_options
+from fairlane.errors import ConfigurationError, UnknownQueue
 
 if TYPE_CHECKING:
     from fairlane.app import App
     from fairlane.worker import QueueShare, WorkerOptions
-
-__all__ = ["end_well_when_stopped_early", "log_to_stderr", "logging_options", "metrics_options", "worker"]
 
 COLLECT_AFTER = 100_000
 """Values made and not yet let go of. A claim makes as many and lets go of them all; at Python's 700, looking for cycles
@@ -148,8 +149,7 @@ def worker(
     """
     end_well_when_stopped_early()
     log_to_stderr(log_level, log_format, name)
-    from fairlane.cli.loading import load_app
-    from fairlane.cli.queue_slots import queue_shares
+    from fairlane.cli.database import load_app
     from fairlane.worker import WorkerOptions, run_mate, run_worker
     from fairlane.worker.processes import command_of_worker
     from fairlane.worker.worker import name_of_process
@@ -283,3 +283,50 @@ def log_to_stderr(level: str, format: str, name: str | None) -> None:
     formatter = JsonLines(name or name_of_process()) if format == "json" else TextLines()
     for handler in logging.getLogger().handlers:
         handler.setFormatter(formatter)
+
+
+_SLOTS = re.compile(r"(?P<name>[^=:\s]+)=(?P<min>\d*)[:-](?P<max>\d*)\Z")
+
+
+def queue_shares(queues: str | None, slots: Sequence[str], declared: Sequence[str]) -> tuple[QueueShare, ...]:
+    """The queues that a worker serves (by default all that the app declares), each with its weight and slots."""
+    from fairlane.worker import QueueShare
+
+    named = declared if queues is None else [part for part in queues.split(",") if part.strip()]
+    if not named and queues is None:
+        raise ConfigurationError(
+            "the app has no queue for a worker: an engine runs all that it declares (`fairlane forward`); "
+            "name those that this worker is to serve as well with --queues"
+        )
+    if not named:
+        raise ConfigurationError("--queues names no queue; leave it out to serve all queues of the app")
+    shares = {share.name: share for share in map(QueueShare.parse, named)}
+    if len(shares) < len(named):
+        raise ConfigurationError(f"--queues {queues}: a queue is named twice")
+    _require_known(list(shares), declared)
+    for given in slots:
+        name, least, most = _parse_slots(given)
+        if name not in shares:
+            raise ConfigurationError(
+                f"--slots {given}: this worker does not serve {name!r}; it serves {', '.join(shares)}"
+            )
+        shares[name] = replace(shares[name], min_slots=least, max_slots=most)
+    return tuple(shares.values())
+
+
+def _parse_slots(given: str) -> tuple[str, int, int | None]:
+    found = _SLOTS.match(given.strip())
+    if found is None:
+        raise ConfigurationError(f"--slots {given}: write queue=min:max, such as email=1:5, email=1: or email=:5")
+    return found["name"], int(found["min"] or 0), int(found["max"]) if found["max"] else None
+
+
+def _require_known(names: Sequence[str], declared: Sequence[str]) -> None:
+    from fairlane.policy.partitions import parse_partition
+
+    for name in names:
+        of, _ = parse_partition(name) or (name, 0)
+        if of not in declared:
+            similar = get_close_matches(name, declared, n=1)
+            suggestion = f"did you mean {similar[0]!r}?" if similar else f"it declares {', '.join(declared)}"
+            raise UnknownQueue(f"--queues: the app declares no queue {name!r}; {suggestion}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fairlane.cli.choosing import app_or_url_options
+from fairlane.cli.job_selection import app_or_url_options
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -50,7 +50,7 @@ def workers(check: bool, app: str | None, url: str | None, as_json: bool) -> Non
       fairlane workers --check
       fairlane workers --json | jq '.workers[] | select(.is_late)'
     """
-    from fairlane.cli.showing import look, tell
+    from fairlane.cli.output import look, tell
     from fairlane.operations import list_workers
 
     found = look(list_workers, app, url)
@@ -62,7 +62,7 @@ def workers(check: bool, app: str | None, url: str | None, as_json: bool) -> Non
 def draw_workers(found: WorkerList, width: int) -> list[Text]:
     from rich.text import Text
 
-    from fairlane.cli.drawing import columns, wait, wrapped
+    from fairlane.cli.tables import columns, wait, wrapped
 
     if not found.workers:
         return [Text("no worker is running")]
@@ -93,7 +93,7 @@ def draw_workers(found: WorkerList, width: int) -> list[Text]:
 def _row(worker: WorkerView, now: datetime) -> tuple[str | Text, ...]:
     from rich.text import Text
 
-    from fairlane.cli.telling import ago
+    from fairlane.cli.tables import ago
     from fairlane.clock import as_instant
 
     at = as_instant(now)

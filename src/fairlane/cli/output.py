@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import signal
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from fairlane.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from rich.text import Text
 
     from fairlane.store.protocol import Store
-
-__all__ = ["as_json_text", "look", "look_again", "print_lines", "tell"]
 
 T = TypeVar("T")
 Ask = Callable[["Store"], Awaitable[T]]
@@ -41,7 +43,7 @@ def look(ask: Ask[T], app: str | None, url: str | None) -> T:
 
 
 def print_lines(lines: list[Text]) -> None:
-    from fairlane.cli.drawing import make_console
+    from fairlane.cli.tables import make_console
 
     console = make_console()
     for line in lines:
@@ -50,7 +52,7 @@ def print_lines(lines: list[Text]) -> None:
 
 def tell(view: T, draw: Draw[T], as_json: bool) -> None:
     """Print what was seen."""
-    from fairlane.cli.drawing import make_console
+    from fairlane.cli.tables import make_console
 
     if as_json:
         click.echo(as_json_text(view))
@@ -61,8 +63,7 @@ def tell(view: T, draw: Draw[T], as_json: bool) -> None:
 def look_again(ask: Ask[T], draw: Draw[T], every: float, *, app: str | None, url: str | None, as_json: bool) -> None:
     """Ask again and again: drawn in place on a terminal, and a block (or a JSON document) each in a pipe."""
     from fairlane.cli.database import app_of, existing_store
-    from fairlane.cli.drawing import make_console
-    from fairlane.cli.watching import Ticker, run_until_stopped, watch
+    from fairlane.cli.tables import make_console
 
     console = make_console()
 
@@ -111,3 +112,67 @@ class Screen:
 
         # At the top: what does not fit on the screen is cut off below.
         self._draw([Text(f"{why}; looking again. This was seen last:", "bold red"), *self._seen])
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+EVERY = 2.0
+SHORTEST = 0.2
+
+
+def watch_option(function: F) -> F:
+    return click.option(
+        "--watch",
+        is_flag=False,
+        flag_value=EVERY,
+        type=click.FloatRange(min=SHORTEST, max=3_600),
+        metavar="[SECONDS]",
+        help=f"Refresh every so many seconds, until Ctrl-C.  [{EVERY:g} if no number follows]",
+    )(function)
+
+
+class Ticker:
+    """The time between two looks, which may be cut short."""
+
+    def __init__(self, every: float) -> None:
+        self._every = every
+        self._hurry = asyncio.Event()
+
+    def hurry(self) -> None:
+        self._hurry.set()
+
+    async def __call__(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._every):
+                await self._hurry.wait()
+        self._hurry.clear()
+
+
+async def watch(
+    look: Callable[[], Awaitable[T]],
+    show: Callable[[T], None],
+    lost: Callable[[str], None],
+    pause: Callable[[], Awaitable[None]],
+) -> None:
+    """Look, show it, pause, without an end. A database that is lost is told, and looked for again."""
+    while True:
+        try:
+            seen = await look()
+        except StoreUnavailable as error:
+            lost(str(error))
+        else:
+            show(seen)
+        await pause()
+
+
+def run_until_stopped(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run until it ends, or until Ctrl-C or SIGTERM: being stopped is how such a command ends, and no failure."""
+
+    async def run() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        with suppress(asyncio.CancelledError):
+            await work()
+
+    asyncio.run(run())

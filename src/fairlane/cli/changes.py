@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fairlane.cli.acting import who_options
-from fairlane.cli.choosing import place_options, time_of
+from fairlane.cli.job_selection import place_options, time_of, who_options
 from fairlane.redaction import one_line
 
 if TYPE_CHECKING:
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
     from fairlane.operations import Change, Intent, OverrideInForce
     from fairlane.policy.overrides import Override
     from fairlane.store.protocol import Store
-
-__all__ = ["change", "change_options", "intent_of", "key_option", "lasting_options", "said_of", "tell_overrides"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -106,7 +103,7 @@ def said_of(
     override: Override, now: Instant | None = None, everyone: str | None = None, *, has_ended: bool = False
 ) -> str:
     """An override in one line: what, until when, who and why; how long ago, if the time is given."""
-    from fairlane.cli.telling import ago
+    from fairlane.cli.tables import ago
     from fairlane.clock import as_datetime
     from fairlane.policy.overrides import EVERYONE
 
