@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane.demo.ledger import LedgerReader, LedgerWriter
-from fairlane.demo.measures import (
+from fairlane.demo.results import (
     SECOND,
     Run,
     backlogged_until,

@@ -7,11 +7,8 @@ from collections import Counter
 import msgspec
 import pytest
 
-from fairlane.demo.acts import ACTS, FAIR, FIFO, LIMITED, Act
-from fairlane.demo.figures import Figures, measure
-from fairlane.demo.measures import Run
-from fairlane.demo.promises import judge, verdict
-from fairlane.demo.workload import RATED_ENDPOINT, WHALE, Delivery, Workload
+from fairlane.demo.results import Figures, Run, judge, measure, verdict
+from fairlane.demo.scenarios import ACTS, FAIR, FIFO, LIMITED, RATED_ENDPOINT, WHALE, Act, Delivery, Workload
 
 WORK = Workload(whale_jobs=60, small_tenants=4, small_jobs=3, processes=1, slots=4)
 STEP = 1_000_000

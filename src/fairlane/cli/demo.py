@@ -45,7 +45,7 @@ def demo(url: str | None, postgres: bool, as_json: bool, scale: float, save_svg:
     signal.signal(signal.SIGTERM, _leave)
     from rich.console import Console
 
-    from fairlane.demo.promises import verdict
+    from fairlane.demo.results import verdict
     from fairlane.demo.view import draw_report
     from fairlane.demo.view import save_svg as save_picture
 
@@ -64,9 +64,8 @@ def demo(url: str | None, postgres: bool, as_json: bool, scale: float, save_svg:
 
 
 def _play(url: str | None, postgres: bool, scale: float, view: SilentView) -> Report:
-    from fairlane.demo.show import play
-    from fairlane.demo.venue import own_database, sqlite_file, throwaway_postgres
-    from fairlane.demo.workload import Workload
+    from fairlane.demo.scenarios import Workload
+    from fairlane.demo.show import own_database, play, sqlite_file, throwaway_postgres
 
     if url and postgres:
         raise ConfigurationError("give --url or --postgres, not both")

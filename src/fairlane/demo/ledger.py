@@ -16,9 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from fairlane.demo.measures import NANOSECONDS, Run
-
-__all__ = ["LedgerReader", "LedgerWriter"]
+from fairlane.demo.results import NANOSECONDS, Run
 
 
 class LedgerWriter:

@@ -9,23 +9,20 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import urlsplit, urlunsplit
+from uuid import uuid4
 
 import msgspec
 
-from fairlane.demo.acts import ACTS, Act
 from fairlane.demo.app import make_app
-from fairlane.demo.curtain import count_ready, raise_curtain
-from fairlane.demo.figures import Figures, measure
 from fairlane.demo.ledger import LedgerReader
-from fairlane.demo.measures import Run
-from fairlane.demo.promises import Promise, judge
-from fairlane.demo.troupe import DemoFailed, Troupe
-from fairlane.demo.workload import WHALE, Workload
-
-__all__ = ["Performance", "Progress", "Report", "Watcher", "play"]
+from fairlane.demo.results import Figures, Promise, Run, judge, measure
+from fairlane.demo.scenarios import ACTS, WHALE, Act, Workload
+from fairlane.demo.workers import DemoFailed, Troupe, count_ready, raise_curtain
 
 LOOK_EVERY = 0.1
 READY_WITHIN = 30.0
@@ -162,3 +159,58 @@ def _progress(act: Act, workload: Workload, ledger: LedgerReader, stage: str) ->
         len(ledger.runs) - whale_done,
         len(ledger.running) - whale_running,
     )
+
+
+@contextmanager
+def sqlite_file() -> Iterator[str]:
+    """The URL of a SQLite file in a temporary folder."""
+    with tempfile.TemporaryDirectory(prefix="fairlane-demo-") as folder:
+        yield f"sqlite:///{Path(folder) / 'demo.db'}"
+
+
+@contextmanager
+def throwaway_postgres() -> Iterator[str]:
+    """The URL of a PostgreSQL server that lives as long as this block."""
+    from fairlane.testing.postgres import PostgresUnavailable, ThrowawayPostgres
+
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(ThrowawayPostgres())
+        except PostgresUnavailable as error:
+            raise DemoFailed(str(error)) from error
+        yield server.url()
+
+
+@contextmanager
+def own_database(url: str) -> Iterator[str]:
+    """The URL of a new database on the server of `url`, dropped afterwards; what `url` itself names is only a door."""
+    import asyncpg
+
+    if urlsplit(url).scheme not in ("postgresql", "postgres"):
+        raise DemoFailed(f"--url takes a PostgreSQL, such as postgresql://user@host/database; {url!r} is none")
+    name = f"fairlane_demo_{uuid4().hex[:12]}"
+    try:
+        asyncio.run(_run_formatted(url, "create database %I", name))
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise DemoFailed(
+            "the demo plays in a database of its own and drops it afterwards, but this user may not create one "
+            f"({error}); give a user that may, or use --postgres"
+        ) from error
+    except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        raise DemoFailed(f"the PostgreSQL of --url cannot be used: {error}") from error
+    try:
+        yield urlunsplit(urlsplit(url)._replace(path=f"/{name}"))
+    finally:
+        asyncio.run(_run_formatted(url, "drop database if exists %I with (force)", name))
+
+
+async def _run_formatted(url: str, statement: str, name: str) -> None:
+    import asyncpg
+
+    connection = await asyncpg.connect(url, timeout=10)
+    try:
+        # An identifier cannot be a parameter of these statements, so the server itself quotes it.
+        quoted = await connection.fetchval("select format($1, $2::text)", statement, name)
+        await connection.execute(quoted)
+    finally:
+        await connection.close()

@@ -15,12 +15,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from fairlane.demo.acts import ACTS, Act
-from fairlane.demo.figures import Figures
-from fairlane.demo.measures import Run, shares_over_time
-from fairlane.demo.promises import Promise
+from fairlane.demo.results import Figures, Promise, Run, shares_over_time
+from fairlane.demo.scenarios import ACTS, RATED_ENDPOINT, WHALE, Act, Workload, class_of
 from fairlane.demo.show import Performance, Progress, Report
-from fairlane.demo.workload import RATED_ENDPOINT, WHALE, Workload, class_of
 
 __all__ = ["LineView", "LiveView", "SilentView", "draw_report", "save_svg"]
 

@@ -7,17 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from fairlane.demo.acts import Act
-from fairlane.demo.curtain import STAGE_VARIABLE
-from fairlane.demo.workload import Workload
+from fairlane.demo.scenarios import Act, Workload
 from fairlane.errors import FairlaneError
-
-__all__ = ["DemoFailed", "Troupe"]
 
 STOP_WITHIN = 10.0  # seconds
 GRACE = 3.0
@@ -114,3 +111,34 @@ class Troupe:
 
 def _tail(log: Path, lines: int = 3) -> str:
     return " / ".join(log.read_text(errors="replace").rstrip().splitlines()[-lines:]) or "(none)"
+
+
+STAGE_VARIABLE = "FAIRLANE_DEMO_STAGE"
+"""Names the folder that an act's processes share."""
+LOOK_EVERY = 0.005
+LOOK_FOR_PARENT_EVERY = 0.5
+
+
+def wait_for_curtain(stage: Path) -> None:
+    """In a worker process: return when all of them are ready. Ends this process if whoever started it is gone."""
+    parent = os.getppid()
+    (stage / f"{os.getpid()}.ready").touch()
+    while not (stage / "curtain").exists():
+        if os.getppid() != parent:
+            raise SystemExit("whoever started this worker is gone")
+        time.sleep(LOOK_EVERY)
+    threading.Thread(target=_leave_with, args=(parent,), name="fairlane-demo-parent", daemon=True).start()
+
+
+def _leave_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(LOOK_FOR_PARENT_EVERY)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def count_ready(stage: Path) -> int:
+    return sum(1 for _ in stage.glob("*.ready"))
+
+
+def raise_curtain(stage: Path) -> None:
+    (stage / "curtain").touch()

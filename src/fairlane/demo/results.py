@@ -1,0 +1,299 @@
+"""The figures of an act, all counted from the runs that the handlers wrote down. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+
+import msgspec
+
+from fairlane.clock import SECOND
+from fairlane.demo.scenarios import FAIR, FIFO, LIMITED, RATED_ENDPOINT, WHALE, Act, Workload, class_of
+from fairlane.policy.limits import Rate
+from fairlane.simulation.measures import jain_index
+
+MICROSECOND = 1_000
+
+
+class RateFigures(msgspec.Struct, frozen=True):
+    """The starts at the endpoint that everybody uses, against its rate (of the acts without one, too)."""
+
+    starts: int
+    busiest_second: int
+    """The most starts in any one second."""
+    most_in_a_second: int | None
+    """What the rate allows: `burst` and one second's worth. `None` in an act without a rate."""
+    worst_excess: float | None
+    """By how many jobs the worst window of any length, over all endpoints, went over `burst + rate·t`, by the moment at
+    which the store admitted each job. `None` in an act without a rate."""
+    worst_excess_at_start: float | None
+    """The same by the moment at which the handlers began, which come a little later, and not all equally late."""
+    start_lag: float
+    """The spread, in seconds, between the fastest and the slowest way from admission to the handler."""
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """One act. Time counts from the first start of a handler to the last end."""
+
+    act: str
+    queue: str
+    jobs: int
+    jobs_run: int
+    ran_twice: int
+    total: float
+    """Seconds."""
+    last_small: float
+    """Seconds until the last job of a small tenant had ended."""
+    last_small_share: float
+    """The same as a fraction of the total."""
+    whale_before: int
+    """Jobs of the whale that had ended when the last job of a small tenant had."""
+    whale_admitted_before: int
+    """Those that had been admitted when the last job of a small tenant was: the order of the policy alone, also where a
+    process stands still with what it was given."""
+    jain: float
+    """Jain index of the worker-seconds that each tenant got while every tenant still had work waiting, which is until
+    the first of them starts its last job. 1.0: all had the same. 1/tenants: one had everything."""
+    in_flight_whale: int
+    in_flight_small: int
+    """The most that any one small tenant had at an instant."""
+    in_flight_all: int
+    in_flight_limit: int | None
+    rate: RateFigures
+
+
+def measure(act: Act, workload: Workload, runs: Sequence[Run]) -> Figures:
+    """What the runs of an act say."""
+    began = min(run.started_at for run in runs)
+    ended = max(run.ended_at for run in runs)
+    small_ended = max((run.ended_at for run in runs if class_of(run.tenant) == "small"), default=began)
+    small_admitted = max((run.admitted_at for run in runs if class_of(run.tenant) == "small"), default=0)
+    by_tenant = highest_in_flight(runs, lambda run: run.tenant)
+    times = Counter(run.number for run in runs)
+    limit = act.in_flight_limit
+    return Figures(
+        act=act.name,
+        queue=act.queue,
+        jobs=workload.total,
+        jobs_run=len(times),
+        ran_twice=sum(count > 1 for count in times.values()),
+        total=(ended - began) / SECOND,
+        last_small=(small_ended - began) / SECOND,
+        last_small_share=(small_ended - began) / (ended - began),
+        whale_before=sum(run.ended_at <= small_ended for run in runs if class_of(run.tenant) == WHALE),
+        whale_admitted_before=sum(run.admitted_at <= small_admitted for run in runs if class_of(run.tenant) == WHALE),
+        jain=jain_index(worker_time(runs, backlogged_until(runs)).values()),
+        in_flight_whale=max((most for tenant, most in by_tenant.items() if class_of(tenant) == WHALE), default=0),
+        in_flight_small=max((most for tenant, most in by_tenant.items() if class_of(tenant) == "small"), default=0),
+        in_flight_all=highest_in_flight(runs, lambda run: "all")["all"],
+        in_flight_limit=limit.max if limit else None,
+        rate=_rate_figures(act, runs),
+    )
+
+
+def _rate_figures(act: Act, runs: Sequence[Run]) -> RateFigures:
+    rated = [run.started_at for run in runs if run.endpoint == RATED_ENDPOINT]
+    lags = [run.started_at - run.admitted_at for run in runs]
+    allowed = excess = excess_at_start = None
+    if act.rate_limit is not None:
+        burst, interval = act.rate_limit.burst, act.rate_limit.interval * MICROSECOND
+        allowed = burst + SECOND // interval
+        admitted: dict[str, list[int]] = {}
+        started: dict[str, list[int]] = {}
+        for run in runs:
+            admitted.setdefault(run.endpoint, []).append(run.admitted_at)
+            started.setdefault(run.endpoint, []).append(run.started_at)
+        excess = max(rate_excess(times, burst=burst, interval=interval) for times in admitted.values())
+        excess_at_start = max(rate_excess(times, burst=burst, interval=interval) for times in started.values())
+    return RateFigures(
+        starts=len(rated),
+        busiest_second=busiest_second(rated),
+        most_in_a_second=allowed,
+        worst_excess=excess,
+        worst_excess_at_start=excess_at_start,
+        start_lag=(max(lags) - min(lags)) / SECOND,
+    )
+
+
+NANOSECONDS = 1_000_000_000
+
+
+class Run(msgspec.Struct, frozen=True):
+    """One run of a handler, as the handler itself wrote it down. Times are nanoseconds of the monotonic clock."""
+
+    number: int
+    tenant: str
+    endpoint: str
+    started_at: int
+    ended_at: int
+    admitted_at: int
+    """When the store let the job start (its own clock, in nanoseconds): rates are kept at this moment."""
+
+
+def backlogged_until(runs: Iterable[Run]) -> int:
+    """The moment at which the first tenant starts its last job: until then every tenant has work waiting."""
+    last_start: dict[str, int] = {}
+    for run in runs:
+        last_start[run.tenant] = max(run.started_at, last_start.get(run.tenant, run.started_at))
+    return min(last_start.values())
+
+
+def worker_time(runs: Iterable[Run], until: int) -> dict[str, int]:
+    """The nanoseconds for which each tenant held a slot before `until`; a tenant that held none has 0."""
+    held: dict[str, int] = defaultdict(int)
+    for run in runs:
+        held[run.tenant] += max(0, min(run.ended_at, until) - run.started_at)
+    return dict(held)
+
+
+def highest_in_flight(runs: Iterable[Run], by: Callable[[Run], str]) -> dict[str, int]:
+    """For each key, the most runs that overlapped at any instant."""
+    changes: list[tuple[int, int, str]] = []
+    for run in runs:
+        changes += [(run.started_at, 1, by(run)), (run.ended_at, -1, by(run))]
+    in_flight: dict[str, int] = defaultdict(int)
+    highest: dict[str, int] = defaultdict(int)
+    # An end sorts before a start of the same instant: the slot that was handed over is not counted twice.
+    for _, change, key in sorted(changes):
+        in_flight[key] += change
+        highest[key] = max(highest[key], in_flight[key])
+    return dict(highest)
+
+
+def rate_excess(starts: Sequence[int], *, burst: int, interval: float) -> float:
+    """By how many jobs the worst window of any length t went over `burst + t / interval`; 0 or less: the rate held."""
+    worst = -float(burst)
+    lowest = float("inf")
+    # With a(k) = k - s(k)/interval, a window from i to j holds a(j) - a(i) + 1 more starts than its length allows.
+    first = min(starts, default=0)
+    for position, start in enumerate(sorted(starts)):
+        level = position - (start - first) / interval
+        lowest = min(lowest, level)
+        worst = max(worst, level - lowest + 1 - burst)
+    return worst
+
+
+def busiest_second(starts: Iterable[int]) -> int:
+    """The most starts in any window of one second."""
+    ordered = sorted(starts)
+    most = left = 0
+    for right, start in enumerate(ordered):
+        while start - ordered[left] >= NANOSECONDS:
+            left += 1
+        most = max(most, right - left + 1)
+    return most
+
+
+def shares_over_time(
+    runs: Iterable[Run], by: Callable[[Run], str], *, since: int, until: int, columns: int
+) -> list[Mapping[str, float]]:
+    """For each of `columns` equal stretches of time, how many slots each class held on average."""
+    width = max(1.0, (until - since) / columns)
+    held: list[dict[str, float]] = [defaultdict(float) for _ in range(columns)]
+    for run in runs:
+        key = by(run)
+        first = min(columns - 1, max(0, int((run.started_at - since) / width)))
+        last = min(columns - 1, max(0, int((run.ended_at - since) / width)))
+        edges = [run.started_at, *(since + width * column for column in range(first + 1, last + 1)), run.ended_at]
+        for column, (start, end) in enumerate(pairwise(edges), first):
+            held[column][key] += (end - start) / width
+    return [dict(column) for column in held]
+
+
+FIFO_AT_LEAST = 0.90
+FAIR_AT_MOST = 0.25
+SLOWER_AT_MOST = 0.10
+
+
+class Promise(msgspec.Struct, frozen=True):
+    """A sentence that could be false, and whether it is true of this run."""
+
+    sentence: str
+    kept: bool
+    seen: str
+    depends_on_the_machine: bool = False
+    """A busy machine can break it although nothing is wrong."""
+
+
+def judge(figures: Sequence[Figures], slots: int) -> list[Promise]:
+    """Every promise, in the order of the acts."""
+    acts = {each.act: each for each in figures}
+    assert LIMITED.rate_limit is not None
+    return [
+        _once(figures),
+        *_turns(acts[FIFO.name], acts[FAIR.name]),
+        *_limits(acts[LIMITED.name], LIMITED.rate_limit),
+        _slots(figures, slots),
+    ]
+
+
+def _once(figures: Sequence[Figures]) -> Promise:
+    missing = sum(each.jobs - each.jobs_run for each in figures)
+    twice = sum(each.ran_twice for each in figures)
+    total = sum(each.jobs for each in figures)
+    return Promise(
+        f"{total:,} jobs ran, each exactly once", not missing and not twice, f"{missing} missing, {twice} twice"
+    )
+
+
+def _turns(fifo: Figures, fair: Figures) -> list[Promise]:
+    slower = fair.total / fifo.total - 1
+    return [
+        Promise(
+            f"FIFO: the last small-tenant job ends after {FIFO_AT_LEAST:.0%} of the time",
+            fifo.last_small_share >= FIFO_AT_LEAST,
+            f"{fifo.last_small_share:.0%}",
+        ),
+        Promise(
+            f"Fair: the last small-tenant job ends within {FAIR_AT_MOST:.0%} of the time",
+            fair.last_small_share <= FAIR_AT_MOST,
+            f"{fair.last_small_share:.0%}",
+        ),
+        Promise(
+            f"Fair takes at most {SLOWER_AT_MOST:.0%} longer than FIFO",
+            slower <= SLOWER_AT_MOST,
+            f"{slower:+.1%}",
+            depends_on_the_machine=True,
+        ),
+    ]
+
+
+def _limits(limited: Figures, rate: Rate) -> list[Promise]:
+    most = max(limited.in_flight_whale, limited.in_flight_small)
+    excess, excess_at_start = limited.rate.worst_excess, limited.rate.worst_excess_at_start
+    assert limited.in_flight_limit is not None
+    assert excess is not None
+    assert excess_at_start is not None
+    # Handlers begin a moment after their jobs were admitted, and not all equally late: that much they may bunch up.
+    bunching = limited.rate.start_lag * SECOND / rate.interval
+    return [
+        Promise(
+            f"Limits: at most {limited.in_flight_limit} in flight per tenant",
+            most <= limited.in_flight_limit,
+            f"{most}",
+        ),
+        Promise(
+            "Limits: at most burst + rate·t jobs admitted per endpoint in any time t",
+            excess <= 0 and excess_at_start <= bunching,
+            f"room for {0.0 - excess:.2f} left; by the handlers' own starts {0.0 - excess_at_start:.2f}",
+        ),
+    ]
+
+
+def _slots(figures: Sequence[Figures], slots: int) -> Promise:
+    most = max(each.in_flight_all for each in figures)
+    return Promise(f"at most {slots} jobs at once", most <= slots, f"{most}")
+
+
+def verdict(promises: Sequence[Promise]) -> str | None:
+    """What to say when promises were broken; `None` when all were kept."""
+    broken = [promise for promise in promises if not promise.kept]
+    if not broken:
+        return None
+    said = "; ".join(f"{promise.sentence} (seen: {promise.seen})" for promise in broken)
+    if all(promise.depends_on_the_machine for promise in broken):
+        return (
+            f"the demo took longer than it promises: {said}; other work on this machine can cause that, so run it again"
+        )
+    return f"the demo does not keep its promises: {said}"
