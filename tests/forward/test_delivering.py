@@ -13,8 +13,8 @@ import pytest
 
 from fairlane import App, Cancel, Dead, InvalidJob, ManualClock, Snooze, State, StoreUnavailable, Unique, context
 from fairlane.events import FollowUpsNotStored, JobEnded, JobStarted
-from fairlane.forward.delivering import Delivery
-from fairlane.forward.tokens import Token
+from fairlane.forward.delivery import Delivery
+from fairlane.forward.messages import Token
 from fairlane.handle import Job
 from fairlane.task import Task
 from tests.forward.paper import PaperForwarder, dispatching

@@ -12,9 +12,8 @@ from dramatiq.brokers.stub import StubBroker
 from fairlane import App, Job, Reason, State
 from fairlane.clock import ManualClock
 from fairlane.errors import ConfigurationError
-from fairlane.forward.dispatcher import Dispatcher
+from fairlane.forward.dispatcher import QUIET, UNBEGUN, Dispatcher
 from fairlane.forward.dramatiq import DramatiqForwarder
-from fairlane.forward.publishing import QUIET, UNBEGUN
 from fairlane.forward.routes import RoutedCall
 from fairlane.operations import diagnose, overview
 from fairlane.operations.explanations import explain_job, explain_queue

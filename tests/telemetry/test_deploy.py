@@ -13,7 +13,7 @@ import promql_parser
 import pytest
 import yaml
 
-from fairlane.telemetry.catalogue import CATALOGUE
+from fairlane.telemetry.metrics import CATALOGUE
 from tests.test_docs import check_command
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from fairlane.events import EVENTS
 from fairlane.telemetry import fleet, hooks, metrics
-from fairlane.telemetry.catalogue import CATALOGUE, JOBS, SECONDS
 from fairlane.telemetry.failures import REASONS
+from fairlane.telemetry.metrics import CATALOGUE, JOBS, SECONDS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "telemetry.md"
 

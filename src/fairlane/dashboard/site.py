@@ -42,7 +42,7 @@ from fairlane.errors import (
 from fairlane.operations import Operations
 from fairlane.redaction import Audience, Redact, Surface
 from fairlane.telemetry.fleet import Fleet
-from fairlane.telemetry.prometheus import CONTENT_TYPE
+from fairlane.telemetry.metrics import CONTENT_TYPE
 
 log = logging.getLogger("fairlane.dashboard")
 

@@ -5,7 +5,6 @@ their policy, publishes a message for each, and holds the claim until the engine
 """
 
 from fairlane.forward.forwarder import Forwarded, Forwarder
-from fairlane.forward.messages import Message, Unpublishable
-from fairlane.forward.tokens import Token
+from fairlane.forward.messages import Message, Token, Unpublishable
 
 __all__ = ["Forwarded", "Forwarder", "Message", "Token", "Unpublishable"]

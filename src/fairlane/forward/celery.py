@@ -27,11 +27,10 @@ from fairlane.errors import (
     Signal,
     UndecodablePayload,
 )
-from fairlane.forward.delivering import Delivery
+from fairlane.forward.delivery import Delivery
 from fairlane.forward.forwarder import Forwarded, not_a_task, runs_with
-from fairlane.forward.messages import Message, Unpublishable
+from fairlane.forward.messages import HEADER, Message, Token, Unpublishable
 from fairlane.forward.routes import RoutedCall, RoutedCodec, RoutingForwarder, unwritable
-from fairlane.forward.tokens import HEADER, Token
 from fairlane.job import State
 from fairlane.task import Task
 from fairlane.worker.context import current_run

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Sequence
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, cast
+from uuid import UUID
 
-from fairlane.clock import microseconds
+import msgspec
+
+from fairlane.clock import SECOND, lasting, microseconds
 from fairlane.errors import ConfigurationError, StoreUnavailable
 from fairlane.forward.forwarder import Forwarder
-from fairlane.forward.publishing import Publishing
+from fairlane.forward.messages import Carried, Engine, Unpublishable, as_carried
+from fairlane.job import Claim
+from fairlane.policy.partitions import whole_of
 from fairlane.policy.policy import Policy
+from fairlane.scheduler.settlement import Cancelled, Died, Outcome, Released, Settlement, settle
+from fairlane.scheduler.snapshot import Pace
 from fairlane.store.protocol import Store, WorkerIdentity
-from fairlane.worker.execution import Execution
+from fairlane.store.stats_values import PUBLISHING, unbegun_in
+from fairlane.waits import Outage, jittered, pause
+from fairlane.worker.execution import NO_PACES, Execution, Run
 from fairlane.worker.options import WorkerOptions
+from fairlane.worker.runs import Stop, summary
+from fairlane.worker.slots import QueueSlots
+from fairlane.worker.supervision import Troubles
 from fairlane.worker.worker import Worker
-
-__all__ = ["Dispatcher", "Dispatching"]
 
 log = logging.getLogger("fairlane.forward")
 
@@ -120,3 +133,360 @@ async def _check_limits(store: Store, queues: Sequence[str]) -> None:
 
 def _is_bounded(policy: Policy) -> bool:
     return any(limit.counts_in_flight and not limit.by for limit in policy.limits)
+
+
+FIRST_PAUSE, LONGEST_PAUSE = SECOND // 10, 30 * SECOND
+"""How long a broker that refuses is left alone."""
+FIRST_DELAY, LONGEST_DELAY = SECOND, 60 * SECOND
+"""How long a job waits that was refused again by a broker that could be reached: it may be the message."""
+REFUSALS_REMEMBERED = 10_000
+QUIET = LONGEST_PAUSE
+"""After which a broker that can be reached is taken to be well, although nothing was there to publish."""
+UNBEGUN = 60 * SECOND
+"""How long nothing of a queue may have begun, while messages for it lie at the broker, before that is told."""
+ASKED_AT_ONCE = 1_000
+NAMED = 3
+"""Tasks that are named where more may be meant."""
+
+
+class _Published(msgspec.Struct):
+    """A message that nobody is known to have adopted."""
+
+    run: Run
+    times: int
+    at: int
+    """When it was published last, by the monotonic clock."""
+    first_at: int
+    again_at: int
+    """When to publish it again."""
+
+
+class Publishing(Execution):
+    """What a dispatcher does with its claims."""
+
+    sets_suspects_apart = False
+    """It runs nothing; how an engine shares its processes out is the engine's business."""
+
+    keeps_pace = False
+    """When a message is taken from a broker is not its business either."""
+
+    calls_handlers = False
+    """Nor how long a handler takes."""
+
+    engine: Engine
+    forwarded: Mapping[str, Any]
+    republish_after: timedelta
+    troubles: Troubles
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._published: dict[UUID, _Published] = {}
+        self._carried: dict[UUID, asyncio.Future[dict[UUID, Carried]]] = {}
+        """What the messages of a batch of claims carry, by job, from claim to publication."""
+        self._refusals: OrderedDict[UUID, int] = OrderedDict()
+        self._begun_at: dict[str, int] = {}
+        """When something of a queue was last seen to have begun."""
+        self._begun_up_to: dict[str, int] = {}
+        """When the latest message of a queue that has begun was published."""
+        self._refused_at = 0
+        self._pause = 0
+        self._is_pausing: asyncio.Task[None] | None = None
+        self._background: set[asyncio.Task[None]] = set()
+        # A job of another engine, or of a worker's, is not ours to publish.
+        find = self._find
+        self._find = lambda name: find(name) if name in self.forwarded else None
+
+    # From claim to broker.
+
+    def start(
+        self, queue: QueueSlots, claims: Sequence[Claim], begin_by: int, paces: Mapping[UUID, Pace] = NO_PACES
+    ) -> None:
+        if claims:
+            asked = asyncio.ensure_future(self._read_carried([claim.id for claim in claims]))
+            asked.add_done_callback(_note_failure)
+            self._carried.update(dict.fromkeys((claim.id for claim in claims), asked))
+        super().start(queue, claims, begin_by, paces)
+
+    async def _read_carried(self, jobs: Sequence[UUID]) -> dict[UUID, Carried]:
+        contexts, retries = await self.store.contexts(jobs), await self.store.retries(jobs)
+        return {job: as_carried(contexts.get(job), retries.get(job, 0)) for job in jobs}
+
+    async def _run_async(self, run: Run) -> None:
+        await self._publish(run)
+
+    async def _run_in_thread(self, run: Run) -> None:
+        await self._publish(run)
+
+    async def _publish(self, run: Run) -> None:
+        try:
+            # Shielded: it is the whole batch's. Until it is here, nothing has begun, and the claim can be given back.
+            carried = await asyncio.shield(self._carried[run.claim.id])
+        except StoreUnavailable as error:
+            self._end(run, Released(f"the database was away before it was published: {summary(error)}"))
+            return
+        except Exception as error:
+            # Later and later: else it would be claimed again at once.
+            log.exception("job %s (%s): what its message carries could not be read", run.claim.id, run.claim.task)
+            reason = f"what its message carries could not be read: {summary(error)}"
+            self._end(run, Released(reason, self._delay_of(run.claim.id)))
+            return
+        finally:
+            self._carried.pop(run.claim.id, None)
+        run.started_at = self._now()
+        try:
+            await self.engine.publish(self.engine.message(run.claim, carried[run.claim.id]))
+        except Unpublishable as error:
+            self._end(run, Died(str(error)), error)
+        except Exception as error:
+            self._refused(error)
+            self._end(run, Released(f"broker refused: {summary(error)}", self._delay_of(run.claim.id)))
+        except BaseException:
+            # Told to stop in the middle of it: whether the broker has the message, nobody knows.
+            self._keep(run)
+            raise
+        else:
+            self._accepted()
+            self._refusals.pop(run.claim.id, None)
+            self._keep(run)
+
+    def _refuse(self, queue: QueueSlots, claim: Claim, outcome: Outcome) -> None:
+        self._carried.pop(claim.id, None)
+        super()._refuse(queue, claim, outcome)
+
+    def _withdraw(self, run: Run, outcome: Outcome | None) -> None:
+        self._carried.pop(run.claim.id, None)
+        super()._withdraw(run, outcome)
+
+    def _end(
+        self,
+        run: Run,
+        outcome: Outcome | None,
+        error: BaseException | None = None,
+        settlement: Settlement | None = None,
+    ) -> Any:
+        if isinstance(outcome, Released):
+            self.running.discard(run)
+            run.queue.used -= 1
+            self.settle_later(settle(run.claim, outcome, 0), run.queue)
+            self.on_slot_freed()
+            return None
+        return super()._end(run, outcome, error, settlement)
+
+    def _keep(self, run: Run) -> None:
+        """It is published: its slot is free, and its claim is ours until it is adopted."""
+        self.running.discard(run)
+        run.queue.used -= 1
+        run.handle = None
+        if run.stop is Stop.CANCELLED:
+            self._cancel(run)
+        elif run.stop is None:
+            now = self._now()
+            self._published[run.claim.id] = _Published(run, 1, now, now, now + self._patience(1))
+        if self.waiting and not self.is_filling:
+            self._fill_slots()
+        self.on_slot_freed()
+
+    def _patience(self, times: int) -> int:
+        return jittered(microseconds(self.republish_after) << min(times - 1, 10))
+
+    # A broker that refuses.
+
+    def _refused(self, error: Exception) -> None:
+        self._note_refusal(error)
+        if self._is_pausing is None:
+            self._pause = min(max(FIRST_PAUSE, self._pause * 2), LONGEST_PAUSE)
+            self._slots.is_paused = True
+            self._is_pausing = self.loop.create_task(self._wait_for_broker(), name="fairlane-broker")
+            self.loop.call_soon(self.give_back_unstarted, f"broker refused: {summary(error)}")
+
+    def _delay_of(self, job: UUID) -> int:
+        """None at first: it keeps its place. Then more and more, so that others get past what is never taken."""
+        seen = self._refusals.pop(job, 0)
+        self._refusals[job] = seen + 1
+        if len(self._refusals) > REFUSALS_REMEMBERED:
+            self._refusals.popitem(last=False)
+        return min(FIRST_DELAY << min(seen - 1, 20), LONGEST_DELAY) if seen else 0
+
+    async def _wait_for_broker(self) -> None:
+        while True:
+            await pause(self._clock, round(self._pause * random.uniform(0.75, 1.25)))
+            try:
+                await self.engine.reach()
+            except Exception as error:
+                self._note_refusal(error)
+                self._refusals.clear()  # it was not the messages
+                self._pause = min(self._pause * 2, LONGEST_PAUSE)
+            else:
+                break
+        self._is_pausing = None
+        self._slots.is_paused = False
+        self.publish_again_soon()
+        self.on_slot_freed()
+
+    def _note_refusal(self, error: Exception) -> None:
+        self.troubles.note(PUBLISHING, error)
+        self._refused_at = self._now()
+
+    def _accepted(self) -> None:
+        if self._is_pausing is None and self._pause:
+            self._pause = 0
+            self.troubles.clear(PUBLISHING)
+
+    def publish_again_soon(self) -> None:
+        """The broker was away, and may have lost what it had: whatever is not adopted is published again. At once the
+        first time, then with growing pauses: a broker that refuses now and then must not drown in copies."""
+        for each in self._published.values():
+            soon = self._now() if each.times == 1 else each.at + (SECOND << min(each.times, 20))
+            each.again_at = min(each.again_at, soon)
+
+    # What was published.
+
+    async def follow(self, outage: Outage, every: int) -> None:
+        """Let go of what was adopted, and publish again what should have been."""
+        while True:
+            await pause(self._clock, jittered(every))
+            await self.look_after(outage)
+
+    async def look_after(self, outage: Outage) -> None:
+        """One round of it."""
+        known = list(self._published.values())
+        for some in (known[n : n + ASKED_AT_ONCE] for n in range(0, len(known), ASKED_AT_ONCE)):
+            pairs = [(each.run.claim.id, each.run.claim.lease) for each in some]
+            held = set(await outage.ride_out(lambda pairs=pairs: self.store.held(pairs), "following messages"))  # type: ignore[misc]
+            for each in some:
+                if each.run.claim.id not in held:
+                    self._forget(each)
+                elif each.again_at <= self._now() and not self._slots.is_paused and not self._slots.is_closed:
+                    await self._publish_again(each)
+        self._tell_of_unbegun()
+        if self._now() - self._refused_at > QUIET:
+            self._accepted()
+
+    def _forget(self, published: _Published) -> None:
+        """Somebody has begun it."""
+        queue = whole_of(published.run.claim.queue)
+        self._published.pop(published.run.claim.id, None)
+        self._begun_at[queue] = self._now()
+        self._begun_up_to[queue] = max(published.first_at, self._begun_up_to.get(queue, 0))
+
+    def _tell_of_unbegun(self) -> None:
+        """Where messages lie at the broker and nothing of their queue begins: nobody consumes it, or all are busy. An
+        engine has queues of its own: where only one of them stands still, later messages overtake those in it. One that
+        is overtaken may also be lost, and is published once more."""
+        waiting: dict[str, list[_Published]] = {}
+        for each in self._published.values():
+            waiting.setdefault(whole_of(each.run.claim.queue), []).append(each)
+        for queue in {whole_of(name) for name in self._slots.queues}:
+            lying = waiting.get(queue, [])
+            overtaken = self._overtaken(queue, lying)
+            for each in overtaken:
+                if each.times == 1:
+                    each.again_at = self._now()
+            idle = self._idle(queue, lying)
+            if idle >= UNBEGUN:
+                busy = f"no worker of the engine has begun one for {lasting(idle / SECOND)}"
+                self._tell(queue, lying, f"{busy}: none consumes the queue, or all are busy")
+            elif overtaken:
+                tasks = sorted({each.run.claim.task for each in overtaken})
+                which = ", ".join([*tasks[:NAMED], *(["…"] if len(tasks) > NAMED else [])])
+                why = "no worker consumes the engine's queue for them, or they wait behind a long job"
+                self._tell(queue, overtaken, f"later ones have begun: {why} ({which})")
+            else:
+                self.troubles.clear(unbegun_in(queue), "no more")
+
+    def _overtaken(self, queue: str, lying: list[_Published]) -> list[_Published]:
+        """Those that were published long ago, and before one that has begun."""
+        long_ago, begun = self._now() - UNBEGUN, self._begun_up_to.get(queue, 0)
+        return [each for each in lying if each.first_at <= long_ago and each.first_at < begun]
+
+    def _idle(self, queue: str, lying: list[_Published]) -> int:
+        """For how long messages have been there and none has begun."""
+        if not lying:
+            return 0
+        return self._now() - max(min(each.first_at for each in lying), self._begun_at.get(queue, 0))
+
+    def _tell(self, queue: str, lying: list[_Published], words: str) -> None:
+        many = "1 job is" if len(lying) == 1 else f"{len(lying):,} jobs are"
+        oldest = lasting((self._now() - min(each.first_at for each in lying)) / SECOND)
+        self.troubles.tell(unbegun_in(queue), f"{many} at the broker, the oldest for {oldest}, and {words}")
+
+    async def _publish_again(self, published: _Published) -> None:
+        claim = published.run.claim
+        log.warning("job %s (%s) was published and not begun; publishing it again", claim.id, claim.task)
+        published.times += 1
+        published.at = self._now()
+        published.again_at = self._now() + self._patience(published.times)
+        try:
+            carried = await self._read_carried([claim.id])
+            await self.engine.publish(self.engine.message(claim, carried[claim.id]))
+        except StoreUnavailable:
+            published.again_at = self._now()
+        except Exception as error:
+            published.again_at = self._now()
+            self._refused(error)
+
+    # What a worker asks of its execution.
+
+    def held(self) -> list[Run]:
+        return [*super().held(), *(each.run for each in self._published.values())]
+
+    @property
+    def is_holding(self) -> bool:
+        return bool(self.running or self._published)
+
+    def misses(self, run: Run) -> bool:
+        return run.claim.id not in self._published  # else it was adopted, as it should be
+
+    def interrupt(self, run: Run, reason: Stop) -> None:
+        published = self._published.get(run.claim.id)
+        if published is None or published.run is not run:
+            if reason is Stop.CANCELLED or (reason is Stop.GONE and run.started_at):
+                # It is being published: a moment. If it is gone, a worker was faster than the broker's answer to us.
+                run.stop = run.stop or reason
+                return
+            super().interrupt(run, reason)
+            return
+        if reason is Stop.SHUTDOWN:
+            return
+        if reason is Stop.CANCELLED:
+            del self._published[run.claim.id]
+            self._cancel(run)
+        else:
+            # A claim that is gone was adopted, as it should be.
+            self._forget(published)
+
+    def _cancel(self, run: Run) -> None:
+        """End it here, if no worker of the engine has begun it. If one has, it hears of the cancellation itself."""
+        settlement = settle(run.claim, Cancelled("cancelled before it ran"), 0)
+        task = self.loop.create_task(self._settle_quietly(settlement), name="fairlane-cancel")
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _settle_quietly(self, settlement: Any) -> None:
+        try:
+            await self.store.settle([settlement])
+        except Exception as error:
+            log.warning("job %s: could not be cancelled at the broker: %s; its message will be", settlement.job, error)
+
+    def _stop_overdue(self) -> None:
+        """The engine's own time limits hold."""
+
+    async def leave_to_messages(self) -> None:
+        """The dispatcher stops: what was published is left to its messages, for as long as one would have waited."""
+        leases = sorted({each.run.claim.lease for each in self._published.values()})
+        if leases:
+            await self.store.renew(leases, max(self.republish_after, timedelta(seconds=1)))
+            log.info(
+                "published jobs not known to have begun: %d; they are left to their messages", len(self._published)
+            )
+
+    def close(self) -> None:
+        if self._is_pausing is not None:
+            self._is_pausing.cancel()
+        super().close()
+
+
+def _note_failure(asked: asyncio.Future[Any]) -> None:
+    """Whoever still waits for it hears of it; if nobody does, it does not matter."""
+    if not asked.cancelled():
+        asked.exception()

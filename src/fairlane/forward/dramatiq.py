@@ -19,11 +19,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from fairlane.errors import ConfigurationError, Dead, Retry, Signal
-from fairlane.forward.delivering import Delivery
+from fairlane.forward.delivery import Delivery
 from fairlane.forward.forwarder import Forwarded, not_a_task, runs_with
-from fairlane.forward.messages import Message
+from fairlane.forward.messages import HEADER, Message
 from fairlane.forward.routes import RoutedCall, RoutingForwarder, unwritable
-from fairlane.forward.tokens import HEADER
 from fairlane.task import MOST_ATTEMPTS
 
 try:

@@ -21,9 +21,8 @@ from fairlane.app import App
 from fairlane.clock import microseconds
 from fairlane.declaration_checks import is_async, key_source
 from fairlane.errors import ConfigurationError, InvalidJob, UndecodablePayload
-from fairlane.forward.delivering import Deliveries
-from fairlane.forward.messages import Carried, Message, Unpublishable
-from fairlane.forward.tokens import Token
+from fairlane.forward.delivery import Deliveries
+from fairlane.forward.messages import Carried, Message, Token, Unpublishable
 from fairlane.job import Claim
 from fairlane.policy.partitions import whole_of
 from fairlane.policy.retry import Backoff

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from fairlane.declaration_checks import is_async
 from fairlane.errors import ConfigurationError, FairlaneError, Signal
-from fairlane.forward.delivering import Delivery
+from fairlane.forward.delivery import Delivery
 from fairlane.forward.forwarder import Forwarded, answering, not_a_task, runs_with
-from fairlane.forward.messages import Message
+from fairlane.forward.messages import HEADER, Message
 from fairlane.forward.routes import RoutedCall, RoutingForwarder, unwritable
-from fairlane.forward.tokens import HEADER
 from fairlane.worker.runs import Stop
 
 try:

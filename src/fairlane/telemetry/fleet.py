@@ -6,10 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from time import monotonic
 
-from fairlane.telemetry.catalogue import CATALOGUE
 from fairlane.telemetry.failures import Failures
-from fairlane.telemetry.metrics import Labels, Metrics
-from fairlane.telemetry.prometheus import as_text
+from fairlane.telemetry.metrics import CATALOGUE, Labels, Metrics, as_text
 
 __all__ = ["FLEET", "Figures", "Fleet", "FleetSource"]
 

@@ -11,11 +11,11 @@ from fairlane.clock import Instant
 from fairlane.events import JobsEnqueued
 from fairlane.job import NewJob
 from fairlane.policy.unique import Conflict
-from fairlane.telemetry.exporting import export
 from fairlane.telemetry.failures import Failures
 from fairlane.telemetry.fleet import FleetSource
 from fairlane.telemetry.hooks import Handler, Hooks
 from fairlane.telemetry.metrics import Metrics
+from fairlane.telemetry.opentelemetry import export
 from fairlane.telemetry.tracing import Tracing, provider_of
 
 __all__ = ["Telemetry"]

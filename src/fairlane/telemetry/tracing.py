@@ -73,7 +73,7 @@ class Tracing:
             self._provider = provider
             self._tracer = None
             if provider_of("trace", "tracer") is not None:
-                self._spans = import_module("fairlane.telemetry.spans")
+                self._spans = import_module("fairlane.telemetry.opentelemetry")
                 self._tracer = provider.get_tracer(SYSTEM, version("fairlane"))
         return self._tracer
 

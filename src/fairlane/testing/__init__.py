@@ -1,10 +1,8 @@
 """What a program that uses Fairlane needs in its own tests: no waiting, no server, no chance."""
 
 from fairlane.clock import ManualClock
-from fairlane.testing.asserting import EnqueuedJob, assert_enqueued, enqueued_jobs
-from fairlane.testing.immediate import immediate
-from fairlane.testing.memory import in_memory
-from fairlane.testing.running import Ran, run_for, run_until_idle
+from fairlane.testing.assertions import EnqueuedJob, assert_enqueued, enqueued_jobs
+from fairlane.testing.runs import Ran, immediate, in_memory, run_for, run_until_idle
 from fairlane.testing.trials import Figure, Trial, arrivals, try_policy
 
 __all__ = [

@@ -22,7 +22,8 @@ class FairlaneConfig(AppConfig):
 
     def ready(self) -> None:
         from fairlane.errors import ConfigurationError
-        from fairlane.integrations.django import checking, schema, settings
+        from fairlane.integrations.django import checks as checking
+        from fairlane.integrations.django import schema, settings
 
         checks.register(checking.check_settings, "fairlane")
         checks.register(checking.check_schema, checks.Tags.database)

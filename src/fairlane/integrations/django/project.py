@@ -22,10 +22,8 @@ from fairlane.app import App, Connection, store_factory
 from fairlane.clock import Clock
 from fairlane.errors import ConfigurationError
 from fairlane.handle import Enqueued, Foreseen, Job
-from fairlane.integrations.django.addresses import is_under_test
-from fairlane.integrations.django.elsewhere import Elsewhere, run_in
-from fairlane.integrations.django.own_connections import OwnThread, with_fresh_connections
-from fairlane.integrations.django.settings import Settings, load_settings
+from fairlane.integrations.django.connections import Elsewhere, OwnThread, run_in, with_fresh_connections
+from fairlane.integrations.django.settings import Settings, is_under_test, load_settings
 from fairlane.job import new_job_ids
 from fairlane.loop_thread import ask_caller, is_blocking_call
 from fairlane.store.caller_transactions import is_a

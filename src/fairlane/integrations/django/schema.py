@@ -14,8 +14,8 @@ from django.core.management.color import no_style
 from django.db import DEFAULT_DB_ALIAS, connections, router
 
 from fairlane.errors import FairlaneError
-from fairlane.integrations.django.addresses import IN_MEMORY, is_under_test
 from fairlane.integrations.django.project import DjangoApp, project_app
+from fairlane.integrations.django.settings import IN_MEMORY, is_under_test
 from fairlane.store.scripts import Schema
 from fairlane.store.statements import load_statements
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlencode
 
 from django.conf import settings as django_settings
-from django.db import DEFAULT_DB_ALIAS
+from django.db import DEFAULT_DB_ALIAS, connections
 from django.utils.module_loading import import_string
 
 from fairlane.errors import ConfigurationError
-from fairlane.integrations.django.addresses import IN_MEMORY, address_of, is_under_test
-
-__all__ = ["Settings", "load_settings"]
 
 MODES = ("in_transaction", "on_commit", "at_once")
 APP_OPTIONS = ("durable_claims", "retention", "dead_retention", "retention_count", "max_payload", "codec", "redact")
@@ -94,3 +94,55 @@ def _imported(name: str, value: Any) -> Any:
     except ImportError as error:
         raise ConfigurationError(f"FAIRLANE[{name!r}] = {value!r} cannot be imported: {error}") from error
     return found() if isinstance(found, type) else found
+
+
+IN_MEMORY = "sqlite://"
+PASSED_ON = ("passfile", "sslcert", "sslcrl", "sslkey", "sslmode", "sslrootcert")
+"""Options of psycopg that say how to get in. The others are about Django's own connection."""
+
+
+def address_of(alias: str) -> str:
+    """The URL of the database that Django uses now; while it runs tests, that is the test database."""
+    connection = connections[alias]
+    match connection.vendor:
+        case "postgresql":
+            return _postgres(alias, connection.settings_dict)
+        case "sqlite":
+            name = connection.settings_dict["NAME"]
+            if connection.creation.is_in_memory_db(name):
+                return IN_MEMORY
+            return f"sqlite:///{Path(name).resolve()}"
+    raise ConfigurationError(
+        f"Django's database {alias!r} is of {connection.vendor}, and Fairlane keeps jobs in PostgreSQL or SQLite; name "
+        "another database with FAIRLANE['URL'] or FAIRLANE['DATABASE']"
+    )
+
+
+def _postgres(alias: str, given: Mapping[str, Any]) -> str:
+    options = given.get("OPTIONS") or {}
+    if "service" in options:
+        raise ConfigurationError(
+            f"Django's database {alias!r} is named by a service file, which Fairlane does not read; write its address "
+            "into FAIRLANE['URL'] (and FAIRLANE['ENQUEUE'] = 'in_transaction', as it is the same database)"
+        )
+    login = quote(str(given.get("USER") or ""), safe="")
+    if given.get("PASSWORD"):
+        login += f":{quote(str(given['PASSWORD']), safe='')}"
+    asked = {name: str(options[name]) for name in PASSED_ON if name in options}
+    host, port = str(given.get("HOST") or ""), str(given.get("PORT") or "")
+    if host.startswith("/"):  # the folder of a socket
+        asked["host"] = host
+        if port:
+            asked["port"] = port
+        host = port = ""
+    elif ":" in host:
+        host = f"[{host}]"
+    place = f"{host}:{port}" if port else host
+    address = f"postgresql://{login}{'@' if login else ''}{place}/{quote(str(given.get('NAME') or ''), safe='')}"
+    return f"{address}?{urlencode(asked)}" if asked else address
+
+
+def is_under_test() -> bool:
+    """Whether Django's test runner, or pytest-django, has set up its environment."""
+    utils: Any = sys.modules.get("django.test.utils")
+    return utils is not None and hasattr(utils._TestState, "saved_data")

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
-from collections.abc import Callable
-from typing import Any
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
 from django.db import close_old_connections, connections
 
+from fairlane.store.protocol import Store
 from fairlane.worker.context import JobContext, current_run
 from fairlane.worker.middleware import Middleware, Next
-
-__all__ = ["OwnThread", "with_fresh_connections"]
 
 
 def with_fresh_connections(function: Callable[..., Any], *, always: bool = False) -> Callable[..., Any]:
@@ -45,3 +46,31 @@ class OwnThread(Middleware):
                 if thread in SyncToAsync.context_to_thread_executor:
                     # The thread ends with the run, and nobody could reach its connections any more.
                     await sync_to_async(connections.close_all)()
+
+
+R = TypeVar("R")
+
+
+async def run_in(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, R]) -> R:
+    """Await a coroutine where its things live: here, or in the loop of another thread."""
+    if asyncio.get_running_loop() is loop:
+        return await work
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
+
+
+class Elsewhere:
+    """What is asked of the store is done in its own loop."""
+
+    def __init__(self, store: Store, loop: asyncio.AbstractEventLoop) -> None:
+        self._store = store
+        self._loop = loop
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        if not inspect.iscoroutinefunction(found):
+            return found
+
+        async def there(*args: Any, **kwargs: Any) -> Any:
+            return await run_in(self._loop, found(*args, **kwargs))
+
+        return there

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from fairlane.app import App
-from fairlane.errors import UndecodablePayload
+from fairlane.clock import ManualClock
+from fairlane.errors import ConfigurationError, UndecodablePayload, UnknownQueue
 from fairlane.job import JobRecord, State
 from fairlane.operations.requests import find_jobs
-from fairlane.parameters import checked
+from fairlane.parameters import checked, shown
 from fairlane.policy.keys import canonical_keys
+from fairlane.policy.partitions import parse_partition
 from fairlane.store.operators import JobFilter
 from fairlane.task import Call, Task
-from fairlane.testing.checking import check_app, check_queue, check_state, task_named
-
-__all__ = ["EnqueuedJob", "assert_enqueued", "enqueued_jobs"]
 
 SHOWN = 10
 PAGE = 1_000
@@ -125,3 +125,55 @@ def _bound_as_is(task: Task[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     bound = task.codec.signature.bind(*args, **kwargs)
     bound.apply_defaults()
     return bound.arguments
+
+
+def check_app(what: str, app: object) -> None:
+    if not isinstance(app, App):
+        raise ConfigurationError(f"{what}: {shown(app)} is not an App; import yours, and give that")
+
+
+def check_clock(what: str, clock: object) -> None:
+    if clock is not None and not isinstance(clock, ManualClock):
+        raise ConfigurationError(f"{what}: clock={shown(clock)} is not a ManualClock; leave it out, or make one")
+
+
+def check_queue(app: App, queue: object) -> None:
+    """Refuse a queue that the app does not have; partitions go by their own names, too."""
+    if queue is None or (isinstance(queue, str) and queue in app.queue_names):
+        return
+    partition = parse_partition(queue) if isinstance(queue, str) else None
+    if partition is None or partition[0] not in app.queue_names:
+        raise UnknownQueue(f"queue={shown(queue)} is unknown; this app has {', '.join(app.queue_names)}")
+
+
+def check_state(state: object) -> None:
+    if state is not None and not isinstance(state, State):
+        raise ConfigurationError(f"state={shown(state)} is not a State; give one, such as State.READY")
+
+
+def schedules_named(app: App, what: str, given: bool | str | Collection[str]) -> tuple[str, ...]:
+    """The names of all schedules of the app, of none, or of those that are given."""
+    if isinstance(given, bool):
+        return tuple(app.schedules) if given else ()
+    names = (given,) if isinstance(given, str) else given
+    for each in names:
+        if each not in app.schedules:
+            similar = get_close_matches(each, app.schedules, n=1)
+            remedy = (
+                f"did you mean {similar[0]!r}?" if similar else f"this app has {', '.join(app.schedules) or 'none'}"
+            )
+            raise ConfigurationError(f"{what}: schedules: there is no schedule {each!r}; {remedy}")
+    return tuple(names)
+
+
+def task_named(app: App, what: str, given: object) -> Task[..., Any]:
+    """A task of the app, by itself or by its name."""
+    if isinstance(given, Call):
+        return given.task
+    if isinstance(given, Task):
+        return given
+    if isinstance(given, str):
+        return app.registry[given]
+    raise ConfigurationError(
+        f"{what}: {shown(given)} is neither a task nor a call of one; give the task, or task.call(…)"
+    )

@@ -7,7 +7,8 @@ runs. What a worker does by its own time, this does when it is told to.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -17,6 +18,7 @@ from fairlane.app import App
 from fairlane.clock import Instant, ManualClock, microseconds
 from fairlane.declaration_checks import checked_time
 from fairlane.errors import ConfigurationError
+from fairlane.handle import Enqueued
 from fairlane.job import Claim, State
 from fairlane.job_builder import Stamp
 from fairlane.operations.requests import find_jobs
@@ -25,16 +27,15 @@ from fairlane.queue import partitions_served
 from fairlane.scheduler.settlement import Settlement
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Claimed, Listener, Store, WorkerIdentity
-from fairlane.testing.checking import check_app, schedules_named
+from fairlane.task import Call
+from fairlane.testing.assertions import check_app, check_clock, schedules_named
 from fairlane.waits import Outage
-from fairlane.worker.context import JobContext
+from fairlane.worker.context import JobContext, current_run
 from fairlane.worker.execution import Execution
-from fairlane.worker.middleware import Middleware, Next
+from fairlane.worker.middleware import Enqueue, Middleware, Next
 from fairlane.worker.options import WorkerOptions
 from fairlane.worker.settlements import Settling
 from fairlane.worker.slots import QueueSlots, Slots
-
-__all__ = ["Ran", "run_for", "run_until_idle"]
 
 LEASE = timedelta(days=1)
 """Nobody renews it: a test does not last as long."""
@@ -286,3 +287,49 @@ class _Watch(Middleware):
         except BaseException as error:
             self.raised[job.id] = error
             raise
+
+
+@contextmanager
+def immediate(app: App) -> Iterator[None]:
+    """Inside the block, enqueueing a job of this app runs it, and what its task raises is raised there.
+
+    The job is stored, claimed, run and settled as ever: what is not due yet, or held by a limit, stays where it is.
+    Jobs that a task enqueues have run too by then.
+    """
+    check_app("immediate", app)
+    running = _RunAtOnce(app)
+    app.middlewares.insert(0, running)
+    try:
+        yield
+    finally:
+        app.middlewares.remove(running)
+
+
+class _RunAtOnce(Middleware):
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def around_enqueue(self, calls: Sequence[Call[Any]], enqueue: Enqueue) -> Enqueued[Any]:
+        enqueued = await enqueue(calls)
+        # Inside a task: whoever runs that one runs this one next. In a caller's transaction: nobody can see it yet.
+        if current_run.get(None) is None and all(call.options.tx is None for call in calls):
+            for ran in await run_until_idle(self._app):
+                if ran.raised is not None and ran.outcome in ("failed", "dead"):
+                    raise ran.raised
+        return enqueued
+
+
+@asynccontextmanager
+async def in_memory(app: App, clock: ManualClock | None = None) -> AsyncIterator[ManualClock]:
+    """Let an app use an empty database in memory, and the clock that this gives, inside the block."""
+    check_app("in_memory", app)
+    check_clock("in_memory", clock)
+    url, own = app.url, app.clock
+    chosen = clock or ManualClock()
+    await app.close()
+    app.move_to("sqlite://", chosen)
+    try:
+        yield chosen
+    finally:
+        await app.close()
+        app.move_to(url, own)

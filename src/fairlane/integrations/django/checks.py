@@ -14,8 +14,6 @@ from fairlane.errors import FairlaneError, SchemaError
 from fairlane.integrations.django.project import project_app
 from fairlane.integrations.django.settings import load_settings
 
-__all__ = ["check_schema", "check_settings", "prepare_backends"]
-
 OWN = "fairlane.integrations.django"
 ADMIN = "django.contrib.admin"
 

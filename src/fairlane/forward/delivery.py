@@ -24,7 +24,7 @@ import msgspec
 
 from fairlane.clock import SECOND, Instant, microseconds
 from fairlane.errors import InvalidJob, JobNotFound, UndecodablePayload
-from fairlane.forward.tokens import Token
+from fairlane.forward.messages import Token
 from fairlane.job import Claim, State
 from fairlane.job_builder import Stamp
 from fairlane.scheduler.settlement import (
@@ -51,8 +51,6 @@ from fairlane.worker.worker import name_of_process
 
 if TYPE_CHECKING:
     from fairlane.app import App
-
-__all__ = ["Deliveries", "Delivery"]
 
 log = logging.getLogger("fairlane.forward")
 

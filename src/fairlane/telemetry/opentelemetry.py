@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from importlib.metadata import version
 from traceback import format_exception
 from typing import Any
 
@@ -23,8 +24,7 @@ from opentelemetry.trace import (
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from fairlane.redaction import without_secrets
-
-__all__ = ["carried_now", "enter", "leave", "mark_failed", "origin_of", "start_consumer", "start_producer"]
+from fairlane.telemetry.metrics import CATALOGUE, Histogram, Labels, Metric, Metrics
 
 ERROR_TYPE = "error.type"
 LONGEST_STATUS = 500
@@ -97,3 +97,52 @@ def mark_failed(span: Span, error: BaseException | None, outcome: str | None, sa
     else:
         span.set_attribute(ERROR_TYPE, outcome or "_OTHER")
         span.set_status(Status(StatusCode.ERROR, outcome))
+
+
+def export(metrics: Metrics, provider: Any) -> None:
+    """Make every metric of the catalogue an instrument of this provider. Whatever fails is counted."""
+    try:
+        meter = provider.get_meter("fairlane", version("fairlane"))
+        for metric in CATALOGUE.values():
+            _export(metrics, meter, metric)
+    except Exception as error:
+        metrics.failures.note("export", "exporting metrics through OpenTelemetry failed", error)
+
+
+def _export(metrics: Metrics, meter: Any, metric: Metric) -> None:
+    match metric.kind:
+        case "histogram":
+            instrument = meter.create_histogram(
+                metric.dotted, metric.unit, metric.help, explicit_bucket_boundaries_advisory=metric.boundaries
+            )
+            histogram = metrics.histograms[metric.name]
+            histogram.recorder = _recorder(metrics, histogram, instrument)
+        case "counter":
+            meter.create_observable_counter(metric.dotted, [_observer(metrics, metric)], metric.unit, metric.help)
+        case "gauge":
+            meter.create_observable_gauge(metric.dotted, [_observer(metrics, metric)], metric.unit, metric.help)
+
+
+def _recorder(metrics: Metrics, histogram: Histogram, instrument: Any) -> Callable[[float, Labels], None]:
+    names = histogram.metric.labels
+
+    def record(value: float, labels: Labels) -> None:
+        try:
+            instrument.record(value, dict(zip(names, labels, strict=True)))
+        except Exception as error:
+            metrics.failures.note("export", f"recording {histogram.metric.name} failed", error)
+
+    return record
+
+
+def _observer(metrics: Metrics, metric: Metric) -> Callable[[Any], Iterable[Any]]:
+    from opentelemetry.metrics import Observation
+
+    def observe(_: Any) -> Iterable[Any]:
+        # On a thread of the exporter: what is read here are copies.
+        return [
+            Observation(value, dict(zip(metric.labels, labels, strict=True)))
+            for labels, value in metrics.value_of(metric.name)
+        ]
+
+    return observe
