@@ -15,32 +15,28 @@ SOURCE = ROOT / "src"
 
 # Imports go downwards or stay on their level; the lowest level comes first. A new module joins a line here.
 LAYERS: list[set[str]] = [
-    {"blocking", "clock", "errors", "events", "job", "log_text", "parameters", "redaction", "secret_text"},
+    {"clock", "errors", "events", "job", "loop_thread", "parameters", "redaction", "waits"},
     {"policy"},
-    {"scheduler"},
+    {"scheduler", "stats"},
     {"store"},
-    {
-        "codec",
-        "declaring",
-        "effects",
-        "handle",
-        "pacing",
-        "producing",
-        "scheduled",
-        "stamping",
-        "task",
-        "telemetry",
-        "values",
-    },
-    {"worker"},
-    {"composition", "explaining", "held_claim", "operations", "plots", "queue", "simulating", "waiting", "workload"},
-    {"app", "declarations"},
+    {"codec", "declaration_checks", "effects", "enqueue", "handle", "job_builder", "task", "telemetry"},
+    {"cron", "worker"},
+    {"declarations", "manual_claims", "operations", "queue", "simulation"},
+    {"app"},
     {"__main__", "cli", "dashboard", "demo", "forward", "integrations", "testing"},
     {"fairlane"},  # the package itself: its public names come from everywhere, and nothing inside asks it for them
 ]
-PURE = {"policy", "scheduler"}
+PURE = (
+    "fairlane.policy",
+    "fairlane.scheduler",
+    "fairlane.stats",
+    "fairlane.cron.recurrence",
+    "fairlane.simulation.measures",
+    "fairlane.simulation.memory",
+    "fairlane.simulation.run",
+)
 CONCRETE_STORES = ("fairlane.store.postgres", "fairlane.store.sqlite")
-KNOWS_CONCRETE_STORES = {"app", "cli", "composition", "demo", "testing"}
+KNOWS_CONCRETE_STORES = {"app", "cli", "demo", "testing"}
 # fmt: off
 EFFECTS = {
     "aiosqlite", "asyncio", "asyncpg", "concurrent", "fcntl", "http", "io", "logging", "multiprocessing", "os",
@@ -62,6 +58,31 @@ POLLS = "tests.waiting"
 RUNS_SQL = {"execute", "executemany", "executescript", "fetch", "fetchrow", "fetchval"}
 VAGUE_NAMES = {"base2", "common", "helper", "helpers", "manager", "managers", "misc", "util", "utils"}
 LONGEST_MODULE = 900
+ACTIVITIES_ALLOWED = {"testing", "tracing"}
+PUBLIC_MODULES = (
+    "fairlane.effects",
+    "fairlane.errors",
+    "fairlane.events",
+    "fairlane.forward",
+    "fairlane.integrations",
+    "fairlane.job",
+)
+"""Modules that programs import by name."""
+LEAST_SHARED = 120
+"""Lines of a module that only one other imports; a smaller one belongs to that, or has its reason here."""
+SMALL_ROOMS = {
+    "fairlane.cli": "a command of its own: `fairlane --help` lists it, and only its import is paid for",
+    "fairlane.dashboard.pages": "a page of its own",
+    "fairlane.dashboard.extras": "asked before anything of the dashboard is imported",
+    "fairlane.dashboard.server": "what `fairlane dashboard` runs, and no site that mounts the pages",
+    "fairlane.demo.app": "a user's program, run by the workers of the demo",
+    "fairlane.integrations.django": "parts of Django that a project may leave out",
+    "fairlane.store.postgres.grants": "rights, read beside grants.sql",
+    "fairlane.store.sqlite.partitions": "the same room as on PostgreSQL",
+    "fairlane.store.sqlite.results": "the same room as on PostgreSQL",
+    "fairlane.telemetry.endpoint": "a server that knows nothing of workers",
+    "fairlane.testing.postgres_guard": "a program of its own",
+}
 
 
 @dataclass(frozen=True)
@@ -163,15 +184,15 @@ def is_within(name: str, package: str) -> bool:
 
 
 def does_io_in_the_pure_core(module: Module) -> Iterator[str]:
-    if module.unit not in PURE:
+    if not any(is_within(module.name, room) for room in PURE):
         return
     for line, name in module.imports():
         if name.partition(".")[0] in EFFECTS:
-            yield f"{module.name}:{line} imports {name}, but {module.unit} is pure"
+            yield f"{module.name}:{line} imports {name}, but {module.name} is pure"
     for node in ast.walk(module.tree):
         match node:
             case ast.Call(func=ast.Name(id="input" | "open" | "print" as name)):
-                yield f"{module.name}:{node.lineno} calls {name}(), but {module.unit} is pure"
+                yield f"{module.name}:{node.lineno} calls {name}(), but {module.name} is pure"
 
 
 def reads_the_wall_clock(module: Module) -> Iterator[str]:
@@ -237,6 +258,35 @@ def is_too_long(module: Module) -> Iterator[str]:
 def has_a_vague_name(module: Module) -> Iterator[str]:
     if module.name.rpartition(".")[2].strip("_") in VAGUE_NAMES:
         yield f"{module.name} does not say what it holds"
+
+
+def is_named_after_an_activity(module: Module) -> Iterator[str]:
+    leaf = module.name.rpartition(".")[2]
+    if leaf.endswith("ing") and leaf not in ACTIVITIES_ALLOWED:
+        yield f"{module.name} says what somebody does there, not what is kept there"
+
+
+def exports_though_it_is_private(module: Module) -> Iterator[str]:
+    is_public = any(is_within(module.name, room) for room in PUBLIC_MODULES)
+    if exports(module) is not None and not module.is_package and not is_public:
+        yield f"{module.name} has an __all__; only packages and public modules have one"
+
+
+def is_a_small_room(modules: list[Module]) -> Iterator[str]:
+    """Small modules that one other imports: its only importer could hold them."""
+    names = {module.name for module in modules}
+    importers: dict[str, set[str]] = {name: set() for name in names}
+    for module in modules:
+        for _, name in module.imports():
+            target = name if name in names else name.rpartition(".")[0]
+            if target in names and target != module.name:
+                importers[target].add(module.name)
+    for module in modules:
+        lines = module.text.count("\n")
+        if module.is_package or lines >= LEAST_SHARED or len(importers[module.name]) != 1:
+            continue
+        if not any(is_within(module.name, room) for room in SMALL_ROOMS):
+            yield f"{module.name} has {lines} lines and one importer, {importers[module.name].pop()}"
 
 
 def exports(module: Module) -> list[str] | None:
@@ -323,6 +373,23 @@ def test_every_module_is_named_for_what_it_holds(source: list[Module]) -> None:
     assert offences(has_a_vague_name, source) == []
 
 
+def test_no_module_is_named_after_an_activity(source: list[Module]) -> None:
+    assert offences(is_named_after_an_activity, source) == []
+
+
+def test_only_packages_and_public_modules_list_their_exports(source: list[Module]) -> None:
+    assert offences(exports_though_it_is_private, source) == []
+
+
+def test_no_small_module_has_a_single_importer_without_a_reason(source: list[Module]) -> None:
+    assert sorted(is_a_small_room(source)) == []
+
+
+def test_a_small_module_with_one_importer_is_seen() -> None:
+    two = [Module("fairlane.a", "from fairlane.b import x\n"), Module("fairlane.b", "x = 1\n")]
+    assert list(is_a_small_room(two)) == ["fairlane.b has 1 lines and one importer, fairlane.a"]
+
+
 def test_every_export_list_is_complete_and_sorted(source: list[Module]) -> None:
     assert offences(misstates_its_exports, source) == []
 
@@ -353,6 +420,8 @@ OFFENDERS: list[tuple[Rule, str, str]] = [
     (is_too_long, "fairlane.app", "\n" * (LONGEST_MODULE + 1)),
     (has_a_vague_name, "fairlane.store.utils", ""),
     (has_a_vague_name, "fairlane._helpers", ""),
+    (is_named_after_an_activity, "fairlane.store.gathering", ""),
+    (exports_though_it_is_private, "fairlane.store.rows", '__all__ = ["a"]\na = 1'),
     (misstates_its_exports, "fairlane", '__all__ = ["b", "a"]\na = 1\nb = 1'),
     (misstates_its_exports, "fairlane", "from fairlane.app import App\n__all__: list[str] = []"),
     (misstates_its_exports, "fairlane", '__all__ = ["Absent"]'),
@@ -382,6 +451,8 @@ INNOCENTS: list[tuple[Rule, str, str]] = [
     (reads_the_wall_clock, "fairlane.clock", "import time\nnow = time.time()"),
     (reads_the_wall_clock, "fairlane.worker.worker", "import time\nnow = time.monotonic()"),
     (composes_sql, "fairlane.store.migrations", 'def f(c, t):\n    c.execute("delete from job where id = $1", t)'),
+    (is_named_after_an_activity, "fairlane.telemetry.tracing", ""),
+    (exports_though_it_is_private, "fairlane.errors", '__all__ = ["a"]\na = 1'),
     (sleeps, "tests.test_x", "import asyncio\nasync def test():\n    await asyncio.sleep(0)"),
     (misstates_its_exports, "fairlane.job", '__all__ = ["MAX", "Job", "a"]\nMAX = 1\nclass Job: ...\na = 1'),
     (misstates_its_exports, "fairlane", 'from fairlane.app import App\nimport os\n__all__ = ["App"]'),

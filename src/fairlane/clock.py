@@ -16,22 +16,6 @@ from typing import Protocol
 from fairlane.errors import ConfigurationError
 from fairlane.parameters import checked, shown
 
-__all__ = [
-    "Clock",
-    "Instant",
-    "ManualClock",
-    "SystemClock",
-    "as_datetime",
-    "as_instant",
-    "duration_of",
-    "duration_text",
-    "iso_text",
-    "lasting",
-    "measured",
-    "microseconds",
-    "parse_duration",
-]
-
 Instant = int
 SECOND = 1_000_000
 MAX_DURATION = 9 * 10**18

@@ -26,8 +26,6 @@ from fairlane.errors import (
 )
 from fairlane.parameters import checked
 
-__all__ = ["Codec", "PayloadCodec", "decode_value", "encode_value", "payload_type"]
-
 
 class PayloadCodec(Protocol):
     """What arguments and results are stored as, beyond JSON: compressed, or encrypted."""

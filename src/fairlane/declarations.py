@@ -48,8 +48,6 @@ from fairlane.task import (
 )
 from fairlane.worker.middleware import Middleware
 
-__all__ = ["DEFAULT_QUEUE", "Declarations", "TaskDecorator"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 M = TypeVar("M", bound=Middleware)

@@ -21,8 +21,6 @@ from fairlane.scheduler.explain import Explanation, explain
 from fairlane.store.protocol import Store
 from fairlane.store.rows import no_such_job
 
-__all__ = ["Enqueued", "Foreseen", "Job", "JobSource", "handles_of"]
-
 R = TypeVar("R")
 T = TypeVar("T")
 

@@ -20,17 +20,6 @@ from uuid import UUID
 
 from fairlane.errors import ConfigurationError, FairlaneError
 
-__all__ = [
-    "check_fields",
-    "check_value",
-    "checked",
-    "checked_methods",
-    "is_storable",
-    "known_options",
-    "refuse_unknown_option",
-    "shown",
-]
-
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type)
 Test = Callable[[Any], bool]

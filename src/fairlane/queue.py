@@ -23,8 +23,6 @@ from fairlane.task import Duration
 from fairlane.waits import ANSWER_WITHIN
 from fairlane.worker.slots import Turns
 
-__all__ = ["Hand", "Queue", "QueueSource", "partitions_served"]
-
 MOST_CLAIMED = 100_000
 """They are in memory together, and in one transaction."""
 ASKED_AT_MOST = 100

@@ -27,22 +27,6 @@ from fairlane.policy.retry import Backoff
 from fairlane.policy.unique import Unique
 from fairlane.redaction import Redact
 
-__all__ = [
-    "AsyncTask",
-    "BoundTask",
-    "Call",
-    "EnqueueOptions",
-    "Producer",
-    "Progress",
-    "Registry",
-    "SyncTask",
-    "Task",
-    "TaskOptions",
-    "as_unique",
-    "not_a_call",
-    "one_by_one",
-]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from fairlane.demo.ledger import LedgerReader, LedgerWriter
 from fairlane.demo.results import (
-    SECOND,
+    NANOSECONDS,
     Run,
     backlogged_until,
     busiest_second,
     highest_in_flight,
-    jain_index,
     rate_excess,
     shares_over_time,
     worker_time,
 )
+from fairlane.simulation.measures import jain_index
 
 
 def run(tenant: str, started_at: int, ended_at: int, number: int = 0) -> Run:
@@ -95,12 +95,12 @@ def test_the_worst_excess_is_that_of_the_worst_of_all_windows(starts: list[int],
 
 
 def test_the_busiest_second_may_begin_at_any_start() -> None:
-    half = SECOND // 2
-    assert busiest_second([0, half, half + 1, SECOND, SECOND + half - 1, 3 * SECOND]) == 4
+    half = NANOSECONDS // 2
+    assert busiest_second([0, half, half + 1, NANOSECONDS, NANOSECONDS + half - 1, 3 * NANOSECONDS]) == 4
 
 
 def test_a_second_does_not_hold_its_own_end() -> None:
-    assert busiest_second([0, SECOND]) == 1
+    assert busiest_second([0, NANOSECONDS]) == 1
 
 
 def test_the_chart_spreads_a_run_over_the_stretches_it_touches() -> None:
@@ -143,7 +143,7 @@ def test_half_a_line_is_left_for_the_next_look(tmp_path: Path) -> None:
         more.write("1\n")
     reader.follow()
     assert reader.runs == [Run(1, "a", "e", 10, 20, 5)]
-    assert reader.elapsed == pytest.approx(10 / SECOND)
+    assert reader.elapsed == pytest.approx(10 / NANOSECONDS)
 
 
 def test_the_same_job_in_two_processes_is_two_runs(tmp_path: Path) -> None:

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from fairlane.operations import AuditPage
     from fairlane.store.audit import AuditEntry
 
-__all__ = ["audit"]
-
 
 @click.command()
 @click.option("--queue", help="Only of this queue.")

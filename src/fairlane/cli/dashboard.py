@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from fairlane.app import App
 
-__all__ = ["dashboard"]
-
 
 @click.command()
 @app_or_url_options

@@ -13,7 +13,6 @@ from fairlane.cli.jobs import listing, tell_page
 if TYPE_CHECKING:
     from fairlane.policy.unique import OnReplayConflict
 
-__all__ = ["dead"]
 
 _which = partial(filter_options, states=("dead",))
 _which_ended = partial(filter_options, states=("dead", "cancelled"))

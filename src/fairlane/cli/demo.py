@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from fairlane.demo.show import Report
     from fairlane.demo.view import SilentView
 
-__all__ = ["demo"]
 
 LOG_WIDTH = 110
 

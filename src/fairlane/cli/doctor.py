@@ -13,7 +13,6 @@ from fairlane.cli.job_selection import app_or_url_options, with_app
 if TYPE_CHECKING:
     from fairlane.operations import Finding
 
-__all__ = ["doctor"]
 
 STYLES = {"fault": "red", "warning": "yellow", "note": "cyan"}
 

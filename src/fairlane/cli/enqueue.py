@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from fairlane.job import NewJob
     from fairlane.task import Call, Task
 
-__all__ = ["enqueue"]
-
 
 @click.command()
 @click.argument("app", metavar="MODULE:APP")

@@ -14,7 +14,6 @@ from fairlane.redaction import one_line
 if TYPE_CHECKING:
     from fairlane.scheduler.explain import Explanation
 
-__all__ = ["explain"]
 
 HOLDERS = 5
 """Jobs that are named under a limit; of the others there is a number."""

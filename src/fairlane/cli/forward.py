@@ -13,8 +13,6 @@ from fairlane.errors import ConfigurationError
 if TYPE_CHECKING:
     from fairlane.forward import Forwarder
 
-__all__ = ["forward"]
-
 
 @click.command()
 @click.argument("forwarder", metavar="MODULE:FORWARDER")

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from fairlane.operations.views import KeyList, KeyView, NextJob, OneKey
     from fairlane.store.protocol import Store
 
-__all__ = ["draw_keys", "keys"]
 
 SORTS = ("waiting", "running", "ended", "started", "name")
 NARROW = ("KEY", "WAIT", "RUN", "ENDED", "FAIL", "LIMIT", "WAITED", "TIME", "HELD BY")

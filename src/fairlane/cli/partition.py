@@ -16,8 +16,6 @@ from fairlane.errors import ConfigurationError
 if TYPE_CHECKING:
     from fairlane.operations import PartitionPlan, Repartitioned
 
-__all__ = ["partition"]
-
 
 @contextmanager
 def _resumable() -> Iterator[None]:

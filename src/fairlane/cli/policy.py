@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from fairlane.policy.policy import Policy
     from fairlane.store.protocol import Store
 
-__all__ = ["policy"]
 
 T = TypeVar("T")
 

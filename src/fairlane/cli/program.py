@@ -33,8 +33,6 @@ from fairlane.cli.workers import workers
 from fairlane.errors import FairlaneError
 from fairlane.redaction import indented, without_secrets
 
-__all__ = ["main", "program"]
-
 
 class Program(click.Group):
     """Says in one line what went wrong. A traceback is for errors that nobody foresaw."""

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from fairlane.operations.views import Chart, LimitView, OneQueue, QueueView
     from fairlane.store.protocol import Store
 
-__all__ = ["queues"]
-
 
 @click.command()
 @click.argument("queue", required=False, metavar="[QUEUE]")

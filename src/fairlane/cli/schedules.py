@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from fairlane.redaction import Redactor
     from fairlane.store.protocol import Store
 
-__all__ = ["schedules"]
-
 
 @click.group(cls=LookingGroup)
 def schedules() -> None:

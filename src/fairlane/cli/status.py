@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from fairlane.operations.views import HeldView, Overview, QueueView, Totals
     from fairlane.store.protocol import Store
 
-__all__ = ["draw_queues", "status"]
 
 HEADINGS = ("QUEUE", "STATUS", "READY", "HELD", "RUN", "SCHED", "DEAD", "OLDEST", "/MIN", "FAIL")
 OF_A_DAY = ("24H", "FAIL 24H")

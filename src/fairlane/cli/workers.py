@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from fairlane.operations.views import WorkerList, WorkerView
 
-__all__ = ["workers"]
 
 HEADINGS = ("WORKER", "STATE", "SLOTS", "WAIT", "UP", "SEEN", "CLOCK", "QUEUES")
 STYLES = {

@@ -17,37 +17,6 @@ from fairlane.operations.views import QueueView
 from fairlane.policy.numbers import Origin
 from fairlane.simulation.measures import Simulation, Timeline
 
-__all__ = [
-    "AttemptShown",
-    "AuditList",
-    "ChangeMade",
-    "DifferenceShown",
-    "EntryShown",
-    "ErrorAnswer",
-    "ErrorShown",
-    "ExplanationShown",
-    "FindingList",
-    "FindingShown",
-    "HoldShown",
-    "HolderShown",
-    "JobList",
-    "JobShown",
-    "LimitList",
-    "LimitShown",
-    "OneJob",
-    "OverrideInForceShown",
-    "OverrideShown",
-    "PolicyList",
-    "PolicyShown",
-    "QueueList",
-    "ReportShown",
-    "ScheduleChange",
-    "ScheduleList",
-    "ScheduleShown",
-    "SimulationList",
-    "SkippedShown",
-]
-
 Keys = dict[str, str | None]
 
 

@@ -18,8 +18,6 @@ from fairlane.dashboard.api_errors import CODES
 from fairlane.dashboard.api_operations import OPERATIONS, Operation
 from fairlane.policy.keys import NAME
 
-__all__ = ["describe_api"]
-
 Schema = dict[str, Any]
 
 REF = "#/components/schemas/{name}"

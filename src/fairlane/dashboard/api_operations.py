@@ -46,7 +46,6 @@ from fairlane.redaction import Surface
 if TYPE_CHECKING:
     from fairlane.dashboard.site import Dashboard
 
-__all__ = ["OPERATIONS", "Asked", "Operation"]
 
 LOOKS = 3
 """At the database, of ten thousand jobs each, for one page of a list."""

@@ -19,31 +19,6 @@ from fairlane.operations.views import KeySort
 from fairlane.policy.keys import MAX_KEY_BYTES
 from fairlane.simulation.workload import Workload
 
-__all__ = [
-    "ActOnJobs",
-    "AuditQuery",
-    "Boost",
-    "Change",
-    "ChangeForAWhile",
-    "ChangeSchedule",
-    "ClearLimit",
-    "ClearWeight",
-    "DeadQuery",
-    "ExplainQuery",
-    "ForceJobs",
-    "JobChoice",
-    "JobsQuery",
-    "KeyQuery",
-    "KeysQuery",
-    "NoQuery",
-    "Pause",
-    "ReplayJobs",
-    "Resume",
-    "SetLimit",
-    "SetWeight",
-    "Simulate",
-]
-
 MOST_LISTED = 200
 """Jobs or entries of one page."""
 MOST_NAMED = 1_000

@@ -6,8 +6,6 @@ from importlib.util import find_spec
 
 from fairlane.errors import ConfigurationError
 
-__all__: list[str] = []
-
 _missing = [name for name in ("jinja2", "starlette") if find_spec(name) is None]
 if _missing:
     raise ConfigurationError(

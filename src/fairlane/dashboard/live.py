@@ -19,8 +19,6 @@ from fairlane.clock import SECOND, Clock
 from fairlane.dashboard.access import Visitor
 from fairlane.dashboard.html import fingerprint
 
-__all__ = ["INTERVALS", "EventStream", "Live", "Rendered"]
-
 INTERVALS = (2, 5, 15)
 LONGEST_STREAM = 15 * 60 * SECOND
 """After that the browser comes again, and is asked again who it is."""

@@ -18,8 +18,6 @@ from fairlane.dashboard.access import Role
 from fairlane.errors import ConfigurationError
 from fairlane.operations import Operations
 
-__all__ = ["Ask", "Look", "Page", "Submit", "keys_from", "number_from"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:

@@ -16,8 +16,6 @@ from fairlane.demo.workers import STAGE_VARIABLE, wait_for_curtain
 from fairlane.task import AsyncTask
 from fairlane.worker.context import current_run
 
-__all__ = ["app", "make_app"]
-
 RUN_TIME = 0.005  # seconds
 
 _ledger: LedgerWriter | None = None

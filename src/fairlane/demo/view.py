@@ -19,8 +19,6 @@ from fairlane.demo.results import Figures, Promise, Run, shares_over_time
 from fairlane.demo.scenarios import ACTS, RATED_ENDPOINT, WHALE, Act, Workload, class_of
 from fairlane.demo.show import Performance, Progress, Report
 
-__all__ = ["LineView", "LiveView", "SilentView", "draw_report", "save_svg"]
-
 _WEB_FONT = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)
 
 WHALE_STYLE, SMALL_STYLE, IDLE_STYLE = "magenta", "bright_green", "bright_black"

@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["Finding", "Level", "by_level"]
-
 
 class Level(StrEnum):
     """How bad a finding is."""

@@ -25,21 +25,6 @@ from fairlane.store.audit import Note
 from fairlane.store.operators import BUSY, CANCEL, FORCE, PURGE, REPLAY, RETRY, Action, Handled, JobFilter, JobPage
 from fairlane.store.protocol import Store
 
-__all__ = [
-    "LIMIT",
-    "JobDetails",
-    "Report",
-    "Selection",
-    "cancel_jobs",
-    "force_jobs",
-    "list_jobs",
-    "purge_jobs",
-    "readable",
-    "replay_jobs",
-    "retry_jobs",
-    "show_job",
-]
-
 LIMIT = 1_000
 """Jobs that an action touches unless told otherwise."""
 BATCH = 200

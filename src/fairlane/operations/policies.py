@@ -18,17 +18,6 @@ from fairlane.store.protocol import Store
 from fairlane.store.rows import Declared
 from fairlane.store.stats import Moment
 
-__all__ = [
-    "AuditPage",
-    "PolicyChange",
-    "PolicyInForce",
-    "apply_policies",
-    "diff_policies",
-    "list_audit",
-    "require_declared",
-    "show_policies",
-]
-
 Declarations = Mapping[str, Policy]
 """What a program declares, by queue."""
 APPLY = "policy apply"

@@ -40,8 +40,6 @@ from fairlane.simulation.workload import Workload
 from fairlane.store.operators import JobFilter, JobPage
 from fairlane.store.protocol import Store
 
-__all__ = ["Operations", "OperationsSource"]
-
 Duration = timedelta | str | float
 KeyValues = Mapping[str, object]
 

@@ -13,34 +13,9 @@ import msgspec
 
 from fairlane.clock import lasting
 from fairlane.policy.numbers import Origin
-from fairlane.store.stats_values import Counted, KeySort, dead_loops
-
-__all__ = [
-    "BlockView",
-    "Chart",
-    "Counted",
-    "GaugeView",
-    "HeldView",
-    "Hint",
-    "HintKind",
-    "KeyList",
-    "KeyMinute",
-    "KeySort",
-    "KeyView",
-    "LaneView",
-    "LimitView",
-    "LongRunView",
-    "MinuteView",
-    "NextJob",
-    "OneKey",
-    "OneQueue",
-    "Overview",
-    "QueueStatus",
-    "QueueView",
-    "Totals",
-    "WorkerList",
-    "WorkerView",
-]
+from fairlane.store.stats_values import Counted as Counted
+from fairlane.store.stats_values import KeySort as KeySort
+from fairlane.store.stats_values import dead_loops
 
 
 class QueueStatus(StrEnum):

@@ -23,8 +23,6 @@ from fairlane.policy.gates import Ending, GateState, Reason, Why, as_whole, dura
 from fairlane.policy.keys import By, normalize_by, repr_by
 from fairlane.policy.limits import MAX_COUNT, SMOOTHING, smoothed
 
-__all__ = ["AdaptiveConcurrency", "Learned"]
-
 START = 10
 MOST = 1_000
 HALF = 0.5

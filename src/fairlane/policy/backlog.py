@@ -14,8 +14,6 @@ from fairlane.policy.gates import Ending, GateState, Reason, Why, as_whole, is_w
 from fairlane.policy.keys import By, key_words, normalize_by, repr_by
 from fairlane.policy.limits import MAX_COUNT, UNBOUNDED
 
-__all__ = ["Backlog", "FullBacklog", "WhenFull"]
-
 WhenFull = Literal["signal", "reject"]
 
 

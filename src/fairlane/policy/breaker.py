@@ -24,8 +24,6 @@ from fairlane.policy.gates import Ending, GateState, Reason, Why, as_whole, dura
 from fairlane.policy.keys import By, normalize_by, repr_by
 from fairlane.policy.limits import MAX_COUNT, UNBOUNDED
 
-__all__ = ["Breaker", "Closed", "Opened", "Probing"]
-
 MOST_FAILURES = 100
 """The gate keeps when each of them was claimed."""
 

@@ -12,8 +12,6 @@ from fairlane.parameters import known_options, shown
 from fairlane.policy.keys import By, normalize_by
 from fairlane.policy.numbers import FROM_JOB, FromJob, Source, from_job, named_numbers
 
-__all__ = ["Charge", "Fair", "checked_weight", "is_weight"]
-
 Charge = Literal["time", "count"]
 
 

@@ -16,20 +16,6 @@ from fairlane.clock import SECOND
 from fairlane.errors import InvalidKey, InvalidPolicy
 from fairlane.policy.keys import By, canonical_key
 
-__all__ = [
-    "FROM_JOB",
-    "SAME",
-    "UNTIL_BROUGHT",
-    "VALUES_LAST",
-    "FromJob",
-    "Origin",
-    "Same",
-    "Source",
-    "from_job",
-    "named_numbers",
-    "number_at",
-]
-
 T = TypeVar("T")
 
 

@@ -24,24 +24,6 @@ from fairlane.policy.limits import UNBOUNDED
 if TYPE_CHECKING:
     from fairlane.policy.policy import Policy
 
-__all__ = [
-    "MOST_OVERRIDES",
-    "NO_OVERRIDES",
-    "OPEN",
-    "SHUT",
-    "Amendment",
-    "Kind",
-    "Override",
-    "Overrides",
-    "PauseGate",
-    "Suspended",
-    "amend",
-    "check_override",
-    "everyone_in",
-    "pause_name",
-    "without_effect",
-    "without_place",
-]
 
 MOST_OVERRIDES = 10_000
 """Of one queue: every claimer knows them all."""

@@ -28,19 +28,6 @@ from fairlane.policy.keys import BUILT_IN, By
 from fairlane.policy.partitions import Partition
 from fairlane.policy.policy import Policy
 
-__all__ = [
-    "LEARNED_AFTER",
-    "LEARNED_EVERY",
-    "Phase",
-    "abandoned",
-    "begun",
-    "in_phase",
-    "next_phase",
-    "others",
-    "phase_of",
-    "widths",
-]
-
 LEARNED_EVERY = 5 * SECOND
 """How often producers that enqueue ask for the number of partitions."""
 LEARNED_AFTER = 2 * LEARNED_EVERY

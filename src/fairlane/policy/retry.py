@@ -9,8 +9,6 @@ from fairlane.clock import SECOND, microseconds
 from fairlane.errors import ConfigurationError
 from fairlane.parameters import checked, shown
 
-__all__ = ["Backoff"]
-
 
 @dataclass(frozen=True, slots=True, init=False)
 class Backoff:

@@ -11,8 +11,6 @@ from fairlane.parameters import known_options, shown
 from fairlane.policy.gates import Ending, GateState, Reason, Why
 from fairlane.policy.keys import By, normalize_by
 
-__all__ = ["Sequence"]
-
 
 @known_options
 @dataclass(frozen=True, slots=True, init=False)

@@ -22,24 +22,6 @@ from fairlane.job import NewJob, Outcome, State, UniqueKey, Until
 from fairlane.parameters import checked, shown
 from fairlane.policy.keys import canonical_key, unique_id
 
-__all__ = [
-    "NO_KEYS",
-    "Admission",
-    "Conflict",
-    "Ended",
-    "Holder",
-    "OnConflict",
-    "OnReplayConflict",
-    "Readmission",
-    "Unique",
-    "admit",
-    "checked_on_replay_conflict",
-    "decide",
-    "digest_of",
-    "readmit",
-    "unique_key",
-]
-
 OnConflict = Literal["return", "reject", "replace"]
 OnReplayConflict = Literal["reject", "replace"]
 """What a replay does that meets another job which holds the unique key."""

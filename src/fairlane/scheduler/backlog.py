@@ -16,8 +16,6 @@ from fairlane.policy.backlog import Backlog, FullBacklog
 from fairlane.policy.keys import Keys, select
 from fairlane.policy.policy import Policy
 
-__all__ = ["Joined", "Verdicts", "add_bells", "backlogs_of", "joined_by", "judge"]
-
 Values = tuple[str | None, ...]
 Joined = dict[bytes, tuple[str, Backlog, Values]]
 """Backlogs by their gates: each with its name and the key's values."""

@@ -42,25 +42,6 @@ from fairlane.scheduler.settlement import DISPATCHER
 from fairlane.scheduler.snapshot import FlowRow, LaneRow, Need, Plan, QueueRow, Snapshot, Supply
 from fairlane.stats.gates import origin_at
 
-__all__ = [
-    "Examined",
-    "Explanation",
-    "Facts",
-    "Holder",
-    "Kept",
-    "Service",
-    "Subject",
-    "examine",
-    "explain",
-    "forwarded_to_an_engine",
-    "no_service",
-    "paused",
-    "sequence_lane",
-    "siblings_of",
-    "start_command",
-    "together",
-]
-
 HOLDERS = 20
 """Jobs that are named as holders of one gate; of the others there is a number."""
 COUNTED = 10_000

@@ -16,21 +16,6 @@ from fairlane.policy.policy import WEIGHT, Policy
 from fairlane.scheduler.board import IDLE, PARKED, READY, Board, Flow, Gate, Lane, order_of
 from fairlane.scheduler.snapshot import AHEAD, Arrival, Release
 
-__all__ = [
-    "by_rank_within_flows",
-    "fold_arrivals",
-    "fold_releases",
-    "forget_awake",
-    "free_room",
-    "lag",
-    "leave_if_empty",
-    "rung_gates",
-    "settle_debt",
-    "sleepers",
-    "tag_of",
-    "wake",
-]
-
 MAX_LAG = 1_000
 """How many of its own jobs a parked flow may fall behind. It keeps its turn; it does not save up a siege."""
 

@@ -15,9 +15,6 @@ import msgspec
 from fairlane.scheduler.board import Flow, Gate, Lane
 from fairlane.scheduler.snapshot import FlowRow, GateRow, LaneRow, Plan
 
-__all__ = ["FORMAT", "Delta", "Mark", "Removed", "Tail", "decode_delta", "encode_delta", "encode_removed"]
-
-
 FORMAT = 1
 """How deltas are written. Another number for every change of theirs, so that no program reads what it does not know."""
 

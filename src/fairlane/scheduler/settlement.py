@@ -11,26 +11,6 @@ import msgspec
 from fairlane.job import SUSPECT_FROM, Claim, NewIds, OnDead, StampedEffects, State
 from fairlane.redaction import without_secrets
 
-__all__ = [
-    "DISPATCHER",
-    "SEEN",
-    "UNSEEN",
-    "Cancelled",
-    "Died",
-    "Done",
-    "Failed",
-    "Interrupted",
-    "Lost",
-    "Outcome",
-    "Released",
-    "Retried",
-    "Settlement",
-    "Snoozed",
-    "Verdict",
-    "abandoned_by",
-    "settle",
-]
-
 SEEN = SUSPECT_FROM
 UNSEEN = 1
 """What a loss adds to the suspicion of a job that ran: one that nobody saw makes no suspect, it takes two of them."""

@@ -12,8 +12,6 @@ from http import HTTPStatus
 from fairlane.errors import ConfigurationError
 from fairlane.telemetry.failures import Failures
 
-__all__ = ["Answer", "Endpoint"]
-
 log = logging.getLogger("fairlane.telemetry")
 
 LONGEST_REQUEST = 8 * 1024

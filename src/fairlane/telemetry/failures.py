@@ -7,8 +7,6 @@ from collections import Counter
 
 from fairlane.redaction import error_text
 
-__all__ = ["REASONS", "Failures"]
-
 log = logging.getLogger("fairlane.telemetry")
 
 REASONS = ("handler", "dropped", "trace", "export", "collector", "endpoint")

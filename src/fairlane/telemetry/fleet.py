@@ -9,8 +9,6 @@ from time import monotonic
 from fairlane.telemetry.failures import Failures
 from fairlane.telemetry.metrics import CATALOGUE, Labels, Metrics, as_text
 
-__all__ = ["FLEET", "Figures", "Fleet", "FleetSource"]
-
 Figures = Mapping[str, Iterable[tuple[Labels, float]]]
 """The values of fleet metrics, by their name."""
 FleetSource = Callable[[int], Awaitable[Figures]]

@@ -22,8 +22,6 @@ from fairlane.events import Event
 from fairlane.parameters import shown
 from fairlane.telemetry.failures import Failures
 
-__all__ = ["Handler", "Hooks"]
-
 WAITING_AT_MOST = 10_000
 HANDLED_WITHIN = 10.0
 """Seconds for which an async handler may take over one event."""

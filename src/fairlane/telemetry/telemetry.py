@@ -18,8 +18,6 @@ from fairlane.telemetry.metrics import Metrics
 from fairlane.telemetry.opentelemetry import export
 from fairlane.telemetry.tracing import Tracing, provider_of
 
-__all__ = ["Telemetry"]
-
 
 class Telemetry:
     """One for each app."""

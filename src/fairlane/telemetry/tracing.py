@@ -25,7 +25,6 @@ from fairlane.telemetry.failures import Failures
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, SpanContext, Tracer
 
-__all__ = ["Carried", "Tracing", "provider_of"]
 
 T = TypeVar("T")
 

@@ -20,8 +20,6 @@ import asyncpg
 
 from fairlane.testing import postgres_guard
 
-__all__ = ["PostgresUnavailable", "ThrowawayPostgres", "find_bindirs"]
-
 SUPERUSER = "postgres"
 UNPRIVILEGED = 65534  # "nobody": PostgreSQL refuses to run as root
 LONGEST_SOCKET_FOLDER = 80  # a socket's whole path may take 107 bytes

@@ -22,8 +22,6 @@ from fairlane.simulation.replay import record
 from fairlane.simulation.run import Recording
 from fairlane.simulation.workload import Duration, JobClass, RunTimes, Workload
 
-__all__ = ["Figure", "Trial", "arrivals", "try_policy"]
-
 
 class Figure(float):
     """A number that says what it is: an assertion that fails shows it."""

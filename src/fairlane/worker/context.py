@@ -20,7 +20,6 @@ from fairlane.worker.runs import storable
 if TYPE_CHECKING:
     from fairlane.worker.runs import RunningJob
 
-__all__ = ["JobContext", "context", "current_run"]
 
 T = TypeVar("T")
 

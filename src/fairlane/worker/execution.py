@@ -36,8 +36,6 @@ from fairlane.worker.processes import Child, ProcessPool
 from fairlane.worker.runs import RunningJob, RunTimes, Stop, outcome_of, settlement_of
 from fairlane.worker.slots import QueueSlots, Slots
 
-__all__ = ["SETTLED_EVERY", "Execution", "Run"]
-
 log = logging.getLogger("fairlane.worker")
 
 SHORTEST_RUN = 5.0

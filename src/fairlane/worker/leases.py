@@ -15,8 +15,6 @@ from fairlane.worker.instruments import Watching
 from fairlane.worker.runs import Stop
 from fairlane.worker.settlements import Settling
 
-__all__ = ["RENEWALS", "Leases"]
-
 log = logging.getLogger("fairlane.worker")
 
 RENEWALS = 3

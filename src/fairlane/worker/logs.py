@@ -22,7 +22,6 @@ from fairlane.worker.runs import Stop, summary, users_frames
 if TYPE_CHECKING:
     from fairlane.worker.runs import RunningJob
 
-__all__ = ["JsonLines", "claimed_jobs", "log_end", "log_lost", "log_start", "log_unreadable"]
 
 LONGEST_REASON = 500
 """Characters of an error in a message; its traceback has the rest."""

@@ -9,8 +9,6 @@ from fairlane.handle import Enqueued
 from fairlane.task import Call
 from fairlane.worker.context import JobContext
 
-__all__ = ["Enqueue", "Middleware", "Next", "around_enqueue", "around_run", "wrapping_enqueues", "wrapping_runs"]
-
 Next = Callable[[], Awaitable[Any]]
 """Runs what is inside, and returns what the task returned."""
 Enqueue = Callable[[Sequence[Call[Any]]], Awaitable[Enqueued[Any]]]

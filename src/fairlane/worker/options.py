@@ -12,8 +12,6 @@ from fairlane.clock import duration_of, microseconds
 from fairlane.errors import ConfigurationError
 from fairlane.parameters import check_value, known_options, shown
 
-__all__ = ["QueueShare", "WorkerOptions"]
-
 Duration = timedelta | str | float
 Order = Literal["weighted", "strict"]
 Traces = Literal["linked", "nested"]

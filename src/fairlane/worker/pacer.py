@@ -26,7 +26,6 @@ from fairlane.waits import Alarm
 if TYPE_CHECKING:
     from fairlane.worker.execution import Run
 
-__all__ = ["Pacer"]
 
 AT_INSTANT = 1
 """What timerfd_settime(2) calls TFD_TIMER_ABSTIME."""

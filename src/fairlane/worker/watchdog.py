@@ -35,8 +35,6 @@ from fairlane.worker.execution import Execution, Run
 from fairlane.worker.logs import claimed_jobs
 from fairlane.worker.runs import Stop
 
-__all__ = ["LongRuns", "Rescue", "WaitedFor", "Watchdog"]
-
 log = logging.getLogger("fairlane.worker")
 
 WaitedFor = Callable[[Sequence[Claim]], Awaitable[Mapping[UUID, str]]]

@@ -8,8 +8,6 @@ from fairlane.dashboard.html import hours_chart, key_wait_chart
 from fairlane.dashboard.job_filters import key_query, keys_of, watched_text
 from fairlane.dashboard.page import Ask, Page
 
-__all__ = ["KEY", "KEYS"]
-
 ROWS = 50
 SORTS = {
     "name": "Key",

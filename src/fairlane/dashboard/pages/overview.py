@@ -9,8 +9,6 @@ from fairlane.dashboard.job_filters import key_query, watched_from
 from fairlane.dashboard.page import Ask, Page
 from fairlane.operations.views import HintKind, QueueStatus
 
-__all__ = ["LOOKS", "PAGE"]
-
 LOOKS = {
     QueueStatus.IDLE: ("", "○"),
     QueueStatus.FLOWING: ("calm", "●"),

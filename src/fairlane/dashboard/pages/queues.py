@@ -16,8 +16,6 @@ from fairlane.errors import ConfigurationError
 from fairlane.operations import Operations
 from fairlane.policy.overrides import Override
 
-__all__ = ["DEEDS", "QUEUE", "QUEUES"]
-
 
 async def look_at_queues(ask: Ask) -> dict[str, Any]:
     return {"queues": await ask.operations.list_queues(), "looks": LOOKS}

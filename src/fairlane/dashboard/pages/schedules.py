@@ -13,8 +13,6 @@ from fairlane.dashboard.page import Ask, Page
 from fairlane.errors import ConfigurationError
 from fairlane.operations import Operations, ScheduleView
 
-__all__ = ["DEEDS", "PAGE"]
-
 ROWS = 200
 """Those that need somebody come first, so what is cut off is well."""
 _ORDER = ("orphaned", "paused", "active")

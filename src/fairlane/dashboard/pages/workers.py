@@ -9,8 +9,6 @@ from fairlane.clock import lasting
 from fairlane.dashboard.page import Ask, Page
 from fairlane.operations.views import WorkerView
 
-__all__ = ["PAGE"]
-
 ROWS = 200
 """Those that need somebody come first, so what is cut off is well."""
 _ORDER = ("late", "unwell", "blocked", "troubled", "stopping", "well", "replaced")

@@ -26,7 +26,7 @@ from fairlane.store.postgres.connections import STATEMENTS
 from fairlane.store.postgres.shared_limits import Sharing
 from fairlane.store.protocol import FOLD_AT_MOST, LANES_PER_SCANNED_FLOW, PROMOTE_AT_MOST, RELEASES_AT_MOST
 from fairlane.store.queue_time import UNKNOWN, Expected
-from fairlane.store.rows import decode_overrides, journal_too_new
+from fairlane.store.rows import decode_given, decode_keys, decode_overrides, journal_too_new
 
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
@@ -427,15 +427,13 @@ class Scheduling:
         if policy.sequence is None:
             return []
         found = await self.connection.fetch(STATEMENTS["count_kept_places"], self.queue.id)
-        return [KeptPlaces(priority, rows.decode_keys(keys), count) for priority, keys, count in found]
+        return [KeptPlaces(priority, decode_keys(keys), count) for priority, keys, count in found]
 
     async def _promote(self, now: Instant, policy: Policy) -> list[Arrival]:
         in_sequence = policy.sequence is not None
         found = await self.connection.fetch(STATEMENTS["promote"], self.queue.id, now, PROMOTE_AT_MOST, in_sequence)
         return [
-            Arrival(
-                lane, priority, rows.decode_keys(keys), count, floor, since, rows.decode_given(given), resumed, given_by
-            )
+            Arrival(lane, priority, decode_keys(keys), count, floor, since, decode_given(given), resumed, given_by)
             for lane, priority, keys, count, floor, since, given, resumed, given_by in found
         ]
 

@@ -27,11 +27,11 @@ from fairlane.scheduler.rebuild import rebuild, refuse_to_strand
 from fairlane.scheduler.snapshot import FlowRow, GateRow
 from fairlane.store import audit
 from fairlane.store.audit import Note
-from fairlane.store.postgres import rows, shared_limits
+from fairlane.store.postgres import shared_limits
 from fairlane.store.postgres.claim_lock import Scheduling, select_overrides
 from fairlane.store.postgres.connections import STATEMENTS, Connection, perform
 from fairlane.store.protocol import EVERYONE, Rehomed
-from fairlane.store.rows import Declared
+from fairlane.store.rows import Declared, decode_key, decode_keys
 
 INSERTED = "INSERT 0 1"
 
@@ -202,7 +202,7 @@ async def select_lanes(connection: Connection, queue: int) -> tuple[list[Waiting
 
 
 def _lanes(found: Sequence[Any]) -> list[WaitingLane]:
-    return [WaitingLane(row[0], row[1], rows.decode_keys(row[2]), *row[3:]) for row in found]
+    return [WaitingLane(row[0], row[1], decode_keys(row[2]), *row[3:]) for row in found]
 
 
 async def select_gates_of_strays(
@@ -212,7 +212,7 @@ async def select_gates_of_strays(
     gates = [GateRow(row[0], row[1], msgspec.json.decode(row[2], type=list[str | None]), *row[3:]) for row in found]
     weighed = await connection.fetch(STATEMENTS["select_weights_of_queue"], queue)
     flows = [
-        FlowRow(flow, rows.decode_key(key), weight, 0.0, 0, 0.0, 0.0, 0, 0, 0, None, given_by)
+        FlowRow(flow, decode_key(key), weight, 0.0, 0, 0.0, 0.0, 0, 0, 0, None, given_by)
         for flow, key, weight, given_by in weighed
     ]
     return gates_of_strays(policy, was, gates) + weights_of_strays(policy, was, flows)

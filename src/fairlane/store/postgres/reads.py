@@ -42,7 +42,7 @@ from fairlane.store.postgres.claims import Claimer
 from fairlane.store.postgres.connections import CONFLICTS, STATEMENTS, Connection, Connections, StoreClock, perform
 from fairlane.store.procedures import Query
 from fairlane.store.protocol import WorkerIdentity
-from fairlane.store.rows import no_such_job
+from fairlane.store.rows import decode_keys, no_such_job
 from fairlane.store.stats import Looking, Moment, Peeked, Question, Rows
 from fairlane.store.stats_sums import StatsKeeper
 from fairlane.store.stats_values import Tallied, WorkerReport
@@ -169,7 +169,7 @@ async def find_subject(connection: Connection, job: UUID) -> Subject:
         raise no_such_job(job)
     return Subject(
         row["queue"],
-        rows.decode_keys(row["keys"]),
+        decode_keys(row["keys"]),
         row["priority"],
         job,
         row["task"],
@@ -204,7 +204,7 @@ async def look_at(scheduling: Scheduling, subject: Subject, lanes: Sequence[byte
         snapshot.queue,
         examined,
         ready,
-        [Running(job, task, level, rows.decode_keys(held), *rest) for job, task, level, held, *rest in running],
+        [Running(job, task, level, decode_keys(held), *rest) for job, task, level, held, *rest in running],
         ahead,
         flows_ahead,
         [row["id"] for row in next_up],
@@ -220,7 +220,7 @@ async def _kept(connection: Connection, queue: int, lane: bytes | None) -> list[
     if lane is None:
         return []
     found = await connection.fetch(STATEMENTS["select_kept_places"], queue, lane, RUNNING)
-    return [Kept(job, task, priority, rows.decode_keys(keys), due) for job, task, priority, keys, due in found]
+    return [Kept(job, task, priority, decode_keys(keys), due) for job, task, priority, keys, due in found]
 
 
 async def waiting_lanes(connection: Connection, handle: QueueHandle) -> list[LaneRow]:
@@ -229,7 +229,7 @@ async def waiting_lanes(connection: Connection, handle: QueueHandle) -> list[Lan
         board = (await Scheduling(connection, handle, None).load(0)).board
         found = await connection.fetch(STATEMENTS["select_waiting_lanes"], handle.id)
     rows_of_tables = [
-        LaneRow(lane, b"", priority, rows.decode_keys(keys), ready, 0, 0, 0, 0, None, 0.0)
+        LaneRow(lane, b"", priority, decode_keys(keys), ready, 0, 0, 0, 0, None, 0.0)
         for lane, priority, keys, ready in found
     ]
     return [lane for lane in board.over(Delta(lanes=rows_of_tables)).lanes if lane.ready > 0]

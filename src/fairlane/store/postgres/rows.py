@@ -15,21 +15,6 @@ from fairlane.scheduler.resident import Ask, Found
 from fairlane.scheduler.snapshot import Arrival, FlowRow, GateRow, Head, LaneRow, QueueRow, Release
 from fairlane.store.rows import decode_given, decode_key, decode_keys
 
-__all__ = [
-    "Opened",
-    "Place",
-    "claim_of",
-    "decode_given",
-    "decode_key",
-    "decode_keys",
-    "encode",
-    "flow_parameters",
-    "found",
-    "gate_parameters",
-    "lane_parameters",
-    "storable",
-]
-
 Row = Sequence[Any]
 Place = tuple[int, int]
 """A row's `ctid`: block and line."""

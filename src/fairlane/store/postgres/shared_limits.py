@@ -18,7 +18,7 @@ from fairlane.scheduler.snapshot import Contender, Plan, Ring, SharedGateRow, Sh
 from fairlane.store.postgres import rows
 from fairlane.store.postgres.connections import STATEMENTS, Connection
 from fairlane.store.protocol import RELEASES_AT_MOST
-from fairlane.store.rows import decode_limit, encode_limit
+from fairlane.store.rows import decode_keys, decode_limit, encode_limit
 
 MOST_RESOLVED = 1_000
 """Policies that are kept with their shared limits."""
@@ -104,7 +104,7 @@ class Sharing:
         found = uncounted(
             policy,
             [
-                Claimed(row["id"], row["priority"], rows.decode_keys(row["keys"]), tuple(row["shared"] or ()))
+                Claimed(row["id"], row["priority"], decode_keys(row["keys"]), tuple(row["shared"] or ()))
                 for row in await self._connection.fetch(STATEMENTS["lock_running_of_queue"], self._queue)
             ],
         )

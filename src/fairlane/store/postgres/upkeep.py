@@ -26,11 +26,11 @@ from fairlane.scheduler.resident import ResidentBoard
 from fairlane.scheduler.snapshot import GateRow, SharedGateRow
 from fairlane.store import audit
 from fairlane.store.audit import RECOUNT, describe_miscounts
-from fairlane.store.postgres import rows
 from fairlane.store.postgres.claim_lock import Scheduling
 from fairlane.store.postgres.connections import STATEMENTS, Connection, perform
 from fairlane.store.protocol import CLOCKS_DIFFER_BY, EVERYONE, Counted, Pruned, Retention
 from fairlane.store.queue_time import QueueTime
+from fairlane.store.rows import decode_keys
 
 EVER = 2**63 - 1
 """A time that every job ended before."""
@@ -176,7 +176,7 @@ async def _holds(scheduling: Scheduling, board: ResidentBoard) -> list[HeldLane]
     holds = []
     for lane, priority, keys, number in found:
         if keys is not None:
-            holds.append(HeldLane(lane, priority, dict(rows.decode_keys(keys)), number))
+            holds.append(HeldLane(lane, priority, dict(decode_keys(keys)), number))
         elif (row := lanes.get(lane)) is not None:
             holds.append(HeldLane(lane, row.priority, row.keys, number))
     return holds

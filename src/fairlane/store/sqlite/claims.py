@@ -41,7 +41,7 @@ from fairlane.store.protocol import (
     WorkerIdentity,
     paces_of,
 )
-from fairlane.store.rows import decode_limit, decode_overrides, journal_too_new
+from fairlane.store.rows import decode_keys, decode_limit, decode_overrides, journal_too_new
 from fairlane.store.sqlite import rows, shared_limits
 from fairlane.store.sqlite.database import Transaction
 
@@ -423,7 +423,7 @@ def _remake(
 
 def kept_places(tx: Transaction, queue: int) -> list[KeptPlaces]:
     found = tx.all("count_kept_places", queue)
-    return [KeptPlaces(priority, rows.decode_keys(keys), count) for priority, keys, count in found]
+    return [KeptPlaces(priority, decode_keys(keys), count) for priority, keys, count in found]
 
 
 def _promote(tx: Transaction, queue: QueueInForce, now: Instant) -> None:

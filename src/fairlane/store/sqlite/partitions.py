@@ -9,6 +9,7 @@ from fairlane.scheduler.journal import Delta
 from fairlane.scheduler.misrouted import StrayLane, WaitingLane, gates_of_strays, stray_lanes, weights_of_strays
 from fairlane.scheduler.snapshot import GateRow
 from fairlane.store.protocol import Rehomed
+from fairlane.store.rows import decode_keys
 from fairlane.store.sqlite import claims, rows
 from fairlane.store.sqlite.database import Transaction
 
@@ -86,7 +87,7 @@ def _select_lanes(tx: Transaction, queue: int) -> tuple[list[WaitingLane], list[
         if lane.ready > 0 or lane.in_flight > 0
     ]
     found = tx.all("select_scheduled_lanes", queue)
-    return used, [WaitingLane(lane, priority, rows.decode_keys(keys), count) for lane, priority, keys, count in found]
+    return used, [WaitingLane(lane, priority, decode_keys(keys), count) for lane, priority, keys, count in found]
 
 
 def select_gates_of_strays(tx: Transaction, queue: claims.QueueInForce, was: int) -> list[tuple[str, GateRow]]:

@@ -33,7 +33,7 @@ from fairlane.store.health import Health, SqliteHealth, Standstill, standstills_
 from fairlane.store.procedures import Query
 from fairlane.store.protocol import FOLD_AT_MOST, WorkerIdentity
 from fairlane.store.queue_time import QueueClock
-from fairlane.store.rows import no_such_job, no_such_queue
+from fairlane.store.rows import decode_keys, no_such_job, no_such_queue
 from fairlane.store.sqlite import claims, jobs, rows, upkeep
 from fairlane.store.sqlite.database import Database, Transaction
 from fairlane.store.stats import Looking, Moment, Peeked, Question, Rows
@@ -153,7 +153,7 @@ def find_subject(tx: Transaction, job: UUID) -> Subject:
     queue, task, state, priority, keys, lane, position, *rest, holder, suspicion = row
     rest.append(None if holder is None else UUID(bytes=holder))
     rest.append(suspicion)
-    return Subject(queue, rows.decode_keys(keys), priority, job, task, State(state), lane, position, *rest)
+    return Subject(queue, decode_keys(keys), priority, job, task, State(state), lane, position, *rest)
 
 
 def look_at(
@@ -163,7 +163,7 @@ def look_at(
     board, snapshot = claims.peek(tx, queue, NEXT_UP, now, lanes)
     examined, plan = claims.answer(tx, queue, board.answer(examine(snapshot, subject, NEXT_UP)))
     running = [
-        Running(UUID(bytes=held), task, priority, rows.decode_keys(its_keys), worker, since)
+        Running(UUID(bytes=held), task, priority, decode_keys(its_keys), worker, since)
         for held, task, priority, its_keys, worker, since in tx.all("select_running_of_queue", queue.id, RUNNING)
     ]
     ahead, flows_ahead = _count_ahead(tx, queue.id, subject, snapshot.queue, examined, board)
@@ -189,7 +189,7 @@ def look_at(
 
 def _kept(tx: Transaction, queue: int, lane: bytes | None) -> list[Kept]:
     found = [] if lane is None else tx.all("select_kept_places", queue, lane, RUNNING)
-    return [Kept(UUID(bytes=job), task, level, rows.decode_keys(keys), due) for job, task, level, keys, due in found]
+    return [Kept(UUID(bytes=job), task, level, decode_keys(keys), due) for job, task, level, keys, due in found]
 
 
 def _count_ahead(

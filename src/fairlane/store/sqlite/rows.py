@@ -13,29 +13,6 @@ from fairlane.job import Claim
 from fairlane.scheduler.snapshot import Arrival, Contender, FlowRow, GateRow, LaneRow, Release, SharedGateRow
 from fairlane.store.rows import decode_given, decode_key, decode_keys
 
-__all__ = [
-    "Released",
-    "arrival",
-    "claim_of",
-    "decode_given",
-    "decode_key",
-    "decode_keys",
-    "encode_given",
-    "encode_keys",
-    "encode_released",
-    "flow",
-    "flow_parameters",
-    "gate",
-    "gate_parameters",
-    "join_shared",
-    "lane",
-    "lane_parameters",
-    "releases",
-    "shared_gate",
-    "shared_gate_parameters",
-    "split_shared",
-]
-
 Row = tuple[Any, ...]
 
 

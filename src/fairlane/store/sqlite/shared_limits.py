@@ -13,7 +13,7 @@ from fairlane.scheduler.rebuild import Claimed, carried_over, counted_in, uncoun
 from fairlane.scheduler.resident import Events
 from fairlane.scheduler.snapshot import Plan, Ring, SharedGateRow, SharedRelease
 from fairlane.store.protocol import RELEASES_AT_MOST
-from fairlane.store.rows import decode_limit, encode_limit
+from fairlane.store.rows import decode_keys, decode_limit, encode_limit
 from fairlane.store.sqlite import rows
 from fairlane.store.sqlite.database import Transaction
 
@@ -130,7 +130,7 @@ def gates_of(tx: Transaction, bound: BoundLimit) -> list[SharedGateRow]:
 def count_running(tx: Transaction, queue: int, policy: Policy) -> None:
     """Count what already runs by the shared limits that are new to its queue."""
     running = [
-        Claimed(position, priority, rows.decode_keys(keys), rows.split_shared(shared))
+        Claimed(position, priority, decode_keys(keys), rows.split_shared(shared))
         for position, priority, keys, shared in tx.all("select_claimed_of_queue", queue)
     ]
     found = uncounted(policy, running)

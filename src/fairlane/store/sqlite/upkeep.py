@@ -27,6 +27,7 @@ from fairlane.store import audit
 from fairlane.store.audit import RECOUNT, describe_miscounts
 from fairlane.store.protocol import CLOCKS_DIFFER_BY, Counted, Pruned, Retention
 from fairlane.store.queue_time import QueueTime
+from fairlane.store.rows import decode_keys
 from fairlane.store.sqlite import claims, rows, shared_limits
 from fairlane.store.sqlite import jobs as uniques
 from fairlane.store.sqlite.database import Row, Transaction
@@ -170,7 +171,7 @@ def _holds(tx: Transaction, queue: claims.QueueInForce) -> list[HeldLane]:
         for bell in rows.releases(text):
             ended[bell.lane] += bell.ended + bell.unstarted
     holds = [
-        HeldLane(lane, priority, rows.decode_keys(keys), number + ended.pop(lane, 0))
+        HeldLane(lane, priority, decode_keys(keys), number + ended.pop(lane, 0))
         for lane, priority, keys, number in tx.all("select_holds", queue.id)
     ]
     lanes = claims.answer(tx, queue, claims.tail_of(tx, queue).find(lanes=ended)).lanes
@@ -180,7 +181,7 @@ def _holds(tx: Transaction, queue: claims.QueueInForce) -> list[HeldLane]:
 def _unfolded_places(tx: Transaction, queue: claims.QueueInForce) -> list[KeptPlaces]:
     """What bells that nobody has folded will say of places: those given back are still counted, new ones are not."""
     places = [
-        KeptPlaces(priority, rows.decode_keys(keys), resumed)
+        KeptPlaces(priority, decode_keys(keys), resumed)
         for priority, keys, resumed in tx.all("select_unfolded_places", queue.id)
     ]
     bells = [bell for (text,) in tx.all("select_unfolded", queue.id) for bell in rows.releases(text) if bell.kept]
