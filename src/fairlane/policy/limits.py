@@ -1,8 +1,8 @@
 """Limits: what they allow, and the arithmetic of their gates.
 
 A gate of these keeps two numbers: how many jobs are in flight, and (for rates) the theoretical arrival time of GCRA.
-That of a rolling rate remembers its starts instead (see `rolling.py`). Each limit says how much room a gate has, what a
-start costs, and when a shut gate opens. All in whole numbers: what a limit admits never depends on rounding.
+That of a rolling rate remembers its starts instead (see `take_in_window`). Each limit says how much room a gate has,
+what a start costs, and when a shut gate opens. All in whole numbers: what a limit admits never depends on rounding.
 """
 
 from __future__ import annotations
@@ -295,31 +295,31 @@ class Rate:
     def room_by(self, gate: GateState, now: Instant, until: Instant) -> int:
         """How many jobs may start from now until then, each at its own instant."""
         if self.rolling:
-            return room_at(gate, self.burst, self.per, until)
+            return room_in_window(gate, self.burst, self.per, until)
         return max(0, (until + self.burst * self.interval - max(gate.tat, now)) // self.interval)
 
     def take_at(self, gate: GateState, at: Instant, now: Instant) -> None:
         """Charge a job that is to start at an instant, which is not before now."""
         if self.rolling:
-            take(gate, self.per, now, 1, at + self.slack)
+            take_in_window(gate, self.per, now, 1, at + self.slack)
         else:
             gate.tat = self.charged(gate.tat, at, 1)
 
     def room_at(self, gate: GateState, now: Instant) -> int:
         if self.rolling:
-            return room_at(gate, self.burst, self.per, now)
+            return room_in_window(gate, self.burst, self.per, now)
         return self.room(gate.in_flight, gate.tat, now)
 
     def take(self, gate: GateState, now: Instant, count: int) -> None:
         if self.rolling:
-            take(gate, self.per, now, count)
+            take_in_window(gate, self.per, now, count)
         else:
             gate.tat = self.charged(gate.tat, now, count)
 
     def postpone(self, gate: GateState, before: Instant, now: Instant, lag: int) -> None:
         """As if they had been taken when they start. A bucket that is not full gives its tokens later anyway."""
         if self.rolling:
-            postpone(gate, self.per, now, lag)
+            postpone_in_window(gate, self.per, now, lag)
         else:
             later = now + lag - (before if before > now else now)
             if later > 0:
@@ -330,7 +330,7 @@ class Rate:
         if not ending.unstarted or held is None:
             return False
         if self.rolling:
-            return give_back(gate, self.per, now, ending.unstarted, now - held)
+            return give_back_in_window(gate, self.per, now, ending.unstarted, now - held)
         if gate.memo is not None and ending.since <= gate.memo["changed"] + PLANNED_AHEAD:
             return False  # planned by another number, and given back when that changed
         refunded = self.refunded(gate.tat, ending.unstarted, held)
@@ -349,7 +349,7 @@ class Rate:
         return ending.since + (self.burst + ending.unstarted - 1) * self.interval + self.slack >= gate.tat
 
     def opens_again_at(self, gate: GateState) -> Instant | None:
-        return opens_again_at(gate, self.burst, self.per) if self.rolling else self.opens_at(gate.tat)
+        return window_opens_at(gate, self.burst, self.per) if self.rolling else self.opens_at(gate.tat)
 
     def carry_over(self, gate: GateState, now: Instant) -> None:
         """What a rolling window remembers are facts, whatever the bound is. Starts that were planned by another number
@@ -451,7 +451,7 @@ SLICES = 500
 """Where there are more, those of one slice of the window, a five-hundredth, count as made at the last of them."""
 
 
-def room_at(gate: GateState, limit: int, per: int, now: Instant) -> int:
+def room_in_window(gate: GateState, limit: int, per: int, now: Instant) -> int:
     """How many jobs may start now."""
     memo: dict[str, Any] | None = gate.memo
     if memo is None:
@@ -464,7 +464,7 @@ def room_at(gate: GateState, limit: int, per: int, now: Instant) -> int:
     return room if room > 0 else 0
 
 
-def take(gate: GateState, per: int, now: Instant, count: int, at: Instant | None = None) -> None:
+def take_in_window(gate: GateState, per: int, now: Instant, count: int, at: Instant | None = None) -> None:
     """Remember jobs that start, now or `at` a later instant, and forget those that have left the window."""
     memo = gate.memo or {"taken": 0, "starts": []}
     starts: list[list[int]] = memo["starts"]
@@ -487,7 +487,7 @@ def take(gate: GateState, per: int, now: Instant, count: int, at: Instant | None
     gate.tat = starts[-1][0] + per
 
 
-def postpone(gate: GateState, per: int, now: Instant, lag: int) -> None:
+def postpone_in_window(gate: GateState, per: int, now: Instant, lag: int) -> None:
     """What was taken now is started by `now + lag`: it counts from then on."""
     memo: dict[str, Any] | None = gate.memo
     if memo is not None and memo.get("now") == now and memo["starts"]:
@@ -511,7 +511,7 @@ def _merged(starts: list[list[int]], width: int) -> list[list[int]]:
     return merged
 
 
-def give_back(gate: GateState, per: int, now: Instant, count: int, since: Instant) -> bool:
+def give_back_in_window(gate: GateState, per: int, now: Instant, count: int, since: Instant) -> bool:
     """Forget starts that were not made, the oldest of them charged at `since`; say whether any still counted.
 
     They are taken from the entry of that instant, and what it does not hold from those after it, in order. If their own
@@ -538,7 +538,7 @@ def give_back(gate: GateState, per: int, now: Instant, count: int, since: Instan
     return owed < count
 
 
-def opens_again_at(gate: GateState, limit: int, per: int) -> Instant | None:
+def window_opens_at(gate: GateState, limit: int, per: int) -> Instant | None:
     """When enough of the oldest have left for one more to start."""
     memo: dict[str, Any] | None = gate.memo
     if memo is None:

@@ -16,9 +16,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from fairlane.clock import SECOND, Instant
-from fairlane.policy import limits as window
 from fairlane.policy.gates import GateState, Limit
-from fairlane.policy.limits import UNBOUNDED, Concurrency, Rate
+from fairlane.policy.limits import UNBOUNDED, Concurrency, Rate, take_in_window
 from fairlane.policy.overrides import PauseGate, Suspended
 from fairlane.scheduler.plan import SIBLINGS
 from fairlane.stats.keys import MINUTE, Minute
@@ -279,7 +278,7 @@ class _Gate:
             assert isinstance(self.limit, Rate)
             # A planned start is counted from the last instant at which it may be made.
             last = now + (rounds - 1) * (self.limit.per + self.limit.slack)
-            window.take(self, self.limit.per, now, places, last)
+            take_in_window(self, self.limit.per, now, places, last)
             return None
         self.limit.take(self, now, places)
         return (now + rounds * (run_time + self.turnaround), places) if self.limit.counts_in_flight else None

@@ -1,7 +1,7 @@
 """What one claim did: who arrived, who started, who ended, and whom a limit held back.
 
 A claim has all of this in hand when its plan is made. It is a part of its entry in the journal; stats are the sum of
-these (`figures.py`).
+these (`keys.py`).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from fairlane.clock import Instant
 from fairlane.job import AttemptRecord, JobRecord
-from fairlane.store import audit as auditing
+from fairlane.store import audit
 from fairlane.store.audit import AuditEntry
 from fairlane.store.procedures import Each, Performer, Procedure, is_done, query
 from fairlane.store.rows import attempts_of, decode_given, no_such_job, record_of, uuid_of
@@ -48,7 +48,7 @@ class Records(Performer, Protocol):
 
     async def audit(self, queue: str | None = None, before: int | None = None, limit: int = 100) -> list[AuditEntry]:
         """What operators did, the newest first."""
-        return await self._look_up(lambda: auditing.entries(queue, before, limit))
+        return await self._look_up(lambda: audit.entries(queue, before, limit))
 
     async def end_session(self, session: str, expires_at: Instant) -> None:
         """Remember that a session of the dashboard has ended, at least until it would have expired."""

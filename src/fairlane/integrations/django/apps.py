@@ -22,11 +22,11 @@ class FairlaneConfig(AppConfig):
 
     def ready(self) -> None:
         from fairlane.errors import ConfigurationError
-        from fairlane.integrations.django import checks as checking
+        from fairlane.integrations.django import checks as fairlane_checks
         from fairlane.integrations.django import schema, settings
 
-        checks.register(checking.check_settings, "fairlane")
-        checks.register(checking.check_schema, checks.Tags.database)
+        checks.register(fairlane_checks.check_settings, "fairlane")
+        checks.register(fairlane_checks.check_schema, checks.Tags.database)
         try:
             given = settings.load_settings()
         except ConfigurationError:
@@ -35,6 +35,6 @@ class FairlaneConfig(AppConfig):
             for module in given.task_modules:
                 if config.name != self.name and module_has_submodule(config.module, module):
                     import_module(f"{config.name}.{module}")
-        checking.prepare_backends()
+        fairlane_checks.prepare_backends()
         post_migrate.connect(schema.on_migrated, sender=self, dispatch_uid="fairlane")
         connection_created.connect(schema.on_connected, dispatch_uid="fairlane")

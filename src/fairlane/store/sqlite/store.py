@@ -54,11 +54,11 @@ from fairlane.store.rows import Declared, cancelled_too_fast
 from fairlane.store.schedules import ORPHANED_AFTER, Fired, ScheduleKeeping, ScheduleRow
 from fairlane.store.scripts import Schema
 from fairlane.store.sqlite import claims, jobs, operators, partitions, results, shared_limits, upkeep
-from fairlane.store.sqlite import settlements as settling
 from fairlane.store.sqlite.caller_transactions import in_callers_transaction
 from fairlane.store.sqlite.database import Database, Transaction
 from fairlane.store.sqlite.reads import Stats, known_queue
 from fairlane.store.sqlite.rows import arrival, claim_of
+from fairlane.store.sqlite.settlements import claims_beside, reap, settle, sign, truly_lost
 from fairlane.store.sqlite.wakeups import SCHEDULES, SqliteListener, is_listening, nudge
 from fairlane.store.sqlite.wakeups import take_waiters as _take_waiters
 
@@ -334,9 +334,9 @@ class SqliteStore(Stats, Records, Values, Listing, ScheduleKeeping):
             return await self._borrowed(tx, lambda inner: _settle(inner, settlements, self._clock.now(), landed))
 
         def work(tx: Transaction) -> tuple[list[UUID], list[UUID], set[UUID]]:
-            lost, ready, replaced = settling.settle(tx, settlements, self._clock.now(), landed)
+            lost, ready, replaced = settle(tx, settlements, self._clock.now(), landed)
             if lost and is_repeated:
-                lost = settling.truly_lost(tx, settlements, lost)
+                lost = truly_lost(tx, settlements, lost)
             ended = (*(each.job for each in settlements), *replaced)
             return lost, _take_waiters(tx, ready), results.take_waiters(tx, ended)
 
@@ -396,14 +396,14 @@ class SqliteStore(Stats, Records, Values, Listing, ScheduleKeeping):
         )
 
     async def claims_beside(self, worker: UUID, leases: Collection[UUID]) -> list[Claim]:
-        return await self._database.read(lambda tx: settling.claims_beside(tx, worker, leases))
+        return await self._database.read(lambda tx: claims_beside(tx, worker, leases))
 
     async def wake_another(self, queue: str, worker: UUID) -> None:
         """Nobody has to be woken: listeners see by themselves that somebody has written."""
 
     async def reap(self, limit: int = 1_000, *, ended_by: Instant | None = None) -> Reaped:
         def work(tx: Transaction) -> tuple[Reaped, list[UUID], set[UUID]]:
-            reaped, ready, replaced = settling.reap(tx, self._clock.now(), limit, ended_by)
+            reaped, ready, replaced = reap(tx, self._clock.now(), limit, ended_by)
             results.forget_deaf_waiters(tx)
             return (
                 reaped,
@@ -663,8 +663,8 @@ def _settle(
     landed: Landings | None,
 ) -> list[UUID]:
     """End claims in the caller's transaction. Who waits for results is told by whoever settles them once more."""
-    lost, ready, _ = settling.settle(tx, settlements, now, landed)
-    settling.sign(tx, [each for each in settlements if each.job not in lost])
+    lost, ready, _ = settle(tx, settlements, now, landed)
+    sign(tx, [each for each in settlements if each.job not in lost])
     for worker in _take_waiters(tx, ready):
         nudge(worker)
     return lost

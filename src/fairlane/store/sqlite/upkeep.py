@@ -28,8 +28,7 @@ from fairlane.store.audit import RECOUNT, describe_miscounts
 from fairlane.store.protocol import CLOCKS_DIFFER_BY, Counted, Pruned, Retention
 from fairlane.store.queue_time import QueueTime
 from fairlane.store.rows import decode_keys
-from fairlane.store.sqlite import claims, rows, shared_limits
-from fairlane.store.sqlite import jobs as uniques
+from fairlane.store.sqlite import claims, jobs, rows, shared_limits
 from fairlane.store.sqlite.database import Row, Transaction
 
 
@@ -75,7 +74,7 @@ def _beyond(tx: Transaction, states: tuple[State, State], keep: int, limit: int)
 
 def _remove(tx: Transaction, found: Sequence[tuple[Any, ...]]) -> int:
     tx.run_many("delete_attempts", [(job,) for _, job in found])
-    uniques.forget(tx, [job for _, job in found])
+    jobs.forget(tx, [job for _, job in found])
     tx.run_many("delete_job", [(position,) for position, _ in found])
     return len(found)
 
