@@ -23,7 +23,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check bench bench-full bench-history bench-pruning bench-stream format lock clean
+.PHONY: help demo test check fast bench bench-full bench-history bench-pruning bench-stream format lock clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -38,7 +38,12 @@ check: $(READY)  ## lint, format, types, architecture; under two minutes
 	.venv/bin/ruff check $(LINTED)
 	.venv/bin/ruff format --check $(LINTED)
 	.venv/bin/mypy $(CHECKED)
-	.venv/bin/python -m pytest -q -p no:randomly tests/test_architecture.py
+	.venv/bin/python -m pytest -q -p no:randomly -k "not postgres" tests/test_architecture.py tests/test_architecture_page.py
+
+# In conftest.py, "postgres" stands for every test that needs a server. What starts processes is left to `make test`.
+fast: $(READY)  ## the pure core, workers and stores, on SQLite in memory only; aimed at two minutes on two cores
+	.venv/bin/python -m pytest $(PYTEST_ARGS) -q -m "not slow" -k "not (postgres or sqlite-file or process)" \
+	    tests/policy tests/scheduler tests/worker tests/store
 
 bench: $(READY)  ## Fairlane and its peers side by side, the short works; a missed bar is an error
 	.venv/bin/python -m bench

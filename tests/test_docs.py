@@ -39,7 +39,8 @@ from fairlane.store.postgres.grants import grants
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+OF_THE_ROOT = [ROOT / f"{name}.md" for name in ("ARCHITECTURE", "CONTRIBUTING", "README", "SECURITY")]
+PAGES = [*OF_THE_ROOT, *sorted(DOCS.rglob("*.md"))]
 COMMANDS = DOCS / "reference" / "commands.md"
 
 LANGUAGES = {"console", "ini", "json", "python", "sql", "text", "toml"}
@@ -135,6 +136,9 @@ def check_command(words: list[str]) -> None:
                 comparison.main([*rest, "--list"])
             except SystemExit as error:
                 raise AssertionError(f"{shlex.join(words)}: the benchmark refuses it") from error
+        case [".venv/bin/python", "-m", "pytest", *rest]:
+            absent = [file for file in rest if file.startswith("tests/") and not (ROOT / file).exists()]
+            assert not absent, f"{shlex.join(words)}: there is no {absent[0]}"
         case [name, *_]:
             assert name in FOREIGN | {"python"}, f"{shlex.join(words)!r} is checked by nobody"
 
@@ -303,6 +307,7 @@ def test_a_broken_page_is_noticed(folder: Path) -> None:
         "The file `a.toml`:\n\n```toml\na = 1\n```\n",
         "```ini\nExecStart=/srv/fairlane worker shop:app --slow\n```\n",
         "```console\n$ make coffee\n```\n",
+        "```console\n$ .venv/bin/python -m pytest tests/test_coffee.py\n```\n",
         "```console\n$ wget example.com\n```\n",
         "*(Not run by the tests: no.)*\n```python\nassert False\n```\n",
     ):
@@ -337,6 +342,16 @@ def test_the_index_lists_every_page_once() -> None:
     listed = re.findall(r"^- \[.+?\]\((.+?)\)", (DOCS / "README.md").read_text(), re.MULTILINE)
     pages = [str(page.relative_to(DOCS)) for page in PAGES if page.is_relative_to(DOCS) and page.name != "README.md"]
     assert sorted(listed) == sorted(pages)
+
+
+def test_the_index_of_decisions_has_each_section_once_under_its_number() -> None:
+    text = (DOCS / "explanation" / "decisions.md").read_text()
+    sections = re.findall(r"^## (\d+)\. (.+)$", text, re.MULTILINE)
+    headings = re.findall(r"^## (?!Index$)", text, re.MULTILINE)
+    assert [int(number) for number, _ in sections] == list(range(1, len(headings) + 1))
+    index = text.partition("\n## Index\n")[2].partition("\n## ")[0]
+    listed = re.findall(r"^- \[(\d+)\. (.+?)\]\(#\1-.+?\)$", index, re.MULTILINE)
+    assert sorted(listed) == sorted(sections)
 
 
 # PostgreSQL.
