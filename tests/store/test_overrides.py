@@ -443,6 +443,6 @@ async def test_an_override_that_ended_is_not_booked_on_the_next_operator(store: 
     by_actor = {entry.actor: entry.target for entry in await store.audit("webhooks")}
     assert by_actor == {
         "ada": "account=acme is paused",
-        EXPIRY: "account=acme is paused",
+        EXPIRY: "account=acme is no longer paused",
         "carol": "account=bolt is paused",
     }

@@ -125,9 +125,10 @@ class MemoryQueue:
 
     def retry(self, start: Start, ran: int) -> None:
         """End a claim whose job will be back: `resume` lets it join again, `abandon` says that it will not."""
-        latest = self._claimed_at.pop(start.head.position)
+        latest = self._claimed_at[start.head.position]
         self.releases.append(Release(start.lane, 1, ran, start.charge, 0, 0.0, latest=latest, kept=1))
         self._leave_shared(start, ended=1, ran=ran)
+        del self._claimed_at[start.head.position]
 
     def resume(self, start: Start) -> None:
         """A job is ready again, in its old place."""
