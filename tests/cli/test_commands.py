@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
 import textwrap
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 
 import asyncpg
 import click
 import pytest
 from click.testing import CliRunner
 
-from fairlane.cli.program import program
+from fairlane import cli
+from fairlane.cli.program import COMMANDS, program
 from fairlane.store.postgres import PostgresStore
 from tests.cli.conftest import Fairlane
 
@@ -99,12 +104,47 @@ def test_an_app_that_is_needed_and_not_named_is_told_as_click_tells_it() -> None
         assert "Missing argument 'MODULE:APP'" in result.stderr
 
 
-def test_help_imports_neither_a_store_nor_a_driver(fairlane: Fairlane, tmp_path: Path) -> None:
-    slow = {"asyncpg", "rich", "sqlite3"}
-    watch = f"import atexit, sys; atexit.register(lambda: print({slow} & set(sys.modules)))"
-    (tmp_path / "sitecustomize.py").write_text(watch)
-    result = fairlane("--help", PYTHONPATH=str(tmp_path))
-    assert result.stdout.strip().endswith("set()")
+def imported_by(fairlane: Fairlane, folder: Path, *arguments: str) -> set[str]:
+    """The modules that there are once a command has ended."""
+    (folder / "sitecustomize.py").write_text("import atexit, sys; atexit.register(lambda: print(*sys.modules))")
+    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    result = fairlane(*arguments, PYTHONPATH=path)
+    assert result.returncode == 0, result.stderr
+    return set(result.stdout.splitlines()[-1].split())
+
+
+SLOW = {"asyncpg", "rich", "sqlite3", "fairlane.dashboard", "fairlane.demo", "fairlane.forward"}
+
+
+def test_the_list_of_commands_imports_none_of_them(fairlane: Fairlane, tmp_path: Path) -> None:
+    seen = imported_by(fairlane, tmp_path, "--help")
+    assert {name for name in seen if name.startswith("fairlane.cli.")} == {"fairlane.cli.program"}
+    assert seen & SLOW == set()
+
+
+def test_a_command_imports_no_other_that_it_does_not_use(fairlane: Fairlane, tmp_path: Path) -> None:
+    commands = {f"fairlane.cli.{place.partition(':')[0]}" for place, _ in COMMANDS.values()}
+    assert imported_by(fairlane, tmp_path, "worker", "--help") & commands == {
+        "fairlane.cli.program",
+        "fairlane.cli.worker",
+    }
+    assert imported_by(fairlane, tmp_path, "worker", "--help") & SLOW == set()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_has_the_first_sentence_of_the_help_of_each(name: str) -> None:
+    command = program.commands[name]
+    assert command.name == name
+    first = re.match(r".+?\.(?=\s|$)", " ".join((command.help or "").split()))
+    assert first is not None
+    assert COMMANDS[name][1] == first[0]
+
+
+def test_every_command_is_in_the_list() -> None:
+    rooms = [import_module(f"fairlane.cli.{each.name}") for each in iter_modules(cli.__path__) if each.name[0] != "_"]
+    found = {value for room in rooms for value in vars(room).values() if isinstance(value, click.Command)} - {program}
+    nested = {inner for each in found if isinstance(each, click.Group) for inner in each.commands.values()}
+    assert {each.name for each in found - nested} == set(COMMANDS)
 
 
 def test_the_version_is_that_of_the_package(fairlane: Fairlane) -> None:
@@ -230,5 +270,7 @@ def test_a_worker_runs_jobs_until_it_is_told_to_stop(
 def test_the_list_of_commands_has_a_whole_sentence_for_each() -> None:
     """H4. A terminal has 80 columns; what is cut off there ends in an ellipsis."""
     shown = CliRunner().invoke(program, ["--help"], terminal_width=80).output
-    listed = shown.partition("Commands:\n")[2].splitlines()
-    assert [line for line in listed if not line.endswith(".") or line.endswith("...")] == []
+    listed = shown.partition("\nRun:\n")[2].splitlines()
+    named = [line for line in listed if line.startswith("  ")]
+    assert [line.split()[0] for line in named] == list(COMMANDS)
+    assert [line for line in named if not line.endswith(".") or line.endswith("...")] == []

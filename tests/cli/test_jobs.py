@@ -263,7 +263,7 @@ def test_a_limit_that_is_reached_is_told(run: Run, enqueue: Callable[..., str]) 
 def test_a_bulk_change_asks_on_a_terminal(
     run: Run, enqueue: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fairlane.cli import job_selection as acting
+    from fairlane.cli import changes as acting
 
     job = enqueue("acme")
     monkeypatch.setattr(acting, "_is_asked", lambda: True)

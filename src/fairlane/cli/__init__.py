@@ -1,4 +1,4 @@
-"""The command line. Whatever is slow to import is imported by the command that needs it."""
+"""The command line: a module for each command, imported when that is called."""
 
 from fairlane.cli.program import main
 

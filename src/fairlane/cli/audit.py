@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 import click
 
 from fairlane.cli.job_selection import app_or_url_options
-
-if TYPE_CHECKING:
-    from fairlane.operations import AuditPage
-    from fairlane.store.audit import AuditEntry
+from fairlane.cli.output import look
+from fairlane.cli.tables import print_table
+from fairlane.clock import as_datetime
+from fairlane.operations import describe_entry, list_audit
+from fairlane.store.audit import AuditEntry
 
 
 @click.command()
@@ -21,31 +21,20 @@ if TYPE_CHECKING:
 @app_or_url_options
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def audit(queue: str | None, limit: int, before: int | None, app: str | None, url: str | None, as_json: bool) -> None:
-    """List what operators did, the newest first: who, when, what and why.
+    """List what operators did, newest first: who, when, what and why.
 
     \b
     Example:
       fairlane audit --limit 20
       fairlane audit --queue webhooks --json
     """
-    import asyncio
-
-    from fairlane.cli.database import app_of, existing_store
-    from fairlane.operations import describe_entry, list_audit
-
-    async def look() -> AuditPage:
-        async with existing_store(app_of(app, url)) as store:
-            return await list_audit(store, queue, before=before, limit=limit)
-
-    page = asyncio.run(look())
+    page = look(lambda store: list_audit(store, queue, before=before, limit=limit), app, url)
     if as_json:
         click.echo(json.dumps({"entries": [describe_entry(each) for each in page.entries], "before": page.before}))
         return
     if not page.entries:
         click.echo("nothing has been done")
         return
-    from fairlane.cli.tables import print_table
-
     rows = [_row(each) for each in page.entries]
     print_table(("WHEN (UTC)", "WHO", "ACTION", "QUEUE", "WHAT", "WHY"), rows, ("WHO", "QUEUE", "WHAT", "WHY"))
     if page.before is not None:
@@ -53,7 +42,5 @@ def audit(queue: str | None, limit: int, before: int | None, app: str | None, ur
 
 
 def _row(entry: AuditEntry) -> tuple[str, ...]:
-    from fairlane.clock import as_datetime
-
     when = f"{as_datetime(entry.at):%Y-%m-%d %H:%M:%S}"
     return when, entry.actor, entry.action, entry.queue or "", entry.target, entry.reason

@@ -1,21 +1,26 @@
-"""How a command that changes what a queue enforces goes about it: who, why, for how long, and what it says then."""
+"""How a command that changes something goes about it: who, why, for how long, and what it says then."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import click
 
-from fairlane.cli.job_selection import place_options, time_of, who_options
+from fairlane.app import actor_of_process
+from fairlane.cli.database import app_of, existing_store
+from fairlane.cli.job_selection import place_options, selection_of, time_of, who_options
+from fairlane.cli.tables import Progress, ago, tell_report
+from fairlane.clock import Instant, as_datetime, microseconds
+from fairlane.errors import ConfigurationError
+from fairlane.operations import Change, Intent, OverrideInForce, Report, describe_change
+from fairlane.policy.overrides import EVERYONE, Override
 from fairlane.redaction import one_line
-
-if TYPE_CHECKING:
-    from fairlane.clock import Instant
-    from fairlane.operations import Change, Intent, OverrideInForce
-    from fairlane.policy.overrides import Override
-    from fairlane.store.protocol import Store
+from fairlane.store.protocol import Store
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -41,10 +46,6 @@ def key_option(function: F) -> F:
 
 def intent_of(options: dict[str, Any]) -> Intent:
     """What the options say about who, why and how long."""
-    from fairlane.app import actor_of_process
-    from fairlane.clock import microseconds
-    from fairlane.operations import Intent
-
     lasting, until = options.get("lasting"), options.get("until")
     return Intent(
         actor=options["actor"] or actor_of_process(),
@@ -57,17 +58,13 @@ def intent_of(options: dict[str, Any]) -> Intent:
 
 def change(action: Callable[[Store, Intent], Awaitable[Change]], options: dict[str, Any]) -> None:
     """Carry out one of `fairlane.operations`, and say what changed."""
-    import asyncio
 
-    from fairlane.cli.database import app_of, existing_store
-    from fairlane.operations import describe_change
-
-    async def act() -> tuple[Change, Instant]:
+    async def changed() -> tuple[Change, Instant]:
         intent = intent_of(options)
         async with existing_store(app_of(options["app"], options["url"])) as store:
             return await action(store, intent), await store.now()
 
-    done, now = asyncio.run(act())
+    done, now = asyncio.run(changed())
     if options["as_json"]:
         click.echo(json.dumps(describe_change(done)))
         return
@@ -103,10 +100,6 @@ def said_of(
     override: Override, now: Instant | None = None, everyone: str | None = None, *, has_ended: bool = False
 ) -> str:
     """An override in one line: what, until when, who and why; how long ago, if the time is given."""
-    from fairlane.cli.tables import ago
-    from fairlane.clock import as_datetime
-    from fairlane.policy.overrides import EVERYONE
-
     expires_at = None if has_ended else override.expires_at
     until = f" until {as_datetime(expires_at):%Y-%m-%d %H:%M:%S} UTC" if expires_at else ""
     when = "" if now is None else f", {ago(override.set_at, now)} ago"
@@ -122,3 +115,66 @@ def tell_overrides(overrides: Iterable[OverrideInForce], now: Instant, prefix: s
         click.echo(f"{f'{each.queue}: ' if prefix is None else prefix}{said_of(each.override, now, each.everyone)}")
         if each.no_effect is not None:
             click.echo(f"    no effect: {each.no_effect}")
+
+
+FINAL = ("cancelled", "purged")
+"""What cannot be undone."""
+Action = Callable[..., Awaitable[Report]]
+
+
+def act(action: Action, name: str, ids: tuple[str, ...], options: dict[str, Any], *, by_end: bool) -> None:
+    """Carry out one of `fairlane.operations` as the command line asks for it. `name` is its past participle."""
+    report = asyncio.run(_act(action, name, ids, options, by_end))
+    if report is None:
+        raise click.Abort
+    tell_report(report, options["as_json"])
+    if ids and report.skipped:
+        # Whoever names a job wants to know that nothing came of it, in a script too.
+        sys.exit(1)
+
+
+async def _act(action: Action, name: str, ids: tuple[str, ...], options: dict[str, Any], by_end: bool) -> Report | None:
+    action = partial(action, actor=options["actor"] or actor_of_process())
+    async with existing_store(app_of(options["app"], options["url"])) as store:
+        selection = selection_of(ids, options, await store.now(), by_end=by_end)
+        limit = options["limit"]
+        if options["dry_run"] or not (ids or options["yes"]):
+            with Progress("found") as progress:
+                seen = await action(store, selection, limit=limit, dry_run=True, on_progress=progress)
+            if options["dry_run"]:
+                return seen
+            if seen.done and not _confirmed(seen, name):
+                return None
+        reason = _reason(name, options["reason"])
+        with Progress(name) as progress:
+            return await action(store, selection, reason=reason, limit=limit, on_progress=progress)
+
+
+def _reason(name: str, given: str) -> str:
+    """Why. What cannot be undone is not done without it."""
+    if given.strip() or name not in FINAL:
+        return given
+    if not _is_asked():
+        raise ConfigurationError(f"jobs that are {name} do not come back; say why with --reason, it is recorded")
+    told: str = click.prompt("Why (it is recorded)", err=True)
+    return told
+
+
+def _confirmed(seen: Report, name: str) -> bool:
+    if not _is_asked():
+        raise ConfigurationError(
+            f"{_jobs(seen)} would be {name} and there is nobody to ask; give --yes, or --dry-run to see them"
+        )
+    for record in seen.sample:
+        click.echo(f"  {record.id}  {record.state}  {record.queue}  {record.task}", err=True)
+    beyond = ", and others stay: the limit is reached" if seen.more else ""
+    return click.confirm(f"{_jobs(seen)} will be {name}{beyond}. Go on?", err=True)
+
+
+def _jobs(report: Report) -> str:
+    count = len(report.done)
+    return f"{count:,} {'job' if count == 1 else 'jobs'}"
+
+
+def _is_asked() -> bool:
+    return sys.stdin.isatty()

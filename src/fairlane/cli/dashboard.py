@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import ipaddress
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import click
 
+from fairlane.app import App, without_password
+from fairlane.cli.database import Looking, app_of, existing_store
 from fairlane.cli.job_selection import app_or_url_options
+from fairlane.operations import Operations
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from socket import socket
-
+if TYPE_CHECKING:  # an extra
     from starlette.applications import Starlette
-
-    from fairlane.app import App
 
 
 @click.command()
@@ -26,7 +32,7 @@ if TYPE_CHECKING:
 def dashboard(
     app: str | None, url: str | None, host: str, port: int, token: str | None, viewer_token: str | None
 ) -> None:
-    """Serve the dashboard: is work flowing, who waits and why, what is failing, what can be done.
+    """Serve the dashboard. It shows whether work flows, who waits and why, what is failing, and what can be done.
 
     It is closed: people log in with the token, programs send it as Authorization: Bearer. Both can also be set with
     FAIRLANE_DASHBOARD_TOKEN and FAIRLANE_DASHBOARD_VIEWER_TOKEN, so that no list of processes shows them.
@@ -36,12 +42,6 @@ def dashboard(
       fairlane dashboard shop:app
       fairlane dashboard --url postgresql://shop@localhost/shop --port 9000
     """
-    import asyncio
-    import secrets
-    import signal
-
-    from fairlane.cli.database import app_of
-
     _require_packages()
     loaded = app_of(app, url)
     is_made_up = not token
@@ -49,9 +49,7 @@ def dashboard(
     _refuse_weak_tokens(host, {"--token": token, "--viewer-token": viewer_token})
 
     async def run() -> None:
-        from fairlane.cli.database import Looking, existing_store
-        from fairlane.dashboard import create_dashboard
-        from fairlane.operations import Operations
+        from fairlane.dashboard import create_dashboard  # an extra
 
         async with existing_store(loaded) as store:
             operations = Operations(Looking(loaded, store))
@@ -74,8 +72,6 @@ def dashboard(
 
 
 def _require_packages() -> None:
-    from importlib.util import find_spec
-
     missing = [name for name in ("starlette", "uvicorn", "jinja2") if find_spec(name) is None]
     if missing:
         raise click.ClickException(
@@ -85,10 +81,7 @@ def _require_packages() -> None:
 
 def _refuse_weak_tokens(host: str, tokens: Mapping[str, str | None]) -> None:
     """Where strangers can reach the login, directly or through a proxy, they can guess."""
-    import ipaddress
-    import os
-
-    from fairlane.dashboard.access import weakness_of
+    from fairlane.dashboard.access import weakness_of  # an extra
 
     try:
         is_local = ipaddress.ip_address(host).is_loopback
@@ -104,9 +97,7 @@ def _refuse_weak_tokens(host: str, tokens: Mapping[str, str | None]) -> None:
             )
 
 
-def _listening(host: str, port: int) -> socket:
-    import socket
-
+def _listening(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=128)
@@ -116,9 +107,7 @@ def _listening(host: str, port: int) -> socket:
         ) from error
 
 
-def _tell_address(listening: socket, host: str, app: App, token: str | None) -> None:
-    from fairlane.app import without_password
-
+def _tell_address(listening: socket.socket, host: str, app: App, token: str | None) -> None:
     port = listening.getsockname()[1]
     shown = f"[{host}]" if ":" in host else host
     click.echo(f"dashboard of {without_password(app.url)} at http://{shown}:{port}/")
@@ -126,15 +115,13 @@ def _tell_address(listening: socket, host: str, app: App, token: str | None) -> 
         click.echo(f"log in: http://{shown}:{port}/login#token={token}")
 
 
-async def _serve(built: Starlette, listening: socket) -> None:
-    import os
+async def _serve(built: Starlette, listening: socket.socket) -> None:
+    import uvicorn  # an extra
 
-    import uvicorn
-
-    from fairlane.dashboard.server import bounded
+    from fairlane.dashboard.server import bounded  # an extra
 
     class Server(uvicorn.Server):
-        async def shutdown(self, sockets: list[socket] | None = None) -> None:
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             # Streams to open pages end by themselves, and nobody has to be cut off.
             built.state.dashboard.live.stop()
             await super().shutdown(sockets)

@@ -12,21 +12,17 @@ from difflib import get_close_matches
 from pathlib import Path
 from pkgutil import iter_modules
 from types import ModuleType
-from typing import TYPE_CHECKING
 
+from fairlane.app import App
 from fairlane.errors import ConfigurationError, FairlaneError
-
-if TYPE_CHECKING:
-    from fairlane.app import App
-    from fairlane.policy.policy import Policy
-    from fairlane.redaction import Redact, Redactor
-    from fairlane.store.protocol import Store
+from fairlane.operations import Operations
+from fairlane.policy.policy import Policy
+from fairlane.redaction import Audience, Redact, Redactor, Surface
+from fairlane.store.protocol import Store
 
 
 def app_of(place: str | None, url: str | None) -> App:
     """The app named on the command line, or an app without queues on the URL given there or in FAIRLANE_URL."""
-    from fairlane.app import App
-
     if place and url:
         raise ConfigurationError("give an app (module:app) or --url, not both")
     if place:
@@ -79,9 +75,6 @@ class Looking:
 
 def redactor_of(app: App, *, exports: bool = False) -> Redactor | None:
     """What decides how much of a job is printed, for whoever runs this command."""
-    from fairlane.operations import Operations
-    from fairlane.redaction import Audience, Surface
-
     return Operations(app).seen_by(Audience(Surface.EXPORT if exports else Surface.CLI, app.actor)).redactor
 
 
@@ -95,8 +88,6 @@ def _require_file(url: str) -> None:
 
 def load_app(place: str) -> App:
     """The App that `place` names. `shop` alone stands for `shop:app`; modules are also looked for in this folder."""
-    from fairlane.app import App
-
     module_name, _, attribute = place.partition(":")
     attribute = attribute or "app"
     module = _load_module(place, module_name)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from fairlane.cli.job_selection import LookingGroup, act, action_options, filter_options, place_options
+from fairlane.cli.changes import act
+from fairlane.cli.job_selection import LookingGroup, action_options, filter_options, place_options
 from fairlane.cli.jobs import listing, tell_page
-
-if TYPE_CHECKING:
-    from fairlane.policy.unique import OnReplayConflict
-
+from fairlane.cli.tables import ago, first_line, print_table
+from fairlane.clock import microseconds
+from fairlane.operations import purge_jobs, replay_jobs
+from fairlane.policy.keys import key_words
+from fairlane.policy.unique import OnReplayConflict
 
 _which = partial(filter_options, states=("dead",))
 _which_ended = partial(filter_options, states=("dead", "cancelled"))
@@ -52,9 +54,6 @@ def list_(as_json: bool, **options: Any) -> None:
     if as_json:
         tell_page(page)
         return
-    from fairlane.cli.tables import ago, first_line, print_table
-    from fairlane.policy.keys import key_words
-
     if not page.jobs:
         click.echo("no job is dead" if not page.after else "none found yet")
         return
@@ -100,9 +99,6 @@ def replay(ids: tuple[str, ...], delay: str | None, on_conflict: OnReplayConflic
       fairlane dead replay --queue webhooks --since 2h --dry-run
       fairlane dead replay --all --limit 10000 --delay 10m --yes
     """
-    from fairlane.clock import microseconds
-    from fairlane.operations import replay_jobs
-
     wait = None if delay is None else microseconds(delay)
     act(partial(replay_jobs, delay=wait, on_conflict=on_conflict), "replayed", ids, options, by_end=True)
 
@@ -122,6 +118,4 @@ def purge(ids: tuple[str, ...], **options: Any) -> None:
       fairlane dead purge 0198c0de-0000-7000-8000-000000000000
       fairlane dead purge --queue webhooks --until 2d --yes
     """
-    from fairlane.operations import purge_jobs
-
     act(purge_jobs, "purged", ids, options, by_end=True)

@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import signal
 from types import FrameType
-from typing import TYPE_CHECKING
 
 import click
+import msgspec
+from rich.console import Console
 
+from fairlane.demo.results import verdict
+from fairlane.demo.scenarios import Workload
+from fairlane.demo.show import Report, own_database, play, sqlite_file, throwaway_postgres
+from fairlane.demo.view import LineView, LiveView, SilentView, draw_report
+from fairlane.demo.view import save_svg as save_picture
 from fairlane.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from fairlane.demo.show import Report
-    from fairlane.demo.view import SilentView
-
 
 LOG_WIDTH = 110
 
@@ -28,7 +27,7 @@ LOG_WIDTH = 110
 @click.option("--scale", type=click.FloatRange(0.001, 10), default=1.0, hidden=True, help="For tests: fewer jobs.")
 @click.option("--save-svg", type=click.Path(dir_okay=False), hidden=True, help="Save the last screen as a picture.")
 def demo(url: str | None, postgres: bool, as_json: bool, scale: float, save_svg: str | None) -> None:
-    """See a queue in which every tenant gets its turn, in under a minute.
+    """See every tenant of a queue get its turn, in under a minute.
 
     One tenant (the whale) enqueues 5,000 jobs, then 100 small tenants enqueue 10 each. Two workers with 10 slots each
     run them three times: first come, first served; with Fair; with limits too. All figures are counted from what ran.
@@ -42,12 +41,6 @@ def demo(url: str | None, postgres: bool, as_json: bool, scale: float, save_svg:
     """
     # SIGTERM (a time limit, a closing terminal's supervisor) cleans up like Ctrl-C.
     signal.signal(signal.SIGTERM, _leave)
-    from rich.console import Console
-
-    from fairlane.demo.results import verdict
-    from fairlane.demo.view import draw_report
-    from fairlane.demo.view import save_svg as save_picture
-
     console = Console(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = LOG_WIDTH
@@ -63,9 +56,6 @@ def demo(url: str | None, postgres: bool, as_json: bool, scale: float, save_svg:
 
 
 def _play(url: str | None, postgres: bool, scale: float, view: SilentView) -> Report:
-    from fairlane.demo.scenarios import Workload
-    from fairlane.demo.show import own_database, play, sqlite_file, throwaway_postgres
-
     if url and postgres:
         raise ConfigurationError("give --url or --postgres, not both")
     venue = own_database(url) if url else throwaway_postgres() if postgres else sqlite_file()
@@ -75,16 +65,12 @@ def _play(url: str | None, postgres: bool, scale: float, view: SilentView) -> Re
 
 
 def _view(console: Console, as_json: bool) -> SilentView:
-    from fairlane.demo.view import LineView, LiveView, SilentView
-
     if as_json:
         return SilentView()
     return LiveView(console) if console.is_terminal else LineView(console)
 
 
 def _as_json(report: Report) -> str:
-    import msgspec
-
     figures = {"workload": report.workload, "acts": report.figures, "promises": report.promises}
     return msgspec.json.format(msgspec.json.encode(figures)).decode()
 

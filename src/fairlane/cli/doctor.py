@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import click
 
+from fairlane.cli.database import app_of, existing_store
 from fairlane.cli.job_selection import app_or_url_options, with_app
-
-if TYPE_CHECKING:
-    from fairlane.operations import Finding
-
+from fairlane.errors import SchemaError, StoreUnavailable
+from fairlane.operations import Finding, about_no_database, describe_finding, diagnose
 
 STYLES = {"fault": "red", "warning": "yellow", "note": "cyan"}
 
@@ -37,11 +37,6 @@ def doctor(app: str | None, url: str | None, strict: bool, as_json: bool) -> Non
       fairlane doctor --url postgresql://shop@localhost/shop --json
       fairlane doctor shop:app --strict
     """
-    import asyncio
-    from dataclasses import replace
-
-    from fairlane.operations import describe_finding
-
     findings = [replace(each, remedy=with_app(each.remedy)) for each in asyncio.run(_look(app, url))]
     if as_json:
         click.echo(json.dumps([describe_finding(each) for each in findings]))
@@ -56,10 +51,6 @@ def doctor(app: str | None, url: str | None, strict: bool, as_json: bool) -> Non
 
 
 async def _look(app: str | None, url: str | None) -> list[Finding]:
-    from fairlane.cli.database import app_of, existing_store
-    from fairlane.errors import SchemaError, StoreUnavailable
-    from fairlane.operations import about_no_database, diagnose
-
     loaded = app_of(app, url)
     forwarded = loaded.forwarded if app else None
     try:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from uuid import UUID
 
 import click
 
+from fairlane.app import App
+from fairlane.cli.database import load_app
 from fairlane.cli.job_selection import keys_given
-from fairlane.errors import ConfigurationError, InvalidJob, UnknownTask
-
-if TYPE_CHECKING:
-    from fairlane.app import App
-    from fairlane.job import NewJob
-    from fairlane.task import Call, Task
+from fairlane.errors import ConfigurationError, InvalidJob, UndecodablePayload, UnknownTask
+from fairlane.job import NewJob
+from fairlane.job_builder import stamp
+from fairlane.policy.policy import Policy
+from fairlane.task import Call, Task
 
 
 @click.command()
@@ -49,10 +52,6 @@ def enqueue(
       fairlane enqueue shop:app deliver --kwargs '{"account": "acme"}'
       fairlane enqueue shop:app shop.deliver --args '["acme"]' --priority 5 --delay 10m
     """
-    import asyncio
-
-    from fairlane.cli.database import load_app
-
     loaded = load_app(app)
     found = _task(loaded, task)
     options: dict[str, Any] = {"queue": queue, "priority": priority, "delay": delay}
@@ -99,12 +98,6 @@ def _json(option: str, text: str, kind: type) -> Any:
 
 def _checked(app: App, task: Task[..., Any], call: Call[Any]) -> NewJob:
     """The job as its queue is declared here; refused if the task's annotations would refuse its arguments later."""
-    from uuid import UUID
-
-    from fairlane.errors import UndecodablePayload
-    from fairlane.job_builder import stamp
-    from fairlane.policy.policy import Policy
-
     name = call.options.queue_of(task)
     policy = app.queues[name].policy if name in app.queues else Policy(name)
     stamped = stamp(call, UUID(int=0), policy, app.max_payload, declared=policy)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from typing import TYPE_CHECKING
 
 import click
 
-from fairlane.cli.job_selection import place_options, with_app
+from fairlane.cli.database import app_of, existing_store
+from fairlane.cli.job_selection import job_ids, keys_given, place_options, with_app
+from fairlane.cli.tables import ago
+from fairlane.clock import SECOND, lasting
 from fairlane.errors import ConfigurationError
+from fairlane.job import State
+from fairlane.operations.explanations import describe_explanation, explain_job, explain_queue, has_jobs
 from fairlane.redaction import one_line
-
-if TYPE_CHECKING:
-    from fairlane.scheduler.explain import Explanation
-
+from fairlane.scheduler.explain import Explanation
 
 HOLDERS = 5
 """Jobs that are named under a limit; of the others there is a number."""
@@ -30,19 +32,16 @@ HOLDERS = 5
 def explain(
     job: str | None, queue: str | None, keys: tuple[str, ...], app: str | None, url: str | None, as_json: bool
 ) -> None:
-    """Say everything that holds a job, a key or a queue: until when, and who holds it. Looking changes nothing.
+    """Say why a job, a key or a queue waits. Looking changes nothing.
 
-    With --app, a job whose task the app does not know is told too.
+    Names everything that holds it, until when, and who holds it. With --app, a job whose task the app does not know is
+    told too.
 
     \b
     Example:
       fairlane explain 0198c0de-0000-7000-8000-000000000000 --app shop:app
       fairlane explain --queue webhooks --key account=acme
     """
-    import asyncio
-
-    from fairlane.operations.explanations import describe_explanation
-
     if (job is None) == (queue is None):
         raise ConfigurationError("explain what? Give the id of a job, or --queue (and --key)")
     if job is not None and keys:
@@ -57,10 +56,6 @@ def explain(
 async def _ask(
     job: str | None, queue: str | None, keys: tuple[str, ...], app: str | None, url: str | None
 ) -> tuple[Explanation, bool]:
-    from fairlane.cli.database import app_of, existing_store
-    from fairlane.cli.job_selection import job_ids, keys_given
-    from fairlane.operations.explanations import explain_job, explain_queue, has_jobs
-
     named = app_of(app, url)
     forwarded = named.forwarded if app else None
     async with existing_store(named) as store:
@@ -76,9 +71,6 @@ async def _ask(
 
 
 def _tell(told: Explanation, is_empty: bool) -> None:
-    from fairlane.cli.tables import ago
-    from fairlane.job import State
-
     subject = told.subject
     keys = one_line(" ".join(f"{name}={value}" for name, value in subject.keys.items() if name != "task"))
     if subject.job is not None:
@@ -106,8 +98,6 @@ def _tell(told: Explanation, is_empty: bool) -> None:
 
 
 def _tell_times(told: Explanation) -> None:
-    from fairlane.clock import SECOND, lasting
-
     if told.earliest is None:
         click.echo("  it cannot start until somebody acts")
         return

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 import click
 
-from fairlane.cli.worker import end_well_when_stopped_early, log_to_stderr, logging_options, metrics_options
+from fairlane.cli.database import find_modules_here, load_object
+from fairlane.cli.worker import (
+    end_well_when_stopped_early,
+    log_to_stderr,
+    logging_options,
+    metrics_options,
+    queue_shares,
+)
 from fairlane.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from fairlane.forward import Forwarder
+from fairlane.forward import Forwarder
+from fairlane.forward.dispatcher import Dispatching
+from fairlane.worker import WorkerOptions, run_worker
 
 
 @click.command()
@@ -37,7 +43,7 @@ def forward(
     log_level: str,
     log_format: str,
 ) -> None:
-    """Have an engine run the jobs of an app: Celery, Dramatiq or Taskiq.
+    """Run the jobs of an app on Celery, Dramatiq or Taskiq.
 
     Claims jobs under their policy and publishes a message for each, which the engine's own workers run. Run as many of
     these as you like. SIGTERM or Ctrl-C: claims nothing more; what is published is left to its messages.
@@ -48,10 +54,6 @@ def forward(
       fairlane forward shop:forwarder --queues emails,webhooks=2 --lease 10s
     """
     end_well_when_stopped_early()
-    from fairlane.cli.worker import queue_shares
-    from fairlane.forward.dispatcher import Dispatching
-    from fairlane.worker import WorkerOptions, run_worker
-
     log_to_stderr(log_level, log_format, name)
     loaded = load_forwarder(forwarder)
     loaded.prepare()
@@ -70,9 +72,6 @@ def forward(
 
 def load_forwarder(place: str) -> Forwarder:
     """The forwarder that `place` names. `shop` alone stands for `shop:forwarder`."""
-    from fairlane.cli.database import find_modules_here, load_object
-    from fairlane.forward import Forwarder
-
     find_modules_here()
     _set_up_django()  # its models can be imported only then
     found = load_object(place, "forwarder")
@@ -87,7 +86,7 @@ def _set_up_django() -> None:
     if not os.environ.get("DJANGO_SETTINGS_MODULE"):
         return
     try:
-        from django.apps import apps
+        from django.apps import apps  # a project may have no Django
 
         import django
     except ImportError:

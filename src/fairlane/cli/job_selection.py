@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 from uuid import UUID
 
 import click
 
+from fairlane.clock import Instant, as_instant, microseconds
 from fairlane.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from fairlane.clock import Instant
-    from fairlane.operations import Report, Selection
-    from fairlane.store.operators import JobFilter
+from fairlane.job import State
+from fairlane.operations import Selection
+from fairlane.policy.keys import canonical_keys
+from fairlane.store.operators import JobFilter
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -119,10 +119,6 @@ def job_ids(given: tuple[str, ...]) -> list[UUID]:
 
 def filter_of(options: dict[str, Any], now: Instant, *, by_end: bool) -> JobFilter:
     """The filter that the options ask for; `--since` and `--until` are about the end of a job, or about its enqueue."""
-    from fairlane.job import State
-    from fairlane.policy.keys import canonical_keys
-    from fairlane.store.operators import JobFilter
-
     since, until = instant_of("--since", options["since"], now), instant_of("--until", options["until"], now)
     state = options.get("state")
     span = (
@@ -153,8 +149,6 @@ def keys_given(given: tuple[str, ...], option: str = "--key") -> dict[str, str]:
 
 def instant_of(option: str, given: str | None, now: Instant) -> Instant | None:
     """A time as people write it: a duration ago, or a date with a time (UTC unless it says otherwise)."""
-    from fairlane.clock import microseconds
-
     if given is None:
         return None
     try:
@@ -165,10 +159,6 @@ def instant_of(option: str, given: str | None, now: Instant) -> Instant | None:
 
 def time_of(option: str, given: str, possible: str) -> Instant:
     """A date with a time, UTC unless it says otherwise."""
-    from datetime import UTC, datetime
-
-    from fairlane.clock import as_instant
-
     try:
         at = datetime.fromisoformat(given)
     except ValueError:
@@ -186,11 +176,6 @@ def selection_of(ids: tuple[str, ...], options: dict[str, Any], now: Instant, *,
     if not asked and not options["all"]:
         raise ConfigurationError("which jobs? Give their ids, filters such as --queue, or --all")
     return filter_of(options, now, by_end=by_end)
-
-
-FINAL = ("cancelled", "purged")
-"""What cannot be undone."""
-Action = Callable[..., Awaitable["Report"]]
 
 
 def who_options(function: F) -> F:
@@ -214,72 +199,3 @@ def action_options(function: F) -> F:
     ):
         function = option(function)
     return function
-
-
-def act(action: Action, name: str, ids: tuple[str, ...], options: dict[str, Any], *, by_end: bool) -> None:
-    """Carry out one of `fairlane.operations` as the command line asks for it. `name` is its past participle."""
-    import asyncio
-
-    from fairlane.cli.tables import tell_report
-
-    report = asyncio.run(_act(action, name, ids, options, by_end))
-    if report is None:
-        raise click.Abort
-    tell_report(report, options["as_json"])
-    if ids and report.skipped:
-        # Whoever names a job wants to know that nothing came of it, in a script too.
-        sys.exit(1)
-
-
-async def _act(action: Action, name: str, ids: tuple[str, ...], options: dict[str, Any], by_end: bool) -> Report | None:
-    from functools import partial
-
-    from fairlane.app import actor_of_process
-    from fairlane.cli.database import app_of, existing_store
-    from fairlane.cli.tables import Progress
-
-    action = partial(action, actor=options["actor"] or actor_of_process())
-
-    async with existing_store(app_of(options["app"], options["url"])) as store:
-        selection = selection_of(ids, options, await store.now(), by_end=by_end)
-        limit = options["limit"]
-        if options["dry_run"] or not (ids or options["yes"]):
-            with Progress("found") as progress:
-                seen = await action(store, selection, limit=limit, dry_run=True, on_progress=progress)
-            if options["dry_run"]:
-                return seen
-            if seen.done and not _confirmed(seen, name):
-                return None
-        reason = _reason(name, options["reason"])
-        with Progress(name) as progress:
-            return await action(store, selection, reason=reason, limit=limit, on_progress=progress)
-
-
-def _reason(name: str, given: str) -> str:
-    """Why. What cannot be undone is not done without it."""
-    if given.strip() or name not in FINAL:
-        return given
-    if not _is_asked():
-        raise ConfigurationError(f"jobs that are {name} do not come back; say why with --reason, it is recorded")
-    told: str = click.prompt("Why (it is recorded)", err=True)
-    return told
-
-
-def _confirmed(seen: Report, name: str) -> bool:
-    if not _is_asked():
-        raise ConfigurationError(
-            f"{_jobs(seen)} would be {name} and there is nobody to ask; give --yes, or --dry-run to see them"
-        )
-    for record in seen.sample:
-        click.echo(f"  {record.id}  {record.state}  {record.queue}  {record.task}", err=True)
-    beyond = ", and others stay: the limit is reached" if seen.more else ""
-    return click.confirm(f"{_jobs(seen)} will be {name}{beyond}. Go on?", err=True)
-
-
-def _jobs(report: Report) -> str:
-    count = len(report.done)
-    return f"{count:,} {'job' if count == 1 else 'jobs'}"
-
-
-def _is_asked() -> bool:
-    return sys.stdin.isatty()

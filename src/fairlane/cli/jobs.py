@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import json
@@ -9,20 +10,40 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import click
 
-from fairlane.cli.job_selection import LookingGroup, act, action_options, filter_options, place_options, who_options
+from fairlane.cli.changes import act
+from fairlane.cli.database import app_of, existing_store, redactor_of
+from fairlane.cli.job_selection import (
+    LookingGroup,
+    action_options,
+    filter_of,
+    filter_options,
+    job_ids,
+    place_options,
+    who_options,
+)
+from fairlane.cli.tables import Progress, ago, keys_of, print_table, tell_details
+from fairlane.clock import Instant
 from fairlane.errors import ConfigurationError, FairlaneError
-from fairlane.redaction import json_text, one_line
-
-if TYPE_CHECKING:
-    from fairlane.clock import Instant
-    from fairlane.job import JobRecord
-    from fairlane.operations import JobDetails
-    from fairlane.redaction import Redactor
-    from fairlane.store.operators import JobPage
+from fairlane.job import JobRecord
+from fairlane.operations import (
+    JobDetails,
+    cancel_jobs,
+    describe_details,
+    describe_exported,
+    describe_page,
+    export_jobs,
+    exported_columns,
+    force_jobs,
+    list_jobs,
+    retry_jobs,
+    show_job,
+)
+from fairlane.redaction import Redactor, json_text, one_line
+from fairlane.store.operators import JobPage
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 """How a cell begins that a spreadsheet takes for a formula, or for something to cut off until it is one."""
@@ -54,8 +75,6 @@ def export(form: str | None, as_json: bool, with_payload: bool, output: str | No
       fairlane jobs export --key account=acme --since 24h --format csv > acme.csv
       fairlane jobs export --limit 1000 --with-payload | jq .call
     """
-    import asyncio
-
     if as_json and form == "csv":
         raise ConfigurationError("give --json or --format csv, not both")
     with _opened(output, goes_on=options["after"] is not None) as stream:
@@ -75,11 +94,6 @@ def export(form: str | None, as_json: bool, with_payload: bool, output: str | No
 
 
 async def _export(writer: _Writer, options: dict[str, Any]) -> None:
-    from fairlane.cli.database import app_of, existing_store, redactor_of
-    from fairlane.cli.job_selection import filter_of
-    from fairlane.cli.tables import Progress
-    from fairlane.operations import export_jobs
-
     app = app_of(options["app"], options["url"])
     writer.redactor = redactor_of(app, exports=True)
     async with existing_store(app) as store:
@@ -123,8 +137,6 @@ class _Writer:
         self.after: str | None = None
 
     def write(self, jobs: list[JobRecord], after: str | None) -> None:
-        from fairlane.operations import describe_exported
-
         described = [describe_exported(each, with_payload=self._with_payload, redactor=self.redactor) for each in jobs]
         self._stream.write(self._as_csv(described) if self._is_csv else _as_lines(described))
         self._stream.flush()
@@ -132,8 +144,6 @@ class _Writer:
         self.after = after
 
     def _as_csv(self, described: list[dict[str, Any]]) -> str:
-        from fairlane.operations import exported_columns
-
         text = io.StringIO()
         writer = csv.writer(text)
         if self._needs_header:
@@ -204,8 +214,6 @@ def list_(as_json: bool, **options: Any) -> None:
     if as_json:
         tell_page(page)
         return
-    from fairlane.cli.tables import ago, keys_of, print_table
-
     if not page.jobs:
         click.echo("no job fits")
         return
@@ -227,12 +235,6 @@ def list_(as_json: bool, **options: Any) -> None:
 
 def listing(options: dict[str, Any], *, by_end: bool) -> tuple[JobPage, Instant]:
     """The page that the options ask for, and the store's time."""
-    import asyncio
-
-    from fairlane.cli.database import app_of, existing_store, redactor_of
-    from fairlane.cli.job_selection import filter_of
-    from fairlane.cli.tables import Progress
-    from fairlane.operations import list_jobs
 
     async def look() -> tuple[JobPage, Instant]:
         app = app_of(options["app"], options["url"])
@@ -254,8 +256,6 @@ def listing(options: dict[str, Any], *, by_end: bool) -> tuple[JobPage, Instant]
 
 
 def tell_page(page: JobPage) -> None:
-    from fairlane.operations import describe_page
-
     click.echo(json.dumps(describe_page(page)))
 
 
@@ -276,12 +276,6 @@ def show(job: str, app: str | None, url: str | None, as_json: bool) -> None:
       fairlane jobs show 0198c0de-0000-7000-8000-000000000000
       fairlane jobs show 0198c0de-0000-7000-8000-000000000000 --json
     """
-    import asyncio
-
-    from fairlane.cli.database import app_of, existing_store, redactor_of
-    from fairlane.cli.job_selection import job_ids
-    from fairlane.cli.tables import tell_details
-    from fairlane.operations import describe_details, show_job
 
     async def look() -> JobDetails:
         found = app_of(app, url)
@@ -308,8 +302,6 @@ def cancel(ids: tuple[str, ...], **options: Any) -> None:
       fairlane jobs cancel 0198c0de-0000-7000-8000-000000000000
       fairlane jobs cancel --queue webhooks --key account=acme --dry-run
     """
-    from fairlane.operations import cancel_jobs
-
     act(cancel_jobs, "cancelled", ids, options, by_end=False)
 
 
@@ -328,8 +320,6 @@ def retry(ids: tuple[str, ...], **options: Any) -> None:
       fairlane jobs retry 0198c0de-0000-7000-8000-000000000000
       fairlane jobs retry --queue webhooks --task shop.deliver --yes
     """
-    from fairlane.operations import retry_jobs
-
     act(retry_jobs, "made due", ids, options, by_end=False)
 
 
@@ -348,6 +338,4 @@ def force(ids: tuple[str, ...], **options: Any) -> None:
     Example:
       fairlane jobs force 0198c0de-0000-7000-8000-000000000000 --reason "the customer waits"
     """
-    from fairlane.operations import force_jobs
-
     act(force_jobs, "forced to start", ids, {**options, "limit": 1_000, "yes": True, "all": False}, by_end=False)

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from datetime import datetime
 
 import click
+from rich.text import Text
 
-from fairlane.cli.job_selection import place_options, with_app
+from fairlane.cli.job_selection import keys_given, place_options, with_app
+from fairlane.cli.output import look, tell
+from fairlane.cli.tables import (
+    ago,
+    as_of,
+    chart_lines,
+    columns,
+    counted,
+    gauge_line,
+    number,
+    printable,
+    run_time,
+    sparkline,
+    wait,
+    wrapped,
+)
+from fairlane.clock import as_instant
 from fairlane.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from datetime import datetime
-
-    from rich.text import Text
-
-    from fairlane.operations.views import KeyList, KeyView, NextJob, OneKey
-    from fairlane.store.protocol import Store
-
+from fairlane.operations import list_keys, show_key
+from fairlane.operations.views import KeyList, KeyView, NextJob, OneKey
+from fairlane.policy.keys import key_words
+from fairlane.policy.partitions import whole_of
+from fairlane.store.protocol import Store
 
 SORTS = ("waiting", "running", "ended", "started", "name")
 NARROW = ("KEY", "WAIT", "RUN", "ENDED", "FAIL", "LIMIT", "WAITED", "TIME", "HELD BY")
@@ -55,8 +68,9 @@ def keys(
     url: str | None,
     as_json: bool,
 ) -> None:
-    """List the keys of a queue, or show one: its lanes, what runs, what starts next, what holds it. Looking changes
-    nothing.
+    """List the keys of a queue, or show one. Looking changes nothing.
+
+    One key is shown with its lanes, what runs, what starts next and what holds it.
 
     ENDED and FAIL, which is part of it, are of the last 24 hours, and so is SHARE, of the queue's run time (110 columns
     and more); LIMIT is how much of its fullest limit is used; WAITED is how long those that started in the last hour
@@ -69,10 +83,6 @@ def keys(
       fairlane keys webhooks --by endpoint --sort running --search acme
       fairlane keys webhooks --key account=acme
     """
-    from fairlane.cli.job_selection import keys_given
-    from fairlane.cli.output import look, tell
-    from fairlane.operations import list_keys, show_key
-
     if named:
         if by or search or held or after:
             raise ConfigurationError("--key shows one key; leave out --by, --search, --held and --after")
@@ -93,10 +103,6 @@ def keys(
 
 
 def _draw_list(page: KeyList, width: int) -> list[Text]:
-    from rich.text import Text
-
-    from fairlane.cli.tables import as_of, wrapped
-
     if not page.keys:
         return [Text(_nothing(page))]
     unserved = [] if page.unserved is None else wrapped(page.unserved, width, "")
@@ -115,8 +121,6 @@ def _nothing(page: KeyList) -> str:
 
 def draw_keys(views: Sequence[KeyView], now: datetime, width: int, *, with_queue: bool = False) -> list[Text]:
     """A line for each key, with as much as fits."""
-    from fairlane.cli.tables import columns
-
     shown = WIDE if width >= WIDE_ENOUGH else NARROW
     headings = ("QUEUE", *shown) if with_queue else shown
     rows = [tuple(cells[heading] for heading in headings) for cells in (_cells(each, now) for each in views)]
@@ -125,9 +129,6 @@ def draw_keys(views: Sequence[KeyView], now: datetime, width: int, *, with_queue
 
 
 def _cells(view: KeyView, now: datetime) -> dict[str, str]:
-    from fairlane.cli.tables import counted, number, run_time, wait
-    from fairlane.policy.partitions import whole_of
-
     fullest = max(view.gauges, key=lambda gauge: gauge.saturation, default=None)
     return {
         "KEY": values_of(view),
@@ -154,28 +155,10 @@ def values_of(view: KeyView) -> str:
 
 
 def _ago(at: datetime | None, now: datetime) -> str:
-    from fairlane.cli.tables import ago
-    from fairlane.clock import as_instant
-
     return "" if at is None else ago(as_instant(at), as_instant(now))
 
 
 def draw_key(one: OneKey, width: int) -> list[Text]:
-    from rich.text import Text
-
-    from fairlane.cli.tables import (
-        as_of,
-        chart_lines,
-        columns,
-        gauge_line,
-        number,
-        printable,
-        sparkline,
-        wait,
-        wrapped,
-    )
-    from fairlane.policy.keys import key_words
-
     view = one.view
     title = f"{printable(key_words(view.keys))} in {view.queue}, {as_of(one.now)}"
     lines = [Text(title, "bold"), *draw_keys([view], one.now, width)]
@@ -212,9 +195,6 @@ def draw_key(one: OneKey, width: int) -> list[Text]:
 
 
 def _jobs(jobs: Sequence[NextJob], now: datetime, width: int) -> list[Text]:
-    from fairlane.cli.tables import columns
-    from fairlane.policy.keys import key_words
-
     rows = [
         (each.id, each.task, str(each.priority), str(each.attempt), _ago(each.enqueued_at, now), key_words(each.keys))
         for each in jobs

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
+from fairlane import operations
 from fairlane.cli.changes import change, change_options, key_option, lasting_options, tell_overrides
 from fairlane.cli.job_selection import LookingGroup, keys_given, place_options
-
-if TYPE_CHECKING:
-    from fairlane.clock import Instant
-    from fairlane.operations import LimitInForce
-    from fairlane.store.protocol import Store
+from fairlane.cli.output import look
+from fairlane.cli.tables import ago, print_table
+from fairlane.clock import Instant
+from fairlane.operations import (
+    LimitInForce,
+    describe_limit,
+    describe_overrides,
+    list_overrides,
+    show_policies,
+)
+from fairlane.store.protocol import Store
 
 T = TypeVar("T")
 
@@ -51,8 +58,6 @@ def set_limit(queue: str, limit: str, number: float, keys: tuple[str, ...], **op
       fairlane limit set webhooks concurrency:account 20 --key account=acme
       fairlane limit set webhooks rate/1m:endpoint 10 --key endpoint=api.acme.com --until 2030-01-31T08:00
     """
-    from fairlane import operations
-
     named = keys_given(keys)
     change(lambda store, intent: operations.set_limit(store, queue, limit, number, intent, keys=named), options)
 
@@ -69,8 +74,6 @@ def clear_limit(queue: str, limit: str, keys: tuple[str, ...], **options: Any) -
     Example:
       fairlane limit clear webhooks concurrency:account --key account=acme
     """
-    from fairlane import operations
-
     named = keys_given(keys)
     change(lambda store, intent: operations.clear_limit(store, queue, limit, intent, keys=named), options)
 
@@ -87,8 +90,6 @@ def list_limits(queue: str | None, app: str | None, url: str | None, as_json: bo
       fairlane limit list
       fairlane limit list webhooks --json
     """
-    from fairlane.operations import describe_limit
-
     found, now = _look(app, url, lambda store: _limits_by_queue(store, queue))
     if as_json:
         click.echo(json.dumps([{"queue": name, **describe_limit(each)} for name, each in found]))
@@ -96,8 +97,6 @@ def list_limits(queue: str | None, app: str | None, url: str | None, as_json: bo
     if not found:
         click.echo("no queue has a limit" if queue is None else f"queue {queue!r} has no limit")
         return
-    from fairlane.cli.tables import print_table
-
     headings: tuple[str, ...] = ("LIMIT", "KEY", "DECLARED", "IN FORCE", "SET BY", "ENDS", "REASON")
     rows = [_row(each, now) for _, each in found]
     if queue is None:
@@ -107,15 +106,11 @@ def list_limits(queue: str | None, app: str | None, url: str | None, as_json: bo
 
 
 async def _limits_by_queue(store: Store, queue: str | None) -> list[tuple[str, LimitInForce]]:
-    from fairlane.operations import list_limits, show_policies
-
     names = [queue] if queue is not None else [each.queue for each in await show_policies(store, {}, ())]
-    return [(name, each) for name in names for each in await list_limits(store, name)]
+    return [(name, each) for name in names for each in await operations.list_limits(store, name)]
 
 
 def _row(limit: LimitInForce, now: Instant) -> tuple[str, ...]:
-    from fairlane.cli.tables import ago
-
     keys = " ".join(f"{name}={value}" for name, value in limit.scope)
     everyone = "each partition" if limit.is_per_partition else "the whole queue"
     if limit.declared.by:
@@ -132,15 +127,10 @@ def _row(limit: LimitInForce, now: Instant) -> tuple[str, ...]:
 
 
 def _look(app: str | None, url: str | None, question: Callable[[Store], Awaitable[T]]) -> tuple[T, Instant]:
-    import asyncio
+    async def ask(store: Store) -> tuple[T, Instant]:
+        return await question(store), await store.now()
 
-    from fairlane.cli.database import app_of, existing_store
-
-    async def ask() -> tuple[T, Instant]:
-        async with existing_store(app_of(app, url)) as store:
-            return await question(store), await store.now()
-
-    return asyncio.run(ask())
+    return look(ask, app, url)
 
 
 @click.group()
@@ -167,8 +157,6 @@ def set_weight(queue: str, number: float, keys: tuple[str, ...], **options: Any)
     Example:
       fairlane weight set webhooks 3 --key account=acme --reason "a larger plan"
     """
-    from fairlane import operations
-
     named = keys_given(keys)
     change(lambda store, intent: operations.set_weight(store, queue, number, intent, keys=named), options)
 
@@ -184,8 +172,6 @@ def clear_weight(queue: str, keys: tuple[str, ...], **options: Any) -> None:
     Example:
       fairlane weight clear webhooks --key account=acme
     """
-    from fairlane import operations
-
     named = keys_given(keys)
     change(lambda store, intent: operations.clear_weight(store, queue, intent, keys=named), options)
 
@@ -203,8 +189,6 @@ def boost(queue: str, keys: tuple[str, ...], factor: float, **options: Any) -> N
     Example:
       fairlane boost webhooks --key account=acme --by 4 --for 30m
     """
-    from fairlane import operations
-
     named = keys_given(keys)
     change(lambda store, intent: operations.boost(store, queue, factor, intent, keys=named), options)
 
@@ -214,17 +198,16 @@ def boost(queue: str, keys: tuple[str, ...], factor: float, **options: Any) -> N
 @place_options
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def overrides(queue: str | None, app: str | None, url: str | None, as_json: bool) -> None:
-    """List what operators have set, of one queue or of all: pauses, limits, weights, suspensions.
+    """List what operators have set, of one queue or of all.
 
-    One that the policy in force has no place for has no effect, and says so.
+    These are pauses, limits, weights and suspensions. One that the policy in force has no place for has no effect, and
+    says so.
 
     \b
     Example:
       fairlane overrides
       fairlane overrides webhooks --json
     """
-    from fairlane.operations import describe_overrides, list_overrides
-
     found, now = _look(app, url, lambda store: list_overrides(store, queue))
     if as_json:
         click.echo(json.dumps(describe_overrides(found)))
@@ -251,8 +234,6 @@ def pause(queue: str, keys: tuple[str, ...], task: str | None, **options: Any) -
       fairlane pause webhooks --key account=acme
       fairlane pause webhooks --task shop.deliver --dry-run
     """
-    from fairlane import operations
-
     named = keys_given(keys)
     change(lambda store, intent: operations.pause(store, queue, intent, keys=named, task=task), options)
 
@@ -270,8 +251,6 @@ def resume(queue: str, keys: tuple[str, ...], task: str | None, **options: Any) 
       fairlane resume webhooks
       fairlane resume webhooks --key account=acme
     """
-    from fairlane import operations
-
     named = keys_given(keys)
     change(lambda store, intent: operations.resume(store, queue, intent, keys=named, task=task), options)
 
@@ -289,8 +268,6 @@ def suspend(queue: str, **options: Any) -> None:
     Example:
       fairlane suspend webhooks --for 10m --reason "drain before the maintenance"
     """
-    from fairlane import operations
-
     change(lambda store, intent: operations.suspend(store, queue, intent), options)
 
 
@@ -304,6 +281,4 @@ def unsuspend(queue: str, **options: Any) -> None:
     Example:
       fairlane unsuspend webhooks
     """
-    from fairlane import operations
-
     change(lambda store, intent: operations.unsuspend(store, queue, intent), options)

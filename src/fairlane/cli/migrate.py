@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 
 import click
 
+from fairlane.cli.database import app_of
 from fairlane.cli.job_selection import app_or_url_options
+from fairlane.store.postgres.grants import grants as written
+from fairlane.store.scripts import Schema
 
 
 @click.command()
@@ -33,10 +38,6 @@ def migrate(app: str | None, url: str | None, only_print: bool, after: int, to: 
         return
     if after or to is not None:
         raise click.UsageError("--after and --to are for --print; without it, all that is missing is applied")
-    import asyncio
-
-    from fairlane.cli.database import app_of
-
     applied = asyncio.run(app_of(app, url).migrate())
     if as_json:
         click.echo(json.dumps({"applied": applied}))
@@ -49,11 +50,6 @@ def migrate(app: str | None, url: str | None, only_print: bool, after: int, to: 
 
 def _print_migrations(app: str | None, url: str | None, after: int, to: int | None, as_json: bool) -> None:
     """Needs no database, only its kind: PostgreSQL unless the app or URL says SQLite."""
-    import os
-
-    from fairlane.cli.database import app_of
-    from fairlane.store.scripts import Schema
-
     named = app or url or os.environ.get("FAIRLANE_URL")
     schema = Schema.of("sqlite" if named and app_of(app, url).url.startswith("sqlite:") else "postgresql")
     if as_json:
@@ -70,18 +66,17 @@ def _print_migrations(app: str | None, url: str | None, after: int, to: int | No
 @click.option("--viewer", metavar="ROLE", help="The role of a dashboard and of commands that only look.")
 @click.option("--operator", metavar="ROLE", help="The role of a dashboard and of commands that act.")
 def grants(only_print: bool, **roles: str | None) -> None:
-    """Print the SQL that gives each role the rights it needs, and takes all others away.
+    """Print the SQL for each role's rights.
 
-    The roles must exist. Run it as the owner of the schema, the role that migrates, and again after every migration.
-    Nobody but the owner may change or delete what the audit says.
+    It gives each role the rights it needs, and takes all others away. The roles must exist. Run it as the owner of the
+    schema, the role that migrates, and again after every migration. Nobody but the owner may change or delete what the
+    audit says.
 
     \b
     Example:
       fairlane grants --print --producer shop_web --worker shop_worker > grants.sql
       fairlane grants --print --viewer shop_viewer --operator shop_operator | psql shop
     """
-    from fairlane.store.postgres.grants import grants as written
-
     named = {purpose: role for purpose, role in roles.items() if role is not None}
     if not named:
         raise click.UsageError("name at least one role: --producer, --worker, --viewer or --operator")

@@ -6,34 +6,32 @@ import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
+import msgspec
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
 
+from fairlane.cli.database import app_of, existing_store
+from fairlane.cli.tables import make_console, print_lines
 from fairlane.errors import StoreUnavailable
-
-if TYPE_CHECKING:
-    from rich.text import Text
-
-    from fairlane.store.protocol import Store
+from fairlane.redaction import json_text
+from fairlane.store.protocol import Store
 
 T = TypeVar("T")
-Ask = Callable[["Store"], Awaitable[T]]
-Draw = Callable[[T, int], list["Text"]]
+Ask = Callable[[Store], Awaitable[T]]
+Draw = Callable[[T, int], list[Text]]
 """The lines of a view, none wider than so many columns."""
 
 
 def as_json_text(view: Any) -> str:
-    import msgspec
-
-    from fairlane.redaction import json_text
-
     return json_text(msgspec.to_builtins(view))
 
 
 def look(ask: Ask[T], app: str | None, url: str | None) -> T:
     """Ask once, of the database that the options name."""
-    from fairlane.cli.database import app_of, existing_store
 
     async def asked() -> T:
         async with existing_store(app_of(app, url)) as store:
@@ -42,18 +40,8 @@ def look(ask: Ask[T], app: str | None, url: str | None) -> T:
     return asyncio.run(asked())
 
 
-def print_lines(lines: list[Text]) -> None:
-    from fairlane.cli.tables import make_console
-
-    console = make_console()
-    for line in lines:
-        console.print(line, soft_wrap=True)
-
-
 def tell(view: T, draw: Draw[T], as_json: bool) -> None:
     """Print what was seen."""
-    from fairlane.cli.tables import make_console
-
     if as_json:
         click.echo(as_json_text(view))
     else:
@@ -62,9 +50,6 @@ def tell(view: T, draw: Draw[T], as_json: bool) -> None:
 
 def look_again(ask: Ask[T], draw: Draw[T], every: float, *, app: str | None, url: str | None, as_json: bool) -> None:
     """Ask again and again: drawn in place on a terminal, and a block (or a JSON document) each in a pipe."""
-    from fairlane.cli.database import app_of, existing_store
-    from fairlane.cli.tables import make_console
-
     console = make_console()
 
     def show(view: T) -> None:
@@ -80,9 +65,6 @@ def look_again(ask: Ask[T], draw: Draw[T], every: float, *, app: str | None, url
             await watch(lambda: ask(store), show, lost, Ticker(every))
 
     async def in_place() -> None:
-        from rich.console import Group
-        from rich.live import Live
-
         async with existing_store(app_of(app, url)) as store:
             with Live(console=console, auto_refresh=False, vertical_overflow="ellipsis") as live:
                 screen = Screen(lambda lines: live.update(Group(*lines), refresh=True))
@@ -108,8 +90,6 @@ class Screen:
         self._draw(lines)
 
     def lost(self, why: str) -> None:
-        from rich.text import Text
-
         # At the top: what does not fit on the screen is cut off below.
         self._draw([Text(f"{why}; looking again. This was seen last:", "bold red"), *self._seen])
 

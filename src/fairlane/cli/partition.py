@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from fairlane.cli.changes import change_options, intent_of
+from fairlane.cli.database import app_of, existing_store
+from fairlane.cli.tables import Progress
+from fairlane.declaration_checks import check_divided_by
 from fairlane.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from fairlane.operations import PartitionPlan, Repartitioned
+from fairlane.operations import (
+    PartitionPlan,
+    Repartitioned,
+    change_partitions,
+    declared_by,
+    describe_partitions,
+    plan_partitions,
+)
 
 
 @contextmanager
@@ -57,10 +66,6 @@ def partition(queue: str, to: int, by: tuple[str, ...], yes: bool, **options: An
       fairlane partition email --to 4 --by account --yes --reason "one claim lock is not enough"
       fairlane partition email --to 4 --abandon
     """
-    import asyncio
-
-    from fairlane.operations import describe_partitions
-
     done = asyncio.run(_change(queue, to, by, yes, options))
     if done is None:
         raise click.Abort
@@ -71,11 +76,6 @@ def partition(queue: str, to: int, by: tuple[str, ...], yes: bool, **options: An
 
 
 async def _change(queue: str, to: int, by: tuple[str, ...], yes: bool, options: dict[str, Any]) -> Repartitioned | None:
-    from fairlane.cli.database import app_of, existing_store
-    from fairlane.cli.tables import Progress
-    from fairlane.declaration_checks import check_divided_by
-    from fairlane.operations import change_partitions, declared_by, plan_partitions
-
     how = {name: options.pop(name) for name in ("accept_missing_keys", "abandon")}
     intent = intent_of(options)
     app = app_of(options["app"], options["url"])

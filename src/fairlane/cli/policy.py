@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
+from fairlane.app import App
+from fairlane.cli.changes import intent_of, said_of, tell_overrides
+from fairlane.cli.database import app_of, existing_store, load_app
 from fairlane.cli.job_selection import LookingGroup, app_options, app_or_url_options, who_options
-
-if TYPE_CHECKING:
-    from fairlane.app import App
-    from fairlane.clock import Instant
-    from fairlane.policy.policy import Policy
-    from fairlane.store.protocol import Store
-
+from fairlane.clock import Instant
+from fairlane.operations import (
+    apply_policies,
+    describe_policy,
+    describe_policy_change,
+    diff_policies,
+    require_declared,
+    show_policies,
+)
+from fairlane.policy.policy import Policy
+from fairlane.simulation.measures import describe
+from fairlane.store.protocol import Store
 
 T = TypeVar("T")
 
 
 @click.group(cls=LookingGroup, by_itself="show")
 def policy() -> None:
-    """Show the policies in force, compare them with an app's own, or put those in force.
+    """Show the policies in force, or compare and apply an app's own.
 
     Without a command, shows the policies in force and takes the options of `policy show`.
 
@@ -47,10 +56,6 @@ def show(app: str | None, url: str | None, names: tuple[str, ...], as_json: bool
       fairlane policy show shop:app
       fairlane policy show --url postgresql://shop@localhost/shop --queue webhooks --json
     """
-    from fairlane.cli.changes import tell_overrides
-    from fairlane.cli.database import app_of
-    from fairlane.operations import describe_policy, show_policies
-
     loaded = app_of(app, url)
     shown, now = _ask(loaded, lambda store: show_policies(store, loaded.declared_policies, names))
     if as_json:
@@ -78,9 +83,6 @@ def diff(app: str, names: tuple[str, ...], as_json: bool) -> None:
       fairlane policy diff shop:app
       fairlane policy diff shop:app --queue webhooks --json
     """
-    from fairlane.cli.database import load_app
-    from fairlane.operations import describe_policy, diff_policies, require_declared
-
     loaded = load_app(app)
     require_declared(loaded.declared_policies, names)
     shown, _ = _ask(loaded, lambda store: diff_policies(store, loaded.declared_policies, names))
@@ -121,10 +123,6 @@ def apply(app: str, names: tuple[str, ...], accept_missing_keys: bool, as_json: 
       fairlane policy apply shop:app
       fairlane policy apply shop:app --queue webhooks --reason "more room for accounts"
     """
-    from fairlane.cli.changes import intent_of, said_of
-    from fairlane.cli.database import load_app
-    from fairlane.operations import apply_policies, describe_policy_change, require_declared
-
     loaded = load_app(app)
     loaded.check()
     require_declared(loaded.declared_policies, names)
@@ -151,10 +149,6 @@ def apply(app: str, names: tuple[str, ...], accept_missing_keys: bool, as_json: 
 
 
 def _ask(app: App, question: Callable[[Store], Awaitable[T]]) -> tuple[T, Instant]:
-    import asyncio
-
-    from fairlane.cli.database import existing_store
-
     async def ask() -> tuple[T, Instant]:
         async with existing_store(app) as store:
             return await question(store), await store.now()
@@ -164,6 +158,4 @@ def _ask(app: App, question: Callable[[Store], Awaitable[T]]) -> tuple[T, Instan
 
 def _said(policy: Policy) -> str:
     """A policy as one would write it in Python."""
-    from fairlane.simulation.measures import describe
-
     return describe(policy)

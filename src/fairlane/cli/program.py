@@ -3,35 +3,78 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from importlib.metadata import version as installed_version
 from typing import Any
 
 import click
 
-from fairlane.cli.audit import audit
-from fairlane.cli.dashboard import dashboard
-from fairlane.cli.dead import dead
-from fairlane.cli.demo import demo
-from fairlane.cli.doctor import doctor
-from fairlane.cli.enqueue import enqueue
-from fairlane.cli.explain import explain
-from fairlane.cli.forward import forward
-from fairlane.cli.jobs import jobs
-from fairlane.cli.keys import keys
-from fairlane.cli.limits import boost, limit, overrides, pause, resume, suspend, unsuspend, weight
-from fairlane.cli.migrate import grants, migrate
-from fairlane.cli.partition import partition
-from fairlane.cli.policy import policy
-from fairlane.cli.queues import queues
-from fairlane.cli.schedules import schedules
-from fairlane.cli.simulate import simulate
-from fairlane.cli.status import status
-from fairlane.cli.top import top
-from fairlane.cli.worker import worker
-from fairlane.cli.workers import workers
 from fairlane.errors import FairlaneError
 from fairlane.redaction import indented, without_secrets
+
+SECTIONS = {
+    "Run": {
+        "worker": ("worker:worker", "Run the jobs of an app."),
+        "forward": ("forward:forward", "Run the jobs of an app on Celery, Dramatiq or Taskiq."),
+        "dashboard": ("dashboard:dashboard", "Serve the dashboard."),
+    },
+    "Look": {
+        "status": ("status:status", "Say whether work flows, who waits and why, and what to do."),
+        "top": ("top:top", "Watch the keys of a queue, or of the busiest queues."),
+        "queues": ("queues:queues", "List the queues, or show one."),
+        "keys": ("keys:keys", "List the keys of a queue, or show one."),
+        "workers": ("workers:workers", "List the workers: slots in use, what they serve, when last seen."),
+        "explain": ("explain:explain", "Say why a job, a key or a queue waits."),
+        "doctor": ("doctor:doctor", "Look for what is wrong, and say what to do."),
+        "audit": ("audit:audit", "List what operators did, newest first: who, when, what and why."),
+    },
+    "Act": {
+        "pause": ("limits:pause", "Start nothing more of a queue, of a key or of a task."),
+        "resume": ("limits:resume", "End a pause: the one of exactly this queue, key or task."),
+        "limit": ("limits:limit", "Change a limit for single keys, and see what is in force."),
+        "weight": ("limits:weight", "Change how large the share of a key is."),
+        "boost": ("limits:boost", "Multiply the weight of a key, for a while."),
+        "suspend": ("limits:suspend", "Let no limit of a queue hold anything back, for an emergency."),
+        "unsuspend": ("limits:unsuspend", "Let the limits of a queue hold again."),
+        "overrides": ("limits:overrides", "List what operators have set, of one queue or of all."),
+    },
+    "Jobs": {
+        "enqueue": ("enqueue:enqueue", "Store one job of a task."),
+        "jobs": ("jobs:jobs", "List jobs, or show, export, cancel and hurry them."),
+        "dead": ("dead:dead", "List dead jobs, put them back, or remove them."),
+        "schedules": ("schedules:schedules", "List schedules, or pause, resume and trigger them."),
+    },
+    "Policies": {
+        "policy": ("policy:policy", "Show the policies in force, or compare and apply an app's own."),
+        "simulate": ("simulate:simulate", "Try a policy, or two, on a virtual clock."),
+        "partition": ("partition:partition", "Change the number of a queue's partitions while it works."),
+    },
+    "Set up": {
+        "migrate": ("migrate:migrate", "Bring a database's schema up to date."),
+        "grants": ("migrate:grants", "Print the SQL for each role's rights."),
+        "demo": ("demo:demo", "See every tenant of a queue get its turn, in under a minute."),
+        "version": ("program:version", "Print the version of Fairlane and of Python."),
+    },
+}
+"""Every command: its place in this package, and the first sentence of its help."""
+COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
+
+
+class _Imported(Mapping[str, click.Command]):
+    """The commands by name. Each is imported when it is asked for: the list of them must not wait for them all."""
+
+    def __getitem__(self, name: str) -> click.Command:
+        module, _, found = COMMANDS[name][0].partition(":")
+        command: click.Command = getattr(import_module(f"fairlane.cli.{module}"), found)
+        return command
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
 
 
 class Program(click.Group):
@@ -43,8 +86,18 @@ class Program(click.Group):
         except FairlaneError as error:
             raise click.ClickException(without_secrets(indented(str(error), ""))) from error
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, COMMANDS))
+        for title, section in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:<{width}}", summary) for name, (_, summary) in section.items()])
 
-@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+
+@click.group(
+    cls=Program,
+    commands=_Imported(),
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(package_name="fairlane", message="%(version)s")
 def program() -> None:
     """Fairlane: a durable job queue in which every tenant gets its turn.
@@ -56,7 +109,7 @@ def program() -> None:
     """
 
 
-@program.command()
+@click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def version(as_json: bool) -> None:
     """Print the version of Fairlane and of Python.
@@ -65,73 +118,8 @@ def version(as_json: bool) -> None:
     Example:
       fairlane version
     """
-    import platform
-
     found = {"fairlane": installed_version("fairlane"), "python": platform.python_version()}
     click.echo(json.dumps(found) if as_json else f"fairlane {found['fairlane']} (Python {found['python']})")
-
-
-_IN_A_LINE = {
-    "audit": "List what operators did, newest first.",
-    "dashboard": "Serve the dashboard.",
-    "demo": "Watch tenants share a queue, in a minute.",
-    "doctor": "Find what is wrong, and what to do.",
-    "explain": "Say why a job, a key or a queue waits.",
-    "forward": "Run jobs on Celery, Dramatiq or Taskiq.",
-    "grants": "Print the SQL for each role's rights.",
-    "keys": "List the keys of a queue, or show one.",
-    "limit": "List limits, or change one for a key.",
-    "overrides": "List what operators have set.",
-    "partition": "Change a queue's number of partitions.",
-    "pause": "Pause a queue, a key or a task.",
-    "policy": "Show, compare and apply policies.",
-    "queues": "List the queues, or show one.",
-    "resume": "End a pause.",
-    "status": "Say whether work flows, who waits and why.",
-    "suspend": "Suspend all limits of a queue.",
-    "top": "Watch the busiest keys.",
-    "unsuspend": "Let the limits of a queue hold again.",
-    "version": "Print the version.",
-    "weight": "Change the share of a key.",
-    "workers": "List the workers.",
-}
-"""What the list of commands says where the first sentence of the help is too long for a terminal of 80 columns."""
-
-
-for command in (
-    audit,
-    boost,
-    dashboard,
-    dead,
-    demo,
-    doctor,
-    enqueue,
-    explain,
-    forward,
-    grants,
-    jobs,
-    keys,
-    limit,
-    migrate,
-    overrides,
-    partition,
-    pause,
-    policy,
-    queues,
-    resume,
-    schedules,
-    simulate,
-    status,
-    suspend,
-    top,
-    unsuspend,
-    weight,
-    worker,
-    workers,
-):
-    program.add_command(command)
-for name, line in _IN_A_LINE.items():
-    program.commands[name].short_help = line
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
+from rich.text import Text
 
+from fairlane.cli.database import app_of
 from fairlane.cli.job_selection import place_options
-
-if TYPE_CHECKING:
-    from rich.text import Text
-
-    from fairlane.operations.views import Chart, LimitView, OneQueue, QueueView
-    from fairlane.store.protocol import Store
+from fairlane.cli.output import look, tell
+from fairlane.cli.status import draw_queues
+from fairlane.cli.tables import as_of, chart_lines, gauge_line, hint_lines, number, wrapped
+from fairlane.operations import list_queues, show_queue
+from fairlane.operations.views import Chart, LimitView, OneQueue, QueueView
+from fairlane.store.protocol import Store
 
 
 @click.command()
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 @place_options
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array; of one queue, an object.")
 def queues(queue: str | None, app: str | None, url: str | None, as_json: bool) -> None:
-    """List the queues, or show one: its policy in words, its limits and how full they are, its partitions, its last
-    hour. Looking changes nothing.
+    """List the queues, or show one. Looking changes nothing.
+
+    One queue is shown with its policy in words, its limits and how full they are, its partitions and its last hour.
 
     \b
     Example:
@@ -29,10 +30,6 @@ def queues(queue: str | None, app: str | None, url: str | None, as_json: bool) -
       fairlane queues webhooks
       fairlane queues webhooks --json | jq .limits
     """
-    from fairlane.cli.database import app_of
-    from fairlane.cli.output import look, tell
-    from fairlane.operations import list_queues, show_queue
-
     forwarded = app_of(app, url).forwarded if app else None
     if queue is None:
         tell(look(lambda store: list_queues(store, forwarded), app, url), _draw_list, as_json)
@@ -45,22 +42,12 @@ def queues(queue: str | None, app: str | None, url: str | None, as_json: bool) -
 
 
 def _draw_list(views: list[QueueView], width: int) -> list[Text]:
-    from rich.text import Text
-
-    from fairlane.cli.status import draw_queues
-    from fairlane.cli.tables import as_of
-
     if not views:
         return [Text("no queue is known to this database yet")]
     return [Text(as_of(views[0].figures_as_of), "bold"), *draw_queues(views, width)]
 
 
 def draw_queue(one: OneQueue, width: int) -> list[Text]:
-    from rich.text import Text
-
-    from fairlane.cli.status import draw_queues
-    from fairlane.cli.tables import as_of, hint_lines, wrapped
-
     lines = [
         Text(as_of(one.now), "bold"),
         *draw_queues([one.view], width),
@@ -82,10 +69,6 @@ def draw_queue(one: OneQueue, width: int) -> list[Text]:
 
 
 def _limit(limit: LimitView, width: int) -> list[Text]:
-    from rich.text import Text
-
-    from fairlane.cli.tables import gauge_line, wrapped
-
     if limit.gauge is not None:
         lines = [Text("  ").append_text(gauge_line(limit.gauge, width - 2))]
     else:
@@ -106,9 +89,5 @@ def _count(number: int, what: str) -> str:
 
 
 def _chart(chart: Chart, width: int) -> list[Text]:
-    from rich.text import Text
-
-    from fairlane.cli.tables import chart_lines, number
-
     denied = ", ".join(f"{limit.removesuffix(':')} {number(count)}" for limit, count in chart.denied.items())
     return [*chart_lines(chart.minutes, width), Text(f"  {'denied':<8}{denied or 'none'}")]

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from fairlane import operations
 from fairlane.cli.changes import change_options, intent_of
+from fairlane.cli.database import app_of, existing_store, redactor_of
 from fairlane.cli.job_selection import LookingGroup, app_or_url_options
-
-if TYPE_CHECKING:
-    from fairlane.clock import Instant
-    from fairlane.operations import Intent, ScheduleView
-    from fairlane.redaction import Redactor
-    from fairlane.store.protocol import Store
+from fairlane.cli.tables import ago, print_table
+from fairlane.clock import Instant
+from fairlane.operations import Intent, ScheduleView, describe_schedule, list_schedules
+from fairlane.redaction import Redactor
+from fairlane.store.protocol import Store
 
 
 @click.group(cls=LookingGroup)
@@ -45,10 +47,6 @@ def list_(app: str | None, url: str | None, as_json: bool) -> None:
       fairlane schedules list
       fairlane schedules list --json
     """
-    import asyncio
-
-    from fairlane.cli.database import app_of, existing_store, redactor_of
-    from fairlane.operations import describe_schedule, list_schedules
 
     async def look() -> tuple[list[ScheduleView], Instant]:
         found = app_of(app, url)
@@ -62,15 +60,11 @@ def list_(app: str | None, url: str | None, as_json: bool) -> None:
     if not found:
         click.echo("there are no schedules; workers declare them when they start: app.schedule(…)")
         return
-    from fairlane.cli.tables import print_table
-
     headings = ("NAME", "STATE", "WHEN", "NEXT", "LAST", "TASK", "QUEUE", "LAST JOB")
     print_table(headings, [_row(each, now) for each in found], ("NAME", "WHEN", "TASK", "QUEUE"))
 
 
 def _row(view: ScheduleView, now: Instant) -> tuple[str, ...]:
-    from fairlane.cli.tables import ago
-
     last = f"{ago(view.last_fired_at, now)} ago" if view.last_fired_at is not None else "never"
     job = "" if view.last_job is None else str(view.last_job)
     state = ", ".join(filter(None, (view.state, view.triggers_in_words)))
@@ -79,8 +73,6 @@ def _row(view: ScheduleView, now: Instant) -> tuple[str, ...]:
 
 def _due(at: Instant | None, now: Instant) -> str:
     """When a slot comes: `in 2h`, or `5m late` where it has come and nobody has fired it."""
-    from fairlane.cli.tables import ago
-
     return ago(at, now) if at is None or at > now else f"{ago(at, now)} late"
 
 
@@ -94,8 +86,6 @@ def pause(name: str, **options: Any) -> None:
     Example:
       fairlane schedules pause nightly-report --reason "the warehouse is down"
     """
-    from fairlane import operations
-
     _change(lambda store, *asked: operations.pause_schedule(store, name, *asked), "paused", options)
 
 
@@ -109,8 +99,6 @@ def resume(name: str, **options: Any) -> None:
     Example:
       fairlane schedules resume nightly-report
     """
-    from fairlane import operations
-
     _change(lambda store, *asked: operations.resume_schedule(store, name, *asked), "resumed", options)
 
 
@@ -124,18 +112,12 @@ def trigger(name: str, **options: Any) -> None:
     Example:
       fairlane schedules trigger nightly-report --reason "the figures were corrected"
     """
-    from fairlane import operations
-
     _change(lambda store, *asked: operations.trigger_schedule(store, name, *asked), "triggered", options)
 
 
 def _change(
     action: Callable[[Store, Intent, Redactor | None], Awaitable[ScheduleView]], done: str, options: dict[str, Any]
 ) -> None:
-    import asyncio
-
-    from fairlane.cli.database import app_of, existing_store, redactor_of
-    from fairlane.operations import describe_schedule
 
     async def act() -> tuple[ScheduleView, Instant]:
         intent = intent_of(options)

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+import msgspec
 
+from fairlane.cli.database import app_of, existing_store, load_app
 from fairlane.cli.job_selection import place_options
-from fairlane.cli.tables import print_table
-from fairlane.clock import measured
+from fairlane.cli.tables import Progress, print_table
+from fairlane.cli.worker import COLLECT_AFTER
+from fairlane.clock import measured, microseconds
 from fairlane.errors import ConfigurationError, UnknownQueue
-
-if TYPE_CHECKING:
-    from fairlane.policy.policy import Policy
-    from fairlane.simulation.measures import Group, Simulation
-    from fairlane.simulation.run import Recording, SimulatedJob
+from fairlane.policy.documents import POLICY_EXAMPLE, parse_policy
+from fairlane.policy.policy import Policy
+from fairlane.simulation.measures import Group, Simulation, measure, report_by, timeline
+from fairlane.simulation.plots import plot_simulations, plot_timeline
+from fairlane.simulation.replay import read_history, record
+from fairlane.simulation.run import Recording, SimulatedJob
+from fairlane.simulation.workload import Workload, read_trace
+from fairlane.store.rows import not_among
 
 
 @click.command()
@@ -54,8 +62,6 @@ def simulate(as_json: bool, plot: str | None, shown_keys: int, **options: Any) -
       fairlane simulate --policy now.json --against next.json --trace jobs.jsonl --plot plots
       fairlane simulate --app shop:app --history webhooks --last 1h --against next.json --json
     """
-    from fairlane.simulation.measures import measure, report_by
-
     sources = [name for name in ("workload", "trace", "history") if options[name]]
     if len(sources) != 1:
         raise ConfigurationError("which jobs? Give one of --workload FILE, --trace FILE and --history QUEUE")
@@ -72,7 +78,6 @@ def simulate(as_json: bool, plot: str | None, shown_keys: int, **options: Any) -
 
 
 def _policies_and_jobs(options: dict[str, Any]) -> tuple[list[Policy], list[SimulatedJob]]:
-
     policy = read_policy("--policy", options["policy_file"]) if options["policy_file"] else None
     against = [read_policy("--against", options["against"])] if options["against"] else []
     if options["history"]:
@@ -84,8 +89,6 @@ def _policies_and_jobs(options: dict[str, Any]) -> tuple[list[Policy], list[Simu
 
 def _declared(options: dict[str, Any], *, required: bool) -> Policy | None:
     """What the app declares for the queue that was named, or for the only one it has."""
-    from fairlane.cli.database import load_app
-
     place, name = options["app"], options["queue"]
     if not place and (required or name):
         raise ConfigurationError("which policy? Give --policy FILE, or --app module:app with --queue NAME")
@@ -101,8 +104,6 @@ def _declared(options: dict[str, Any], *, required: bool) -> Policy | None:
 
 
 def _foreseen(options: dict[str, Any]) -> list[SimulatedJob]:
-    from fairlane.simulation.workload import Workload, read_trace
-
     if path := options["workload"]:
         return Workload.parse(read_bytes("--workload", path), f"--workload {path}").simulated(options["seed"])
     path = options["trace"]
@@ -111,14 +112,6 @@ def _foreseen(options: dict[str, Any]) -> list[SimulatedJob]:
 
 def _remembered(options: dict[str, Any]) -> tuple[Policy, list[SimulatedJob]]:
     """The policy in force for a queue, and what ran there."""
-    import asyncio
-
-    from fairlane.cli.database import app_of, existing_store
-    from fairlane.cli.tables import Progress
-    from fairlane.clock import microseconds
-    from fairlane.simulation.replay import read_history
-    from fairlane.store.rows import not_among
-
     queue, last = options["history"], microseconds(options["last"])
 
     async def look() -> tuple[Policy, list[SimulatedJob]]:
@@ -142,10 +135,6 @@ def _remembered(options: dict[str, Any]) -> tuple[Policy, list[SimulatedJob]]:
 @contextmanager
 def _fewer_collections() -> Iterator[None]:
     """Rows come and go by the thousand and form no cycles: looking for some takes a tenth of a long simulation."""
-    import gc
-
-    from fairlane.cli.worker import COLLECT_AFTER
-
     young, *older = gc.get_threshold()
     gc.set_threshold(max(young, COLLECT_AFTER) if young else 0, *older)
     try:
@@ -155,9 +144,6 @@ def _fewer_collections() -> Iterator[None]:
 
 
 def _record(policy: Policy, jobs: Iterable[SimulatedJob], options: dict[str, Any]) -> Recording:
-    from fairlane.cli.tables import Progress
-    from fairlane.simulation.replay import record
-
     with Progress("jobs simulated") as progress, _fewer_collections():
         return record(
             policy,
@@ -258,9 +244,6 @@ def _percent(share: float) -> str:
 
 def write_plots(folder: str, simulations: Sequence[Simulation], recordings: Sequence[Recording]) -> None:
     """waits.svg for all, slots-a.svg and waiting-a.svg for each policy."""
-    from fairlane.simulation.measures import timeline
-    from fairlane.simulation.plots import plot_simulations, plot_timeline
-
     plots = {"waits.svg": plot_simulations(simulations)}
     for letter, each, recording in zip(LETTERS.lower(), simulations, recordings, strict=False):
         slots, waiting = plot_timeline(timeline(recording), each.policy)
@@ -286,10 +269,6 @@ def read_bytes(option: str, path: str) -> bytes:
 
 def read_policy(option: str, path: str) -> Policy:
     """The policy that a file holds."""
-    import msgspec
-
-    from fairlane.policy.documents import POLICY_EXAMPLE, parse_policy
-
     try:
         found = msgspec.json.decode(read_bytes(option, path))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

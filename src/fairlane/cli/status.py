@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable
 
 import click
+from rich.text import Text
 
+from fairlane.cli.database import app_of
 from fairlane.cli.job_selection import app_or_url_options
-from fairlane.cli.output import watch_option
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
-    from rich.text import Text
-
-    from fairlane.operations.views import HeldView, Overview, QueueView, Totals
-    from fairlane.store.protocol import Store
-
+from fairlane.cli.output import look, look_again, tell, watch_option
+from fairlane.cli.tables import as_of, columns, counted, hint_lines, number, per_minute, status_word, wait, wrapped
+from fairlane.operations import overview
+from fairlane.operations.views import HeldView, Overview, QueueView, Totals
+from fairlane.store.protocol import Store
 
 HEADINGS = ("QUEUE", "STATUS", "READY", "HELD", "RUN", "SCHED", "DEAD", "OLDEST", "/MIN", "FAIL")
 OF_A_DAY = ("24H", "FAIL 24H")
@@ -29,7 +26,7 @@ WIDE_ENOUGH = 100
 @app_or_url_options
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object; with --watch, one a line.")
 def status(watch: float | None, app: str | None, url: str | None, as_json: bool) -> None:
-    """Say whether work flows, who waits and why, and which knob to turn. Looking changes nothing.
+    """Say whether work flows, who waits and why, and what to do. Looking changes nothing.
 
     A queue is idle, flowing, limited (limits and pauses hold back everything that waits, as the policy requires),
     lagging (jobs could start and have no slot), paused, or stopped (no worker serves it, or all that do are
@@ -43,10 +40,6 @@ def status(watch: float | None, app: str | None, url: str | None, as_json: bool)
       fairlane status --watch 5
       fairlane status --json | jq .totals
     """
-    from fairlane.cli.database import app_of
-    from fairlane.cli.output import look, look_again, tell
-    from fairlane.operations import overview
-
     forwarded = app_of(app, url).forwarded if app else None
 
     def ask(store: Store) -> Awaitable[Overview]:
@@ -59,10 +52,6 @@ def status(watch: float | None, app: str | None, url: str | None, as_json: bool)
 
 
 def draw_status(view: Overview, width: int) -> list[Text]:
-    from rich.text import Text
-
-    from fairlane.cli.tables import as_of, hint_lines
-
     lines = [Text(as_of(view.now), "bold"), *_totals(view.totals, width), Text("")]
     if not view.queues:
         return [*lines, Text("no queue is known to this database yet")]
@@ -73,8 +62,6 @@ def draw_status(view: Overview, width: int) -> list[Text]:
 
 
 def _totals(totals: Totals, width: int) -> list[Text]:
-    from fairlane.cli.tables import counted, number, per_minute, wait, wrapped
-
     held = f" ({number(totals.held_jobs)} held back)" if totals.held_jobs else ""
     oldest = f"; the oldest waits for {wait(totals.oldest_wait)}" if totals.oldest_wait is not None else ""
     workers = "1 worker" if totals.workers == 1 else f"{totals.workers:,} workers"
@@ -94,8 +81,6 @@ def _totals(totals: Totals, width: int) -> list[Text]:
 
 def draw_queues(queues: list[QueueView], width: int) -> list[Text]:
     """A line for each queue; under it, where something waits, its status in a sentence and who holds what back."""
-    from fairlane.cli.tables import columns, number, wrapped
-
     is_wide = width >= WIDE_ENOUGH
     headings = (*HEADINGS, *OF_A_DAY) if is_wide else HEADINGS
     told = [_row(each)[: len(headings)] for each in queues]
@@ -113,8 +98,6 @@ def draw_queues(queues: list[QueueView], width: int) -> list[Text]:
 
 
 def _row(view: QueueView) -> tuple[str | Text, ...]:
-    from fairlane.cli.tables import counted, number, per_minute, status_word, wait
-
     return (
         view.queue,
         status_word(view.status),

@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
+import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from datetime import datetime
 
 import click
+from rich.console import Console
+from rich.text import Text
 
 from fairlane.cli.job_selection import with_app
+from fairlane.clock import Instant, as_datetime, lasting, measured
+from fairlane.job import JobRecord
+from fairlane.operations import JobDetails, Report, describe_job, describe_report
+from fairlane.operations.views import Counted, GaugeView, Hint, KeyMinute, QueueStatus
 from fairlane.redaction import indented, json_text, one_line
 
-if TYPE_CHECKING:
-    from fairlane.clock import Instant
-    from fairlane.job import JobRecord
-    from fairlane.operations import JobDetails, Report
-
-if TYPE_CHECKING:
-    from datetime import datetime
-
-    from rich.console import Console
-    from rich.text import Text
-
-    from fairlane.operations.views import Counted, GaugeView, Hint, KeyMinute, QueueStatus
-
-    Cell = str | Text
-
+Cell = str | Text
 
 NARROWEST = 5
 LONGEST = IN_A_PIPE = 10_000
@@ -45,9 +39,13 @@ SPARKS = "▁▂▃▄▅▆▇█"
 
 def make_console() -> Console:
     """Where to print: as wide as the terminal, or as wide as need be."""
-    from rich.console import Console
-
     return Console(width=None if sys.stdout.isatty() else IN_A_PIPE, highlight=False, soft_wrap=False)
+
+
+def print_lines(lines: list[Text]) -> None:
+    console = make_console()
+    for line in lines:
+        console.print(line, soft_wrap=True)
 
 
 def as_of(now: datetime) -> str:
@@ -78,14 +76,10 @@ def per_minute(rate: float) -> str:
 
 
 def wait(seconds: float | None) -> str:
-    from fairlane.clock import lasting
-
     return "" if seconds is None else lasting(seconds)
 
 
 def run_time(seconds: float | None) -> str:
-    from fairlane.clock import measured
-
     return measured(seconds) if seconds is not None and seconds < 1 else wait(seconds)
 
 
@@ -105,8 +99,6 @@ def sparkline(values: Sequence[float]) -> str:
 
 def chart_lines(minutes: Sequence[KeyMinute], width: int) -> list[Text]:
     """A line for each figure of the last hour, and the most that any minute had of it."""
-    from rich.text import Text
-
     shown = minutes[-min(60, max(10, width - 20)) :]
     rows: list[tuple[str, Callable[[KeyMinute], float], Callable[[float], str]]] = [
         ("started", lambda each: each.started, lambda most: number(int(most))),
@@ -122,8 +114,6 @@ def chart_lines(minutes: Sequence[KeyMinute], width: int) -> list[Text]:
 
 
 def status_word(status: QueueStatus) -> Text:
-    from rich.text import Text
-
     return Text(str(status), STATUS_STYLES[str(status)])
 
 
@@ -136,8 +126,6 @@ def columns(
     right: Sequence[str] = (),
 ) -> list[Text]:
     """Lines of a table, the headings first. Only the `flexible` columns give way: ids can always be copied."""
-    from rich.text import Text
-
     cells = [[_text(cell) for cell in row] for row in rows]
     yielding = [n for n, heading in enumerate(headings) if heading in flexible]
     widths = [max([len(heading), *(row[n].cell_len for row in cells)]) for n, heading in enumerate(headings)]
@@ -161,17 +149,11 @@ def columns(
 
 
 def _text(cell: Cell) -> Text:
-    from rich.text import Text
-
     return Text(printable(cell)) if isinstance(cell, str) else cell.copy()
 
 
 def wrapped(text: str, width: int, indent: str = "  ", hanging: str | None = None, style: str = "") -> list[Text]:
     """A sentence over as many lines as it takes, and never wider."""
-    import textwrap
-
-    from rich.text import Text
-
     following = indent if hanging is None else hanging
     lines = textwrap.wrap(
         printable(text),
@@ -198,8 +180,6 @@ def hint_lines(hints: Iterable[Hint], width: int) -> list[Text]:
 
 def gauge_line(gauge: GaugeView, width: int) -> Text:
     """`██████░░░░  60%  3 of 5  Concurrency(5, by="account")`."""
-    from rich.text import Text
-
     style = "bold cyan" if gauge.room <= 0 else ""
     line = Text(no_wrap=True, overflow="ellipsis")
     line.append(bar(gauge.saturation), style)
@@ -221,8 +201,6 @@ class Progress:
     """Says how far a bulk action is, once it has taken a second: on a terminal, and beside what is printed."""
 
     def __init__(self, action: str) -> None:
-        import time
-
         self._action = action
         self._clock = time.monotonic
         self._next = self._clock() + 1.0
@@ -260,8 +238,6 @@ def ago(at: Instant | None, now: Instant) -> str:
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], flexible: Sequence[str]) -> None:
     """A table in which only the `flexible` columns give way: ids can always be copied."""
-    from fairlane.cli.output import print_lines
-
     print_lines(columns(headings, rows, make_console().width, flexible=flexible))
 
 
@@ -276,8 +252,6 @@ def first_line(text: str | None) -> str:
 def tell_report(report: Report, as_json: bool, *, hint: str = "") -> None:
     """What was done, or would be; then what was not, and why."""
     if as_json:
-        from fairlane.operations import describe_report
-
         click.echo(json.dumps(describe_report(report)))
         return
     count = len(report.done)
@@ -309,9 +283,6 @@ def tell_report(report: Report, as_json: bool, *, hint: str = "") -> None:
 
 def tell_details(details: JobDetails) -> None:
     """One job on as many lines as it takes."""
-    from fairlane.clock import as_datetime
-    from fairlane.operations import describe_job
-
     described = describe_job(details.record)
     error = described.pop("error")
     described["keys"] = keys_of(details.record)

@@ -9,18 +9,21 @@ import termios
 import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import click
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
 
+from fairlane.cli.database import app_of, existing_store
 from fairlane.cli.job_selection import place_options
-
-if TYPE_CHECKING:
-    from rich.text import Text
-
-    from fairlane.cli.output import Ticker
-    from fairlane.operations.queues import Ranking
-    from fairlane.store.protocol import Store
+from fairlane.cli.keys import draw_keys
+from fairlane.cli.output import Screen, Ticker, look, run_until_stopped, tell, watch
+from fairlane.cli.tables import as_of, make_console, printable, wrapped
+from fairlane.errors import ConfigurationError
+from fairlane.operations import rank_keys
+from fairlane.operations.queues import Ranking
+from fairlane.store.protocol import Store
 
 SORTS = {"w": "waiting", "r": "running", "e": "ended", "s": "started", "n": "name"}
 HELP = "w waiting  r running  e ended  s started  n name  q quit"
@@ -56,9 +59,6 @@ def top(
       fairlane top webhooks --by endpoint --sort running
       fairlane top webhooks --json | jq '.keys[0]'
     """
-    from fairlane.cli.output import look, run_until_stopped, tell
-    from fairlane.errors import ConfigurationError
-
     if by and queue is None:
         raise ConfigurationError("--by is about the keys of one queue; name it: fairlane top QUEUE --by …")
     if has_keyboard() and not as_json:
@@ -76,18 +76,9 @@ class _Top:
         self._is_left = asyncio.Event()
 
     async def ask(self, store: Store, limit: int) -> Ranking:
-        from fairlane.operations import rank_keys
-
         return await rank_keys(store, self._queue, self._by, sort=self._sort, limit=limit)
 
     async def run(self, every: float, app: str | None, url: str | None) -> None:
-        from rich.console import Group
-        from rich.live import Live
-
-        from fairlane.cli.database import app_of, existing_store
-        from fairlane.cli.output import Screen, Ticker, watch
-        from fairlane.cli.tables import make_console
-
         console, ticker = make_console(), Ticker(every)
         async with existing_store(app_of(app, url)) as store:
             with Live(console=console, auto_refresh=False, screen=True, vertical_overflow="crop") as live:
@@ -123,11 +114,6 @@ class _Top:
 
 
 def draw_ranking(ranking: Ranking, width: int, *, help: str = "") -> list[Text]:
-    from rich.text import Text
-
-    from fairlane.cli.keys import draw_keys
-    from fairlane.cli.tables import as_of, printable, wrapped
-
     where = ", ".join(ranking.queues) or "no queue is known to this database yet"
     more = f" and {ranking.left_out:,} queues with less to do" if ranking.left_out else ""
     said = Text(f"{as_of(ranking.now)}  {printable(where)}{more}  by {ranking.sort}", "bold")

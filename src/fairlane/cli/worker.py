@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import gc
+import logging
+import os
+import platform
 import re
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, TypeVar
+from importlib.metadata import version
+from typing import Any, TypeVar
 
 import click
 
+from fairlane.app import App, without_password
+from fairlane.cli.database import load_app
 from fairlane.cli.job_selection import app_options
+from fairlane.clock import lasting
 from fairlane.errors import ConfigurationError, UnknownQueue
-
-if TYPE_CHECKING:
-    from fairlane.app import App
-    from fairlane.worker import QueueShare, WorkerOptions
+from fairlane.policy.partitions import parse_partition
+from fairlane.redaction import TextLines
+from fairlane.worker import QueueShare, WorkerOptions, run_mate, run_worker
+from fairlane.worker.logs import JsonLines
+from fairlane.worker.processes import command_of_worker
+from fairlane.worker.worker import name_of_process
 
 COLLECT_AFTER = 100_000
 """Values made and not yet let go of. A claim makes as many and lets go of them all; at Python's 700, looking for cycles
@@ -149,11 +160,6 @@ def worker(
     """
     end_well_when_stopped_early()
     log_to_stderr(log_level, log_format, name)
-    from fairlane.cli.database import load_app
-    from fairlane.worker import WorkerOptions, run_mate, run_worker
-    from fairlane.worker.processes import command_of_worker
-    from fairlane.worker.worker import name_of_process
-
     # Loaded and checked here even when other processes run the jobs: a mistake is told once, and not by each of them.
     loaded = load_app(app)
     is_nested = traces == "nested"
@@ -201,7 +207,6 @@ def worker(
 
 def end_well_when_stopped_early() -> None:
     """Until the worker listens for signals itself, it holds nothing: being stopped is no failure."""
-    import signal
 
     def leave(*_: object) -> None:
         raise SystemExit(0)
@@ -212,8 +217,6 @@ def end_well_when_stopped_early() -> None:
 
 def _spare_the_collector() -> None:
     """This process is ours: let Python's collector look less often, and never at what was loaded to stay."""
-    import gc
-
     gc.collect()
     gc.freeze()
     young, *older = gc.get_threshold()
@@ -223,20 +226,11 @@ def _spare_the_collector() -> None:
 
 def _log_banner(place: str, app: App, options: WorkerOptions, processes: int) -> None:
     """What this worker is and serves, a record for each line: it must survive whatever formats the log."""
-    import logging
-
     for line, fields in _banner(place, app, options, processes):
         logging.getLogger("fairlane.worker").info("%s", line, extra=fields)
 
 
 def _banner(place: str, app: App, options: WorkerOptions, processes: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    import os
-    import platform
-    from importlib.metadata import version
-
-    from fairlane.app import without_password
-    from fairlane.clock import lasting
-
     slots, tasks, store = options.concurrency, len(list(app.registry)), without_password(app.url)
     yield f"fairlane {version('fairlane')} on Python {platform.python_version()}, process {os.getpid()}", {}
     yield f"app:    {place} with {_count(tasks, 'task')}", {"app": place, "tasks": tasks}
@@ -273,12 +267,6 @@ def _count(number: int, what: str) -> str:
 
 def log_to_stderr(level: str, format: str, name: str | None) -> None:
     """Log as the options say, under the name that people see."""
-    import logging
-
-    from fairlane.redaction import TextLines
-    from fairlane.worker.logs import JsonLines
-    from fairlane.worker.worker import name_of_process
-
     logging.basicConfig(level=level.upper())
     formatter = JsonLines(name or name_of_process()) if format == "json" else TextLines()
     for handler in logging.getLogger().handlers:
@@ -290,8 +278,6 @@ _SLOTS = re.compile(r"(?P<name>[^=:\s]+)=(?P<min>\d*)[:-](?P<max>\d*)\Z")
 
 def queue_shares(queues: str | None, slots: Sequence[str], declared: Sequence[str]) -> tuple[QueueShare, ...]:
     """The queues that a worker serves (by default all that the app declares), each with its weight and slots."""
-    from fairlane.worker import QueueShare
-
     named = declared if queues is None else [part for part in queues.split(",") if part.strip()]
     if not named and queues is None:
         raise ConfigurationError(
@@ -322,8 +308,6 @@ def _parse_slots(given: str) -> tuple[str, int, int | None]:
 
 
 def _require_known(names: Sequence[str], declared: Sequence[str]) -> None:
-    from fairlane.policy.partitions import parse_partition
-
     for name in names:
         of, _ = parse_partition(name) or (name, 0)
         if of not in declared:

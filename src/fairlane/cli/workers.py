@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from datetime import datetime
 
 import click
+from rich.text import Text
 
 from fairlane.cli.job_selection import app_or_url_options
-
-if TYPE_CHECKING:
-    from datetime import datetime
-
-    from rich.text import Text
-
-    from fairlane.operations.views import WorkerList, WorkerView
-
+from fairlane.cli.output import look, tell
+from fairlane.cli.tables import ago, columns, wait, wrapped
+from fairlane.clock import as_instant
+from fairlane.operations import list_workers
+from fairlane.operations.views import WorkerList, WorkerView
 
 HEADINGS = ("WORKER", "STATE", "SLOTS", "WAIT", "UP", "SEEN", "CLOCK", "QUEUES")
 STYLES = {
@@ -34,7 +32,7 @@ STYLES = {
 @app_or_url_options
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def workers(check: bool, app: str | None, url: str | None, as_json: bool) -> None:
-    """List the workers: slots in use, what they serve, when each was last heard from. Looking changes nothing.
+    """List the workers: slots in use, what they serve, when last seen. Looking changes nothing.
 
     A worker is well, stopping, troubled (something fails around it: a dispatcher's broker refuses), blocked (a handler
     blocks its event loop, or that of one of its processes), unwell (a loop of it died), late (it has missed several
@@ -49,9 +47,6 @@ def workers(check: bool, app: str | None, url: str | None, as_json: bool) -> Non
       fairlane workers --check
       fairlane workers --json | jq '.workers[] | select(.is_late)'
     """
-    from fairlane.cli.output import look, tell
-    from fairlane.operations import list_workers
-
     found = look(list_workers, app, url)
     tell(found, draw_workers, as_json)
     if check and any(each.state in ("late", "unwell", "blocked") for each in found.workers):
@@ -59,10 +54,6 @@ def workers(check: bool, app: str | None, url: str | None, as_json: bool) -> Non
 
 
 def draw_workers(found: WorkerList, width: int) -> list[Text]:
-    from rich.text import Text
-
-    from fairlane.cli.tables import columns, wait, wrapped
-
     if not found.workers:
         return [Text("no worker is running")]
     right = ("SLOTS", "WAIT", "UP", "SEEN", "CLOCK")
@@ -90,11 +81,6 @@ def draw_workers(found: WorkerList, width: int) -> list[Text]:
 
 
 def _row(worker: WorkerView, now: datetime) -> tuple[str | Text, ...]:
-    from rich.text import Text
-
-    from fairlane.cli.tables import ago
-    from fairlane.clock import as_instant
-
     at = as_instant(now)
     served = (f"{name}={weight:g}" if weight != 1 else name for name, weight in worker.queues.items())
     return (

@@ -12,7 +12,7 @@ from typing import Any
 import click
 from django.core.management.base import BaseCommand, CommandParser
 
-from fairlane.cli.program import program
+from fairlane.cli.program import COMMANDS, program
 
 __all__ = ["Command"]
 
@@ -37,9 +37,7 @@ class Command(BaseCommand):
     requires_system_checks: Sequence[str] = ()
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        told = "\n".join(
-            f"  {name:<12} {each.get_short_help_str(80)}" for name, each in sorted(program.commands.items())
-        )
+        told = "\n".join(f"  {name:<12} {summary}" for name, (_, summary) in sorted(COMMANDS.items()))
         return super().create_parser(
             prog_name,
             subcommand,
