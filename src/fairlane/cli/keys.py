@@ -164,7 +164,9 @@ def draw_key(one: OneKey, width: int) -> list[Text]:
     lines = [Text(title, "bold"), *draw_keys([view], one.now, width)]
     if view.drained_in is not None:
         lines += wrapped(
-            f"what waits will have started in {wait(view.drained_in)}, if limits are all that slows it", width
+            f"what waits will have started in {'at least ' if view.drains_at_least else ''}{wait(view.drained_in)}, if "
+            "limits are all that slows it",
+            width,
         )
     if view.weight_words:
         lines += wrapped(f"weight {view.weight:g}: {view.weight_words}", width)

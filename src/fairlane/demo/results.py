@@ -13,7 +13,8 @@ from fairlane.demo.scenarios import FAIR, FIFO, LIMITED, RATED_ENDPOINT, WHALE, 
 from fairlane.policy.limits import Rate
 from fairlane.simulation.measures import jain_index
 
-MICROSECOND = 1_000
+MICROSECOND, NANOSECONDS = 1_000, 1_000_000_000
+"""The ledger's clock counts nanoseconds."""
 
 
 class RateFigures(msgspec.Struct, frozen=True):
@@ -78,8 +79,8 @@ def measure(act: Act, workload: Workload, runs: Sequence[Run]) -> Figures:
         jobs=workload.total,
         jobs_run=len(times),
         ran_twice=sum(count > 1 for count in times.values()),
-        total=(ended - began) / SECOND,
-        last_small=(small_ended - began) / SECOND,
+        total=(ended - began) / NANOSECONDS,
+        last_small=(small_ended - began) / NANOSECONDS,
         last_small_share=(small_ended - began) / (ended - began),
         whale_before=sum(run.ended_at <= small_ended for run in runs if class_of(run.tenant) == WHALE),
         whale_admitted_before=sum(run.admitted_at <= small_admitted for run in runs if class_of(run.tenant) == WHALE),
@@ -98,7 +99,7 @@ def _rate_figures(act: Act, runs: Sequence[Run]) -> RateFigures:
     allowed = excess = excess_at_start = None
     if act.rate_limit is not None:
         burst, interval = act.rate_limit.burst, act.rate_limit.interval * MICROSECOND
-        allowed = burst + SECOND // interval
+        allowed = burst + NANOSECONDS // interval
         admitted: dict[str, list[int]] = {}
         started: dict[str, list[int]] = {}
         for run in runs:
@@ -112,11 +113,8 @@ def _rate_figures(act: Act, runs: Sequence[Run]) -> RateFigures:
         most_in_a_second=allowed,
         worst_excess=excess,
         worst_excess_at_start=excess_at_start,
-        start_lag=(max(lags) - min(lags)) / SECOND,
+        start_lag=(max(lags) - min(lags)) / NANOSECONDS,
     )
-
-
-NANOSECONDS = 1_000_000_000
 
 
 class Run(msgspec.Struct, frozen=True):

@@ -581,8 +581,9 @@ def _view(
             running_for=look.now - figures.started_at if figures.running and figures.started_at else 0,
             can_start=_can_start(look, queue) and not any(name.startswith("pause:") for name in held),
         )
-        if held and some is not None
+        if held
         else None,
+        drains_at_least=some is None,
     )
 
 

@@ -536,7 +536,7 @@ def _about_keys(keys: Iterable[KeyView]) -> Iterator[Hint]:
             continue
         words = f"{who} is held by its {_bound_words(gauge)}: {_waiting(each.waiting)}"
         if each.drained_in is not None:
-            words += f", {lasting(each.drained_in)} to drain"
+            words += f", {'at least ' if each.drains_at_least else ''}{lasting(each.drained_in)} to drain"
         knob = f"fairlane limit set {quote(queue)} {quote(gauge.limit)} NUMBER {_key_options(each)}"
         yield Hint(kind=HintKind.LIMIT, queue=queue, words=words, knob=knob, keys=each.keys, limit=gauge.limit)
 

@@ -337,8 +337,10 @@ class KeyView(msgspec.Struct, frozen=True, kw_only=True):
     """The same minute by minute, the oldest first."""
     drained_in: float | None
     """Seconds until what waits will have started: as all its limits allow it, and no faster than jobs really started.
-    `None`: nothing says so, no run has ended yet, it is paused, no live worker serves its queue, or its jobs pass
-    different limits and are in several flows, or in more than 200 lanes."""
+    `None`: nothing says so, no run has ended yet, it is paused, or no live worker serves its queue."""
+    drains_at_least: bool = False
+    """It may take longer: limits by other keys, which only some of its jobs pass, are left out, because its jobs are in
+    several flows or in more than 200 lanes."""
     weight_from: Origin | None = None
     """Where the weight came from, a boost aside."""
     boost: float = 1.0

@@ -199,7 +199,7 @@ async def _sweep(clock: Clock, rest: int, once: Callable[[], Awaitable[Pruned]])
 
 
 EVERY = 5 * SECOND
-ADDS_UP_EVERY = 20
+RESTS_AFTER_A_PASS = 20
 """A pass is followed by a rest of so many times what it took: it never costs more than a twentieth of a core."""
 LONGEST_REST = 60 * SECOND
 """A pass that rode out an outage took long, and cost nothing."""
@@ -244,7 +244,7 @@ async def _pass(store: Store, outage: Outage, clock: Clock, queue: str, troubles
     started = clock.monotonic()
     tallied = await troubles.endure("tallying", once)
     took = clock.monotonic() - started
-    await pause(clock, min(ADDS_UP_EVERY * took, LONGEST_REST))
+    await pause(clock, min(RESTS_AFTER_A_PASS * took, LONGEST_REST))
     return tallied is not None and tallied.more
 
 
