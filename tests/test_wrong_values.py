@@ -594,7 +594,7 @@ TESTING: dict[str, Row] = {
         given(app=lambda world: world.app, expected=lambda world: world.held_task),
     ),
     "enqueued_jobs": made(fairlane.testing.enqueued_jobs, app=lambda world: world.app),
-    "immediate": made(fairlane.testing.runs, app=lambda world: world.app),
+    "immediate": made(fairlane.testing.immediate, app=lambda world: world.app),
     "in_memory": made(fairlane.testing.in_memory, app=lambda world: App("sqlite://")),
     "run_for": made(fairlane.testing.run_for, app=lambda world: world.app, duration=0),
     "run_until_idle": made(fairlane.testing.run_until_idle, app=lambda world: world.app),

@@ -245,7 +245,7 @@ async def test_no_statement_holds_more_than_its_share(
     store: PostgresStore, connection: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gathering, "JOBS_AT_ONCE", 4)
-    monkeypatch.setattr(gathering, "BYTES_AT_ONCE", 1_000)
+    monkeypatch.setattr(gathering, "GATHERED_BYTES", 1_000)
     sizes = [1] * 5 + [600] * 6
     enqueued = [replace(job, payload=b"x" * size) for job, size in zip(new_jobs(PLAIN, count=11), sizes, strict=True)]
     await asyncio.gather(*(store.enqueue([job]) for job in enqueued))
