@@ -34,8 +34,7 @@ def explain(
 ) -> None:
     """Say why a job, a key or a queue waits. Looking changes nothing.
 
-    Names everything that holds it, until when, and who holds it. With --app, a job whose task the app does not know is
-    told too.
+    Names everything that holds it, until when, and who holds it. With --app, also says whether the app knows the task.
 
     \b
     Example:
