@@ -1,6 +1,7 @@
 # A bare machine needs python3 (3.11 or newer) with venv, make and git; everything else lands in .uv and .venv.
 PYTHON ?= python3
-PYTEST_ARGS ?= -n logical --maxprocesses 4 --dist loadgroup
+# The tests wait for servers and processes half of their time, so four at once keep two cores busy.
+PYTEST_ARGS ?= -n 4 --dist loadgroup
 
 export UV_PYTHON_DOWNLOADS := never
 # An activated environment elsewhere must not receive our packages.
