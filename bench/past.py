@@ -96,8 +96,8 @@ truncate fairlane.jobs, fairlane.attempts, fairlane.finished, fairlane.uniques;
 set synchronous_commit = off;
 alter table fairlane.jobs set (fillfactor = 60);
 """
-# A live table fills two fifths of a page with new jobs, which grow by a third until they have ended. Two fifths of ended
-# ones would leave room for one more new job, and a bulk of 1,000 would go to 1,000 pages.
+# A live table fills two fifths of a page with new jobs, which grow by a third until they have ended. Two fifths of
+# ended ones would leave room for one more new job, and a bulk of 1,000 would go to 1,000 pages.
 _RESTORE = "alter table fairlane.jobs set (fillfactor = 40)"
 _INSTANTS = ("enqueued_at", "ready_at", "due_at", "claimed_at", "finished_at", "ended_at", "at", "expires_at")
 _POSTGRES = {instant: f"t.{instant} - $1::bigint * 1000" for instant in _INSTANTS} | {
