@@ -14,7 +14,7 @@ from fairlane.clock import Instant
 from fairlane.policy.limits import smoothed
 from fairlane.policy.policy import WEIGHT, Policy
 from fairlane.scheduler.board import IDLE, PARKED, READY, Board, Flow, Gate, Lane, order_of
-from fairlane.scheduler.snapshot import AHEAD, Arrival, Release
+from fairlane.scheduler.snapshot import AHEAD, Arrival, Head, Release
 
 MAX_LAG = 1_000
 """How many of its own jobs a parked flow may fall behind. It keeps its turn; it does not save up a siege."""
@@ -100,8 +100,11 @@ def rung_gates(policy: Policy, arrivals: Iterable[Arrival]) -> Iterator[bytes]:
             yield gate_id
 
 
-def fold_arrivals(board: Board, arrivals: Iterable[Arrival], join_at: float) -> None:
-    """Make lanes ready for the jobs that arrived, and let their flows take turns."""
+def fold_arrivals(board: Board, arrivals: Iterable[Arrival], join_at: float, heads: int = 0) -> None:
+    """Make lanes ready for the jobs that arrived, and let their flows take turns.
+
+    Up to so many heads of a lane are learned here, without asking the store: where all its jobs are known.
+    """
     for bell in arrivals:
         if bell.resumed and (gate := board.sequence_gate(bell.priority, bell.keys)) is not None:
             gate.resume(bell.resumed)
@@ -122,6 +125,8 @@ def fold_arrivals(board: Board, arrivals: Iterable[Arrival], join_at: float) -> 
             lane.forget_heads()  # one of them is gone, or somebody has joined among them
         elif bell.count > 0:
             lane.exhausted = False
+        if bell.ref is not None and lane.known_heads == lane.ready - 1 < heads:
+            lane.heads.append(Head(bell.ref, bell.floor, bell.since))
         if bell.count > 0:
             lane.floor = min(lane.floor, bell.floor)
             _enter(board, lane, board.policy.rank(bell.since, bell.priority), bell.floor, join_at)

@@ -176,7 +176,7 @@ class Working:
         # Once the corrections are in: a tag that a wrong guess has carried away is no place to join.
         ready = [flow.vtime + flow.debt for flow in board.flows.values() if flow.standing == READY]
         self.join_at = max(0.0, min(ready, default=self.vtime))
-        fold_arrivals(board, snapshot.arrivals, self.join_at)
+        fold_arrivals(board, snapshot.arrivals, self.join_at, self.spare)
 
     def wake_due(self) -> Generator[Need, Supply, bool]:
         """Wake as many parked lanes as there is room for; say whether any was woken."""

@@ -137,6 +137,8 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     """How many jobs had kept their place in a sequence until now, whether they are ready again or gone for good."""
     given_by: int = 0
     """The position that the job which gave them had at its enqueue."""
+    ref: Any = None
+    """Whatever its store finds the job by, if it is a single one and the store knows."""
 
 
 class Release(msgspec.Struct, frozen=True, gc=False):

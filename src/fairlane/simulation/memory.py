@@ -96,7 +96,8 @@ class MemoryQueue:
         self._position += count
         heads = [Head(n if refs is None else refs[n - first], n, now) for n in range(first, first + count)]
         self._jobs_of(lane).extend(heads)
-        self.arrivals.append(Arrival(lane, priority, dict(keys), count, first, now, given, 0, self._position))
+        ref = heads[0].ref if count == 1 else None
+        self.arrivals.append(Arrival(lane, priority, dict(keys), count, first, now, given, 0, self._position, ref))
         return heads
 
     def withdraw(self, now: Instant, lane: bytes, position: int) -> None:

@@ -8,6 +8,7 @@ from uuid import UUID, uuid4
 
 import asyncpg
 import msgspec
+from msgspec.structs import replace
 
 from fairlane.clock import Instant
 from fairlane.job import Claim
@@ -159,6 +160,8 @@ class Scheduling:
         )
         if board is None or not is_known:
             self._boards.drop(self.queue.id)
+            # It may be new because a place was wrong: then the jobs are looked up.
+            opened.arrivals = [replace(bell, ref=None) if bell.ref else bell for bell in opened.arrivals]
             if not opened.forgets:
                 opened = await self._reopened(opened)
             board = await self._read_board(policy)
@@ -210,7 +213,7 @@ class Scheduling:
         forced: list[Forced] = []
         if attention & HAS_FORCED and want > 0:
             forced = await self.forced(want)
-        return msgspec.structs.replace(loaded, arrivals=arrivals, forced=forced, all_folded=all_folded)
+        return replace(loaded, arrivals=arrivals, forced=forced, all_folded=all_folded)
 
     async def forced(self, want: int) -> list[Forced]:
         """Jobs that an operator wants to start next."""
@@ -270,7 +273,7 @@ class Scheduling:
             *ask.but_not,
             LANES_PER_SCANNED_FLOW,
         )
-        return msgspec.structs.replace(rows.found(found, ask), shared=shared)
+        return replace(rows.found(found, ask), shared=shared)
 
     async def write(
         self, loaded: Loaded, plan: Plan, holders: Sequence[Holder] = (), ending: Ending | None = None

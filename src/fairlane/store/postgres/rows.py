@@ -61,13 +61,15 @@ class Opened:
         self.others: list[tuple[int, float, bool]] = []
         """Queues that could have been opened as well, with their virtual time, and whether their lock was taken."""
         for record in records:
-            kind, id_, name, keys, f1, f2, f3, i1, i2, i3, i4, i5, i6, i7, i8, token, *released = record
+            kind, id_, name, keys, f1, f2, f3, i1, i2, i3, i4, i5, i6, i7, i8, token, place, *released = record
             match kind:
                 case b"r":
                     self.releases += _releases(*released)
                 case b"a":
                     given = decode_given(name)
-                    self.arrivals.append(Arrival(id_, i1, decode_keys(keys), i2, i3, i4, given, i5 or 0, i6 or 0))
+                    self.arrivals.append(
+                        Arrival(id_, i1, decode_keys(keys), i2, i3, i4, given, i5 or 0, i6 or 0, place)
+                    )
                 case b"j":
                     self.changes.append((Mark(i1, token), id_))
                 case b"o":

@@ -334,8 +334,10 @@ create table fairlane.arrivals (
     keys jsonb not null,
     given text,
     given_by bigint,
-    resumed integer
+    resumed integer,
+    place tid
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
+comment on column fairlane.arrivals.place is 'Where the row of the job is, if it is a single new one: a claim finds it there. Its position is checked, because the place may be another row''s by then.';
 comment on column fairlane.arrivals.resumed is 'How many jobs had kept their place until now. Null: none.';
 create index arrivals_in_order on fairlane.arrivals (queue_id, xid, floor);
 
@@ -590,6 +592,7 @@ create type fairlane.loaded as (
     i7 bigint,
     i8 bigint,
     token uuid,
+    place tid,
     lanes bytea[],
     counts bigint[],
     charges double precision[]
@@ -602,11 +605,11 @@ create type fairlane.loaded as (
 -- Of several queues it is the first whose lock is free. Where all are taken, the first is waited for: whoever asks again
 -- and again instead would never sleep, and would be overtaken for ever.
 --
---   kind       id    name   keys        f1    f2     f3   i1       i2         i3    i4    i5         i6       i7     i8   token
+--   kind       id    name   keys        f1    f2     f3   i1       i2         i3    i4    i5         i6       i7     i8   token place
 --   q queue    snapshot, and bounds ×   vtime cursor cost now      cursor_tie tie   seq   attention  waiters? due    stored ×
 --   j change   delta                                      seq                                                            ×
 --   r release                                             (lanes, counts, charges: see below)
---   a arrival  lane  given  keys                          priority count      floor since resumed    given_by
+--   a arrival  lane  given  keys                          priority count      floor since resumed    given_by                    ×
 --   o other                             vtime             queue    taken?                    (of several: those it is not)
 --
 -- The queue's `name` is the digest of its policy and overrides; its `keys` are the bounds for `write_claim`: the oldest open
@@ -660,7 +663,7 @@ begin
             return query
             select 'o'::"char", null::bytea, null::text, null::text, s.vtime, null::float8, null::float8, o.id::bigint,
                 (o.nth < tried)::integer::bigint, null::bigint, null::bigint, null::bigint, null::bigint, null::bigint,
-                null::bigint, null::uuid, null::bytea[], null::bigint[], null::float8[]
+                null::bigint, null::uuid, null::tid, null::bytea[], null::bigint[], null::float8[]
             from unnest(queues) with ordinality as o (id, nth)
             cross join lateral (
                 select s.vtime from fairlane.queue_states s where s.queue_id = o.id order by s.version desc limit 1
@@ -749,18 +752,18 @@ begin
             (select min(j.due_at) from fairlane.jobs j where j.queue_id = queue and j.due_at is not null and j.due_at > now),
             case when overrides_end_at > now then overrides_end_at end
         ),
-        state.stored, state.token, null::bytea[], null::bigint[], null::double precision[]
+        state.stored, state.token, null::tid, null::bytea[], null::bigint[], null::double precision[]
     from clock
     union all
     (
         select 'j', j.delta, null, null, null, null, null, j.seq, null, null, null, null, null, null, null, j.token, null,
-            null, null
+            null, null, null
         from fairlane.journal j
         where j.queue_id = queue and j.seq > from_seq and j.seq <= state.seq
         order by j.seq
     )
     union all
-    select 'r', null, null, null, null, null, null, null, null, null, null, null, null, null, null, null,
+    select 'r', null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null,
         r.lanes,
         r.ended::bigint[] || r.ran || r.unstarted::bigint[] || r.since || coalesce(r.failed, n.zeros)::bigint[]
             || coalesce(r.neutral, n.zeros)::bigint[] || coalesce(r.latest, n.zeros::bigint[])
@@ -771,7 +774,7 @@ begin
     cross join lateral (select array_fill(0, array[cardinality(r.lanes)]) as zeros) n
     union all
     select 'a', a.lane, a.given, a.keys::text, null, null, null, a.priority::bigint, a.count::bigint, a.floor, a.since,
-        a.resumed::bigint, a.given_by, null, null, null, null, null, null
+        a.resumed::bigint, a.given_by, null, null, null, a.place, null, null, null
     from arrived a;
 end
 $$;
@@ -1569,12 +1572,13 @@ as $$
             case when coalesce($13 + ahead, now + $12) > now then coalesce($13 + ahead, now + $12) end,
             $14::bytea, $15::text, case when $15 is not null then position end, $16::text
         from clock
-        returning position, ready_at, state, given_by
+        returning position, ready_at, state, given_by, ctid as place
     ),
     rung as (
         -- One that is due later rings for its numbers alone: they hold from now on.
-        insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since, given, given_by)
-        select $4, $7, $6, fairlane.keys_of_lane($8, $9, $5), state, position, ready_at, $15, given_by
+        insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since, given, given_by, place)
+        select $4, $7, $6, fairlane.keys_of_lane($8, $9, $5), state, position, ready_at, $15, given_by,
+            case when state = 1 then place end
         from stored
         where state = 1 or given_by is not null
     )
