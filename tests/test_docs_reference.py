@@ -22,14 +22,16 @@ from click.testing import CliRunner
 
 import fairlane
 import fairlane.testing
-from fairlane import App, Backoff, BoundTask, FairlaneError, Operations, Task, WorkerOptions
+from fairlane import App, Backoff, BoundTask, FairlaneError, Task
 from fairlane.cli.program import program
 from fairlane.clock import microseconds
 from fairlane.errors import __doc__ as errors_text
 from fairlane.job import Claim
+from fairlane.operations import Operations
 from fairlane.policy.policy import KINDS
 from fairlane.scheduler import settlement
 from fairlane.task import TaskOptions
+from fairlane.worker import WorkerOptions
 from tests.test_docs import COMMANDS, DOCS, PAGES, ROOT
 
 

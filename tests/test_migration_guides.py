@@ -25,7 +25,8 @@ import pytest
 import fairlane
 import fairlane.testing
 import fairlane_pytest
-from fairlane import App, Call, HeldClaim, Job, JobContext, Queue, Task, Worker
+from fairlane import App, Call, HeldClaim, Job, Queue, Task
+from fairlane.worker import JobContext, Worker
 from tests.test_docs import DOCS, Block, blocks, check_command, commands
 from tests.test_docs_reference import is_error, members, section
 

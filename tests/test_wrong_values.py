@@ -21,7 +21,11 @@ import msgspec
 import pytest
 
 import fairlane
+import fairlane.codec
+import fairlane.policy
+import fairlane.simulation
 import fairlane.testing
+import fairlane.worker
 from fairlane import (
     App,
     Backlog,
@@ -35,23 +39,21 @@ from fairlane import (
     FairlaneError,
     HeldClaim,
     Job,
-    JobClass,
-    JobContext,
     Limit,
-    ManualClock,
-    Operations,
     Policy,
     Queue,
     Rate,
     State,
     Task,
-    Values,
-    Workload,
     context,
 )
-from fairlane.operations import JobFilter
+from fairlane.clock import ManualClock
+from fairlane.effects import Values
+from fairlane.operations import JobFilter, Operations
+from fairlane.simulation import JobClass, Workload
 from fairlane.task import TaskOptions
 from fairlane.testing import Trial, arrivals, run_until_idle, try_policy
+from fairlane.worker import JobContext
 from tests.waiting import PATIENCE
 
 LONG = "x" * 100_000
@@ -368,7 +370,7 @@ PURE: dict[str, Row] = {
         {
             "queue": given(name="q", partitions=2, partition_by="account"),
             "job": given(job=str(UUID(int=1))),
-            "middleware": {"middleware": fairlane.Middleware()},
+            "middleware": {"middleware": fairlane.worker.Middleware()},
             "move_to": given(url="sqlite://"),
         },
     ),
@@ -391,11 +393,11 @@ PURE: dict[str, Row] = {
     "Policy": made(Policy, queue="q"),
     "ManualClock": made(ManualClock),
     **methods(ManualClock, lambda world: ManualClock(), {"advance": given(by="1s"), "set": given(moment=5)}),
-    "QueueShare": made(fairlane.QueueShare, name="mail"),
-    **methods(fairlane.QueueShare, lambda world: fairlane.QueueShare, {"parse": given(text="mail")}),
-    "WorkerOptions": made(fairlane.WorkerOptions),
+    "QueueShare": made(fairlane.worker.QueueShare, name="mail"),
+    **methods(fairlane.worker.QueueShare, lambda world: fairlane.worker.QueueShare, {"parse": given(text="mail")}),
+    "WorkerOptions": made(fairlane.worker.WorkerOptions),
     "JobClass": made(JobClass, name="a"),
-    "RunTimes": made(fairlane.RunTimes, exponential="1s"),
+    "RunTimes": made(fairlane.simulation.RunTimes, exponential="1s"),
     "Workload": made(Workload, classes=COMING.classes),
     "Workload.parse": Row(
         Workload.parse, lambda world: Workload.parse, given(text='{"classes": [{"name": "a"}]}'), called="the workload"
@@ -417,13 +419,13 @@ PURE: dict[str, Row] = {
             ("ack_sync", given(tx=5), {}),
         )
     },
-    "partition_for": made(fairlane.partition_for, key="acme", partitions=4),
-    "partition_number": made(fairlane.partition_number, key="acme"),
-    "payload_type": made(fairlane.payload_type, kind=World, encode=str, decode=str),
-    "simulate": made(fairlane.simulate, policy=POLICY, workload=COMING),
+    "partition_for": made(fairlane.policy.partition_for, key="acme", partitions=4),
+    "partition_number": made(fairlane.policy.partition_number, key="acme"),
+    "payload_type": made(fairlane.codec.payload_type, kind=World, encode=str, decode=str),
+    "simulate": made(fairlane.simulation.simulate, policy=POLICY, workload=COMING),
     "run_worker": Row(
-        fairlane.run_worker,
-        lambda world: fairlane.run_worker,
+        fairlane.worker.run_worker,
+        lambda world: fairlane.worker.run_worker,
         given(app=App("sqlite://")),
         left_out={"options": ["None"]},
     ),
