@@ -54,6 +54,7 @@ from fairlane.simulation import JobClass, Workload
 from fairlane.task import TaskOptions
 from fairlane.testing import Trial, arrivals, run_until_idle, try_policy
 from fairlane.worker import JobContext
+from tests.test_docs_reference import PUBLIC
 from tests.waiting import PATIENCE
 
 LONG = "x" * 100_000
@@ -623,26 +624,25 @@ GROUPS: dict[str, dict[str, Row]] = {
 
 
 def public_callables() -> Iterator[str]:
-    for package in (fairlane, fairlane.testing):
-        for name in package.__all__:
-            found = getattr(package, name)
-            if name in NOT_GIVEN or not callable(found):
-                continue
-            if inspect.isclass(found) and issubclass(found, FairlaneError):
-                continue
-            if name not in MADE_BY_US and parameters_of(found):
-                yield name
-            if inspect.isclass(found) and name not in LIMITS:
-                yield from (
-                    f"{name}.{each}"
-                    for each in dir(found)
-                    if not each.startswith("_")
-                    and inspect.isroutine(method := getattr(found, each))
-                    and not hasattr(Exception, each)
-                    and not hasattr(msgspec.Struct, each)
-                    and parameters_of(method)
-                    and not (name == "Task" and hasattr(BoundTask, each))
-                )
+    names = {name: getattr(fairlane.testing, name) for name in fairlane.testing.__all__}
+    for name, found in (PUBLIC | names).items():
+        if name in NOT_GIVEN or not callable(found):
+            continue
+        if inspect.isclass(found) and issubclass(found, FairlaneError):
+            continue
+        if name not in MADE_BY_US and parameters_of(found):
+            yield name
+        if inspect.isclass(found) and name not in LIMITS:
+            yield from (
+                f"{name}.{each}"
+                for each in dir(found)
+                if not each.startswith("_")
+                and inspect.isroutine(method := getattr(found, each))
+                and not hasattr(Exception, each)
+                and not hasattr(msgspec.Struct, each)
+                and parameters_of(method)
+                and not (name == "Task" and hasattr(BoundTask, each))
+            )
 
 
 def parameters_of(function: Any) -> list[str]:
