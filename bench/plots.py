@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from fairlane import Concurrency, Fair, Policy, Workload
+from fairlane import Concurrency, Fair, Policy
+from fairlane.simulation import Workload
 from fairlane.simulation.measures import measure, timeline
 from fairlane.simulation.plots import plot_simulations, plot_timeline
 from fairlane.simulation.replay import record

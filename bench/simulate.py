@@ -30,7 +30,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.reality import NAP, app, make_app
-from fairlane import App, Concurrency, Fair, JobRecord, Policy, State, Task
+from fairlane import App, Concurrency, Fair, Policy, State, Task
+from fairlane.job import JobRecord
 from fairlane.operations import list_jobs
 from fairlane.simulation.measures import Group, Simulation, measure
 from fairlane.simulation.replay import record, simulate

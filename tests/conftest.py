@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from fairlane import App, ManualClock
+from fairlane import App
+from fairlane.clock import ManualClock
 from fairlane.store.postgres import PostgresStore
 from fairlane.testing.postgres import ThrowawayPostgres
 

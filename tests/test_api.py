@@ -11,27 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fairlane import (
-    App,
-    Call,
+from fairlane import App, Call, Fair, Foreseen, Outcome, State, Unique
+from fairlane.clock import ManualClock, as_instant
+from fairlane.errors import (
     ConfigurationError,
     DuplicateJob,
-    Fair,
-    Foreseen,
     InvalidJob,
     InvalidKey,
     JobCancelled,
     JobNotFound,
-    ManualClock,
-    Outcome,
     PayloadDiffers,
     ReplayRefused,
     ResultTimeout,
-    State,
-    Unique,
     UniqueConflict,
 )
-from fairlane.clock import as_instant
 from tests.worker.harness import working
 
 if TYPE_CHECKING:

@@ -13,14 +13,9 @@ from typing import Any
 import pytest
 
 import fairlane
-from fairlane import (
-    App,
-    ConfigurationError,
-    Fair,
-    ManualClock,
-    Policy,
-    UnknownQueue,
-)
+from fairlane import App, Fair, Policy
+from fairlane.clock import ManualClock
+from fairlane.errors import ConfigurationError, UnknownQueue
 from fairlane.store.rows import Declared
 from tests.worker.harness import watched_app, working
 

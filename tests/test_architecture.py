@@ -60,6 +60,8 @@ VAGUE_NAMES = {"base2", "common", "helper", "helpers", "manager", "managers", "m
 LONGEST_MODULE = 900
 ACTIVITIES_ALLOWED = {"testing", "tracing"}
 PUBLIC_MODULES = (
+    "fairlane.clock",
+    "fairlane.codec",
     "fairlane.effects",
     "fairlane.errors",
     "fairlane.events",

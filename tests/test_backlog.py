@@ -7,23 +7,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from fairlane import (
-    App,
-    Backlog,
-    BacklogFull,
-    ConfigurationError,
-    Foreseen,
-    InvalidKey,
-    InvalidPolicy,
-    ManualClock,
-    Outcome,
-    Policy,
-    Queue,
-    Task,
-    Unique,
-    UniqueConflict,
-)
-from fairlane.clock import Instant
+from fairlane import App, Backlog, Foreseen, Outcome, Policy, Queue, Task, Unique
+from fairlane.clock import Instant, ManualClock
+from fairlane.errors import BacklogFull, ConfigurationError, InvalidKey, InvalidPolicy, UniqueConflict
 from fairlane.policy.backlog import WhenFull
 from fairlane.policy.overrides import Kind, Override
 from fairlane.policy.unique import OnConflict

@@ -16,7 +16,9 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import pytest
 
-from fairlane import ABSENT, App, JobCancelled, JobFailed, ResultTimeout, State, StoreUnavailable
+from fairlane import App, State
+from fairlane.effects import ABSENT
+from fairlane.errors import JobCancelled, JobFailed, ResultTimeout, StoreUnavailable
 from fairlane.store import results as awaiting
 from fairlane.task import SyncTask
 

@@ -10,20 +10,9 @@ from typing import Any
 
 import pytest
 
-from fairlane import (
-    AdaptiveConcurrency,
-    App,
-    Backlog,
-    Concurrency,
-    ConfigurationError,
-    InvalidJob,
-    InvalidKey,
-    InvalidPolicy,
-    Limit,
-    Rate,
-    partition_for,
-    partition_number,
-)
+from fairlane import AdaptiveConcurrency, App, Backlog, Concurrency, Limit, Rate
+from fairlane.errors import ConfigurationError, InvalidJob, InvalidKey, InvalidPolicy
+from fairlane.policy import partition_for, partition_number
 
 # Functions (H2).
 

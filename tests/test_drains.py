@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fairlane import App, Concurrency, Fair, ManualClock, Rate
-from fairlane.clock import SECOND, lasting
+from fairlane import App, Concurrency, Fair, Rate
+from fairlane.clock import SECOND, ManualClock, lasting
 from fairlane.job import Claim
 from fairlane.operations.keys import drained_in
 from fairlane.operations.views import KeyView

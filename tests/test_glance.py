@@ -13,10 +13,10 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 
-from fairlane import App, ManualClock, Rate, State
+from fairlane import App, Rate, State
 from fairlane.cli.top import draw_ranking
 from fairlane.cli.workers import draw_workers
-from fairlane.clock import SECOND
+from fairlane.clock import SECOND, ManualClock
 from fairlane.operations import diagnosis_fleet as diagnosis_database
 from fairlane.operations.views import HintKind, QueueStatus, QueueView, WorkerList
 from fairlane.store.protocol import WorkerIdentity

@@ -25,9 +25,10 @@ import pytest
 import fairlane
 import fairlane.testing
 import fairlane_pytest
-from fairlane import App, Call, HeldClaim, Job, JobContext, Queue, Task, Worker
+from fairlane import App, Call, HeldClaim, Job, Queue, Task
+from fairlane.worker import JobContext, Worker
 from tests.test_docs import DOCS, Block, blocks, check_command, commands
-from tests.test_docs_reference import is_error, members, section
+from tests.test_docs_reference import PUBLIC, is_error, members, section
 
 GUIDES = sorted((DOCS / "how-to").glob("migrate-from-*.md"))
 SECTIONS = ["What maps to what", "Before", "After", "Move in production", "What differs and may surprise", "Checklist"]
@@ -72,7 +73,7 @@ def test_a_guide_has_every_part_and_is_short_enough_to_be_read(page: Path) -> No
 # The right column.
 
 SUBJECTS: dict[str, Any] = {
-    **{name: getattr(fairlane, name) for name in fairlane.__all__},
+    **PUBLIC,
     "app": App("sqlite://"),  # never opened: an app has attributes that its class has not
     "claim": HeldClaim,
     "fairlane": fairlane,
@@ -104,9 +105,9 @@ def parameters(kind: Any) -> dict[str, inspect.Parameter]:
 
 
 WORDS = (
-    {*fairlane.__all__, *fairlane.testing.__all__, *parameters(App.task)}
+    {*PUBLIC, *fairlane.testing.__all__, *parameters(App.task)}
     | {name for name in vars(fairlane_pytest) if name.startswith("fairlane_")}
-    | {word for name in fairlane.__all__ if not is_error(name) for word in members(getattr(fairlane, name))}
+    | {word for name, each in PUBLIC.items() if not is_error(name) for word in members(each)}
 )
 """Every name that may stand by itself: of the package and its fixtures, of its classes, of their parameters."""
 

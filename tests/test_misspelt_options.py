@@ -8,7 +8,7 @@ import re
 import msgspec
 import pytest
 
-from fairlane import ConfigurationError
+from fairlane.errors import ConfigurationError
 from tests.test_wrong_values import GROUPS, PURE, Row, _made, answered, opened
 
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -11,21 +11,10 @@ from uuid import uuid4
 import pytest
 from click.testing import CliRunner
 
-from fairlane import (
-    App,
-    Concurrency,
-    Effects,
-    Fair,
-    InvalidJob,
-    JobNotFound,
-    ManualClock,
-    PayloadTooLarge,
-    Policy,
-    Queue,
-    Rate,
-    Task,
-)
+from fairlane import App, Concurrency, Effects, Fair, Policy, Queue, Rate, Task
 from fairlane.cli.program import program
+from fairlane.clock import ManualClock
+from fairlane.errors import InvalidJob, JobNotFound, PayloadTooLarge
 
 SEEN: list[Mapping[str, Any]] = []
 

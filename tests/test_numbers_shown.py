@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from fairlane import App, Concurrency, Fair, ManualClock, Rate, Task
+from fairlane import App, Concurrency, Fair, Rate, Task
 from fairlane.cli.program import program
+from fairlane.clock import ManualClock
 from fairlane.operations.explanations import describe_explanation, explain_job, explain_queue
 from fairlane.policy.numbers import Origin
 from tests.store.harness import serving

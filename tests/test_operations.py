@@ -8,8 +8,8 @@ from socket import gethostname
 
 import pytest
 
-from fairlane import App, ManualClock
-from fairlane.clock import SECOND, as_datetime
+from fairlane import App
+from fairlane.clock import SECOND, ManualClock, as_datetime
 from fairlane.errors import ConfigurationError, InvalidOverride
 from fairlane.operations import Intent, JobFilter, find_limit, scope_of
 from fairlane.policy import Concurrency, Fair, Policy, Rate

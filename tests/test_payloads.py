@@ -17,8 +17,12 @@ import pytest
 from click.testing import CliRunner
 from pydantic import BaseModel, ConfigDict, Field, computed_field, field_validator
 
-from fairlane import App, ConfigurationError, Disclosure, ManualClock, State, payload_type
+from fairlane import App, State
 from fairlane.cli.program import program
+from fairlane.clock import ManualClock
+from fairlane.codec import payload_type
+from fairlane.errors import ConfigurationError
+from fairlane.operations import Disclosure
 from fairlane.testing import run_until_idle
 
 

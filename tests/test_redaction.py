@@ -15,9 +15,10 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from fairlane import App, Dead, Disclosure, Retry, Snooze
+from fairlane import App, Dead, Retry, Snooze
 from fairlane.cli.program import program
 from fairlane.events import Event, JobEnded
+from fairlane.operations import Disclosure
 from fairlane.redaction import MASK, Part, Surface, without_secrets
 from fairlane.testing import run_until_idle
 from tests.dashboard.harness import ROOT, TOKEN, VIEWER_TOKEN, Site

@@ -12,8 +12,8 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from fairlane import App, Concurrency, Fair, ManualClock, Rate
-from fairlane.clock import as_datetime
+from fairlane import App, Concurrency, Fair, Rate
+from fairlane.clock import ManualClock, as_datetime
 from fairlane.errors import ConfigurationError, UnknownQueue
 from fairlane.job import Claim
 from fairlane.operations.diagnosis import diagnose

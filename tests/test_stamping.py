@@ -13,19 +13,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from fairlane import (
-    App,
-    Concurrency,
-    ConfigurationError,
-    Fair,
-    InvalidJob,
-    InvalidKey,
-    InvalidPolicy,
-    ManualClock,
-    PayloadTooLarge,
-    Rate,
-    Sequence,
-)
+from fairlane import App, Concurrency, Fair, Rate, Sequence
+from fairlane.clock import ManualClock
+from fairlane.errors import ConfigurationError, InvalidJob, InvalidKey, InvalidPolicy, PayloadTooLarge
 from fairlane.policy import lane_id
 from tests.worker.harness import watched_app, working
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fairlane import JobClass, Policy, Workload
+from fairlane import Policy
 from fairlane.errors import ConfigurationError
 from fairlane.operations import trials as trying
+from fairlane.simulation import JobClass, Workload
 from fairlane.simulation.replay import record
 
 MANY = Workload(classes=(JobClass(name="many", jobs=20_000, every="1s"),))

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from fairlane import Concurrency, ConfigurationError, Fair, JobClass, Policy, RunTimes, Workload, simulate
+from fairlane import Concurrency, Fair, Policy
 from fairlane.clock import SECOND
+from fairlane.errors import ConfigurationError
+from fairlane.simulation import JobClass, RunTimes, Workload, simulate
 from fairlane.simulation.workload import read_trace
 
 MONDAY = """

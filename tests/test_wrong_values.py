@@ -21,7 +21,11 @@ import msgspec
 import pytest
 
 import fairlane
+import fairlane.codec
+import fairlane.policy
+import fairlane.simulation
 import fairlane.testing
+import fairlane.worker
 from fairlane import (
     App,
     Backlog,
@@ -35,23 +39,22 @@ from fairlane import (
     FairlaneError,
     HeldClaim,
     Job,
-    JobClass,
-    JobContext,
     Limit,
-    ManualClock,
-    Operations,
     Policy,
     Queue,
     Rate,
     State,
     Task,
-    Values,
-    Workload,
     context,
 )
-from fairlane.operations import JobFilter
+from fairlane.clock import ManualClock
+from fairlane.effects import Values
+from fairlane.operations import JobFilter, Operations
+from fairlane.simulation import JobClass, Workload
 from fairlane.task import TaskOptions
 from fairlane.testing import Trial, arrivals, run_until_idle, try_policy
+from fairlane.worker import JobContext
+from tests.test_docs_reference import PUBLIC
 from tests.waiting import PATIENCE
 
 LONG = "x" * 100_000
@@ -368,7 +371,7 @@ PURE: dict[str, Row] = {
         {
             "queue": given(name="q", partitions=2, partition_by="account"),
             "job": given(job=str(UUID(int=1))),
-            "middleware": {"middleware": fairlane.Middleware()},
+            "middleware": {"middleware": fairlane.worker.Middleware()},
             "move_to": given(url="sqlite://"),
         },
     ),
@@ -391,11 +394,11 @@ PURE: dict[str, Row] = {
     "Policy": made(Policy, queue="q"),
     "ManualClock": made(ManualClock),
     **methods(ManualClock, lambda world: ManualClock(), {"advance": given(by="1s"), "set": given(moment=5)}),
-    "QueueShare": made(fairlane.QueueShare, name="mail"),
-    **methods(fairlane.QueueShare, lambda world: fairlane.QueueShare, {"parse": given(text="mail")}),
-    "WorkerOptions": made(fairlane.WorkerOptions),
+    "QueueShare": made(fairlane.worker.QueueShare, name="mail"),
+    **methods(fairlane.worker.QueueShare, lambda world: fairlane.worker.QueueShare, {"parse": given(text="mail")}),
+    "WorkerOptions": made(fairlane.worker.WorkerOptions),
     "JobClass": made(JobClass, name="a"),
-    "RunTimes": made(fairlane.RunTimes, exponential="1s"),
+    "RunTimes": made(fairlane.simulation.RunTimes, exponential="1s"),
     "Workload": made(Workload, classes=COMING.classes),
     "Workload.parse": Row(
         Workload.parse, lambda world: Workload.parse, given(text='{"classes": [{"name": "a"}]}'), called="the workload"
@@ -417,13 +420,13 @@ PURE: dict[str, Row] = {
             ("ack_sync", given(tx=5), {}),
         )
     },
-    "partition_for": made(fairlane.partition_for, key="acme", partitions=4),
-    "partition_number": made(fairlane.partition_number, key="acme"),
-    "payload_type": made(fairlane.payload_type, kind=World, encode=str, decode=str),
-    "simulate": made(fairlane.simulate, policy=POLICY, workload=COMING),
+    "partition_for": made(fairlane.policy.partition_for, key="acme", partitions=4),
+    "partition_number": made(fairlane.policy.partition_number, key="acme"),
+    "payload_type": made(fairlane.codec.payload_type, kind=World, encode=str, decode=str),
+    "simulate": made(fairlane.simulation.simulate, policy=POLICY, workload=COMING),
     "run_worker": Row(
-        fairlane.run_worker,
-        lambda world: fairlane.run_worker,
+        fairlane.worker.run_worker,
+        lambda world: fairlane.worker.run_worker,
         given(app=App("sqlite://")),
         left_out={"options": ["None"]},
     ),
@@ -621,26 +624,25 @@ GROUPS: dict[str, dict[str, Row]] = {
 
 
 def public_callables() -> Iterator[str]:
-    for package in (fairlane, fairlane.testing):
-        for name in package.__all__:
-            found = getattr(package, name)
-            if name in NOT_GIVEN or not callable(found):
-                continue
-            if inspect.isclass(found) and issubclass(found, FairlaneError):
-                continue
-            if name not in MADE_BY_US and parameters_of(found):
-                yield name
-            if inspect.isclass(found) and name not in LIMITS:
-                yield from (
-                    f"{name}.{each}"
-                    for each in dir(found)
-                    if not each.startswith("_")
-                    and inspect.isroutine(method := getattr(found, each))
-                    and not hasattr(Exception, each)
-                    and not hasattr(msgspec.Struct, each)
-                    and parameters_of(method)
-                    and not (name == "Task" and hasattr(BoundTask, each))
-                )
+    names = {name: getattr(fairlane.testing, name) for name in fairlane.testing.__all__}
+    for name, found in (PUBLIC | names).items():
+        if name in NOT_GIVEN or not callable(found):
+            continue
+        if inspect.isclass(found) and issubclass(found, FairlaneError):
+            continue
+        if name not in MADE_BY_US and parameters_of(found):
+            yield name
+        if inspect.isclass(found) and name not in LIMITS:
+            yield from (
+                f"{name}.{each}"
+                for each in dir(found)
+                if not each.startswith("_")
+                and inspect.isroutine(method := getattr(found, each))
+                and not hasattr(Exception, each)
+                and not hasattr(msgspec.Struct, each)
+                and parameters_of(method)
+                and not (name == "Task" and hasattr(BoundTask, each))
+            )
 
 
 def parameters_of(function: Any) -> list[str]:

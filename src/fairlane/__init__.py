@@ -1,49 +1,16 @@
-"""Fairlane: a durable job queue in which every tenant gets its turn."""
+"""Fairlane: a durable job queue in which every tenant gets its turn.
+
+What programs write every day is here. The rest has a module of its own: `fairlane.errors`, `fairlane.worker`,
+`fairlane.operations`, `fairlane.simulation`, `fairlane.testing`; the reference lists them.
+"""
 
 from fairlane.app import App
-from fairlane.clock import Clock, ManualClock, SystemClock
-from fairlane.codec import PayloadCodec, payload_type
 from fairlane.cron.schedules import Schedule
-from fairlane.effects import ABSENT, Effects, Page, Values
-from fairlane.errors import (
-    AlreadySettled,
-    BacklogFull,
-    Cancel,
-    ClaimLost,
-    ConfigurationError,
-    Dead,
-    DuplicateJob,
-    FairlaneError,
-    InvalidJob,
-    InvalidKey,
-    InvalidOverride,
-    InvalidPolicy,
-    InvalidValue,
-    JobCancelled,
-    JobFailed,
-    JobNotFound,
-    PayloadDiffers,
-    PayloadTooLarge,
-    ReplayRefused,
-    ResultTimeout,
-    Retry,
-    SchemaError,
-    SchemaOutOfDate,
-    SchemaTooNew,
-    Snooze,
-    StoreLost,
-    StoreUnavailable,
-    UndecodablePayload,
-    UniqueConflict,
-    UnknownQueue,
-    UnknownSchedule,
-    UnknownTask,
-    WorkerDied,
-)
+from fairlane.effects import Effects
+from fairlane.errors import Cancel, Dead, FairlaneError, Retry, Snooze
 from fairlane.handle import Enqueued, Foreseen, Job
-from fairlane.job import AttemptRecord, FollowUp, JobRecord, Landed, Outcome, State
+from fairlane.job import Outcome, State
 from fairlane.manual_claims import HeldClaim
-from fairlane.operations import Operations
 from fairlane.policy import (
     AdaptiveConcurrency,
     Backlog,
@@ -51,112 +18,45 @@ from fairlane.policy import (
     Breaker,
     Concurrency,
     Fair,
-    FullBacklog,
     Limit,
     Policy,
     Rate,
     Sequence,
     Unique,
 )
-from fairlane.policy.gates import Reason
-from fairlane.policy.partitions import partition_for, partition_number
 from fairlane.queue import Queue
-from fairlane.redaction import Disclosure
-from fairlane.scheduler.explain import Explanation
-from fairlane.simulation.measures import Simulation
-from fairlane.simulation.replay import simulate
-from fairlane.simulation.workload import JobClass, RunTimes, Workload
 from fairlane.task import BoundTask, Call, Task
-from fairlane.worker import Health, JobContext, Middleware, QueueShare, Worker, WorkerOptions, context, run_worker
+from fairlane.worker import context
 
 __all__ = [
-    "ABSENT",
     "AdaptiveConcurrency",
-    "AlreadySettled",
     "App",
-    "AttemptRecord",
     "Backlog",
-    "BacklogFull",
     "Backoff",
     "BoundTask",
     "Breaker",
     "Call",
     "Cancel",
-    "ClaimLost",
-    "Clock",
     "Concurrency",
-    "ConfigurationError",
     "Dead",
-    "Disclosure",
-    "DuplicateJob",
     "Effects",
     "Enqueued",
-    "Explanation",
     "Fair",
     "FairlaneError",
-    "FollowUp",
     "Foreseen",
-    "FullBacklog",
-    "Health",
     "HeldClaim",
-    "InvalidJob",
-    "InvalidKey",
-    "InvalidOverride",
-    "InvalidPolicy",
-    "InvalidValue",
     "Job",
-    "JobCancelled",
-    "JobClass",
-    "JobContext",
-    "JobFailed",
-    "JobNotFound",
-    "JobRecord",
-    "Landed",
     "Limit",
-    "ManualClock",
-    "Middleware",
-    "Operations",
     "Outcome",
-    "Page",
-    "PayloadCodec",
-    "PayloadDiffers",
-    "PayloadTooLarge",
     "Policy",
     "Queue",
-    "QueueShare",
     "Rate",
-    "Reason",
-    "ReplayRefused",
-    "ResultTimeout",
     "Retry",
-    "RunTimes",
     "Schedule",
-    "SchemaError",
-    "SchemaOutOfDate",
-    "SchemaTooNew",
     "Sequence",
-    "Simulation",
     "Snooze",
     "State",
-    "StoreLost",
-    "StoreUnavailable",
-    "SystemClock",
     "Task",
-    "UndecodablePayload",
     "Unique",
-    "UniqueConflict",
-    "UnknownQueue",
-    "UnknownSchedule",
-    "UnknownTask",
-    "Values",
-    "Worker",
-    "WorkerDied",
-    "WorkerOptions",
-    "Workload",
     "context",
-    "partition_for",
-    "partition_number",
-    "payload_type",
-    "run_worker",
-    "simulate",
 ]

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from fairlane import App, ManualClock
+    from fairlane import App
+    from fairlane.clock import ManualClock
 
 __all__ = ["fairlane_app", "fairlane_clock", "fairlane_immediate", "pytest_addoption"]
 
@@ -24,7 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def fairlane_clock() -> ManualClock:
     """A clock that moves only when told to."""
-    from fairlane import ManualClock
+    from fairlane.clock import ManualClock
 
     return ManualClock()
 

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from fairlane import App, Concurrency, ConfigurationError, Fair, Reason
+from fairlane import App, Concurrency, Fair
 from fairlane.cli.program import program
+from fairlane.errors import ConfigurationError
+from fairlane.policy import Reason
 
 SHOP = """
 from fairlane import App, Concurrency, Fair

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from fairlane import App, Clock, ManualClock, SystemClock
+from fairlane import App
 from fairlane.cli.program import program
-from fairlane.clock import SECOND, as_datetime
+from fairlane.clock import SECOND, Clock, ManualClock, SystemClock, as_datetime
 
 
 @pytest.fixture

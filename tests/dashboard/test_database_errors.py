@@ -10,7 +10,7 @@ import asyncpg
 import httpx
 import pytest
 
-from fairlane import ManualClock
+from fairlane.clock import ManualClock
 from tests.dashboard.harness import ROOT, TOKEN, Site, a_shop
 
 JOB = "0198c0de-0000-7000-8000-000000000000"

@@ -8,9 +8,10 @@ from uuid import UUID
 
 import pytest
 
-from fairlane import App, Disclosure, Rate, Unique
+from fairlane import App, Rate, Unique
 from fairlane.clock import ManualClock, as_datetime
 from fairlane.job import State
+from fairlane.operations import Disclosure
 from tests.dashboard.harness import ROOT, TOKEN, VIEWER_TOKEN, Site, csrf_of
 from tests.store.harness import serving
 

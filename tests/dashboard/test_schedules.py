@@ -7,9 +7,11 @@ from html import unescape
 
 import pytest
 
-from fairlane import App, Disclosure, JobRecord
+from fairlane import App
 from fairlane.clock import ManualClock
 from fairlane.dashboard.pages import schedules as page
+from fairlane.job import JobRecord
+from fairlane.operations import Disclosure
 from tests.dashboard.harness import ROOT, TOKEN, VIEWER_TOKEN, Site, csrf_of
 from tests.dashboard.world import API, World
 

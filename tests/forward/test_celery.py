@@ -14,7 +14,8 @@ from uuid import uuid4
 
 import pytest
 
-from fairlane import JobCancelled, JobFailed, State
+from fairlane import State
+from fairlane.errors import JobCancelled, JobFailed
 from tests.forward.brokers import ThrowawayRedis, dying_with_us
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -21,7 +21,8 @@ from celery.exceptions import Retry as CeleryRetry
 from celery.signals import import_modules
 from kombu.exceptions import OperationalError
 
-from fairlane import App, Backoff, Concurrency, ConfigurationError, InvalidJob, State
+from fairlane import App, Backoff, Concurrency, State
+from fairlane.errors import ConfigurationError, InvalidJob
 from fairlane.forward import Token
 from fairlane.forward.celery import CeleryForwarder
 from fairlane.forward.messages import Carried, as_carried

@@ -12,7 +12,8 @@ from celery import Celery
 from dramatiq.brokers.stub import StubBroker
 from taskiq import InMemoryBroker
 
-from fairlane import App, Backoff, Concurrency, ConfigurationError, InvalidJob, State
+from fairlane import App, Backoff, Concurrency, State
+from fairlane.errors import ConfigurationError, InvalidJob
 from fairlane.forward import Forwarder
 from fairlane.forward.celery import CeleryForwarder
 from fairlane.forward.dramatiq import DramatiqForwarder

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from fairlane import App, Cancel, Dead, InvalidJob, ManualClock, Snooze, State, StoreUnavailable, Unique, context
+from fairlane import App, Cancel, Dead, Snooze, State, Unique, context
+from fairlane.clock import ManualClock
+from fairlane.errors import InvalidJob, StoreUnavailable
 from fairlane.events import FollowUpsNotStored, JobEnded, JobStarted
 from fairlane.forward.delivery import Delivery
 from fairlane.forward.messages import Token

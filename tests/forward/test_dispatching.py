@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from fairlane import App, Concurrency, ConfigurationError, ManualClock, Rate, State
-from fairlane.clock import SECOND
+from fairlane import App, Concurrency, Rate, State
+from fairlane.clock import SECOND, ManualClock
+from fairlane.errors import ConfigurationError
 from fairlane.forward import Forwarder, Message, Unpublishable
 from fairlane.task import Task
 from tests.forward.paper import PaperForwarder, dispatching

@@ -16,7 +16,8 @@ import pytest
 import redis as redis_client
 from dramatiq.brokers.stub import StubBroker
 
-from fairlane import App, Concurrency, InvalidJob, Job, JobCancelled, JobFailed, JobNotFound, State
+from fairlane import App, Concurrency, Job, State
+from fairlane.errors import InvalidJob, JobCancelled, JobFailed, JobNotFound
 from fairlane.forward.dramatiq import DramatiqForwarder
 from fairlane.testing.postgres import ThrowawayPostgres
 from tests.forward.brokers import ThrowawayBroker

@@ -15,8 +15,9 @@ from dramatiq.brokers.stub import StubBroker
 from dramatiq.middleware import Retries
 from taskiq import InMemoryBroker, SimpleRetryMiddleware, SmartRetryMiddleware
 
-from fairlane import App, Concurrency, ManualClock, State
+from fairlane import App, Concurrency, State
 from fairlane.cli.program import program
+from fairlane.clock import ManualClock
 from fairlane.forward.celery import CeleryForwarder
 from fairlane.forward.dramatiq import DramatiqForwarder
 from fairlane.forward.taskiq import TaskiqForwarder

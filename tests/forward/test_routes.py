@@ -17,7 +17,8 @@ from dramatiq.brokers.stub import StubBroker
 from taskiq import InMemoryBroker, async_shared_broker
 from taskiq.kicker import AsyncKicker
 
-from fairlane import App, Concurrency, ConfigurationError, InvalidJob, JobNotFound
+from fairlane import App, Concurrency
+from fairlane.errors import ConfigurationError, InvalidJob, JobNotFound
 from fairlane.forward.celery import CeleryForwarder
 from fairlane.forward.dramatiq import DramatiqForwarder
 from fairlane.forward.routes import RoutingForwarder

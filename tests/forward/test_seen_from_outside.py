@@ -9,7 +9,7 @@ import dramatiq
 import pytest
 from dramatiq.brokers.stub import StubBroker
 
-from fairlane import App, Job, Reason, State
+from fairlane import App, Job, State
 from fairlane.clock import ManualClock
 from fairlane.errors import ConfigurationError
 from fairlane.forward.dispatcher import QUIET, UNBEGUN, Dispatcher
@@ -19,6 +19,7 @@ from fairlane.operations import diagnose, overview
 from fairlane.operations.explanations import explain_job, explain_queue
 from fairlane.operations.findings import Level
 from fairlane.operations.views import QueueStatus
+from fairlane.policy import Reason
 from fairlane.store.protocol import Store
 from fairlane.store.stats_values import PUBLISHING, unbegun_in
 from tests.forward.paper import PaperForwarder, dispatching

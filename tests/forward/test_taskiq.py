@@ -14,7 +14,8 @@ from uuid import UUID, uuid4
 import pytest
 from taskiq import AsyncTaskiqDecoratedTask, InMemoryBroker
 
-from fairlane import App, Concurrency, InvalidJob, Job, JobCancelled, JobFailed, State
+from fairlane import App, Concurrency, Job, State
+from fairlane.errors import InvalidJob, JobCancelled, JobFailed
 from fairlane.forward.messages import as_carried
 from fairlane.forward.taskiq import TaskiqForwarder
 from fairlane.job import Claim

@@ -17,7 +17,8 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from sqlalchemy import Column, Integer, MetaData, Table, create_engine
 
-from fairlane import App, ConfigurationError, SchemaError, SchemaOutOfDate, SchemaTooNew
+from fairlane import App
+from fairlane.errors import ConfigurationError, SchemaError, SchemaOutOfDate, SchemaTooNew
 from fairlane.integrations.alembic import include_name, include_object, upgrade_sql
 from fairlane.store.scripts import Schema
 from tests.next_migration import NUMBERS, add_next_migration

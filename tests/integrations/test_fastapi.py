@@ -13,7 +13,8 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session as BlockingSession
 
-from fairlane import App, Backlog, ConfigurationError, FairlaneError, InvalidJob
+from fairlane import App, Backlog, FairlaneError
+from fairlane.errors import ConfigurationError, InvalidJob
 from fairlane.integrations.fastapi import Enqueuer, FairlaneApp, answer_back_pressure, enqueuer_in, lifespan
 from fairlane.testing import enqueued_jobs
 

@@ -14,7 +14,8 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from fairlane import App, Backlog, ConfigurationError, Outcome, StoreUnavailable
+from fairlane import App, Backlog, Outcome
+from fairlane.errors import ConfigurationError, StoreUnavailable
 from fairlane.integrations.sqlalchemy import enqueue_after_commit, url_of
 from fairlane.testing import assert_enqueued, enqueued_jobs
 

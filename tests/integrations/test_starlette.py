@@ -20,9 +20,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
-from fairlane import App, Backlog, ConfigurationError, StoreUnavailable, WorkerDied, WorkerOptions
+from fairlane import App, Backlog
 from fairlane.dashboard import create_dashboard
+from fairlane.errors import ConfigurationError, StoreUnavailable, WorkerDied
 from fairlane.integrations.starlette import answer_back_pressure, app_of, lifespan, stop_process
+from fairlane.worker import WorkerOptions
 from tests.waiting import PATIENCE
 
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlane import ConfigurationError
 from fairlane.clock import SECOND, Instant, as_datetime, as_instant
 from fairlane.cron.recurrence import AT_ONCE, GRACE, Cron, Every, Missed, Recurrence, due_slots, recurrence_of
+from fairlane.errors import ConfigurationError
 
 BERLIN = "Europe/Berlin"
 LORD_HOWE = "Australia/Lord_Howe"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fairlane import App, Concurrency, InvalidPolicy, Rate
+from fairlane import App, Concurrency, Rate
+from fairlane.errors import InvalidPolicy
 from fairlane.policy import Limit, Policy
 from fairlane.policy.policy import read_limit
 

@@ -9,27 +9,11 @@ from typing import Any
 
 import pytest
 
-from fairlane import (
-    App,
-    Concurrency,
-    ConfigurationError,
-    Fair,
-    HeldClaim,
-    InvalidPolicy,
-    ManualClock,
-    Rate,
-    Sequence,
-    State,
-    partition_for,
-)
-from fairlane.operations import (
-    Intent,
-    JobFilter,
-    Repartitioned,
-    change_partitions,
-    partitions_of,
-    plan_partitions,
-)
+from fairlane import App, Concurrency, Fair, HeldClaim, Rate, Sequence, State
+from fairlane.clock import ManualClock
+from fairlane.errors import ConfigurationError, InvalidPolicy
+from fairlane.operations import Intent, JobFilter, Repartitioned, change_partitions, partitions_of, plan_partitions
+from fairlane.policy import partition_for
 from fairlane.policy.repartition import begun
 from fairlane.store.protocol import Store
 from tests.store.by_hand import url_of

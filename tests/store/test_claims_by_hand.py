@@ -9,18 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from fairlane import (
+from fairlane import App, Concurrency, Effects, Fair, Rate, State
+from fairlane.clock import ManualClock
+from fairlane.errors import (
     AlreadySettled,
-    App,
-    Concurrency,
     ConfigurationError,
     DuplicateJob,
-    Effects,
-    Fair,
-    ManualClock,
     PayloadTooLarge,
-    Rate,
-    State,
     UndecodablePayload,
     UnknownTask,
 )

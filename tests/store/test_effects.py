@@ -9,11 +9,11 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from fairlane import App, Effects, HeldClaim, Landed, Queue, context
+from fairlane import App, Effects, HeldClaim, Queue, context
 from fairlane.clock import ManualClock
 from fairlane.effects import landed_of
 from fairlane.errors import DuplicateJob
-from fairlane.job import Claim, NewJob, Outcome, StampedEffects, State
+from fairlane.job import Claim, Landed, NewJob, Outcome, StampedEffects, State
 from fairlane.policy import Policy
 from fairlane.policy.unique import Conflict, OnConflict, Unique, unique_key
 from fairlane.scheduler.settlement import Done, Failed, Settlement, settle

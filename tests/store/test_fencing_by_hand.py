@@ -9,17 +9,10 @@ from typing import Any
 
 import pytest
 
-from fairlane import (
-    AlreadySettled,
-    ClaimLost,
-    HeldClaim,
-    Job,
-    JobRecord,
-    ManualClock,
-    State,
-    context,
-)
-from fairlane.job import Claim
+from fairlane import HeldClaim, Job, State, context
+from fairlane.clock import ManualClock
+from fairlane.errors import AlreadySettled, ClaimLost
+from fairlane.job import Claim, JobRecord
 from fairlane.worker import JobContext
 from tests.store.by_hand import Shop, open_shop
 from tests.store.harness import Database, soon

@@ -7,21 +7,11 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from fairlane import (
-    App,
-    ClaimLost,
-    Effects,
-    HeldClaim,
-    InvalidJob,
-    InvalidValue,
-    PayloadTooLarge,
-    UnknownQueue,
-)
+from fairlane import App, Effects, HeldClaim
 from fairlane.clock import ManualClock
+from fairlane.errors import ClaimLost, InvalidJob, InvalidValue, PayloadTooLarge, UnknownQueue
 from fairlane.job import State
-from fairlane.scheduler.settlement import (
-    Died,
-)
+from fairlane.scheduler.settlement import Died
 from tests.store.by_hand import Shop, open_shop, url_of
 from tests.store.harness import (
     Database,

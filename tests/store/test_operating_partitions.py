@@ -11,11 +11,11 @@ import pytest
 
 import fairlane.store.postgres.operators
 import fairlane.store.sqlite.operators
-from fairlane import App, Concurrency, Fair, ManualClock, State, partition_for
-from fairlane.clock import Instant
+from fairlane import App, Concurrency, Fair, State
+from fairlane.clock import Instant, ManualClock
 from fairlane.errors import StoreUnavailable
 from fairlane.operations import JobFilter, list_jobs, plan_partitions
-from fairlane.policy import Policy
+from fairlane.policy import Policy, partition_for
 from fairlane.policy.overrides import Kind, Override
 from fairlane.policy.repartition import begun
 from fairlane.scheduler.rebuild import carried_gates

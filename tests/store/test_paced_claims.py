@@ -6,8 +6,8 @@ from itertools import pairwise
 
 from msgspec.structs import replace
 
-from fairlane import ManualClock, Rate
-from fairlane.clock import SECOND, Instant
+from fairlane import Rate
+from fairlane.clock import SECOND, Instant, ManualClock
 from fairlane.policy import Policy
 from fairlane.policy.overrides import Kind, Override
 from fairlane.scheduler.settlement import Released, settle

@@ -8,20 +8,10 @@ from typing import Any
 
 import pytest
 
-from fairlane import (
-    App,
-    Backlog,
-    BacklogFull,
-    Concurrency,
-    ConfigurationError,
-    Fair,
-    InvalidJob,
-    InvalidPolicy,
-    ManualClock,
-    Outcome,
-    Rate,
-    partition_for,
-)
+from fairlane import App, Backlog, Concurrency, Fair, Outcome, Rate
+from fairlane.clock import ManualClock
+from fairlane.errors import BacklogFull, ConfigurationError, InvalidJob, InvalidPolicy
+from fairlane.policy import partition_for
 from fairlane.queue import Queue
 from fairlane.task import Task
 from tests.store.by_hand import url_of

@@ -9,17 +9,10 @@ from uuid import UUID
 
 import pytest
 
-from fairlane import (
-    StoreUnavailable,
-)
 from fairlane.clock import ManualClock
+from fairlane.errors import StoreUnavailable
 from fairlane.job import Claim, State
-from fairlane.scheduler.settlement import (
-    Died,
-    Done,
-    Settlement,
-    settle,
-)
+from fairlane.scheduler.settlement import Died, Done, Settlement, settle
 from fairlane.store.postgres import PostgresStore
 from fairlane.store.postgres.connections import POOL_SIZE
 from tests.store.harness import (

@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 import asyncpg
 import pytest
 
-from fairlane import App, Concurrency, Fair, Job, Rate, State, StoreUnavailable, Task
+from fairlane import App, Concurrency, Fair, Job, Rate, State, Task
+from fairlane.errors import StoreUnavailable
 from fairlane.store.postgres import PostgresStore
 from tests.waiting import PATIENCE
 from tests.worker.harness import reaches, working

@@ -11,10 +11,11 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from fairlane import App, Backlog, JobRecord, ManualClock, State, Unique, UnknownSchedule
-from fairlane.clock import Instant, as_datetime, as_instant
+from fairlane import App, Backlog, State, Unique
+from fairlane.clock import Instant, ManualClock, as_datetime, as_instant
 from fairlane.cron.schedules import job_of_slot
-from fairlane.errors import StoreUnavailable
+from fairlane.errors import StoreUnavailable, UnknownSchedule
+from fairlane.job import JobRecord
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import WorkerIdentity
 from tests.store.by_hand import url_of

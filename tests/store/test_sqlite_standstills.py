@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from fairlane import App, StoreLost, StoreUnavailable
+from fairlane import App
+from fairlane.errors import StoreLost, StoreUnavailable
 from fairlane.policy import Policy
 from fairlane.store.sqlite import SqliteStore, database
 from fairlane.store.sqlite.database import WriteLock

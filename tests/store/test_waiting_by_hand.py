@@ -9,12 +9,9 @@ from typing import Any
 
 import pytest
 
-from fairlane import (
-    Concurrency,
-    ManualClock,
-    Rate,
-    StoreUnavailable,
-)
+from fairlane import Concurrency, Rate
+from fairlane.clock import ManualClock
+from fairlane.errors import StoreUnavailable
 from fairlane.store.protocol import Listener
 from tests.store.by_hand import Shop, all_quiet, ids, is_idle, open_shop, waiting
 from tests.store.harness import Database, soon

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from fairlane import ConfigurationError, WorkerOptions
+from fairlane.errors import ConfigurationError
 from fairlane.telemetry import endpoint as endpoint_module
 from fairlane.telemetry.endpoint import Answer, Endpoint
 from fairlane.telemetry.failures import Failures
+from fairlane.worker import WorkerOptions
 from tests.waiting import PATIENCE
 
 

@@ -9,7 +9,9 @@ from datetime import timedelta
 
 import pytest
 
-from fairlane import App, ConfigurationError, ManualClock, State, WorkerDied, events
+from fairlane import App, State, events
+from fairlane.clock import ManualClock
+from fairlane.errors import ConfigurationError, WorkerDied
 from fairlane.events import (
     ClaimsLost,
     Event,

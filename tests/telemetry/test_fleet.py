@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from fairlane import App, Concurrency, Fair, ManualClock
+from fairlane import App, Concurrency, Fair
+from fairlane.clock import ManualClock
 from fairlane.telemetry import fleet as fleet_module
 from fairlane.telemetry.failures import Failures
 from fairlane.telemetry.fleet import FLEET, Fleet

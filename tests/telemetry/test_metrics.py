@@ -9,7 +9,8 @@ import pytest
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client.parser import text_string_to_metric_families
 
-from fairlane import App, Backoff, ManualClock
+from fairlane import App, Backoff
+from fairlane.clock import ManualClock
 from fairlane.telemetry import metrics as metrics_module
 from fairlane.telemetry.failures import Failures
 from fairlane.telemetry.metrics import CATALOGUE, Metrics, as_text

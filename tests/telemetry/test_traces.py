@@ -12,7 +12,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from fairlane import App, Backoff, Concurrency, Effects, InvalidJob, Snooze, context
+from fairlane import App, Backoff, Concurrency, Effects, Snooze, context
+from fairlane.errors import InvalidJob
 from fairlane.job import trace_of, with_trace
 from tests.waiting import until
 from tests.worker.harness import working

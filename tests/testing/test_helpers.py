@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fairlane import App, FairlaneError, ManualClock, State
+from fairlane import App, FairlaneError, State
+from fairlane.clock import ManualClock
 from fairlane.testing import assert_enqueued, enqueued_jobs, immediate, in_memory, run_until_idle
 
 

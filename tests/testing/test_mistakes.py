@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from fairlane import App, Concurrency, ConfigurationError, Fair, FairlaneError, Policy, SystemClock, UnknownTask
+from fairlane import App, Concurrency, Fair, FairlaneError, Policy
+from fairlane.clock import SystemClock
+from fairlane.errors import ConfigurationError, UnknownTask
 from fairlane.testing import (
     arrivals,
     assert_enqueued,

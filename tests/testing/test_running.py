@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from fairlane import App, Concurrency, ConfigurationError, Dead, Job, ManualClock, Rate, Retry, Snooze, State, context
+from fairlane import App, Concurrency, Dead, Job, Rate, Retry, Snooze, State, context
+from fairlane.clock import ManualClock
+from fairlane.errors import ConfigurationError
 from fairlane.testing import run_for, run_until_idle
 
 

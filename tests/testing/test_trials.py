@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fairlane import AdaptiveConcurrency, App, Concurrency, ConfigurationError, Fair, JobClass, Policy, Rate, Workload
+from fairlane import AdaptiveConcurrency, App, Concurrency, Fair, Policy, Rate
+from fairlane.errors import ConfigurationError
+from fairlane.simulation import JobClass, Workload
 from fairlane.testing import arrivals, try_policy
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from fairlane import App, ManualClock
+from fairlane import App
+from fairlane.clock import ManualClock
 from tests.transactions.drivers import CALLERS, Caller
 
 CREATE_ORDERS = "create table orders (id integer primary key)"

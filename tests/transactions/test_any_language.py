@@ -12,19 +12,8 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from fairlane import (
-    App,
-    Backlog,
-    Concurrency,
-    Fair,
-    FairlaneError,
-    Rate,
-    Sequence,
-    State,
-    Unique,
-    UnknownQueue,
-)
-from fairlane.errors import InvalidKey
+from fairlane import App, Backlog, Concurrency, Fair, FairlaneError, Rate, Sequence, State, Unique
+from fairlane.errors import InvalidKey, UnknownQueue
 from fairlane.policy.keys import canonical_key, lane_id, unique_id
 from fairlane.policy.partitions import partition_of
 from fairlane.policy.unique import digest_of

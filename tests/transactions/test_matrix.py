@@ -6,19 +6,8 @@ from typing import Any
 
 import pytest
 
-from fairlane import (
-    App,
-    Backlog,
-    BacklogFull,
-    Concurrency,
-    DuplicateJob,
-    Fair,
-    Job,
-    JobNotFound,
-    Outcome,
-    State,
-    Unique,
-)
+from fairlane import App, Backlog, Concurrency, Fair, Job, Outcome, State, Unique
+from fairlane.errors import BacklogFull, DuplicateJob, JobNotFound
 from fairlane.task import AsyncTask
 from tests.transactions.conftest import Place
 from tests.transactions.drivers import Caller

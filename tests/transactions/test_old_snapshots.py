@@ -8,7 +8,8 @@ from typing import Literal
 import asyncpg
 import pytest
 
-from fairlane import App, Concurrency, ManualClock
+from fairlane import App, Concurrency
+from fairlane.clock import ManualClock
 from tests.transactions.test_matrix import is_idle
 from tests.waiting import until
 from tests.worker.harness import working

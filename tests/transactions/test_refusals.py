@@ -17,7 +17,8 @@ import sqlalchemy.orm
 from psycopg.types.string import TextLoader
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
-from fairlane import App, ConfigurationError, StoreUnavailable
+from fairlane import App
+from fairlane.errors import ConfigurationError, StoreUnavailable
 from fairlane.store.postgres.caller_transactions import literal
 from fairlane.store.postgres.connections import STATEMENTS
 from fairlane.store.postgres.jobs import COLUMNS

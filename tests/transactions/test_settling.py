@@ -8,7 +8,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from fairlane import App, ClaimLost, ConfigurationError, Effects, Job, JobFailed, ManualClock, State, context
+from fairlane import App, Effects, Job, State, context
+from fairlane.clock import ManualClock
+from fairlane.errors import ClaimLost, ConfigurationError, JobFailed
 from fairlane.task import Task
 from tests.transactions.conftest import Place
 from tests.transactions.drivers import Blocking, Caller, Django

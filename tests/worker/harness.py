@@ -8,9 +8,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from fairlane import App, Job, ManualClock, State, StoreUnavailable, Worker, WorkerOptions
+from fairlane import App, Job, State
+from fairlane.clock import ManualClock
+from fairlane.errors import StoreUnavailable
 from fairlane.store.protocol import Store
 from fairlane.store.sqlite import SqliteStore
+from fairlane.worker import Worker, WorkerOptions
 from tests.waiting import PATIENCE, until_found
 
 AnyWorker = TypeVar("AnyWorker", bound=Worker)

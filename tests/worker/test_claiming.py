@@ -10,21 +10,13 @@ from uuid import UUID
 import pytest
 from msgspec import structs
 
-from fairlane import (
-    App,
-    Concurrency,
-    JobCancelled,
-    JobFailed,
-    ManualClock,
-    State,
-    StoreUnavailable,
-    UnknownQueue,
-    WorkerOptions,
-    context,
-)
+from fairlane import App, Concurrency, State, context
+from fairlane.clock import ManualClock
+from fairlane.errors import JobCancelled, JobFailed, StoreUnavailable, UnknownQueue
 from fairlane.job import NewJob, new_job_ids
 from fairlane.policy import lane_id
 from fairlane.store.sqlite.wakeups import SqliteListener
+from fairlane.worker import WorkerOptions
 from tests.waiting import until
 from tests.worker.harness import WatchedStore, reaches, turns, working
 

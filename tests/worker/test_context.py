@@ -8,7 +8,8 @@ from contextvars import ContextVar
 
 import pytest
 
-from fairlane import App, ConfigurationError, JobCancelled, State, context
+from fairlane import App, State, context
+from fairlane.errors import ConfigurationError, JobCancelled
 from tests.worker.harness import WatchedStore, working
 
 tenant: ContextVar[str] = ContextVar("tenant", default="none")

@@ -17,7 +17,9 @@ from typing import Any
 
 import pytest
 
-from fairlane import App, ConfigurationError, Job, State, Worker, WorkerOptions
+from fairlane import App, Job, State
+from fairlane.errors import ConfigurationError
+from fairlane.worker import Worker, WorkerOptions
 from fairlane.worker.children import Crew
 from tests.waiting import PATIENCE, until
 from tests.worker.harness import reaches, running

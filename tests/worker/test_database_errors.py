@@ -16,12 +16,14 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from fairlane import App, Concurrency, ManualClock, State, StoreUnavailable, WorkerDied, WorkerOptions
+from fairlane import App, Concurrency, State
 from fairlane import waits as timing
+from fairlane.clock import ManualClock
+from fairlane.errors import StoreUnavailable, WorkerDied
 from fairlane.forward import Message
 from fairlane.store.faults import Fault, of_sqlite, of_sqlstate, remedy_for
 from fairlane.store.sqlite import SqliteStore
-from fairlane.worker import upkeep
+from fairlane.worker import WorkerOptions, upkeep
 from tests.forward.paper import PaperForwarder, dispatching
 from tests.waiting import PATIENCE, until, until_found
 from tests.worker.harness import WatchedStore, reaches, working

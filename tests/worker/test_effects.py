@@ -6,7 +6,8 @@ from uuid import uuid4
 
 import pytest
 
-from fairlane import App, InvalidJob, InvalidValue, JobFailed, Outcome, State, UnknownQueue, context
+from fairlane import App, Outcome, State, context
+from fairlane.errors import InvalidJob, InvalidValue, JobFailed, UnknownQueue
 from tests.waiting import until
 from tests.worker.harness import working
 

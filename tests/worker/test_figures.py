@@ -9,8 +9,8 @@ from typing import cast
 
 import pytest
 
-from fairlane import App, ManualClock, State, Task
-from fairlane.clock import SECOND, Instant
+from fairlane import App, State, Task
+from fairlane.clock import SECOND, Instant, ManualClock
 from fairlane.stats.keys import KeyFigures
 from fairlane.store.protocol import Store
 from fairlane.store.stats import Moment

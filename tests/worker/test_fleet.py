@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from fairlane import App, Concurrency, ManualClock, State, Task, Worker
+from fairlane import App, Concurrency, State, Task
+from fairlane.clock import ManualClock
+from fairlane.worker import Worker
 from tests.waiting import until
 from tests.worker.harness import WatchedStore, working
 

@@ -9,7 +9,8 @@ from uuid import uuid4
 
 import pytest
 
-from fairlane import App, Concurrency, ManualClock, State, context
+from fairlane import App, Concurrency, State, context
+from fairlane.clock import ManualClock
 from fairlane.scheduler.settlement import Released, settle
 from fairlane.store.protocol import WorkerIdentity
 from fairlane.waits import Outage

@@ -21,11 +21,13 @@ from uuid import uuid4
 
 import pytest
 
-from fairlane import App, Backoff, Cancel, Dead, JobFailed, ManualClock, Middleware, Retry, Snooze, State, context
+from fairlane import App, Backoff, Cancel, Dead, Retry, Snooze, State, context
 from fairlane.app import without_password
-from fairlane.clock import as_datetime
+from fairlane.clock import ManualClock, as_datetime
+from fairlane.errors import JobFailed
 from fairlane.redaction import TextLines
 from fairlane.store.protocol import WorkerIdentity
+from fairlane.worker import Middleware
 from fairlane.worker.logs import JsonLines
 from fairlane.worker.middleware import Next
 from tests.telemetry.worker_process import WorkerProcess, worker_process

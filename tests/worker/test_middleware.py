@@ -8,18 +8,10 @@ from typing import Any
 
 import pytest
 
-from fairlane import (
-    App,
-    Call,
-    ConfigurationError,
-    Enqueued,
-    InvalidJob,
-    JobContext,
-    Middleware,
-    Retry,
-    State,
-)
+from fairlane import App, Call, Enqueued, Retry, State
+from fairlane.errors import ConfigurationError, InvalidJob
 from fairlane.testing import run_until_idle
+from fairlane.worker import JobContext, Middleware
 
 
 class Noting(Middleware):

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from fairlane import App, Backoff, Dead, Effects, JobFailed, ManualClock, Retry, State, StoreUnavailable, Task, context
+from fairlane import App, Backoff, Dead, Effects, Retry, State, Task, context
+from fairlane.clock import ManualClock
+from fairlane.errors import JobFailed, StoreUnavailable
 from tests.waiting import until
 from tests.worker.harness import WatchedStore, reaches, turns, working
 

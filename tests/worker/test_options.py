@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from fairlane import ConfigurationError, QueueShare, WorkerOptions
+from fairlane.errors import ConfigurationError
+from fairlane.worker import QueueShare, WorkerOptions
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"concurrency": 0}, "concurrency=0"),

@@ -9,20 +9,9 @@ from datetime import timedelta
 
 import pytest
 
-from fairlane import (
-    App,
-    Backoff,
-    Cancel,
-    Dead,
-    JobCancelled,
-    JobFailed,
-    ManualClock,
-    Retry,
-    Snooze,
-    State,
-    context,
-)
-from fairlane.clock import as_datetime
+from fairlane import App, Backoff, Cancel, Dead, Retry, Snooze, State, context
+from fairlane.clock import ManualClock, as_datetime
+from fairlane.errors import JobCancelled, JobFailed
 from tests.waiting import until
 from tests.worker.harness import WatchedStore, reaches, working
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from fairlane import App, Job, ManualClock, Rate, State, Task
+from fairlane import App, Job, Rate, State, Task
+from fairlane.clock import ManualClock
 from fairlane.scheduler.snapshot import AHEAD
 from fairlane.waits import StoreTime
 from tests.waiting import until, until_found

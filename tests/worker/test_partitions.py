@@ -6,7 +6,10 @@ from collections import Counter
 
 import pytest
 
-from fairlane import App, Fair, ManualClock, UnknownQueue, WorkerOptions
+from fairlane import App, Fair
+from fairlane.clock import ManualClock
+from fairlane.errors import UnknownQueue
+from fairlane.worker import WorkerOptions
 from fairlane.worker.claims import Visit
 from fairlane.worker.options import QueueShare
 from fairlane.worker.slots import Slots, Turns

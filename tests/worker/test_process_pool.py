@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from fairlane import App, ConfigurationError, Dead, ManualClock, State
+from fairlane import App, Dead, State
+from fairlane.clock import ManualClock
+from fairlane.errors import ConfigurationError
 from fairlane.testing import in_memory, run_until_idle
 from fairlane.worker.processes import EXIT_ORPHANED, Child, _serve
 from tests.waiting import until, until_blocking

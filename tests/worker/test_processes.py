@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from fairlane import App, State, WorkerDied, WorkerOptions
+from fairlane import App, State
 from fairlane.clock import SECOND
+from fairlane.errors import WorkerDied
+from fairlane.worker import WorkerOptions
 from fairlane.worker import children as crew
 from tests.waiting import PATIENCE
 
@@ -138,7 +140,7 @@ async def test_a_thread_that_will_not_stop_does_not_keep_the_process_from_ending
     shop: App, reports: Reports, tmp_path: Path
 ) -> None:
     (tmp_path / "brief.py").write_text(
-        "import sys\nfrom fairlane import WorkerOptions, run_worker\nfrom shop import app\n"
+        "import sys\nfrom fairlane.worker import WorkerOptions, run_worker\nfrom shop import app\n"
         "sys.exit(run_worker(app, WorkerOptions(drain_timeout=0, cancel_grace=0)))\n"
     )
     async with shop:

@@ -12,8 +12,10 @@ from uuid import UUID, uuid4
 
 import msgspec
 
-from fairlane import App, ManualClock, State, Task, WorkerOptions
+from fairlane import App, State, Task
+from fairlane.clock import ManualClock
 from fairlane.job import Claim
+from fairlane.worker import WorkerOptions
 from fairlane.worker.child import Began, Begin, BlackBox, End, Ended, Handed, Interrupt, Leave, Line, News, Noted, Ready
 from fairlane.worker.child_runtime import Runner
 from fairlane.worker.runs import Stop

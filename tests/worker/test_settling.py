@@ -11,8 +11,11 @@ from uuid import UUID
 
 import pytest
 
-from fairlane import App, DuplicateJob, Landed, ManualClock, Outcome, State, StoreUnavailable, Unique, context
+from fairlane import App, Outcome, State, Unique, context
+from fairlane.clock import ManualClock
+from fairlane.errors import DuplicateJob, StoreUnavailable
 from fairlane.events import FollowUpsNotStored
+from fairlane.job import Landed
 from fairlane.scheduler.settlement import Settlement
 from fairlane.store.postgres import PostgresStore
 from fairlane.store.protocol import Store

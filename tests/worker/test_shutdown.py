@@ -7,8 +7,10 @@ import threading
 
 import pytest
 
-from fairlane import App, ManualClock, Rate, Snooze, State, WorkerOptions
+from fairlane import App, Rate, Snooze, State
 from fairlane import waits as timing
+from fairlane.clock import ManualClock
+from fairlane.worker import WorkerOptions
 from tests.waiting import until
 from tests.worker.harness import WatchedStore, turns, working
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fairlane import App, ManualClock, Rate, Retry, State, Worker
-from fairlane.clock import SECOND, as_datetime
+from fairlane import App, Rate, Retry, State
+from fairlane.clock import SECOND, ManualClock, as_datetime
 from fairlane.store.sqlite import SqliteStore
+from fairlane.worker import Worker
 from tests.waiting import until
 from tests.worker.harness import WatchedStore, reaches, turns, working
 

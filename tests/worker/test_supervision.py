@@ -8,7 +8,10 @@ from datetime import timedelta
 
 import pytest
 
-from fairlane import App, JobNotFound, ManualClock, State, WorkerDied, WorkerOptions
+from fairlane import App, State
+from fairlane.clock import ManualClock
+from fairlane.errors import JobNotFound, WorkerDied
+from fairlane.worker import WorkerOptions
 from tests.waiting import until
 from tests.worker.harness import WatchedStore, turns, working
 

@@ -13,8 +13,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from fairlane import App, Job, ManualClock, State
-from fairlane.clock import SECOND
+from fairlane import App, Job, State
+from fairlane.clock import SECOND, ManualClock
 from fairlane.operations.explanations import explain_job
 from fairlane.scheduler.settlement import SEEN, Done, Lost, Outcome, Released, settle
 from fairlane.store.protocol import Store, WorkerIdentity

@@ -14,7 +14,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from fairlane import App, Fair, partition_for
+from fairlane import App, Fair
+from fairlane.policy import partition_for
 from fairlane.store.postgres.combined_claims import Crowding
 from fairlane.store.protocol import Choice
 from fairlane.worker.claims import Visit

@@ -8,8 +8,8 @@ from typing import cast
 
 import pytest
 
-from fairlane import App, Concurrency, ManualClock, State
-from fairlane.clock import SECOND, Instant
+from fairlane import App, Concurrency, State
+from fairlane.clock import SECOND, Instant, ManualClock
 from fairlane.events import GatesRecounted
 from fairlane.store.protocol import Pruned, Retention, Store
 from fairlane.store.sqlite import SqliteStore

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from fairlane import App, Concurrency, ManualClock, State
-from fairlane.clock import SECOND
+from fairlane import App, Concurrency, State
+from fairlane.clock import SECOND, ManualClock
 from fairlane.scheduler.settlement import Released, settle
 from fairlane.store.stats_values import BlockedLoop
 from fairlane.worker.execution import Run

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from fairlane import App, ManualClock
+from fairlane import App
+from fairlane.clock import ManualClock
 from tests.worker.harness import WatchedStore, watched_app
 
 __all__ = ["store", "watched"]

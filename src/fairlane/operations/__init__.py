@@ -95,12 +95,16 @@ from fairlane.operations.views import (
     WorkerView,
 )
 from fairlane.operations.workers import list_workers
+from fairlane.redaction import Disclosure
+from fairlane.scheduler.explain import Explanation
 from fairlane.store.operators import JobFilter
 
 __all__ = [
     "LIMIT",
     "AuditPage",
     "Change",
+    "Disclosure",
+    "Explanation",
     "Figures",
     "Finding",
     "Hint",

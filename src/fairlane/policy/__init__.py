@@ -4,9 +4,10 @@ from fairlane.policy.adaptive import AdaptiveConcurrency
 from fairlane.policy.backlog import Backlog, FullBacklog
 from fairlane.policy.breaker import Breaker
 from fairlane.policy.fair import Fair
-from fairlane.policy.gates import Limit
+from fairlane.policy.gates import Limit, Reason
 from fairlane.policy.keys import Keys, canonical_key, canonical_keys, flow_id, gate_id, lane_id
 from fairlane.policy.limits import Concurrency, Rate
+from fairlane.policy.partitions import partition_for, partition_number
 from fairlane.policy.policy import BoundLimit, Level, Policy
 from fairlane.policy.retry import Backoff
 from fairlane.policy.sequence import Sequence
@@ -26,6 +27,7 @@ __all__ = [
     "Limit",
     "Policy",
     "Rate",
+    "Reason",
     "Sequence",
     "Unique",
     "canonical_key",
@@ -33,4 +35,6 @@ __all__ = [
     "flow_id",
     "gate_id",
     "lane_id",
+    "partition_for",
+    "partition_number",
 ]

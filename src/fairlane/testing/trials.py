@@ -1,6 +1,6 @@
 """A policy on trial: arrivals, a virtual clock, and what can be said of who ran when.
 
-It is the plan that every store runs, on the clock of `fairlane.simulate`: an hour of a busy fleet takes a moment, and
+It is the plan that every store runs, on the clock of `fairlane.simulation`: an hour of a busy fleet takes a moment, and
 comes out the same every time.
 """
 

@@ -6,7 +6,7 @@ import os
 
 from django.test import Client
 
-from fairlane import JobNotFound
+from fairlane.errors import JobNotFound
 from fairlane.integrations.django import app
 from works.models import Note
 from works.tasks import count_in_a_process, greet, write_async

@@ -13,7 +13,7 @@ from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 from django.test import AsyncClient, Client, TransactionTestCase, override_settings
 
-from fairlane import ConfigurationError
+from fairlane.errors import ConfigurationError
 from fairlane.integrations.django.dashboard import with_dashboard
 from fairlane.integrations.django.settings import load_settings
 from fairlane.integrations.django.testing import run_jobs

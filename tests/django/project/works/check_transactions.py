@@ -9,7 +9,7 @@ from typing import Any
 from django.db import connection, transaction
 from django.test import TestCase, TransactionTestCase
 
-from fairlane import ConfigurationError, InvalidJob, JobNotFound
+from fairlane.errors import ConfigurationError, InvalidJob, JobNotFound
 from fairlane.integrations.django import app
 from fairlane.integrations.django.testing import captured_calls, run_jobs
 from fairlane.job import JobRecord
