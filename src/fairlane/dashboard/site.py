@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -15,30 +14,31 @@ from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from fairlane.app import App
 from fairlane.clock import SECOND
 from fairlane.dashboard.access import COOKIE, LONGEST_NAME, SESSION, Access, Authorize, Visitor, visitor_of
-from fairlane.dashboard.actions import Deed, deed_routes, safe_path
+from fairlane.dashboard.api import Api
+from fairlane.dashboard.deeds import deed_routes, safe_path
 from fairlane.dashboard.html import Rendering, address, fingerprint
 from fairlane.dashboard.live import INTERVALS, EventStream, Live
 from fairlane.dashboard.page import Ask, Page
-from fairlane.dashboard.pages import jobs, keys, overview, queues, schedules, trials, workers
-from fairlane.dashboard.security import HEADERS, Doorkeeper, address_of, form_of, path_of, root_of, wants_json
-from fairlane.errors import (
-    ConfigurationError,
-    FairlaneError,
-    InvalidJob,
-    InvalidValue,
-    JobNotFound,
-    SchemaError,
-    StoreUnavailable,
-    UnknownQueue,
-    UnknownSchedule,
+from fairlane.dashboard.pages import jobs, queues, schedules, trials, workers
+from fairlane.dashboard.refusals import Refusal, as_json, refusal_of
+from fairlane.dashboard.security import (
+    HEADERS,
+    Doorkeeper,
+    address_of,
+    answer_to,
+    form_of,
+    path_of,
+    root_of,
+    wants_json,
 )
+from fairlane.errors import FairlaneError
 from fairlane.operations import Operations
 from fairlane.redaction import Audience, Redact, Surface
 from fairlane.telemetry.fleet import Fleet
@@ -75,11 +75,7 @@ def create_dashboard(
     built = Starlette(
         routes=_routes(dashboard),
         middleware=[Middleware(Doorkeeper, access=access, unavailable=dashboard.unavailable)],
-        exception_handlers={
-            HTTPException: _tell_http_error,
-            FairlaneError: _tell_fairlane_error,
-            500: _tell_fault,
-        },
+        exception_handlers={HTTPException: _refuse, FairlaneError: _refuse, Refusal: _refuse, 500: _refuse},
     )
     built.state.dashboard = dashboard
     return built
@@ -122,13 +118,12 @@ class Dashboard:
 
     def unavailable(self, request: Request) -> Response:
         """Said while the database cannot say whether a session has ended: who asks may be anybody."""
+        again = {"Retry-After": str(RETRY_AFTER)}
         if wants_json(request):
-            message = "the database does not answer; try again shortly"
-            answer: Response = JSONResponse({"error": {"code": _CODES[503], "message": message}}, 503)
-        else:
-            answer = HTMLResponse(self.rendering.part("unavailable.html", {"root": root_of(request)}), 503)
-        answer.headers["Retry-After"] = str(RETRY_AFTER)
-        return answer
+            why = "the database does not answer; try again shortly"
+            return as_json(Refusal(503, "unavailable", why, headers=again))
+        shown = {"root": root_of(request)}
+        return HTMLResponse(self.rendering.part("unavailable.html", shown), 503, headers=again)
 
     async def show(self, page: Page, ask: Ask) -> dict[str, Any]:
         """What the template of a page is given. It is the same for everybody with the same role."""
@@ -178,24 +173,14 @@ def _routes(dashboard: Dashboard) -> list[BaseRoute]:
         Route("/live", _live, methods=["GET"]),
         *scrape_routes(dashboard.app),
         *login_routes(dashboard),
-        *deed_routes(dashboard, DEEDS),
-        *_api_routes(),
+        *deed_routes(dashboard),
+        Mount("/api", app=Api(dashboard), name="api"),
     ]
     return [*routes, *(Route(page.path, _page_endpoint(page), methods=_methods(page)) for page in PAGES)]
 
 
 def _methods(page: Page) -> list[str]:
     return ["GET"] if page.submit is None else ["GET", "POST"]
-
-
-def _api_routes() -> Sequence[BaseRoute]:
-    """The JSON API, where it is part of the package."""
-    if find_spec("fairlane.dashboard.api") is None:
-        return ()
-    from importlib import import_module
-
-    found: Sequence[BaseRoute] = import_module("fairlane.dashboard.api").routes()
-    return found
 
 
 def _page_endpoint(page: Page) -> Any:
@@ -269,60 +254,26 @@ async def _readyz(request: Request) -> Response:
     return PlainTextResponse("ok\n")
 
 
-async def _tell_http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    answer = _told(request, error.status_code, error.detail)
-    answer.headers.update(error.headers or {})
+async def _refuse(request: Request, error: Exception) -> Response:
+    """What goes wrong behind the doorkeeper, as a page for those who look at one."""
+    refusal = refusal_of(error)
+    if wants_json(request) or getattr(request.state, "visitor", None) is None:
+        answer = answer_to(request, refusal)
+    else:
+        back = safe_path(request.query_params.get("back"))
+        shown = {"status": refusal.status, "message": refusal.message, "back": back}
+        answer = dashboard_of(request).answer(request, "error.html", f"{refusal.status}", shown, refusal.status)
+    # A fault is answered outside of what stands before every other answer.
+    answer.headers.update({**refusal.headers, **HEADERS})
     return answer
-
-
-async def _tell_fairlane_error(request: Request, error: Exception) -> Response:
-    match error:
-        case JobNotFound() | UnknownQueue() | UnknownSchedule():
-            status = 404
-        case SchemaError() | StoreUnavailable():
-            status = 503
-        case ConfigurationError() | InvalidJob() | InvalidValue():
-            status = 400
-        case _:
-            status = 409
-    return _told(request, status, str(error))
-
-
-async def _tell_fault(request: Request, error: Exception) -> Response:
-    answer = _told(request, 500, "something went wrong here; the log of the dashboard says what")
-    # Made outside of what stands before every other answer.
-    answer.headers.update(HEADERS)
-    return answer
-
-
-def _told(request: Request, status: int, message: str) -> Response:
-    if wants_json(request):
-        return JSONResponse({"error": {"code": _CODES.get(status, "error"), "message": message}}, status)
-    if getattr(request.state, "visitor", None) is None:
-        return PlainTextResponse(f"{message}\n", status)
-    back = safe_path(request.query_params.get("back"))
-    shown = {"status": status, "message": message, "back": back}
-    return dashboard_of(request).answer(request, "error.html", f"{status}", shown, status)
-
-
-_CODES = {
-    400: "invalid",
-    401: "unauthorized",
-    403: "forbidden",
-    404: "not_found",
-    409: "conflict",
-    429: "busy",
-    503: "unavailable",
-}
 
 
 PAGES: tuple[Page, ...] = (
-    overview.PAGE,
+    queues.OVERVIEW,
     queues.QUEUES,
     queues.QUEUE,
-    keys.KEYS,
-    keys.KEY,
+    queues.KEYS,
+    queues.KEY,
     jobs.JOBS,
     jobs.JOB,
     jobs.DEAD,
@@ -331,7 +282,6 @@ PAGES: tuple[Page, ...] = (
     jobs.AUDIT,
     trials.PAGE,
 )
-DEEDS: tuple[Deed, ...] = (*jobs.DEEDS, *queues.DEEDS, *schedules.DEEDS)
 
 
 T = TypeVar("T")
