@@ -32,7 +32,6 @@ from fairlane.operations import (
     describe_change,
     describe_details,
     describe_entry,
-    describe_finding,
     describe_limit,
     describe_page,
     describe_policy,
@@ -250,7 +249,7 @@ async def _show_policies(asked: Asked) -> object:
 @_endpoint("GET /findings", shapes.FindingList)
 async def _diagnose(asked: Asked) -> object:
     """What is wrong with the queues of this database."""
-    return {"findings": [describe_finding(each) for each in await asked.operations.diagnose()]}
+    return {"findings": await asked.operations.diagnose()}
 
 
 @_endpoint("GET /openapi.json", dict[str, Any])

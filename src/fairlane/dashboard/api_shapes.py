@@ -13,9 +13,10 @@ from uuid import UUID
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from fairlane.operations.findings import Level
+from fairlane.operations.findings import Finding
 from fairlane.operations.jobs import LIMIT
 from fairlane.operations.keys import MOST_KEYS
+from fairlane.operations.overrides import Affected
 from fairlane.operations.trials import MOST_POLICIES, MOST_SLOTS
 from fairlane.operations.views import KeySort, QueueView
 from fairlane.policy.keys import MAX_KEY_BYTES
@@ -419,18 +420,8 @@ class ChangeMade(msgspec.Struct, frozen=True, kw_only=True):
     """Overrides that were set. Nothing before and nothing after: there was nothing to change."""
     partitions: list[ChangeMade]
     """What it changed in partitions that had an override of their own."""
-    affected: AffectedShown | None
+    affected: Affected | None
     """The jobs that it would be about; of a dry run only."""
-
-
-class AffectedShown(msgspec.Struct, frozen=True, kw_only=True):
-    """The jobs that a change would be about."""
-
-    waiting: int
-    """Ready or scheduled."""
-    running: int
-    more: bool
-    """At least so many: not all were counted."""
 
 
 class SkippedShown(msgspec.Struct, frozen=True, kw_only=True):
@@ -532,21 +523,10 @@ class AuditList(msgspec.Struct, frozen=True, kw_only=True):
     """Where the next page begins; `null`: this is the last one."""
 
 
-class FindingShown(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that was found, and what to do about it."""
-
-    check: str
-    level: Level
-    queue: str | None
-    """`null`: it is about the database, or about a worker."""
-    message: str
-    remedy: str
-
-
 class FindingList(msgspec.Struct, frozen=True, kw_only=True):
     """What was found, the worst first. Nothing: all is well."""
 
-    findings: list[FindingShown]
+    findings: list[Finding]
 
 
 class SimulationList(msgspec.Struct, frozen=True, kw_only=True):

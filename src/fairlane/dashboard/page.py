@@ -1,12 +1,12 @@
-"""What a page is: a path, a template, and one function that looks up what the template shows.
+"""What a page is: a path, a template, and one function that looks up what the template shows; and what addresses say.
 
-A new page is a module in `pages/` with a `Page`, a template of the same name, and its place in `contents.PAGES`.
+A new page is a module in `pages/` with a `Page`, a template of the same name, and its place in `site.PAGES`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 from uuid import UUID
@@ -15,7 +15,6 @@ from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
-from fairlane.app import App
 from fairlane.clock import Instant
 from fairlane.dashboard.access import Role
 from fairlane.errors import ConfigurationError
@@ -28,7 +27,6 @@ from fairlane.policy.keys import canonical_keys
 class Ask:
     """What somebody wants to look at. Unless there is a `redact`, everybody with the same role gets the same answer."""
 
-    app: App
     operations: Operations
     role: Role
     root: str
@@ -67,18 +65,15 @@ class Page:
     submit: Submit | None = None
     """What its form leads to, shown by the same template. It changes nothing either: deeds do that. It ends when the
     visitor goes away. Only for pages that are not live: those are the same for everybody, and a form is somebody's."""
-    _pattern: Any = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_pattern", compile_path(self.path))
+    @property
+    def methods(self) -> list[str]:
+        return ["GET"] if self.submit is None else ["GET", "POST"]
 
     def values_of(self, path: str) -> dict[str, str] | None:
         """The variable parts, if this is the page of that path."""
-        pattern, _, convertors = self._pattern
-        found = pattern.match(path)
-        if found is None:
-            return None
-        return {name: str(convertors[name].convert(value)) for name, value in found.groupdict().items()}
+        found = compile_path(self.path)[0].match(path)
+        return None if found is None else found.groupdict()
 
 
 def number_from(query: QueryParams, name: str, default: int, *, low: int, high: int) -> int:

@@ -24,7 +24,7 @@ from fairlane.dashboard.access import COOKIE, LONGEST_NAME, SESSION, Access, Aut
 from fairlane.dashboard.api import Api
 from fairlane.dashboard.deeds import deed_routes, safe_path
 from fairlane.dashboard.html import Rendering, address, fingerprint
-from fairlane.dashboard.live import INTERVALS, EventStream, Live
+from fairlane.dashboard.live import INTERVALS, EventStream, Live, until_gone
 from fairlane.dashboard.page import Ask, Page
 from fairlane.dashboard.pages import jobs, queues, schedules, trials, workers
 from fairlane.dashboard.refusals import Refusal, as_json, refusal_of
@@ -125,15 +125,10 @@ class Dashboard:
         shown = {"root": root_of(request)}
         return HTMLResponse(self.rendering.part("unavailable.html", shown), 503, headers=again)
 
-    async def show(self, page: Page, ask: Ask) -> dict[str, Any]:
-        """What the template of a page is given. It is the same for everybody with the same role."""
-        return self.around(page, ask, await page.look(ask))
-
     def around(self, page: Page, ask: Ask, shown: dict[str, Any]) -> dict[str, Any]:
-        """What every template is given, and what this page shows."""
+        """What every template is given, and what this page shows: the same for everybody with the same role."""
         return {
             "title": page.title,
-            "ask": ask,
             "root": ask.root,
             "url": lambda path, **query: address(ask.root, path, **query),
             "may_act": ask.role.may_act,
@@ -148,7 +143,6 @@ class Dashboard:
 
     async def ask(self, page_values: dict[str, str], path: str, query: QueryParams, visitor: Visitor, root: str) -> Ask:
         return Ask(
-            app=self.app,
             operations=self.operations_for(visitor, Surface.DASHBOARD),
             role=visitor.role,
             root=root,
@@ -166,21 +160,17 @@ def dashboard_of(request: Request) -> Dashboard:
 
 
 def _routes(dashboard: Dashboard) -> list[BaseRoute]:
-    routes: list[BaseRoute] = [
+    return [
         Mount("/static", StaticFiles(packages=[("fairlane.dashboard", "static")]), name="static"),
         Route("/healthz", _healthz, methods=["GET"]),
         Route("/readyz", _readyz, methods=["GET"]),
         Route("/live", _live, methods=["GET"]),
-        *scrape_routes(dashboard.app),
+        _scrape_route(dashboard.app),
         *login_routes(dashboard),
         *deed_routes(dashboard),
         Mount("/api", app=Api(dashboard), name="api"),
+        *(Route(page.path, _page_endpoint(page), methods=page.methods) for page in PAGES),
     ]
-    return [*routes, *(Route(page.path, _page_endpoint(page), methods=_methods(page)) for page in PAGES)]
-
-
-def _methods(page: Page) -> list[str]:
-    return ["GET"] if page.submit is None else ["GET", "POST"]
 
 
 def _page_endpoint(page: Page) -> Any:
@@ -192,10 +182,10 @@ def _page_endpoint(page: Page) -> Any:
         values = {name: str(value) for name, value in request.path_params.items()}
         ask = await dashboard.ask(values, path_of(request), request.query_params, visitor, root_of(request))
         if request.method == "POST" and page.submit is not None:
-            given = form_of(request, await request.body())
-            shown = dashboard.around(page, ask, await unless_gone(request, page.submit(ask, given)))
+            looked = await unless_gone(request, page.submit(ask, form_of(request, await request.body())))
         else:
-            shown = await dashboard.show(page, ask)
+            looked = await page.look(ask)
+        shown = dashboard.around(page, ask, looked)
         frame = {**dashboard.frame(request), "title": shown["title"], "nav": page.nav, "now": ask.now}
         own = {} if page.submit is None else {"csrf": frame["csrf"]}
         main = dashboard.rendering.part(page.template, {**shown, **own})
@@ -227,7 +217,7 @@ async def _live(request: Request) -> Any:
 
     async def render() -> str:
         ask = await dashboard.ask(values, wanted.path, query, visitor, root)
-        return dashboard.rendering.part(page.template, await dashboard.show(page, ask))
+        return dashboard.rendering.part(page.template, dashboard.around(page, ask, await page.look(ask)))
 
     return EventStream(
         dashboard.live,
@@ -291,7 +281,7 @@ CLIENT_GONE = 499
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """What the work comes to. It is cancelled when the visitor goes away; its body has been read by then."""
     working = asyncio.create_task(work)
-    gone = asyncio.create_task(_gone(request))
+    gone = asyncio.create_task(until_gone(request.receive))
     try:
         await asyncio.wait([working, gone], return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -302,22 +292,17 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
         working.cancel()
 
 
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
 NAMED_KEYS = 20
 
 
-def scrape_routes(app: App) -> list[BaseRoute]:
+def _scrape_route(app: App) -> Route:
     """However many scrape, the database is asked at most every ten seconds."""
     fleet = Fleet(app.operations.fleet_figures, app.telemetry.failures, NAMED_KEYS)
 
     async def tell_metrics(request: Request) -> Response:
         return PlainTextResponse(await fleet.text(), headers={"Content-Type": CONTENT_TYPE})
 
-    return [Route("/metrics", tell_metrics, methods=["GET"])]
+    return Route("/metrics", tell_metrics, methods=["GET"])
 
 
 def login_routes(dashboard: Dashboard) -> list[Route]:
